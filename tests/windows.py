@@ -184,7 +184,9 @@ def check_slices(
     slots = log.slots_of(info["index"])
     rows = [present[slot] for slot in slots]
     assert batch["id"].tolist() == [row.id for row in rows]
-    mask = info["collector", "mask"].tolist() if pad else [True] * len(slots)
+    short = any(len(slots) < length for slots, _ in log.episodes())
+    assert (("collector", "mask") in info) == (pad and (short or any(span)))
+    mask = info["collector", "mask"].tolist() if ("collector", "mask") in info else [True] * len(slots)
     last = info["next", "truncated"].reshape(-1).tolist()
     pieces: list[list[int]] = [[]]
     for i, slot in enumerate(slots):

@@ -10,7 +10,9 @@ __all__ = [
     "CheckpointError",
     "CheckpointNotFoundError",
     "DamagedFileError",
+    "DirectoryInUseError",
     "EmptyBufferError",
+    "EpisodesError",
     "EpochEndError",
     "KeyMissingError",
     "KindError",
@@ -22,7 +24,9 @@ __all__ = [
     "PriorityError",
     "SchemaError",
     "SlotError",
+    "StackError",
     "StorageMemoryError",
+    "TooFewRowsError",
     "UsageError",
     "WaitTimeoutError",
 ]
@@ -48,6 +52,10 @@ class KindError(OstinatoError, TypeError):
     """A value of a kind that this part does not take."""
 
 
+class StackError(SchemaError, KindError, RuntimeError):
+    """Rows given as a list cannot be stacked: they differ in kind, keys or shape."""
+
+
 class CapacityError(OstinatoError, ValueError):
     """A capacity that is not positive, or too small for what is asked of it."""
 
@@ -64,12 +72,24 @@ class EmptyBufferError(OstinatoError, RuntimeError):
     """Rows were asked of a buffer that has none."""
 
 
+class TooFewRowsError(EmptyBufferError, OptionError):
+    """A full batch was asked of fewer rows than it has."""
+
+
+class EpisodesError(SchemaError, RuntimeError):
+    """Rows do not tell where episodes end: there are no fields, or a field has several values for each row."""
+
+
 class EpochEndError(OstinatoError, StopIteration):
     """A batch was asked of an epoch iterator that has given all of its batches."""
 
 
 class UsageError(OstinatoError, RuntimeError):
     """A call that this object cannot serve in the state it is in."""
+
+
+class DirectoryInUseError(OptionError, UsageError):
+    """A directory of mapped files belongs to another storage."""
 
 
 class WaitTimeoutError(OstinatoError, TimeoutError):

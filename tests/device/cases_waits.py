@@ -259,7 +259,7 @@ def looked_at(tmp_path: Path) -> Iterator[Callable[[], object]]:
     rb.update_priority(FIVE, FIVE.double())
     yield rb.stats
     yield rb.state_dict
-    yield lambda: rb.sampler.default_priority  # type: ignore[attr-defined]
+    yield lambda: rb.sampler.default_priority
     yield lambda: rb.dumps(tmp_path)
     yield lambda: rb.loads(tmp_path)
     rb.update_priority(FIVE, torch.full((5,), -1.0, device=DEVICE))

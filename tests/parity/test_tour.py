@@ -63,11 +63,9 @@ def test_storages_of_tensors(both: Both) -> None:
 
 def test_tensorclasses(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
-        rows = Pictures(
-            images=torch.randint(255, (40, 8, 8, 3), dtype=torch.uint8),
-            labels=torch.arange(40),
-            batch_size=[40],
-        )
+        images = torch.randint(255, (40, 8, 8, 3), dtype=torch.uint8)
+        fields = TensorDict({"images": images, "labels": torch.arange(40)}, [40])
+        rows = Pictures.from_tensordict(fields)  # type: ignore[attr-defined]
         for storage in (lib.LazyTensorStorage(100), lib.LazyMemmapStorage(100), lib.ListStorage(100)):
             rb = lib.ReplayBuffer(storage=storage, batch_size=12)
             note("extend", lambda: rb.extend(rows))

@@ -266,11 +266,6 @@ def _passes(lib: Any) -> list[int]:
     return [len(batch["obs"]) for batch in filled(lib, episodes(1, 2, 2), 4, sampler=sampler)]
 
 
-def _mask(lib: Any) -> bool:
-    sampler = lib.SliceSampler(slice_len=2, strict_length=False, pad_output=True)
-    return ("collector", "mask") in filled(lib, episodes(2, 2), 4, sampler=sampler).sample(return_info=True)[1]
-
-
 def _missing_id(lib: Any) -> tuple[int, ...]:
     return tuple(
         filled(lib, episodes(4), 4, sampler=lib.SliceSampler(slice_len=4, traj_key="zip")).sample()["obs"].shape
@@ -308,16 +303,9 @@ DIFFERENCES = [
         [[1, 2, 3], [3, 4]],
     ),
     Difference("batches are full until the pass ends", _passes, [2, 2], [4]),
-    Difference("padding comes with its mask always", _mask, False, True),
     Difference("a field that was named must be there", _missing_id, (4,), Fails("KeyMissingError")),
     Difference("the index of a slice is one number a row", _index, (4, 1), (4,)),
     Difference("a ring has room for a window", _small, 5, Fails("CapacityError")),
-    Difference(
-        "options that would be ignored are refused",
-        lambda lib: isinstance(lib.SliceSampler(slice_len=2, use_gpu=False, fragmented=True, traj_key="a"), object),
-        True,
-        Fails("OptionError"),
-    ),
     Difference(
         "a slice has rows",
         lambda lib: isinstance(lib.SliceSampler(slice_len=0), object),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ostinato.writers import Writer
 
 __all__ = [
+    "check_budget_parts",
     "check_order",
     "check_pair",
     "check_single",
@@ -26,6 +27,7 @@ __all__ = [
     "checked_run",
     "checked_slots",
     "raise_for_picks",
+    "raise_for_priorities",
     "require_rows",
     "require_tracking",
 ]
@@ -84,6 +86,42 @@ def raise_for_picks(writer: Writer) -> None:
     msg = (
         f"{type(writer).__name__} picks slots, but the storage (single_copy) takes rows in ring order only, where "
         "the row that follows is the next one: use RoundRobinWriter, or leave single_copy out"
+    )
+    raise OptionError(msg)
+
+
+def check_budget_parts(storage: Storage, sampler: Sampler, writer: Writer, *, tracked: bool) -> None:
+    """Check that the parts of a buffer can follow rows that leave because of a budget of bytes.
+
+    Raises:
+        OptionError: naming the part.
+    """
+    if not writer.in_order:
+        msg = f"max_bytes removes the oldest rows, and {type(writer).__name__} keeps no order: use RoundRobinWriter"
+        raise OptionError(msg)
+    if sampler.counting:
+        msg = (
+            f"{type(sampler).__name__} counts the draws of each row and cannot be used with max_bytes: use another "
+            "sampler, or leave max_bytes out"
+        )
+        raise OptionError(msg)
+    if storage.evicts_episodes and not tracked:
+        msg = (
+            "evict='episodes' removes whole episodes, and this buffer does not know where they end: give it "
+            "episodes=Episodes(...), a slice sampler or a sample_unit, or use evict='rows'"
+        )
+        raise OptionError(msg)
+
+
+def raise_for_priorities(sampler: Sampler) -> None:
+    """Raise for a sampler whose priorities cannot follow rows to other slots.
+
+    Raises:
+        OptionError: always.
+    """
+    msg = (
+        f"{type(sampler).__name__} does not say how its priorities follow rows to other slots (keep_state): override "
+        "that method, or leave max_bytes out"
     )
     raise OptionError(msg)
 

@@ -12,6 +12,7 @@ from ostinato.buffers.checkpoint.load import Reading, load_buffer, load_engine_s
 from ostinato.buffers.checkpoint.save import Saves, Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state
 from ostinato.buffers.checks import (
+    check_budget_parts,
     check_order,
     check_pair,
     check_single,
@@ -19,9 +20,9 @@ from ostinato.buffers.checks import (
     checked_run,
     checked_slots,
     raise_for_picks,
+    raise_for_priorities,
     require_tracking,
 )
-from ostinato.buffers.episode_tracker import EpisodeTracker
 from ostinato.buffers.options import check_same_device
 from ostinato.buffers.policy_versions import begin_versions, check_versions, no_versions
 from ostinato.buffers.priority_updates import (
@@ -34,6 +35,7 @@ from ostinato.buffers.priority_updates import (
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters, as_counting, check_counting
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.episodes.keys import Marks, merge_episodes
+from ostinato.core.episodes.tracker import EpisodeTracker
 from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, Run, View
@@ -111,6 +113,8 @@ class LocalEngine:
         self.ring = Ring(storage.capacity, storage.device)
         self.settled = False
         """Whether capacity and device are those of rows that are laid out."""
+        self.writes_seen = storage.writes
+        """Writes of the storage that ring and sampler follow."""
         self.pin = False
         self.pending: deque[Ticket] = deque()
         self.priority_path: tuple[str, ...] | None = None
@@ -142,6 +146,7 @@ class LocalEngine:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a lock of its own."""
         self.__dict__.update(state)
+        self.writes_seen = self.storage.writes
         self.waiters = Waiters()
         self.lock = self.waiters.lock
         if self.gate is not None:
@@ -195,7 +200,7 @@ class LocalEngine:
             return None
         check_order(self.writer)
         need, span = (1, 1) if unit is None else (unit.need, unit.span)
-        tracker = EpisodeTracker(wanted, need, max(span, sampler.span))
+        tracker = EpisodeTracker(wanted, need, max(span, sampler.slice_steps))
         tracker.check_span(self.storage)
         return tracker
 
@@ -212,6 +217,7 @@ class LocalEngine:
         """
         require_eager("writing rows")
         with self.lock:
+            self._follow()
             storage, sampler = self.source.storage, self.sampler
             laid_out = self.settled or storage.laid_out
             payload, rows = storage.admit(data, lead)
@@ -278,25 +284,78 @@ class LocalEngine:
             self.writer.place(0, self.ring, None)
         return Run(0, 0, self.storage.capacity)
 
+    def _make_room(self, payload: Any) -> None:
+        """Let the oldest rows leave if the storage has a budget of bytes that new rows would exceed.
+
+        Raises:
+            OptionError: if the parts of the buffer cannot follow rows that leave.
+            StorageMemoryError: if the new rows alone exceed the budget; nothing has changed.
+        """
+        storage, sampler, tracker = self.source.storage, self.sampler, self.tracker
+        check_budget_parts(storage, sampler, self.writer, tracked=tracker is not None)
+        ring = self.ring
+        if not self.writer.mutable:
+            return
+        oldest = ring.cursor if ring.rows == ring.capacity else 0
+        episodes = tracker.table(storage) if tracker is not None and storage.evicts_episodes else None
+        slots = storage.rows_that_stay(payload, oldest, episodes)
+        if slots is None:
+            return
+        state = sampler.keep_state(sampler.state_dict(), slots) if slots.shape[0] else None
+        if state is None and sampler.prioritized and slots.shape[0]:
+            raise_for_priorities(sampler)
+        if self.saves.snapshot is not None:
+            self.saves.before(ring, torch.arange(ring.rows, device=ring.device))
+            self.saves.before_clear(ring)  # the slots that become free have no generation any more
+        rows = slots.shape[0]
+        ring.keep(rows)
+        storage.keep(slots)
+        if tracker is not None:
+            tracker.forget()
+        if self.versions is not None:
+            self.versions.touch(None)
+        if state is None:
+            sampler.move()
+        else:
+            sampler.load_state_dict(state)
+        self.begin_sampler()
+
     def _place(self, payload: Any, rows: int) -> Placement:
         """Let the writer choose slots. Nothing has changed if it, or a check, raises."""
         storage, writer = self.source.storage, self.writer
         if not self.settled:
             self._settle()
+        if storage.budget:
+            self._make_room(payload)
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         chosen = as_counting(self.sampler).place(rows, self.ring) if self.sampler.counting else None
         placement = writer.place(rows, self.ring, scores) if chosen is None else chosen
+        if self.sampler.prioritized:
+            self._check_priorities(placement)
         if isinstance(placement, Run):
             return placement if placement.rows == rows and not placement.skip else checked_run(placement, rows)
         if storage.ring_only:
             raise_for_picks(writer)
         return checked_picks(placement, self.ring.rows, storage.capacity, rows)
 
+    def _check_priorities(self, placement: Placement) -> None:
+        """Check that the sampler can keep priorities for these slots, before a row is stored.
+
+        Raises:
+            SlotError: for a slot at or beyond its `max_capacity`.
+        """
+        try:
+            as_sampler(self.sampler).check_placement(placement, self.source.storage)
+        except SlotError:
+            self.writer.take_back()
+            raise
+
     def _settle(self) -> None:
         """Follow a storage whose capacity (`num_envs`) or device became known with its first rows."""
         storage, ring, generator = self.source.storage, self.ring, self.generator
         if generator is not None:
             check_same_device(generator, storage)
+        check_sampler(storage, self.sampler)
         if (ring.capacity, ring.device) != (storage.capacity, storage.device):
             self.ring = Ring(storage.capacity, storage.device, after=ring.written)
         self.settled = True
@@ -307,6 +366,7 @@ class LocalEngine:
         if self.saves.snapshot is not None:
             self.saves.before(ring, placement)
         rows, cursor = ring.rows, ring.cursor
+        storage.writes = self.writes_seen = storage.writes + 1
         ring.record(placement)
         try:
             storage.write(placement, payload)
@@ -352,6 +412,7 @@ class LocalEngine:
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
         with self.lock:
+            self._follow()
             if not update.slots.shape[0]:
                 return
             slots, priorities, generations = update.of_era(self.era) if self.era else update
@@ -369,6 +430,7 @@ class LocalEngine:
             self.saves.before_clear(self.ring)
             self.ring.clear()
             self.storage.clear()
+            self.storage.writes = self.writes_seen = self.storage.writes + 1
             if self.tracker is not None:
                 self.tracker.clear()
             self.sampler.clear()
@@ -405,14 +467,15 @@ class LocalEngine:
             if prioritized:
                 as_sampler(self.sampler).set_priorities(slots, given, self.view())
 
-    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
+    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool, same: bool = False) -> None:
         """Replace stored fields of rows at a user's index; all are checked before the first is written.
 
-        Priorities stay: the rows are the same.
+        Priorities stay: the rows are the same. With `same`, so do generations.
         """
         with self.lock:
             slots, batch = self._chosen(index, swap=swap)
-            self._edit(slots, [self.storage.prepare_field(path, slots, value, batch) for path, value in values.items()])
+            changes = [self.storage.prepare_field(path, slots, value, batch) for path, value in values.items()]
+            self._edit(slots, changes, same=same)
             if self.versions is not None:
                 for path in values:
                     self.versions.touch(path)
@@ -567,6 +630,7 @@ class LocalEngine:
             WaitTimeoutError: if the limiter did not permit the draw in time.
         """
         with self.lock:
+            self._follow()
             if self.gate is not None:
                 self.wait_to_draw(batch_size, ask)
             if self.pending:
@@ -857,6 +921,7 @@ class LocalEngine:
             # the ring first: a gather in flight that meets the new storage then sees that all rows are new
             self.ring = Ring(storage.capacity, storage.device, after=self.ring.written + 1)
             old, self.source = self.storage, source
+            self.writes_seen = storage.writes
             if self.tracker is not None:
                 self.tracker.forget()
             self.settled = False
@@ -866,6 +931,11 @@ class LocalEngine:
             self._begin_counts()
             self.waiters.wake()
             return old
+
+    def _follow(self) -> None:
+        """Take over the rows of a storage that something else has written: `storage.set`, or another buffer."""
+        if self.source.storage.writes != self.writes_seen:
+            self.set_source(self.source)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ from ostinato.buffers.checkpoint.state import ensemble_state, own_ensemble_copy
 from ostinato.buffers.mixing import Member, Mixer, locked, show_names, update_from_batch, update_members
 from ostinato.buffers.options import check_generator, check_not_shared, check_prefetch, check_size, own, positive
 from ostinato.buffers.replay import ReplayBuffer
-from ostinato.buffers.routed_writes import check_route, end_streams, require_route, update_rows, write_rows
+from ostinato.buffers.routed_writes import check_route, require_route, update_rows, write_rows
 from ostinato.buffers.stats import BufferStats, combine
+from ostinato.buffers.streams import end_streams
 from ostinato.core import kinds
 from ostinato.core.group import choose, split_index
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
@@ -450,25 +451,23 @@ class ReplayBufferEnsemble:
         terminated_key: Key | None = ("next", "terminated"),
         truncated_key: Key | None = ("next", "truncated"),
     ) -> None:
-        """End the episode of the newest row of each member: before producers that were restarted write further rows.
+        """Make the newest row of each member the last one of its episode, before collectors start anew.
 
-        Each member holds the rows of one producer, in order, and has a slice sampler that reads `end_key`. The newest
-        row gets `end_key` True and, where rows have the field and it is not terminated, `truncated_key` True. Counts and
-        generations stay. Members without rows are left out. All members are checked before the first row is changed.
+        Members without rows stay as they are. Write to none of them meanwhile.
 
         Args:
-            end_key: field of one bool for each row, which ends episodes.
-            terminated_key: field that is never changed; None if there is none.
-            truncated_key: field to set for rows that are not terminated; None leaves it.
+            end_key: bool field that ends episodes for the members' slice samplers; becomes True.
+            terminated_key: bool field that is read only.
+            truncated_key: bool field that becomes True, if rows have it, unless the row ended its episode before; None
+                changes no such field.
 
         Raises:
-            UsageError: if a member has `storage.ndim=2`, another writer than a round-robin one, no sampler that reads
-                `end_key`, or rows of several trajectory ids where its sampler reads these.
-            OptionError: if two of the keys are equal.
-            KindError: if `end_key` is not a field of bools.
+            UsageError: if a member holds more than one stream, or has no slice sampler of this `end_key`; nothing is
+                changed.
+            OptionError: if keys are equal.
+            KindError: if the end flag is not bool; nothing is changed.
         """
-        with self._mixer.lock:
-            end_streams(self._mixer.members, end_key, terminated_key, truncated_key)
+        end_streams(self.members, end_key, terminated_key, truncated_key)
 
     def empty(self, empty_write_count: bool = True) -> None:  # noqa: FBT001, FBT002
         """Forget all rows of all members.

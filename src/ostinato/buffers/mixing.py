@@ -35,6 +35,7 @@ from ostinato.errors import (
     OstinatoError,
     SchemaError,
     SlotError,
+    TooFewRowsError,
     UsageError,
 )
 
@@ -172,6 +173,11 @@ class Member:
     def loaded(self) -> None:
         """Drop batches made ahead: a state was loaded, and their rows are gone."""
         self._pipeline.forget()
+
+
+def _no_rows(error: OstinatoError) -> bool:
+    """Whether a member raised because it has no row to draw; one with too few rows for a full batch is not left out."""
+    return isinstance(error, EmptyBufferError) and not isinstance(error, TooFewRowsError)
 
 
 def _joined(draws: Sequence[Draw]) -> Draw:
@@ -439,16 +445,19 @@ class Mixer:
         with self.lock, locked(self.members):
             if self.pending:
                 return True
-            shares = sampler.p if isinstance(sampler.p, Tensor) else torch.ones(len(self.members), device="cpu")
+            shares = (
+                sampler.p
+                if isinstance(sampler.p, Tensor)
+                else torch.ones(len(self.members), dtype=torch.float64, device="cpu")
+            )
             able = []
             for share, member in zip(shares.tolist(), self.members, strict=True):
                 try:
                     member.check_draw(size // sampler.num_buffer_sampled, self.generator)
-                except EmptyBufferError:
-                    able += [False] if share > 0 else []
-                except OstinatoError:
-                    if share > 0:
+                except OstinatoError as error:
+                    if share > 0 and not _no_rows(error):
                         return False
+                    able += [False] if share > 0 else []
                 else:
                     able += [True] if share > 0 else []
             return any(able) if sampler.when_empty == "renormalize" or sampler.p == "sampleable" else all(able)
@@ -466,10 +475,11 @@ class Mixer:
             held.append(len(member.engine.storage))
             try:
                 member.check_draw(rows, self.generator)
-            except EmptyBufferError:
-                held[i] = 0
             except OstinatoError as error:
-                refusals[i] = error
+                if _no_rows(error):
+                    held[i] = 0
+                else:
+                    refusals[i] = error
         chosen = self.sampler.choose(held, self.generator)
         for i in chosen:
             if i in refusals:

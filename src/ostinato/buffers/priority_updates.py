@@ -11,7 +11,7 @@ from torch import Tensor
 from ostinato._backend import backend
 from ostinato.core import kinds
 from ostinato.core.records import require_values
-from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, SlotError, UsageError
+from ostinato.errors import KeyMissingError, KindError, SchemaError, SlotError, UsageError
 from ostinato.samplers.base import check_rows
 
 if TYPE_CHECKING:
@@ -48,17 +48,16 @@ GENERATIONS_PER_ERA = 2**44
 
 
 def check_sampler(storage: Storage, sampler: Sampler) -> None:
-    """Check that a sampler can keep a priority for each slot.
+    """Check that a sampler can keep priorities for the rows of a storage.
 
     Raises:
-        OptionError: if the storage has room for more rows.
+        SlotError: if the storage holds more rows already.
+        OptionError: if the sampler was made for another device.
     """
-    if sampler.prioritized and as_sampler(sampler).max_capacity < storage.max_size:
-        msg = (
-            f"{type(sampler).__name__} keeps priorities for max_capacity={as_sampler(sampler).max_capacity} rows, the "
-            f"storage has room for {storage.max_size}: give the sampler the storage's max_size"
-        )
-        raise OptionError(msg)
+    if sampler.prioritized:
+        as_sampler(sampler).check_rows(len(storage), as_sampler(sampler).room(storage))
+        if storage.laid_out:
+            as_sampler(sampler).check_device(storage.device)
 
 
 def as_sampler(sampler: Sampler) -> PrioritySampler:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.checkpoint.save import Saves
     from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
-    from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters
+    from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.records import Draw, Placement, Plan, View
     from ostinato.core.ring import Ring
     from ostinato.core.shared_ring import SharedRing
@@ -173,8 +173,8 @@ class Engine(Protocol):
     def edit_rows(self, index: Any, data: Any, *, swap: bool) -> None:
         """Replace rows at a user's index."""
 
-    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
-        """Replace stored fields of rows at a user's index."""
+    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool, same: bool = False) -> None:
+        """Replace stored fields of rows at a user's index; with `same` the rows keep their generations."""
 
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced since they were drawn, which are counted."""

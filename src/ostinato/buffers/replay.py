@@ -879,7 +879,7 @@ class ReplayBuffer(Lifecycle):
         """
         self._pipeline.settle()
         with self._engine.lock:
-            return own_copy(self._state())
+            return {**own_copy(self._state()), "_batch_size": self._batch_size}  # TorchRL's name, read by its scripts
 
     def _state(self) -> dict[str, Any]:
         return self._engine.state(self._pipeline.tickets, self._transform, self._batch_size)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ostinato.buffers.checks import require_tracking
 from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult, parse_conditional
 from ostinato.buffers.mixing import Member, as_members, locked, unpack
-from ostinato.buffers.priority_updates import in_era
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
 from ostinato.core.rows import map_leaves
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
-from ostinato.writers import RoundRobinWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Key
     from ostinato.transforms import Compose
 
-__all__ = ["Route", "check_route", "end_streams", "require_route", "update_rows", "write_rows"]
+__all__ = ["Route", "check_route", "require_route", "update_rows", "write_rows"]
 
 
 class Route(NamedTuple):
@@ -218,10 +218,11 @@ def update_rows(
     def part(value: Any, at: Tensor) -> Any:
         if kinds.is_tensor_collection(value):
             return value.reshape(-1)[at.to(value.device or "cpu")]
-        values = value if isinstance(value, Tensor) else torch.as_tensor(value)
-        if values.shape[: len(whole)] != whole:
+        values = value if isinstance(value, Tensor) else np.asarray(value)
+        if tuple(values.shape[: len(whole)]) != tuple(whole):
             return value  # one for all rows, or of a wrong shape, which the member names
-        return values.reshape(-1, *values.shape[len(whole) :])[at.to(values.device)]
+        flat = values.reshape((-1, *values.shape[len(whole) :]))
+        return flat[at.to(flat.device) if isinstance(flat, Tensor) else at.cpu().numpy()]
 
     rows = {i: (ids == i).nonzero().flatten() for i in sorted(set(ids.tolist()))}
     with locked([members[i] for i in rows]):
@@ -231,7 +232,7 @@ def update_rows(
                 members[i].engine.sampler,
                 index[at],
                 generations.reshape(-1)[at.to(generations.device)],
-                part(patch, at) if kinds.is_tensor_collection(patch) else map_leaves(patch, lambda v, at=at: part(v, at)),
+                map_leaves(patch, partial(part, at=at)),
                 version=None if version is None else part(version, at),
                 priority=None if priority is None else part(priority, at),
                 **options,
@@ -255,70 +256,3 @@ def _apply(
         if rejected is not None and made.version_rejected is not None:
             rejected[rows[i].cpu()] = made.version_rejected.cpu().reshape(-1)
     return ConditionalUpdateResult(updated.reshape(lead), None if rejected is None else rejected.reshape(lead))
-
-
-def end_streams(members: Sequence[Member], end: Key, terminated: Key | None, truncated: Key | None) -> None:
-    """End the episode of the newest row of each member; see `ReplayBufferEnsemble.end_streams`."""
-    keys = [as_path(key) for key in (end, terminated, truncated) if key is not None]
-    if len(set(keys)) < len(keys):
-        msg = f"end, terminated and truncated keys must be distinct, got {keys}"
-        raise OptionError(msg)
-    with locked(members):
-        updates = [(member, _last_row(member, end, terminated, truncated)) for member in members]
-        for member, update in updates:
-            if update is not None:
-                member.engine.update_present(update)
-
-
-def _last_row(
-    member: Member, end: Key, terminated: Key | None, truncated: Key | None
-) -> ConditionalUpdate | None:
-    """Return the update that ends the newest episode of a member; None if it has no rows."""
-    engine = member.engine
-    storage, writer, tracker = engine.storage, engine.writer, engine.tracker
-    marks = None
-    if tracker is not None and storage.schema is not None:
-        marks = tracker.wanted.resolve({leaf.path for leaf in storage.schema.leaves})
-    path = as_path(end)
-    ring_order = isinstance(writer, RoundRobinWriter) and storage.ndim == 1
-    if not ring_order or tracker is None or (marks is not None and path not in marks.end_paths):
-        msg = (
-            "end_streams requires one-dimensional conditional-update storage, generation-tracking round-robin writers "
-            f"and end-key slice samplers that read {kinds.show_path(path)}, got {storage!r}, {writer!r} and "
-            f"{engine.sampler!r}"
-        )
-        raise UsageError(msg)
-    if not len(storage) or marks is None:
-        return None
-    slots = torch.tensor([(engine.ring.cursor - 1) % len(storage)], device=storage.device)
-    _require_one_stream(member, marks.traj_path)
-    done = storage.scores_at(slots, path)
-    if done is None or done.dtype is not torch.bool:
-        msg = f"end_streams requires a boolean end_key field, got {None if done is None else done.dtype}"
-        raise KindError(msg)
-    patch = {path: torch.ones_like(done)}
-    cut = None if truncated is None else storage.scores_at(slots, as_path(truncated))
-    if cut is not None and truncated is not None:
-        over = None if terminated is None else storage.scores_at(slots, as_path(terminated))
-        open_ = ~done if over is None else ~done & ~over
-        patch[as_path(truncated)] = cut | open_.reshape(cut.shape)
-    generations = in_era(engine.ring.generations(slots), engine.era)
-    return parse_conditional(storage, engine.sampler, slots, generations, patch)
-
-
-def _require_one_stream(member: Member, path: Any) -> None:
-    """Check that all rows of a member have one trajectory id.
-
-    Raises:
-        UsageError: if they have several: one of them may be used again.
-    """
-    if path is None:
-        return
-    storage = member.engine.storage
-    ids = storage.scores_at(torch.arange(len(storage), device=storage.device), path)
-    if ids is not None and bool((ids != ids[:1]).any()):
-        msg = (
-            "end_streams supports trajectory-keyed slice samplers only when every record of a member carries the same "
-            f"trajectory id, got several in {kinds.show_path(path)}: restarted producers may use old ones again"
-        )
-        raise UsageError(msg)

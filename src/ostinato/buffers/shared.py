@@ -10,7 +10,7 @@ import torch
 
 from ostinato.buffers.checkpoint.load import Reading, load_buffer, with_state
 from ostinato.buffers.checkpoint.save import Saves, save_state
-from ostinato.buffers.checkpoint.state import FORMAT, check_counts, own_tensors, read_generator, readable, saved_rows
+from ostinato.buffers.checkpoint.state import FORMAT, check_counts, own_tensors, read_generator, saved_rows
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, generations_at, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Stock, Waiters
 from ostinato.buffers.records import Rows, Source, Ticket
@@ -21,6 +21,7 @@ from ostinato.errors import CheckpointError, EmptyBufferError, OptionError, Usag
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler
 from ostinato.samplers.base import check_rows
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage
+from ostinato.storages.checkpoint import readable
 from ostinato.storages.shared import SharedStorage, check_shareable, raise_edit
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
-    from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Gate, RateLimiter
     from ostinato.buffers.records import Engine
     from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.shared_ring import SharedRing
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
@@ -98,7 +99,7 @@ class SharedEngine:
     ) -> None:
         _check_followed(limiter, version_key, unit, episodes)
         _check_parts(sampler, writer)
-        check_sampler(source.storage, sampler)
+        _check_room(source.storage, sampler)
         present = _Present(len(source.storage), source.storage.cursor)
         self._storage = SharedStorage(source.storage, ranked=sampler.prioritized)
         self.source = Source(self._storage, source.collate)
@@ -128,7 +129,7 @@ class SharedEngine:
         """
         storage, sampler, source = old.storage, old.sampler, old.source
         _check_parts(sampler, old.writer)
-        check_sampler(storage, sampler)
+        _check_room(storage, sampler)
         present, schema = _Present(len(storage), old.ring.cursor), storage.schema
         check_shareable(storage)
         if present.cursor != present.rows % storage.capacity and present.rows != storage.capacity:
@@ -487,7 +488,14 @@ class SharedEngine:
         """Raise: other processes could read a row while it is edited."""
         raise_edit()
 
-    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:  # noqa: ARG002
+    def edit_fields(
+        self,
+        values: dict[tuple[str, ...], Any],  # noqa: ARG002
+        index: Any,  # noqa: ARG002
+        *,
+        swap: bool,  # noqa: ARG002
+        same: bool = False,  # noqa: ARG002
+    ) -> None:
         """Raise: other processes could read a row while it is edited."""
         raise_edit()
 
@@ -719,6 +727,21 @@ def goes_shared(engine: Engine) -> bool:
         msg = f"this buffer cannot be shared between processes ({error}): pass a copy, pickle.loads(pickle.dumps(rb))"
         raise UsageError(msg) from error
     return True
+
+
+def _check_room(storage: Storage, sampler: Sampler) -> None:
+    """Check that a sampler keeps priorities for every slot: processes reserve slots before rows are checked.
+
+    Raises:
+        OptionError: if the storage has more slots, or the sampler was made for another device.
+    """
+    if sampler.prioritized and as_sampler(sampler).max_capacity < storage.capacity:
+        msg = (
+            f"{type(sampler).__name__} keeps priorities for max_capacity={as_sampler(sampler).max_capacity} rows, the "
+            f"shared storage has room for {storage.capacity}: give the sampler the storage's max_size"
+        )
+        raise OptionError(msg)
+    check_sampler(storage, sampler)
 
 
 def _check_parts(sampler: Sampler, writer: Writer) -> None:

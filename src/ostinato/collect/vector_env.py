@@ -439,7 +439,7 @@ def _check_ends(episodes: Episodes, layout: _Layout, found: _EpisodeFields) -> N
 def _check_capacity(rb: ReplayBuffer, envs: int) -> None:
     """Raise `CapacityError` if windows would be overwritten before they are complete."""
     unit, storage = rb.sample_unit, rb.storage
-    span = max(rb.sampler.span, 1 if unit is None else unit.span)
+    span = max(rb.sampler.slice_steps, 1 if unit is None else unit.span)
     steps = storage.max_size // envs if storage.ndim == 1 else -(-storage.max_size // envs)
     if steps < span:
         msg = (

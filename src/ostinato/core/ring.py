@@ -186,6 +186,16 @@ class Ring:
             self._allocated(self.rows)
             self.cursor = cursor
 
+    def keep(self, rows: int) -> None:
+        """Record that `rows` of the rows present were moved to the first slots in the order of their age, others left.
+
+        The rows get new serial numbers, so that slots and generations of earlier draws match no row.
+        """
+        self.written += 1
+        self._base = self.written
+        self.written += rows
+        self.rows, self.cursor, self._array, self._patched = rows, rows % self.capacity, None, None
+
     def clear(self) -> None:
         """Forget all rows. Serial numbers go on, so that rows drawn before are recognized as gone."""
         self.written += 1

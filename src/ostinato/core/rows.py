@@ -6,6 +6,7 @@ import math
 import sys
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -607,7 +608,7 @@ def _encode_tree(tree: Any) -> Any:
     return {
         "kind": node.kind,
         "keys": [_check_key(key) for key in node.keys],
-        "class": None if node.cls is None else f"{node.cls.__module__}:{node.cls.__qualname__}",
+        "class": None if node.cls is None else _name_class(node.cls),
         "extra": list(node.extra),
         "children": [_encode_tree(child) for child in children],
     }
@@ -654,17 +655,32 @@ def _check_extra(tree: Any, leaves: Iterator[Leaf], lead: tuple[int, ...]) -> No
         _check_extra(child, leaves, node.extra or lead)
 
 
+_local_classes: WeakValueDictionary[str, type] = WeakValueDictionary()
+"""Classes defined in functions whose rows were saved: no module has them."""
+
+
+def _name_class(cls: type) -> str:
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    if "<locals>" in name:
+        _local_classes[name] = cls
+    return name
+
+
 def _find_class(name: Any) -> type | None:
-    """Return a class of a module that is already imported: reading a checkpoint must not execute code."""
+    """Return a class of a module that is already imported: reading a checkpoint must not execute code.
+
+    A class defined in a function is the last one of its name whose rows this process has saved.
+    """
     if name is None:
         return None
     module, _, qualname = str(name).partition(":")
-    found: Any = sys.modules.get(module)
-    for part in qualname.split("."):
+    found: Any = _local_classes.get(str(name)) or sys.modules.get(module)
+    for part in qualname.split(".") if not isinstance(found, type) else ():
         found = getattr(found, part, None)
     named = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
     if not named and not (isinstance(found, type) and hasattr(found, "from_tensordict")):
-        msg = f"the rows are of class {name}, which is not imported here: import its module before loading"
+        how = "it was defined in a function" if "<locals>" in str(name) else "import its module before loading"
+        msg = f"the rows are of class {name}, which is not imported here: {how}"
         raise CheckpointError(msg)
     return found  # type: ignore[no-any-return]
 

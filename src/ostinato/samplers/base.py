@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import torch
 
-from ostinato.errors import CheckpointError, SlotError
+from ostinato.core.records import Run
+from ostinato.durable import CheckpointReader, CheckpointWriter
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, PriorityError, SlotError
+from ostinato.samplers.standalone import Standalone, as_picks, index_and_info, read_index
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
     from torch import Tensor
@@ -18,8 +23,24 @@ if TYPE_CHECKING:
     from ostinato.core.records import Draw, Placement, Plan, View
     from ostinato.core.ring import Ring
     from ostinato.core.rows import Path
+    from ostinato.samplers.standalone import BareStorage
 
-__all__ = ["CountingSampler", "PrioritySampler", "Sampler", "check_rows"]
+__all__ = ["CountingSampler", "PrioritySampler", "Sampler", "SizedStorage", "check_replacement", "check_rows"]
+
+_FORMAT = "ostinato.sampler"
+_CPU = torch.device("cpu")
+
+
+class SizedStorage(Protocol):
+    """The sizes of a storage."""
+
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+
+    @property
+    def max_size(self) -> int:
+        """The requested capacity."""
 
 
 class StorageShape(Protocol):
@@ -40,6 +61,17 @@ class Sampler(ABC):
     """Base of all samplers; a sampler of your own subclasses it and implements `draw`.
 
     The buffer calls every method under its lock, so a sampler needs none.
+
+    Without a buffer, `sample` draws from a bare storage. The storage does not report its writes to the sampler: call
+    `add`, `extend` or `mark_update` after them. This use is not thread-safe.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import SamplerWithoutReplacement, TensorStorage
+        >>> storage = TensorStorage({"obs": torch.arange(4)})
+        >>> index, info = SamplerWithoutReplacement(shuffle=False).sample(storage, 3)
+        >>> storage[index]["obs"]
+        tensor([0, 1, 2])
     """
 
     prioritized: bool = False
@@ -52,8 +84,11 @@ class Sampler(ABC):
     """Where episodes begin and end, for a sampler that needs them; its view then has `episodes`."""
     slices: bool = False
     """Whether it draws slices (`Draw.length`, `Draw.lengths`), not single rows."""
-    span: int = 1
-    """Rows of one environment that a slice covers."""
+    slice_steps: int = 1
+    """Steps of one environment that a slice covers, which a storage must have."""
+    cache_values: bool = False
+    """Whether `sample` keeps the episodes of a storage until its length or cursor changes, or a write is reported."""
+    _standalone: Standalone | None = None
     reads: bool = False
     """Whether it reads stored fields; its view then has `stored`."""
     watches: bool = False
@@ -184,8 +219,144 @@ class Sampler(ABC):
             raise CheckpointError(msg)
         return state
 
+    def keep_state(self, state: dict[str, Any], slots: Tensor) -> dict[str, Any] | None:  # noqa: ARG002
+        """Return the state after the rows at `slots` were moved to `[0, n)` and all others left (`max_bytes`).
+
+        A sampler whose state contains slots, or a number for each slot, overrides this if it is to go on; None lets it
+        begin anew with the rows that stay.
+
+        Args:
+            state: what `state_dict` returned.
+            slots: int64 `[n]`, ascending in age.
+        """
+        return None
+
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Restore what `state_dict` returned."""
+
+    # -- without a buffer ----------------------------------------------------------------------------------------------
+
+    @final
+    def sample(
+        self, storage: BareStorage, batch_size: int, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor | tuple[Tensor, ...], dict[Any, Any]]:
+        """Draw rows of a bare storage. Cost: that of `draw`; samplers of slices also read the episodes, O(rows).
+
+        Args:
+            storage: the storage, which no buffer writes at the same time.
+            batch_size: rows to draw.
+            generator: the only source of random numbers; None stands for torch's global one.
+
+        Returns:
+            The index of the rows, and the info. The index is int64 `[B]` on the device of the storage, or a pair of
+            these with `ndim=2`; that of slices is always a tuple. The info has `priority_weight` `[B]` of prioritized
+            samplers, and the flags of slices (see `SliceSampler`).
+
+        Raises:
+            EmptyBufferError: if there is no row to draw.
+        """
+        view = self._view_of(storage)
+        if not view.rows:
+            msg = "Cannot sample from an empty storage: write rows first"
+            raise EmptyBufferError(msg)
+        view = self.begin_standalone(view, storage)
+        draw = self.draw(view, batch_size, generator)
+        if isinstance(self, CountingSampler):
+            self.deliver(draw)
+        return index_and_info(draw, view, storage, self.marks)
+
+    def can_sample(self, storage: BareStorage, batch_size: int) -> bool:
+        """Return whether `sample` can draw a batch now. Cost: see `sample`."""
+        view = self._view_of(storage)
+        if not view.rows:
+            return False
+        try:
+            self.check_draw(self.begin_standalone(view, storage), batch_size)
+        except (EmptyBufferError, PriorityError):
+            return False
+        return True
+
+    def begin_standalone(self, view: View, storage: BareStorage) -> View:  # noqa: ARG002
+        """Return the view that a draw from a bare storage gets; for samplers that keep a state of its rows."""
+        return view
+
+    def _view_of(self, storage: BareStorage) -> View:
+        if self._standalone is None:
+            self._standalone = Standalone()
+        if self.reads:
+            self.recheck()  # a storage does not report its edits
+        return self._standalone.view(storage, self.episodes, reads=self.reads, keep=self.cache_values)
+
+    def add(self, index: int | Tensor | tuple[Any, ...]) -> None:
+        """Record that a row of a bare storage was written; see `extend`."""
+        self.extend(index)
+
+    def extend(self, index: Any) -> None:
+        """Record that rows of a bare storage were written: a sampler in a buffer is told by the buffer.
+
+        Args:
+            index: their slots: an integer, or a range, list or integer tensor; with `ndim=2` an index as `sample`
+                returns it.
+        """
+        if self._standalone is not None:
+            self._standalone.written()
+        if self.counting or not isinstance(index, tuple) or len(index) == 1:
+            self.record(as_picks(read_index(index, None, _CPU)[0]))
+
+    def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:  # noqa: ARG002
+        """Record that rows of a bare storage were changed; prioritized samplers give them the default priority."""
+        if self._standalone is not None:
+            self._standalone.written()
+
+    @property
+    def default_priority(self) -> float:
+        """Priority of the next new row; 1 for samplers without priorities."""
+        return 1.0
+
+    def update_priority(self, index: Any, priority: Any, *, storage: BareStorage | None = None) -> None:  # noqa: ARG002
+        """Set the priorities of rows of a bare storage; only prioritized samplers have any, others warn."""
+        warnings.warn(
+            f"Calling update_priority() on a sampler {type(self).__name__} that is not prioritized has no effect: use "
+            "a PrioritizedSampler",
+            UserWarning,
+            stacklevel=2,
+        )
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save the state to a directory; that of a sampler in a buffer is part of `ReplayBuffer.dumps`.
+
+        Args:
+            path: the directory, which may hold an older state. It is replaced atomically.
+
+        Raises:
+            CheckpointError: if the state cannot be saved, or the path holds other things.
+        """
+        with CheckpointWriter(path, format_name=_FORMAT) as writer:
+            writer.commit({"sampler": type(self).__name__, "state": self.state_dict()})
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Restore what `dumps` saved. No code is executed; checksums are verified.
+
+        Raises:
+            CheckpointError: if there is no state, it is damaged, or of another sampler or other options; nothing has
+                changed then.
+        """
+        saved = CheckpointReader(path, format_name=_FORMAT).state()
+        name = saved.get("sampler") if isinstance(saved, dict) else None
+        if name != type(self).__name__:
+            msg = f"{path} holds the state of a {name}, not of a {type(self).__name__}: load it into one of these"
+            raise CheckpointError(msg)
+        state = saved["state"]
+        try:
+            self.check_state(state, self._rows_of_state(state))
+        except (KeyError, TypeError, AttributeError) as error:
+            msg = f"the sampler's state in {path} is damaged ({error!r})"
+            raise CheckpointError(msg) from error
+        self.load_state_dict(state)
+
+    def _rows_of_state(self, state: dict[str, Any]) -> int:
+        """Return the number of rows that a state is of, as far as it says so."""
+        return int(state.get("rows", 0))
 
 
 class PrioritySampler(Sampler):
@@ -196,7 +367,46 @@ class PrioritySampler(Sampler):
 
     prioritized = True
     max_capacity: int
-    """Most rows that it can keep priorities for."""
+    """Most rows that it can keep priorities for: a row in a slot from this one on raises `SlotError`."""
+
+    def check_device(self, device: torch.device) -> None:
+        """Raise if it cannot keep priorities of rows on this device.
+
+        Raises:
+            OptionError: naming both devices.
+        """
+
+    def room(self, storage: SizedStorage) -> int:
+        """Return how many rows of a storage it can keep priorities for.
+
+        With `ndim=2` a storage may have a few more slots than its `max_size`, which are included.
+        """
+        return storage.capacity if self.max_capacity >= storage.max_size else self.max_capacity
+
+    def check_placement(self, placement: Placement, storage: SizedStorage) -> None:
+        """Check that rows about to be written can have a priority.
+
+        Raises:
+            SlotError: for a slot at or beyond `max_capacity`.
+        """
+        if isinstance(placement, Run):
+            end = min(placement.start + placement.rows, placement.capacity)
+        else:
+            end = int(placement.slots.max()) + 1 if placement.slots.numel() else 0
+        self.check_rows(end, self.room(storage))
+
+    def check_rows(self, rows: int, room: int) -> None:
+        """Check that `rows` rows can have a priority, where there is room for `room`.
+
+        Raises:
+            SlotError: if there are more.
+        """
+        if rows > room:
+            msg = (
+                f"slot {rows - 1} is out of range: {type(self).__name__} keeps priorities for max_capacity="
+                f"{self.max_capacity} rows: give it the max_size of the storage"
+            )
+            raise SlotError(msg)
 
     @abstractmethod
     def reduce(self, items: Tensor) -> Tensor:
@@ -343,6 +553,17 @@ class CountingSampler(Sampler):
         Raises:
             CheckpointError: naming what differs.
         """
+
+
+def check_replacement(cls: type, *, replacement: bool) -> None:
+    """Check that a sampler that can only draw with replacement is not asked for the other variant.
+
+    Raises:
+        KindError: if it is.
+    """
+    if not replacement:
+        msg = f"{cls.__name__} has no without-replacement variant, got replacement=False: leave it out"
+        raise KindError(msg)
 
 
 def check_rows(slots: Tensor, rows: int) -> None:

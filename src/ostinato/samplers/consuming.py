@@ -14,7 +14,7 @@ import torch
 
 from ostinato.core.records import Draw, Picks, Run, ring_range
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
-from ostinato.samplers.base import CountingSampler
+from ostinato.samplers.base import CountingSampler, check_replacement
 from ostinato.samplers.distinct import draw_distinct
 from ostinato.samplers.uniform import RandomSampler
 
@@ -166,6 +166,10 @@ class QueueSampler(CountingSampler):
         if not good:
             msg = f"the queue's state is damaged: its {len(held)} rows drawn and {waiting} waiting are not of {rows}"
             raise CheckpointError(msg)
+
+    def _rows_of_state(self, state: dict[str, Any]) -> int:
+        held = [*state["returned"].tolist(), *state["drawn"].tolist()]
+        return int(max([int(state["waiting"]) + len(held), *(slot + 1 for slot in held)]))
 
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
         """Return the state after rows were moved to other slots; rows not yet drawn are the newest ones as before."""
@@ -442,6 +446,9 @@ class LimitedSampler(CountingSampler):
             raise CheckpointError(msg)
         _check_uses(state, rows, self.max_times_sampled)
 
+    def _rows_of_state(self, state: dict[str, Any]) -> int:
+        return int(state["uses"].shape[0])
+
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
         """Return the state after rows were moved to other slots: their uses move with them."""
         return _turn_uses(state, seam, rows)
@@ -466,9 +473,10 @@ class ConsumingSampler(CountingSampler):
 
     Args:
         max_sample_count: draws of each row, at least 1.
+        replacement: must be True; a batch has no row twice in any case.
 
     Raises:
-        KindError: if it is no integer.
+        KindError: if it is no integer, or for `replacement=False`.
         OptionError: if it is below 1.
 
     Example:
@@ -482,7 +490,8 @@ class ConsumingSampler(CountingSampler):
 
     leaves = True
 
-    def __init__(self, max_sample_count: int = 1) -> None:
+    def __init__(self, max_sample_count: int = 1, *, replacement: bool = True) -> None:
+        check_replacement(type(self), replacement=replacement)
         self.max_sample_count = check_count("max_sample_count", max_sample_count)
         self.ran_out = False
         self._uses = _Uses(self.max_sample_count)
@@ -648,6 +657,9 @@ class ConsumingSampler(CountingSampler):
         if free.dtype is not torch.int64 or free.unique().shape != free.shape or not torch.isin(free, left).all():
             msg = f"the sampler's state is damaged: its free slots are not those of rows drawn {limit} time(s)"
             raise CheckpointError(msg)
+
+    def _rows_of_state(self, state: dict[str, Any]) -> int:
+        return int(state["uses"].shape[0])
 
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
         """Return the state after rows were moved to other slots."""

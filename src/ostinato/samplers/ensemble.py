@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, final, get_args
 
 import numpy as np
@@ -11,12 +12,15 @@ import torch
 
 from ostinato.core.group import Group
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
-from ostinato.samplers.base import Sampler
+from ostinato.samplers.base import Sampler, check_replacement
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
     from torch import Tensor
+
+    from ostinato.samplers.standalone import BareStorage
 
 __all__ = ["SamplerEnsemble", "WhenEmpty"]
 
@@ -49,6 +53,7 @@ class SamplerEnsemble(Group[Sampler]):
         num_buffer_sampled: parts of a batch; None is the number of members.
         when_empty: "renormalize" excludes members without rows from a batch, "raise" raises EmptyBufferError for them.
             With `p="sampleable"` they always have the weight 0.
+        replacement: must be True; samplers without replacement are given as members.
 
     Raises:
         KindError: if an argument is not a sampler, or an option of the wrong type.
@@ -69,7 +74,9 @@ class SamplerEnsemble(Group[Sampler]):
         sample_from_all: bool = False,
         num_buffer_sampled: int | None = None,
         when_empty: WhenEmpty = "renormalize",
+        replacement: bool = True,
     ) -> None:
+        check_replacement(type(self), replacement=replacement)
         super().__init__(samplers, Sampler)
         if when_empty not in _WHEN_EMPTY:
             msg = f'when_empty must be "renormalize" or "raise", got {when_empty!r}'
@@ -129,6 +136,61 @@ class SamplerEnsemble(Group[Sampler]):
         elif self.sample_from_all:
             return list(range(len(self.members)))
         return _systematic(shares, self.num_buffer_sampled, generator)
+
+    def sample(
+        self, storage: Sequence[BareStorage], batch_size: int, *, generator: torch.Generator | None = None
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Draw rows of bare storages, without a `ReplayBufferEnsemble`; see `Sampler.sample`.
+
+        Args:
+            storage: the members' storages, such as a `StorageEnsemble`.
+            batch_size: rows to draw, a multiple of `num_buffer_sampled`.
+            generator: the only source of random numbers; None stands for torch's global one.
+
+        Returns:
+            One index for each part, and the info: `buffer_ids`, the number of the member of each part, and `parts`, the
+            infos of the parts.
+
+        Raises:
+            OptionError: if the batch size is not divisible, or there is another number of storages.
+            EmptyBufferError: see `choose`.
+        """
+        if len(storage) != len(self.members):
+            msg = f"there must be one storage for each of the {len(self.members)} samplers, got {len(storage)}"
+            raise OptionError(msg)
+        size, rest = divmod(batch_size, self.num_buffer_sampled)
+        if rest or size < 1:
+            msg = (
+                "The batch size must be divisible by num_buffer_sampled, and not 0: got "
+                f"batch_size={batch_size} and num_buffer_sampled={self.num_buffer_sampled}"
+            )
+            raise OptionError(msg)
+        pairs = list(zip(self.members, storage, strict=True))
+        chosen = self.choose([len(x) if member.can_sample(x, size) else 0 for member, x in pairs], generator)
+        drawn = [pairs[i][0].sample(pairs[i][1], size, generator=generator) for i in chosen]
+        return [index for index, _ in drawn], {"buffer_ids": chosen, "parts": [info for _, info in drawn]}
+
+    def can_sample(self, storage: Sequence[BareStorage], batch_size: int) -> bool:
+        """Return whether `sample` can draw a batch now: with `sample_from_all` from all members, else from one."""
+        size, rest = divmod(batch_size, self.num_buffer_sampled)
+        if rest or size < 1 or len(storage) != len(self.members):
+            return False
+        ready = [member.can_sample(x, size) for member, x in zip(self.members, storage, strict=True)]
+        if self.sample_from_all or self.when_empty == "raise":
+            return all(ready)
+        if isinstance(self._p, torch.Tensor):
+            return any(able and share > 0 for able, share in zip(ready, self._p.tolist(), strict=True))
+        return any(ready)
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save the members' states to the directories `0`, `1`, ... of a directory; see `Sampler.dumps`."""
+        for number, member in enumerate(self.members):
+            member.dumps(Path(path) / str(number))
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Restore what `dumps` saved, member by member; the distribution is not part of it."""
+        for number, member in enumerate(self.members):
+            member.loads(Path(path) / str(number))
 
     def _without(self, lacking: list[int], shares: list[float]) -> list[float]:
         """Return the shares of a batch without some members, of sum 1.

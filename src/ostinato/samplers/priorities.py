@@ -9,10 +9,12 @@ import numpy as np
 import torch
 
 from ostinato._backend import backend
-from ostinato.core.records import Run
+from ostinato.core.records import Run, View
+from ostinato.core.ring import Ring
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError, UsageError
 from ostinato.samplers.base import PrioritySampler
 from ostinato.samplers.priority_tree import MAX_VALUE, NativeTree, PriorityTree, make_tree
+from ostinato.samplers.standalone import read_index, read_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.episodes.table import EpisodeTable, Starts
-    from ostinato.core.records import Placement, View
+    from ostinato.core.records import Placement
     from ostinato.core.shared_ring import SharedRing
+    from ostinato.samplers.standalone import BareStorage
 
 __all__ = ["RowPriorities", "check_number", "raise_invalid", "reduce_items"]
 
@@ -34,6 +37,8 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 _MAX_CAPACITY = 2**36
 _SHOWN = 8
+_SMALL = 2**16
+"""Trees up to this size have a leaf for every slot of the storage, whatever `max_capacity` is."""
 _NO_GENERATIONS = (0, 0, 0, 0, 0, 0)
 """What the native update gets as the state of the ring where no generations are compared."""
 
@@ -45,18 +50,29 @@ class RowPriorities(PrioritySampler):
     default priority before the next draw or update. A hidden row keeps its priority, and has the value 0.
 
     Args:
-        max_capacity: most rows that the storage may have room for.
+        max_capacity: most rows that can be written: a row in a slot from this one on raises `SlotError`.
         alpha: exponent of priorities, at least 0.
         eps: added to every priority, at least 0.
         reduction: how several priorities of an item become one: "max", "min", "mean" or "median".
         within: take the default priority from the rows present, not from all priorities ever given.
+        device: where priorities are kept, which must be the storage's device; None follows the storage.
 
     Raises:
         CapacityError: if `max_capacity` is not a positive integer.
         OptionError: for another option out of its range.
     """
 
-    def __init__(self, max_capacity: int, alpha: float, eps: float, reduction: str, *, within: bool) -> None:
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        eps: float,
+        reduction: str,
+        *,
+        within: bool,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        self._device = None if device is None else torch.device(device)
         self.max_capacity = _capacity(max_capacity)
         self._alpha = check_number("alpha", alpha)
         self._eps = check_number("eps", eps)
@@ -117,6 +133,32 @@ class RowPriorities(PrioritySampler):
     def eps(self) -> float:
         """Number added to every priority."""
         return self._eps
+
+    @property
+    def max_size(self) -> int:
+        """Most rows that can be written: `max_capacity`, by TorchRL's name."""
+        return self.max_capacity
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the priorities: that of the storage, once the sampler has seen it."""
+        if self._tree is not None:
+            return self._tree.device
+        return self._raw.device if self._device is None else self._device
+
+    def check_device(self, device: torch.device) -> None:
+        """Raise if the sampler was made for another device.
+
+        Raises:
+            OptionError: naming both devices.
+        """
+        wanted = self._device
+        if wanted is not None and (wanted.type != device.type or wanted.index not in {None, device.index}):
+            msg = (
+                f"the priorities of a buffer are on the device of its storage, {device}, and the sampler was made with "
+                f"device={str(wanted)!r}: leave device out, or make the storage there"
+            )
+            raise OptionError(msg)
 
     @property
     def rows(self) -> int:
@@ -351,6 +393,86 @@ class RowPriorities(PrioritySampler):
         self._largest, self._largest_outdated = 0.0, False
         self._tree_alpha = self._alpha
 
+    # -- without a buffer ----------------------------------------------------------------------------------------------
+
+    def begin_standalone(self, view: View, storage: BareStorage) -> View:
+        """Give rows of a bare storage without a priority the default priority, and drop those of rows it does not have.
+
+        Raises:
+            SlotError: if the storage has more than `max_capacity` rows.
+            UsageError: if the priorities are shared with other processes.
+        """
+        self._require_own()
+        self.check_rows(view.rows, self.room(storage))
+        if view.rows < self._rows:
+            priorities, values = self._contents()
+            self._loaded = (priorities[: view.rows].clone(), values[: view.rows].clone())
+            self._tree, self._rows, self._largest_outdated = None, view.rows, True
+        self._tree_for(view)
+        return view
+
+    def _require_own(self) -> None:
+        if self._ring is not None:
+            msg = "the priorities of a shared buffer are those of the buffer: use its methods, not those of its sampler"
+            raise UsageError(msg)
+
+    def _view_of_rows(self, rows: int, room: int, device: torch.device) -> View:
+        """Return the view of a storage of which only the number of rows is known."""
+        self._require_own()
+        self.check_rows(rows, room)
+        known = 0 if self._tree is None else self._tree.capacity
+        capacity = known if known >= rows and known > 0 else room
+        return View(rows, capacity, rows % capacity, Ring(capacity, device), device)
+
+    def extend(self, index: Any, *, storage: BareStorage | None = None) -> None:
+        """Record that rows of a bare storage were written: they get the default priority.
+
+        Args:
+            index: their slots, or an index as `sample` returns it.
+            storage: needed for an index with `ndim=2`, which is otherwise only noted: set its priorities next.
+        """
+        if isinstance(index, tuple) and len(index) > 1 and storage is None:
+            if self._standalone is not None:
+                self._standalone.written()
+            return
+        self.mark_update(index, storage=storage)
+
+    def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:
+        """Give rows of a bare storage the default priority, as new rows get it; see `update_priority`."""
+        super().mark_update(index, storage=storage)
+        self._set_by_index(index, None, storage)
+
+    def update_priority(self, index: Any, priority: Any, *, storage: BareStorage | None = None) -> None:
+        """Set the priorities of rows of a bare storage; for rows of a buffer use its method, which checks generations.
+
+        Args:
+            index: slots, or an index as `sample` returns it; -1 marks a row that was not kept. Of equal slots the last
+                one wins.
+            priority: one number, or one for each row; further dimensions are reduced.
+            storage: needed for an index with `ndim=2`.
+
+        Raises:
+            PriorityError: for invalid priorities; nothing is changed.
+            SlotError: for a slot at or beyond `max_capacity`; nothing is changed.
+            UsageError: if the number of priorities is not that of rows, or the storage is missing.
+        """
+        self._set_by_index(index, priority, storage)
+
+    def _set_by_index(self, index: Any, priority: Any, storage: BareStorage | None) -> None:
+        device = self.device if storage is None else storage.device
+        slots, shape = read_index(index, storage, device)
+        given = None if priority is None else read_values(priority, shape, self.reduce).to(device)
+        kept = slots >= 0
+        slots, given = slots[kept].contiguous(), None if given is None else given[kept].contiguous()
+        if not slots.numel():
+            return
+        if given is not None:
+            self.check(given)
+        room = self.max_capacity if storage is None else self.room(storage)
+        self.check_rows(int(slots.max()) + 1, room)
+        view = self._view_of_rows(max(self._rows, int(slots.max()) + 1), max(room, self._rows), device)
+        self.set_priorities(slots, given, view)
+
     # -- hidden rows --------------------------------------------------------------------------------------------------
 
     def hide(self, slots: Tensor, view: View) -> None:
@@ -435,7 +557,7 @@ class RowPriorities(PrioritySampler):
     def _tree_for(self, view: View) -> PriorityTree:
         """Return the tree, up to date with the buffer's capacity, device and rows, and with `alpha`."""
         tree = self._tree
-        if tree is None or tree.capacity != view.capacity or tree.device != view.device:
+        if tree is None or tree.capacity != self._tree_capacity(view.capacity) or tree.device != view.device:
             tree = self._build(view)
         if self._tree_alpha != self._alpha:
             self._recompute(tree)
@@ -443,21 +565,27 @@ class RowPriorities(PrioritySampler):
             self._add_rows(tree, view)
         return tree
 
+    def _tree_capacity(self, slots: int) -> int:
+        """Return the rows that the tree of a storage has; not many more than can be written."""
+        return slots if slots <= max(2 * self.max_capacity, _SMALL) else self.max_capacity
+
     def _build(self, view: View) -> PriorityTree:
         """Allocate priorities, mask and tree for a buffer, and copy what there is."""
-        raw, values = (part[: view.capacity].to(view.device) for part in self._contents())
+        self.check_device(view.device)
+        capacity = self._tree_capacity(view.capacity)
+        raw, values = (part[:capacity].to(view.device) for part in self._contents())
         with torch.inference_mode(mode=False):  # updates come in any mode
-            self._raw = torch.empty(view.capacity, dtype=torch.float64, device=view.device)
+            self._raw = torch.empty(capacity, dtype=torch.float64, device=view.device)
         native = backend.native
         if native is not None and self._raw.is_cpu:
             native.advise_huge_pages(self._raw.data_ptr(), self._raw.nbytes)  # random rows then miss the TLB less often
         self._raw.zero_()[: raw.shape[0]] = raw
         if self._mask is not None:
-            mask = self._mask[: view.capacity].to(view.device)
+            mask = self._mask[:capacity].to(view.device)
             with torch.inference_mode(mode=False):
-                self._mask = torch.zeros(view.capacity, dtype=torch.bool, device=view.device)
+                self._mask = torch.zeros(capacity, dtype=torch.bool, device=view.device)
             self._mask[: mask.shape[0]] = mask
-        self._tree = tree = make_tree(view.capacity, view.device)
+        self._tree = tree = make_tree(capacity, view.device)
         self._rows, self._loaded = raw.shape[0], None
         if self._rows:
             tree.load(values)
@@ -475,6 +603,7 @@ class RowPriorities(PrioritySampler):
 
     def _add_rows(self, tree: PriorityTree, view: View) -> None:
         """Give the default priority to rows that have none."""
+        self.check_rows(view.rows, tree.capacity)
         if view.rows < self._rows:  # the sampler was moved here from a fuller buffer
             self.clear()
         default = self._default(view)
@@ -526,6 +655,12 @@ class RowPriorities(PrioritySampler):
         Raises:
             CheckpointError: if it is not.
         """
+        if rows > max(2 * self.max_capacity, _SMALL):
+            msg = (
+                f"the state holds {rows} priorities, the sampler keeps those of max_capacity={self.max_capacity} rows: "
+                "make it with the max_size of the storage"
+            )
+            raise CheckpointError(msg)
         numbers = [state[name] for name in ("alpha", "eps", "values_alpha", "largest")]
         complete = all(_is_column(state[name], rows) for name in ("priorities", "values"))
         if not (complete and all(isinstance(x, (int, float)) and 0.0 <= x < float("inf") for x in numbers)):
@@ -537,10 +672,20 @@ class RowPriorities(PrioritySampler):
             msg = f"the sampler's state is damaged: (p + eps) ** alpha is above 2**960 with alpha={alpha:g}"
             raise CheckpointError(msg)
 
+    def _rows_of_state(self, state: dict[str, Any]) -> int:
+        return int(state["priorities"].shape[0])
+
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:  # noqa: ARG002
         """Return the state after rows were moved to other slots: priorities and values move with them."""
         moved = {name: torch.cat((state[name][seam:], state[name][:seam])) for name in ("priorities", "values")}
         return {**state, **moved}
+
+    def keep_state(self, state: dict[str, Any], slots: Tensor) -> dict[str, Any]:
+        """Return the state after rows left: the priorities and values of the others move with them."""
+        kept = {name: state[name][slots.to(state[name].device)] for name in ("priorities", "values")}
+        if self.max_priority_within_buffer:
+            kept["largest"] = float(kept["priorities"].max())
+        return {**state, **kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; `alpha` and `eps` become those of the state.
@@ -589,7 +734,8 @@ def check_number(name: str, value: Any) -> float:
     except (TypeError, ValueError):
         number = float("nan")
     if isinstance(value, (str, bytes)) or not 0.0 <= number < float("inf"):
-        msg = f"{name} must be a finite number of at least 0, got {value!r}"
+        word = "than" if name == "alpha" else "to"  # TorchRL's words
+        msg = f"{name} must be greater or equal {word} 0, got {name}={value!r}: give a finite number of at least 0"
         raise OptionError(msg)
     return number
 

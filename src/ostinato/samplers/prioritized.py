@@ -8,6 +8,7 @@ import torch
 
 from ostinato.core.records import Draw
 from ostinato.errors import CheckpointError, OptionError, PriorityError
+from ostinato.samplers.base import check_replacement
 from ostinato.samplers.priorities import RowPriorities, check_number
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class PrioritizedSampler(RowPriorities):
     or update of `B` rows among `N`: O(B log N).
 
     Args:
-        max_capacity: most rows that the storage may have room for.
+        max_capacity: most rows that can be written: a row in a slot from this one on raises `SlotError`. It may exceed
+            the `max_size` of the storage.
         alpha: how much priorities matter, at least 0: 0 is uniform, 1 in proportion.
         beta: how much the weights correct for it, at least 0: 0 not at all (all weights are 1), 1 fully.
         eps: added to every priority, at least 0.
@@ -44,12 +46,15 @@ class PrioritizedSampler(RowPriorities):
         reduction: how the priorities of an item's steps become one: "max", "min", "mean" or "median" (the lower one of
             an even number).
         max_priority_within_buffer: take the default priority from the rows present, not from all priorities ever given.
+        device: where priorities are kept: the device of the storage, another one raises; None follows the storage.
+        replacement: must be True: there is no variant without replacement.
         stratified: draw one row from each of `batch_size` equal parts of the sum (Schaul et al. 2016, appendix B.2.1):
             less variance, the same expected counts; the batch is then ordered by slot.
 
     Raises:
         CapacityError: if `max_capacity` is not a positive integer.
         OptionError: for another option out of its range.
+        KindError: for `replacement=False`.
 
     Example:
         >>> import torch
@@ -71,10 +76,14 @@ class PrioritizedSampler(RowPriorities):
         dtype: torch.dtype = torch.float,
         reduction: str = "max",
         max_priority_within_buffer: bool = False,  # noqa: FBT001, FBT002
+        device: torch.device | str | int | None = None,
         *,
         stratified: bool = False,
+        replacement: bool = True,
     ) -> None:
-        super().__init__(max_capacity, alpha, eps, reduction, within=bool(max_priority_within_buffer))
+        check_replacement(type(self), replacement=replacement)
+        within = bool(max_priority_within_buffer)
+        super().__init__(max_capacity, alpha, eps, reduction, within=within, device=device)
         self.beta = beta
         if not getattr(dtype, "is_floating_point", False):
             msg = f"dtype must be a floating dtype (of the weights), got {dtype!r}"

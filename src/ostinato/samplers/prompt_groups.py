@@ -10,7 +10,7 @@ import torch
 
 from ostinato.core.records import Draw
 from ostinato.errors import EmptyBufferError, KindError, OptionError, SchemaError
-from ostinato.samplers.base import Sampler
+from ostinato.samplers.base import Sampler, check_replacement
 from ostinato.samplers.distinct import draw_distinct
 from ostinato.samplers.row_values import RowValues
 
@@ -57,9 +57,11 @@ class PromptGroupSampler(Sampler):
         strategy: see above.
         reward_key: field with the reward of a row, for `reward` and `variance`; the mean over its dimensions is used.
         cache_groups: False reads keys and rewards of all rows with every draw: for edits through views.
+        replacement: must be True; a batch has a row twice only if there are too few.
 
     Raises:
-        KindError: if not exactly one of `num_groups` and `samples_per_group` is given, or it is no integer.
+        KindError: if not exactly one of `num_groups` and `samples_per_group` is given, or it is no integer; for
+            `replacement=False`.
         OptionError: if a number is below 1, or the strategy is unknown.
 
     Example:
@@ -85,7 +87,9 @@ class PromptGroupSampler(Sampler):
         strategy: Strategy = "random",
         reward_key: Key = ("next", "reward"),
         cache_groups: bool = True,
+        replacement: bool = True,
     ) -> None:
+        check_replacement(type(self), replacement=replacement)
         if (num_groups is None) == (samples_per_group is None):
             msg = (
                 f"Exactly one of num_groups or samples_per_group must be provided, got num_groups={num_groups} and "

@@ -92,9 +92,9 @@ def changed_slots(view: View, serial: int) -> Tensor:
     count = ring.written - serial
     if count <= 0:
         return torch.empty(0, dtype=torch.int64, device=view.device)
-    if count < view.rows:  # so many different slots with newer rows are all of them
+    if count < view.rows:  # if these rows account for all serial numbers since then, there was no other change
         slots = ring_range((view.cursor - count) % view.capacity, count, view.capacity, view.device)
-        if int(slots.max()) < view.rows and bool(ring.changed(slots, serial).all()):
+        if int(slots.max()) < view.rows and bool((ring.generations(slots) > serial).all()):
             return slots
     slots = torch.arange(view.rows, device=view.device)
     return slots[ring.changed(slots, serial)]

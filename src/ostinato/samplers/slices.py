@@ -10,8 +10,8 @@ import torch
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.records import Draw
-from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
-from ostinato.samplers.base import Sampler
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, TooFewRowsError, UsageError
+from ostinato.samplers.base import Sampler, check_replacement
 from ostinato.samplers.prioritized import PrioritizedSampler
 from ostinato.samplers.uniform import SamplerWithoutReplacement
 
@@ -24,13 +24,29 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.table import EpisodeTable, Starts
     from ostinato.core.records import Plan, View
     from ostinato.core.rows import Path
+    from ostinato.samplers.standalone import BareStorage
 
-    Span: TypeAlias = bool | int | tuple[bool | int, bool | int]
+    Side: TypeAlias = bool | int
+    Span: TypeAlias = Side | tuple[Side, Side] | list[Side]
 
 __all__ = ["PrioritizedSliceSampler", "SliceSampler", "SliceSamplerWithoutReplacement"]
 
+_SIDES = 2
 _TOP = 2**63 - 1  # random numbers are uniform in [0, _TOP)
 _TRAJ_KEYS = (("collector", "traj_ids"), ("episode",))
+
+
+class _Keys(NamedTuple):
+    """The arguments that give the episodes, with TorchRL's names."""
+
+    end_key: Key | None
+    end_keys: Sequence[Key] | None
+    traj_key: Key | None
+    ends: Tensor | None
+    trajectories: Tensor | None
+    cache_values: bool
+    step_key: Key | None = "step_count"
+    fragmented: bool = False
 
 
 class _Options(NamedTuple):
@@ -50,11 +66,11 @@ class _Slicer:
 
     slices = True
 
-    def __init__(self, options: _Options) -> None:
+    def __init__(self, options: _Options, keys: _Keys) -> None:
         if (options.num_slices is None) == (options.slice_len is None):
             msg = (
-                f"give either num_slices or slice_len, got num_slices={options.num_slices} and "
-                f"slice_len={options.slice_len}"
+                "Either num_slices or slice_len must be not None, and not both, got "
+                f"num_slices={options.num_slices} and slice_len={options.slice_len}"
             )
             raise KindError(msg)
         for name in ("num_slices", "slice_len"):
@@ -63,15 +79,19 @@ class _Slicer:
                 msg = f"{name} must be an integer of at least 1, got {value!r}"
                 raise OptionError(msg)
         if options.pad_output and options.strict_length:
-            msg = "pad_output=True needs strict_length=False: only shorter slices are padded"
+            msg = (
+                "pad_output=True is incompatible with strict_length=True, where no slice is shorter than the others: "
+                "set strict_length=False"
+            )
             raise OptionError(msg)
         self._options = options
-        both = options.span if isinstance(options.span, tuple) else (options.span, options.span)
-        self._left, self._right = (_checked_side(side, options.slice_len) for side in both)
+        self._keys = keys
+        self._left, self._right = _checked_span(options.span, options.slice_len)
         self._full = options.strict_length and not self._left and not self._right  # every slice has full length
         self._truncated = None if options.truncated_key is None else as_path(options.truncated_key)
         self._init = None if options.init_key is None else as_path(options.init_key)
         self._last: tuple[Any, Tensor] = (None, torch.empty(0, dtype=torch.bool, device="cpu"))
+        self._found: Episodes | None = None  # the fields that the episodes of the last draw were read from
 
     @property
     def num_slices(self) -> int | None:
@@ -83,6 +103,66 @@ class _Slicer:
         """Rows of a slice; None if they depend on the batch size."""
         return self._options.slice_len
 
+    @property
+    def span(self) -> tuple[bool | int, bool | int]:
+        """How far slices reach out of their episode on the left and the right."""
+        return self._left, self._right
+
+    @property
+    def strict_length(self) -> bool:
+        """Whether all slices have full length."""
+        return self._options.strict_length
+
+    @property
+    def pad_output(self) -> bool:
+        """Whether shorter slices are padded."""
+        return self._options.pad_output
+
+    @property
+    def truncated_key(self) -> Key | None:
+        """Where the last rows of slices are marked."""
+        return self._options.truncated_key
+
+    @property
+    def init_key(self) -> Key | None:
+        """Where the first rows of slices are marked."""
+        return self._options.init_key
+
+    @property
+    def traj_key(self) -> Key | None:
+        """The trajectory key; if none was given, the one that the last draw has found in the rows."""
+        if self._keys.traj_key is not None or self._found is None or self._found.traj_path is None:
+            return self._keys.traj_key
+        path = tuple(map(str, self._found.traj_path))
+        return path if len(path) > 1 else path[0]
+
+    @property
+    def end_key(self) -> Key | None:
+        """The end key; without keys or tensors `("next", "done")`, which stands for the usual flags."""
+        keys = self._keys
+        given = (keys.end_key, keys.end_keys, keys.ends, keys.trajectories)
+        return ("next", "done") if all(value is None for value in given) else keys.end_key
+
+    @property
+    def end_keys(self) -> tuple[Key, ...] | None:
+        """The end keys, if several were given."""
+        return None if self._keys.end_keys is None else tuple(self._keys.end_keys)
+
+    @property
+    def step_key(self) -> Key | None:
+        """The key of step numbers."""
+        return self._keys.step_key
+
+    @property
+    def fragmented(self) -> bool:
+        """Whether the rows of an episode are ordered by their step numbers."""
+        return self._keys.fragmented
+
+    def _table_of(self, view: View) -> EpisodeTable:
+        table = view.require_episodes()
+        self._found = table.read_from
+        return table
+
     def _split(self, batch_size: int) -> tuple[int, int]:
         """Return the number of slices in a batch, and their length.
 
@@ -92,16 +172,20 @@ class _Slicer:
         number, length = self._options.num_slices, self._options.slice_len
         part = length if number is None else number
         if part is None or batch_size % part:
-            name = "slice_len" if number is None else "num_slices"
-            msg = f"batch_size must be a multiple of {name}={part}, got {batch_size}"
+            what = "slice length, slice_len" if number is None else "number of slices, num_slices"
+            msg = f"The batch-size must be divisible by the {what}={part}, got batch_size={batch_size}"
             raise UsageError(msg)
-        return (batch_size // part, part) if number is None else (part, batch_size // part)
+        if number is None:
+            return batch_size // part, part
+        _checked_span(self._options.span, batch_size // part)
+        return part, batch_size // part
 
     def _too_short(self, length: int, table: EpisodeTable) -> EmptyBufferError:
         longest = int(table.episodes().rows.max()) if table.count else 0
         return EmptyBufferError(
-            f"no episode of the {table.rows} rows has the {length} rows of a slice (the longest has {longest}): "
-            "add longer episodes, shorten the slices, or allow shorter ones with strict_length=False"
+            f"Did not find a single trajectory with sufficient length: of {table.rows} rows in {table.count} episodes "
+            f"none has the {length} rows of a slice (the longest has {longest}): add "
+            "longer episodes, shorten the slices, or allow shorter ones with strict_length=False"
         )
 
     def _place(self, rows: Tensor, length: int, view: View, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -168,13 +252,24 @@ class _Slicer:
             raise CheckpointError(msg)
 
 
-def _checked_side(side: Any, length: int | None) -> bool | int:
-    if isinstance(side, bool):
-        return side
-    if not isinstance(side, int) or side < 0 or (length is not None and side >= length):
-        msg = f"span is True, False or a number of rows below the slice length, per side, got {side!r}"
+def _checked_span(span: Any, length: int | None) -> tuple[Side, Side]:
+    """Return the left and the right side of a span.
+
+    Raises:
+        OptionError: if it is not True, False or a number below the slice length, per side.
+    """
+    both = tuple(span) if isinstance(span, (tuple, list)) else (span, span)
+    valid = [isinstance(side, bool) or (isinstance(side, int) and side >= 0) for side in both]
+    if len(both) != _SIDES or not all(valid):
+        msg = f"span is True, False or a number of rows, or a pair of these for the left and the right, got {span!r}"
         raise OptionError(msg)
-    return side
+    if length is not None and any(not isinstance(side, bool) and side >= length for side in both):
+        msg = (
+            f"The right and left span must be strictly lower than the sequence length {length}, got {span!r}: True "
+            "allows any number of rows"
+        )
+        raise OptionError(msg)
+    return both
 
 
 def _spread(flags: Tensor, stored: Tensor) -> Tensor:
@@ -187,61 +282,64 @@ def _set_where(flags: Tensor, stored: Tensor) -> Tensor:
     return torch.where(_spread(flags, stored), torch.ones_like(stored), stored)
 
 
-def _choose_episodes(
-    end_key: Key | None,
-    end_keys: Sequence[Key] | None,
-    traj_key: Key | None,
-    ends: Tensor | None,
-    trajectories: Tensor | None,
-    *,
-    cache_values: bool,
-) -> Episodes:
+def _choose_episodes(keys: _Keys) -> Episodes:
     """Return where episodes end, from the arguments of a slice sampler.
 
     Raises:
         UsageError: if they are mutually exclusive.
     """
-    if end_key is not None and end_keys is not None:
-        msg = "end_key and end_keys are mutually exclusive: give one of them"
+    if keys.end_key is not None and keys.end_keys is not None:
+        msg = "`end_key` and `end_keys` are exclusive arguments: give one of them"
         raise UsageError(msg)
-    if ends is not None or trajectories is not None:
-        given = {
-            "ends": ends,
-            "trajectories": trajectories,
-            "end_key": end_key,
-            "end_keys": end_keys,
-            "traj_key": traj_key,
-        }
-        names = [name for name, value in given.items() if value is not None]
-        if len(names) > 1:
-            msg = f"{' and '.join(names)} are mutually exclusive: give one tensor, or keys"
-            raise UsageError(msg)
-        if not cache_values:
-            msg = f"{names[0]} needs cache_values=True: it gives the episodes of fixed rows"
-            raise UsageError(msg)
-        return Episodes(ends=ends, trajectories=trajectories)
-    if end_keys is not None:
-        return Episodes(list(end_keys), traj_key, optional=True)
-    if end_key is None and traj_key is None:
+    if keys.fragmented:
+        _check_fragmented(keys)
+    if keys.ends is not None or keys.trajectories is not None:
+        return _fixed_episodes(keys)
+    if keys.fragmented:
+        return Episodes(None, keys.traj_key or list(_TRAJ_KEYS), optional=keys.traj_key is None, step_key=keys.step_key)
+    if keys.end_keys is not None:
+        return Episodes(list(keys.end_keys), keys.traj_key, optional=True)
+    if keys.end_key is None and keys.traj_key is None:
         return Episodes(None, list(_TRAJ_KEYS), optional=True)
-    return Episodes(end_key, traj_key)
+    return Episodes(keys.end_key, keys.traj_key, optional=keys.end_key is not None and keys.traj_key is not None)
 
 
-def _check_unused(*, compiled: Any, use_gpu: Any = False, fragmented: Any = False) -> None:
-    """Check that TorchRL's options without a meaning here are not set.
+def _check_fragmented(keys: _Keys) -> None:
+    """Check that there are step numbers to read.
 
     Raises:
-        OptionError: if one is set.
+        OptionError: if there are none.
     """
-    if compiled or use_gpu:
-        msg = "compile= and use_gpu= speed up TorchRL's search for episodes, which does not exist here: leave them out"
+    if keys.step_key is None:
+        msg = "step_key must be provided when fragmented=True, got None: name the field of the step numbers"
         raise OptionError(msg)
-    if fragmented:
+    for name, problem in (
+        ("ends", "fragmented=True requires trajectory and step identifiers, got ends: "),
+        ("trajectories", "The static trajectories argument is not supported with fragmented=True: "),
+    ):
+        if getattr(keys, name) is not None:
+            msg = f"{problem}give traj_key and step_key"
+            raise OptionError(msg)
+
+
+def _fixed_episodes(keys: _Keys) -> Episodes:
+    """Return the episodes that a tensor gives.
+
+    Raises:
+        UsageError: if there are keys too, or without `cache_values`.
+    """
+    names = ("ends", "trajectories", "end_key", "end_keys", "traj_key")
+    given = [name for name in names if getattr(keys, name) is not None]
+    if len(given) > 1:
+        msg = f"{' and '.join(given)} are exclusive arguments: give one tensor, or keys"
+        raise UsageError(msg)
+    if not keys.cache_values:
         msg = (
-            "fragmented= sorts rows by a step number, which is not needed here: with traj_key= the rows of one id are "
-            "an episode in the order of writing, however they are interleaved; leave it out"
+            f"To be used, {given[0]} requires `cache_values` to be set to `True`: it gives the episodes of fixed rows, "
+            "got cache_values=False"
         )
-        raise OptionError(msg)
+        raise UsageError(msg)
+    return Episodes(ends=keys.ends, trajectories=keys.trajectories)
 
 
 class SliceSampler(_Slicer, Sampler):
@@ -265,20 +363,24 @@ class SliceSampler(_Slicer, Sampler):
             `("collector", "traj_ids")` or `episode` if rows have it, and the usual flags end episodes (see `Episodes`).
         end_keys: several such fields: any of them ends an episode; fields that rows lack are ignored.
         traj_key: field with the id of a row's episode.
-        step_key: no effect: the order of writing is the order of steps.
-        fragmented: must be False: `traj_key` separates interleaved episodes.
+        step_key: field with the step number of a row in its trajectory, read with `fragmented`. Otherwise the order of
+            writing is the order of steps.
+        fragmented: divide a trajectory where a step is missing: a row whose step is not one more than that of the row
+            of its id written before begins a new episode. Flags do not end episodes then. Rows of one id are written
+            in the order of their steps; interleaved ids need no `fragmented`.
         ends: bool `[rows]` for fixed rows; needs `cache_values=True`.
         trajectories: ids `[rows]` for fixed rows; needs `cache_values=True`.
-        cache_values: needed for `ends` and `trajectories`; no other effect, since episodes are recorded as rows are
-            written.
+        cache_values: needed for `ends` and `trajectories`; lets `sample` keep the episodes of a bare storage. No effect
+            in a buffer, which records episodes as rows are written.
         truncated_key: see above; None adds no flags.
         init_key: see above; None keeps the stored flags.
         strict_length: False draws episodes shorter than a slice too, each as one slice.
-        pad_output: repeat the last row of shorter slices; the mask `("collector", "mask")` is False there.
+        pad_output: repeat the last row of shorter slices; the mask `("collector", "mask")` is False there. There is no
+            mask if all episodes are long enough.
         span: let slices reach out of their episode on the left and the right, which makes them shorter: True down to
             one row, a number by at most so many rows; a pair for each side.
-        compile: must be False; there is nothing to compile.
-        use_gpu: must be False.
+        compile: no effect: there is no search for episodes to compile, since a draw costs O(slices).
+        use_gpu: no effect, for the same reason.
         replacement: False makes a `SliceSamplerWithoutReplacement` instead.
 
     Raises:
@@ -312,7 +414,7 @@ class SliceSampler(_Slicer, Sampler):
         end_key: Key | None = None,
         end_keys: Sequence[Key] | None = None,
         traj_key: Key | None = None,
-        step_key: Key | None = "step_count",  # noqa: ARG002
+        step_key: Key | None = "step_count",
         fragmented: bool = False,
         ends: Tensor | None = None,
         trajectories: Tensor | None = None,
@@ -322,17 +424,20 @@ class SliceSampler(_Slicer, Sampler):
         strict_length: bool = True,
         pad_output: bool = False,
         compile: bool | dict[str, Any] = False,  # noqa: A002 (TorchRL's name)
-        span: bool | int | tuple[bool | int, bool | int] = False,
+        span: Span = False,
         use_gpu: bool | torch.device = False,
         replacement: bool = True,
     ) -> None:
         del replacement  # read by __new__
-        _check_unused(compiled=compile, use_gpu=use_gpu, fragmented=fragmented)
+        keys = _Keys(end_key, end_keys, traj_key, ends, trajectories, cache_values, step_key, fragmented)
         _Slicer.__init__(
-            self, _Options(num_slices, slice_len, truncated_key, init_key, strict_length, pad_output, span)
+            self, _Options(num_slices, slice_len, truncated_key, init_key, strict_length, pad_output, span), keys
         )
-        self.episodes = _choose_episodes(end_key, end_keys, traj_key, ends, trajectories, cache_values=cache_values)
-        self.span = 1 if slice_len is None or not strict_length else slice_len
+        self.episodes = _choose_episodes(keys)
+        self.cache_values = bool(cache_values)
+        self.compile = bool(compile)
+        self.use_gpu = bool(use_gpu)
+        self.slice_steps = 1 if slice_len is None or not strict_length else slice_len
 
     def __repr__(self) -> str:
         """Options."""
@@ -348,7 +453,7 @@ class SliceSampler(_Slicer, Sampler):
         Raises:
             EmptyBufferError: if there is none.
         """
-        table = view.require_episodes()
+        table = self._table_of(view)
         starts = table.starts(length if self._options.strict_length else 1)
         if not starts.rows:
             raise self._too_short(length, table)
@@ -376,7 +481,14 @@ class SliceSampler(_Slicer, Sampler):
         if self._full:
             return Draw(rows, length=length)
         first, lengths = self._place(rows, length, view, generator)
-        return Draw(first, lengths=lengths, pad=length if self._options.pad_output else 0)
+        return Draw(first, lengths=lengths, pad=length if self._pads(view, length) else 0)
+
+    def _pads(self, view: View, length: int) -> bool:
+        """Return whether some slices of this length may be shorter, and are to be padded."""
+        if not self._options.pad_output:
+            return False
+        table = view.require_episodes()
+        return bool(self._left or self._right) or table.starts(length).episodes < table.count
 
     def state_dict(self) -> dict[str, Any]:
         """Return the options that a state must agree with."""
@@ -486,12 +598,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         number, length = self._split(batch_size)
         fresh = (view.ring.written, length) != (self._seen, self._length)
         firsts = self._find(view, length) if fresh else self._firsts
-        if self.drop_last and firsts.shape[0] < number:
-            msg = (
-                f"a batch of {number} slices needs as many episodes with drop_last=True, there are "
-                f"{firsts.shape[0]} of {self._least(length)} rows or more: add some or lower batch_size"
-            )
-            raise OptionError(msg)
+        self._check_drop_last(firsts, number, length)
         if fresh:  # only now: a draw that raises leaves the pass as it was
             SamplerWithoutReplacement.restart(self)
             self._firsts, self._seen, self._length = firsts, view.ring.written, length
@@ -501,13 +608,32 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         first, lengths = self._place(firsts[picked], length, view, generator)
         return Draw(first, lengths=lengths)
 
+    def check_draw(self, view: View, batch_size: int) -> None:
+        """Raise what `draw` would raise.
+
+        Raises:
+            EmptyBufferError: if no episode is long enough.
+            TooFewRowsError: with `drop_last`, if there are fewer episodes than slices in a batch.
+            UsageError: if the batch size is not a multiple of the option.
+        """
+        number, length = self._split(batch_size)
+        self._check_drop_last(self._find(view, length), number, length)
+
+    def _check_drop_last(self, firsts: Tensor, number: int, length: int) -> None:
+        if self.drop_last and firsts.shape[0] < number:
+            msg = (
+                f"The batch size ({number} slices) is greater than the storage capacity with drop_last=True: there are "
+                f"{firsts.shape[0]} episodes of {self._least(length)} rows or more: add some or lower batch_size"
+            )
+            raise TooFewRowsError(msg)
+
     def _find(self, view: View, length: int) -> Tensor:
         """Return the first rows of the episodes that are long enough, int64 `[n]`.
 
         Raises:
             EmptyBufferError: if there is none.
         """
-        table = view.require_episodes()
+        table = self._table_of(view)
         spans = table.episodes()
         firsts = spans.first[spans.rows >= self._least(length)].to(view.device)
         if not firsts.shape[0]:
@@ -537,6 +663,9 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             raise CheckpointError(msg)
         SliceSampler.check_state(self, state, rows)
         SamplerWithoutReplacement.check_state(self, state, rows)
+
+    def keep_state(self, state: dict[str, Any], slots: Tensor) -> None:
+        """Begin a new pass after rows left: the episodes of a pass are known by their first slots."""
 
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
         """Return a state for rows that have moved: the slots of first rows identify the episodes of a pass."""
@@ -604,23 +733,28 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
         init_key: Key | None = "is_init",
         strict_length: bool = True,
         compile: bool | dict[str, Any] = False,  # noqa: A002 (TorchRL's name)
-        span: bool | int | tuple[bool | int, bool | int] = False,
+        span: Span = False,
         max_priority_within_buffer: bool = False,
+        replacement: bool = True,
     ) -> None:
+        check_replacement(type(self), replacement=replacement)
         PrioritizedSampler.__init__(self, max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer)
-        _check_unused(compiled=compile)
-        left, right = span if isinstance(span, tuple) else (span, span)
+        left, right = _checked_span(span, slice_len)
         if left:
             warnings.warn(
-                "PrioritizedSliceSampler draws the first row of a slice: span has no effect on its left side",
+                "Left spanning is disabled for PrioritizedSliceSampler, which draws the first row of a slice: the left "
+                "side of span has no effect",
                 UserWarning,
                 stacklevel=2,
             )
+        keys = _Keys(end_key, end_keys, traj_key, ends, trajectories, cache_values)
         options = _Options(num_slices, slice_len, truncated_key, init_key, strict_length, span=(False, right))
-        _Slicer.__init__(self, options)
-        self.episodes = _choose_episodes(end_key, end_keys, traj_key, ends, trajectories, cache_values=cache_values)
+        _Slicer.__init__(self, options, keys)
+        self.episodes = _choose_episodes(keys)
+        self.cache_values = bool(cache_values)
+        self.compile = bool(compile)
         self._length = slice_len
-        self.span = 1 if slice_len is None or not strict_length else slice_len
+        self.slice_steps = 1 if slice_len is None or not strict_length else slice_len
 
     def __repr__(self) -> str:
         """Options and rows."""
@@ -662,6 +796,12 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
             view.require_episodes().track_firsts()
         super().begin(view)
 
+    def begin_standalone(self, view: View, storage: BareStorage) -> View:
+        """Prepare the priorities of a bare storage, and hide the rows that no slice may begin with."""
+        super().begin_standalone(view, storage)
+        self.begin(view)
+        return view
+
     def mass(self, view: View) -> None:  # noqa: ARG002
         """Return None: it draws slices, not single rows."""
         return
@@ -685,7 +825,7 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
             UsageError: if the batch size is not a multiple of the option.
         """
         length = self._split(batch_size)[1]
-        table, starts = view.require_episodes(), self._starts_of(length, view)
+        table, starts = self._table_of(view), self._starts_of(length, view)
         if starts is not None:
             rows = starts.rows if self._options.strict_length else table.rows
             if not rows:

@@ -8,7 +8,7 @@ import torch
 
 from ostinato.core.records import Draw
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, PriorityError, SchemaError
-from ostinato.samplers.base import Sampler
+from ostinato.samplers.base import Sampler, check_replacement
 from ostinato.samplers.distinct import draw_weighted
 from ostinato.samplers.row_values import RowValues
 
@@ -50,8 +50,10 @@ class StalenessAwareSampler(Sampler):
         staleness_weight_fn: maps the staleness of rows, float32 `[n]`, to their weights, finite and at least 0, `[n]`;
             None is `1 / (staleness + 1)`.
         version_key: field with one number for each row; nested ones as a tuple.
+        replacement: must be True; a batch has a row twice only if there are too few.
 
     Raises:
+        KindError: for `replacement=False`, or an argument of another kind.
         OptionError: if `max_staleness` is below -1.
 
     Example:
@@ -74,7 +76,10 @@ class StalenessAwareSampler(Sampler):
         max_staleness: int = -1,
         staleness_weight_fn: Callable[[Tensor], Tensor] | None = None,
         version_key: Key = "policy_version",
+        *,
+        replacement: bool = True,
     ) -> None:
+        check_replacement(type(self), replacement=replacement)
         weight_fn: Any = freshness if staleness_weight_fn is None else staleness_weight_fn
         if not callable(weight_fn):
             msg = f"staleness_weight_fn must be callable or None, got {type(weight_fn).__name__}"

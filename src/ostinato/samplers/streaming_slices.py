@@ -10,6 +10,7 @@ import torch
 
 from ostinato.core.records import Draw, Run
 from ostinato.errors import CheckpointError, KindError, OptionError, UsageError
+from ostinato.samplers.base import check_replacement
 from ostinato.samplers.slices import SliceSampler
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class StreamingSliceSampler(SliceSampler):
     Args:
         slice_len: rows of a slice.
         end_key: see `SliceSampler`, also for the arguments that follow.
+        replacement: must be True.
 
     Raises:
         KindError: if `slice_len` is no integer.
@@ -73,7 +75,9 @@ class StreamingSliceSampler(SliceSampler):
         compile: bool | dict[str, Any] = False,  # noqa: A002 (TorchRL's name)
         span: bool | int | tuple[bool | int, bool | int] = False,
         use_gpu: bool | torch.device = False,
+        replacement: bool = True,
     ) -> None:
+        check_replacement(type(self), replacement=replacement)
         rows: Any = slice_len
         if isinstance(rows, bool) or not isinstance(rows, int):
             msg = f"slice_len must be a positive integer, got {rows!r} of type {type(rows).__name__}"
@@ -183,6 +187,10 @@ class StreamingSliceSampler(SliceSampler):
         lengths = torch.cat((torch.full_like(fresh, length), rest.lengths))
         return rest._replace(slots=slots, lengths=lengths)
 
+    def _pads(self, view: View, length: int) -> bool:  # noqa: ARG002
+        """Return `pad_output`: queued windows have a mask, and so do the slices of the same batch."""
+        return self._options.pad_output
+
     def _whole(self, firsts: Tensor, length: int) -> Draw:
         """Return a draw of full windows; it has a mask where other batches have one."""
         if not self._options.pad_output:
@@ -247,6 +255,9 @@ class StreamingSliceSampler(SliceSampler):
         if not good:
             msg = f"the sampler's state is damaged: its windows are not those of {rows} rows"
             raise CheckpointError(msg)
+
+    def _rows_of_state(self, state: dict[str, Any]) -> int:
+        return int(state["places"].shape[0])
 
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
         """Return the state after rows were moved to other slots."""

@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import backend
 from ostinato.core.records import Draw, Run
-from ostinato.errors import CheckpointError, OptionError
+from ostinato.errors import CheckpointError, OptionError, TooFewRowsError
 from ostinato.samplers.base import Sampler
 from ostinato.samplers.cuda_shuffle import DevicePasses
 
@@ -169,6 +169,7 @@ class SamplerWithoutReplacement(RandomSampler):
 
         Raises:
             OptionError: see `draw`.
+            TooFewRowsError: see `draw`.
         """
         if view.starts is not None and (self.drop_last or self.endless):
             msg = (
@@ -178,17 +179,17 @@ class SamplerWithoutReplacement(RandomSampler):
             raise OptionError(msg)
         if self.drop_last and view.rows < batch_size:
             msg = (
-                f"batch_size must be in [1, {view.rows}] (rows stored) with drop_last=True, got {batch_size}: "
-                "add rows first or lower batch_size"
+                f"The batch size ({batch_size}) is greater than the storage capacity ({view.rows}), which with "
+                "drop_last=True means the rows present: add rows first or lower batch_size"
             )
-            raise OptionError(msg)
+            raise TooFewRowsError(msg)
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw the next slots of the pass; begin a new pass if the last one has ended.
 
         Raises:
-            OptionError: with `drop_last`, if there are fewer rows than one batch; with `drop_last` or `endless`, if
-                only some rows may be drawn.
+            OptionError: with `drop_last` or `endless`, if only some rows may be drawn.
+            TooFewRowsError: with `drop_last`, if there are fewer rows than one batch.
         """
         SamplerWithoutReplacement.check_draw(self, view, batch_size)  # not that of a subclass that draws slices
         if view.starts is not None:
@@ -358,6 +359,19 @@ class SamplerWithoutReplacement(RandomSampler):
             return {**state, "rows": 0, "at": 0, "order": None if order is None else order[:0]}
         rest = torch.arange(known, rows, device=order.device)
         return {**state, "rows": rows, "order": (torch.cat((order, rest)) - seam).remainder_(rows)}
+
+    def keep_state(self, state: dict[str, Any], slots: Tensor) -> dict[str, Any] | None:
+        """Return the state after rows left: the pass goes on with the others; without `shuffle` it begins anew."""
+        known, at, order = int(state["rows"]), int(state["at"]), state["order"]
+        if order is None or self.endless:
+            return None
+        place = torch.full((max(known, int(slots.max()) + 1),), -1, dtype=torch.int64, device=order.device)
+        place[slots.to(order.device)] = torch.arange(slots.shape[0], device=order.device)
+        stay = place[order] >= 0
+        order = place[order[stay]]
+        if not _is_order(order, order.shape[0]):
+            return None
+        return {**state, "rows": order.shape[0], "order": order, "at": int(stay[:at].sum())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import psutil
 import torch
@@ -16,18 +16,33 @@ from ostinato.errors import (
     KindError,
     OptionError,
     StorageMemoryError,
+    UsageError,
 )
+from ostinato.storages.checkpoint import load_storage, save_storage
+from ostinato.storages.direct_writes import contains, set_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from pathlib import Path as FilePath
 
     from torch import Tensor
 
+    from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import Placement, Request
     from ostinato.core.rows import Path, Schema
     from ostinato.storages.table import RowArray
 
-__all__ = ["Storage", "check_capacity", "check_hook", "check_ndim"]
+__all__ = ["Checkpointer", "Storage", "check_capacity", "check_hook", "check_ndim"]
+
+
+class Checkpointer(Protocol):
+    """Saves and loads a storage; see `Storage.checkpointer`."""
+
+    def dumps(self, storage: Any, path: Any) -> None:
+        """Save a storage."""
+
+    def loads(self, storage: Any, path: Any) -> None:
+        """Load a storage."""
 
 
 class Storage(ABC):
@@ -43,6 +58,20 @@ class Storage(ABC):
     the same slots: the buffer then reads the batch again under its lock, so `gather` only must not crash.
 
     A storage that owns files is closed with `close()`, or by a `with` block.
+
+    `set`, `get`, `dumps` and the other methods for rows by index use a storage without a buffer. A storage that a
+    buffer owns may be used so while no other thread uses the buffer, which takes over new rows at its next call; after
+    edits that move the end of an episode, call `rb.read_episodes()`.
+
+    Args:
+        max_size: capacity in rows, for subclasses that do not define `capacity`.
+        checkpointer: saves and loads the storage in `dumps` and `loads`: an object with the methods
+            `dumps(storage, path)` and `loads(storage, path)`; None for a checkpoint directory of this library.
+        compilable: no effect: reads and writes work around a compiled step in any case.
+
+    Raises:
+        CapacityError: if `max_size` is not a positive integer.
+        KindError: if the checkpointer does not have these methods.
     """
 
     form: str = "own"
@@ -51,6 +80,10 @@ class Storage(ABC):
     """Number of batch dimensions: 1 for rows, 2 for time x environments."""
     ring_only: bool = False
     """Whether rows must be written in ring order; writers that choose slots then raise an error."""
+    budget: bool = False
+    """Whether rows leave when they exceed a number of bytes (`max_bytes`); rows must then be in ring order."""
+    evicts_episodes: bool = False
+    """Whether whole episodes leave; the buffer must then know its episodes."""
     device: torch.device = torch.device("cpu")
     """Device of rows and samples."""
     mappable: bool = False
@@ -59,20 +92,54 @@ class Storage(ABC):
     """Whether the buffer of this storage is shared between processes from the start."""
     exposed: bool = False
     """Whether views of rows were returned. Rows can change through them, so incremental saves write all rows."""
+    writes: int = 0
+    """Number of writes by buffers, and by `set` and `loads`: a buffer takes over rows that it has not written."""
     save_hooks: tuple[Callable[..., Any], ...] = ()
     """Functions that convert rows for a checkpoint, in the order of registration."""
     load_hooks: tuple[Callable[..., Any], ...] = ()
     """Functions that convert rows of a checkpoint back, in the order of registration."""
 
+    _size_given: int | None = None
+    _checkpointer: Checkpointer | None = None
+
+    def __init__(
+        self,
+        max_size: int,
+        checkpointer: Checkpointer | None = None,
+        compilable: bool = False,  # noqa: ARG002, FBT001, FBT002
+    ) -> None:
+        self._size_given = check_capacity(max_size)
+        self.checkpointer = checkpointer
+
     @property
-    @abstractmethod
     def capacity(self) -> int:
         """Maximum number of rows (of all environments, with `ndim=2`)."""
+        if self._size_given is None:
+            msg = f"{type(self).__name__} has no capacity: call super().__init__(max_size), or define the property"
+            raise UsageError(msg)
+        return self._size_given
 
     @property
     def max_size(self) -> int:
         """The requested capacity; with `ndim=2`, `capacity` rounds it up to whole steps of all environments."""
         return self.capacity
+
+    @property
+    def checkpointer(self) -> Checkpointer | None:
+        """What saves and loads this storage in `dumps` and `loads`; None for checkpoint directories of this library.
+
+        `dumps` of a buffer saves the rows of its storage without it.
+        """
+        return self._checkpointer
+
+    @checkpointer.setter
+    def checkpointer(self, value: Checkpointer | None) -> None:
+        if value is not None and not (
+            callable(getattr(value, "dumps", None)) and callable(getattr(value, "loads", None))
+        ):
+            msg = f"a checkpointer has the methods dumps(storage, path) and loads(storage, path), got {value!r}"
+            raise KindError(msg)
+        self._checkpointer = value
 
     @property
     def num_envs(self) -> int:
@@ -85,9 +152,9 @@ class Storage(ABC):
         return 0
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> torch.Size:
         """Shape of the rows present: `(rows,)`, or `(steps, num_envs)` with `ndim=2`."""
-        return (len(self),)
+        return torch.Size((len(self),))
 
     @property
     def cursor(self) -> int:
@@ -123,6 +190,38 @@ class Storage(ABC):
 
     def forget_form(self) -> None:  # noqa: B027
         """Drop the schema of the first rows, which the writer did not accept."""
+
+    def rows_that_stay(
+        self,
+        payload: Any,  # noqa: ARG002
+        oldest: int,  # noqa: ARG002
+        episodes: EpisodeTable | None,  # noqa: ARG002
+    ) -> Tensor | None:
+        """Return the slots that stay when rows have to leave before a payload is written in ring order.
+
+        Only for storages with a `budget`. The buffer then calls `keep` with them.
+
+        Args:
+            payload: rows that were admitted.
+            oldest: slot of the oldest row present.
+            episodes: the episodes of the rows, if the buffer knows them.
+
+        Returns:
+            int64 `[n]`, the oldest row first; None if no row has to leave.
+
+        Raises:
+            StorageMemoryError: if there is no room for the payload.
+        """
+        return None
+
+    def keep(self, slots: Tensor) -> None:
+        """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others.
+
+        Raises:
+            OptionError: if the storage has no budget.
+        """
+        msg = f"{type(self).__name__} does not remove rows ({slots.shape[0]} were to stay)"
+        raise OptionError(msg)
 
     @abstractmethod
     def write(self, placement: Placement, payload: Any) -> None:
@@ -328,6 +427,116 @@ class Storage(ABC):
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
         """Register a function that converts rows of a checkpoint back; see `TensorStorage.register_load_hook`."""
         Storage.register_save_hook(self, hook)
+
+    # -- without a buffer ----------------------------------------------------------------------------------------------
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write rows at positions of the first dimension (with `ndim=2`: steps of all environments). One copy.
+
+        Args:
+            cursor: an int for one row (or step); a slice, list, range, array or tensor `[n]` for n of them, of which
+                the last wins if positions repeat.
+            data: the rows, as `add` (int) and `extend` of a buffer take them. If all positions hold rows already, a new
+                key becomes a field of these rows.
+            set_cursor: count rows at new positions as present. False replaces rows present only.
+
+        Raises:
+            SchemaError: if the rows do not match those stored, or there is not one for each position.
+            SlotError: if a position is beyond the capacity, or would leave an empty slot before it; without
+                `set_cursor`, if it holds no row.
+        """
+        set_rows(self, cursor, data, grow=set_cursor)
+
+    def get(self, index: Any) -> Any:
+        """Return rows at an index as they were written: `storage[index]`; see `read`."""
+        return self.read(index)
+
+    def contains(self, item: Any) -> bool | Tensor:
+        """Return whether positions of the first dimension hold rows; negative ones count from the last row.
+
+        Args:
+            item: an int, or a tensor of integers. With `ndim=2` the last dimension of a tensor `[..., 2]` is
+                (step, environment).
+
+        Returns:
+            A bool for an int; for a tensor a bool tensor of its shape, `[...]` for pairs.
+
+        Raises:
+            KindError: for other items.
+        """
+        return contains(item, self.shape)
+
+    def flatten(self) -> Storage:
+        """Return a storage of the rows present with `ndim=1`: this storage, or with `ndim=2` one on the same memory.
+
+        Raises:
+            UsageError: if there are no rows, or the storage cannot share its memory.
+        """
+        if self.ndim > 1:
+            msg = f"{type(self).__name__} with ndim={self.ndim} cannot be flattened: read its rows with storage[:]"
+            raise UsageError(msg)
+        return self
+
+    def attach(self, buffer: Any) -> None:  # noqa: B027
+        """Do nothing: a buffer sees what its storage holds without being told. For compatibility with TorchRL."""
+
+    def dumps(self, path: str | FilePath) -> None:
+        """Write the rows present to a checkpoint directory; an older checkpoint there is replaced when it is complete.
+
+        The directory is for `loads` of a storage. To continue training, save the buffer: `rb.dumps`.
+
+        Args:
+            path: a directory that is empty, does not exist, or holds such a checkpoint.
+
+        Raises:
+            UsageError: if no row was ever written.
+            CheckpointError: if something cannot be saved, or the path holds other things.
+            StorageMemoryError: if the disk is too small.
+        """
+        if self._checkpointer is not None:
+            self._checkpointer.dumps(self, path)
+        else:
+            save_storage(path, self)
+
+    def loads(self, path: str | FilePath) -> None:
+        """Replace the rows by those that `dumps` wrote. Copy. If they do not fit, nothing is changed.
+
+        Raises:
+            CheckpointNotFoundError: if there is no checkpoint.
+            CheckpointError: if it does not fit this storage.
+            UsageError: if rows that are no TensorDicts are loaded before the first rows were written.
+            DamagedFileError: naming the damaged file.
+        """
+        if self._checkpointer is not None:
+            self._checkpointer.loads(self, path)
+        else:
+            load_storage(path, self)
+
+    def dump(self, path: str | FilePath) -> None:
+        """Do what `dumps` does."""
+        self.dumps(path)
+
+    def save(self, path: str | FilePath) -> None:
+        """Do what `dumps` does."""
+        self.dumps(path)
+
+    def load(self, path: str | FilePath) -> None:
+        """Do what `loads` does."""
+        self.loads(path)
+
+    def __setitem__(self, index: Any, data: Any) -> None:
+        """Replace rows present: `set(index, data, set_cursor=False)`."""
+        self.set(index, data, set_cursor=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the rows present (with `ndim=2`: steps), each as `storage[i]` returns it."""
+        for i in range(self.shape[0]):
+            yield self.read(i)
+
+    def __contains__(self, item: Any) -> bool:
+        """Whether positions hold rows: `contains(item)`, for all of a tensor."""
+        found = self.contains(item)
+        return bool(found.all()) if isinstance(found, torch.Tensor) else found
 
     def close(self) -> None:  # noqa: B027
         """Release the files of the storage, which cannot be used afterwards; does nothing if it has none."""

@@ -257,6 +257,10 @@ class CodecTable:
 
     # -- eviction ------------------------------------------------------------------------------------------------------
 
+    def bytes_of(self, rows: int) -> int:
+        """Return the bytes of all compressed values, and of the other fields of `rows` rows. O(1)."""
+        return self.blob_bytes + rows * sum(self.schema.leaves[i].nbytes for i in self.kept)
+
     def row_bytes(self, slots: Tensor) -> np.ndarray[Any, Any]:
         """Return the bytes of the rows at `slots`, int64 `[n]`: compressed values and all other fields."""
         at = slots.tolist()

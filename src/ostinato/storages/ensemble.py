@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, NoReturn, Self, final
+
+import torch
 
 from ostinato.core.group import Group, choose
-from ostinato.errors import KindError
+from ostinato.errors import CheckpointError, KindError, UsageError
 from ostinato.storages.base import Storage
+from ostinato.storages.checkpoint import load_storages, restore_storages, save_storages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 __all__ = ["StorageEnsemble"]
 
@@ -60,3 +64,84 @@ class StorageEnsemble(Group[Storage]):
     def subset(self, chosen: list[int]) -> Self:
         """Return an ensemble of some of the storages, with their transforms."""
         return type(self)(*(self.members[i] for i in chosen), transforms=[self.transforms[i] for i in chosen])
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def max_size(self) -> int:
+        """Sum of the capacities of the storages."""
+        return sum(storage.max_size for storage in self.members)
+
+    @property
+    def shape(self) -> torch.Size:
+        """`(max_size,)`, as in TorchRL: the rows that all storages have room for."""
+        return torch.Size((self.max_size,))
+
+    def get(self, item: Any) -> list[tuple[int, Any]]:
+        """Return rows of several storages, each after the transform of its storage.
+
+        Args:
+            item: a TensorDict or dict with the `buffer_ids` (n numbers of storages) and the `index` of each (n indices,
+                for example int64 `[n, rows]`).
+
+        Returns:
+            For each of the n: the number of the storage, and its rows.
+        """
+        found = []
+        for number, index in zip(item.get("buffer_ids"), item.get("index"), strict=True):
+            i = int(number)
+            rows, transform = self.members[i].get(index), self.transforms[i]
+            found.append((i, rows if transform is None else transform(rows)))
+        return found
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:  # noqa: ARG002
+        """Raise: rows are written through a storage, `storages[i].set`.
+
+        Raises:
+            UsageError: always.
+        """
+        msg = f"an ensemble has no rows of its own, got {data!r:.60}: write through a storage, ensemble[i]"
+        raise UsageError(msg)
+
+    def add(self, data: Any) -> NoReturn:
+        """Raise, see `set`."""
+        self.set(None, data)
+
+    def extend(self, data: Any) -> NoReturn:
+        """Raise, see `set`."""
+        self.set(None, data)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the storages by their numbers as text."""
+        return {str(i): storage.state_dict() for i, storage in enumerate(self.members)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned, into all storages or none.
+
+        Raises:
+            CheckpointError: if there is another number of storages, or a state does not fit.
+        """
+        if set(state) != {str(i) for i in range(len(self))}:
+            msg = f"the state holds the storages {sorted(state)}, the ensemble has {len(self)}"
+            raise CheckpointError(msg)
+        restore_storages([state[str(i)] for i in range(len(self))], self.members)
+
+    def dumps(self, path: str | Path) -> None:
+        """Write the rows of all storages to one checkpoint directory; transforms are not saved.
+
+        Raises:
+            CheckpointError: if something cannot be saved, or the path holds other things.
+            StorageMemoryError: if the disk is too small.
+        """
+        save_storages(path, self.members)
+
+    def loads(self, path: str | Path) -> None:
+        """Replace the rows by those that `dumps` wrote, in all storages or none; see `Storage.loads`.
+
+        Raises:
+            CheckpointError: if there is another number of storages, or one does not fit.
+        """
+        load_storages(path, self.members)
+
+    dump = save = dumps
+    load = loads

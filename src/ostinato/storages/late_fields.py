@@ -197,6 +197,15 @@ class LateFields:
             columns[name], columns[f"{name}.has"] = column[:rows], self.has[path][:rows]
         return found
 
+    def keep(self, slots: Tensor) -> None:
+        """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
+        rows = slots.shape[0]
+        for path, column in self.columns.items():
+            bits, has = as_bits(column), self.has[path]
+            bits[:rows] = bits[slots]
+            has[:rows] = has[slots]
+            has[rows:] = False
+
     def clear(self) -> None:
         """Remove all late fields."""
         self.columns, self.has = {}, {}

@@ -10,6 +10,7 @@ from ostinato._backend import backend
 from ostinato.core.kinds import show_path
 from ostinato.errors import CheckpointError, KindError, OptionError, SchemaError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
+from ostinato.storages.byte_budget import RowsPresent, check_budget, rows_that_stay
 from ostinato.storages.codec_table import CodecTable, CodedColumn, check_codec, codecs_of, raise_mapped_codec
 from ostinato.storages.late_fields import LateFields
 from ostinato.storages.memory import HeapMemory, Memory
@@ -21,8 +22,12 @@ from ostinato.storages.tensor import TensorStorage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import Tensor
+
+    from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.rows import Path, Schema
     from ostinato.durable.codecs import AnyCodec
+    from ostinato.storages.byte_budget import Evict
 
 __all__ = ["LazyTensorStorage"]
 
@@ -52,10 +57,21 @@ class LazyTensorStorage(TensorStorage):
             without, bit for bit; memory and checkpoints hold compressed bytes, and all reads are copies. Not with
             `single_copy`, on the CPU only. Rows are compressed when they are written, under the lock of the buffer, and
             decompressed outside of it; large batches in several threads.
+        max_bytes: with `codec`, most bytes of the rows present: compressed values and the other tensor fields. When new
+            rows would exceed it, the oldest rows leave before these are written, until a 16th of it is free. `len`,
+            samplers, priorities and episodes follow. Rows that stay move to the first slots and get new generations,
+            so no index or priority update of an earlier batch reaches another row. `max_size` holds as well; a large
+            one costs memory only for the fields without codec. Needs a round-robin writer.
+        evict: "rows", or "episodes": whole finished episodes leave, that with the oldest row first. Only if the
+            unfinished episodes alone exceed the budget, these leave too, the newest of them row by row. The buffer must
+            know its episodes (`episodes=`, a slice sampler, or a unit).
         allow_pickle: let `dumps` and `loads` pickle objects of non-tensor fields that are not text or plain values.
             Unpickling executes code: set it only for checkpoints that you trust.
         compilable: no effect: the native call is opaque to `torch.compile` in any case.
         shared_init: the buffer with this storage is shared between processes, as with `ReplayBuffer(shared=True)`.
+        consolidated: no effect, except that rows must be TensorDicts or tensorclasses: small fields share one block of
+            memory in any case.
+        cleanup_memmap: no effect: no file is left of the allocation.
 
     Raises:
         CapacityError: if `max_size` is not a positive integer.
@@ -80,10 +96,15 @@ class LazyTensorStorage(TensorStorage):
         packed: bool = True,
         single_copy: bool | Mapping[Any, Any] = False,
         codec: str | AnyCodec | Mapping[Any, str | AnyCodec] | None = None,
+        max_bytes: int | None = None,
+        evict: Evict = "rows",
         allow_pickle: bool = False,
         compilable: bool = False,  # noqa: ARG002
+        consolidated: bool = False,
+        cleanup_memmap: bool = True,  # noqa: ARG002
         shared_init: bool = False,
     ) -> None:
+        self.consolidated = consolidated
         self.shared_init = shared_init
         self.ndim = check_ndim(ndim)
         self.allow_pickle = allow_pickle
@@ -93,6 +114,9 @@ class LazyTensorStorage(TensorStorage):
         if self._codec is not None and self._single_copy:
             msg = "codec and single_copy cannot be used together: leave one of them out"
             raise OptionError(msg)
+        self._budget = check_budget(max_bytes, evict, coded=self._codec is not None, ndim=self.ndim)
+        self.budget = self._budget is not None
+        self.evicts_episodes = self._budget is not None and self._budget.episodes
         self.max_size = self.capacity = check_capacity(max_size)
         self._auto = device == "auto"
         self.device = torch.device("cpu") if self._auto else check_device(device)
@@ -103,6 +127,9 @@ class LazyTensorStorage(TensorStorage):
         self._late = LateFields(max_size, self.device)
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
+        if self.consolidated and schema.kind not in {"tensordict", "tensorclass"}:
+            msg = f"Cannot consolidate non-tensordict storages, got rows of the kind {schema.kind!r}: omit consolidated"
+            raise OptionError(msg)
         if self._auto:
             self.device = device
         num_envs = batch[-1] if self.ndim > 1 else 1
@@ -182,9 +209,32 @@ class LazyTensorStorage(TensorStorage):
             "packed": self.packed,
             "single_copy": self._single_copy,
             "codec": self._codec,
+            "max_bytes": None if self._budget is None else self._budget.max_bytes,
+            "evict": "episodes" if self.evicts_episodes else "rows",
             "device": "auto" if self._auto else str(self.device),
+            "consolidated": self.consolidated,
             "allow_pickle": self.allow_pickle,
         }
+
+    def rows_that_stay(self, payload: Any, oldest: int, episodes: EpisodeTable | None) -> Tensor | None:
+        """Return the slots that stay when rows leave because of `max_bytes`; see `Storage.rows_that_stay`."""
+        if self._budget is None or not isinstance(self._table, CodecTable):
+            return None
+        ring = RowsPresent(self._rows, oldest, self.num_envs)
+        return rows_that_stay(self._budget, self._table, payload.found, ring, episodes)
+
+    def keep(self, slots: Tensor) -> None:
+        """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
+        if self._budget is None or not isinstance(self._table, CodecTable):
+            super().keep(slots)
+            return
+        rows = slots.shape[0]
+        self._table.keep(slots)
+        if self._objects is not None:
+            self._objects.keep(slots)
+        if self._late.columns:
+            self._late.keep(slots)
+        self._rows, self._cursor = rows, rows % self.capacity
 
     def _codecs(self) -> list[AnyCodec]:
         codec = self._codec

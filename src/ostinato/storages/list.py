@@ -12,8 +12,9 @@ from torch import Tensor
 from ostinato.core import kinds
 from ostinato.core.index import select
 from ostinato.core.records import Run
+from ostinato.core.rows import map_leaves
 from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
-from ostinato.storages.base import Storage, check_capacity, find_seam
+from ostinato.storages.base import Storage, check_capacity, check_device, find_seam
 from ostinato.storages.object_columns import owned
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class ListStorage(Storage):
 
     Args:
         max_size: capacity in rows; None for no limit.
+        device: where the tensors of rows are moved when they are written; None leaves each where it is.
         allow_pickle: let `dumps` and `loads` pickle objects that are not tensors, arrays or plain values. Unpickling
             executes code: set it only for checkpoints that you trust.
         compilable: no effect: Python objects are opaque to `torch.compile` in any case.
@@ -51,8 +53,18 @@ class ListStorage(Storage):
 
     form = "objects"
 
-    def __init__(self, max_size: int | None = None, *, allow_pickle: bool = False, compilable: bool = False) -> None:  # noqa: ARG002
+    def __init__(
+        self,
+        max_size: int | None = None,
+        *,
+        device: torch.device | str | int | None = None,
+        allow_pickle: bool = False,
+        compilable: bool = False,  # noqa: ARG002
+    ) -> None:
         self._max_size = sys.maxsize if max_size is None else check_capacity(max_size)
+        self._target = None if device is None else check_device(device)
+        if self._target is not None:
+            self.device = self._target
         self.allow_pickle = allow_pickle
         self._items: list[Any] = []
         self._cursor = 0
@@ -92,7 +104,7 @@ class ListStorage(Storage):
             KindError: if `extend` is given a dict or text, which could be one row or many.
         """
         if lead == 0:
-            return [owned(data)], 1
+            return [self._copied(data)], 1
         if isinstance(data, (dict, str, bytes)):
             msg = (
                 "extend() of a ListStorage takes rows (list, tuple, range, tensor, TensorDict), got one "
@@ -107,7 +119,17 @@ class ListStorage(Storage):
                 f"{type(data).__name__} ({error}): use add() for one row"
             )
             raise KindError(msg) from None
-        return [owned(row) for row in rows], len(rows)
+        return [self._copied(row) for row in rows], len(rows)
+
+    def _copied(self, row: Any) -> Any:
+        """Return a copy of a row on the device of the storage."""
+        return self._moved(owned(row))
+
+    def _moved(self, row: Any) -> Any:
+        target = self._target
+        if target is None:
+            return row
+        return map_leaves(row, lambda x: x.to(target) if isinstance(x, Tensor) or kinds.is_tensor_collection(x) else x)
 
     def write(self, placement: Placement, payload: list[Any]) -> None:
         """Write rows to the list."""
@@ -152,7 +174,7 @@ class ListStorage(Storage):
         Raises:
             SchemaError: if the number of rows differs from that of the slots.
         """
-        rows = [owned(row) for row in kinds.unstack(data)] if batch else [owned(data)]
+        rows = [self._copied(row) for row in kinds.unstack(data)] if batch else [self._copied(data)]
         if len(rows) != slots.shape[0]:
             msg = f"{slots.shape[0]} rows are chosen, {len(rows)} were given: give one for each"
             raise SchemaError(msg)
@@ -224,7 +246,7 @@ class ListStorage(Storage):
             CheckpointError: if there are more rows than fit.
         """
         self.check_state(state)
-        items, seam = list(state["items"]), self.seam(state)
+        items, seam = list(map(self._moved, state["items"])), self.seam(state)
         self._items = items[seam:] + items[:seam]
         grown = self._max_size != state["capacity"]
         self._cursor = (len(self._items) if grown else int(state["cursor"])) % self._max_size

@@ -12,7 +12,7 @@ from ostinato._backend import backend
 from ostinato.core.rows import Schema
 from ostinato.durable.arrays import ArrayRecord, read_array, write_array
 from ostinato.durable.manifest import read_manifest, write_manifest
-from ostinato.errors import CheckpointError, OptionError, UsageError
+from ostinato.errors import CheckpointError, DirectoryInUseError, OptionError, UsageError
 from ostinato.storages.late_fields import LateFields
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.memory import MappedMemory, Memory
@@ -47,8 +47,10 @@ class LazyMemmapStorage(LazyTensorStorage):
         scratch_dir: directory of the files; None creates a temporary one, which is removed with the storage.
         device: "cpu" or "auto"; accepted for compatibility with TorchRL.
         ndim: 1 for rows `[B, ...]`; 2 for rows `[time, environments, ...]`.
-        existsok: allow `scratch_dir` to contain files. If `flush` left its manifest, the storage opens with its rows;
-            otherwise, files of an earlier storage are replaced at the first write.
+        existsok: allow `scratch_dir` to contain the files of another storage. If `flush` left its manifest, the
+            storage opens with its rows; otherwise, the files are replaced at the first write.
+        auto_cleanup: remove the files when the storage is closed or dropped, or at the end of the process; None
+            removes temporary ones alone. No signal handlers are installed: a process that SIGTERM ends leaves them.
         packed: see `LazyTensorStorage`.
         single_copy: see `LazyTensorStorage`; next observations that are stored separately have files of their own.
         allow_pickle: see `LazyTensorStorage`; `flush` never pickles.
@@ -56,7 +58,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         shared_init: see `LazyTensorStorage`; the rows are in the files.
 
     Raises:
-        OptionError: if the directory contains files and `existsok` is false, or for another device.
+        OptionError: for another device.
+        DirectoryInUseError: at the first write, if the directory contains files of a storage and `existsok` is false.
         CheckpointError: if the directory was created with another capacity or `ndim`.
         StorageMemoryError: at the first write, if the disk is too small; names the bytes needed and free.
 
@@ -80,10 +83,14 @@ class LazyMemmapStorage(LazyTensorStorage):
         single_copy: bool | Mapping[Any, Any] = False,
         allow_pickle: bool = False,
         compilable: bool = False,
+        auto_cleanup: bool | None = None,
         shared_init: bool = False,
     ) -> None:
         if device != "auto" and torch.device(device).type != "cpu":
-            msg = f"mapped files are on the CPU, got device={device!r}: use LazyTensorStorage for other devices"
+            msg = (
+                "Memory map device other than CPU isn't supported: mapped files are on the CPU, got "
+                f"device={device!r}: use LazyTensorStorage, or move batches with a transform"
+            )
             raise OptionError(msg)
         super().__init__(
             max_size,
@@ -96,18 +103,15 @@ class LazyMemmapStorage(LazyTensorStorage):
             shared_init=shared_init,
         )
         self._directory = None if scratch_dir is None else Path(scratch_dir)
+        self.existsok = existsok
+        """Whether the directory may contain files of another storage."""
+        self.auto_cleanup = scratch_dir is None if auto_cleanup is None else auto_cleanup
+        """Whether the files are removed with the storage."""
         self._mapped: MappedMemory | None = None
         self._process = os.getpid()
         self._flushed = False
-        if self._directory is not None and self._directory.exists():
-            if not existsok and (not self._directory.is_dir() or any(self._directory.iterdir())):
-                msg = (
-                    f"the directory {self._directory} exists: pass existsok=True to reopen it, or choose "
-                    "another scratch_dir"
-                )
-                raise OptionError(msg)
-            if (self._directory / "manifest.json").exists():
-                self._reopen(self._directory)
+        if existsok and self._directory is not None and (self._directory / "manifest.json").exists():
+            self._reopen(self._directory)
 
     @property
     def mappable(self) -> bool:  # type: ignore[override]
@@ -118,6 +122,58 @@ class LazyMemmapStorage(LazyTensorStorage):
     def scratch_dir(self) -> Path | None:
         """Directory of the files; None for a temporary one before the first row."""
         return self._mapped.directory if self._mapped is not None else self._directory
+
+    def _foreign(self) -> list[Path]:
+        """Return the files of another storage in the directory.
+
+        Raises:
+            DirectoryInUseError: if there are some, and `existsok` is false.
+        """
+        directory = self._directory
+        if directory is None or not directory.exists():
+            return []
+        found = [*directory.glob("block*.bin"), *directory.glob("manifest.json")] if directory.is_dir() else [directory]
+        if found and not self.existsok:
+            msg = (
+                f"the directory {directory} holds the files of another storage: pass existsok=True to use it, or "
+                "choose another scratch_dir"
+            )
+            raise DirectoryInUseError(msg)
+        return found
+
+    def cleanup(self) -> bool:
+        """Remove the files from the disk; the directory too, if it is empty then.
+
+        The rows stay readable and writable in this process, until it ends or drops the storage.
+
+        Returns:
+            Whether files were removed: False before the first write, and at the second call.
+        """
+        if self._mapped is None:
+            return False
+        self._flushed = False
+        return self._mapped.remove()
+
+    def dumps(self, path: str | Path) -> None:
+        """Save the rows; see `Storage.dumps`. To its own `scratch_dir`: `flush`, which copies nothing."""
+        if self._directory is not None and Path(path).absolute() == self._directory.absolute():
+            self.flush()
+        else:
+            super().dumps(path)
+
+    def loads(self, path: str | Path) -> None:
+        """Load rows; see `Storage.loads`. From its own `scratch_dir`: open what `flush` has written there.
+
+        Raises:
+            UsageError: if the storage has written to its `scratch_dir` since `flush`.
+        """
+        if self._directory is None or Path(path).absolute() != self._directory.absolute():
+            super().loads(path)
+        elif self._table is None:
+            self._reopen(self._directory)
+        elif not self._flushed:
+            msg = f"rows were written since the last flush() to {path}, and have replaced those that were saved there"
+            raise UsageError(msg)
 
     def flush(self) -> None:
         """Write all rows to the disk, and a manifest with which `existsok=True` opens them again.
@@ -213,7 +269,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         Raises:
             OptionError: if the rows in the files are laid out as only this storage knows.
         """
-        mapped = self._mapped or MappedMemory(self._directory)
+        mapped = self._mapped or MappedMemory(self._directory, remove=self.auto_cleanup)
         if self._rows and self._table is not None:
             packed = self.packed and backend.native is not None
             if list(self._table.layout) != plan_layout(self._table.schema.leaves, packed=packed):
@@ -221,8 +277,8 @@ class LazyMemmapStorage(LazyTensorStorage):
                     f"the files in {mapped.directory} were written with another layout: load the rows from a checkpoint"
                 )
                 raise OptionError(msg)
-        elif mapped.directory.exists():
-            for path in mapped.directory.glob("block*.bin"):
+        else:
+            for path in self._foreign() if self._mapped is None else mapped.directory.glob("block*.bin"):
                 path.unlink()  # see `_lay_out`
         self._end_flush()
         self._mapped = None
@@ -233,7 +289,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self._closed:
             msg = "the storage is closed: create a new one"
             raise UsageError(msg)
-        self._mapped = MappedMemory(self._directory)
+        self._mapped = MappedMemory(self._directory, remove=self.auto_cleanup)
         self._process = os.getpid()
         return self._mapped
 
@@ -270,7 +326,7 @@ class LazyMemmapStorage(LazyTensorStorage):
                 f"single_copy={self._single_copy!r}: open it with the same option, or choose another scratch_dir"
             )
             raise CheckpointError(msg)
-        self._mapped = MappedMemory(directory)
+        self._mapped = MappedMemory(directory, remove=self.auto_cleanup)
         self._mapped.must_exist({f"block{n}.bin": b.stride * body["capacity"] for n, b in enumerate(layout)})
         if single:
             self._table = self._reopen_single(schema, layout, body)
@@ -298,10 +354,9 @@ class LazyMemmapStorage(LazyTensorStorage):
         return table
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
-        if self._directory is not None and any(self._directory.glob("block*.bin")):
+        for path in self._foreign():
             # left by a process that did not flush: it is not known which of the bytes are rows
-            for path in self._directory.glob("block*.bin"):
-                path.unlink()
+            path.unlink()
         super()._lay_out(schema, batch, device)
 
     def _options(self) -> dict[str, Any]:

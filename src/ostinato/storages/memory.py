@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -75,20 +76,20 @@ class MappedMemory:
     """Files in a directory, one for each block, mapped into memory.
 
     The disk space is reserved when a block is created: writing to a mapped file on a full disk would kill the process
-    (SIGBUS) instead of raising an error. Without `scratch_dir`, the files are temporary: `close`, or the end of the
-    object, removes them.
+    (SIGBUS) instead of raising an error. With `remove` (without it, if there is no `scratch_dir`) the files are
+    temporary: `close`, or the end of the object, removes them.
     """
 
     device = torch.device("cpu")
 
-    def __init__(self, scratch_dir: Path | None) -> None:
+    def __init__(self, scratch_dir: Path | None, *, remove: bool | None = None) -> None:
         self.temporary = scratch_dir is None
-        if scratch_dir is None:
-            self.directory = Path(tempfile.mkdtemp(prefix="ostinato-"))
-            self._remove = weakref.finalize(self, _remove_directory, str(self.directory), os.getpid())
-        else:
-            self.directory = Path(scratch_dir)
+        self._removes = self.temporary if remove is None else remove
         self._blocks: list[Path] = []
+        self._numbers: dict[Path, int] = {}
+        self.directory = Path(tempfile.mkdtemp(prefix="ostinato-") if scratch_dir is None else scratch_dir)
+        if self._removes:  # when it is dropped, and at the end of the process
+            weakref.finalize(self, _remove_files, self.directory, self._numbers, os.getpid())
 
     def check(self, nbytes: int) -> None:
         """Compare with the free space of the disk.
@@ -110,6 +111,7 @@ class MappedMemory:
         if not path.exists() or path.stat().st_size != nbytes:
             files.reserve(path, nbytes)
         self._blocks.append(path)
+        self._numbers[path] = path.stat().st_ino
         with torch.inference_mode(mode=False):
             return torch.from_file(str(path), shared=True, size=nbytes, dtype=torch.uint8)
 
@@ -124,9 +126,13 @@ class MappedMemory:
         return {path.name: path.stat().st_size for path in self._blocks}
 
     def close(self) -> None:
-        """Remove the files if they are temporary. Mapped blocks stay valid as long as they are referenced."""
-        if self.temporary:
-            self._remove()
+        """Remove the files if they go with this object. Mapped blocks stay valid as long as they are referenced."""
+        if self._removes:
+            self.remove()
+
+    def remove(self) -> bool:
+        """Remove the files, and their directory if it is empty then; return whether there were some."""
+        return _remove_files(self.directory, self._numbers, os.getpid())
 
     def must_exist(self, sizes: dict[str, int]) -> None:
         """Check the files of a directory that is opened again.
@@ -149,10 +155,21 @@ class MappedMemory:
                 raise DamagedFileError(msg)
 
 
-def _remove_directory(directory: str, process: int) -> None:
-    """Remove a temporary directory, but not in a forked child of the process that made it."""
-    if os.getpid() == process:
-        shutil.rmtree(directory, ignore_errors=True)
+def _remove_files(directory: Path, numbers: dict[Path, int], process: int) -> bool:
+    """Remove the files of a mapped storage, unless this is a forked child of the process that made them.
+
+    Files of the same names that another storage has put in their place are left.
+    """
+    if os.getpid() != process:
+        return False
+    mine = [path for path, number in numbers.items() if path.exists() and path.stat().st_ino == number]
+    numbers.clear()
+    if mine:
+        for path in {*mine, *directory.glob("block*.bin"), *directory.glob("manifest.json")}:
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it is gone, or holds other files
+        directory.rmdir()
+    return bool(mine)
 
 
 def show_bytes(nbytes: float) -> str:

@@ -260,6 +260,13 @@ class ObjectColumns:
             found.append(column[at].copy() if other is None else column[other.cpu().numpy()])
         return found
 
+    def keep(self, slots: Tensor) -> None:
+        """Move the objects at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
+        where = slots.cpu().numpy()
+        for column in self._columns:
+            column[: len(where)] = column[where]
+            column[len(where) :] = None
+
     def clear(self) -> None:
         """Remove all objects."""
         for column in self._columns:

@@ -350,9 +350,9 @@ class SharedStorage(Storage):
         return self.ring.cursor if self._find() else 0
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> torch.Size:
         """`(slots,)`: the slots that an index can address; some may not hold a complete row at the moment."""
-        return (self.ring.rows if self._find() else 0,)
+        return torch.Size((self.ring.rows if self._find() else 0,))
 
     @property
     def default_collate(self) -> Callable[[Any], Any] | None:

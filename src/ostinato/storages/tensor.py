@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast, final
 
 import torch
@@ -12,7 +13,7 @@ from ostinato.core import kinds
 from ostinato.core.index import apply_index, is_field, plain_index, select
 from ostinato.core.records import Picks, Request
 from ostinato.core.rows import Flat, Schema, describe, turn_rows
-from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, SchemaError, UsageError
+from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, SchemaError, StackError, UsageError
 from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim, copied_rows, find_seam
 from ostinato.storages.codec_table import CodecTable, CodedColumn, Encoded, decoded_columns
 from ostinato.storages.late_fields import LateFields
@@ -44,6 +45,21 @@ class _Payload(NamedTuple):
     """What a single-copy table found when it compared the rows; the fields that a codec compressed."""
 
 
+@final
+class _Columns(dict[str, Any]):
+    """Columns of a state by name. Pickled and deep copied as dense copies.
+
+    Fields of a packed row are views of one block of memory in several dtypes, which `torch.save` cannot save, and each
+    view would be saved with the whole block.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return an `OrderedDict` of copies, which `torch.load(weights_only=True)` accepts."""
+        dense = [(name, x.clone(memory_format=torch.contiguous_format)) for name, x in self.items()]
+        return OrderedDict, (dense,)
+
+
+_NO_ROWS_YET = "Cannot get elements out of a non-initialized storage: it holds no rows yet, write some first"
 _NO_ROWS = _Payload(Flat([], (0,), None), {})
 _HELD = ("_table", "num_envs", "capacity", "_rows", "_cursor", "_late", "exposed", "_objects")
 
@@ -98,6 +114,9 @@ class TensorStorage(Storage):
     ) -> None:
         self.ndim = check_ndim(ndim)
         self.allow_pickle = allow_pickle
+        if storage is None:
+            msg = "Expected storage to be non-null: give the data, or use LazyTensorStorage(max_size) for data to come"
+            raise OptionError(msg)
         schema = describe(storage, self.ndim)
         flat = schema.flatten(storage, None, self.ndim)
         leaves, batch, _, objects = flat
@@ -106,8 +125,8 @@ class TensorStorage(Storage):
         rows = batch[0] * self.num_envs
         if max_size is not None and max_size != rows:
             msg = (
-                f"max_size must be the {rows} rows of the data (or None), got {max_size}: use "
-                "LazyTensorStorage for more room"
+                f"The max-size and the storage shape mismatch: got max_size={max_size} for {rows} rows. Omit max_size, "
+                "or use LazyTensorStorage for more room"
             )
             raise CapacityError(msg)
         self.max_size = self.capacity = check_capacity(rows)
@@ -130,9 +149,33 @@ class TensorStorage(Storage):
             self._objects = ObjectColumns.of(schema.objects, objects, rows)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> torch.Size:
         """Shape of the rows present: `(rows,)`, or `(steps, num_envs)` with `ndim=2`."""
-        return (self._rows,) if self.ndim == 1 else (self._rows // self.num_envs, self.num_envs)
+        return torch.Size((self._rows,) if self.ndim == 1 else (self._rows // self.num_envs, self.num_envs))
+
+    def flatten(self) -> Storage:
+        """Return a storage of the rows present with `ndim=1`: this storage, or with `ndim=2` one on the same memory.
+
+        Fields that were added later are copied.
+
+        Raises:
+            UsageError: if there are no rows, or with `single_copy` or `codec`.
+        """
+        if self.ndim == 1:
+            return self
+        if not self._rows:
+            msg = "Cannot flatten a non-initialized storage: write rows first"
+            raise UsageError(msg)
+        if not isinstance(self._table, Table):
+            msg = "with single_copy or codec rows cannot be flattened on their own memory: read them with storage[:]"
+            raise UsageError(msg)
+        self._expose()
+        slots = torch.arange(self._rows, device=self.device)
+        objects = () if self._objects is None else self._objects.get(slots)
+        payload = _Payload(
+            Flat(self._table.view(slice(self._rows)), (self._rows,), None, objects), self._late.get(slots)
+        )
+        return TensorStorage(self.present(payload, (self._rows,)), allow_pickle=self.allow_pickle)
 
     @property
     def schema(self) -> Schema | None:
@@ -238,10 +281,17 @@ class TensorStorage(Storage):
             raise SchemaError(msg)
 
     def _stacked(self, rows: list[Any]) -> Any:
-        if self._table is None:
-            return kinds.stack(rows, table=True)
-        schema = self._table.schema
-        return kinds.stack(rows, schema.fit, objects={leaf.path for leaf in schema.objects}, table=True)
+        try:
+            if self._table is None:
+                return kinds.stack(rows, table=True)
+            schema = self._table.schema
+            return kinds.stack(rows, schema.fit, objects={leaf.path for leaf in schema.objects}, table=True)
+        except (SchemaError, KindError) as error:
+            msg = (
+                f"Stacking the elements of the list resulted in an error: {error}. A list at the root is one item for "
+                "each row; a tuple is one pytree of batches"
+            )
+            raise StackError(msg) from error
 
     def _known(self) -> set[Path]:
         return set(self._require().schema.paths)
@@ -265,7 +315,7 @@ class TensorStorage(Storage):
 
     def _require(self) -> Table | SingleCopyTable | CodecTable:
         if self._table is None:
-            msg = "the storage is closed" if self._closed else "the storage holds no rows yet: write some first"
+            msg = "the storage is closed" if self._closed else _NO_ROWS_YET
             raise UsageError(msg)
         return self._table
 
@@ -575,7 +625,7 @@ class TensorStorage(Storage):
         self.load_hooks = (*self.load_hooks, check_hook(hook))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows present as views, and counts."""
+        """Return the rows present as views, and counts. `torch.save` and `copy.deepcopy` copy the rows."""
         table = self._table
         state = {
             "form": self.form,
@@ -586,7 +636,7 @@ class TensorStorage(Storage):
             "capacity": self.capacity,
             "schema": None,
             "single_copy": None,
-            "columns": {},
+            "columns": _Columns(),
             "late": [],
         }
         if table is None:
@@ -605,7 +655,7 @@ class TensorStorage(Storage):
             columns |= {f"{names[i]}.apart": value for (i, _), value in zip(table.pairs, nexts, strict=True)}
         if self._late.columns:
             state["late"] = self._late.add_columns(columns, len(names), rows)
-        state["columns"] = columns
+        state["columns"] = _Columns(columns)
         if self._objects is not None:
             state |= self._objects.state(rows, allow_pickle=self.allow_pickle)
         return state

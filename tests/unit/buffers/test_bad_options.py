@@ -47,7 +47,7 @@ def test_a_capacity_may_be_an_integer_of_numpy() -> None:
 
 
 def test_a_tensor_storage_has_the_capacity_of_its_data() -> None:
-    with pytest.raises(CapacityError, match=r"4 rows of the data.*got 10"):
+    with pytest.raises(CapacityError, match=r"max-size and the storage shape mismatch: got max_size=10 for 4 rows"):
         TensorStorage(torch.zeros(4), max_size=10)
 
 
@@ -135,7 +135,7 @@ def test_drop_last_needs_a_batch_size_and_enough_rows() -> None:
         buffer("packed", 5, sampler=SamplerWithoutReplacement(drop_last=True))
     rb = buffer("packed", 5, sampler=SamplerWithoutReplacement(drop_last=True), batch_size=4)
     fill(rb, range(3))
-    with pytest.raises(OptionError, match=r"batch_size must be in \[1, 3\] \(rows stored\).*got 4"):
+    with pytest.raises(OptionError, match=r"The batch size \(4\) is greater than the storage capacity \(3\)"):
         rb.sample()
 
 

@@ -246,7 +246,7 @@ def test_bad_priorities_raise_with_their_positions_and_change_nothing(bad: float
     with pytest.raises(ValueError, match="finite and at least 0"):
         rb.update_priority(0, bad)
     assert priorities(rb) == [1.0] * 5
-    assert rb.sampler.default_priority == 1.0  # type: ignore[attr-defined]
+    assert rb.sampler.default_priority == 1.0
 
 
 def test_positions_of_bad_priorities_are_those_given_though_others_are_stale() -> None:
@@ -347,7 +347,7 @@ def test_checked_updates_of_slots_without_a_row_change_nothing(slot: int, stamp:
     except SlotError:
         pass
     assert priorities(rb) == [1.0] * 5
-    assert rb.sampler.default_priority == 1.0  # type: ignore[attr-defined]
+    assert rb.sampler.default_priority == 1.0
 
 
 def test_rows_that_the_writer_did_not_keep_are_left_out() -> None:
@@ -438,7 +438,7 @@ def test_first_priorities_come_from_the_data_where_it_has_them(storage: Any) -> 
     assert priorities(rb) == [1.0, 2.0, 3.0, 5.0]
     rb.extend(table([9], td_error=[7.0]), update_priority=False)
     assert priorities(rb) == [1.0, 2.0, 3.0, 5.0, 5.0], "the default one, as it was asked for"
-    assert rb.sampler.default_priority == 5.0  # type: ignore[attr-defined]
+    assert rb.sampler.default_priority == 5.0
 
 
 def test_without_the_key_rows_get_the_default() -> None:
@@ -610,7 +610,7 @@ def test_after_a_load_every_draw_weight_and_stamp_is_the_same(
         for buffer, batch in ((rb, one), (again, other)):
             batch["td_error"] = batch["obs"].float() + 0.5
             buffer.update_tensordict_priority(batch)
-    assert rb.sampler.default_priority == again.sampler.default_priority  # type: ignore[attr-defined]
+    assert rb.sampler.default_priority == again.sampler.default_priority
 
 
 def test_a_larger_buffer_takes_the_priorities_over(tmp_path: Path) -> None:

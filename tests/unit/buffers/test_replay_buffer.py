@@ -429,7 +429,7 @@ def test_iterating_a_storage_gives_its_rows() -> None:
     for storage in ("packed", "list"):
         rb = buffer(storage, 20)
         fill(rb, range(4))
-        assert [read_ids(row) for row in rb.storage] == [[0], [1], [2], [3]]  # type: ignore[attr-defined]
+        assert [read_ids(row) for row in rb.storage] == [[0], [1], [2], [3]]
 
 
 def test_read_all_and_write_all_follow_the_order_of_slots() -> None:

@@ -152,6 +152,6 @@ def test_wrong_arguments() -> None:
 
 def test_a_value_that_the_sampler_refuses() -> None:
     scheduler = StepScheduler(make(), "beta", -1.0, mode="additive")
-    with pytest.raises(OptionError, match="beta must be a finite number of at least 0"):
+    with pytest.raises(OptionError, match="beta must be greater or equal to 0"):
         scheduler.step()
     assert scheduler.value == 0.5

@@ -49,7 +49,8 @@ def test_shutdown_ends_sampling_and_keeps_rows() -> None:
     rb.shutdown()
     rb.shutdown()
     assert not rb.is_alive
-    for call in (rb.sample, lambda: next(iter(rb)), rb.next):
+    calls: list[Any] = [rb.sample, lambda: next(iter(rb)), rb.next]
+    for call in calls:
         with pytest.raises(UsageError, match="A shut down replay buffer cannot be sampled"):
             call()
     with pytest.raises(UsageError, match="cannot be restarted"):

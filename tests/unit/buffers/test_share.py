@@ -203,7 +203,7 @@ def test_a_buffer_in_files_is_shared_with_a_process_that_is_started(given: bool,
 
 
 def at_a_start(rb: ReplayBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostinato.buffers.replay.get_spawning_popen", object)
+    monkeypatch.setattr("ostinato.buffers.lifecycle.get_spawning_popen", object)
     pickle.dumps(rb)
 
 

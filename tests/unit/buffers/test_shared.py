@@ -283,7 +283,7 @@ def test_beta_is_each_process_its_own_and_empty_keeps_the_form() -> None:
     assert rb.sample(return_info=True)[1]["priority_weight"].tolist() == [1.0] * 4
     rb.empty()
     assert (len(rb), rb.write_count) == (0, 0)
-    assert rb.sampler.default_priority == 1.0  # type: ignore[attr-defined]
+    assert rb.sampler.default_priority == 1.0
     with pytest.raises(EmptyBufferError):
         rb.sample()
     with pytest.raises(SchemaError):

@@ -130,7 +130,7 @@ def test_whoever_comes_after_a_death_in_the_lock_brings_all_in_order(at: str) ->
     # the law is that of the leaves
     assert counts[~whole].sum() == 0
     assert p_value(counts[whole].tolist(), leaves[whole].tolist()) > LEAST_P
-    assert rb.sampler.default_priority == (100.0 if at == "leaves" else 4.0)  # type: ignore[attr-defined]
+    assert rb.sampler.default_priority == (100.0 if at == "leaves" else 4.0)
 
 
 def churn(rb: ReplayBuffer, seed: int) -> None:

@@ -8,9 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
-from ostinato import LazyTensorStorage, ListStorage, PrioritizedReplayBuffer, PrioritizedSampler, ReplayBuffer
-from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError
+from ostinato import (
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerEnsemble,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+)
+from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError, SlotError
 from ostinato.testing.views import make_view
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -49,10 +60,10 @@ def values(rb: ReplayBuffer) -> list[float]:
         ({"max_capacity": 2**60}, CapacityError, "give the storage a max_size"),
         ({"max_capacity": 2.5}, KindError, "max_capacity must be an integer"),
         ({"max_capacity": True}, CapacityError, "max_capacity must be in"),
-        ({"alpha": -0.1}, OptionError, r"alpha must be a finite number of at least 0, got -0\.1"),
+        ({"alpha": -0.1}, OptionError, r"alpha must be greater or equal than 0, got alpha=-0\.1"),
         ({"alpha": math.nan}, OptionError, "alpha must be"),
         ({"alpha": "much"}, OptionError, "alpha must be"),
-        ({"beta": -1.0}, OptionError, "beta must be a finite number of at least 0"),
+        ({"beta": -1.0}, OptionError, "beta must be greater or equal to 0, got beta=-1.0"),
         ({"beta": math.inf}, OptionError, "beta must be"),
         ({"eps": -1e-9}, OptionError, "eps must be"),
         ({"dtype": torch.int64}, OptionError, "dtype must be a floating dtype"),
@@ -73,23 +84,95 @@ def test_exponents_set_later_are_checked_too() -> None:
     assert (sampler.alpha, sampler.beta) == (0.6, 0.4)
 
 
-def test_a_sampler_smaller_than_the_storage_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"max_capacity=10 rows, the storage has room for 11: give the sampler"):
-        ReplayBuffer(storage=LazyTensorStorage(11), sampler=PrioritizedSampler(10, 0.6, 0.4))
-    rb = ReplayBuffer(storage=LazyTensorStorage(11))
-    with pytest.raises(OptionError, match="max_capacity=10"):
-        rb.set_sampler(PrioritizedSampler(10, 0.6, 0.4))
+def test_a_sampler_smaller_than_the_storage_takes_the_rows_that_it_has_room_for() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(7), sampler=PrioritizedSampler(4, 0.6, 0.4), batch_size=64)
+    rb.extend(torch.arange(3))
+    before = rb.stats()
+    with pytest.raises(SlotError, match=r"slot 4 is out of range: PrioritizedSampler keeps priorities for max_capac"):
+        rb.extend(torch.arange(2))
+    assert (len(rb), rb.stats()) == (3, before)
+    rb.add(torch.tensor(3))
+    assert isinstance(SlotError(), IndexError)
+    with pytest.raises(IndexError, match="max_capacity=4 rows: give it the max_size"):
+        rb.add(torch.tensor(4))
+    assert set(rb.sample().tolist()) == {0, 1, 2, 3}
+    rb.empty()
+    rb.extend(torch.arange(4))
+
+
+def test_a_sampler_smaller_than_the_rows_present_is_refused() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(7))
+    rb.extend(torch.arange(5))
+    with pytest.raises(SlotError, match="max_capacity=4"):
+        rb.set_sampler(PrioritizedSampler(4, 0.6, 0.4))
     assert type(rb.sampler).__name__ == "RandomSampler"
-    with pytest.raises(OptionError, match="max_capacity=10"):
-        ReplayBuffer(storage=ListStorage(), sampler=PrioritizedSampler(10, 0.6, 0.4))
-    small = ReplayBuffer(storage=LazyTensorStorage(10), sampler=PrioritizedSampler(10, 0.6, 0.4))
-    with pytest.raises(OptionError, match="max_capacity=10"):
-        small.set_storage(LazyTensorStorage(11))
+    with pytest.raises(SlotError, match="max_capacity=4"):
+        ReplayBuffer(storage=rb.storage, sampler=PrioritizedSampler(4, 0.6, 0.4))
+    small = ReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 0.6, 0.4))
+    with pytest.raises(SlotError, match="max_capacity=4"):
+        small.set_storage(rb.storage)
+
+
+def test_a_ranked_writer_forgets_rows_that_the_sampler_has_no_room_for() -> None:
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(6),
+        sampler=PrioritizedSampler(2, 1.0, 0.4),
+        writer=TensorDictMaxValueWriter(rank_key="rank"),
+        batch_size=2,
+    )
+    rb.extend(TensorDict({"rank": torch.tensor([1.0, 2.0])}, [2]))
+    written = repr(rb.writer)
+    with pytest.raises(SlotError, match="max_capacity=2"):
+        rb.extend(TensorDict({"rank": torch.tensor([9.0])}, [1]))
+    assert repr(rb.writer) == written
+    assert rb[:]["rank"].tolist() == [1.0, 2.0]
+
+
+def test_a_sampler_larger_than_the_storage_samples_as_one_of_its_size() -> None:
+    batches = []
+    for room in (5, 5000, 2**30):
+        generator = torch.Generator().manual_seed(0)
+        sampler = PrioritizedSampler(room, 0.6, 0.4)
+        rb = ReplayBuffer(storage=LazyTensorStorage(5), sampler=sampler, batch_size=32, generator=generator)
+        rb.update_priority(rb.extend(torch.arange(5)), torch.arange(5.0))
+        batches.append(rb.sample().tolist())
+    assert batches[0] == batches[1] == batches[2]
+    assert sampler.max_size == sampler.max_capacity == 2**30
+    assert sampler.nbytes < 10_000
+
+
+def test_rows_of_two_dimensions_round_the_room_up() -> None:
+    """With 2 environments and `max_size=5` a storage has 6 slots."""
+    rb = ReplayBuffer(storage=LazyTensorStorage(5, ndim=2), sampler=PrioritizedSampler(5, 0.6, 0.4), batch_size=64)
+    rb.extend({"x": torch.arange(6).view(2, 3)})
+    assert set(rb.sample()["x"].tolist()) == set(range(6))
+
+
+def test_the_device_is_that_of_the_storage() -> None:
+    assert PrioritizedSampler(5, 0.6, 0.4).device == torch.device("cpu")
+    rb = ReplayBuffer(storage=LazyTensorStorage(5), sampler=PrioritizedSampler(5, 0.6, 0.4, device="cpu"), batch_size=2)
+    rb.extend(torch.arange(3))
+    rb.sample()
+    other = PrioritizedSampler(5, 0.6, 0.4, device="cuda:1")
+    assert other.device == torch.device("cuda:1")
+    with pytest.raises(
+        OptionError, match="on the device of its storage, cpu, and the sampler was made with device='cu"
+    ):
+        rb.set_sampler(other)
+    late = ReplayBuffer(storage=LazyTensorStorage(5), sampler=other)
+    with pytest.raises(OptionError, match="leave device out"):
+        late.extend(torch.arange(3))
+    assert len(late) == 0
 
 
 def test_without_replacement_is_no_option() -> None:
-    with pytest.raises(TypeError):
-        PrioritizedSampler(10, 0.6, 0.4, replacement=False)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="PrioritizedSampler has no without-replacement variant"):
+        PrioritizedSampler(10, 0.6, 0.4, replacement=False)
+    with pytest.raises(TypeError, match="PrioritizedSliceSampler has no without-replacement variant"):
+        PrioritizedSliceSampler(10, 0.6, 0.4, slice_len=2, replacement=False)
+    with pytest.raises(TypeError, match="SamplerEnsemble has no without-replacement variant"):
+        SamplerEnsemble(RandomSampler(), replacement=False)
+    assert PrioritizedSampler(10, 0.6, 0.4, replacement=True).max_capacity == 10
 
 
 def test_repr_shows_options_and_rows() -> None:
@@ -157,10 +240,10 @@ def test_within_the_buffer_a_priority_that_did_not_last_does_not_count() -> None
     for index, given in ((torch.tensor([1, 1]), torch.tensor([9.0, 0.25])), ([1, 1], [9.0, 0.25])):
         rb.update_priority(index, given)
         assert priorities(rb) == [0.5, 0.25, 0.5]
-        assert rb.sampler.default_priority == 0.5  # type: ignore[attr-defined]
+        assert rb.sampler.default_priority == 0.5
     ever = filled(3)
     ever.update_priority([1, 1], [9.0, 0.25])
-    assert ever.sampler.default_priority == 9.0, "ever given"  # type: ignore[attr-defined]
+    assert ever.sampler.default_priority == 9.0, "ever given"
 
 
 def test_draws_are_those_of_torchs_random_numbers() -> None:

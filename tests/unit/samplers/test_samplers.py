@@ -93,7 +93,7 @@ def test_no_permutation_is_made_before_it_is_needed() -> None:
 
 
 def test_drop_last_with_too_few_rows_says_what_to_do() -> None:
-    with pytest.raises(OptionError, match=r"\[1, 3\] \(rows stored\) with drop_last=True, got 4: add rows"):
+    with pytest.raises(OptionError, match=r"The batch size \(4\) is greater than the storage capacity \(3\).*add rows"):
         SamplerWithoutReplacement(drop_last=True).draw(make_view(3, 9), 4, None)
 
 

@@ -223,7 +223,7 @@ def test_a_copy_goes_on_exactly(way: str, prefetch: int | None, tmp_path: Path) 
             OptionError,
             "order in which they came",
         ),
-        (lambda: _filled().sample(4), UsageError, "multiple of slice_len=3"),
+        (lambda: _filled().sample(4), UsageError, "divisible by the slice length, slice_len=3"),
     ],
 )
 def test_errors(build: Callable[[], Any], error: type[Exception], message: str) -> None:

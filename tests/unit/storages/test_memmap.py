@@ -14,7 +14,14 @@ import pytest
 import torch
 
 from ostinato import LazyMemmapStorage, ReplayBuffer
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError, StorageMemoryError, UsageError
+from ostinato.errors import (
+    CheckpointError,
+    DamagedFileError,
+    DirectoryInUseError,
+    OptionError,
+    StorageMemoryError,
+    UsageError,
+)
 
 from ...tags import buffer, fill, read_ids, table
 
@@ -71,9 +78,15 @@ def test_lanes_open_again(tmp_path: Path) -> None:
 
 
 def test_an_existing_directory_needs_existsok(tmp_path: Path) -> None:
-    flushed(tmp_path / "s")
-    with pytest.raises(OptionError, match="existsok=True"):
-        LazyMemmapStorage(7, scratch_dir=tmp_path / "s")
+    old = flushed(tmp_path / "s")
+    rb = ReplayBuffer(storage=LazyMemmapStorage(7, scratch_dir=tmp_path / "s"))
+    assert len(rb) == 0, "rows of another storage"
+    with pytest.raises(DirectoryInUseError, match="existsok=True"):
+        rb.extend(torch.arange(3))
+    assert issubclass(DirectoryInUseError, RuntimeError)
+    assert len(rb) == 0
+    assert rb.storage.schema is None
+    assert len(LazyMemmapStorage(7, scratch_dir=tmp_path / "s", existsok=True)) == len(old)
     (tmp_path / "empty").mkdir()
     rb = ReplayBuffer(storage=LazyMemmapStorage(7, scratch_dir=tmp_path / "empty"))
     assert rb.extend(torch.arange(3)).tolist() == [0, 1, 2]
@@ -272,3 +285,77 @@ def test_close_removes_temporary_files_and_keeps_others(tmp_path: Path) -> None:
         kept.flush()
     again = LazyMemmapStorage(8, scratch_dir=tmp_path / "kept", existsok=True)
     assert again["obs"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_unrelated_files_in_the_directory_stay(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    storage = LazyMemmapStorage(5, scratch_dir=tmp_path, auto_cleanup=True)
+    storage.set(range(3), torch.arange(3))
+    assert storage.cleanup()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("auto_cleanup", [None, True, False])
+def test_files_are_removed_with_the_storage_if_asked(given: bool, auto_cleanup: bool | None, tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(5, scratch_dir=tmp_path / "s" if given else None, auto_cleanup=auto_cleanup)
+    storage.set(range(3), torch.arange(3))
+    directory = storage.scratch_dir
+    assert directory is not None
+    assert directory.is_dir()
+    del storage
+    gc.collect()
+    removed = (not given) if auto_cleanup is None else auto_cleanup
+    assert directory.exists() is not removed
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.mark.parametrize("auto_cleanup", [True, False])
+def test_files_are_removed_at_the_end_of_the_process_if_asked(auto_cleanup: bool, tmp_path: Path) -> None:
+    code = (
+        "import torch; from ostinato import LazyMemmapStorage\n"
+        f"s = LazyMemmapStorage(7, scratch_dir={str(tmp_path / 's')!r}, auto_cleanup={auto_cleanup})\n"
+        "s.set(range(3), torch.arange(3))\n"
+        f"import pathlib; print(pathlib.Path({str(tmp_path / 's')!r}).exists())\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert out.stdout.strip() == "True", out.stderr
+    assert (tmp_path / "s").exists() is not auto_cleanup
+
+
+def test_cleanup_keeps_the_rows_in_memory(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(5, scratch_dir=tmp_path / "s")
+    assert storage.cleanup() is False, "there are no files yet"
+    storage.set(range(3), torch.arange(3))
+    storage.flush()
+    assert storage.cleanup() is True
+    assert storage.cleanup() is False
+    assert not (tmp_path / "s").exists()
+    storage.set(range(3, 5), torch.arange(3, 5))
+    assert storage[:].tolist() == list(range(5))
+
+
+def test_cleanup_leaves_the_files_that_replaced_its_own(tmp_path: Path) -> None:
+    old = LazyMemmapStorage(5, scratch_dir=tmp_path / "s", auto_cleanup=True)
+    old.set(range(3), torch.arange(3))
+    new = LazyMemmapStorage(5, scratch_dir=tmp_path / "s", existsok=True)
+    new.set(range(3), torch.arange(3) + 10)
+    new.flush()
+    del old
+    gc.collect()
+    assert LazyMemmapStorage(5, scratch_dir=tmp_path / "s", existsok=True)[:].tolist() == [10, 11, 12]
+
+
+def test_saving_to_its_own_directory_copies_nothing(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(5, scratch_dir=tmp_path / "s")
+    storage.set(range(3), torch.arange(3))
+    storage.dumps(tmp_path / "s")
+    names = {path.name for path in (tmp_path / "s").iterdir()}
+    assert names == {"block0.bin", "manifest.json"}
+    again = LazyMemmapStorage(5, scratch_dir=tmp_path / "s")
+    again.loads(tmp_path / "s")
+    assert again[:].tolist() == [0, 1, 2]
+    again.loads(tmp_path / "s")
+    again[0] = torch.tensor(7)
+    with pytest.raises(UsageError, match="since the last flush"):
+        again.loads(tmp_path / "s")

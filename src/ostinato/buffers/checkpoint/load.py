@@ -17,7 +17,6 @@ from ostinato.buffers.checkpoint.state import (
     own_tensors,
     read_generator,
     read_ticket,
-    readable,
     restoring,
     saved_rows,
     unit_name,
@@ -28,7 +27,8 @@ from ostinato.core.ring import Ring
 from ostinato.core.rows import NAME_LENGTH
 from ostinato.durable import CheckpointReader
 from ostinato.errors import CheckpointError, OptionError
-from ostinato.storages.object_columns import unpack, unpack_column
+from ostinato.storages.checkpoint import get_objects, readable
+from ostinato.storages.object_columns import unpack
 from ostinato.storages.tensor import raise_mapped_ring
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _get_rows(
     if "objects" in saved:
         forms = saved["objects"]
         saved["objects"] = {
-            name: _get_objects(reader, f"{prefix}{name}", form, allow_pickle=allow)
+            name: get_objects(reader, f"{prefix}{name}", form, allow_pickle=allow)
             if objects
             else [None] * math.prod(reader.record(f"{prefix}{name}.ends").shape)
             for name, form in forms.items()
@@ -164,12 +164,6 @@ def _get_rows(
     elif "items" in saved:
         saved["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
     return {**state, "storage": {**state["storage"], "state": saved}}
-
-
-def _get_objects(reader: CheckpointReader, name: str, form: object, *, allow_pickle: bool) -> list[Any]:
-    """Read one column of Python objects."""
-    text, ends = (reader.read(f"{name}.{part}") for part in ("text", "ends"))
-    return unpack_column(name, form, text, ends, allow_pickle=allow_pickle)
 
 
 _FIELDS = ("era", "settled", "rows_written", "rows_drawn", "rows_since_empty", "generator")

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from ostinato.buffers.checkpoint.load import Reading, open_state
-from ostinato.buffers.checkpoint.state import ENSEMBLE_FORMAT, converted, ensemble_checker, one_at_a_time, readable
+from ostinato.buffers.checkpoint.state import ENSEMBLE_FORMAT, converted, ensemble_checker, one_at_a_time
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointWriter
 from ostinato.durable.checkpoint_writer import PIECE_BYTES, can_write_ahead
 from ostinato.durable.dtypes import dtype_name, raw_view
 from ostinato.durable.row_ranges import as_runs, contains, join_runs, one_run
 from ostinato.errors import CheckpointError, OstinatoError
-from ostinato.storages.object_columns import pack, pack_column
+from ostinato.storages.checkpoint import put_items, put_objects, readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -174,28 +174,11 @@ def _put_rows(
                 writer.add_changed(f"{prefix}{name}", column)
         storage["columns"] = list(columns)
     if items is not None:
-        _put_items(writer, storage, prefix)
+        put_items(writer, storage, prefix)
     if "objects" in storage:
-        _put_objects(writer, storage, prefix)
+        put_objects(writer, storage, prefix)
     begun.snapshots.append(Snapshot(engine.ring, arrays))
     return {**state, "storage": {**state["storage"], "state": storage}}
-
-
-def _put_items(writer: CheckpointWriter, storage: dict[str, Any], prefix: str) -> None:
-    """Write the objects of a list storage, and put their number in their place."""
-    items, allow = storage["items"], bool(storage.get("allow_pickle"))
-    writer.add_values(f"{prefix}items", (pack(item, allow_pickle=allow) for item in items))
-    storage["items"] = len(items)
-
-
-def _put_objects(writer: CheckpointWriter, storage: dict[str, Any], prefix: str) -> None:
-    """Write the columns of Python objects of a tensor storage, and put their forms in their place."""
-    forms, allow = {}, bool(storage.get("allow_pickle"))
-    for name, values in storage["objects"].items():
-        forms[name], text, ends = pack_column(name, values, allow_pickle=allow)
-        writer.add_changed(f"{prefix}{name}.text", text)
-        writer.add_changed(f"{prefix}{name}.ends", ends)
-    storage["objects"] = forms
 
 
 def save_state(path: str | Path, state: dict[str, Any], format_name: str) -> None:
@@ -214,9 +197,9 @@ def save_state(path: str | Path, state: dict[str, Any], format_name: str) -> Non
         if columns:
             storage["columns"] = list(columns)
         if "items" in storage:
-            _put_items(writer, storage, "")
+            put_items(writer, storage, "")
         if "objects" in storage:
-            _put_objects(writer, storage, "")
+            put_objects(writer, storage, "")
         writer.commit({**state, "storage": {**state["storage"], "state": storage}})
 
 

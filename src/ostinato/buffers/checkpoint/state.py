@@ -11,19 +11,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ostinato.buffers.records import Ticket
-from ostinato.core import kinds
-from ostinato.core.kinds import Node, show_path
 from ostinato.core.records import Draw, Plan
-from ostinato.core.rows import Schema, column_name, describe
-from ostinato.errors import CheckpointError, OptionError, OstinatoError, StorageMemoryError
-from ostinato.storages.table import read_column
+from ostinato.core.rows import Schema
+from ostinato.errors import CheckpointError
+from ostinato.storages.checkpoint import convert_rows, readable, restore_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ostinato.buffers.engine import LocalEngine
-    from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.buffers.mixing import Mixer
+    from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.ring import Ring
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
@@ -50,16 +48,11 @@ __all__ = [
     "parts_of",
     "read_generator",
     "read_ticket",
-    "readable",
     "restoring",
     "saved_rows",
     "show_ticket",
     "unit_name",
 ]
-
-
-_MAX_DEPTH = 100
-_NODES = frozenset({"dict", "list", "tuple", "tensordict"})
 
 
 def converted(state: dict[str, Any], storages: Sequence[Storage]) -> dict[str, Any]:
@@ -70,7 +63,7 @@ def converted(state: dict[str, Any], storages: Sequence[Storage]) -> dict[str, A
     Raises:
         CheckpointError: if a hook returns something that a checkpoint cannot hold.
     """
-    return _each(state, storages, _convert)
+    return _each(state, storages, convert_rows)
 
 
 def restoring(
@@ -81,7 +74,7 @@ def restoring(
     It raises `CheckpointError` if rows were converted and there is no load hook, or the other way round, or what the
     load hooks return is not rows of the form saved; nothing is changed then.
     """
-    return lambda state: restore(_each(state, storages, _restore))
+    return lambda state: restore(_each(state, storages, restore_rows))
 
 
 def _each(
@@ -96,167 +89,8 @@ def _each(
     return {**state, "members": [_each(m, [s], change) for m, s in zip(members, storages, strict=True)]}
 
 
-def _convert(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
-    if not storage.save_hooks or len(storage) == 0:
-        return saved
-    schema = storage.schema
-    if schema is not None and schema.objects:
-        fields = ", ".join(show_path(leaf.path) for leaf in schema.objects)
-        msg = f"saving hooks convert tensors, and the rows have Python objects ({fields}): save without hooks"
-        raise CheckpointError(msg)
-    steps, newest = storage.shape[0], storage.cursor // storage.num_envs
-    rows = storage.read(slice(None))
-    form = describe(rows, storage.ndim).to_json()
-    for hook in storage.save_hooks:
-        for name, value in (("is_full", True), ("shift", newest or steps)):
-            if hasattr(hook, name):
-                setattr(hook, name, value)
-        rows = hook(rows, path=None)
-    columns: dict[str, Tensor] = {}
-    names = [getattr(hook, "__name__", type(hook).__name__) for hook in storage.save_hooks]
-    note = {"hooks": names, "form": form, "tree": _take_apart(rows, (), columns)}
-    return {**saved, "columns": columns, "hooked": note}
-
-
-def _restore(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
-    note = saved.get("hooked")
-    if note is None and (not storage.load_hooks or not saved.get("rows")):
-        return saved
-    mine = [getattr(hook, "__name__", type(hook).__name__) for hook in storage.load_hooks]
-    if note is None:
-        msg = (
-            f"the checkpoint holds rows as they are, and the storage has the loading hooks {mine}, which convert rows "
-            "back that saving hooks have converted: load it into a buffer without loading hooks"
-        )
-        raise CheckpointError(msg)
-    if not storage.load_hooks:
-        msg = (
-            f"the rows of the checkpoint were converted by the saving hooks {note['hooks']}: register the loading "
-            "hooks that convert them back (register_load_hook) before loads()"
-        )
-        raise CheckpointError(msg)
-    try:
-        rows = _rebuild(note["tree"], saved["columns"], 0)
-        count, num_envs = int(saved["rows"]), max(1, int(saved["lanes"]))
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        msg = f"the checkpoint does not say how its converted rows nest ({error!r}): it is damaged"
-        raise CheckpointError(msg) from error
-    for hook in storage.load_hooks:
-        rows = hook(rows, out=None)
-    shape = (count,) if storage.ndim == 1 else (count // num_envs, num_envs)
-    columns = _columns(rows, note, shape, saved, mine)
-    plain = {key: value for key, value in saved.items() if key != "hooked"}
-    return {**plain, "columns": columns, "single_copy": None}
-
-
-def _columns(
-    rows: Any, note: dict[str, Any], shape: tuple[int, ...], saved: dict[str, Any], hooks: list[str]
-) -> dict[str, Tensor]:
-    """Return the columns that a plain state has, having checked that the rows have the fields that were saved."""
-    form = Schema.from_json(note["form"])
-    try:
-        got = {leaf.path for leaf in describe(rows, len(shape)).leaves}
-    except OstinatoError as error:
-        msg = f"the loading hooks {hooks} returned no rows: {error}"
-        raise CheckpointError(msg) from error
-    wanted = {leaf.path: leaf for leaf in form.leaves}
-    problem = [f"lack {show_path(path)}" for path in wanted.keys() - got]
-    problem += [f"have {show_path(path)} besides" for path in got - wanted.keys()]
-    values: dict[Any, Tensor] = {}
-    for path in wanted.keys() & got:
-        leaf, value = wanted[path], kinds.as_tensor(kinds.find_field(rows, path), path)
-        if value.dtype is leaf.dtype and tuple(value.shape) == (*shape, *leaf.shape):
-            values[path] = value.reshape(saved["rows"], *leaf.shape)
-        else:
-            problem.append(f"have {show_path(path)} as {value.dtype}{list(value.shape)}")
-    if problem:
-        msg = (
-            f"after the loading hooks {hooks} the rows {', '.join(sorted(problem)[:4])}; {note['hooks']} had been "
-            f"given {list(shape)} rows of {form}: register the hooks that convert back, with the same options"
-        )
-        raise CheckpointError(msg)
-    schema = Schema.from_json(saved["schema"])
-    columns = {column_name(leaf.path, i): values[leaf.path] for i, leaf in enumerate(schema.leaves)}
-    for path, name, has in saved["late"]:  # hooks run where all rows have them, else reading the rows raises
-        columns[name], columns[has] = (
-            values[tuple(path)],
-            torch.ones(int(saved["rows"]), dtype=torch.bool, device="cpu"),
-        )
-    return columns
-
-
-def _take_apart(data: Any, path: tuple[Any, ...], columns: dict[str, Tensor]) -> dict[str, Any]:
-    """Return how what a hook returned nests, with its tensors by name in `columns`."""
-    if len(path) > _MAX_DEPTH:
-        msg = f"a saving hook returned data nested more than {_MAX_DEPTH} deep"
-        raise CheckpointError(msg)
-    if isinstance(data, torch.Tensor):
-        if data.is_nested or data.layout is not torch.strided:
-            msg = f"a saving hook returned a nested or sparse tensor at {show_path(path)}: return dense tensors"
-            raise CheckpointError(msg)
-        name = f"hooked {len(columns)}: {'.'.join(map(str, path))}"[:200]
-        columns[name] = data.detach()
-        return {"kind": "tensor", "name": name}
-    opened = kinds.open_node(data, 0)
-    if opened is None:
-        if kinds.is_non_tensor(data) and kinds.is_tensordict(data):
-            msg = f"a saving hook returned a NonTensorStack at {show_path(path)}: return tensors and NonTensorData"
-            raise CheckpointError(msg)
-        value = data.data if kinds.is_tensor_collection(data) else data  # what a TensorDict wraps that is no tensor
-        return {"kind": "value", "value": value}
-    node, children = opened
-    if node.kind not in _NODES:
-        msg = f"a saving hook returned a {node.kind} at {show_path(path)}: return a TensorDict or a dict"
-        raise CheckpointError(msg)
-    below = [_take_apart(child, (*path, key), columns) for key, child in zip(node.keys, children, strict=True)]
-    return {"kind": node.kind, "keys": list(node.keys), "batch": list(node.extra), "children": below}
-
-
-def _rebuild(tree: dict[str, Any], columns: dict[str, Any], depth: int) -> Any:
-    """Return the data that `_take_apart` was given; its tensors are read now, on the CPU."""
-    kind = tree["kind"]
-    if kind == "tensor":
-        return read_column(columns[tree["name"]])
-    if kind == "value":
-        return tree["value"]
-    if kind not in _NODES or depth > _MAX_DEPTH or len(tree["keys"]) != len(tree["children"]):
-        msg = f"the checkpoint's converted rows have the unknown kind {str(kind)[:40]!r}: it is damaged"
-        raise CheckpointError(msg)
-    made = [_rebuild(child, columns, depth + 1) for child in tree["children"]]
-    device = torch.device("cpu")
-    if kind != "tensordict":
-        return kinds.make(Node(kind, tuple(tree["keys"])), made, (), device)
-    plain = {i for i, child in enumerate(tree["children"]) if child["kind"] not in {"tensor", "tensordict"}}
-    keys = tuple(key for i, key in enumerate(tree["keys"]) if i not in plain)
-    parts = [part for i, part in enumerate(made) if i not in plain]
-    batch = tuple(tree["batch"])
-    if any(tuple(part.shape[: len(batch)]) != batch for part in parts):
-        msg = f"the checkpoint's converted rows {keys} have the invalid batch size {list(batch)}: it is damaged"
-        raise CheckpointError(msg)
-    rows = kinds.make(Node("tensordict", keys, None, batch), parts, (), device)
-    for i in plain:
-        rows.set_non_tensor(tree["keys"][i], made[i])
-    return rows
-
-
 _COUNTS = ("rows_written", "rows_since_empty", "rows_drawn")
 _MOST = 2**62
-_FOREIGN = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError, OstinatoError)
-
-
-@contextlib.contextmanager
-def readable(what: str) -> Iterator[None]:
-    """Raise a `CheckpointError` for what unexpected values in a state raise in a part."""
-    try:
-        yield
-    except (CheckpointError, StorageMemoryError):
-        raise
-    except OptionError as error:  # an option of this part, which the rows do not suit
-        msg = f"the checkpoint does not fit {what}: {error}"
-        raise CheckpointError(msg) from error
-    except _FOREIGN as error:
-        msg = f"this is not the state of {what} ({error!r:.300}): it is damaged, or of something else"
-        raise CheckpointError(msg) from error
 
 
 def check_counts(state: dict[str, Any], rows: int) -> None:
@@ -406,6 +240,10 @@ def unit_name(engine: LocalEngine | Parts) -> str | None:
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:
     """Copy a state, so that later draws and writes do not change it, and `torch.save` finds plain dense tensors."""
     storage = state["storage"]
+    if "columns" in storage["state"]:
+        columns = dict(storage["state"]["columns"])
+        storage = {**storage, "state": {**storage["state"], "columns": columns}}
+        state = {**state, "storage": storage}
     items = storage["state"].get("items")
     if items is not None:  # objects are owned by the storage and never edited in place
         storage = {**storage, "state": {**storage["state"], "items": list(items)}}

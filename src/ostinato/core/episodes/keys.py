@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.kinds import show_path
-from ostinato.errors import KeyMissingError, OptionError, SchemaError
+from ostinato.errors import EpisodesError, KeyMissingError, OptionError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +30,8 @@ class Marks(NamedTuple):
     """int64: the id of the trajectory that the row belongs to."""
     mask: Tensor | None = None
     """bool: False for a row of no episode; it is never drawn."""
+    steps: Tensor | None = None
+    """int64: the step number of the row in its trajectory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +53,12 @@ class Episodes:
         mask_key: field of one bool per row: rows with False belong to no episode, and are never drawn.
         ends: bool `[rows]`, instead of an end key, for a storage with fixed rows.
         trajectories: integers `[rows]`, instead of a trajectory key, for a storage with fixed rows.
+        step_key: field of one integer per row, with a trajectory key: a row whose step is not one more than that of the
+            last row of its id begins a new episode.
         optional: ignore fields that the rows do not have, as long as they have an end field or a trajectory field.
 
     Raises:
-        OptionError: if tensors and keys are given together.
+        OptionError: if tensors and keys are given together, or a step key without a trajectory key.
 
     Example:
         >>> from ostinato import Episodes
@@ -68,6 +72,7 @@ class Episodes:
     ends: Tensor | None = None
     trajectories: Tensor | None = None
     optional: bool = False
+    step_key: Key | None = None
 
     def __post_init__(self) -> None:
         """Check that tensors and keys are not given together."""
@@ -76,10 +81,13 @@ class Episodes:
         if len(fixed) > 1 or (fixed and keys):
             msg = f"{' and '.join([*fixed, *keys])} are mutually exclusive: give one tensor, or keys"
             raise OptionError(msg)
+        if self.step_key is not None and (fixed or self.traj_key is None):
+            msg = f"step_key={self.step_key!r} divides trajectories: give traj_key, the field of their ids, as well"
+            raise OptionError(msg)
 
     def __repr__(self) -> str:
         """The arguments that were given."""
-        names = ("end_key", "traj_key", "mask_key")
+        names = ("end_key", "traj_key", "mask_key", "step_key")
         given = [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) is not None]
         given += [f"{name}=tensor" for name in ("ends", "trajectories") if getattr(self, name) is not None]
         return f"Episodes({', '.join(given)})"
@@ -93,7 +101,7 @@ class Episodes:
         return hash(self._identity())
 
     def _identity(self) -> tuple[Any, ...]:
-        keys = (self.end_key is None, frozenset(self.end_paths), self.traj_path, self.mask_path)
+        keys = (self.end_key is None, frozenset(self.end_paths), self.traj_path, self.mask_path, self.step_path)
         return (*keys, id(self.ends), id(self.trajectories))
 
     @property
@@ -119,6 +127,11 @@ class Episodes:
         return None if self.mask_key is None else as_path(self.mask_key)
 
     @property
+    def step_path(self) -> Path | None:
+        """The step key as a path."""
+        return None if self.step_key is None else as_path(self.step_key)
+
+    @property
     def fixed(self) -> bool:
         """Whether tensors give the episodes, not fields."""
         return self.ends is not None or self.trajectories is not None
@@ -127,12 +140,13 @@ class Episodes:
     def soft(self) -> bool:
         """Whether no field or tensor is required: fields are found by their usual names."""
         by_usual_names = self.end_key is None and (self.traj_key is None or self.optional)
-        return by_usual_names and self.mask_key is None and not self.fixed
+        return by_usual_names and self.mask_key is None and self.step_key is None and not self.fixed
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The fields that are read."""
-        return (*self.end_paths, *(path for path in (self.traj_path, self.mask_path) if path is not None))
+        others = (self.traj_path, self.mask_path, self.step_path)
+        return (*self.end_paths, *(path for path in others if path is not None))
 
     def resolve(self, known: set[Path]) -> Episodes:
         """Return the episodes of rows that have the fields `known`, without optional fields that they lack.
@@ -149,7 +163,8 @@ class Episodes:
             ends = [as_path(path) for path in self.end_paths if path in known]
         traj = trajs[0] if trajs else None
         missing = [path for path in self.paths if path not in known]
-        if not missing or (self.optional and (ends or traj) and self.mask_path not in missing):
+        found = traj is not None or (bool(ends) and self.step_key is None)
+        if not missing or (self.optional and found and not {self.mask_path, self.step_path} & set(missing)):
             return replace(self, end_key=list(ends), traj_key=traj, optional=False)
         names = ", ".join(show_path(path) for path in missing)
         msg = (
@@ -220,7 +235,7 @@ def as_flags(values: Tensor, path: Path, rows: int) -> Tensor:
     """Return one bool per row, on the CPU.
 
     Raises:
-        SchemaError: if a row has several values.
+        EpisodesError: if a row has several values.
     """
     return _one_each(values, path, rows).to("cpu", torch.bool)
 
@@ -229,7 +244,8 @@ def as_ids(values: Tensor, path: Path, rows: int) -> Tensor:
     """Return one int64 per row, on the CPU.
 
     Raises:
-        SchemaError: if a row has several values, or the values are not integers.
+        EpisodesError: if a row has several values.
+        SchemaError: if the values are not integers.
     """
     ids = _one_each(values, path, rows).cpu()
     floats = ids.is_floating_point()
@@ -241,6 +257,9 @@ def as_ids(values: Tensor, path: Path, rows: int) -> Tensor:
 
 def _one_each(values: Tensor, path: Path, rows: int) -> Tensor:
     if values.numel() != rows:
-        msg = f"{show_path(path)} must hold one value per row ({rows} rows), got shape {list(values.shape)}"
-        raise SchemaError(msg)
+        msg = (
+            f"Expected the end-of-trajectory signal to be 1-dimensional: {show_path(path)} must hold one value per row "
+            f"({rows} rows), got shape {list(values.shape)}"
+        )
+        raise EpisodesError(msg)
     return values.reshape(rows)

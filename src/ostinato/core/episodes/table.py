@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from ostinato._native import Episodes
+    from ostinato._native import Episodes as NativeEpisodes
+    from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Run
 
 __all__ = ["EpisodeTable", "Spans", "Starts"]
@@ -93,13 +94,16 @@ class EpisodeTable:
         self._starts: dict[int, Starts] = {}
         self._moved: Tensor | None = None  # see `moved_firsts`; None until `track_firsts` is called
         self._templates: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
-        self._rows: Episodes | NumpyEpisodes
+        self._rows: NativeEpisodes | NumpyEpisodes
+        self.read_from: Episodes | None = None
+        """The fields, by name, that the episodes were read from; None if the caller recorded them."""
         native = backend.native
         self._rows = NumpyEpisodes(capacity, num_envs) if native is None else native.Episodes(capacity, num_envs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return a copy of the state, which a table with or without the extension can load."""
-        return {"state": self.state_dict(), "needs": list(self._starts), "tracks": self._moved is not None}
+        needs, tracks = list(self._starts), self._moved is not None
+        return {"state": self.state_dict(), "needs": needs, "tracks": tracks, "read_from": self.read_from}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a state; the `Starts` are new ones."""
@@ -110,6 +114,7 @@ class EpisodeTable:
             self.starts(need)
         if state["tracks"]:
             self.track_firsts()
+        self.read_from = state["read_from"]
 
     def __repr__(self) -> str:
         """Sizes and counts."""

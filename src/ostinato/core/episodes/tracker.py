@@ -1,8 +1,8 @@
-"""The episode tracker of a buffer: records episodes as rows are written, and reads them from the storage otherwise."""
+"""The episode tracker: records episodes as rows are written, and reads them from the storage otherwise."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import torch
 
@@ -10,19 +10,60 @@ from ostinato.core.episodes.keys import Marks, as_flags, as_ids
 from ostinato.core.episodes.table import EpisodeTable
 from ostinato.core.records import Request, Run, ring_range
 from ostinato.core.rows import Schema
-from ostinato.errors import CapacityError, CheckpointError, OptionError, SchemaError, UsageError
+from ostinato.errors import CapacityError, CheckpointError, EpisodesError, SchemaError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable, Sequence
 
     from torch import Tensor
 
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.episodes.table import Starts
     from ostinato.core.records import Placement
-    from ostinato.storages import Storage
 
-__all__ = ["EpisodeTracker"]
+__all__ = ["EpisodeTracker", "TrackedRows"]
+
+_MORE = ("read", "runs")
+"""Entries of the state that are not those of the table."""
+_MOST_IDS = 4
+"""Trajectory ids that are remembered, for each slot of the storage; then the rows present are read again."""
+
+
+class TrackedRows(Protocol):
+    """What the tracker reads of a storage."""
+
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+
+    @property
+    def max_size(self) -> int:
+        """The requested capacity."""
+
+    @property
+    def num_envs(self) -> int:
+        """Environments whose rows are interleaved."""
+
+    @property
+    def cursor(self) -> int:
+        """Slot after the newest row."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows."""
+
+    @property
+    def schema(self) -> Schema | None:
+        """Schema of a row; None for storages without fields, and before the first row."""
+
+    def __len__(self) -> int:
+        """Rows present: the slots `[0, len)`."""
+
+    def fetch(self, requests: Sequence[Request]) -> list[Tensor]:
+        """Return the rows of single fields."""
+
+    def scores(self, payload: Any, path: tuple[Hashable, ...]) -> Tensor | None:
+        """Return a field of rows that are about to be written."""
 
 
 @final
@@ -44,10 +85,11 @@ class EpisodeTracker:
         self._resolved: Episodes | None = None
         self._schema: Schema | None = None  # that `_resolved` was resolved for
         self._table: EpisodeTable | None = None  # None: read from the storage before the next draw
+        self._runs = _Runs()
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def read(self, storage: Storage, payload: Any, rows: int) -> Marks:
+    def read(self, storage: TrackedRows, payload: Any, rows: int) -> Marks:
         """Return the marks of rows that are about to be written. Nothing is recorded yet.
 
         Raises:
@@ -66,42 +108,51 @@ class EpisodeTracker:
         resolved = self._resolve(storage)
         return _marks(resolved, {path: storage.scores(payload, path) for path in resolved.paths}, rows)
 
-    def record(self, storage: Storage, placement: Placement, marks: Marks) -> None:
+    def record(self, storage: TrackedRows, placement: Placement, marks: Marks) -> None:
         """Record rows that were just written."""
         table = self._table
         if table is None:
             return
         fits = (table.capacity, table.num_envs) == (storage.capacity, storage.num_envs)
-        if fits and isinstance(placement, Run):
-            table.record(placement, marks.ends, marks.trajectories, marks.mask)
+        if fits and isinstance(placement, Run) and len(self._runs.last) <= _MOST_IDS * table.capacity:
+            table.record(placement, marks.ends, self._streams(marks), marks.mask)
         else:
             self._table = None
 
+    def _streams(self, marks: Marks) -> Tensor | None:
+        """Return the streams of rows that were just written: their trajectories, divided where a step is missing."""
+        if marks.steps is None or marks.trajectories is None:
+            return marks.trajectories
+        return self._runs.record(marks.trajectories, marks.steps)
+
     def clear(self) -> None:
         """Remove all rows."""
+        self._runs = _Runs()
         if self._table is not None:
             self._table.clear()
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def table(self, storage: Storage) -> EpisodeTable:
+    def table(self, storage: TrackedRows) -> EpisodeTable:
         """Return the episodes of the rows present. Cost: O(1); O(rows) after a load, or an edit of an end."""
         return self._rebuild(storage) if self._table is None else self._table
 
-    def view(self, storage: Storage) -> tuple[EpisodeTable, Starts | None]:
+    def view(self, storage: TrackedRows) -> tuple[EpisodeTable, Starts | None]:
         """Return the episodes, and the rows that can be drawn; None means all rows. Cost: see `table`."""
         table = self._rebuild(storage) if self._table is None else self._table
         return table, table.starts(self.need) if self.need > 1 or table.masked else None
 
-    def _rebuild(self, storage: Storage) -> EpisodeTable:
+    def _rebuild(self, storage: TrackedRows) -> EpisodeTable:
         """Read the episodes of all rows from the storage, in the order in which the rows were written."""
         self.check_span(storage)
         table = EpisodeTable(storage.capacity, storage.num_envs)
+        self._runs = _Runs()
         rows = len(storage)
         if rows:
             run = Run(storage.cursor if rows == storage.capacity else 0, rows, storage.capacity)
             marks = self._fixed(run) if self.wanted.fixed else self.marks_at(storage, run.slots(storage.device))
-            table.record(run, marks.ends, marks.trajectories, marks.mask)
+            table.record(run, marks.ends, self._streams(marks), marks.mask)
+            table.read_from = self._resolve(storage)
         self._table = table
         return table
 
@@ -120,20 +171,23 @@ class EpisodeTracker:
             return Marks(as_flags(ends, ("ends",), run.rows)[order])
         return Marks(None, as_ids(given, ("trajectories",), run.rows)[order])
 
-    def _resolve(self, storage: Storage) -> Episodes:
+    def _resolve(self, storage: TrackedRows) -> Episodes:
+        if self.wanted.fixed:
+            return self.wanted
         schema = storage.schema
         if self._resolved is None or self._schema is not schema:
             if schema is None:
                 msg = (
-                    f"{type(storage).__name__} has no fields that tell where episodes end: use LazyTensorStorage or "
-                    "LazyMemmapStorage"
+                    "Could not get a tensordict out of the storage, which is required for SliceSampler to compute the "
+                    f"trajectories: {type(storage).__name__} has no fields that tell where episodes end, use "
+                    "LazyTensorStorage or LazyMemmapStorage"
                 )
-                raise OptionError(msg)
+                raise EpisodesError(msg)
             self._resolved = self.wanted.resolve({leaf.path for leaf in schema.leaves})
             self._schema = schema
         return self._resolved
 
-    def check_span(self, storage: Storage) -> None:
+    def check_span(self, storage: TrackedRows) -> None:
         """Check that the storage holds one window of each environment.
 
         Raises:
@@ -143,8 +197,9 @@ class EpisodeTracker:
         steps = storage.capacity // num_envs
         if steps < self.span:
             msg = (
-                f"max_size={storage.max_size} keeps {steps} steps of each of {num_envs} environment(s), a window "
-                f"takes {self.span}: use max_size >= {self.span * num_envs}, or a shorter window"
+                f"max_size={storage.max_size} cannot hold one window: it keeps {steps} steps of each of {num_envs} "
+                f"environment(s), a window takes {self.span}: use max_size >= {self.span * num_envs}, or a shorter "
+                "window"
             )
             raise CapacityError(msg)
 
@@ -154,7 +209,7 @@ class EpisodeTracker:
         """Discard the table: the episodes are read from the storage again before the next draw."""
         self._table = self._resolved = None
 
-    def marks_at(self, storage: Storage, slots: Tensor) -> Marks:
+    def marks_at(self, storage: TrackedRows, slots: Tensor) -> Marks:
         """Return the marks of the rows at `slots`: to compare them before and after an edit."""
         resolved = self._resolve(storage)
         if resolved.fixed or not slots.numel():
@@ -175,21 +230,25 @@ class EpisodeTracker:
 
     def hold(self) -> Callable[[], None]:
         """Return a function that restores the table of this moment: for a load that fails."""
-        kept = self._table, self._resolved, self._schema
+        kept = self._table, self._resolved, self._schema, self._runs
 
         def restore() -> None:
-            self._table, self._resolved, self._schema = kept
+            self._table, self._resolved, self._schema, self._runs = kept
 
         return restore
 
-    def state_dict(self, storage: Storage) -> dict[str, Any]:
+    def state_dict(self, storage: TrackedRows) -> dict[str, Any]:
         """Return the state of the table, and the names of the fields that it was read from."""
-        return {**self.table(storage).state_dict(), "read": self._read_from(storage)} if len(storage) else {}
+        if not len(storage):
+            return {}
+        state = {**self.table(storage).state_dict(), "read": self._read_from(storage)}
+        return state if self.wanted.step_key is None else {**state, "runs": self._runs.state_dict()}
 
-    def _read_from(self, storage: Storage) -> str | None:
+    def _read_from(self, storage: TrackedRows) -> str | None:
         """Name the fields that the table is read from; None where fixed tensors give the episodes."""
         resolved = self._resolve(storage)
         paths = [list(map(list, resolved.end_paths)), resolved.traj_path, resolved.mask_path]
+        paths += [] if resolved.step_path is None else [resolved.step_path]
         return None if resolved.fixed else repr(paths)
 
     def check_state(self, state: dict[str, Any], table: dict[str, Any] | None) -> None:
@@ -205,8 +264,9 @@ class EpisodeTracker:
         self._check_rows(state)
         if not table or self.wanted.fixed:
             return
+        _Runs().load_state_dict(table.get("runs"))
         found = EpisodeTable(int(state["capacity"]), max(1, int(state["lanes"])))
-        found.load_state_dict({key: value for key, value in table.items() if key != "read"})
+        found.load_state_dict({key: value for key, value in table.items() if key not in _MORE})
         if found.rows + found.masked != int(state["rows"]) or int(table["cursor"]) != int(state["cursor"]):
             msg = f"the checkpoint's episodes are not those of its {state['rows']} rows: it is damaged"
             raise CheckpointError(msg)
@@ -228,7 +288,7 @@ class EpisodeTracker:
             msg = f"the checkpoint does not fit this buffer: {error}"
             raise CheckpointError(msg) from error
 
-    def load_state_dict(self, storage: Storage, state: dict[str, Any] | None) -> None:
+    def load_state_dict(self, storage: TrackedRows, state: dict[str, Any] | None) -> None:
         """Restore a saved table if it fits the storage; otherwise the episodes are read from the rows later."""
         self.forget()
         if not state or not len(storage) or state.get("read") is None:
@@ -236,7 +296,9 @@ class EpisodeTracker:
         if int(state["capacity"]) != storage.capacity or state["read"] != self._read_from(storage):
             return
         table = EpisodeTable(storage.capacity, storage.num_envs)
-        table.load_state_dict({key: value for key, value in state.items() if key != "read"})
+        table.load_state_dict({key: value for key, value in state.items() if key not in _MORE})
+        self._runs.load_state_dict(state.get("runs"))
+        table.read_from = self._resolve(storage)
         self._table = table
 
 
@@ -246,9 +308,50 @@ def _marks(resolved: Episodes, found: dict[Any, Tensor | None], rows: int) -> Ma
     for path in resolved.end_paths:
         flags = as_flags(found[path], path, rows)  # type: ignore[arg-type]
         ends = flags if ends is None else ends | flags
-    traj, mask = resolved.traj_path, resolved.mask_path
+    traj, mask, step = resolved.traj_path, resolved.mask_path, resolved.step_path
     return Marks(
         ends,
         None if traj is None else as_ids(found[traj], traj, rows),  # type: ignore[arg-type]
         None if mask is None else as_flags(found[mask], mask, rows),  # type: ignore[arg-type]
+        None if step is None else as_ids(found[step], step, rows),  # type: ignore[arg-type]
     )
+
+
+@final
+class _Runs:
+    """Streams of rows with step numbers: a row that does not follow the last row of its id begins a new stream."""
+
+    def __init__(self) -> None:
+        self.last: dict[int, tuple[int, int]] = {}
+        """The last step of each trajectory id, and the stream that it belongs to."""
+        self._next = 0
+
+    def record(self, ids: Tensor, steps: Tensor) -> Tensor:
+        """Return the streams of rows in the order of writing, int64 `[n]` each. Cost: O(n log n)."""
+        order = torch.argsort(ids, stable=True)
+        by_id, in_order = ids[order], steps[order]
+        begins = torch.ones_like(by_id, dtype=torch.bool)
+        begins[1:] = (by_id[1:] != by_id[:-1]) | (in_order[1:] != in_order[:-1] + 1)
+        number = begins.cumsum(0) - 1
+        streams = torch.arange(self._next, self._next + int(begins.sum()), device="cpu")
+        self._next += streams.shape[0]
+        fresh = torch.ones_like(begins)
+        fresh[1:] = by_id[1:] != by_id[:-1]
+        lasts = torch.cat((fresh[1:], torch.ones_like(fresh[:1])))
+        known, firsts, runs = (x[fresh].tolist() for x in (by_id, in_order, number))
+        for key, step, run in zip(known, firsts, runs, strict=True):
+            before = self.last.get(key)
+            if before is not None and before[0] + 1 == step:
+                streams[run] = before[1]
+        ends, held = in_order[lasts].tolist(), streams[number[lasts]].tolist()
+        self.last.update(zip(known, zip(ends, held, strict=True), strict=True))
+        return torch.empty_like(ids).index_copy_(0, order, streams[number])
+
+    def state_dict(self) -> dict[str, Any]:
+        rows = [(key, *value) for key, value in self.last.items()]
+        return {"next": self._next, "last": torch.tensor(rows, dtype=torch.int64, device="cpu").reshape(-1, 3)}
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        rows = [] if state is None else state["last"].tolist()
+        self._next = 0 if state is None else int(state["next"])
+        self.last = {key: (step, stream) for key, step, stream in rows}

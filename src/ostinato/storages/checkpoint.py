@@ -1,0 +1,381 @@
+"""Checkpoints of storages: rows as files, save and load hooks, and storages that are saved without a buffer."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ostinato.core import kinds
+from ostinato.core.kinds import Node, show_path
+from ostinato.core.rows import Schema, column_name, describe
+from ostinato.durable import CheckpointReader, CheckpointWriter
+from ostinato.errors import CheckpointError, OptionError, OstinatoError, StorageMemoryError, UsageError
+from ostinato.storages.object_columns import pack, pack_column, unpack, unpack_column
+from ostinato.storages.table import read_column
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ostinato.storages.base import Storage
+
+__all__ = [
+    "convert_rows",
+    "get_objects",
+    "load_storage",
+    "load_storages",
+    "put_items",
+    "put_objects",
+    "readable",
+    "restore_rows",
+    "restore_storages",
+    "save_storage",
+    "save_storages",
+]
+
+_FORMAT = "ostinato-storage"
+_ENSEMBLE_FORMAT = "ostinato-storages"
+_MAX_DEPTH = 100
+_NODES = frozenset({"dict", "list", "tuple", "tensordict"})
+_FOREIGN = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError, OstinatoError)
+
+
+def save_storage(path: str | Path, storage: Storage) -> None:
+    """Write the rows of a storage as a checkpoint of its own; see `Storage.dumps`."""
+    if not storage.laid_out:
+        msg = "Cannot save a non-initialized storage: write rows first"
+        raise UsageError(msg)
+    state = convert_rows(storage.state_dict(), storage)
+    with CheckpointWriter(path, format_name=_FORMAT, needed_bytes=_row_bytes(state)) as writer:
+        writer.commit(_put_rows(writer, state, ""))
+
+
+def save_storages(path: str | Path, storages: Sequence[Storage]) -> None:
+    """Write the rows of several storages as one checkpoint; members without rows are saved as such."""
+    states = [convert_rows(storage.state_dict(), storage) if storage.laid_out else None for storage in storages]
+    needed = sum(_row_bytes(state) for state in states if state is not None)
+    with CheckpointWriter(path, format_name=_ENSEMBLE_FORMAT, needed_bytes=needed) as writer:
+        put = [None if state is None else _put_rows(writer, state, f"{i}:") for i, state in enumerate(states)]
+        writer.commit({"members": put})
+
+
+def _row_bytes(state: dict[str, Any]) -> int:
+    return sum(column.nbytes for column in (state.get("columns") or {}).values())
+
+
+def _put_rows(writer: CheckpointWriter, state: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Write the rows of a storage to files, and return its state with their names in their place."""
+    state = dict(state)
+    if "columns" in state:
+        for name, column in state["columns"].items():
+            writer.add_array(f"{prefix}{name}", column)
+        state["columns"] = list(state["columns"])
+    if "items" in state:
+        put_items(writer, state, prefix)
+    if "objects" in state:
+        put_objects(writer, state, prefix)
+    return state
+
+
+def load_storage(path: str | Path, storage: Storage) -> None:
+    """Read what `save_storage` wrote; see `Storage.loads`."""
+    reader = CheckpointReader(path, format_name=_FORMAT)
+    with readable(f"a storage in {path}"):
+        states = [_read_state(reader, reader.state(), storage, "")]
+    _load(reader, states, [storage])
+
+
+def load_storages(path: str | Path, storages: Sequence[Storage]) -> None:
+    """Read what `save_storages` wrote, for all storages or none.
+
+    Raises:
+        CheckpointError: if there is another number of storages, or one does not fit.
+    """
+    reader = CheckpointReader(path, format_name=_ENSEMBLE_FORMAT)
+    with readable(f"storages in {path}"):
+        saved = reader.state()["members"]
+        if len(saved) != len(storages):
+            msg = f"the checkpoint holds {len(saved)} storages, the ensemble {len(storages)}"
+            raise CheckpointError(msg)
+        states = [
+            None if state is None else _read_state(reader, state, storage, f"{i}:")
+            for i, (state, storage) in enumerate(zip(saved, storages, strict=True))
+        ]
+    _load(reader, states, storages)
+
+
+def _load(reader: CheckpointReader, states: Sequence[dict[str, Any] | None], storages: Sequence[Storage]) -> None:
+    """Load states that were read from a checkpoint, all or none; None empties the storage."""
+    pairs = list(zip(states, storages, strict=True))
+    for state, storage in pairs:
+        _require_known_tree(state, storage)
+    if any(len(storage) for storage in storages):
+        reader.verify_arrays()
+    restored = [None if state is None else restore_rows(state, storage) for state, storage in pairs]
+    restore_storages(restored, storages)
+    for storage in storages:
+        storage.writes += 1
+        storage.exposed = True  # a buffer does not know of the load, so an incremental save writes all rows
+
+
+def restore_storages(states: Sequence[dict[str, Any] | None], storages: Sequence[Storage]) -> None:
+    """Load states into storages, all or none; None empties the storage.
+
+    Raises:
+        CheckpointError: if one does not fit; nothing has changed.
+    """
+    pairs = list(zip(states, storages, strict=True))
+    with readable("this storage"):
+        for state, storage in pairs:
+            if state is not None:
+                _check_form(state, storage)
+                storage.check_state(state)
+    held = [storage.hold(replaced=False) for storage in storages]
+    try:
+        for state, storage in pairs:
+            if state is None:
+                storage.clear()
+            else:
+                storage.load_state_dict(state)
+    except BaseException:
+        for restore in held:
+            restore()
+        raise
+
+
+def _check_form(state: dict[str, Any], storage: Storage) -> None:
+    if state["form"] != storage.form:
+        msg = f"the checkpoint holds rows of the form {state['form']!r}, this storage of {storage.form!r}"
+        raise CheckpointError(msg)
+
+
+def _read_state(reader: CheckpointReader, saved: dict[str, Any], storage: Storage, prefix: str) -> dict[str, Any]:
+    """Return a state of a checkpoint; columns are read when they are copied."""
+    state = dict(saved)
+    _check_form(state, storage)
+    allow = bool(getattr(storage, "allow_pickle", False))
+    if "columns" in state:
+        names = state["columns"]
+        found = reader.columns([f"{prefix}{name}" for name in names], verify=True, opened=len(storage) > 0)
+        state["columns"] = dict(zip(names, found, strict=True))
+    if "objects" in state:
+        state["objects"] = {
+            name: get_objects(reader, f"{prefix}{name}", form, allow_pickle=allow)
+            for name, form in state["objects"].items()
+        }
+    if "items" in state:
+        state["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
+    return state
+
+
+def _require_known_tree(state: dict[str, Any] | None, storage: Storage) -> None:
+    """Check that rows that are no TensorDicts are loaded into a storage that has had such rows, as in TorchRL.
+
+    Raises:
+        UsageError: if the storage has had no rows yet.
+    """
+    if state is None or storage.laid_out or state.get("schema") is None:
+        return
+    kind = Schema.from_json(state["schema"]).kind
+    if kind not in {"tensordict", "tensorclass"}:
+        msg = (
+            "Cannot fill a non-initialized pytree-based TensorStorage: the rows saved are "
+            f"{'single tensors' if kind == 'tensor' else f'each a {kind}'}. Write rows of the same fields first, or "
+            "use dumps and loads of a ReplayBuffer, which need none"
+        )
+        raise UsageError(msg)
+
+
+@contextlib.contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Raise a `CheckpointError` for what unexpected values in a state raise in a part."""
+    try:
+        yield
+    except (CheckpointError, StorageMemoryError):
+        raise
+    except OptionError as error:  # an option of this part, which the rows do not suit
+        msg = f"the checkpoint does not fit {what}: {error}"
+        raise CheckpointError(msg) from error
+    except _FOREIGN as error:
+        msg = f"this is not the state of {what} ({error!r:.300}): it is damaged, or of something else"
+        raise CheckpointError(msg) from error
+
+
+def put_items(writer: CheckpointWriter, storage: dict[str, Any], prefix: str) -> None:
+    """Write the objects of a list storage, and put their number in their place."""
+    items, allow = storage["items"], bool(storage.get("allow_pickle"))
+    writer.add_values(f"{prefix}items", (pack(item, allow_pickle=allow) for item in items))
+    storage["items"] = len(items)
+
+
+def put_objects(writer: CheckpointWriter, storage: dict[str, Any], prefix: str) -> None:
+    """Write the columns of Python objects of a tensor storage, and put their forms in their place."""
+    forms, allow = {}, bool(storage.get("allow_pickle"))
+    for name, values in storage["objects"].items():
+        forms[name], text, ends = pack_column(name, values, allow_pickle=allow)
+        writer.add_changed(f"{prefix}{name}.text", text)
+        writer.add_changed(f"{prefix}{name}.ends", ends)
+    storage["objects"] = forms
+
+
+def get_objects(reader: CheckpointReader, name: str, form: object, *, allow_pickle: bool) -> list[Any]:
+    """Read one column of Python objects."""
+    text, ends = (reader.read(f"{name}.{part}") for part in ("text", "ends"))
+    return unpack_column(name, form, text, ends, allow_pickle=allow_pickle)
+
+
+def convert_rows(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
+    """Return the state of a storage with its rows as its save hooks make them; the state itself if it has none.
+
+    Raises:
+        CheckpointError: if a hook returns something that a checkpoint cannot hold.
+    """
+    if not storage.save_hooks or len(storage) == 0:
+        return saved
+    schema = storage.schema
+    if schema is not None and schema.objects:
+        fields = ", ".join(show_path(leaf.path) for leaf in schema.objects)
+        msg = f"saving hooks convert tensors, and the rows have Python objects ({fields}): save without hooks"
+        raise CheckpointError(msg)
+    steps, newest = storage.shape[0], storage.cursor // storage.num_envs
+    rows = storage.read(slice(None))
+    form = describe(rows, storage.ndim).to_json()
+    for hook in storage.save_hooks:
+        for name, value in (("is_full", True), ("shift", newest or steps)):
+            if hasattr(hook, name):
+                setattr(hook, name, value)
+        rows = hook(rows, path=None)
+    columns: dict[str, Tensor] = {}
+    names = [getattr(hook, "__name__", type(hook).__name__) for hook in storage.save_hooks]
+    note = {"hooks": names, "form": form, "tree": _take_apart(rows, (), columns)}
+    return {**saved, "columns": columns, "hooked": note}
+
+
+def restore_rows(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
+    """Return the state of a storage with its rows as the load hooks of a storage convert them back.
+
+    Raises:
+        CheckpointError: if rows were converted and there is no load hook, or the other way round, or the hooks return
+            other fields than were saved.
+    """
+    note = saved.get("hooked")
+    if note is None and (not storage.load_hooks or not saved.get("rows")):
+        return saved
+    mine = [getattr(hook, "__name__", type(hook).__name__) for hook in storage.load_hooks]
+    if note is None:
+        msg = (
+            f"the checkpoint holds rows as they are, and the storage has the loading hooks {mine}, which convert rows "
+            "back that saving hooks have converted: load it into a buffer without loading hooks"
+        )
+        raise CheckpointError(msg)
+    if not storage.load_hooks:
+        msg = (
+            f"the rows of the checkpoint were converted by the saving hooks {note['hooks']}: register the loading "
+            "hooks that convert them back (register_load_hook) before loads()"
+        )
+        raise CheckpointError(msg)
+    try:
+        rows = _rebuild(note["tree"], saved["columns"], 0)
+        count, num_envs = int(saved["rows"]), max(1, int(saved["lanes"]))
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        msg = f"the checkpoint does not say how its converted rows nest ({error!r}): it is damaged"
+        raise CheckpointError(msg) from error
+    for hook in storage.load_hooks:
+        rows = hook(rows, out=None)
+    shape = (count,) if storage.ndim == 1 else (count // num_envs, num_envs)
+    columns = _columns(rows, note, shape, saved, mine)
+    plain = {key: value for key, value in saved.items() if key != "hooked"}
+    return {**plain, "columns": columns, "single_copy": None}
+
+
+def _columns(
+    rows: Any, note: dict[str, Any], shape: tuple[int, ...], saved: dict[str, Any], hooks: list[str]
+) -> dict[str, Tensor]:
+    """Return the columns that a plain state has, having checked that the rows have the fields that were saved."""
+    form = Schema.from_json(note["form"])
+    try:
+        got = {leaf.path for leaf in describe(rows, len(shape)).leaves}
+    except OstinatoError as error:
+        msg = f"the loading hooks {hooks} returned no rows: {error}"
+        raise CheckpointError(msg) from error
+    wanted = {leaf.path: leaf for leaf in form.leaves}
+    problem = [f"lack {show_path(path)}" for path in wanted.keys() - got]
+    problem += [f"have {show_path(path)} besides" for path in got - wanted.keys()]
+    values: dict[Any, Tensor] = {}
+    for path in wanted.keys() & got:
+        leaf, value = wanted[path], kinds.as_tensor(kinds.find_field(rows, path), path)
+        if value.dtype is leaf.dtype and tuple(value.shape) == (*shape, *leaf.shape):
+            values[path] = value.reshape(saved["rows"], *leaf.shape)
+        else:
+            problem.append(f"have {show_path(path)} as {value.dtype}{list(value.shape)}")
+    if problem:
+        msg = (
+            f"after the loading hooks {hooks} the rows {', '.join(sorted(problem)[:4])}; {note['hooks']} had been "
+            f"given {list(shape)} rows of {form}: register the hooks that convert back, with the same options"
+        )
+        raise CheckpointError(msg)
+    schema = Schema.from_json(saved["schema"])
+    columns = {column_name(leaf.path, i): values[leaf.path] for i, leaf in enumerate(schema.leaves)}
+    for path, name, has in saved["late"]:  # hooks run where all rows have them, else reading the rows raises
+        columns[name], columns[has] = (
+            values[tuple(path)],
+            torch.ones(int(saved["rows"]), dtype=torch.bool, device="cpu"),
+        )
+    return columns
+
+
+def _take_apart(data: Any, path: tuple[Any, ...], columns: dict[str, Tensor]) -> dict[str, Any]:
+    """Return how what a hook returned nests, with its tensors by name in `columns`."""
+    if len(path) > _MAX_DEPTH:
+        msg = f"a saving hook returned data nested more than {_MAX_DEPTH} deep"
+        raise CheckpointError(msg)
+    if isinstance(data, torch.Tensor):
+        if data.is_nested or data.layout is not torch.strided:
+            msg = f"a saving hook returned a nested or sparse tensor at {show_path(path)}: return dense tensors"
+            raise CheckpointError(msg)
+        name = f"hooked {len(columns)}: {'.'.join(map(str, path))}"[:200]
+        columns[name] = data.detach()
+        return {"kind": "tensor", "name": name}
+    opened = kinds.open_node(data, 0)
+    if opened is None:
+        if kinds.is_non_tensor(data) and kinds.is_tensordict(data):
+            msg = f"a saving hook returned a NonTensorStack at {show_path(path)}: return tensors and NonTensorData"
+            raise CheckpointError(msg)
+        value = data.data if kinds.is_tensor_collection(data) else data  # what a TensorDict wraps that is no tensor
+        return {"kind": "value", "value": value}
+    node, children = opened
+    if node.kind not in _NODES:
+        msg = f"a saving hook returned a {node.kind} at {show_path(path)}: return a TensorDict or a dict"
+        raise CheckpointError(msg)
+    below = [_take_apart(child, (*path, key), columns) for key, child in zip(node.keys, children, strict=True)]
+    return {"kind": node.kind, "keys": list(node.keys), "batch": list(node.extra), "children": below}
+
+
+def _rebuild(tree: dict[str, Any], columns: dict[str, Any], depth: int) -> Any:
+    """Return the data that `_take_apart` was given; its tensors are read now, on the CPU."""
+    kind = tree["kind"]
+    if kind == "tensor":
+        return read_column(columns[tree["name"]])
+    if kind == "value":
+        return tree["value"]
+    if kind not in _NODES or depth > _MAX_DEPTH or len(tree["keys"]) != len(tree["children"]):
+        msg = f"the checkpoint's converted rows have the unknown kind {str(kind)[:40]!r}: it is damaged"
+        raise CheckpointError(msg)
+    made = [_rebuild(child, columns, depth + 1) for child in tree["children"]]
+    device = torch.device("cpu")
+    if kind != "tensordict":
+        return kinds.make(Node(kind, tuple(tree["keys"])), made, (), device)
+    plain = {i for i, child in enumerate(tree["children"]) if child["kind"] not in {"tensor", "tensordict"}}
+    keys = tuple(key for i, key in enumerate(tree["keys"]) if i not in plain)
+    parts = [part for i, part in enumerate(made) if i not in plain]
+    batch = tuple(tree["batch"])
+    if any(tuple(part.shape[: len(batch)]) != batch for part in parts):
+        msg = f"the checkpoint's converted rows {keys} have the invalid batch size {list(batch)}: it is damaged"
+        raise CheckpointError(msg)
+    rows = kinds.make(Node("tensordict", keys, None, batch), parts, (), device)
+    for i in plain:
+        rows.set_non_tensor(tree["keys"][i], made[i])
+    return rows

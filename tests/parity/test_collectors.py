@@ -1,0 +1,264 @@
+"""Collectors of TorchRL write to buffers of Ostinato: every frame arrives once, whichever process collected it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.data import Bounded, Categorical, Composite
+from torchrl.envs import EnvBase, SerialEnv
+from torchrl.modules import RandomPolicy
+
+from ostinato import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
+from ostinato.compat.torchrl import for_collector
+
+from ..sharing import AVAILABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+sharing = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
+
+EPISODE = 7
+"""Steps of an episode."""
+
+
+class Numbered(EnvBase):  # type: ignore[misc]
+    """An environment whose observations are its number, and how many steps it has made in all episodes."""
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__()
+        self.number, self.steps = number, 0
+        self.observation_spec = Composite(
+            where=Bounded(-1, 2**40, (2,), dtype=torch.int64), pixel=Bounded(-1, 2**40, (3,), dtype=torch.float32)
+        )
+        self.action_spec = Categorical(3)
+        self.reward_spec = Bounded(-1, 2**40, (1,), dtype=torch.float32)
+
+    def _now(self) -> dict[str, torch.Tensor]:
+        return {"where": torch.tensor([self.number, self.steps]), "pixel": torch.full((3,), float(self.steps))}
+
+    def _reset(self, tensordict: Any = None, **_: Any) -> TensorDict:
+        return TensorDict({**self._now(), "done": torch.zeros(1, dtype=torch.bool)}, [])
+
+    def _step(self, tensordict: Any) -> TensorDict:
+        self.steps += 1
+        done = torch.tensor([self.steps % EPISODE == 0])
+        return TensorDict({**self._now(), "reward": torch.ones(1), "done": done, "terminated": done}, [])
+
+    def _set_seed(self, seed: int | None) -> None:
+        pass
+
+
+POLICY = partial(RandomPolicy, Categorical(3))
+
+
+@pytest.fixture(autouse=True)
+def spawning() -> Iterator[None]:
+    """Workers of collectors are spawned."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+def steps_by_env(rb: Any) -> dict[int, list[int]]:
+    """For each environment the steps whose frames are there, in the order of the buffer."""
+    found: dict[int, list[int]] = {}
+    data = rb[:]
+    for number, step in data["where"].reshape(-1, 2).tolist():
+        found.setdefault(number, []).append(step)
+    after = data["next", "where"].reshape(-1, 2)
+    assert torch.equal(after, data["where"].reshape(-1, 2) + torch.tensor([0, 1]))  # no frame is torn
+    assert torch.equal(data["next", "pixel"].reshape(-1, 3)[:, 0].long(), after[:, 1])
+    return found
+
+
+def check_each_once(rb: Any, *, most_envs: int = 2) -> None:
+    for number, steps in steps_by_env(rb).items():
+        assert number in range(most_envs)
+        assert steps == list(range(len(steps))), number  # none twice, none missing, in order
+
+
+# -- one process -------------------------------------------------------------------------------------------------------
+
+STORAGES: dict[str, Callable[[], Any]] = {
+    "list": lambda: ListStorage(256),
+    "tensor": lambda: LazyTensorStorage(256),
+    "mapped": lambda: LazyMemmapStorage(256),
+}
+
+
+@pytest.mark.parametrize("extend_buffer", [True, False])
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+def test_a_collector_writes_each_frame_once(kind: Any, storage: str, extend_buffer: bool) -> None:
+    rb = kind(storage=STORAGES[storage](), batch_size=5)
+    collector = Collector(
+        Numbered(), POLICY(), replay_buffer=rb, total_frames=192, frames_per_batch=32, extend_buffer=extend_buffer
+    )
+    for count, batch in enumerate(collector):
+        assert batch is None
+        assert len(rb) == rb.write_count == 32 * (count + 1)
+        assert rb.sample()["where"].shape == (5, 2)
+    collector.shutdown()
+    assert len(rb) == 192
+    if storage == "list":
+        data = [row["where"].tolist() for row in rb[:]]
+        assert data == [[0, i] for i in range(192)]
+    else:
+        check_each_once(rb)
+
+
+def test_environments_side_by_side_arrive_as_if_extended_by_hand() -> None:
+    def collected(*, given: bool) -> Any:
+        env = SerialEnv(3, [partial(Numbered, i) for i in range(3)])
+        rb = ReplayBuffer(storage=LazyTensorStorage(120, ndim=2), batch_size=4)
+        options = {"replay_buffer": rb} if given else {}
+        collector = Collector(env, RandomPolicy(env.action_spec), total_frames=120, frames_per_batch=24, **options)
+        torch.manual_seed(0)
+        for batch in collector:
+            if not given:
+                rb.extend(batch)
+        collector.shutdown()
+        return rb[:]
+
+    given, by_hand = collected(given=True), collected(given=False)
+    assert given.batch_size == (3, 40)
+    assert (given == by_hand).all()
+
+
+def test_whole_trajectories_arrive_one_after_the_other() -> None:
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(256), sampler=SliceSampler(slice_len=EPISODE, end_key=("next", "done")), batch_size=14
+    )
+    collector = Collector(
+        Numbered(), POLICY(), replay_buffer=rb, total_frames=64, frames_per_batch=16, trajs_per_batch=1
+    )
+    for batch in collector:
+        assert batch is None
+    collector.shutdown()
+    assert len(rb) == 63
+    check_each_once(rb)
+    assert (rb.sample()["where"][:, 1].view(2, EPISODE) % EPISODE == torch.arange(EPISODE)).all()
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+SHARED: list[tuple[Any, bool, Callable[[], ReplayBuffer]]] = [
+    (MultiSyncCollector, True, lambda: ReplayBuffer(storage=LazyMemmapStorage(400), batch_size=5)),
+    (MultiSyncCollector, False, lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(400), batch_size=5)),
+    (MultiAsyncCollector, True, lambda: ReplayBuffer(storage=LazyTensorStorage(400, shared_init=True), batch_size=5)),
+    (
+        MultiAsyncCollector,
+        False,
+        lambda: TensorDictReplayBuffer(
+            storage=LazyMemmapStorage(400), sampler=PrioritizedSampler(400, 0.7, 0.5), shared=True, batch_size=5
+        ),
+    ),
+]
+
+
+@sharing
+@pytest.mark.parametrize(("collector", "extend_buffer", "make"), SHARED, ids=["sync", "add", "async", "async-add"])
+def test_workers_write_to_a_shared_buffer(
+    collector: Any, extend_buffer: bool, make: Callable[[], ReplayBuffer]
+) -> None:
+    rb = make()
+    envs = [partial(Numbered, i) for i in range(2)]
+    collecting = collector(
+        envs, POLICY(), replay_buffer=rb, total_frames=192, frames_per_batch=32, extend_buffer=extend_buffer
+    )
+    expected = 0
+    try:
+        for batch in collecting:
+            assert batch is None
+            expected += 32 if collector is MultiSyncCollector else 16
+            assert len(rb) == expected or collector is MultiAsyncCollector
+            assert len(rb) >= min(expected, 192)
+            rb.sample()
+    finally:
+        collecting.shutdown()
+    assert rb.shared
+    assert 192 <= len(rb) <= 192 + 2 * 32
+    check_each_once(rb)
+
+
+@sharing
+def test_collectors_that_run_free() -> None:
+    rb = ReplayBuffer(storage=LazyMemmapStorage(100_000), batch_size=5)
+    envs = [partial(Numbered, i) for i in range(2)]
+    collector = MultiAsyncCollector(envs, POLICY(), replay_buffer=rb, total_frames=-1, frames_per_batch=16)
+    try:
+        collector.start()
+        until = time.monotonic() + 120
+        while rb.write_count < 200 and time.monotonic() < until:
+            time.sleep(0.01)
+            if len(rb):
+                rb.sample()
+    finally:
+        collector.async_shutdown()
+    assert rb.write_count == len(rb) >= 200
+    check_each_once(rb)
+
+
+# -- several processes, buffers of one ---------------------------------------------------------------------------------
+
+PRIVATE: list[tuple[Any, bool, Callable[[], ReplayBuffer]]] = [
+    (
+        MultiSyncCollector,
+        True,
+        lambda: TensorDictReplayBuffer(
+            storage=LazyTensorStorage(400),
+            sampler=SliceSampler(slice_len=2, traj_key=("collector", "traj_ids"), end_key=("next", "done")),
+            batch_size=6,
+        ),
+    ),
+    (
+        MultiAsyncCollector,
+        False,
+        lambda: TensorDictReplayBuffer(
+            storage=LazyTensorStorage(400),
+            sampler=PrioritizedSampler(400, 0.7, 0.5),
+            batch_size=6,
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("collector", "extend_buffer", "make"), PRIVATE, ids=["slices", "prioritized"])
+def test_workers_write_to_a_private_buffer_through_the_adapter(
+    collector: Any, extend_buffer: bool, make: Callable[[], ReplayBuffer]
+) -> None:
+    rb = make()
+    envs = [partial(Numbered, i) for i in range(2)]
+    with for_collector(rb) as handle:
+        collecting = collector(
+            envs, POLICY(), replay_buffer=handle, total_frames=192, frames_per_batch=32, extend_buffer=extend_buffer
+        )
+        try:
+            for batch in collecting:
+                assert batch is None
+                drawn = rb.sample()
+                if collector is MultiSyncCollector:
+                    slices = drawn["where"].view(-1, 2, 2)
+                    assert torch.equal(slices[:, 1] - slices[:, 0], torch.tensor([[0, 1]]).expand(3, 2))
+        finally:
+            collecting.shutdown()
+    assert not rb.shared
+    assert 192 <= len(rb) <= 192 + 2 * 32
+    check_each_once(rb)

@@ -1,0 +1,99 @@
+"""Ends of streams: which flags change, what draws see of it, and what is refused before anything changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    LazyTensorStorage,
+    RandomSampler,
+    ReplayBufferEnsemble,
+    SliceSampler,
+    StreamingSliceSampler,
+    TensorDictReplayBuffer,
+)
+from ostinato.errors import KindError, OptionError, UsageError
+
+if TYPE_CHECKING:
+    from ostinato import Sampler
+
+END = ("next", "done")
+
+
+def make(rows: int, sampler: Sampler | None = None, capacity: int = 6, **fields: Any) -> TensorDictReplayBuffer:
+    sampler = StreamingSliceSampler(slice_len=2, end_key=END) if sampler is None else sampler
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), sampler=sampler, batch_size=2)
+    for first in range(0, rows, 3):
+        rb.extend(steps(first, min(3, rows - first), **fields))
+    return rb
+
+
+def steps(first: int, count: int, **fields: Any) -> TensorDict:
+    off = torch.zeros(count, 1, dtype=torch.bool)
+    flags = {name: value.expand(count, 1) for name, value in fields.items()}
+    following = {"done": off, "terminated": off.clone(), "truncated": off.clone(), **flags}
+    return TensorDict({"t": torch.arange(first, first + count), "next": following}, [count])
+
+
+def newest(rb: TensorDictReplayBuffer) -> dict[str, bool]:
+    row = rb[(rb.cursor - 1) % len(rb)]["next"]
+    return {name: bool(row[name]) for name in ("done", "terminated", "truncated")}
+
+
+@pytest.mark.parametrize("rows", [3, 5, 6, 9])
+def test_the_newest_row_ends_its_episode(rows: int) -> None:
+    first, empty, second = make(rows), make(0), make(4, SliceSampler(slice_len=2))
+    before = first[:]["next", "done"].clone()
+    ReplayBufferEnsemble(first, empty, second).end_streams()
+    ended = first[:]["next", "done"]
+    assert (ended != before).flatten().nonzero().flatten().tolist() == [first.cursor - 1 if first.cursor else 5]
+    assert newest(first) == newest(second) == {"done": True, "terminated": False, "truncated": True}
+    assert first.write_count == rows
+    windows = [first.sample()["t"].tolist() for _ in range(min(rows, 6) // 2 if rows != 5 else 2)]
+    first.extend(steps(rows, 2))
+    assert first.sample()["t"].tolist() == [rows, rows + 1]  # a window of the new stream alone
+    assert all(b - a == 1 for a, b in windows)
+
+
+def test_flags_that_are_set_stay() -> None:
+    yes = torch.ones(1, 1, dtype=torch.bool)
+    ended = make(3, terminated=yes, done=yes)
+    cut = make(3, truncated=yes)
+    kept = make(3)
+    ReplayBufferEnsemble(ended, cut).end_streams()
+    assert newest(ended) == {"done": True, "terminated": True, "truncated": False}
+    assert newest(cut) == {"done": True, "terminated": False, "truncated": True}
+    ReplayBufferEnsemble(kept).end_streams(truncated_key=None)
+    assert newest(kept) == {"done": True, "terminated": False, "truncated": False}
+
+
+def test_one_id_for_all_rows_is_one_stream() -> None:
+    sampler = SliceSampler(slice_len=2, traj_key="env", end_key=END)
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(6), sampler=sampler, batch_size=2)
+    rb.extend(steps(0, 3).set("env", torch.full((3,), 7)))
+    ReplayBufferEnsemble(rb).end_streams()
+    assert newest(rb)["done"]
+    rb.extend(steps(3, 1).set("env", torch.tensor([8])))
+    with pytest.raises(UsageError, match="only if every record of a member carries the same"):
+        ReplayBufferEnsemble(rb).end_streams()
+
+
+def test_what_does_not_fit_raises_before_anything_changes() -> None:
+    good = make(3)
+    with pytest.raises(UsageError, match=r"end_streams requires .* member 1 has .*RandomSampler"):
+        ReplayBufferEnsemble(good, make(3, RandomSampler())).end_streams()
+    with pytest.raises(UsageError, match="episodes end at end_key='stop'"):
+        ReplayBufferEnsemble(good).end_streams(end_key="stop")
+    with pytest.raises(OptionError, match="must be distinct"):
+        ReplayBufferEnsemble(good).end_streams(truncated_key=END)
+    number = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(6), sampler=SliceSampler(slice_len=2, end_key="stop"), batch_size=2
+    )
+    number.extend(TensorDict({"stop": torch.zeros(3)}, [3]))
+    with pytest.raises(KindError, match="requires a boolean end_key field"):
+        ReplayBufferEnsemble(number).end_streams(end_key="stop")
+    assert not newest(good)["done"]

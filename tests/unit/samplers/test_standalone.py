@@ -1,0 +1,519 @@
+"""Samplers on a bare storage: `sample`, `can_sample`, reports of writes, priorities, saved states."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ostinato import (
+    ConsumingSampler,
+    LazyTensorStorage,
+    LimitedSampler,
+    ListStorage,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    PromptGroupSampler,
+    QueueSampler,
+    RandomSampler,
+    ReplayBuffer,
+    Sampler,
+    SamplerEnsemble,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    StalenessAwareSampler,
+    Storage,
+    StorageEnsemble,
+    StreamingSliceSampler,
+    TensorStorage,
+)
+from ostinato.errors import (
+    CheckpointError,
+    EmptyBufferError,
+    EpisodesError,
+    KindError,
+    OptionError,
+    PriorityError,
+    SlotError,
+    TooFewRowsError,
+    UsageError,
+)
+
+from ...stats.chi_square import p_value
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def dice(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def bare(rows: int = 10, capacity: int = 10) -> Storage:
+    """A storage of `rows` rows that hold their slot, of which the last `capacity` are kept."""
+    rb = ReplayBuffer(storage=LazyTensorStorage(capacity))
+    rb.extend({"x": torch.arange(rows)})
+    return rb.storage
+
+
+def episodes(*lengths: int, more: dict[str, torch.Tensor] | None = None) -> TensorStorage:
+    """Rows of episodes of these lengths, with their number, step and end."""
+    traj = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    step = torch.cat([torch.arange(n) for n in lengths])
+    done = torch.cat([torch.arange(n) == n - 1 for n in lengths])[:, None]
+    return TensorStorage({"traj": traj, "step": step, "next": {"done": done}, **(more or {})})
+
+
+# -- single rows ------------------------------------------------------------------------------------------------------
+
+
+def test_draws_are_those_of_the_sampler_in_a_buffer() -> None:
+    storage = bare(7, 10)
+    for sampler in (RandomSampler(), SamplerWithoutReplacement()):
+        again = pickle.loads(pickle.dumps(sampler))
+        rb = ReplayBuffer(storage=storage, sampler=again, batch_size=5, generator=dice())
+        index, info = sampler.sample(storage, 5, generator=dice())
+        assert info == {}
+        assert isinstance(index, torch.Tensor)
+        assert torch.equal(storage[index]["x"], rb.sample()["x"])
+
+
+def test_without_a_generator_draws_are_those_of_torch() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        index, _ = RandomSampler().sample(bare(), 5)
+        torch.manual_seed(0)
+        assert torch.equal(index, torch.randint(0, 10, (5,)))  # type: ignore[arg-type]
+
+
+def test_two_dimensions_give_a_pair() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
+    rb.extend({"x": torch.arange(12).view(3, 4).transpose(0, 1).contiguous().transpose(0, 1)})
+    storage = rb.storage
+    index, _ = SamplerWithoutReplacement().sample(storage, 12)
+    assert isinstance(index, tuple)
+    assert len({(int(a), int(b)) for a, b in zip(*index, strict=True)}) == 12
+    assert torch.equal(storage[index]["x"].sort().values, torch.arange(12))
+
+
+def test_an_empty_storage_says_so() -> None:
+    for sampler in (RandomSampler(), PrioritizedSampler(4, 1.0, 1.0), SliceSampler(slice_len=2)):
+        with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
+            sampler.sample(LazyTensorStorage(4), 2)
+        assert not sampler.can_sample(LazyTensorStorage(4), 2)
+
+
+def test_a_pass_goes_on_between_calls_and_ends() -> None:
+    sampler, storage = SamplerWithoutReplacement(), bare()
+    seen: list[int] = []
+    for ran_out in (False, False, True):
+        seen += sampler.sample(storage, 4)[0].tolist()  # type: ignore[union-attr]
+        assert sampler.ran_out == ran_out
+    assert sorted(seen) == list(range(10))
+
+
+def test_drop_last_needs_a_whole_batch() -> None:
+    sampler = SamplerWithoutReplacement(drop_last=True)
+    assert sampler.can_sample(bare(4), 4)
+    assert not sampler.can_sample(bare(3), 4)
+    with pytest.raises(TooFewRowsError, match=r"The batch size \(4\) is greater than the storage capacity \(3\)"):
+        sampler.sample(bare(3), 4)
+    assert issubclass(TooFewRowsError, (ValueError, RuntimeError))
+
+
+def test_samplers_without_priorities_have_the_calls_of_those_with() -> None:
+    sampler = RandomSampler()
+    assert sampler.default_priority == 1.0
+    sampler.add(3)
+    sampler.extend(range(4))
+    sampler.mark_update(torch.tensor([1]))
+    with pytest.warns(UserWarning, match="update_priority.. on a sampler RandomSampler that is not prioritized"):
+        sampler.update_priority(torch.tensor([1]), 1.0)
+
+
+def test_a_sampler_of_the_users_own_samples_alone() -> None:
+    class Newest(Sampler):
+        def draw(self, view: Any, batch_size: int, generator: Any) -> Any:
+            from ostinato.protocols import Draw
+
+            return Draw((view.cursor - 1 - torch.arange(batch_size)) % view.rows)
+
+    assert Newest().sample(bare(13, 10), 4)[0].tolist() == [2, 1, 0, 9]  # type: ignore[union-attr]
+
+
+def test_counting_samplers_deliver_what_they_sample() -> None:
+    queue, storage = QueueSampler(), bare(5)
+    assert queue.sample(storage, 3)[0].tolist() == [0, 1, 2]  # type: ignore[union-attr]
+    assert queue.can_sample(storage, 2)
+    assert queue.sample(storage, 2)[0].tolist() == [3, 4]  # type: ignore[union-attr]
+    with pytest.raises(EmptyBufferError):
+        queue.sample(storage, 1)
+    twice = LimitedSampler(2)
+    drawn = [int(i) for _ in range(5) for i in twice.sample(storage, 2)[0]]
+    assert sorted(drawn) == sorted(2 * list(range(5)))
+    twice.extend(torch.tensor([3]))
+    assert set(twice.sample(storage, 1)[0].tolist()) == {3}  # type: ignore[union-attr]
+
+
+# -- priorities -------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_drawn_in_proportion_to_their_priority() -> None:
+    sampler, storage = PrioritizedSampler(10, alpha=0.5, beta=1.0, eps=0.0), bare(6, 10)
+    given = torch.tensor([0.0, 1.0, 4.0, 9.0, 16.0, 25.0])
+    sampler.extend(torch.arange(6))
+    sampler.update_priority(torch.arange(6), given)
+    index, info = sampler.sample(storage, 15_000, generator=dice())
+    assert list(info) == ["priority_weight"]
+    counts = torch.bincount(index, minlength=6)  # type: ignore[arg-type]
+    assert counts[0] == 0
+    shares = (given.sqrt() / given.sqrt().sum()).tolist()
+    assert p_value(counts[1:].tolist(), shares[1:]) > 0.001
+    assert torch.allclose(info["priority_weight"], given[index] ** -0.5)  # relative to the smallest value, 1
+
+
+def test_rows_without_a_priority_get_the_default_one() -> None:
+    sampler = PrioritizedSampler(10, 1.0, 1.0, eps=0.0)
+    assert sampler.default_priority == 1.0
+    sampler.update_priority(torch.tensor([1, 0]), torch.tensor([5.0, 2.0]))
+    assert sampler.default_priority == 5.0
+    sampler.sample(bare(4), 2)
+    assert sampler.priorities.tolist() == [2.0, 5.0, 5.0, 5.0]
+    sampler.update_priority(2, 0.5)
+    sampler.mark_update(0)
+    sampler.add(2)
+    assert sampler.priorities.tolist() == [5.0, 5.0, 5.0, 5.0]
+
+
+def test_the_largest_priority_in_the_buffer_is_followed() -> None:
+    sampler = PrioritizedSampler(4, 1.0, 1.0, max_priority_within_buffer=True)
+    sampler.update_priority(range(4), [9.0, 3.0, 2.0, 1.0])
+    assert sampler.default_priority == 9.0
+    sampler.update_priority([0], 0.5)
+    assert sampler.default_priority == 3.0
+    sampler.sample(bare(1), 1)  # a storage of one row: the others are gone
+    assert sampler.default_priority == 0.5
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_indices_and_priorities_of_many_forms(ndim: int) -> None:
+    if ndim == 1:
+        storage, forms = bare(6, 6), [[1, 4], torch.tensor([1, 4]), range(1, 5, 3), (torch.tensor([1, 4]),)]
+        forms.append(torch.tensor([1, 4], dtype=torch.int32).numpy())
+    else:
+        rb = ReplayBuffer(storage=LazyTensorStorage(6, ndim=2))
+        rb.extend({"x": torch.arange(6).view(2, 3)})
+        storage, forms = rb.storage, [torch.tensor([[0, 1], [1, 1]]), (torch.tensor([0, 1]), torch.tensor([1, 1]))]
+        assert rb.storage.shape == (2, 3) or rb.storage.shape == (3, 2)
+    for index in forms:
+        for priority in ([7.0, 7.0], 7, torch.full((2, 1), 7.0), torch.tensor([[7.0, 1.0], [2.0, 7.0]])):
+            sampler = PrioritizedSampler(6, 1.0, 1.0)
+            sampler.sample(storage, 1)
+            sampler.update_priority(index, priority, storage=storage)
+            slots = (sampler.priorities == 7).nonzero().flatten().tolist()
+            assert slots == ([1, 4] if ndim == 1 else [1, 1 + storage.num_envs])
+
+
+def test_rows_that_were_not_kept_are_skipped() -> None:
+    sampler = PrioritizedSampler(4, 1.0, 1.0)
+    sampler.update_priority(torch.tensor([-1, 1]), torch.tensor([5.0, 2.0]))
+    sampler.update_priority(-1, 9.0)
+    assert sampler.priorities.tolist() == [1.0, 2.0]
+
+
+def test_bad_indices_and_priorities_change_nothing() -> None:
+    sampler = PrioritizedSampler(4, 1.0, 1.0)
+    sampler.update_priority(range(4), [1.0, 2.0, 3.0, 4.0])
+    bad: list[tuple[Any, Any, type[Exception], str]] = [
+        ([4], 1.0, SlotError, "slot 4 is out of range: PrioritizedSampler keeps priorities for max_capacity=4"),
+        ([0, 1], [1.0, 2.0, 3.0], UsageError, "priority should be a number or an iterable of the same length as index"),
+        ([0, 1], [1.0, -2.0], PriorityError, r"got -2 at the positions \[1\]"),
+        ([0.5], 1.0, KindError, "an index must hold integers"),
+        (["a"], 1.0, KindError, "an index"),
+        ([0], "much", KindError, "priorities are real numbers"),
+        (torch.tensor([[0, 1]]), 1.0, UsageError, "storage should be provided"),
+    ]
+    for index, priority, error, match in bad:
+        with pytest.raises(error, match=match):
+            sampler.update_priority(index, priority)
+        assert sampler.priorities.tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_storage_may_be_smaller_than_the_sampler_but_not_its_rows_more() -> None:
+    sampler = PrioritizedSampler(20, 1.0, 1.0, eps=0.0)
+    sampler.update_priority(range(20), torch.arange(20.0))
+    index, _ = sampler.sample(bare(3, 5), 100)
+    assert set(index.tolist()) == {1, 2}  # type: ignore[union-attr]
+    assert sampler.priorities.tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(SlotError, match="max_capacity=2"):
+        PrioritizedSampler(2, 1.0, 1.0).sample(bare(3), 1)
+
+
+def test_priorities_of_zero_cannot_be_sampled() -> None:
+    sampler, storage = PrioritizedSampler(4, 1.0, 1.0, eps=0.0), bare(4)
+    sampler.update_priority(range(4), 0.0)
+    assert not sampler.can_sample(storage, 1)
+    with pytest.raises(PriorityError):
+        sampler.sample(storage, 1)
+
+
+# -- slices -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["slices", "once", "prioritized"])
+@pytest.mark.parametrize("options", [{"traj_key": "traj"}, {"end_key": ("next", "done")}, {}])
+def test_slices_stay_in_their_episode(kind: str, options: dict[str, Any]) -> None:
+    storage = episodes(5, 3, 9)
+    sampler: Sampler
+    if kind == "prioritized":
+        sampler = PrioritizedSliceSampler(17, 0.7, 0.9, slice_len=3, **options)
+    else:
+        sampler = (SliceSampler if kind == "slices" else SliceSamplerWithoutReplacement)(slice_len=3, **options)
+    seen: set[tuple[int, ...]] = set()
+    for seed in range(80):
+        index, info = sampler.sample(storage, 6, generator=dice(seed))
+        assert isinstance(index, tuple)
+        rows = storage[index]
+        assert all(trajs.unique().numel() == 1 for trajs in rows["traj"].split(3))
+        assert all(bool((steps.diff() == 1).all()) for steps in rows["step"].split(3))
+        count = rows["traj"].shape[0]
+        last = torch.arange(count)[:, None] % 3 == 2
+        assert torch.equal(info["next", "truncated"], last)
+        assert torch.equal(info["next", "done"], rows["next"]["done"] | last)
+        assert not info["next", "terminated"].any()
+        assert ("priority_weight" in info) == (kind == "prioritized")
+        seen |= {tuple(slots) for slots in index[0].view(-1, 3).tolist()}
+    starts = [0, 1, 2, 5, *range(8, 15)]
+    assert seen == {(s, s + 1, s + 2) for s in starts}
+
+
+def test_slices_of_two_dimensions_follow_one_environment() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(40, ndim=2))
+    rb.extend(
+        {
+            "env": torch.arange(2)[:, None].expand(2, 20),
+            "x": torch.arange(20).expand(2, 20),
+            "done": torch.arange(20).expand(2, 20) % 7 == 6,
+        }
+    )
+    storage = rb.storage
+    index, _ = SliceSampler(slice_len=4, end_key="done").sample(storage, 40)
+    assert len(index) == 2
+    rows = storage[index]
+    assert all(part.unique().numel() == 1 for part in rows["env"].split(4))
+    assert all(bool((part.diff() == 1).all()) for part in rows["x"].split(4))
+
+
+def test_marks_of_first_rows_and_masks_of_padding() -> None:
+    init = torch.zeros(7, 1, dtype=torch.bool)
+    storage = episodes(5, 2, more={"is_init": init})
+    _, info = SliceSampler(slice_len=2).sample(storage, 6)
+    assert info["is_init"].view(3, 2).tolist() == [[True, False]] * 3
+    assert ("collector", "mask") not in info
+    padded = SliceSampler(slice_len=3, strict_length=False, pad_output=True)
+    index, info = padded.sample(storage, 60, generator=dice())
+    short = storage[index]["traj"].view(20, 3)[:, 0] == 1
+    assert short.any()
+    assert torch.equal(info["collector", "mask"].view(20, 3).sum(1), torch.where(short, 2, 3))
+    _, info = padded.sample(episodes(5, 3), 60)
+    assert ("collector", "mask") not in info
+
+
+def test_episodes_are_read_again_at_each_draw() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8))
+    rb.extend({"traj": torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])})
+    sampler = SliceSampler(slice_len=4, traj_key="traj")
+    kept = SliceSampler(slice_len=4, traj_key="traj", cache_values=True)
+    for one in (sampler, kept):
+        assert set(rb.storage[one.sample(rb.storage, 16)[0]]["traj"].tolist()) == {1}
+    rb.storage["traj"][:] = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])  # neither length nor cursor has changed
+    assert set(rb.storage[sampler.sample(rb.storage, 16)[0]]["traj"].tolist()) == {0}
+    assert set(kept.sample(rb.storage, 4)[0][0].tolist()) & {5, 6, 7}
+    kept.extend(range(8))
+    assert set(rb.storage[kept.sample(rb.storage, 16)[0]]["traj"].tolist()) == {0}
+    rb.extend({"traj": torch.tensor([2, 2, 2, 2, 2])})
+    for one in (sampler, kept):
+        assert set(rb.storage[one.sample(rb.storage, 16)[0]]["traj"].tolist()) == {2}
+
+
+def test_a_pass_over_episodes_goes_on_until_rows_are_written() -> None:
+    storage = episodes(4, 4, 4)
+    sampler = SliceSamplerWithoutReplacement(slice_len=2, traj_key="traj")
+    seen = [int(storage[sampler.sample(storage, 2)[0]]["traj"][0]) for _ in range(3)]
+    assert sorted(seen) == [0, 1, 2]
+    sampler.sample(storage, 2)
+    sampler.mark_update(torch.arange(2))
+    seen = [int(storage[sampler.sample(storage, 2)[0]]["traj"][0]) for _ in range(3)]
+    assert sorted(seen) == [0, 1, 2]
+
+
+def test_slices_say_whether_there_are_any() -> None:
+    storage = episodes(4, 2)
+    assert SliceSampler(slice_len=4).can_sample(storage, 8)
+    assert not SliceSampler(slice_len=5).can_sample(storage, 10)
+    assert SliceSampler(slice_len=5, strict_length=False).can_sample(storage, 10)
+    assert not SliceSamplerWithoutReplacement(slice_len=4, drop_last=True).can_sample(storage, 8)
+    assert SliceSamplerWithoutReplacement(slice_len=4).can_sample(storage, 8)
+    assert PrioritizedSliceSampler(6, 1.0, 1.0, slice_len=4).can_sample(storage, 8)
+    assert not PrioritizedSliceSampler(6, 1.0, 1.0, slice_len=5).can_sample(storage, 10)
+    with pytest.raises(UsageError, match="The batch-size must be divisible by the slice length"):
+        SliceSampler(slice_len=4).can_sample(storage, 9)
+
+
+def test_rows_that_do_not_tell_their_episodes() -> None:
+    rb = ReplayBuffer(storage=ListStorage(4))
+    rb.extend([1, 2, 3])
+    with pytest.raises(
+        EpisodesError, match="Could not get a tensordict out of the storage, which is required for Slic"
+    ):
+        SliceSampler(slice_len=2).sample(rb.storage, 2)
+    wide = TensorStorage({"next": {"done": torch.zeros(4, 3, dtype=torch.bool)}})
+    with pytest.raises(EpisodesError, match="Expected the end-of-trajectory signal to be 1-dimensional"):
+        SliceSampler(slice_len=2).sample(wide, 2)
+    assert issubclass(EpisodesError, RuntimeError)
+
+
+# -- states -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        RandomSampler,
+        SamplerWithoutReplacement,
+        lambda: PrioritizedSampler(17, 0.7, 0.5),
+        lambda: SliceSampler(slice_len=2),
+        lambda: SliceSamplerWithoutReplacement(slice_len=2),
+        lambda: PrioritizedSliceSampler(17, 0.7, 0.5, slice_len=2),
+        lambda: LimitedSampler(3),
+        QueueSampler,
+    ],
+)
+def test_a_saved_sampler_goes_on(make: Any, tmp_path: Path) -> None:
+    storage, sampler = episodes(5, 3, 9), make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sampler.update_priority(torch.arange(17), torch.arange(17.0))
+    sampler.sample(storage, 4, generator=dice())
+    sampler.dumps(tmp_path / "state")
+    loaded, copied = make(), pickle.loads(pickle.dumps(sampler))
+    loaded.loads(tmp_path / "state")
+    for seed in range(1, 3):
+        expected, info = sampler.sample(storage, 4, generator=dice(seed))
+        for other in (loaded, copied):
+            index, notes = other.sample(storage, 4, generator=dice(seed))
+            assert all(torch.equal(a, b) for a, b in zip(_parts(index), _parts(expected), strict=True))
+            assert notes.keys() == info.keys()
+            assert all(torch.equal(notes[key], info[key]) for key in info)
+    sampler.dumps(tmp_path / "state")  # over the older one
+
+
+def _parts(index: Any) -> tuple[torch.Tensor, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def test_states_of_others_are_refused(tmp_path: Path) -> None:
+    RandomSampler().dumps(tmp_path / "random")
+    with pytest.raises(CheckpointError, match="holds the state of a RandomSampler, not of a SamplerWithoutReplacement"):
+        SamplerWithoutReplacement().loads(tmp_path / "random")
+    SamplerWithoutReplacement(shuffle=False).dumps(tmp_path / "ordered")
+    sampler = SamplerWithoutReplacement()
+    with pytest.raises(CheckpointError, match="make it with the same options"):
+        sampler.loads(tmp_path / "ordered")
+    PrioritizedSampler(4, 1.0, 1.0).dumps(tmp_path / "max")
+    with pytest.raises(CheckpointError, match="reduction='max'"):
+        PrioritizedSampler(4, 1.0, 1.0, reduction="min").loads(tmp_path / "max")
+    with pytest.raises(FileNotFoundError):
+        sampler.loads(tmp_path / "none")
+
+
+# -- ensembles --------------------------------------------------------------------------------------------------------
+
+
+def test_an_ensemble_samples_its_members(tmp_path: Path) -> None:
+    storages = StorageEnsemble(bare(4), bare(8))
+    mix = SamplerEnsemble(SamplerWithoutReplacement(), RandomSampler(), p=[0.25, 0.75], num_buffer_sampled=4)
+    parts, info = mix.sample(storages, 8, generator=dice())  # type: ignore[arg-type]
+    assert sorted(info["buffer_ids"]) == [0, 1, 1, 1]
+    assert [part.shape[0] for part in parts] == [2, 2, 2, 2]
+    assert info["parts"] == [{}] * 4
+    assert mix.can_sample(storages, 8)  # type: ignore[arg-type]
+    assert not mix.can_sample(storages, 7)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="The batch size must be divisible by num_buffer_sampled"):
+        mix.sample(storages, 7)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="one storage for each of the 2 samplers, got 1"):
+        mix.sample([bare(4)], 8)
+    mix.dumps(tmp_path / "mix")
+    again = SamplerEnsemble(SamplerWithoutReplacement(), RandomSampler())
+    again.loads(tmp_path / "mix")
+    assert repr(again[0]) == repr(mix[0])
+    empty = StorageEnsemble(bare(4), LazyTensorStorage(8))
+    every = SamplerEnsemble(RandomSampler(), RandomSampler(), sample_from_all=True)
+    assert every.can_sample(storages, 4)  # type: ignore[arg-type]
+    assert not every.can_sample(empty, 4)  # type: ignore[arg-type]
+
+
+def test_samplers_that_read_fields_read_a_bare_storage() -> None:
+    storage = bare(12)  # the rows 10, 11, 2, 3, ...
+    stale = StalenessAwareSampler(max_staleness=2, version_key="x")
+    stale.consumer_version = 11
+    index, info = stale.sample(storage, 3, generator=dice())
+    assert set(index.tolist()) == {0, 1, 9}  # type: ignore[union-attr]
+    assert torch.equal(info["staleness"], 11.0 - storage["x"][index])
+    groups = PromptGroupSampler(num_groups=10, group_key="x")
+    index, info = groups.sample(storage, 10)
+    assert sorted(index.tolist()) == list(range(10))  # type: ignore[union-attr]
+    assert info == {}
+    storage["x"][:] = 9  # which a storage does not report
+    assert set(stale.sample(storage, 60)[1]["staleness"].tolist()) == {2.0}
+    with pytest.warns(UserWarning, match="There are 1 groups"):
+        groups.sample(storage, 10)
+
+
+def test_rows_of_a_bare_storage_leave(tmp_path: Path) -> None:
+    storage, sampler = bare(), ConsumingSampler()
+    first, _ = sampler.sample(storage, 4)
+    second, _ = sampler.sample(storage, 20)
+    assert sorted([*first.tolist(), *second.tolist()]) == list(range(10))  # type: ignore[union-attr]
+    assert not sampler.can_sample(storage, 1)
+    with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
+        sampler.sample(storage, 1)
+    sampler.extend(torch.tensor([1, 2]))
+    assert sorted(sampler.sample(storage, 5)[0].tolist()) == [1, 2]  # type: ignore[union-attr]
+    saved = ConsumingSampler(3)
+    used = torch.cat([saved.sample(storage, 5)[0] for _ in range(3)])  # type: ignore[misc]
+    saved.dumps(tmp_path / "saved")
+    sampler.loads(tmp_path / "saved")
+    assert sampler.max_sample_count == 3
+    rest = torch.cat([sampler.sample(storage, 10)[0] for _ in range(3) if sampler.rows_left])  # type: ignore[misc]
+    counts = torch.bincount(torch.cat((used, rest)), minlength=10)
+    assert int(counts.max()) == 3
+
+
+def test_streams_of_slices_save_and_load(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=StreamingSliceSampler(slice_len=2), batch_size=2)
+    rb.extend({"x": torch.arange(5), "done": torch.zeros(5, dtype=torch.bool)})
+    rb.sampler.dumps(tmp_path / "saved")
+    windows = [rb.sample()["x"].tolist() for _ in range(2)]
+    rb.sampler.loads(tmp_path / "saved")
+    assert windows == [rb.sample()["x"].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ConsumingSampler(replacement=False),
+        lambda: StalenessAwareSampler(replacement=False),
+        lambda: PromptGroupSampler(num_groups=2, replacement=False),
+        lambda: StreamingSliceSampler(slice_len=2, replacement=False),
+    ],
+)
+def test_new_samplers_have_no_variant_without_replacement(make: Any) -> None:
+    with pytest.raises(KindError, match="no without-replacement variant"):
+        make()

@@ -1,0 +1,170 @@
+"""Slices of trajectories whose rows have step numbers: `SliceSampler(fragmented=True)`."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ostinato import Episodes, LazyTensorStorage, ReplayBuffer, SliceSampler, TensorStorage
+from ostinato.errors import KeyMissingError, OptionError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def make(capacity: int, **options: Any) -> ReplayBuffer:
+    """A buffer of slices of 3 rows."""
+    settings: dict[str, Any] = {"slice_len": 3, "traj_key": "traj", "step_key": "step", "fragmented": True, **options}
+    return ReplayBuffer(
+        storage=LazyTensorStorage(capacity),
+        sampler=SliceSampler(**settings),
+        batch_size=6,
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def play(seed: int, rows: int) -> list[tuple[int, int]]:
+    """Trajectory and step of rows that several workers write in turns; some steps are lost, some ids begin again."""
+    rng = random.Random(seed)
+    steps = dict.fromkeys(range(4), 0)
+    out = []
+    for _ in range(rows):
+        traj = rng.randrange(4)
+        chance = rng.random()
+        steps[traj] = 0 if chance < 0.05 else steps[traj] + (2 if chance < 0.15 else 1)
+        out.append((traj, steps[traj]))
+    return out
+
+
+def runs(rows: list[tuple[int, int]]) -> list[list[int]]:
+    """Positions of the rows of each run of consecutive steps, by a plain scan."""
+    found: list[list[int]] = []
+    last: dict[int, tuple[int, list[int]]] = {}
+    for position, (traj, step) in enumerate(rows):
+        before = last.get(traj)
+        if before is None or before[0] + 1 != step:
+            before = (0, [])
+            found.append(before[1])
+        before[1].append(position)
+        last[traj] = (step, before[1])
+    return found
+
+
+def batch(rows: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
+    traj, step = (torch.tensor(values) for values in zip(*rows, strict=True))
+    return {"traj": traj, "step": step}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_slices_are_those_of_a_plain_scan(seed: int, one_by_one: bool) -> None:
+    rb, rows = make(40), play(seed, 100)
+    for start in range(0, 100, 10):
+        part = rows[start : start + 10]
+        if one_by_one:
+            for row in part:
+                rb.add({name: value[0] for name, value in batch([row]).items()})
+        else:
+            rb.extend(batch(part))
+        present = range(max(0, start + 10 - 40), start + 10)
+        pieces = [[i for i in run if i in present] for run in runs(rows[: start + 10])]
+        allowed = {tuple(run[k : k + 3]) for run in pieces for k in range(len(run) - 2)}
+        if not allowed:
+            continue
+        age = (rb.cursor - 1 - rb.sample(12_000, return_info=True)[1]["index"]) % 40
+        assert {tuple(piece) for piece in (start + 9 - age).view(-1, 3).tolist()} == allowed
+
+
+def test_the_same_rows_at_once_are_the_same_episodes() -> None:
+    rows = play(7, 60)
+    piece_by_piece, at_once = make(60), make(60)
+    for row in rows:
+        piece_by_piece.extend(batch([row]))
+    at_once.extend(batch(rows))
+    found = [{tuple(p) for p in rb.sample(30_000)["step"].view(-1, 3).tolist()} for rb in (piece_by_piece, at_once)]
+    assert found[0] == found[1]
+
+
+def test_without_fragmented_a_missing_step_does_not_divide() -> None:
+    rows = batch([(0, 0), (0, 1), (0, 5), (0, 6)])
+    plain, divided = make(4, fragmented=False), make(4, slice_len=2)
+    plain.extend(rows)
+    divided.extend(rows)
+    assert {tuple(piece) for _ in range(20) for piece in plain.sample()["step"].view(-1, 3).tolist()} == {
+        (0, 1, 5),
+        (1, 5, 6),
+    }
+    assert {tuple(piece) for _ in range(20) for piece in divided.sample()["step"].view(-1, 2).tolist()} == {
+        (0, 1),
+        (5, 6),
+    }
+
+
+def test_a_saved_buffer_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    rows = play(3, 80)
+    rb, again = make(30), make(30)
+    rb.extend(batch(rows[:50]))
+    rb.sample()
+    rb.dumps(tmp_path / "saved")
+    again.loads(tmp_path / "saved")
+    for start in range(50, 80, 5):
+        for one in (rb, again):
+            one.extend(batch(rows[start : start + 5]))
+        assert torch.equal(rb.sample()["step"], again.sample()["step"])
+
+
+def test_an_edit_of_a_step_divides() -> None:
+    rb = make(4, slice_len=2)
+    rb.extend(batch([(0, 0), (0, 1), (0, 2), (0, 3)]))
+    rb[1:2] = {"traj": torch.tensor([0]), "step": torch.tensor([9])}
+    assert {tuple(piece) for _ in range(20) for piece in rb.sample()["step"].view(-1, 2).tolist()} == {(2, 3)}
+    rb.empty()
+    rb.extend(batch([(0, 4), (0, 5)]))
+    assert rb.sample()["step"].tolist() == [4, 5] * 3
+
+
+def test_many_ids_are_forgotten_with_their_rows() -> None:
+    rb = make(6, slice_len=2)
+    for traj in range(200):
+        rb.extend(batch([(traj, 0), (traj, 1), (traj, 2)]))
+    assert set(rb.sample()["traj"].tolist()) <= {198, 199}
+    assert len(rb._engine.tracker._runs.last) <= 6 * 4 + 3  # type: ignore[union-attr]
+
+
+def test_on_a_bare_storage() -> None:
+    storage = TensorStorage(batch([(0, 0), (1, 7), (0, 1), (1, 8), (0, 3), (1, 9)]))
+    sampler = SliceSampler(slice_len=2, traj_key="traj", step_key="step", fragmented=True)
+    seen = {tuple(p) for s in range(20) for p in sampler.sample(storage, 4)[0][0].view(-1, 2).tolist()}
+    assert seen == {(0, 2), (1, 3), (3, 5)}
+    assert sampler.fragmented
+    assert sampler.step_key == "step"
+
+
+def test_the_usual_trajectory_key_is_found() -> None:
+    rb = make(6, traj_key=None, step_key="step_count")
+    rows = batch([(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)])
+    rb.extend({"collector": {"traj_ids": rows["traj"]}, "step_count": rows["step"][:, None]})
+    assert rb.sample()["step_count"].view(-1, 3).tolist() == [[0, 1, 2]] * 2
+
+
+def test_options_without_steps_are_refused() -> None:
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"step_key": None}, "step_key must be provided when fragmented=True"),
+        ({"ends": torch.ones(3), "cache_values": True}, "fragmented=True requires trajectory and step identifiers"),
+        ({"trajectories": torch.ones(3)}, "static trajectories argument is not supported with fragmented=True"),
+    ]
+    for options, match in bad:
+        with pytest.raises(OptionError, match=match):
+            SliceSampler(slice_len=2, fragmented=True, **options)
+    with pytest.raises(OptionError, match="step_key='step' divides trajectories: give traj_key"):
+        Episodes(step_key="step")
+    rb = make(4)
+    with pytest.raises(KeyMissingError, match="no field 'step' "):
+        rb.extend({"traj": torch.zeros(2, dtype=torch.int64)})
+    with pytest.raises(KeyMissingError, match="no field"):
+        make(4, traj_key=None).extend({"step": torch.zeros(2, dtype=torch.int64)})
