@@ -20,6 +20,7 @@ from ostinato import (
     Hindsight,
     ImmutableDatasetWriter,
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
     LimitedSampler,
     ListStorage,
@@ -87,6 +88,7 @@ UNITS: dict[str, Callable[[], Any]] = {
 STORAGES: dict[str, Callable[[], Any]] = {
     "ListStorage": lambda: ListStorage(CAPACITY),
     "CompressedListStorage": lambda: CompressedListStorage(CAPACITY),
+    "LazyStackStorage": lambda: LazyStackStorage(CAPACITY),
     "TensorStorage": lambda: TensorStorage(rows(CAPACITY)),
     "LazyTensorStorage": lambda: LazyTensorStorage(CAPACITY),
     "LazyTensorStorage, ndim=2": lambda: LazyTensorStorage(CAPACITY, ndim=2),
@@ -163,9 +165,9 @@ class Cell:
             return self._fixed_slots
         if self.writer == "TensorDictMaxValueWriter" and self.storage == "TensorStorage":
             return "ranks"
-        if (
-            self.windows or self.sampler in {"StalenessAwareSampler", "PromptGroupSampler"}
-        ) and "ListStorage" in self.storage:
+        if (self.windows or self.sampler in {"StalenessAwareSampler", "PromptGroupSampler"}) and (
+            "ListStorage" in self.storage or self.storage == "LazyStackStorage"
+        ):
             return "fields"
         return None
 

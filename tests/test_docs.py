@@ -151,7 +151,7 @@ def test_every_public_name_has_a_docstring() -> None:
     for name in ostinato.__all__:
         thing = getattr(ostinato, name)
         assert thing.__doc__, name
-        for method, value in vars(thing).items():
+        for method, value in getattr(thing, "__dict__", {}).items():
             if callable(value) and not method.startswith("_"):
                 assert value.__doc__ or any(
                     getattr(getattr(base, method, None), "__doc__", None) for base in thing.__mro__[1:]

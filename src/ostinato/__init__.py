@@ -29,6 +29,7 @@ from ostinato.distributed.ray_buffer import RayReplayBuffer
 from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
 from ostinato.distributed.sharded import ShardedReplayBuffer
 from ostinato.durable.codecs import Codec, ZlibCodec, ZstdCodec
+from ostinato.durable.nested_ted import H5Combine, H5Split, Nested2TED, TED2Nested
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.samplers import (
     ConsumingSampler,
@@ -49,11 +50,22 @@ from ostinato.samplers import (
 from ostinato.storages import (
     CompressedListStorage,
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     Storage,
     StorageEnsemble,
     TensorStorage,
+)
+from ostinato.storages.checkpointers import (
+    CompressedListStorageCheckpointer,
+    FlatStorageCheckpointer,
+    H5StorageCheckpointer,
+    ListStorageCheckpointer,
+    NestedStorageCheckpointer,
+    StorageCheckpointerBase,
+    StorageEnsembleCheckpointer,
+    TensorStorageCheckpointer,
 )
 from ostinato.trajectories import Trajectory, TrajectoryReplayBuffer
 from ostinato.transforms import Cast as CastFields
@@ -82,24 +94,33 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "Codec",
     "ComposeTransforms",
     "CompressedListStorage",
+    "CompressedListStorageCheckpointer",
     "ConditionalUpdateResult",
     "ConsumingSampler",
     "DEFAULT_DONE_KEYS",
     "Episodes",
     "ExcludeFields",
     "Flat2TED",
+    "FlatStorageCheckpointer",
     "FrameStack",
+    "H5Combine",
+    "H5Split",
+    "H5StorageCheckpointer",
     "HERReplayBuffer",
     "Hindsight",
     "HindsightStrategy",
     "ImmutableDatasetWriter",
     "LambdaScheduler",
     "LazyMemmapStorage",
+    "LazyStackStorage",
     "LazyTensorStorage",
     "LimitedSampler",
     "LinearScheduler",
     "ListStorage",
+    "ListStorageCheckpointer",
     "NStep",
+    "Nested2TED",
+    "NestedStorageCheckpointer",
     "OfflineToOnlineReplayBuffer",
     "ParameterScheduler",
     "PrioritizedReplayBuffer",
@@ -130,14 +151,18 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "StalenessAwareSampler",
     "StepScheduler",
     "Storage",
+    "StorageCheckpointerBase",
     "StorageEnsemble",
+    "StorageEnsembleCheckpointer",
     "StreamingSliceSampler",
     "TED2Flat",
+    "TED2Nested",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
     "TensorStorage",
+    "TensorStorageCheckpointer",
     "ToDevice",
     "Trajectory",
     "TrajectoryPredicate",

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from ostinato import (
     CompressedListStorage,
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     Storage,
@@ -147,6 +149,14 @@ class TestList(StorageContract):
 class TestCompressedList(TestList):
     def make(self, capacity: int) -> Storage:
         return CompressedListStorage(capacity, codec="zlib")
+
+
+class TestLazyStack(TestList):
+    def make(self, capacity: int) -> Storage:
+        return LazyStackStorage(capacity)
+
+    def rows(self, ids: Tensor) -> Any:
+        return [TensorDict(row) for row in super().rows(ids)]
 
 
 class TestCodec(StorageContract):

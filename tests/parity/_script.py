@@ -25,6 +25,7 @@ _NAMES = (
     "ReplayBufferEnsemble",
     "Storage",
     "CompressedListStorage",
+    "LazyStackStorage",
     "ListStorage",
     "TensorStorage",
     "LazyTensorStorage",
@@ -51,6 +52,16 @@ _NAMES = (
     "WriterEnsemble",
     "TED2Flat",
     "Flat2TED",
+    "TED2Nested",
+    "Nested2TED",
+    "FlatStorageCheckpointer",
+    "NestedStorageCheckpointer",
+    "H5StorageCheckpointer",
+    "ParameterScheduler",
+    "LambdaScheduler",
+    "LinearScheduler",
+    "StepScheduler",
+    "SchedulerList",
 )
 _HOMES = {
     "torchrl": (
@@ -59,6 +70,7 @@ _HOMES = {
         "torchrl.data.replay_buffers.samplers",
         "torchrl.data.replay_buffers.writers",
         "torchrl.data.replay_buffers",
+        "torchrl.data.replay_buffers.scheduler",
     ),
     "ostinato": ("ostinato",),
 }

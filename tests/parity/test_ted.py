@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torchrl.data.replay_buffers.utils as theirs
 from tensordict import TensorDict
+
+import ostinato
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,6 +74,31 @@ def test_layout_and_back(both: Both, steps: int, lanes: int, written: int) -> No
             note("back into", lambda: lib.Flat2TED()(flat, out=out)[present].to_dict())
 
     both(script)
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize(("steps", "lanes", "written"), SIZES)
+def test_nested_layout(steps: int, lanes: int, written: int, in_files: bool, tmp_path: Path) -> None:
+    """The items of nested tensors are those of TorchRL, and the rows come back."""
+    rows = episodes(steps, lanes, written)
+    rows = rows[:, 0] if lanes == 1 else rows
+    full = written >= steps
+    shift = (written % steps or steps) if full else written
+    found = []
+    for lib in (theirs, ostinato):
+        hook = lib.TED2Nested()
+        hook.shift, hook.is_full = shift, full
+        nested = hook(rows.clone(), path=tmp_path / lib.__name__ if in_files else None)
+        items = {
+            key: [item.clone() for item in value.unbind(0)]
+            for key, value in nested.items(True, True)
+            if value.is_nested
+        }
+        found.append((nested.batch_size, items))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+    present = slice(None) if full else slice(shift)
+    for made in (nested, ostinato.H5Combine()(ostinato.H5Split()(nested))):
+        assert (ostinato.Nested2TED()(made)[present] == rows[present]).all()
 
 
 @pytest.mark.parametrize(("ndim", "steps"), [(1, 4), (1, 8), (1, 11), (1, 16), (1, 19), (2, 4), (2, 9), (2, 19)])

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.records import Engine
     from ostinato.core.episodes.keys import Episodes
+    from ostinato.storages.base import Checkpointer
     from ostinato.units import SampleUnit
 
 __all__ = ["Given", "Lifecycle"]
@@ -57,6 +58,7 @@ class Given(NamedTuple):
     rate_limiter: RateLimiter | None
     version_key: str | tuple[str, ...] | None
     consume_after: int | None
+    checkpointer: Checkpointer | None
 
 
 class Lifecycle:
@@ -88,6 +90,8 @@ class Lifecycle:
             if given is None:
                 return  # another thread made them
             made = part("storage", given.storage, Storage, lambda: ListStorage(1000))
+            if given.checkpointer is not None:
+                made.checkpointer = given.checkpointer
             collate = given.collate_fn
             engine: Engine = (SharedEngine if given.shared or made.shared_init else LocalEngine)(
                 Source(made, made.default_collate if collate is None else collate),

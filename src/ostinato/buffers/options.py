@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.storages.base import Checkpointer
     from ostinato.units import SampleUnit
 
 __all__ = [
@@ -40,7 +41,6 @@ __all__ = [
     "check_service",
     "check_size",
     "check_transforms",
-    "check_unavailable",
     "descend",
     "is_one",
     "leaves_by_path",
@@ -78,7 +78,7 @@ class BufferOptions(TypedDict, total=False):
     episodes: Episodes | None
     rate_limiter: RateLimiter | None
     version_key: str | tuple[str, ...] | None
-    checkpointer: Any
+    checkpointer: Checkpointer | None
     consume_after_n_samples: int | None
     service_backend: Literal["direct", "ray"]
     service_backend_options: dict[str, Any] | None
@@ -256,20 +256,6 @@ def check_service(backend: Any, backend_options: Any, transport: Any, transport_
                 "RayReplayBuffer its own"
             )
             raise OptionError(msg)
-
-
-def check_unavailable(checkpointer: Any) -> None:
-    """Refuse options of TorchRL that have no counterpart.
-
-    Raises:
-        OptionError: naming the option and what to use instead.
-    """
-    if checkpointer is not None:
-        msg = (
-            f"checkpointer={type(checkpointer).__name__} is not available: dumps() has one format, whole or not at all "
-            "and with checksums; register_save_hook(TED2Flat()) changes its layout"
-        )
-        raise OptionError(msg)
 
 
 def check_transforms(transform: Any, factory: Any) -> None:

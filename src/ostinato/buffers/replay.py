@@ -20,7 +20,6 @@ from ostinato.buffers.options import (
     check_service,
     check_size,
     check_transforms,
-    check_unavailable,
     descend,
     is_one,
     leaves_by_path,
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.stats import BufferStats
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Episodes
+    from ostinato.storages.base import Checkpointer
     from ostinato.transforms import Compose
     from ostinato.units import SampleUnit
 
@@ -105,7 +105,7 @@ class ReplayBuffer(Lifecycle):
             `RateLimiter()` along).
         version_key: field that holds the version of the policy that made a row, one integer, nested ones as a tuple;
             `sample(max_age=...)` needs it.
-        checkpointer: raises: `dumps` has one format.
+        checkpointer: becomes that of the storage: the layout in which `dumps` saves the rows.
         consume_after_n_samples: rows leave the buffer after so many draws: the sampler is `ConsumingSampler(n)`.
         service_backend: "direct"; "ray" raises, use `RayReplayBuffer`.
         service_backend_options: raises if there are any.
@@ -146,7 +146,7 @@ class ReplayBuffer(Lifecycle):
         episodes: Episodes | None = None,
         rate_limiter: RateLimiter | None = None,
         version_key: str | tuple[str, ...] | None = None,
-        checkpointer: Any = None,
+        checkpointer: Checkpointer | None = None,
         consume_after_n_samples: int | None = None,
         service_backend: Literal["direct", "ray"] = "direct",
         service_backend_options: dict[str, Any] | None = None,
@@ -154,13 +154,13 @@ class ReplayBuffer(Lifecycle):
         transport_options: dict[str, Any] | None = None,
     ) -> None:
         check_service(service_backend, service_backend_options, transport, transport_options)
-        check_unavailable(checkpointer)
         check_transforms(transform, transform_factory)
         size = None if batch_size is None else positive("batch_size", batch_size)
         depth = check_prefetch(prefetch, size)
         given = Given(
             storage, sampler, writer, collate_fn, pin_memory, depth, transform, transform_factory, size, dim_extend,
             generator, shared, sample_unit, episodes, rate_limiter, version_key, consume_after_n_samples,
+            checkpointer,
         )  # fmt: skip
         self._pass: Pass | None = None
         self._warned = False  # of another batch size than the constructor's

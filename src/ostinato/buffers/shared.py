@@ -751,7 +751,10 @@ def _check_parts(sampler: Sampler, writer: Writer) -> None:
         OptionError: naming the part.
     """
     if type(sampler) not in {RandomSampler, PrioritizedSampler}:
-        msg = f"shared=True takes the samplers RandomSampler and PrioritizedSampler, got {type(sampler).__name__}"
+        msg = (
+            f"shared=True takes the samplers RandomSampler and PrioritizedSampler, got {type(sampler).__name__}: other "
+            "processes write to such a buffer through its own one, as ostinato.compat.torchrl.for_collector lets them"
+        )
         raise OptionError(msg)
     if isinstance(sampler, PrioritizedSampler) and sampler.max_priority_within_buffer:
         msg = "shared=True does not go with max_priority_within_buffer=True: leave it out"

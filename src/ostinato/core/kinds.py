@@ -52,6 +52,7 @@ __all__ = [
     "show_field",
     "show_path",
     "stack",
+    "stack_lengths",
     "stack_parts",
     "stack_rows",
     "unstack",
@@ -624,11 +625,58 @@ def as_tensordict(data: Any, rows: int) -> Any:
         raise KindError(msg) from error
 
 
-def lazy_stack(rows: Sequence[Any]) -> Any:
-    """Return TensorDicts or tensorclasses as one of them `[rows]`, whose fields are stacked when they are read."""
+def lazy_stack(rows: Sequence[Any], dim: int = 0) -> Any:
+    """Return TensorDicts or tensorclasses as one, stacked along `dim`, whose fields are stacked when they are read."""
     import tensordict
 
-    return tensordict.lazy_stack(list(rows))
+    return tensordict.lazy_stack(list(rows), dim)
+
+
+def stack_lengths(rows: Sequence[Any], *, padded: bool) -> Any:
+    """Stack TensorDicts whose fields differ in their first dimension. Copy.
+
+    Args:
+        rows: TensorDicts or tensorclasses with the same fields.
+        padded: pad fields with 0 to the longest, and add bool masks `[n, longest]` under "masks", as a TensorDict;
+            otherwise, fields of different lengths become jagged nested tensors.
+
+    Raises:
+        SchemaError: if they have different fields.
+        RuntimeError: if fields differ in other dimensions.
+    """
+    names = set(rows[0].keys(include_nested=True))
+    for row in rows:
+        if set(row.keys(include_nested=True)) != names:
+            lacking = sorted(map(str, names ^ set(row.keys(include_nested=True))))
+            msg = f"rows of one batch must have the same fields, and some lack {lacking}"
+            raise SchemaError(msg)
+    if not padded:
+        return lazy_stack(rows).densify(layout=torch.jagged)
+    batch, masks = _pad([row.to_tensordict() if is_tensorclass(row) else row for row in rows])
+    return batch.set("masks", masks)
+
+
+def _pad(rows: Sequence[TensorDictBase]) -> tuple[TensorDictBase, TensorDictBase]:
+    """Return padded rows and the masks of their fields; fields without dimensions need none."""
+    from tensordict import TensorDict
+
+    batch, masks = TensorDict({}, [len(rows)]), TensorDict({}, [len(rows)])
+    for key in rows[0].keys():  # noqa: SIM118 (a TensorDict iterates over rows)
+        values = [row.get(key) for row in rows]
+        if is_non_tensor(values[0]):
+            batch.set(key, lazy_stack(values))
+        elif is_tensordict(values[0]):
+            inner, inner_masks = _pad(values)
+            batch.set(key, inner)
+            masks.set(key, inner_masks)
+        elif not values[0].ndim:
+            batch.set(key, torch.stack(values))
+        else:
+            lengths = torch.tensor([len(value) for value in values], dtype=torch.int64, device=values[0].device)
+            batch.set(key, torch.nn.utils.rnn.pad_sequence(values, batch_first=True))
+            longest = torch.arange(int(lengths.max()), dtype=torch.int64, device=lengths.device)
+            masks.set(key, longest < lengths[:, None])
+    return batch, masks
 
 
 def concatenate(batches: Sequence[Any]) -> Any:

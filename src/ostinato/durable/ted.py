@@ -418,8 +418,8 @@ class Flat2TED:
         )
         cells = line.num_envs * shape[0]
         ends = fields.get(self._keys.done)
-        if ends is None or ends.numel() != cells:
-            got = "nothing" if ends is None else f"shape {list(ends.shape)}"
+        if ends is None or ends.is_nested or ends.numel() != cells:
+            got = "nothing" if ends is None else "nested ones" if ends.is_nested else f"shape {list(ends.shape)}"
             msg = f"the flat layout must have {cells} flags {show_path(self._keys.done)}, got {got}: {NOT_FLAT}"
             raise CheckpointError(msg)
         ends = ends.detach().bool().reshape(line.num_envs, shape[0]).clone()

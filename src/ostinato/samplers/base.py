@@ -67,8 +67,9 @@ class Sampler(ABC):
 
     Example:
         >>> import torch
-        >>> from ostinato import SamplerWithoutReplacement, TensorStorage
-        >>> storage = TensorStorage({"obs": torch.arange(4)})
+        >>> from ostinato import LazyTensorStorage, SamplerWithoutReplacement
+        >>> storage = LazyTensorStorage(10)
+        >>> storage.set(range(4), {"obs": torch.arange(4)})
         >>> index, info = SamplerWithoutReplacement(shuffle=False).sample(storage, 3)
         >>> storage[index]["obs"]
         tensor([0, 1, 2])

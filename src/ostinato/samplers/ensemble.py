@@ -139,7 +139,7 @@ class SamplerEnsemble(Group[Sampler]):
 
     def sample(
         self, storage: Sequence[BareStorage], batch_size: int, *, generator: torch.Generator | None = None
-    ) -> tuple[list[Any], dict[str, Any]]:
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Draw rows of bare storages, without a `ReplayBufferEnsemble`; see `Sampler.sample`.
 
         Args:
@@ -148,8 +148,9 @@ class SamplerEnsemble(Group[Sampler]):
             generator: the only source of random numbers; None stands for torch's global one.
 
         Returns:
-            One index for each part, and the info: `buffer_ids`, the number of the member of each part, and `parts`, the
-            infos of the parts.
+            What `StorageEnsemble.get` takes, and the info. The former has `buffer_ids`, the member of each part, int64
+            `[parts]`, and `index`, `[parts, n]`; a list of indices where these have several dimensions or lengths. The
+            info has `parts`, the infos of the parts.
 
         Raises:
             OptionError: if the batch size is not divisible, or there is another number of storages.
@@ -168,7 +169,13 @@ class SamplerEnsemble(Group[Sampler]):
         pairs = list(zip(self.members, storage, strict=True))
         chosen = self.choose([len(x) if member.can_sample(x, size) else 0 for member, x in pairs], generator)
         drawn = [pairs[i][0].sample(pairs[i][1], size, generator=generator) for i in chosen]
-        return [index for index, _ in drawn], {"buffer_ids": chosen, "parts": [info for _, info in drawn]}
+        index = [found[0] if isinstance(found, tuple) and len(found) == 1 else found for found, _ in drawn]
+        rows = [found for found in index if isinstance(found, torch.Tensor)]
+        same = len(rows) == len(index) and len({found.shape for found in rows}) == 1
+        members = torch.tensor(chosen, dtype=torch.int64, device="cpu")
+        return {"index": torch.stack(rows) if same else index, "buffer_ids": members}, {
+            "parts": [info for _, info in drawn]
+        }
 
     def can_sample(self, storage: Sequence[BareStorage], batch_size: int) -> bool:
         """Return whether `sample` can draw a batch now: with `sample_from_all` from all members, else from one."""

@@ -4,6 +4,7 @@ from ostinato.storages.base import Storage
 from ostinato.storages.compressed_list import CompressedListStorage
 from ostinato.storages.ensemble import StorageEnsemble
 from ostinato.storages.lazy import LazyTensorStorage
+from ostinato.storages.lazy_stack import LazyStackStorage
 from ostinato.storages.list import ListStorage
 from ostinato.storages.memmap import LazyMemmapStorage
 from ostinato.storages.tensor import TensorStorage
@@ -11,6 +12,7 @@ from ostinato.storages.tensor import TensorStorage
 __all__ = [
     "CompressedListStorage",
     "LazyMemmapStorage",
+    "LazyStackStorage",
     "LazyTensorStorage",
     "ListStorage",
     "Storage",

@@ -17,7 +17,7 @@ from ostinato.storages.object_columns import pack, pack_column, unpack, unpack_c
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from ostinato.storages.base import Storage
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = [
     "convert_rows",
     "get_objects",
+    "hooks_of",
+    "load_converted",
     "load_storage",
     "load_storages",
     "put_items",
@@ -43,12 +45,12 @@ _NODES = frozenset({"dict", "list", "tuple", "tensordict"})
 _FOREIGN = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError, OstinatoError)
 
 
-def save_storage(path: str | Path, storage: Storage) -> None:
+def save_storage(path: str | Path, storage: Storage, checkpointer: Any = None) -> None:
     """Write the rows of a storage as a checkpoint of its own; see `Storage.dumps`."""
     if not storage.laid_out:
         msg = "Cannot save a non-initialized storage: write rows first"
         raise UsageError(msg)
-    state = convert_rows(storage.state_dict(), storage)
+    state = convert_rows(storage.state_dict(), storage, checkpointer)
     with CheckpointWriter(path, format_name=_FORMAT, needed_bytes=_row_bytes(state)) as writer:
         writer.commit(_put_rows(writer, state, ""))
 
@@ -80,12 +82,23 @@ def _put_rows(writer: CheckpointWriter, state: dict[str, Any], prefix: str) -> d
     return state
 
 
-def load_storage(path: str | Path, storage: Storage) -> None:
+def load_storage(path: str | Path, storage: Storage, checkpointer: Any = None) -> None:
     """Read what `save_storage` wrote; see `Storage.loads`."""
     reader = CheckpointReader(path, format_name=_FORMAT)
     with readable(f"a storage in {path}"):
         states = [_read_state(reader, reader.state(), storage, "")]
-    _load(reader, states, [storage])
+    if len(storage):
+        reader.verify_arrays()
+    load_converted(states[0], storage, checkpointer)
+
+
+def load_converted(state: dict[str, Any], storage: Storage, checkpointer: Any = None) -> None:
+    """Load the state of one storage, whose rows hooks may have converted.
+
+    Raises:
+        CheckpointError: if it does not fit; nothing has changed.
+    """
+    _load([state], [storage], checkpointer)
 
 
 def load_storages(path: str | Path, storages: Sequence[Storage]) -> None:
@@ -104,17 +117,17 @@ def load_storages(path: str | Path, storages: Sequence[Storage]) -> None:
             None if state is None else _read_state(reader, state, storage, f"{i}:")
             for i, (state, storage) in enumerate(zip(saved, storages, strict=True))
         ]
-    _load(reader, states, storages)
+    if any(len(storage) for storage in storages):
+        reader.verify_arrays()
+    _load(states, storages)
 
 
-def _load(reader: CheckpointReader, states: Sequence[dict[str, Any] | None], storages: Sequence[Storage]) -> None:
+def _load(states: Sequence[dict[str, Any] | None], storages: Sequence[Storage], checkpointer: Any = None) -> None:
     """Load states that were read from a checkpoint, all or none; None empties the storage."""
     pairs = list(zip(states, storages, strict=True))
     for state, storage in pairs:
         _require_known_tree(state, storage)
-    if any(len(storage) for storage in storages):
-        reader.verify_arrays()
-    restored = [None if state is None else restore_rows(state, storage) for state, storage in pairs]
+    restored = [None if state is None else restore_rows(state, storage, checkpointer) for state, storage in pairs]
     restore_storages(restored, storages)
     for storage in storages:
         storage.writes += 1
@@ -227,13 +240,41 @@ def get_objects(reader: CheckpointReader, name: str, form: object, *, allow_pick
     return unpack_column(name, form, text, ends, allow_pickle=allow_pickle)
 
 
-def convert_rows(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
+def hooks_of(storage: Storage, name: str, checkpointer: Any = None) -> tuple[Callable[..., Any], ...]:
+    """Return the hooks that convert the rows of a storage: those of its checkpointer, then its own.
+
+    Args:
+        storage: the storage.
+        name: `save_hooks` or `load_hooks`.
+        checkpointer: takes the place of that of the storage.
+
+    Raises:
+        CheckpointError: if the checkpointer has a format of its own instead of hooks.
+    """
+    used = storage.checkpointer if checkpointer is None else checkpointer
+    found = () if used is None else getattr(used, name, None)
+    if found is None:
+        msg = (
+            f"{type(used).__name__} has no {name}: its format cannot be part of the checkpoint of a buffer. Save the "
+            "storage with storage.dumps, or subclass StorageCheckpointerBase and register hooks"
+        )
+        raise CheckpointError(msg)
+    return (*found, *getattr(storage, name))
+
+
+def convert_rows(saved: dict[str, Any], storage: Storage, checkpointer: Any = None) -> dict[str, Any]:
     """Return the state of a storage with its rows as its save hooks make them; the state itself if it has none.
+
+    Args:
+        saved: the state.
+        storage: the storage.
+        checkpointer: takes the place of that of the storage.
 
     Raises:
         CheckpointError: if a hook returns something that a checkpoint cannot hold.
     """
-    if not storage.save_hooks or len(storage) == 0:
+    hooks = hooks_of(storage, "save_hooks", checkpointer)
+    if not hooks or len(storage) == 0:
         return saved
     schema = storage.schema
     if schema is not None and schema.objects:
@@ -243,35 +284,35 @@ def convert_rows(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
     steps, newest = storage.shape[0], storage.cursor // storage.num_envs
     rows = storage.read(slice(None))
     form = describe(rows, storage.ndim).to_json()
-    for hook in storage.save_hooks:
+    for hook in hooks:
         for name, value in (("is_full", True), ("shift", newest or steps)):
             if hasattr(hook, name):
                 setattr(hook, name, value)
         rows = hook(rows, path=None)
     columns: dict[str, Tensor] = {}
-    names = [getattr(hook, "__name__", type(hook).__name__) for hook in storage.save_hooks]
+    names = [getattr(hook, "__name__", type(hook).__name__) for hook in hooks]
     note = {"hooks": names, "form": form, "tree": _take_apart(rows, (), columns)}
     return {**saved, "columns": columns, "hooked": note}
 
 
-def restore_rows(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
+def restore_rows(saved: dict[str, Any], storage: Storage, checkpointer: Any = None) -> dict[str, Any]:
     """Return the state of a storage with its rows as the load hooks of a storage convert them back.
 
     Raises:
         CheckpointError: if rows were converted and there is no load hook, or the other way round, or the hooks return
             other fields than were saved.
     """
-    note = saved.get("hooked")
-    if note is None and (not storage.load_hooks or not saved.get("rows")):
+    note, hooks = saved.get("hooked"), hooks_of(storage, "load_hooks", checkpointer)
+    if note is None and (not hooks or not saved.get("rows")):
         return saved
-    mine = [getattr(hook, "__name__", type(hook).__name__) for hook in storage.load_hooks]
+    mine = [getattr(hook, "__name__", type(hook).__name__) for hook in hooks]
     if note is None:
         msg = (
             f"the checkpoint holds rows as they are, and the storage has the loading hooks {mine}, which convert rows "
             "back that saving hooks have converted: load it into a buffer without loading hooks"
         )
         raise CheckpointError(msg)
-    if not storage.load_hooks:
+    if not hooks:
         msg = (
             f"the rows of the checkpoint were converted by the saving hooks {note['hooks']}: register the loading "
             "hooks that convert them back (register_load_hook) before loads()"
@@ -283,7 +324,7 @@ def restore_rows(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         msg = f"the checkpoint does not say how its converted rows nest ({error!r}): it is damaged"
         raise CheckpointError(msg) from error
-    for hook in storage.load_hooks:
+    for hook in hooks:
         rows = hook(rows, out=None)
     shape = (count,) if storage.ndim == 1 else (count // num_envs, num_envs)
     columns = _columns(rows, note, shape, saved, mine)
@@ -333,10 +374,15 @@ def _take_apart(data: Any, path: tuple[Any, ...], columns: dict[str, Tensor]) ->
         msg = f"a saving hook returned data nested more than {_MAX_DEPTH} deep"
         raise CheckpointError(msg)
     if isinstance(data, torch.Tensor):
-        if data.is_nested or data.layout is not torch.strided:
-            msg = f"a saving hook returned a nested or sparse tensor at {show_path(path)}: return dense tensors"
-            raise CheckpointError(msg)
         name = f"hooked {len(columns)}: {'.'.join(map(str, path))}"[:200]
+        if data.is_nested:
+            items = [item.detach() for item in data.unbind(0)]
+            lengths = torch.tensor([item.shape[0] for item in items], dtype=torch.int64, device="cpu")
+            columns[name], columns[f"{name} (lengths)"] = torch.cat(items), lengths
+            return {"kind": "nested", "name": name, "lengths": f"{name} (lengths)"}
+        if data.layout is not torch.strided:
+            msg = f"a saving hook returned a sparse tensor at {show_path(path)}: return dense or nested tensors"
+            raise CheckpointError(msg)
         columns[name] = data.detach()
         return {"kind": "tensor", "name": name}
     opened = kinds.open_node(data, 0)
@@ -359,6 +405,8 @@ def _rebuild(tree: dict[str, Any], columns: dict[str, Any], depth: int) -> Any:
     kind = tree["kind"]
     if kind == "tensor":
         return read_column(columns[tree["name"]])
+    if kind == "nested":
+        return _nested(read_column(columns[tree["name"]]), read_column(columns[tree["lengths"]]))
     if kind == "value":
         return tree["value"]
     if kind not in _NODES or depth > _MAX_DEPTH or len(tree["keys"]) != len(tree["children"]):
@@ -368,7 +416,7 @@ def _rebuild(tree: dict[str, Any], columns: dict[str, Any], depth: int) -> Any:
     device = torch.device("cpu")
     if kind != "tensordict":
         return kinds.make(Node(kind, tuple(tree["keys"])), made, (), device)
-    plain = {i for i, child in enumerate(tree["children"]) if child["kind"] not in {"tensor", "tensordict"}}
+    plain = {i for i, child in enumerate(tree["children"]) if child["kind"] not in {"tensor", "nested", "tensordict"}}
     keys = tuple(key for i, key in enumerate(tree["keys"]) if i not in plain)
     parts = [part for i, part in enumerate(made) if i not in plain]
     batch = tuple(tree["batch"])
@@ -379,3 +427,12 @@ def _rebuild(tree: dict[str, Any], columns: dict[str, Any], depth: int) -> Any:
     for i in plain:
         rows.set_non_tensor(tree["keys"][i], made[i])
     return rows
+
+
+def _nested(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return a nested tensor of consecutive rows, as a save hook returned it."""
+    sound = lengths.dtype is torch.int64 and lengths.ndim == 1 and lengths.numel() and int(lengths.min()) >= 0
+    if not sound or int(lengths.sum()) != values.shape[0]:
+        msg = f"the checkpoint's nested rows do not add up to {values.shape[0]}: it is damaged"
+        raise CheckpointError(msg)
+    return torch.nested.nested_tensor_from_jagged(values, torch.cat((lengths.new_zeros(1), lengths.cumsum(0))))

@@ -192,7 +192,7 @@ class LazyTensorStorage(TensorStorage):
         state = self.state_dict()
         dense = {name: column.clone(memory_format=torch.contiguous_format) for name, column in state["columns"].items()}
         rows = {**state, "columns": dense}
-        hooks = (self.save_hooks, self.load_hooks)
+        hooks = (self.save_hooks, self.load_hooks, self.checkpointer)
         more = {"device": str(self.device), "rows": rows, "hooks": hooks}
         return {"max_size": self.max_size, "options": self._options(), **more}
 
@@ -200,7 +200,7 @@ class LazyTensorStorage(TensorStorage):
         """Create the storage again and copy the rows."""
         self.__init__(state["max_size"], **state["options"])  # type: ignore[misc]
         self.device = torch.device(state["device"])
-        self.save_hooks, self.load_hooks = state["hooks"]
+        self.save_hooks, self.load_hooks, self.checkpointer = state["hooks"]
         self.load_state_dict(state["rows"])
 
     def _options(self) -> dict[str, Any]:

@@ -296,7 +296,7 @@ def _hooked_columns(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) 
     """Yield the arrays that saving hooks made from the rows."""
     for key, child in zip(tree.get("keys", ()), tree.get("children", ()), strict=True):
         yield from _hooked_columns(reader, child, (*path, key))
-    if tree["kind"] == "tensor":
+    if tree["kind"] in {"tensor", "nested"}:
         record = reader.record(tree["name"])
         count, *shape = record.shape or (1,)
         shown = f"{'.'.join(map(str, path)) or '(data)'} (converted by hooks)"

@@ -40,7 +40,6 @@ def _double() -> Any:
         ({"service_backend_options": {"remote_config": {}}}, "only valid for a remote ReplayBuffer"),
         ({"transport": "distributed"}, "A direct ReplayBuffer only supports transport='auto' or 'direct'"),
         ({"transport_options": {"backend": "gloo"}}, "transport_options are only valid for a remote ReplayBuffer"),
-        ({"checkpointer": object()}, "dumps"),
     ],
 )
 @pytest.mark.parametrize("cls", [ReplayBuffer, TensorDictReplayBuffer])

@@ -102,6 +102,17 @@ def test_two_dimensions_give_a_pair() -> None:
     assert torch.equal(storage[index]["x"].sort().values, torch.arange(12))
 
 
+@pytest.mark.parametrize("kind", [LazyTensorStorage, ListStorage])
+def test_a_storage_that_was_never_in_a_buffer(kind: type[Storage]) -> None:
+    storage = kind(8)
+    storage.set(range(6), [{"x": i} for i in range(6)] if kind is ListStorage else {"x": torch.arange(6)})
+    for sampler in (RandomSampler(), SamplerWithoutReplacement(), PrioritizedSampler(8, 1.0, 1.0)):
+        index, _ = sampler.sample(storage, 4)
+        rows = storage.get(index)
+        found = [row["x"] for row in rows] if kind is ListStorage else rows["x"].tolist()
+        assert [int(x) for x in found] == index.tolist()  # type: ignore[union-attr]
+
+
 def test_an_empty_storage_says_so() -> None:
     for sampler in (RandomSampler(), PrioritizedSampler(4, 1.0, 1.0), SliceSampler(slice_len=2)):
         with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
@@ -392,6 +403,7 @@ def test_rows_that_do_not_tell_their_episodes() -> None:
         lambda: SliceSamplerWithoutReplacement(slice_len=2),
         lambda: PrioritizedSliceSampler(17, 0.7, 0.5, slice_len=2),
         lambda: LimitedSampler(3),
+        lambda: ConsumingSampler(3),
         QueueSampler,
     ],
 )
@@ -439,10 +451,13 @@ def test_states_of_others_are_refused(tmp_path: Path) -> None:
 def test_an_ensemble_samples_its_members(tmp_path: Path) -> None:
     storages = StorageEnsemble(bare(4), bare(8))
     mix = SamplerEnsemble(SamplerWithoutReplacement(), RandomSampler(), p=[0.25, 0.75], num_buffer_sampled=4)
-    parts, info = mix.sample(storages, 8, generator=dice())  # type: ignore[arg-type]
-    assert sorted(info["buffer_ids"]) == [0, 1, 1, 1]
-    assert [part.shape[0] for part in parts] == [2, 2, 2, 2]
+    found, info = mix.sample(storages, 8, generator=dice())  # type: ignore[arg-type]
+    assert sorted(found["buffer_ids"].tolist()) == [0, 1, 1, 1]
+    assert found["index"].shape == (4, 2)
     assert info["parts"] == [{}] * 4
+    for (member, rows), index, number in zip(storages.get(found), found["index"], found["buffer_ids"], strict=True):
+        assert member == number
+        assert torch.equal(rows["x"], index)
     assert mix.can_sample(storages, 8)  # type: ignore[arg-type]
     assert not mix.can_sample(storages, 7)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="The batch size must be divisible by num_buffer_sampled"):
@@ -453,6 +468,8 @@ def test_an_ensemble_samples_its_members(tmp_path: Path) -> None:
     again = SamplerEnsemble(SamplerWithoutReplacement(), RandomSampler())
     again.loads(tmp_path / "mix")
     assert repr(again[0]) == repr(mix[0])
+    slices = SamplerEnsemble(SliceSampler(slice_len=2), SliceSamplerWithoutReplacement(slice_len=2), p=[1, 0])
+    assert slices.sample([episodes(3, 2)] * 2, 8)[0]["index"].shape == (2, 4)
     empty = StorageEnsemble(bare(4), LazyTensorStorage(8))
     every = SamplerEnsemble(RandomSampler(), RandomSampler(), sample_from_all=True)
     assert every.can_sample(storages, 4)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from ostinato.core.ring import Ring
 from ostinato.core.rows import NAME_LENGTH
 from ostinato.durable import CheckpointReader
 from ostinato.errors import CheckpointError, OptionError
-from ostinato.storages.checkpoint import get_objects, readable
+from ostinato.storages.checkpoint import get_objects, hooks_of, readable
 from ostinato.storages.object_columns import unpack
 from ostinato.storages.tensor import raise_mapped_ring
 
@@ -87,10 +87,11 @@ def load_buffer(
         OptionError: if rows of a storage cannot be mapped.
     """
     for storage in storages if reading.mmap else ():
-        if not storage.mappable or storage.load_hooks:
+        hooks = hooks_of(storage, "load_hooks")
+        if not storage.mappable or hooks:
             msg = (
                 "mmap=True needs a LazyTensorStorage on the CPU without single_copy and loading hooks, got "
-                f"{storage!r} with {len(storage.load_hooks)} hooks: load without it"
+                f"{storage!r} with {len(hooks)} hooks: load without it"
             )
             raise OptionError(msg)
     reader = CheckpointReader(path, format_name=reading.format_name)

@@ -1,0 +1,307 @@
+"""Checkpointers: in which layout the rows of a storage are saved, by TorchRL's names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+
+from ostinato.core import kinds
+from ostinato.durable.files import atomic_write, make_directories
+from ostinato.durable.h5_files import read_h5, with_notes, write_h5
+from ostinato.durable.nested_ted import H5Combine, H5Split, Nested2TED, TED2Nested
+from ostinato.durable.ted import Flat2TED, TED2Flat
+from ostinato.errors import CheckpointError, CheckpointNotFoundError, KindError, UsageError
+from ostinato.storages.base import check_hook
+from ostinato.storages.checkpoint import convert_rows, load_converted, load_storage, save_storage
+from ostinato.storages.ensemble import StorageEnsemble
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ostinato.durable.ted import Key
+    from ostinato.storages.base import Storage
+
+__all__ = [
+    "CompressedListStorageCheckpointer",
+    "FlatStorageCheckpointer",
+    "H5StorageCheckpointer",
+    "ListStorageCheckpointer",
+    "NestedStorageCheckpointer",
+    "StorageCheckpointerBase",
+    "StorageEnsembleCheckpointer",
+    "TensorStorageCheckpointer",
+]
+
+_FLAGS = ("done", "truncated", "terminated")
+_REWARDS = ("reward",)
+_COLUMN = "hooked 0: h5"
+"""Name of the column with the bytes of an HDF5 file, as `convert_rows` names it."""
+
+
+class StorageCheckpointerBase:
+    """Base class of checkpointers, which save the rows of a storage and load them.
+
+    A checkpointer has hooks that convert rows on their way to a checkpoint and back. `storage.checkpointer = ...`, or
+    `ReplayBuffer(checkpointer=...)`, makes them part of `dumps` and `loads` of the storage and of its buffer. Hooks of
+    the storage itself run after those of the checkpointer. Rows are in a checkpoint directory of this library: it is
+    complete or absent, has checksums, and restores the order of a full ring.
+    """
+
+    def __init__(self) -> None:
+        self.save_hooks: list[Callable[..., Any]] = []
+        """Functions that convert rows for a checkpoint, in order."""
+        self.load_hooks: list[Callable[..., Any]] = []
+        """Functions that convert rows of a checkpoint back, in order."""
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Add a function that converts rows for a checkpoint; see `TensorStorage.register_save_hook`.
+
+        Raises:
+            KindError: if it is not callable.
+        """
+        self.save_hooks.append(check_hook(hook))
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Add a function that converts rows of a checkpoint back; see `TensorStorage.register_load_hook`.
+
+        Raises:
+            KindError: if it is not callable.
+        """
+        self.load_hooks.append(check_hook(hook))
+
+    def dumps(self, storage: Any, path: str | Path) -> None:
+        """Write the rows of a storage to a checkpoint directory; see `Storage.dumps`.
+
+        Raises:
+            UsageError: if no row was ever written (also a `RuntimeError`).
+            CheckpointError: if something cannot be saved, or the path holds other things.
+            StorageMemoryError: if the disk is too small.
+        """
+        save_storage(path, storage, self)
+
+    def loads(self, storage: Any, path: str | Path) -> None:
+        """Replace the rows of a storage by saved ones; see `Storage.loads`.
+
+        Raises:
+            CheckpointNotFoundError: if there is no checkpoint.
+            CheckpointError: if it does not fit this storage; nothing is changed.
+        """
+        load_storage(path, storage, self)
+
+    def __repr__(self) -> str:
+        """Class and hooks."""
+        return f"{type(self).__name__}()"
+
+
+@final
+class TensorStorageCheckpointer(StorageCheckpointerBase):
+    """Saves the rows as they are, with the hooks that were registered."""
+
+
+@final
+class ListStorageCheckpointer(StorageCheckpointerBase):
+    """Saves the objects of a list storage; TorchRL's raises `NotImplementedError`."""
+
+
+@final
+class CompressedListStorageCheckpointer(StorageCheckpointerBase):
+    """Saves the compressed rows of a `CompressedListStorage` as they are."""
+
+
+@final
+class StorageEnsembleCheckpointer:
+    """Saves the rows of all storages of a `StorageEnsemble` in one checkpoint directory.
+
+    Transforms are not saved.
+    """
+
+    @staticmethod
+    def dumps(storage: StorageEnsemble, path: str | Path) -> None:
+        """Write the rows; see `StorageEnsemble.dumps`.
+
+        Raises:
+            KindError: if it is not an ensemble.
+        """
+        _check_ensemble(storage)
+        storage.dumps(path)
+
+    @staticmethod
+    def loads(storage: StorageEnsemble, path: str | Path) -> None:
+        """Replace the rows, in all storages or none; see `StorageEnsemble.loads`.
+
+        Raises:
+            KindError: if it is not an ensemble.
+        """
+        _check_ensemble(storage)
+        storage.loads(path)
+
+
+def _check_ensemble(storage: object) -> None:
+    if not isinstance(storage, StorageEnsemble):
+        msg = f"StorageEnsembleCheckpointer saves a StorageEnsemble, got {type(storage).__name__}"
+        raise KindError(msg)
+
+
+@final
+class FlatStorageCheckpointer(StorageCheckpointerBase):
+    """Saves rows in TED format with each observation once; see `TED2Flat`, which raises for rows that would be lost.
+
+    Args:
+        done_keys: flags, without `next`; None takes `done`, `truncated` and `terminated`.
+        reward_keys: rewards, without `next`; None takes `reward`.
+
+    Example:
+        >>> from ostinato import FlatStorageCheckpointer, LazyTensorStorage, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), checkpointer=FlatStorageCheckpointer())
+        >>> rb.storage.checkpointer
+        FlatStorageCheckpointer()
+    """
+
+    def __init__(self, done_keys: Iterable[Key] | None = None, reward_keys: Iterable[Key] | None = None) -> None:
+        super().__init__()
+        keys = _keys(done_keys, reward_keys)
+        self.register_save_hook(TED2Flat(**keys))
+        self.register_load_hook(Flat2TED(**keys))
+
+
+@final
+class NestedStorageCheckpointer(StorageCheckpointerBase):
+    """Saves rows in TED format as nested tensors with an item for each trajectory; see `TED2Nested`.
+
+    Args:
+        done_keys: flags, without `next`; None takes `done`, `truncated` and `terminated`.
+        reward_keys: rewards, without `next`; None takes `reward`.
+    """
+
+    def __init__(self, done_keys: Iterable[Key] | None = None, reward_keys: Iterable[Key] | None = None) -> None:
+        super().__init__()
+        keys = _keys(done_keys, reward_keys)
+        self.register_save_hook(TED2Nested(**keys))
+        self.register_load_hook(Nested2TED(**keys))
+
+
+@final
+class H5StorageCheckpointer(StorageCheckpointerBase):
+    """Saves rows in TED format as an HDF5 file with a group for each trajectory; needs `pip install 'ostinato[h5]'`.
+
+    `storage.dumps` writes an HDF5 file, which h5py and other programs read. `dumps` of a buffer puts the same bytes
+    into its checkpoint. Files are read without following links. Memory while saving: the file, once or twice.
+
+    Args:
+        checkpoint_file: name of the file in the directory given to `dumps` of a storage; no effect if the path ends
+            with `.h5`, which then is the file.
+        done_keys: flags, without `next`; None takes `done`, `truncated` and `terminated`.
+        reward_keys: rewards, without `next`; None takes `reward`.
+        h5_kwargs: arguments of h5py's `create_dataset`, such as `{"compression": "gzip"}`.
+        shift_key: key under which the position of the newest row is stored; see `TED2Nested`.
+        is_full_key: key under which it is stored whether the ring is full.
+    """
+
+    def __init__(
+        self,
+        *,
+        checkpoint_file: str = "checkpoint.h5",
+        done_keys: Iterable[Key] | None = None,
+        reward_keys: Iterable[Key] | None = None,
+        h5_kwargs: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
+        shift_key: Key = "shift",
+        is_full_key: Key = "is_full",
+    ) -> None:
+        super().__init__()
+        keys = _keys(done_keys, reward_keys)
+        self.checkpoint_file = checkpoint_file
+        self.kwargs: dict[str, Any] = dict(h5_kwargs or {})
+        """Arguments of h5py's `create_dataset`."""
+        self.save_hooks += [TED2Nested(shift_key=shift_key, is_full_key=is_full_key, **keys), H5Split()]
+        self.save_hooks.append(_ToH5(self.kwargs))
+        self.load_hooks += [_FromH5(), H5Combine()]
+        self.load_hooks.append(Nested2TED(shift_key=shift_key, is_full_key=is_full_key, **keys))
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Add a hook before the file is made; it gets a TensorDict for each trajectory, see `H5Split`."""
+        self.save_hooks.insert(-1, check_hook(hook))
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Add a hook after the file is read; it returns a TensorDict for each trajectory, see `H5Split`."""
+        self.load_hooks.insert(1, check_hook(hook))
+
+    def dumps(self, storage: Any, path: str | Path) -> None:
+        """Write the rows of a storage to an HDF5 file, in place of an older one when it is complete.
+
+        Raises:
+            UsageError: if the storage has no rows.
+            CheckpointError: if the rows have no HDF5 form.
+            StorageMemoryError: if the disk is full.
+        """
+        if not len(storage):
+            msg = "Cannot save a non-initialized storage: an HDF5 file needs rows, write rows first"
+            raise UsageError(msg)
+        state = convert_rows(storage.state_dict(), storage, self)
+        image = state.pop("columns")[_COLUMN]
+        file = self._file(path)
+        make_directories(file.parent)
+        atomic_write(file, with_notes(_bytes_of(image), {"state": state}))
+
+    def loads(self, storage: Storage, path: str | Path) -> None:
+        """Replace the rows of a storage by those of a file that `dumps` wrote.
+
+        Raises:
+            CheckpointNotFoundError: if there is no file.
+            CheckpointError: if it does not fit this storage; nothing is changed.
+            DamagedFileError: if the file is damaged.
+        """
+        file = self._file(path)
+        if not file.is_file():
+            msg = f"there is no checkpoint at {file}: give the directory or the file that dumps() has written"
+            raise CheckpointNotFoundError(msg)
+        raw = file.read_bytes()
+        state = read_h5(raw)[1].get("state")
+        if not isinstance(state, dict) or "hooked" not in state:
+            msg = f"{file} holds no rows of a storage: it was written by something else"
+            raise CheckpointError(msg)
+        load_converted({**state, "columns": {_COLUMN: _as_tensor(raw)}}, storage, self)
+
+    def _file(self, path: str | Path) -> Path:
+        given = Path(path).absolute()
+        return given if given.suffix == ".h5" else given / self.checkpoint_file
+
+
+@final
+class _ToH5:
+    """Save hook: the trajectories of `H5Split` as the bytes of an HDF5 file."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+
+    def __call__(self, data: Any, path: str | Path | None = None) -> Any:  # noqa: ARG002
+        return {"h5": _as_tensor(write_h5(data, self._options))}
+
+
+@final
+class _FromH5:
+    """Load hook: the inverse of `_ToH5`."""
+
+    def __call__(self, data: Any, out: Any = None) -> Any:  # noqa: ARG002
+        raw = kinds.find_field(data, ("h5",))
+        if not isinstance(raw, torch.Tensor) or raw.dtype is not torch.uint8:
+            msg = "the checkpoint holds no HDF5 file: it was saved with another checkpointer"
+            raise CheckpointError(msg)
+        return read_h5(_bytes_of(raw))[0]
+
+
+def _as_tensor(raw: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy())
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.numpy().tobytes()
+
+
+def _keys(done_keys: Iterable[Key] | None, reward_keys: Iterable[Key] | None) -> dict[str, Any]:
+    """Return the keys that were given as arguments of the TED hooks."""
+    done = _FLAGS if done_keys is None else done_keys if isinstance(done_keys, str) else tuple(done_keys)
+    reward = _REWARDS if reward_keys is None else reward_keys if isinstance(reward_keys, str) else tuple(reward_keys)
+    return {"done_keys": done, "reward_keys": reward}

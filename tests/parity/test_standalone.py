@@ -1,0 +1,212 @@
+"""Samplers on bare storages: `sampler.sample(storage, batch_size)`, its info, and the messages of both libraries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ._script import library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LIBRARIES = ("torchrl", "ostinato")
+_LENGTHS = (30, 25, 15, 30)
+
+
+@pytest.fixture(params=LIBRARIES)
+def lib(request: pytest.FixtureRequest) -> Any:
+    """One of the two libraries."""
+    return library(request.param)
+
+
+def episodes(**more: Any) -> TensorDict:
+    """100 rows of four episodes."""
+    number = torch.arange(4).repeat_interleave(torch.tensor(_LENGTHS))
+    steps = torch.cat([torch.arange(n) for n in _LENGTHS])
+    done = torch.cat([torch.arange(n) == n - 1 for n in _LENGTHS])[:, None]
+    return TensorDict({"number": number, "steps": steps, "next": {"done": done}, **more}, [100])
+
+
+def stored(lib: Any, data: Any, name: str = "LazyTensorStorage") -> Any:
+    """A bare storage of 100 rows."""
+    storage = getattr(lib, name)(100)
+    storage.set(range(100), data)
+    return storage
+
+
+def test_uniform_draws_are_the_same() -> None:
+    drawn = []
+    for name in LIBRARIES:
+        lib = library(name)
+        storage = stored(lib, episodes())
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            drawn.append([lib.RandomSampler().sample(storage, size)[0] for size in (3, 50)])
+    assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
+
+
+@pytest.mark.parametrize("name", ["ListStorage", "LazyTensorStorage", "LazyMemmapStorage"])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("size", [7, 50, 100])
+def test_a_pass_visits_each_row_once(lib: Any, name: str, drop_last: bool, size: int) -> None:
+    data = episodes()
+    storage = stored(lib, list(data) if name == "ListStorage" else data, name)
+    sampler = lib.SamplerWithoutReplacement(drop_last=drop_last)
+    seen: list[int] = []
+    while not sampler.ran_out:
+        assert sampler.can_sample(storage, size)
+        index, info = sampler.sample(storage, size)
+        assert info == {}
+        seen += index.tolist()
+    assert len(set(seen)) == len(seen) == (100 // size * size if drop_last else 100)
+
+
+def _slices(lib: Any, **options: Any) -> Any:
+    return lib.SliceSampler(**options)
+
+
+def _slices_once(lib: Any, **options: Any) -> Any:
+    return lib.SliceSamplerWithoutReplacement(**options)
+
+
+@pytest.mark.parametrize("make", [_slices, _slices_once])
+@pytest.mark.parametrize("options", [{"traj_key": "number"}, {"end_key": ("next", "done")}, {}])
+@pytest.mark.parametrize("size", [{"slice_len": 5}, {"num_slices": 4}])
+@pytest.mark.parametrize("missing", [False, True])
+def test_slices_and_their_info(
+    lib: Any, make: Callable[..., Any], options: dict[str, Any], size: dict[str, int], missing: bool
+) -> None:
+    """With both keys, one of them is enough."""
+    data = episodes(is_init=torch.zeros(100, 1, dtype=torch.bool))
+    storage = stored(lib, data)
+    if missing:
+        options = {"traj_key": "absent", "end_key": ("next", "done")}
+    sampler = make(lib, **options, **size)
+    for _ in range(10):
+        index, info = sampler.sample(storage, 20)
+        assert isinstance(index, tuple)
+        rows = storage[index].view(4, 5)
+        assert rows["number"].unique(dim=1).shape == (4, 1)
+        assert bool((rows["steps"].diff() == 1).all())
+        last = torch.tensor([[False] * 4 + [True]] * 4).view(20, 1)
+        assert torch.equal(info["next", "truncated"], last)
+        assert torch.equal(info["next", "done"], rows["next", "done"].view(20, 1) | last)
+        assert torch.equal(info["is_init"].view(4, 5), torch.tensor([[True] + [False] * 4] * 4))
+        assert ("collector", "mask") not in info
+
+
+@pytest.mark.parametrize(("length", "masked"), [(5, False), (20, True)])
+def test_padding_has_a_mask_where_an_episode_is_short(lib: Any, length: int, masked: bool) -> None:
+    sampler = lib.SliceSampler(slice_len=length, traj_key="number", strict_length=False, pad_output=True)
+    index, info = sampler.sample(stored(lib, episodes()), 100)
+    assert index[0].shape == (100,)
+    assert (("collector", "mask") in info) == masked
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "message"),
+    [
+        (lambda lib: lib.SliceSampler(), TypeError, "Either num_slices or slice_len must be not None, and not both"),
+        (
+            lambda lib: lib.SliceSampler(slice_len=2, pad_output=True),
+            ValueError,
+            "pad_output=True is incompatible with strict_length=True",
+        ),
+        (
+            lambda lib: lib.SliceSampler(slice_len=2, end_key="a", end_keys=["b"]),
+            RuntimeError,
+            "`end_key` and `end_keys` are exclusive arguments",
+        ),
+        (
+            lambda lib: lib.SliceSampler(slice_len=2, ends=torch.ones(3), traj_key="a", cache_values=True),
+            RuntimeError,
+            "are exclusive arguments",
+        ),
+        (lambda lib: lib.SliceSampler(slice_len=2, ends=torch.ones(3)), RuntimeError, "`cache_values` to be set to"),
+        (
+            lambda lib: lib.SliceSampler(slice_len=40).sample(stored(lib, episodes()), 80),
+            RuntimeError,
+            "Did not find a single trajectory with sufficient length",
+        ),
+        (
+            lambda lib: lib.SliceSampler(slice_len=4).sample(stored(lib, episodes()), 81),
+            RuntimeError,
+            "The batch-size must be divisible by the slice length",
+        ),
+        (
+            lambda lib: lib.SliceSampler(num_slices=4).sample(stored(lib, episodes()), 81),
+            RuntimeError,
+            "The batch-size must be divisible by the number of slices",
+        ),
+        (
+            lambda lib: lib.SliceSampler(num_slices=4, span=[False, 9]).sample(stored(lib, episodes()), 20),
+            ValueError,
+            "The right and left span must be strictly lower than the sequence length",
+        ),
+        (
+            lambda lib: lib.SliceSampler(slice_len=2).sample(stored(lib, list(episodes()), "ListStorage"), 4),
+            RuntimeError,
+            "Could not get a tensordict out of the storage, which is required for SliceSampler",
+        ),
+        (
+            lambda lib: lib.SamplerWithoutReplacement(drop_last=True).sample(stored(lib, episodes()), 101),
+            ValueError,
+            r"The batch size \(101\) is greater than the storage capacity \(100\)",
+        ),
+        (
+            lambda lib: lib.RandomSampler().sample(lib.LazyTensorStorage(4), 2),
+            RuntimeError,
+            "Cannot sample from an empty storage",
+        ),
+        (
+            lambda lib: lib.PrioritizedSampler(4, alpha=-0.5, beta=0.5),
+            ValueError,
+            "alpha must be greater or equal than 0, got alpha=-0.5",
+        ),
+        (
+            lambda lib: lib.PrioritizedSampler(4, alpha=0.5, beta=-0.5),
+            ValueError,
+            "beta must be greater or equal to 0, got beta=-0.5",
+        ),
+        (
+            lambda lib: lib.PrioritizedSampler(4, alpha=0.5, beta=0.5, replacement=False),
+            TypeError,
+            "has no without-replacement variant",
+        ),
+    ],
+)
+def test_messages(lib: Any, action: Callable[[Any], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        action(lib)
+
+
+def test_attributes_of_slices(lib: Any) -> None:
+    sampler = lib.SliceSampler(num_slices=2, span=[False, True], strict_length=False)
+    assert (sampler.num_slices, sampler.slice_len, sampler.strict_length) == (2, None, False)
+    assert (sampler.traj_key, sampler.end_key, sampler.end_keys) == (None, ("next", "done"), None)
+    assert list(sampler.span) == [False, True]
+    assert (sampler.truncated_key, sampler.init_key, sampler.pad_output) == (("next", "truncated"), "is_init", False)
+    assert (sampler.step_key, sampler.fragmented, sampler.cache_values) == ("step_count", False, False)
+    assert (sampler.compile, sampler.use_gpu) == (False, False)
+    data = episodes(collector=TensorDict({"traj_ids": torch.zeros(100, dtype=torch.int64)}, [100]))
+    sampler.sample(stored(lib, data), 4)
+    assert sampler.traj_key == ("collector", "traj_ids")
+
+
+@pytest.mark.parametrize("options", [{}, {"compile": False, "use_gpu": False}, {"use_gpu": torch.device("cpu")}])
+def test_fragments_of_interleaved_trajectories(lib: Any, options: dict[str, Any]) -> None:
+    """Two trajectories written in turns; the first lacks step 3."""
+    traj = torch.arange(12) % 2
+    step = torch.arange(12) // 2 + ((torch.arange(12) // 2 > 2) & (traj == 0))
+    storage = lib.LazyTensorStorage(12)
+    storage.set(range(12), TensorDict({"traj": traj, "step": step}, [12]))
+    sampler = lib.SliceSampler(slice_len=3, traj_key="traj", step_key="step", fragmented=True, **options)
+    seen = set()
+    for _ in range(40):
+        index, _ = sampler.sample(storage, 6)
+        seen |= {tuple(piece) for piece in index[0].view(2, 3).tolist()}
+    assert seen == {(0, 2, 4), (6, 8, 10), (1, 3, 5), (3, 5, 7), (5, 7, 9), (7, 9, 11)}

@@ -1,0 +1,392 @@
+"""Checkpointers: each layout restores rows, order and cursor, alone and through a buffer; damaged files raise."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import ostinato
+from ostinato import (
+    CompressedListStorageCheckpointer,
+    FlatStorageCheckpointer,
+    H5Combine,
+    H5Split,
+    H5StorageCheckpointer,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ListStorageCheckpointer,
+    Nested2TED,
+    NestedStorageCheckpointer,
+    ReplayBuffer,
+    StorageCheckpointerBase,
+    StorageEnsemble,
+    StorageEnsembleCheckpointer,
+    TED2Nested,
+    TensorStorageCheckpointer,
+)
+from ostinato.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    DamagedFileError,
+    KindError,
+    MissingExtraError,
+    UsageError,
+)
+from ostinato.tools import inspect_checkpoint, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ostinato import Storage
+
+
+def h5() -> StorageCheckpointerBase:
+    pytest.importorskip("h5py")
+    return H5StorageCheckpointer()
+
+
+def h5_packed() -> StorageCheckpointerBase:
+    pytest.importorskip("h5py")
+    return H5StorageCheckpointer(h5_kwargs={"compression": "gzip"}, checkpoint_file="rows.h5")
+
+
+LAYOUTS = [FlatStorageCheckpointer, NestedStorageCheckpointer, h5]
+
+
+def steps(first: int, count: int, envs: int = 0) -> TensorDict:
+    """Rows `[count]` or `[count, envs]` in TED format; every fifth step of an environment ends an episode."""
+    number = torch.arange(first, first + count, dtype=torch.float32)
+    if envs:
+        number = number.unsqueeze(1) + 1000 * torch.arange(envs)
+    ends = (number % 5 == 4).unsqueeze(-1)
+    after = torch.where(ends.squeeze(-1), -number, number + 1)
+    data = {
+        "obs": number.unsqueeze(-1).expand(*number.shape, 3).clone().to(torch.bfloat16),
+        "action": {"kind": (number % 7).long()},
+        "next": {"obs": after.unsqueeze(-1).expand(*number.shape, 3).clone().to(torch.bfloat16), "done": ends},
+    }
+    data["next"] |= {"reward": number.unsqueeze(-1).to(torch.complex64)}  # type: ignore[operator]
+    return TensorDict(data | {"done": torch.zeros_like(ends)}, number.shape)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    ours, theirs = one[:], other[:]
+    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+    for key in ours.keys(True, True):
+        assert ours.get(key).dtype == theirs.get(key).dtype
+        assert torch.equal(ours.get(key), theirs.get(key)), key
+    assert (len(one), one.cursor) == (len(other), other.cursor)
+
+
+@pytest.mark.parametrize("written", [1, 7, 24, 53])
+@pytest.mark.parametrize(
+    ("layout", "storage", "ndim"),
+    [
+        *((layout, LazyTensorStorage, ndim) for layout in LAYOUTS for ndim in (1, 2)),
+        *((layout, LazyMemmapStorage, 2) for layout in LAYOUTS),
+        (TensorStorageCheckpointer, LazyTensorStorage, 1),
+        (h5_packed, LazyTensorStorage, 1),
+    ],
+)
+def test_round_trip(
+    layout: Callable[[], StorageCheckpointerBase],
+    storage: Callable[..., Storage],
+    ndim: int,
+    written: int,
+    tmp_path: Path,
+) -> None:
+    def make() -> ReplayBuffer:
+        made = ReplayBuffer(storage=storage(24, ndim=ndim), batch_size=4, dim_extend=0 if ndim == 2 else None)
+        made.storage.checkpointer = layout()
+        return made
+
+    rb, other, bare = make(), make(), make().storage
+    for start in range(0, written, 6):
+        rb.extend(steps(start, min(6, written - start), envs=0 if ndim == 1 else 2))
+        if start % 18 == 0:
+            rb.dumps(tmp_path / "saved")
+            other.loads(tmp_path / "saved")
+            assert_same(rb, other)
+    rb.dumps(tmp_path / "saved")  # over the older one
+    other.loads(tmp_path / "saved")
+    for buffer in (rb, other):  # writing continues where it was
+        buffer.extend(steps(written, 5, envs=0 if ndim == 1 else 2))
+    assert_same(rb, other)
+    rb.storage.dumps(tmp_path / "alone")
+    bare.loads(tmp_path / "alone")
+    assert_same(rb.storage, bare)
+    assert not verify(tmp_path / "saved").damage
+
+
+def test_layouts_hold_observations_once(tmp_path: Path) -> None:
+    rows = {}
+    for layout in (TensorStorageCheckpointer, FlatStorageCheckpointer, NestedStorageCheckpointer):
+        rb = ReplayBuffer(storage=LazyTensorStorage(20), checkpointer=layout())
+        rb.extend(steps(0, 20))
+        rb.dumps(tmp_path / layout.__name__)
+        rows[layout.__name__] = sorted(
+            (field.name, field.rows) for field in inspect_checkpoint(tmp_path / layout.__name__).fields
+        )
+    flat = [(name, count) for name, count in rows["FlatStorageCheckpointer"] if name.startswith("obs")]
+    assert flat == [("obs (converted by hooks)", 24)]
+    assert rows["NestedStorageCheckpointer"] == rows["FlatStorageCheckpointer"]
+    assert ("next.obs", 20) in rows["TensorStorageCheckpointer"]
+
+
+def test_layouts_do_not_mix(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(20), checkpointer=NestedStorageCheckpointer())
+    rb.extend(steps(0, 20))
+    rb.dumps(tmp_path / "nested")
+    for checkpointer in (None, FlatStorageCheckpointer()):
+        other = ReplayBuffer(storage=LazyTensorStorage(20), checkpointer=checkpointer)
+        with pytest.raises(CheckpointError):
+            other.loads(tmp_path / "nested")
+        assert len(other) == 0
+    other = ReplayBuffer(storage=LazyTensorStorage(20), checkpointer=NestedStorageCheckpointer())
+    with pytest.raises(ostinato.errors.OptionError, match="1 hooks"):
+        other.loads(tmp_path / "nested", mmap=True)
+
+
+def test_the_order_of_hooks_and_hooks_registered_later(tmp_path: Path) -> None:
+    calls = []
+
+    def hook(name: str) -> Callable[..., Any]:
+        def note(data: Any, **_: Any) -> Any:
+            calls.append(name)
+            return data
+
+        return note
+
+    checkpointer = TensorStorageCheckpointer()
+    rb = ReplayBuffer(storage=LazyTensorStorage(20), checkpointer=checkpointer)
+    rb.register_save_hook(hook("save of storage"))
+    rb.register_load_hook(hook("load of storage"))
+    checkpointer.register_save_hook(hook("save"))
+    checkpointer.register_load_hook(hook("load"))
+    rb.extend(steps(0, 5))
+    rb.dumps(tmp_path / "saved")
+    rb.loads(tmp_path / "saved")
+    assert calls == ["save", "save of storage", "load", "load of storage"]
+    with pytest.raises(KindError, match="a hook is a callable"):
+        checkpointer.register_save_hook(3)  # type: ignore[arg-type]
+
+
+def test_keys_of_flags_and_rewards(tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    keys: dict[str, Any] = {"done_keys": ["done", "lost"], "reward_keys": ["gain"]}
+    ends = torch.tensor([False, True, False, False]).unsqueeze(-1)
+    data = TensorDict(
+        {
+            "obs": torch.arange(4.0),
+            "next": {"obs": torch.arange(4.0) + 1, "done": ends, "lost": ends.clone(), "gain": torch.rand(4)},
+        },
+        [4],
+    )
+    for layout in (FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer):
+        storage, other = LazyTensorStorage(4), LazyTensorStorage(4)
+        storage.set(range(4), data)
+        checkpointer = layout(**keys)
+        checkpointer.dumps(storage, tmp_path / layout.__name__)
+        checkpointer.loads(other, tmp_path / layout.__name__)
+        assert_same(storage, other)
+
+
+def test_nested_hooks_alone() -> None:
+    data = steps(0, 12)
+    hook = TED2Nested()
+    nested = hook(data)
+    assert nested.batch_size == torch.Size([3])
+    assert [item[:, 0].tolist() for item in nested["obs"].unbind()] == [
+        [0, 1, 2, 3, 4, -4],
+        [5, 6, 7, 8, 9, -9],
+        [10, 11, 12],
+    ]
+    assert [len(item) for item in nested["action", "kind"].unbind()] == [5, 5, 2]
+    split = H5Split()(nested)
+    assert sorted(key for key in split.keys() if key.startswith("traj")) == ["traj_0", "traj_1", "traj_2"]  # noqa: SIM118
+    for made in (nested, H5Combine()(split)):
+        back = Nested2TED()(made)
+        assert all(torch.equal(back.get(key), data.get(key)) for key in data.keys(True, True))
+        out = torch.zeros_like(data)
+        assert Nested2TED()(made, out=out) is out
+        assert torch.equal(out["next", "obs"], data["next", "obs"])
+    for wrong in (data, TensorDict({"x": torch.zeros(3)}, [3])):
+        with pytest.raises(CheckpointError):
+            H5Split()(wrong)
+        with pytest.raises(CheckpointError):
+            H5Combine()(wrong)
+        with pytest.raises(CheckpointError):
+            Nested2TED()(wrong)
+
+
+def test_nested_hooks_in_files(tmp_path: Path) -> None:
+    data = steps(0, 12).exclude("obs", ("next", "obs"))
+    nested = TED2Nested()(data, path=tmp_path / "nested")
+    assert (tmp_path / "nested").is_dir()
+    again = TensorDict.load_memmap(tmp_path / "nested")
+    for made in (nested, again):
+        back = Nested2TED()(made)
+        assert all(torch.equal(back.get(key), data.get(key)) for key in data.keys(True, True))
+
+
+KINDS = ["soft", "external", "dataset", "text", "virtual", "cut", "other", "missing", "shape"]
+
+
+class TestH5:
+    def saved(self, tmp_path: Path) -> Path:
+        pytest.importorskip("h5py")
+        storage = LazyTensorStorage(20)
+        storage.set(range(20), steps(0, 20))
+        storage.checkpointer = H5StorageCheckpointer()
+        storage.dumps(tmp_path / "dir")
+        storage.dumps(tmp_path / "file.h5")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["dir", "file.h5"]
+        assert [path.name for path in (tmp_path / "dir").iterdir()] == ["checkpoint.h5"]
+        return tmp_path / "file.h5"
+
+    def load(self, path: Path) -> LazyTensorStorage:
+        storage = LazyTensorStorage(20)
+        H5StorageCheckpointer().loads(storage, path)
+        return storage
+
+    def test_other_programs_read_the_file(self, tmp_path: Path) -> None:
+        path = self.saved(tmp_path)
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(path) as file:
+            names = [name for name in file if name.startswith("traj")]
+            assert names == ["traj_0", "traj_1", "traj_2", "traj_3"]
+            assert file["traj_1/action/kind"][()].tolist() == [5, 6, 0, 1, 2]
+            assert file["traj_1/obs"].attrs["dtype"] == "bfloat16"
+        assert torch.equal(self.load(path)[:]["obs"], steps(0, 20)["obs"])
+        assert torch.equal(self.load(tmp_path / "dir")[:]["obs"], steps(0, 20)["obs"])
+
+    def test_a_full_disk_leaves_the_older_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = self.saved(tmp_path)
+        before = path.read_bytes()
+        other = LazyTensorStorage(20)
+        other.set(range(4), steps(0, 4))
+
+        def fail(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("ostinato.durable.files.write_all", fail)
+        with pytest.raises(MemoryError):
+            H5StorageCheckpointer().dumps(other, path)
+        assert path.read_bytes() == before
+        assert [one.name for one in tmp_path.iterdir() if ".tmp" in one.name] == []
+
+    @pytest.mark.parametrize(
+        "kind", ["soft", "external", "dataset", "text", "virtual", "cut", "other", "missing", "shape"]
+    )
+    def test_hostile_and_damaged_files(self, kind: str, tmp_path: Path) -> None:
+        path = self.saved(tmp_path)
+        h5py = pytest.importorskip("h5py")
+        if kind == "cut":
+            path.write_bytes(path.read_bytes()[:3000])
+        elif kind == "other":
+            path.write_bytes(b"not HDF5" * 100)
+        else:
+            (tmp_path / "raw").write_bytes(bytes(1000))
+            with h5py.File(path, "r+") as file:
+                group = file["traj_0"]
+                del group["action/kind"]
+                if kind == "soft":
+                    group["action/kind"] = h5py.SoftLink("/traj_1/action/kind")
+                elif kind == "external":
+                    group["action/kind"] = h5py.ExternalLink("elsewhere.h5", "/x")
+                elif kind == "dataset":
+                    made = group["action"].create_dataset(
+                        "kind", (5,), "int64", external=[(str(tmp_path / "raw"), 0, 40)]
+                    )
+                    made.attrs["dtype"] = "int64"
+                elif kind == "text":
+                    group["action"].create_dataset("kind", data=["a"] * 5).attrs["dtype"] = "int64"
+                elif kind == "virtual":
+                    layout = h5py.VirtualLayout((5,), "int64")
+                    layout[:] = h5py.VirtualSource("elsewhere.h5", "x", (5,))
+                    group["action"].create_virtual_dataset("kind", layout).attrs["dtype"] = "int64"
+                elif kind == "shape":
+                    group["action"].create_dataset("kind", data=[1, 2, 3]).attrs["dtype"] = "int64"
+        storage = LazyTensorStorage(20)
+        storage.set(range(3), steps(40, 3))
+        before = storage[:]["obs"].clone()
+        with pytest.raises(DamagedFileError if kind not in {"missing", "shape"} else CheckpointError):
+            H5StorageCheckpointer().loads(storage, path)
+        assert torch.equal(storage[:]["obs"], before)
+
+    def test_wrong_uses(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.saved(tmp_path)
+        with pytest.raises(UsageError, match="non-initialized"):
+            H5StorageCheckpointer().dumps(LazyTensorStorage(3), tmp_path / "x")
+        with pytest.raises(CheckpointNotFoundError):
+            self.load(tmp_path / "nowhere")
+        storage = LazyTensorStorage(3)
+        storage.set(range(2), TensorDict({"a/b": torch.zeros(2), "next": {"done": torch.zeros(2).bool()}}, [2]))
+        with pytest.raises(CheckpointError, match="cannot be stored in an HDF5 file under this name"):
+            H5StorageCheckpointer().dumps(storage, tmp_path / "x")
+        monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+        with pytest.raises(MissingExtraError, match=r"ostinato\[h5\]"):
+            self.load(tmp_path / "dir")
+
+
+def test_pickle_keeps_the_checkpointer(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(20), checkpointer=FlatStorageCheckpointer())
+    rb.extend(steps(0, 20))
+    again = pickle.loads(pickle.dumps(rb))
+    assert isinstance(again.storage.checkpointer, FlatStorageCheckpointer)
+    again.dumps(tmp_path / "saved")
+    rb.loads(tmp_path / "saved")
+    assert_same(rb, again)
+
+
+def test_lists_and_ensembles(tmp_path: Path) -> None:
+    for checkpointer in (ListStorageCheckpointer(), CompressedListStorageCheckpointer()):
+        items, other = ListStorage(5), ListStorage(5)
+        items.set(range(3), [torch.tensor(1), torch.tensor(2), torch.tensor(3)])
+        checkpointer.dumps(items, tmp_path / type(checkpointer).__name__)
+        checkpointer.loads(other, tmp_path / type(checkpointer).__name__)
+        assert [int(item) for item in other[:]] == [1, 2, 3]
+    with pytest.raises(FileNotFoundError):
+        ListStorageCheckpointer().loads(other, tmp_path / "nowhere")
+    with pytest.raises(RuntimeError, match="Cannot save a non-initialized"):
+        TensorStorageCheckpointer().dumps(LazyTensorStorage(3), tmp_path / "x")
+    members, copies = (StorageEnsemble(LazyTensorStorage(5), LazyTensorStorage(5)) for _ in range(2))
+    members[0].set(range(2), torch.arange(2))
+    copies[0].set(range(2), torch.zeros(2, dtype=torch.int64))
+    StorageEnsembleCheckpointer.dumps(members, tmp_path / "both")
+    StorageEnsembleCheckpointer.loads(copies, tmp_path / "both")
+    assert (copies[0][:].tolist(), len(copies[1])) == ([0, 1], 0)
+    with pytest.raises(KindError, match="saves a StorageEnsemble, got ListStorage"):
+        StorageEnsembleCheckpointer.dumps(items, tmp_path / "x")  # type: ignore[arg-type]
+
+
+class Own:
+    """A checkpointer with a format of its own."""
+
+    def dumps(self, storage: Any, path: Any) -> None:
+        torch.save(storage[:], path)
+
+    def loads(self, storage: Any, path: Any) -> None:
+        rows = torch.load(path)
+        storage.set(range(len(rows)), rows)
+
+
+def test_a_checkpointer_of_ones_own(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(5))
+    rb.extend(torch.arange(3))
+    rb.storage.checkpointer = Own()
+    rb.storage.dumps(tmp_path / "rows.pt")
+    other = LazyTensorStorage(5)
+    other.checkpointer = Own()
+    other.loads(tmp_path / "rows.pt")
+    assert other[:].tolist() == [0, 1, 2]
+    with pytest.raises(CheckpointError, match="Own has no save_hooks"):
+        rb.dumps(tmp_path / "saved")
+    with pytest.raises(KindError, match="checkpointer"):
+        ReplayBuffer(storage=LazyTensorStorage(5), checkpointer=3).extend(torch.arange(3))  # type: ignore[arg-type]
