@@ -18,6 +18,7 @@ from ostinato import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     ReservoirWriter,
+    SamplerWithoutReplacement,
     SliceSampler,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
@@ -267,6 +268,8 @@ def test_updates_reach_the_rows_that_are_still_there() -> None:
 
 def test_updates_of_samples_with_versions_and_nested_fields() -> None:
     rb = tracked(capacity=8, batch_size=4, sample_from_all=True)
+    for member in rb.members:
+        member.set_sampler(SamplerWithoutReplacement())  # no slot twice in a batch
     data = rows([0, 1] * 6).set("state", TensorDict({"h": torch.zeros(12, 2)}, [12]))
     rb.extend(data.set("version", torch.ones(12, dtype=torch.int64)))
     batch = rb.sample()
