@@ -470,12 +470,12 @@ class LocalEngine:
     def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool, same: bool = False) -> None:
         """Replace stored fields of rows at a user's index; all are checked before the first is written.
 
-        Priorities stay: the rows are the same. With `same`, so do generations.
+        Priorities stay: the rows are the same. With `same` generations stay, too: drawn rows remain valid.
         """
         with self.lock:
             slots, batch = self._chosen(index, swap=swap)
-            changes = [self.storage.prepare_field(path, slots, value, batch) for path, value in values.items()]
-            self._edit(slots, changes, same=same)
+            edits = [self.storage.prepare_field(path, slots, value, batch) for path, value in values.items()]
+            self._edit(slots, edits, same=same)
             if self.versions is not None:
                 for path in values:
                     self.versions.touch(path)

@@ -174,7 +174,7 @@ class Engine(Protocol):
         """Replace rows at a user's index."""
 
     def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool, same: bool = False) -> None:
-        """Replace stored fields of rows at a user's index; with `same` the rows keep their generations."""
+        """Replace stored fields of rows at a user's index."""
 
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
