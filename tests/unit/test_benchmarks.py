@@ -17,7 +17,7 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # other packages install a folder of this name: ours must come first
 
-from benchmarks import calls, data  # noqa: E402
+from benchmarks import calls, compression, data  # noqa: E402
 from benchmarks.adapter import Seconds  # noqa: E402
 from benchmarks.coordinator import SEATS, Table  # noqa: E402
 from benchmarks.peers._start import importing, program  # noqa: E402
@@ -258,3 +258,18 @@ def test_calls_are_counted_inside_a_library_alone() -> None:
     found = calls.count(rb.sample, home)
     assert 1 <= found.files <= found.calls
     assert calls.count(rb.sample, home / "nowhere").calls == 0
+
+
+def test_compressed_transitions_are_those_of_single_frames() -> None:
+    for content in ("game", "texture", "noise"):
+        frames = compression.game(12, content)
+        assert frames.dtype == torch.uint8
+        assert frames.float().std() > 5
+        assert not torch.equal(frames[3], frames[4])
+    ways = compression.ways()
+    chosen = ways[0], ways[-1]
+    raw, single = (compression.buffer(way, compression.transitions(frames, stacked=way.stacked)) for way in chosen)
+    index = torch.arange(4, 7)
+    stacks = raw[index]["next_obs"].movedim(-1, 1)
+    found = torch.stack([single["next_obs"][index - back] for back in (3, 2, 1, 0)], 1)
+    assert torch.equal(found, stacks)

@@ -47,7 +47,7 @@ def end_streams(
         for member, patch in zip(members, patches, strict=True):
             if patch is not None:
                 slot, values = patch
-                member._engine.edit_fields(values, slot, swap=False)  # noqa: SLF001
+                member._engine.edit_fields(values, slot, swap=False, same=True)  # noqa: SLF001
 
 
 def _check(member: ReplayBuffer, number: int, end: Path) -> None:

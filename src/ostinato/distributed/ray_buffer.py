@@ -22,7 +22,7 @@ from ostinato.distributed.ray_client import (
     wait_until_ready,
 )
 from ostinato.distributed.serialization import Serialized
-from ostinato.errors import OptionError, UsageError
+from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers import BufferStats
+    from ostinato.buffers import BufferStats, ConditionalUpdateResult
     from ostinato.buffers.options import AnyBufferOptions
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.core.episodes.keys import Episodes
@@ -175,9 +175,9 @@ class RayReplayBuffer:
         """Call a method that writes rows, which may wait for readers."""
         return call_buffer_polling(self._write_method, _NAME, self._info["limit_s"], name, *args, **kwargs)
 
-    def _update(self, name: str, *args: Any) -> Any:
+    def _update(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method that never waits for readers or writers."""
-        return call_buffer(self._update_method, _NAME, name, *args)
+        return call_buffer(self._update_method, _NAME, name, *args, **kwargs)
 
     def _require_tensordicts(self, what: str) -> None:
         """Raise `UsageError` unless the actor holds a `TensorDictReplayBuffer`."""
@@ -257,6 +257,36 @@ class RayReplayBuffer:
         found: Episodes | None = self._call("episodes")
         return found
 
+    @property
+    def initialized(self) -> bool:
+        """Whether the parts of the buffer are made; see `ReplayBuffer.initialized`."""
+        return bool(self._call("initialized"))
+
+    @property
+    def service_backend(self) -> str:
+        """Where the buffer is: "ray", in an actor."""
+        return "ray"
+
+    def start(self) -> Self:
+        """Return the handle: the actor is started by the constructor."""
+        return self
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the actor answers."""
+        try:
+            return bool(self._call("is_alive"))
+        except LostBufferError:
+            return False
+
+    def client(self) -> Self:
+        """Return the handle, which may be sent to other processes."""
+        return self
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Whether `sample` would return a batch now; see `ReplayBuffer.can_sample`."""
+        return bool(self._call("can_sample", batch_size))
+
     def stats(self) -> BufferStats:
         """Return counts of rows, draws, ages and waits. Cost: O(rows), for the ages."""
         found: BufferStats = self._call("stats")
@@ -302,10 +332,38 @@ class RayReplayBuffer:
         self._require_tensordicts("update_tensordict_priority()")
         self._update("update_tensordict_priority", data)
 
-    def empty(self) -> None:
-        """Remove all rows and begin at slot 0 again; memory is kept."""
+    def update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Mapping[Any, Any] | Any = None,
+        version_key: str | tuple[str, ...] | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+        priority: Any = None,
+    ) -> ConditionalUpdateResult:
+        """Change rows that are still there; see `ReplayBuffer.update_if_present`."""
+        found: ConditionalUpdateResult = self._update(
+            "update_if_present",
+            index=index,
+            generation=generation,
+            patch=patch,
+            version_key=version_key,
+            version=version,
+            require_newer=require_newer,
+            priority=priority,
+        )
+        return found
+
+    def mark_update(self, index: Any) -> None:
+        """Give rows the default priority; see `ReplayBuffer.mark_update`."""
+        self._update("mark_update", index)
+
+    def empty(self, empty_write_count: bool = True) -> None:  # noqa: FBT001, FBT002
+        """Remove all rows and begin at slot 0 again; memory is kept. With False, `write_count` goes on."""
         self._drop()
-        self._update("empty")
+        self._update("empty", empty_write_count)
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace rows that are present; see `ReplayBuffer`."""
@@ -498,6 +556,18 @@ class RayReplayBuffer:
         self._drop()
         self._call("loads", str(Path(path).absolute()), verify=verify, mmap=mmap)
 
+    def save(self, path: str | Path, *, incremental: bool = False) -> None:
+        """Do `dumps`."""
+        self.dumps(path, incremental=incremental)
+
+    def dump(self, path: str | Path, *, incremental: bool = False) -> None:
+        """Do `dumps`."""
+        self.dumps(path, incremental=incremental)
+
+    def load(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
+        """Do `loads`."""
+        self.loads(path, verify=verify, mmap=mmap)
+
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Register a function that converts the rows that `dumps` saves, in the actor."""
         self._call("register_save_hook", hook)
@@ -505,6 +575,10 @@ class RayReplayBuffer:
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
         """Register a function that converts rows that `loads` reads, in the actor."""
         self._call("register_load_hook", hook)
+
+    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002
+        """Do `close`, which ends the actor without waiting for calls of other handles: `timeout` has no effect."""
+        self.close()
 
     def close(self) -> None:
         """End the actor, and with it the rows, for all handles: later calls raise `LostBufferError`.

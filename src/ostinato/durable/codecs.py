@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -129,7 +128,7 @@ class ZlibCodec:
 @final
 @dataclass(frozen=True)
 class ZstdCodec:
-    """Zstandard: of Python 3.14 and later, else of the package `backports.zstd` (`pip install 'ostinato[zstd]'`).
+    """Zstandard, of the package `zstandard` (`pip install 'ostinato[zstd]'`).
 
     Args:
         level: 1 (fastest) to 22 (smallest).
@@ -145,43 +144,63 @@ class ZstdCodec:
     def __post_init__(self) -> None:
         """Check the level, and that the package is there."""
         _check_level(self.name, self.level, 1, 22)
-        _zstd()
+        require(_ZSTD_MODULE, "zstd")
 
     def encode(self, data: bytes | memoryview) -> bytes:
         """Return compressed bytes. Releases the GIL."""
-        blob: bytes = _zstd().compress(data, self.level)
+        blob: bytes = _contexts.compressor(self.level).compress(data)
         return blob
 
     def decode(self, blob: bytes, size: int) -> bytes:
         """Return the `size` bytes that were compressed. Releases the GIL.
 
         Raises:
-            DamagedFileError: if `blob` is not that; no more than `size + 1` bytes are allocated.
+            DamagedFileError: if `blob` is not that; nothing is allocated for a value of another size.
         """
-        zstd = _zstd()
+        context, module = _contexts.decompressor()
         try:
-            data: bytes = zstd.ZstdDecompressor().decompress(blob, size + 1)
-        except zstd.ZstdError as error:
+            held = module.frame_content_size(blob)
+            if held != size:
+                msg = f"a value compressed with zstd must have {size} bytes, got {held}"
+                raise DamagedFileError(msg)
+            data: bytes = context.decompress(blob, max_output_size=size)
+        except module.ZstdError as error:
             msg = f"{len(blob)} bytes that should be a zstd frame cannot be decompressed ({error})"
             raise DamagedFileError(msg) from error
         return _sized(data, size, self.name)
 
 
+@final
+class _Contexts(threading.local):
+    """The contexts of zstd of a thread: making one takes longer than decompressing a frame of a game."""
+
+    def __init__(self) -> None:
+        self._module: Any = None
+        self._decompressor: Any = None
+        self._compressors: dict[int, Any] = {}
+
+    def compressor(self, level: int) -> Any:
+        found = self._compressors.get(level)
+        if found is None:
+            found = self._compressors[level] = require(_ZSTD_MODULE, "zstd").ZstdCompressor(level=level)
+        return found
+
+    def decompressor(self) -> tuple[Any, Any]:
+        if self._decompressor is None:
+            self._module = require(_ZSTD_MODULE, "zstd")
+            self._decompressor = self._module.ZstdDecompressor()
+        return self._decompressor, self._module
+
+
+_contexts = _Contexts()
 AnyCodec: TypeAlias = "Codec | ZlibCodec | ZstdCodec"
 
-_ZSTD_MODULE = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+_ZSTD_MODULE = "zstandard"
 
 
 def has_zstd() -> bool:
     """Whether zstd is available in this process."""
-    try:
-        return find_spec(_ZSTD_MODULE) is not None
-    except ModuleNotFoundError:  # the package that contains it is missing
-        return False
-
-
-def _zstd() -> Any:
-    return sys.modules.get(_ZSTD_MODULE) or require(_ZSTD_MODULE, "zstd")
+    return find_spec(_ZSTD_MODULE) is not None
 
 
 def find_codec(codec: object, level: int | None = None) -> AnyCodec:

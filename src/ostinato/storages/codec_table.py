@@ -186,7 +186,11 @@ class CodecTable:
         other, pick = checked_choice(request)
         one, two = self.schema.leaves[leaf], self.schema.leaves[other]
         check_alike(one.dtype, one.shape, two.dtype, two.shape)
-        chosen = pick.cpu()
+        chosen, at = pick.cpu(), slots.tolist()
+        both = self.columns.get(leaf), self.columns.get(other)
+        if both[0] is not None and both[1] is not None and self.codecs[leaf] == self.codecs[other]:
+            blobs = [both[second].get((slot,))[0] for slot, second in zip(at, chosen.tolist(), strict=True)]  # type: ignore[union-attr]
+            return self._decode(leaf, blobs, pin=pin)
         out = torch.empty((slots.shape[0], *one.shape), dtype=one.dtype, pin_memory=pin, device="cpu")
         for position, rows in ((leaf, ~chosen), (other, chosen)):
             (found,) = self.fetch([Request(position, slots.cpu()[rows])])

@@ -74,7 +74,7 @@ class CompressedListStorage(ListStorage):
             "device" of the original; returns the original. None for `codec`.
         compression_level: of the codec, 1 to 22 with zstd, 0 to 9 with zlib. Without effect for functions and codecs
             of your own.
-        codec: "zstd" (Python 3.14, or `pip install 'ostinato[zstd]'`), "zlib", a `Codec` of your own, or "auto": zstd
+        codec: "zstd" (`pip install 'ostinato[zstd]'`), "zlib", a `Codec` of your own, or "auto": zstd
             if it is installed, else zlib; the attribute `codec` tells which.
         device: where rows are returned; they are stored in memory of the host.
         allow_pickle: let `dumps` and `loads` pickle objects that are not tensors, arrays or plain values. Unpickling

@@ -51,7 +51,7 @@ class LazyTensorStorage(TensorStorage):
             reward, done, terminated, truncated); a mapping such as `{"next_obs": "obs"}` names the pairs. Rows must be
             written in ring order, those of several environments with `ndim=2`; all reads are copies. On other devices
             than the CPU, each write waits for the device once.
-        codec: compress fields without loss: "zstd" (Python 3.14, or `pip install 'ostinato[zstd]'`), "zlib", "auto"
+        codec: compress fields without loss: "zstd" (`pip install 'ostinato[zstd]'`), "zlib", "auto"
             (zstd if it is installed, else zlib), a `ZstdCodec`, `ZlibCodec` or `Codec` of your own for all fields of
             more than 256 bytes per row, or a mapping such as `{"obs": "zstd"}` (keys or paths). Batches are the same as
             without, bit for bit; memory and checkpoints hold compressed bytes, and all reads are copies. Not with
@@ -61,7 +61,8 @@ class LazyTensorStorage(TensorStorage):
             rows would exceed it, the oldest rows leave before these are written, until a 16th of it is free. `len`,
             samplers, priorities and episodes follow. Rows that stay move to the first slots and get new generations,
             so no index or priority update of an earlier batch reaches another row. `max_size` holds as well; a large
-            one costs memory only for the fields without codec. Needs a round-robin writer.
+            one costs memory only for the fields without codec. Edits, loads and `set` may exceed it until the buffer
+            writes rows again. Needs a round-robin writer.
         evict: "rows", or "episodes": whole finished episodes leave, that with the oldest row first. Only if the
             unfinished episodes alone exceed the budget, these leave too, the newest of them row by row. The buffer must
             know its episodes (`episodes=`, a slice sampler, or a unit).

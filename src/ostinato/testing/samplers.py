@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ostinato.protocols import Run
+from ostinato.storages import TensorStorage
 from ostinato.testing.views import make_view
 
 if TYPE_CHECKING:
@@ -52,6 +53,18 @@ class SamplerContract(ABC):
         for size in (1, 3, 7, 2):
             drawn = sampler.draw(view, size, None).slots.shape[0]
             assert drawn == size or (sampler.epochal and 0 < drawn < size)
+
+    def test_a_bare_storage_can_be_sampled(self) -> None:
+        """`sample` draws from a storage without a buffer. Not tested for samplers that need fields of the rows."""
+        sampler = self.make()
+        if sampler.episodes is not None or sampler.reads:
+            return
+        storage = TensorStorage({"x": torch.arange(7, device="cpu")})
+        assert sampler.can_sample(storage, 3)
+        index, info = sampler.sample(storage, 3)
+        assert isinstance(index, torch.Tensor)
+        assert torch.equal(storage[index]["x"], index)
+        assert isinstance(info, dict)
 
     def test_weights_match_the_slots(self) -> None:
         """Weights, if any, are finite, non-negative, and one per slot."""

@@ -295,7 +295,7 @@ def test_queued_draws_of_another_batch_size_are_refused() -> None:
 
 
 def test_prefetch_needs_a_batch_size() -> None:
-    with pytest.raises(OptionError, match="batch size in advance"):
+    with pytest.raises(OptionError, match="batch-size must be specified in advance"):
         buffer("packed", 10, prefetch=2)
     assert buffer("packed", 10, prefetch=0).sample is not None
 
