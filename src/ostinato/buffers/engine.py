@@ -467,14 +467,15 @@ class LocalEngine:
             if prioritized:
                 as_sampler(self.sampler).set_priorities(slots, given, self.view())
 
-    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
+    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool, same: bool = False) -> None:
         """Replace stored fields of rows at a user's index; all are checked before the first is written.
 
-        Priorities stay: the rows are the same.
+        Priorities stay: the rows are the same. With `same` generations stay, too: drawn rows remain valid.
         """
         with self.lock:
             slots, batch = self._chosen(index, swap=swap)
-            self._edit(slots, [self.storage.prepare_field(path, slots, value, batch) for path, value in values.items()])
+            edits = [self.storage.prepare_field(path, slots, value, batch) for path, value in values.items()]
+            self._edit(slots, edits, same=same)
             if self.versions is not None:
                 for path in values:
                     self.versions.touch(path)

@@ -173,7 +173,7 @@ class Engine(Protocol):
     def edit_rows(self, index: Any, data: Any, *, swap: bool) -> None:
         """Replace rows at a user's index."""
 
-    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
+    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool, same: bool = False) -> None:
         """Replace stored fields of rows at a user's index."""
 
     def update_priorities(self, update: PriorityUpdate) -> None:

@@ -488,7 +488,7 @@ class SharedEngine:
         """Raise: other processes could read a row while it is edited."""
         raise_edit()
 
-    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:  # noqa: ARG002
+    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool, same: bool = False) -> None:  # noqa: ARG002
         """Raise: other processes could read a row while it is edited."""
         raise_edit()
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, final
 
+import torch
+
 from ostinato.core import kinds
-from ostinato.errors import KindError, OptionError, SchemaError
+from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
 from ostinato.storages.list import ListStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
+    from torch import Tensor
+
+    from ostinato.core.rows import Path
 
 __all__ = ["LazyStackStorage"]
 
@@ -104,6 +108,25 @@ class LazyStackStorage(ListStorage):
                 "layout='lazy' takes any rows"
             )
             raise SchemaError(msg) from error
+
+    def field_at(self, slots: Tensor, path: Path) -> Tensor | list[Any]:
+        """Return one field of the rows at `slots`: a tensor if their shapes are equal, else a list.
+
+        Raises:
+            KeyMissingError: if a row lacks the field.
+        """
+        values = [kinds.find_field(row, path) for row in self.gather(slots)]
+        missing = sum(value is None for value in values)
+        if missing:
+            msg = (
+                f"Could not find key {kinds.show_path(path)} in the replay buffer: {missing} of {len(values)} rows "
+                "lack it; write the field, or name another"
+            )
+            raise KeyMissingError(msg)
+        if all(isinstance(value, torch.Tensor) for value in values):
+            same = len({(value.shape, value.dtype) for value in values}) == 1
+            return torch.stack(values) if same else [value.tolist() for value in values]
+        return [value.tolist() if hasattr(value, "tolist") else value for value in values]
 
     def admit(self, data: Any, lead: int) -> tuple[list[Any], int]:
         """Check one TensorDict or tensorclass, or a list or batch of these.

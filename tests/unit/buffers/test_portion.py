@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from ostinato import (
+    ConsumingSampler,
     Episodes,
     LazyTensorStorage,
     LimitedSampler,
     NStep,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    PromptGroupSampler,
     QueueSampler,
     RandomSampler,
     RateLimiter,
@@ -23,6 +25,8 @@ from ostinato import (
     SamplerWithoutReplacement,
     SequenceUnit,
     SliceSampler,
+    StalenessAwareSampler,
+    StreamingSliceSampler,
 )
 from ostinato.buffers.portion import Offer, Portion, begin_era, read_own, reseed, save_counted
 from ostinato.errors import OptionError
@@ -138,6 +142,10 @@ def test_units_come_along() -> None:
         lambda: PrioritizedSampler(100, 1.0, 1.0, stratified=True),
         lambda: SliceSampler(slice_len=2),
         lambda: PrioritizedSliceSampler(100, 1.0, 1.0, slice_len=2),
+        lambda: StreamingSliceSampler(slice_len=2),
+        ConsumingSampler,
+        StalenessAwareSampler,
+        lambda: PromptGroupSampler(num_groups=1),
     ],
 )
 def test_draws_that_depend_on_each_other_are_refused(sampler: Callable[[], Sampler]) -> None:

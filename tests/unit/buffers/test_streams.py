@@ -59,6 +59,14 @@ def test_the_newest_row_ends_its_episode(rows: int) -> None:
     assert all(b - a == 1 for a, b in windows)
 
 
+def test_the_rows_stay_the_same() -> None:
+    rb = make(3, StreamingSliceSampler(slice_len=1, end_key=END))
+    written = rb._engine.ring.generations(torch.arange(3)).tolist()
+    ReplayBufferEnsemble(rb).end_streams()
+    assert rb._engine.ring.generations(torch.arange(3)).tolist() == written
+    assert [rb.sample(1)["t"].tolist() for _ in range(3)] == [[0], [1], [2]]  # all windows are still new
+
+
 def test_flags_that_are_set_stay() -> None:
     yes = torch.ones(1, 1, dtype=torch.bool)
     ended = make(3, terminated=yes, done=yes)
@@ -78,7 +86,7 @@ def test_one_id_for_all_rows_is_one_stream() -> None:
     ReplayBufferEnsemble(rb).end_streams()
     assert newest(rb)["done"]
     rb.extend(steps(3, 1).set("env", torch.tensor([8])))
-    with pytest.raises(UsageError, match="only if all rows of a buffer have one id"):
+    with pytest.raises(UsageError, match="only if every record of a member carries the same"):
         ReplayBufferEnsemble(rb).end_streams()
 
 

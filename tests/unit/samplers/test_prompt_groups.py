@@ -17,6 +17,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from ostinato import (
     Episodes,
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     PromptGroupSampler,
@@ -167,6 +168,25 @@ def test_text_vectors_and_nested_keys() -> None:
     batch = rb.sample()["in", "pair"]
     assert torch.equal(batch[::2], batch[1::2])
     assert not torch.equal(batch[0], batch[2])
+
+
+def test_rows_of_different_lengths() -> None:
+    def row(number: int, query: str) -> TensorDict:
+        tokens = torch.arange(number % 3 + 1)
+        found = TensorDict({"tokens": tokens, "prompt": tokens[:1] * 0 + len(query), "reward": torch.tensor([0.5])}, [])
+        return found.set_non_tensor("query", query)
+
+    for key in ("query", "tokens", "prompt"):
+        sampler = PromptGroupSampler(samples_per_group=3, group_key=key, strategy="recency")
+        rb = ReplayBuffer(storage=LazyStackStorage(12), sampler=sampler, batch_size=3)
+        rb.extend([row(number, "aabbb"[: 2 + number % 2]) for number in range(12)])
+        batch, info = rb.sample(return_info=True)
+        found = [str(each[key]) for each in batch.unbind(0)]
+        assert len(set(found)) == 1, key
+        newest = {"query": 2, "tokens": 3, "prompt": 2}[key]
+        assert set((info["index"] % newest).tolist()) == {int(info["index"][0]) % newest}
+        with pytest.raises(KeyMissingError, match="Could not find key 'score'"):
+            rb.storage.field_at(torch.arange(2), ("score",))
 
 
 @pytest.mark.parametrize("cache", [True, False])

@@ -22,6 +22,7 @@ from ostinato import (
     SequenceUnit,
     StalenessAwareSampler,
     TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
 )
 from ostinato.errors import (
     CheckpointError,
@@ -147,6 +148,24 @@ def test_versions_follow_writes_and_edits(capacity: int) -> None:
     assert sampler.consumer_version == 0
     rb.extend(rows([0]))
     assert rb.sample(3)["index"].tolist() == [0, 0, 0]
+
+
+def test_versions_follow_conditional_updates() -> None:
+    writer = TensorDictRoundRobinWriter(track_generations=True)
+    rb = make([0] * 8, max_staleness=0, batch_size=300, capacity=8, options={"writer": writer})
+    assert set(rb.sample()["index"].tolist()) == set(range(8))
+    index = torch.tensor([1, 4, 6])
+    found = rb.update_if_present(
+        index=index, generation=writer.generations_of(index), patch={"policy_version": torch.tensor([3, 3, 3])}
+    )
+    assert found.updated_count == 3
+    rb.sampler.consumer_version = 3
+    assert set(rb.sample()["index"].tolist()) == {1, 4, 6}
+    index = torch.tensor([7, 0])  # the newest row and another one take one serial number
+    rb.update_if_present(
+        index=index, generation=writer.generations_of(index), patch={"policy_version": torch.tensor([3, 3])}
+    )
+    assert set(rb.sample()["index"].tolist()) == {0, 1, 4, 6, 7}
 
 
 def test_the_version_can_be_nested_large_or_a_float() -> None:
