@@ -54,7 +54,7 @@ def drive(folder: Path) -> None:
     try:
         rref.rpc_sync().extend(torch.zeros(3))
     except TypeError as error:
-        check("KindError" in str(error) and "takes TensorDicts" in str(error))
+        check("NoTensorDictError" in str(error) and "takes TensorDicts" in str(error))
     else:
         check(False)
     rref.rpc_sync().dumps(str(folder / "saved"))
