@@ -328,7 +328,7 @@ def restore_rows(saved: dict[str, Any], storage: Storage, checkpointer: Any = No
         rows = hook(rows, out=None)
     shape = (count,) if storage.ndim == 1 else (count // num_envs, num_envs)
     columns = _columns(rows, note, shape, saved, mine)
-    plain = {key: value for key, value in saved.items() if key != "hooked"}
+    plain = {key: value for key, value in saved.items() if key not in {"hooked", "codec"}}
     return {**plain, "columns": columns, "single_copy": None}
 
 

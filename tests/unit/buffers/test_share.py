@@ -280,7 +280,7 @@ def write_first(rb: ReplayBuffer, first: int, pipe: Any) -> None:
     except SchemaError as error:
         pipe.send(str(error))
     else:
-        pipe.send(rb.sample(16)["id"].tolist())
+        pipe.send(rb.sample()["id"].tolist())
 
 
 @KIND
@@ -358,7 +358,7 @@ def test_threads_that_see_the_first_rows_of_another_process() -> None:
         try:
             while not len(rb):
                 pass
-            check_rows(rb.sample(4))
+            check_rows(rb.sample())
         except BaseException as error:
             failed.append(error)
 

@@ -76,6 +76,7 @@ def steps(first: int, count: int, envs: int = 0) -> TensorDict:
 
 
 def assert_same(one: Any, other: Any) -> None:
+    """Compare rows and cursors of two buffers or storages."""
     ours, theirs = one[:], other[:]
     assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
     for key in ours.keys(True, True):
@@ -137,6 +138,31 @@ def test_layouts_hold_observations_once(tmp_path: Path) -> None:
     assert flat == [("obs (converted by hooks)", 24)]
     assert rows["NestedStorageCheckpointer"] == rows["FlatStorageCheckpointer"]
     assert ("next.obs", 20) in rows["TensorStorageCheckpointer"]
+
+
+def images(first: int, count: int) -> TensorDict:
+    """Rows of wide fields, whose observation under `next` is that of the following row."""
+    number = torch.arange(first, first + count)
+    ends = (number % 5 == 4).reshape(-1, 1, 1, 1)
+    shown = number.to(torch.uint8).reshape(-1, 1, 1, 1).expand(count, 3, 16, 16)
+    after = torch.where(ends, shown + 100, shown + 1)
+    return TensorDict({"obs": shown.clone(), "next": {"obs": after, "done": ends.reshape(-1, 1)}}, [count])
+
+
+@pytest.mark.parametrize("options", [{"codec": "zlib"}, {"single_copy": True}, {"packed": False}])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_forms_of_rows_and_incremental_saves(
+    layout: Callable[[], StorageCheckpointerBase], options: dict[str, Any], tmp_path: Path
+) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(20, **options), checkpointer=layout())
+    rb.extend(images(0, 25))
+    rb.dumps(tmp_path / "saved")
+    rb.extend(images(25, 3))
+    rb.dumps(tmp_path / "saved", incremental=True)
+    for kept in (options, {}):
+        other = ReplayBuffer(storage=LazyTensorStorage(20, **kept), checkpointer=layout())
+        other.loads(tmp_path / "saved")
+        assert_same(rb, other)
 
 
 def test_layouts_do_not_mix(tmp_path: Path) -> None:
