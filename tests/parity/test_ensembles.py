@@ -259,3 +259,55 @@ def test_indices_of_parts(both: Both) -> None:
             note.rows(f"{which}, {rows_of}", lambda: rb.storage[which, rows_of])
 
     both(script)
+
+
+def _tracked(lib: Any, **options: Any) -> Any:
+    def member() -> Any:
+        writer = lib.TensorDictRoundRobinWriter(track_generations=True)
+        return lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(4), writer=writer, **options)
+
+    return lib.ReplayBufferEnsemble(member(), member(), routing_key="task")
+
+
+def _tasks(count: int, **fields: Any) -> TensorDict:
+    return TensorDict({"task": torch.arange(count) % 2, "obs": torch.arange(count), **fields}, [count])
+
+
+def test_updates_of_routed_rows(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = _tracked(lib)
+        names = rb.extend(_tasks(5, version=torch.ones(5)))
+        index, generation = names.select("index", "buffer_ids"), names["index_generation"]
+
+        def update(**options: Any) -> Any:
+            found = rb.update_if_present(index=index, generation=generation, **options)
+            return found.updated, found.version_rejected
+
+        note("all", lambda: update(patch={"obs": torch.arange(10, 15)}))
+        rb.extend(_tasks(6, version=torch.ones(6)))
+        note("some", lambda: update(patch={"obs": torch.arange(20, 25)}))
+        versions = torch.tensor([0.0, 2, 0, 2, 2])
+        note("versions", lambda: update(patch={}, version_key="version", version=versions))
+        note("one version", lambda: update(patch={}, version_key="version", version=3.0, require_newer=True))
+        note.rows("rows", lambda: [rb[i][:] for i in (0, 1)])
+        for name, patch in {"no field": {"x": torch.zeros(5)}, "dtype": {"obs": torch.zeros(5)}}.items():
+            note.refusal(name, lambda: update(patch=patch))
+        note.refusal("half of the versions", lambda: update(patch={}, version=3.0))
+        note("not routed", lambda: rb.update_if_present(index=names["index"], generation=generation, patch={}))
+
+    both(script)
+
+
+def test_ends_of_streams(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        off = torch.zeros(6, 1, dtype=torch.bool)
+        for truncated in (True, False):
+            rb = _tracked(lib, sampler=lib.SliceSampler(slice_len=1, end_key=("next", "done")))
+            flags = {"done": off, "terminated": off.clone()} | ({"truncated": off.clone()} if truncated else {})
+            rb.extend(_tasks(6, next=TensorDict(flags, [6])))
+            note("ended", lambda: rb.end_streams())
+            note.rows("rows", lambda: [rb[i][:] for i in (0, 1)])
+        note("equal keys", lambda: rb.end_streams(truncated_key=("next", "done")))
+        note("no slices", lambda: _tracked(lib).end_streams())
+
+    both(script)

@@ -10,7 +10,7 @@ from ostinato.buffers.checkpoint.state import ensemble_state, own_ensemble_copy
 from ostinato.buffers.mixing import Member, Mixer, locked, show_names, update_from_batch, update_members
 from ostinato.buffers.options import check_generator, check_not_shared, check_prefetch, check_size, own, positive
 from ostinato.buffers.replay import ReplayBuffer
-from ostinato.buffers.routed_writes import check_route, require_route, write_rows
+from ostinato.buffers.routed_writes import check_route, require_route, update_rows, write_rows
 from ostinato.buffers.stats import BufferStats, combine
 from ostinato.buffers.streams import end_streams
 from ostinato.core import kinds
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.core.episodes.keys import Key
     from ostinato.samplers.ensemble import WhenEmpty
 
@@ -404,6 +405,45 @@ class ReplayBufferEnsemble:
             ranked = update_priority is not False
             return write_rows(self._mixer.members, route, self.transform, data, ranked=ranked)
 
+    def update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any = None,
+        patch: Any = None,
+        version_key: Key | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+        priority: Any = None,
+    ) -> ConditionalUpdateResult:
+        """Write fields of rows that are still the rows that were sampled or written, each in its member.
+
+        The arguments for all members are checked before the first row is changed; see `ReplayBuffer.update_if_present`
+        for them, and for the errors.
+
+        Args:
+            index: what `extend` returned, a sample or its info, or a dict or TensorDict of `index` and `buffer_ids`.
+            generation: `index_generation` of the same rows; None takes that of a sample.
+            patch: values `[*B, *shape]` of stored fields by name, `B` the shape of `buffer_ids`.
+            version_key: stored field of one number for each row, which is compared with `version`.
+            version: one number, or one for each row, `[*B]`.
+            require_newer: change a row only if `version` is larger.
+            priority: also set the priorities of the rows that are changed.
+
+        Returns:
+            Which rows were changed, `[*B]`, and how many were not.
+        """
+        return update_rows(
+            self._mixer.members,
+            index,
+            generation,
+            {} if patch is None else patch,
+            version=version,
+            priority=priority,
+            version_key=version_key,
+            require_newer=require_newer,
+        )
+
     def end_streams(
         self,
         *,
@@ -429,8 +469,11 @@ class ReplayBufferEnsemble:
         """
         end_streams(self.members, end_key, terminated_key, truncated_key)
 
-    def empty(self) -> None:
+    def empty(self, empty_write_count: bool = True) -> None:  # noqa: FBT001, FBT002
         """Forget all rows of all members.
+
+        Args:
+            empty_write_count: False lets `write_count` go on.
 
         Raises:
             UsageError: if a member does not allow it; no member is emptied then.
@@ -441,7 +484,7 @@ class ReplayBufferEnsemble:
                 raise UsageError(msg)
         self._mixer.drop()
         for rb in self.members:
-            rb.empty()
+            rb.empty(empty_write_count)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw from another generator from now on, within members too. Draws made ahead are dropped.
@@ -521,6 +564,17 @@ class ReplayBufferEnsemble:
         fixed = self._mixer.prefetch is not None
         data, names = self._mixer.next(check_size(batch_size, self._batch_size, fixed=fixed))
         return (data, show_names(names, as_tensordict=kinds.is_tensordict(data))) if return_info else data
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Whether `sample` would return a batch now: the members that may be drawn have rows for it.
+
+        Args:
+            batch_size: rows; None takes the constructor's.
+
+        Raises:
+            UsageError: if there is no batch size.
+        """
+        return self._mixer.can_draw(check_size(batch_size, self._batch_size, fixed=False))
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches, without end.

@@ -35,6 +35,7 @@ from ostinato.errors import (
     OstinatoError,
     SchemaError,
     SlotError,
+    TooFewRowsError,
     UsageError,
 )
 
@@ -50,8 +51,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Member",
     "Mixer",
+    "as_members",
     "locked",
     "show_names",
+    "unpack",
     "update_from_batch",
     "update_members",
 ]
@@ -145,8 +148,8 @@ class Member:
         """
         engine = self.engine
         with engine.lock:
-            before = engine.ring.written
             placement = engine.write(rows, 1, ranked=ranked)
+            before = engine.ring.written - placement.total  # rows that leave (`max_bytes`) renumber the others
             slots = placement.positions(engine.storage.device)
             written = slice(None) if isinstance(placement, Run) else placement.rows
             generations = torch.zeros_like(slots)
@@ -170,6 +173,11 @@ class Member:
     def loaded(self) -> None:
         """Drop batches made ahead: a state was loaded, and their rows are gone."""
         self._pipeline.forget()
+
+
+def _no_rows(error: OstinatoError) -> bool:
+    """Whether a member raised because it has no row to draw; one with too few rows for a full batch is not left out."""
+    return isinstance(error, EmptyBufferError) and not isinstance(error, TooFewRowsError)
 
 
 def _joined(draws: Sequence[Draw]) -> Draw:
@@ -207,10 +215,10 @@ def update_members(members: Sequence[Member], index: Any, priority: Any, generat
     if priority is None:
         msg = "update_priority() needs the new priorities: update_priority(sample, priority)"
         raise UsageError(msg)
-    index, ids, generations = _unpack(index, generation)
+    index, ids, generations = unpack(index, generation)
     envs = 1 if members[0].buffer.storage.ndim > 1 else 0
     lead = index.shape[: index.ndim - envs]
-    ids = _as_members(ids, lead, len(members))
+    ids = as_members(ids, lead, len(members))
     index = index.reshape(-1, *index.shape[len(lead) :])
     values = read_priorities(priority, lead)
     generations = None if generations is None else read_integers("generation", generations).reshape(-1)
@@ -232,7 +240,7 @@ def update_from_batch(members: Sequence[Member], batch: Any) -> None:
     ranked = _ranked(members)
     if not ranked:
         return
-    index, ids, generations = _unpack(batch, None)
+    index, ids, generations = unpack(batch, None)
     ndim = members[0].buffer.storage.ndim
     lead = min(2, ids.ndim)
     owner = ids.reshape(-1, ids.shape[lead:].numel())[:, 0]
@@ -280,7 +288,7 @@ def _write(members: Sequence[Member], changes: dict[int, tuple[Any, Any, Any]]) 
             engine.update_priorities(update)
 
 
-def _unpack(sample: Any, given: Any) -> tuple[Tensor, Tensor, Any]:
+def unpack(sample: Any, given: Any) -> tuple[Tensor, Tensor, Any]:
     """Return index, members and generations of a sample, of its info, or of the `index` in one of them."""
     found = sample
     if _has(found, "index") and _is_tree(found["index"]):
@@ -301,7 +309,7 @@ def _has(data: Any, key: str) -> bool:
     return _is_tree(data) and key in data.keys()  # noqa: SIM118 (a TensorDict iterates over rows)
 
 
-def _as_members(ids: Tensor, lead: torch.Size, count: int) -> Tensor:
+def as_members(ids: Tensor, lead: torch.Size, count: int) -> Tensor:
     """Return one member for each row, `[rows]`; one for each part of the batch, `[parts]`, will do."""
     if ids.shape != lead[: ids.ndim]:
         msg = f"buffer_ids must have the shape {list(lead)} of the index, or {list(lead[:1])}, got {list(ids.shape)}"
@@ -429,6 +437,31 @@ class Mixer:
                 raise
             return Mix(chosen, tickets, rng if ahead else None)
 
+    def can_draw(self, size: int) -> bool:
+        """Whether a draw of `size` rows does not raise, whichever members are chosen."""
+        sampler = self.sampler
+        if size % sampler.num_buffer_sampled:
+            return False
+        with self.lock, locked(self.members):
+            if self.pending:
+                return True
+            shares = (
+                sampler.p
+                if isinstance(sampler.p, Tensor)
+                else torch.ones(len(self.members), dtype=torch.float64, device="cpu")
+            )
+            able = []
+            for share, member in zip(shares.tolist(), self.members, strict=True):
+                try:
+                    member.check_draw(size // sampler.num_buffer_sampled, self.generator)
+                except OstinatoError as error:
+                    if share > 0 and not _no_rows(error):
+                        return False
+                    able += [False] if share > 0 else []
+                else:
+                    able += [True] if share > 0 else []
+            return any(able) if sampler.when_empty == "renormalize" or sampler.p == "sampleable" else all(able)
+
     def _choose(self, rows: int) -> list[int]:
         """Choose the members of the next batch; all of them can draw `rows` rows, else nothing has changed but chance.
 
@@ -442,10 +475,11 @@ class Mixer:
             held.append(len(member.engine.storage))
             try:
                 member.check_draw(rows, self.generator)
-            except EmptyBufferError:
-                held[i] = 0
             except OstinatoError as error:
-                refusals[i] = error
+                if _no_rows(error):
+                    held[i] = 0
+                else:
+                    refusals[i] = error
         chosen = self.sampler.choose(held, self.generator)
         for i in chosen:
             if i in refusals:

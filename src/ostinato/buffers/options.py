@@ -50,6 +50,7 @@ __all__ = [
     "require_collections",
     "swap_dims",
     "warn_of_batch",
+    "warn_of_info",
     "warn_of_sampler",
     "warn_of_size",
 ]
@@ -151,7 +152,7 @@ def check_dim(dim: int, ndim: int) -> int:
         OptionError: if it is neither 0 nor 1.
     """
     if dim not in (0, 1) or isinstance(dim, bool):
-        msg = f"dim_extend must be 0 or 1 (storage.ndim is {ndim}), got {dim!r}"
+        msg = f"dim_extend must be a positive value or 0: 0 or 1 (storage.ndim is {ndim}), got {dim!r}"
         raise OptionError(msg)
     return dim
 
@@ -367,6 +368,16 @@ def warn_of_sampler(sampler: Sampler) -> None:
     """Warn that a sampler has no priorities to update."""
     warnings.warn(
         f"update_priority() has no effect: {type(sampler).__name__} has no priorities; use PrioritizedSampler",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def warn_of_info(include_info: object) -> None:
+    """Warn that samples carry their index in any case."""
+    warnings.warn(
+        f"include_info is going to be deprecated in TorchRL, and include_info={include_info!r} has no effect here: "
+        "samples of TensorDict buffers always carry their index; leave it out",
         UserWarning,
         stacklevel=3,
     )

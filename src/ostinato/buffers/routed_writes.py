@@ -1,15 +1,20 @@
-"""Rows written through an ensemble: which member each row goes to, and the write to all members at once."""
+"""Rows written through an ensemble: which member each row goes to, the write to all members, and later updates."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.mixing import Member, locked
+from ostinato.buffers.checks import require_tracking
+from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult, parse_conditional
+from ostinato.buffers.mixing import Member, as_members, locked, unpack
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
+from ostinato.core.rows import map_leaves
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Key
     from ostinato.transforms import Compose
 
-__all__ = ["Route", "check_route", "require_route", "write_rows"]
+__all__ = ["Route", "check_route", "require_route", "update_rows", "write_rows"]
 
 
 class Route(NamedTuple):
@@ -183,3 +188,71 @@ def require_route(route: Route | None, data: Any, verb: str, members: int) -> Ro
         )
         raise UsageError(msg)
     return route
+
+
+# -- updates of rows that were written ---------------------------------------------------------------------------------
+
+
+def update_rows(
+    members: Sequence[Member],
+    index: Any,
+    generation: Any,
+    patch: Any,
+    *,
+    version: Any = None,
+    priority: Any = None,
+    **options: Any,
+) -> ConditionalUpdateResult:
+    """Write fields of rows that are still there, each in its member; see `ReplayBufferEnsemble.update_if_present`.
+
+    The arguments for all members are checked before the first row is changed.
+    """
+    index, ids, generations = unpack(index, generation)
+    lead = index.shape[: index.ndim - (1 if members[0].engine.storage.ndim > 1 else 0)]
+    ids, index = as_members(ids, lead, len(members)), index.reshape(-1, *index.shape[len(lead) :])
+    if not isinstance(generations, Tensor) or generations.numel() != ids.numel():
+        msg = f"generation and routed index metadata must address the same number of records, {ids.numel()}: pass both"
+        raise OptionError(msg)
+    whole = torch.Size(lead)
+
+    def part(value: Any, at: Tensor) -> Any:
+        if kinds.is_tensor_collection(value):
+            return value.reshape(-1)[at.to(value.device or "cpu")]
+        values = value if isinstance(value, Tensor) else np.asarray(value)
+        if tuple(values.shape[: len(whole)]) != tuple(whole):
+            return value  # one for all rows, or of a wrong shape, which the member names
+        flat = values.reshape((-1, *values.shape[len(whole) :]))
+        return flat[at.to(flat.device) if isinstance(flat, Tensor) else at.cpu().numpy()]
+
+    rows = {i: (ids == i).nonzero().flatten() for i in sorted(set(ids.tolist()))}
+    with locked([members[i] for i in rows]):
+        updates = {
+            i: parse_conditional(
+                members[i].engine.storage,
+                members[i].engine.sampler,
+                index[at],
+                generations.reshape(-1)[at.to(generations.device)],
+                map_leaves(patch, partial(part, at=at)),
+                version=None if version is None else part(version, at),
+                priority=None if priority is None else part(priority, at),
+                **options,
+            )
+            for i, at in rows.items()
+        }
+        return _apply(members, updates, rows, whole)
+
+
+def _apply(
+    members: Sequence[Member], updates: dict[int, ConditionalUpdate], rows: dict[int, Tensor], lead: torch.Size
+) -> ConditionalUpdateResult:
+    for i in updates:
+        if not members[i].engine.sampler.prioritized:
+            require_tracking(members[i].engine.writer)
+    updated = torch.zeros(lead.numel(), dtype=torch.bool, device="cpu")
+    rejected = torch.zeros_like(updated) if any(update.versions is not None for update in updates.values()) else None
+    for i, update in updates.items():
+        made = members[i].engine.update_present(update)
+        updated[rows[i].cpu()] = made.updated.cpu().reshape(-1)
+        if rejected is not None and made.version_rejected is not None:
+            rejected[rows[i].cpu()] = made.version_rejected.cpu().reshape(-1)
+    return ConditionalUpdateResult(updated.reshape(lead), None if rejected is None else rejected.reshape(lead))

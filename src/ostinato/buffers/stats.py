@@ -65,6 +65,8 @@ class BufferStats(dict[str, "int | float | bool"]):
     """Batches that are queued, ready or not."""
     initialized: bool = True
     """Whether the parts of the buffer are made."""
+    num_buffers: int = 1
+    """Buffers that are counted: more than one for an ensemble."""
 
     def __post_init__(self) -> None:
         """Fill the dict."""
@@ -134,5 +136,11 @@ def describe(storage: Any) -> BufferStats:
     """Return the counts of a buffer whose parts are not made yet: none, and the capacity of a storage that is given."""
     counts = dict.fromkeys((field.name for field in fields(BufferStats)), 0)
     capacity = storage.capacity if isinstance(storage, Storage) else 0
-    more = {"capacity": capacity, "row_age_mean": math.nan, "draws_per_insert": 0.0, "initialized": False}
+    more = {
+        "capacity": capacity,
+        "row_age_mean": math.nan,
+        "draws_per_insert": 0.0,
+        "initialized": False,
+        "num_buffers": 1,
+    }
     return BufferStats(**{**counts, **more})  # type: ignore[arg-type]

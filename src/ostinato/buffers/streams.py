@@ -75,8 +75,9 @@ def _check(member: ReplayBuffer, number: int, end: Path) -> None:
         ids = storage.scores_at(torch.arange(len(storage), device=storage.device), traj)
         if ids is None or not bool((ids == ids[0]).all()):
             msg = (
-                f"end_streams supports trajectory-keyed slice samplers only if all rows of a buffer have one id: those "
-                f"of member {number} have several under {show_path(traj)}, and new rows may have any of them"
+                "end_streams supports trajectory-keyed slice samplers only if every record of a member carries the "
+                f"same trajectory id: those of member {number} have several under {show_path(traj)}, and new rows may "
+                "have any of them"
             )
             raise UsageError(msg)
 

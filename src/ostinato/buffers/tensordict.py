@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 
-from ostinato.buffers.options import warn_of_sampler
+from ostinato.buffers.options import warn_of_info, warn_of_sampler
 from ostinato.buffers.priority_updates import parse_update, priorities_of_batch, priority_fields
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
-from ostinato.errors import KindError
+from ostinato.errors import KindError, SchemaError
 from ostinato.samplers import PrioritySampler
 from ostinato.writers import TensorDictRoundRobinWriter, Writer
 
@@ -24,6 +24,10 @@ __all__ = ["TensorDictReplayBuffer"]
 
 _OWN_KEYS = ("index", "priority_weight", "index_generation")
 """Keys that the buffer adds to samples; dropped from what is written, so that samples may be written back."""
+
+
+class _NoTensorDictError(KindError, SchemaError):
+    """Rows of another kind; a `TypeError`, and a `ValueError` as TorchRL raises it."""
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -74,10 +78,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _accept(self, data: Any) -> Any:
         if not kinds.holds_collections(data):
             msg = (
-                f"TensorDictReplayBuffer takes TensorDicts (or a list of them), got {type(data).__name__}: use "
-                "ReplayBuffer for other data"
+                f"{type(self).__name__} takes TensorDicts: it only accepts TensorDictBase subclasses or lists of them, "
+                f"got {type(data).__name__}; use ReplayBuffer for other data"
             )
-            raise KindError(msg)
+            raise _NoTensorDictError(msg)
         unit = self._engine.unit
         own = _OWN_KEYS if unit is None or not unit.notes else (*_OWN_KEYS, "anchor_generation", *unit.notes)
         rows = [_without_own(row, own) for row in data] if type(data) is list else _without_own(data, own)
@@ -127,12 +131,17 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self,
         batch_size: int | None = None,
         return_info: bool = False,  # noqa: FBT001, FBT002
-        include_info: bool | None = None,  # noqa: ARG002, FBT001
+        include_info: bool | None = None,  # noqa: FBT001
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Draw a batch; see `ReplayBuffer.sample`. `include_info` has no effect: samples always carry their index."""
+        """Draw a batch; see `ReplayBuffer.sample`.
+
+        `include_info` has no effect but a warning: samples always carry their index.
+        """
+        if include_info is not None:
+            warn_of_info(include_info)
         return super().sample(batch_size, return_info, max_age=max_age, timeout_s=timeout_s)
 
     def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:

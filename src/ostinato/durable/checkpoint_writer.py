@@ -50,7 +50,15 @@ _STATE_PREFIX = "state:"
 _MAX_NAME = 1024
 _LINE_INLINE_BYTES = 2**20
 _LINES_BYTES = 2**20
+_MAPPED_FILE = re.compile(r"block[a-z0-9-]*\.bin|manifest\.json", re.ASCII)
 _OWN_FILE = re.compile(r"[A-Za-z0-9_-]{1,64}\.[0-9a-f]{16}\.bin|manifest\.json\.[0-9a-f]{16}\.tmp", re.ASCII)
+
+
+def _is_mapped_storage(path: Path) -> bool:
+    """Whether a path is the directory of a mapped storage, which may lie inside that of the checkpoints."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return all(_MAPPED_FILE.fullmatch(entry.name) for entry in path.iterdir())
 
 
 @final
@@ -141,6 +149,7 @@ class CheckpointWriter:
         if MANIFEST_NAME in names:
             return
         foreign = sorted(name for name in names if name != LOCK_NAME and not _OWN_FILE.fullmatch(name))
+        foreign = [name for name in foreign if not _is_mapped_storage(root / name)]
         if foreign:
             msg = f"will not save into {root}: it has no checkpoint but other files ({', '.join(foreign[:3])})"
             raise CheckpointError(msg)

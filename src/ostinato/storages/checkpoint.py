@@ -32,6 +32,7 @@ __all__ = [
     "put_items",
     "put_objects",
     "readable",
+    "require_form",
     "restore_rows",
     "restore_storages",
     "save_storage",
@@ -144,7 +145,7 @@ def restore_storages(states: Sequence[dict[str, Any] | None], storages: Sequence
     with readable("this storage"):
         for state, storage in pairs:
             if state is not None:
-                _check_form(state, storage)
+                require_form(state, storage)
                 storage.check_state(state)
     held = [storage.hold(replaced=False) for storage in storages]
     try:
@@ -159,16 +160,25 @@ def restore_storages(states: Sequence[dict[str, Any] | None], storages: Sequence
         raise
 
 
-def _check_form(state: dict[str, Any], storage: Storage) -> None:
-    if state["form"] != storage.form:
-        msg = f"the checkpoint holds rows of the form {state['form']!r}, this storage of {storage.form!r}"
+def require_form(state: dict[str, Any], storage: Storage) -> None:
+    """Check that a state is of a storage that keeps rows in the same form.
+
+    Raises:
+        CheckpointError: naming both forms.
+    """
+    form = state.get("form")
+    if form != storage.form:
+        msg = (
+            f"{type(storage).__name__} loads states of the form {storage.form!r}, got {form!r}: load what state_dict() "
+            "of such a storage returned"
+        )
         raise CheckpointError(msg)
 
 
 def _read_state(reader: CheckpointReader, saved: dict[str, Any], storage: Storage, prefix: str) -> dict[str, Any]:
     """Return a state of a checkpoint; columns are read when they are copied."""
     state = dict(saved)
-    _check_form(state, storage)
+    require_form(state, storage)
     allow = bool(getattr(storage, "allow_pickle", False))
     if "columns" in state:
         names = state["columns"]

@@ -15,6 +15,7 @@ from ostinato.core.records import Run
 from ostinato.core.rows import map_leaves
 from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
 from ostinato.storages.base import Storage, check_capacity, check_device, find_seam
+from ostinato.storages.checkpoint import require_form
 from ostinato.storages.object_columns import owned
 
 if TYPE_CHECKING:
@@ -245,6 +246,7 @@ class ListStorage(Storage):
         Raises:
             CheckpointError: if there are more rows than fit.
         """
+        require_form(state, self)
         self.check_state(state)
         items, seam = list(map(self._moved, state["items"])), self.seam(state)
         self._items = items[seam:] + items[:seam]

@@ -15,6 +15,7 @@ from ostinato.core.records import Picks, Request
 from ostinato.core.rows import Flat, Schema, describe, turn_rows
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, SchemaError, StackError, UsageError
 from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim, copied_rows, find_seam
+from ostinato.storages.checkpoint import require_form
 from ostinato.storages.codec_table import CodecTable, CodedColumn, Encoded, decoded_columns
 from ostinato.storages.late_fields import LateFields
 from ostinato.storages.memory import show_bytes
@@ -720,6 +721,7 @@ class TensorStorage(Storage):
         Raises:
             CheckpointError: if the schema differs, or there are more rows than fit; nothing has changed.
         """
+        require_form(state, self)
         if state["schema"] is None:
             self.clear()
             return

@@ -157,5 +157,5 @@ def test_pinned_memory_without_an_accelerator_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [2, -1, True, "0"])
 def test_dim_extend_is_zero_or_one(wrong: Any) -> None:
-    with pytest.raises(OptionError, match="dim_extend must be 0 or 1"):
+    with pytest.raises(OptionError, match="dim_extend must be a positive value or 0: 0 or 1"):
         buffer("packed", 5, dim_extend=wrong)

@@ -573,6 +573,40 @@ def test_stats_add_up() -> None:
     assert rb.write_count == 20
 
 
+def test_stats_read_as_a_mapping() -> None:
+    rb = ReplayBufferEnsemble(plain(0), plain(0, 0), batch_size=4, p="sampleable", prefetch=2)
+    rb.sample()
+    stats = rb.stats()
+    assert (stats["size"], stats["write_count"], stats["capacity"], stats["utilization"]) == (10, 10, 20, 0.5)
+    assert (stats["num_buffers"], stats["prefetch_queue_size"], stats["initialized"]) == (2, 2, True)
+    assert plain(0).stats()["num_buffers"] == 1
+    rb.empty()
+    assert rb.write_count == 0
+    rb[0].extend({"id": torch.arange(3)})
+    rb.empty(empty_write_count=False)
+    assert (rb.write_count, rb.stats().rows) == (3, 0)
+
+
+def test_whether_a_draw_is_possible() -> None:
+    some, none = plain(0), plain(0, 0)
+    full = ReplayBufferEnsemble(some, none, p=[1, 0])
+    assert full.can_sample(4)
+    assert not full.can_sample(5)
+    assert not ReplayBufferEnsemble(some, none, p=[0, 1]).can_sample(4)
+    for options in ({}, {"sample_from_all": True}, {"p": "sampleable"}):
+        assert ReplayBufferEnsemble(some, none, **options).can_sample(4)
+    strict = ReplayBufferEnsemble(some, none, when_empty="raise", batch_size=4)
+    assert not strict.can_sample()
+    none.extend({"id": torch.arange(2)})
+    assert strict.can_sample()
+    assert strict.sample()["id"].shape == (2, 2)
+    with pytest.raises(UsageError, match="batch_size"):
+        full.can_sample()
+    both = ReplayBufferEnsemble(some, plain(0, sampler=SliceSampler(slice_len=3), episodes=Episodes([])))
+    assert not both.can_sample(8)  # 4 rows are no whole slices of 3
+    assert both.can_sample(12)
+
+
 # -- priorities ----------------------------------------------------------------------------------------------
 
 

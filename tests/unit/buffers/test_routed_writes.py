@@ -18,7 +18,10 @@ from ostinato import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     ReservoirWriter,
+    SamplerWithoutReplacement,
+    SliceSampler,
     TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
 )
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 
@@ -233,3 +236,134 @@ def test_transforms_that_hold_rows_back() -> None:
     assert whole.extend(rows([1, 2])).batch_size == (0,)
     assert whole.extend(rows([1, 2], 5))["buffer_ids"].tolist() == [1]
     assert ids(whole[1]) == [5]
+
+
+# -- updates of rows that were written -----------------------------------------------------------------------------
+
+
+def tracked(members: int = 2, capacity: int = 4, **options: Any) -> ReplayBufferEnsemble:
+    def writer() -> TensorDictRoundRobinWriter:
+        return TensorDictRoundRobinWriter(track_generations=True)
+
+    rbs = [TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), writer=writer()) for _ in range(members)]
+    return ReplayBufferEnsemble(*rbs, routing_key="task", **options)
+
+
+def test_updates_reach_the_rows_that_are_still_there() -> None:
+    rb = tracked()
+    names = rb.extend(rows([0, 1, 0]))
+    result = rb.update_if_present(
+        index=names, generation=names["index_generation"], patch={"id": torch.tensor([10, 11, 12])}
+    )
+    assert result.updated.tolist() == [True, True, True]
+    assert [ids(member) for member in rb.members] == [[10, 12], [11]]
+    rb.extend(rows([0, 0, 0], 50))  # replaces the first row of member 0
+    result = rb.update_if_present(
+        index=names, generation=names["index_generation"], patch=TensorDict({"id": torch.tensor([20, 21, 22])}, [3])
+    )
+    assert result.updated.tolist() == [False, True, True]
+    assert result.stale_count == 1
+    assert [ids(member) for member in rb.members] == [[52, 22, 50, 51], [21]]
+
+
+def test_updates_of_samples_with_versions_and_nested_fields() -> None:
+    rb = tracked(capacity=8, batch_size=4, sample_from_all=True)
+    for member in rb.members:
+        member.set_sampler(SamplerWithoutReplacement())  # no slot twice in a batch
+    data = rows([0, 1] * 6).set("state", TensorDict({"h": torch.zeros(12, 2)}, [12]))
+    rb.extend(data.set("version", torch.ones(12, dtype=torch.int64)))
+    batch = rb.sample()
+    names = {"index": batch["index", "index"], "buffer_ids": batch["index", "buffer_ids"]}
+    generations = torch.stack(
+        [member.writer.generations_of(at) for member, at in zip(rb.members, names["index"], strict=True)]
+    )
+    values = torch.arange(8.0).view(2, 2, 2) + 1
+    version = torch.tensor([[2, 2], [0, 0]])
+    result = rb.update_if_present(
+        index=names,
+        generation=generations,
+        patch={("state", "h"): values},
+        version_key="version",
+        version=version,
+    )
+    assert result.updated.shape == (2, 2)
+    assert not result.updated[1].any()
+    assert result.version_rejected is not None
+    assert result.version_rejected.tolist() == [[False, False], [True, True]]
+    stored = rb[0][:]["state", "h"]
+    slots = names["index"][0].tolist()
+    assert torch.equal(stored[slots[1]], values[0, 1])
+    assert (rb[1][:]["state", "h"] == 0).all()
+
+
+def test_updates_that_a_member_refuses_change_no_member() -> None:
+    rb = tracked()
+    names = rb.extend(rows([0, 1]))
+    rb[1].empty()
+    rb[1].extend(TensorDict({"task": torch.tensor([1]), "id": torch.tensor([5])}, [1]))
+    generation = names["index_generation"]
+    for patch in ({"other": torch.zeros(2)}, {"id": torch.zeros(2)}, {"id": torch.zeros(3, dtype=torch.int64)}):
+        with pytest.raises(SchemaError):
+            rb.update_if_present(index=names, generation=generation, patch=patch)
+    with pytest.raises(OptionError, match="same number of records"):
+        rb.update_if_present(index=names, generation=generation[:1], patch={})
+    with pytest.raises(KindError, match="buffer_ids"):
+        rb.update_if_present(index=names["index"], generation=generation, patch={})
+    assert [ids(member) for member in rb.members] == [[0], [5]]
+
+
+def streams(*lengths: int, **options: Any) -> ReplayBufferEnsemble:
+    members = []
+    for length in lengths:
+        sampler = SliceSampler(slice_len=2, end_key=("next", "done"), **options)
+        writer = TensorDictRoundRobinWriter(track_generations=True)
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, writer=writer)
+        off = torch.zeros(length, 1, dtype=torch.bool)
+        after = {"done": off, "terminated": off.clone(), "truncated": off.clone()}
+        if length:
+            rb.extend(TensorDict({"t": torch.zeros(length), "next": after}, [length]))
+        members.append(rb)
+    return ReplayBufferEnsemble(*members)
+
+
+def test_the_newest_row_of_each_member_ends_its_episode() -> None:
+    rb = streams(3, 0, 8)
+    rb[2].extend(rb[2][:2])  # the newest row is in slot 1
+    before = [rb[i].writer.generations_of(torch.arange(len(rb[i]))).tolist() for i in (0, 2)]
+    rb.end_streams()
+    assert rb[0][:]["next", "done"].flatten().tolist() == [False, False, True]
+    assert rb[2][:]["next", "done"].flatten().nonzero().flatten().tolist() == [1]
+    for i in (0, 2):
+        assert torch.equal(rb[i][:]["next", "truncated"], rb[i][:]["next", "done"])
+        assert not rb[i][:]["next", "terminated"].any()
+    assert [rb[i].writer.generations_of(torch.arange(len(rb[i]))).tolist() for i in (0, 2)] == before
+    assert rb[0].write_count == 3
+    rb[0].extend(rb[0][:3])
+    pairs = rb[0].sample(400)["index"].view(-1, 2)
+    assert {2, 3} not in map(set, pairs.tolist())
+
+
+def test_a_terminated_row_is_not_truncated() -> None:
+    rb = streams(3)
+    rb[0].set_at_(("next", "terminated"), torch.tensor([[True]]), [2])
+    rb.end_streams()
+    assert rb[0][:]["next", "done"].flatten().tolist() == [False, False, True]
+    assert not rb[0][:]["next", "truncated"].any()
+
+
+def test_streams_that_cannot_be_ended_change_no_member() -> None:
+    rb = streams(3)
+    plain = TensorDictReplayBuffer(storage=LazyTensorStorage(8))
+    plain.extend(rb[0][:])
+    with pytest.raises(UsageError, match="end_streams requires one-dimensional"):
+        ReplayBufferEnsemble(rb[0], plain).end_streams()
+    with pytest.raises(UsageError, match="end_streams requires"):
+        rb.end_streams(end_key="done")
+    with pytest.raises(OptionError, match="distinct"):
+        rb.end_streams(truncated_key=("next", "done"))
+    several = streams(3, traj_key="t")
+    several[0].set_at_("t", torch.tensor([1.0]), [0])
+    with pytest.raises(UsageError, match="same trajectory id"):
+        several.end_streams()
+    assert not rb[0][:]["next", "done"].any()
+    assert not several[0][:]["next", "done"].any()

@@ -233,3 +233,14 @@ def test_insert_index_is_that_of_the_next_add() -> None:
         writer.get_insert_index(TensorDict({"key": torch.ones(2, 2)}, [2, 2]))
     with pytest.raises(KeyMissingError, match="rank"):
         writer.get_insert_index(TensorDict({"x": torch.ones(())}, []))
+
+
+def test_other_data_and_include_info_of_tensordict_buffers() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    for error in (KindError, ValueError):
+        with pytest.raises(error, match="only accepts TensorDictBase subclasses"):
+            rb.extend(torch.zeros(3))
+    rb.extend(TensorDict({"a": torch.arange(10)}, [10]))
+    for given in (True, False):
+        with pytest.warns(UserWarning, match="include_info is going to be deprecated"):
+            assert "index" in rb.sample(include_info=given)

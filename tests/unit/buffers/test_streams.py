@@ -86,7 +86,7 @@ def test_one_id_for_all_rows_is_one_stream() -> None:
     ReplayBufferEnsemble(rb).end_streams()
     assert newest(rb)["done"]
     rb.extend(steps(3, 1).set("env", torch.tensor([8])))
-    with pytest.raises(UsageError, match="only if all rows of a buffer have one id"):
+    with pytest.raises(UsageError, match="only if every record of a member carries the same"):
         ReplayBufferEnsemble(rb).end_streams()
 
 

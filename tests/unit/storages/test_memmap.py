@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import LazyMemmapStorage, ReplayBuffer
+from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from ostinato.errors import (
     CheckpointError,
     DamagedFileError,
@@ -56,7 +56,7 @@ def test_another_process_opens_the_flushed_storage(tmp_path: Path) -> None:
     rb.extend({"a": torch.arange(9), "b": torch.zeros(9, 300), "c": torch.ones(9, dtype=torch.bool)})
     storage.flush()
     code = (
-        "from ostinato import LazyMemmapStorage, ReplayBuffer\n"
+        "from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer\n"
         f"rb = ReplayBuffer(storage=LazyMemmapStorage(7, scratch_dir={str(tmp_path / 's')!r}, existsok=True))\n"
         "print(rb[:]['a'].tolist(), bool((rb[:]['b'] == 0).all()), rb[:]['c'].tolist(), rb.cursor)\n"
     )
@@ -359,3 +359,23 @@ def test_saving_to_its_own_directory_copies_nothing(tmp_path: Path) -> None:
     again[0] = torch.tensor(7)
     with pytest.raises(UsageError, match="since the last flush"):
         again.loads(tmp_path / "s")
+
+
+def test_a_checkpoint_directory_may_contain_the_mapped_files(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=tmp_path / "dump" / "storage"))
+    rb.extend(torch.arange(3))
+    for _ in range(2):
+        rb.dumps(tmp_path / "dump")
+    again = ReplayBuffer(storage=LazyTensorStorage(5))
+    again.loads(tmp_path / "dump")
+    assert again[:].tolist() == [0, 1, 2]
+    rb.storage[0] = torch.tensor(7)
+    assert torch.from_file(str(tmp_path / "dump" / "storage" / "block0.bin"), size=3, dtype=torch.int64).tolist() == [
+        7,
+        1,
+        2,
+    ]
+    (tmp_path / "dump" / "storage" / "notes.txt").write_text("mine")
+    (tmp_path / "dump" / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="other files"):
+        rb.dumps(tmp_path / "dump")

@@ -159,6 +159,17 @@ def test_a_load_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         ReplayBuffer(storage=LazyTensorStorage(4)).loads(tmp_path / "s")
 
 
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_a_state_of_something_else_changes_nothing(make: Callable[[int], Storage]) -> None:
+    storage, other = make(4), LazyTensorStorage(4) if make is ListStorage else ListStorage(4)
+    storage.set(range(2), torch.arange(2))
+    other.set(range(2), torch.arange(2))
+    for state in (other.state_dict(), {"_storage": {}, "_len": 2}):
+        with pytest.raises(CheckpointError, match="form"):
+            storage.load_state_dict(state)
+    assert [int(row) for row in storage] == [0, 1]
+
+
 def test_a_damaged_file_is_found_before_rows_change(tmp_path: Path) -> None:
     storage = LazyTensorStorage(4)
     storage.set(range(3), torch.arange(3))

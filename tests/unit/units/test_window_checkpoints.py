@@ -44,6 +44,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "reset": lambda: {"sample_unit": SequenceUnit(3, "include_reset")},
     "strict": lambda: {"sample_unit": SequenceUnit(3, "strict")},
     "hindsight": lambda: {"sample_unit": Hindsight(reward_of, her_ratio=0.5)},
+    "hindsight-exact": lambda: {"sample_unit": Hindsight(reward_of, her_ratio=0.5, exact_ratio=True, next_goals=False)},
     "hindsight-random": lambda: {"sample_unit": Hindsight(reward_of, strategy="random")},
     "chain": lambda: {"sample_unit": [FrameStack(2, ["obs"]), NStep(2, 0.9)]},
     "windows-of-goals": lambda: {"sample_unit": [SequenceUnit(2), Hindsight(reward_of)]},
