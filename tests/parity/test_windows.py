@@ -281,7 +281,32 @@ def _small(lib: Any) -> int:
     return len(filled(lib, episodes(3), 1, capacity=3, sample_unit=lib.Sequence(5)).sample()["obs"])
 
 
+def _fragments(lib: Any, steps: list[int]) -> list[tuple[int, ...]]:
+    """Every pair of rows that slices of one trajectory, written with these steps, consist of."""
+    data = TensorDict({"traj": torch.zeros(len(steps), dtype=torch.int64), "step": torch.tensor(steps)}, [len(steps)])
+    sampler = lib.SliceSampler(slice_len=2, traj_key="traj", step_key="step", fragmented=True)
+    found = filled(lib, data, 200, sampler=sampler).sample()["step"].view(-1, 2).tolist()
+    return sorted({tuple(pair) for pair in found})
+
+
+def _both_ways(lib: Any) -> object:
+    return lib.SamplerWithoutReplacement(replacement=True).drop_last
+
+
 DIFFERENCES = [
+    Difference(
+        "steps are in the order of writing",
+        lambda lib: _fragments(lib, [0, 1, 4, 3, 2]),
+        [(0, 1), (1, 2), (2, 3), (3, 4)],
+        [(0, 1)],
+    ),
+    Difference(
+        "a step that comes again begins a new episode",
+        lambda lib: _fragments(lib, [0, 1, 0, 1]),
+        Fails("RuntimeError"),
+        [(0, 1)],
+    ),
+    Difference("an option that contradicts the class is refused", _both_ways, False, Fails("OptionError")),
     Difference(
         "an episode that was only truncated ends",
         _only_truncated,

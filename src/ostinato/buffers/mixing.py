@@ -148,8 +148,8 @@ class Member:
         """
         engine = self.engine
         with engine.lock:
-            before = engine.ring.written
             placement = engine.write(rows, 1, ranked=ranked)
+            before = engine.ring.written - placement.total  # rows that leave (`max_bytes`) renumber the others
             slots = placement.positions(engine.storage.device)
             written = slice(None) if isinstance(placement, Run) else placement.rows
             generations = torch.zeros_like(slots)

@@ -89,7 +89,7 @@ class MappedMemory:
         self._numbers: dict[Path, int] = {}
         self.directory = Path(tempfile.mkdtemp(prefix="ostinato-") if scratch_dir is None else scratch_dir)
         if self._removes:  # when it is dropped, and at the end of the process
-            weakref.finalize(self, _remove_files, self.directory, self._numbers, os.getpid())
+            weakref.finalize(self, _remove_files, self.directory, self._numbers, os.getpid(), own=self.temporary)
 
     def check(self, nbytes: int) -> None:
         """Compare with the free space of the disk.
@@ -132,7 +132,7 @@ class MappedMemory:
 
     def remove(self) -> bool:
         """Remove the files, and their directory if it is empty then; return whether there were some."""
-        return _remove_files(self.directory, self._numbers, os.getpid())
+        return _remove_files(self.directory, self._numbers, os.getpid(), own=self.temporary)
 
     def must_exist(self, sizes: dict[str, int]) -> None:
         """Check the files of a directory that is opened again.
@@ -155,13 +155,19 @@ class MappedMemory:
                 raise DamagedFileError(msg)
 
 
-def _remove_files(directory: Path, numbers: dict[Path, int], process: int) -> bool:
+def _remove_files(directory: Path, numbers: dict[Path, int], process: int, *, own: bool) -> bool:
     """Remove the files of a mapped storage, unless this is a forked child of the process that made them.
 
-    Files of the same names that another storage has put in their place are left.
+    Files of the same names that another storage has put in their place are left. A directory of its `own` goes with all
+    files, those that other processes have made in it too.
     """
     if os.getpid() != process:
         return False
+    if own:
+        numbers.clear()
+        existed = directory.exists()
+        shutil.rmtree(directory, ignore_errors=True)
+        return existed
     mine = [path for path, number in numbers.items() if path.exists() and path.stat().st_ino == number]
     numbers.clear()
     if mine:

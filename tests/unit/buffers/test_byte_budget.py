@@ -18,10 +18,12 @@ from ostinato import (
     PrioritizedSampler,
     QueueSampler,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
     TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
 )
 from ostinato.errors import CapacityError, OptionError, StorageMemoryError
 from ostinato.protocols import Draw
@@ -258,6 +260,55 @@ def test_python_objects_and_late_fields_follow() -> None:
             assert torch.equal(rb["late"], rb["id"] * 2)
         assert rb["text"] == [f"row {i}" for i in rb["id"].tolist()]
     assert len(rb) < 140
+
+
+def test_policy_versions_follow() -> None:
+    rb, start = buffer(version_key="version"), 0
+    for step in range(25):
+        rb.extend({**rows(start, 6), "version": torch.full((6,), step // 5)})
+        start += 6
+        batch = rb.sample(max_age=1)
+        assert (batch["version"] >= step // 5 - 1).all()
+        check_rows(batch)
+    assert len(rb) < start
+
+
+def test_generations_of_rows_that_an_ensemble_writes() -> None:
+    members = [
+        TensorDictReplayBuffer(
+            storage=LazyTensorStorage(1000, codec="zlib", max_bytes=BUDGET), sampler=PrioritizedSampler(1000, 1.0, 1.0)
+        )
+        for _ in range(2)
+    ]
+    both = ReplayBufferEnsemble(*members, batch_size=4, routing_key="to")
+    for start in range(0, 300, 10):
+        data = TensorDict({**rows(start, 10), "to": torch.arange(10) % 2}, [10])
+        written = both.extend(data)
+        both.update_priority(written, torch.arange(1.0, 11.0))
+        for i, member in enumerate(members):
+            mine = written["buffer_ids"] == i
+            index = written["index"][mine]
+            assert torch.equal(member[index]["id"], data["id"][mine])
+            assert torch.equal(member._engine.ring.generations(index), written["index_generation"][mine])
+            priorities = member.sampler.state_dict()["priorities"][written["index"][mine]]
+            assert torch.equal(priorities, torch.arange(1.0, 11.0)[mine].double())
+    assert all(len(member) < 150 for member in members)
+
+
+def test_a_load_that_fails_restores_the_rows(tmp_path: Path) -> None:
+    rb = buffer()
+    for start in range(0, 80, 8):
+        rb.extend(rows(start, 8))
+    before = rb[:]
+    other = buffer()
+    other.extend(rows(300, 8))
+    other.dumps(tmp_path)
+    restore = rb.storage.hold(replaced=False)
+    rb.storage.load_state_dict(other.storage.state_dict())
+    assert rb.storage[:]["id"].tolist() == list(range(300, 308))
+    restore()
+    assert torch.equal(rb.storage[:]["id"], before["id"])
+    assert torch.equal(rb.storage[:]["obs"], before["obs"])
 
 
 def test_a_batch_beyond_the_budget_changes_nothing() -> None:

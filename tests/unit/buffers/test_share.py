@@ -393,6 +393,20 @@ def test_temporary_files_are_removed_by_their_owner_alone() -> None:
     assert not directory.exists()
 
 
+def test_temporary_files_of_another_process_are_removed_too() -> None:
+    rb = private("files", 100).share()
+    directory: Any = rb.storage.scratch_dir  # type: ignore[attr-defined]
+    mine, other = multiprocessing.get_context("fork").Pipe()
+    child = start(write_first, rb, 0, other)
+    mine.send("now")
+    end(child)
+    assert list(directory.iterdir())
+    held = [rb]  # this process has never looked at the rows
+    del rb
+    forget(held)
+    assert not directory.exists()
+
+
 def test_rows_of_a_directory_are_shared_and_saved(tmp_path: Path) -> None:
     directory = tmp_path / "files"
     storage = LazyMemmapStorage(8, scratch_dir=directory)

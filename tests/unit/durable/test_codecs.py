@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import bz2
+import os
+import subprocess
 import sys
 import threading
 import zlib
@@ -107,6 +109,22 @@ def test_threads_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert map_in_threads(double, range(100), 3 << 20) == list(range(0, 200, 2))
     assert len(seen) == 3
     assert map_in_threads(lambda part: [2 * i for i in part], range(7), 3) == list(range(0, 14, 2))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_makes_threads_of_its_own() -> None:
+    script = (
+        "import os\n"
+        "from ostinato.durable import codecs\n"
+        "codecs._pool.workers = 2\n"
+        "work = lambda: codecs.map_in_threads(lambda part: [2 * i for i in part], range(9), 2 << 20)\n"
+        "assert work() == list(range(0, 18, 2))\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(0 if work() == list(range(0, 18, 2)) else 1)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,17 @@ def test_images_single_tensors_and_environments(tmp_path: Path) -> None:
     assert sorted(found) == [[0, 1, 2, 3], [4, 5], [6, 7]]
 
 
+def test_compressed_images(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(20, codec={"pixels": "zlib", "done": "zlib"}))
+    pixels = torch.zeros(6, 3, 16, 16, dtype=torch.uint8) + torch.arange(6, dtype=torch.uint8)[:, None, None, None]
+    rb.extend({"pixels": pixels, "reward": torch.ones(6), "done": torch.arange(6) == 2})
+    rb.dumps(tmp_path / "a")
+    source = SavedBuffer(tmp_path / "a")
+    assert [source.extent(index)[0] for index in range(len(source.ids))] == [3, 3]
+    shown = read_frame(source, Position(1, 1))
+    assert read_stamp(shown.current.pictures[0].pixels) == (4, 4, 4)
+
+
 def test_single_copy_and_late_fields(tmp_path: Path) -> None:
     storage = LazyTensorStorage(20, single_copy=True)
     rb = ReplayBuffer(storage=storage)
