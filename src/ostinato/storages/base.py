@@ -602,8 +602,8 @@ def check_ndim(ndim: object) -> int:
     """
     if ndim not in (1, 2) or isinstance(ndim, bool):
         msg = (
-            f"ndim must be 1 (rows) or 2 (time x environments), got {ndim!r}: episodes and windows run along time within "
-            "one environment, so flatten further batch dimensions into that of environments"
+            f"ndim must be 1 (rows) or 2 (time x environments), got {ndim!r}: episodes run along time within one "
+            "environment, so flatten further batch dimensions into that of environments"
         )
         raise OptionError(msg)
     return int(ndim)
