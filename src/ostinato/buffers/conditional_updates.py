@@ -234,7 +234,7 @@ def _as_path(key: Any) -> Path:
 
 
 def _no_field(path: Path) -> str:
-    return f"Key {path if len(path) > 1 else path[0]!r} does not exist in the storage: a patch changes stored fields"
+    return f"Key {path if len(path) > 1 else path[0]!r} does not exist in the storage: a patch changes stored tensors"
 
 
 def _column_shape(schema: Schema | None, path: Path, batch: tuple[int, ...]) -> tuple[int, ...]:
