@@ -251,7 +251,7 @@ def prefill_replay_buffer(
         200
     """
     chunk = positive("chunk_size", chunk_size)
-    wanted = None if n_samples is None else positive("n_samples", n_samples)
+    wanted = positive("n_samples", n_samples) if n_samples else n_samples
     source = _dataset(dataset, chunk, {})
     if source is rb:
         msg = "the dataset is the buffer itself: give another one"
