@@ -279,6 +279,12 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
         nbytes = reader.record(f"{name}.blobs").nbytes + reader.record(f"{name}.ends").nbytes
         shape = tuple(leaves[position]["shape"])
         yield _Column(FieldReport(shown, "object", shape, int(storage["rows"]), nbytes), f"{name}.blobs")
+    for name in storage.get("ragged", ()):
+        values, ends = reader.record(f"{name}.values"), reader.record(f"{name}.ends")
+        shown = f"{'.'.join(map(str, paths[name]))} (ragged, {values.shape[0]} values)"
+        field = FieldReport(shown, values.dtype, values.shape[1:], ends.shape[0], values.nbytes + ends.nbytes)
+        yield _Column(field, f"{name}.values")
+        parts |= {f"{name}.values", f"{name}.ends"}
     for name in storage["columns"]:
         if name in masks or name == "apart" or name in parts:
             continue
