@@ -53,8 +53,8 @@ def drive(folder: Path) -> None:
     check(sorted(rref.rpc_sync().__getitem__(slice(None))["obs"].tolist()) == list(range(40, 72)))
     try:
         rref.rpc_sync().extend(torch.zeros(3))
-    except TypeError as error:
-        check("KindError" in str(error) and "takes TensorDicts" in str(error))
+    except ValueError as error:
+        check("NoTensorDictError" in str(error) and "takes TensorDicts" in str(error))
     else:
         check(False)
     rref.rpc_sync().dumps(str(folder / "saved"))

@@ -421,7 +421,7 @@ def test_invalid_options_and_calls_raise(cluster: Any) -> None:
         RayReplayBuffer(storage=STORAGE, remote_config={"max_restarts": 2})
     with pytest.raises(OptionError, match="concurrency_groups"):
         RayReplayBuffer(storage=STORAGE, remote_config={"concurrency_groups": {}})
-    with pytest.raises(OptionError, match="prefetch=2 needs to know the batch size"):
+    with pytest.raises(OptionError, match="batch-size must be specified in advance"):
         RayReplayBuffer(prefetch=2)
     with pytest.raises(KindError, match="storage must be an instance of"):
         RayReplayBuffer(storage=7)  # type: ignore[arg-type]

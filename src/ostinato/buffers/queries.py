@@ -488,19 +488,19 @@ def run_query(
         if not len(engine.storage):
             return []
         stored = _Stored(engine.storage)
-        found = _slots_of_trajectories(engine, stored, key)
+        slots, lengths = _slots_of_trajectories(engine, stored, key)
+        found = torch.split(slots, lengths)
         if predicate is None:
-            return [Trajectory(transform.forward(stored.rows(slots))) for slots in found]
+            return [Trajectory(transform.forward(stored.rows(one))) for one in found]
         paths, forwards = _needed(transform, predicate, stored)
         if paths is None:
-            made = (Trajectory(transform.forward(stored.rows(slots))) for slots in found)
+            made = (Trajectory(transform.forward(stored.rows(one))) for one in found)
             return [one for one in made if predicate(one)]
-        lengths = [slots.shape[0] for slots in found]
         leaves = stored.leaves_of(predicate) if not forwards else None
         if leaves is not None:
-            parts: Iterable[Any] = stored.parts(leaves, torch.cat(found), lengths)
+            parts: Iterable[Any] = stored.parts(leaves, slots, lengths)
         else:
-            rows = stored.fields(paths, torch.cat(found)).split(lengths)
+            rows = stored.fields(paths, slots).split(lengths)
             parts = (Trajectory(_apply(forwards, part)) for part in rows)
         chosen = [i for i, part in enumerate(parts) if predicate(part)]
         return [Trajectory(transform.forward(stored.rows(found[i]))) for i in chosen]
@@ -599,19 +599,21 @@ class _Stored:
         return kinds.as_tensordict(data, slots.shape[0])
 
 
-def _slots_of_trajectories(engine: Engine, stored: _Stored, key: Key | None) -> list[Tensor]:
-    """Return the slots of each trajectory, in order: environment after environment, the oldest first."""
+def _slots_of_trajectories(engine: Engine, stored: _Stored, key: Key | None) -> tuple[Tensor, list[int]]:
+    """Return all slots, environment after environment, the oldest first, and the rows of each trajectory."""
     storage = engine.storage
     rows, num_envs = len(storage), storage.num_envs
     steps = rows // num_envs
     signal = Signal.find(stored.has, key)
     oldest = engine.ring.cursor // num_envs if rows == storage.capacity else 0
-    order = (torch.arange(steps, device=storage.device) + oldest) % steps * num_envs
-    slots = (order + torch.arange(num_envs, device=storage.device).unsqueeze(1)).flatten()
+    spans = (range(oldest, steps), range(oldest))
+    slots = torch.cat([torch.arange(span.start, span.stop, device=storage.device) for span in spans])
+    if num_envs > 1:
+        slots = (slots * num_envs + torch.arange(num_envs, device=storage.device).unsqueeze(1)).flatten()
     lengths = _from_episodes(engine, stored, signal, oldest)
     if lengths is None:
         lengths = signal.lengths(lambda path: stored.field(path, slots), rows, num_envs)
-    return list(torch.split(slots, lengths))
+    return slots, lengths
 
 
 def _from_episodes(engine: Engine, stored: _Stored, signal: Signal, oldest: int) -> list[int] | None:

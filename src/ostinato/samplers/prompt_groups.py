@@ -122,6 +122,12 @@ class PromptGroupSampler(Sampler):
         """Return everything but what is computed from the rows."""
         return {**vars(self), "_table": None, "_codes": {}}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of group numbers and rewards, once they were read, and of the rows by group."""
+        rewards = 0 if self._rewards is None else self._rewards.nbytes
+        return self._groups.nbytes + rewards + (0 if self._table is None else self._table.nbytes)
+
     def _numbers(self, keys: Tensor | list[Any]) -> Tensor:
         """Return the number of the group of each key, int64 `[n]`; a new key is a new group."""
         values = keys.tolist() if isinstance(keys, torch.Tensor) else keys
@@ -246,6 +252,7 @@ class _Groups:
 
     def __init__(self, codes: NDArray[np.int64], allowed: NDArray[np.bool_] | None) -> None:
         self.partial = allowed is not None
+        self.nbytes = 8 * codes.size
         slots = np.arange(codes.size) if allowed is None else np.flatnonzero(allowed)
         order = np.argsort(codes[slots], kind="stable")
         self._slots = slots[order]

@@ -50,6 +50,11 @@ class RowValues:
         """Read all rows with the next draw."""
         RowValues.__init__(self, state["path"], state["convert"])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return self.values.nbytes
+
     def forget(self) -> None:
         """Read all rows with the next draw."""
         self._ring = None

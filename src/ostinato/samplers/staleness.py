@@ -124,6 +124,12 @@ class StalenessAwareSampler(Sampler):
             raise OptionError(msg)
         self._max_staleness = value
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of versions and weights, once they were read."""
+        tensors = () if self._table is None else self._table[1:]
+        return self._versions.nbytes + sum(0 if tensor is None else tensor.nbytes for tensor in tensors)
+
     def increment_consumer_version(self) -> None:
         """Add 1 to `consumer_version`."""
         self._consumer_version += 1

@@ -108,6 +108,11 @@ class StreamingSliceSampler(SliceSampler):
         """Windows that are queued, those included that were replaced since."""
         return len(self._queue)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the positions of rows in their windows."""
+        return self._place_in_window.nbytes
+
     def check_parts(self, storage: StorageShape, writer: WriterOrder) -> None:  # noqa: ARG002
         """Check that the storage has one dimension.
 

@@ -601,7 +601,10 @@ def check_ndim(ndim: object) -> int:
         OptionError: if it is neither 1 nor 2.
     """
     if ndim not in (1, 2) or isinstance(ndim, bool):
-        msg = f"ndim must be 1 (rows) or 2 (time x environments), got {ndim!r}"
+        msg = (
+            f"ndim must be 1 (rows) or 2 (time x environments), got {ndim!r}: episodes run along time within one "
+            "environment, so flatten further batch dimensions into that of environments"
+        )
         raise OptionError(msg)
     return int(ndim)
 
