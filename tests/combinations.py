@@ -167,9 +167,9 @@ class Cell:
             return self._fixed_slots
         if self.writer == "TensorDictMaxValueWriter" and self.storage == "TensorStorage":
             return "ranks"
-        if (self.windows or self.sampler in {"StalenessAwareSampler", "PromptGroupSampler"}) and (
-            "ListStorage" in self.storage or self.storage == "LazyStackStorage"
-        ):
+        keyed = self.sampler in {"StalenessAwareSampler", "PromptGroupSampler"}
+        objects = "ListStorage" in self.storage
+        if (objects and keyed) or (self.windows and (objects or self.storage == "LazyStackStorage")):
             return "fields"
         return None
 

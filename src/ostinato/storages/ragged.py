@@ -255,10 +255,12 @@ class RaggedTensorStorage(LazyTensorStorage):
             leaf = self._table.schema.leaves[self._table.schema.find(path)]
             return torch.empty((0, *leaf.shape), dtype=leaf.dtype, device="cpu")
         try:
-            return torch.tensor(value, device="cpu")
-        except (TypeError, ValueError, RuntimeError) as error:
-            msg = f"the ragged {show_field(path)} of a row is a list that is no tensor ({error}): give numbers"
+            array = np.asarray(value)
+        except ValueError as error:
+            msg = f"the ragged {show_field(path)} of a row is a list that is no array ({error}): give one of numbers"
             raise KindError(msg) from error
+        fresh_floats = self._table is None and array.dtype.kind == "f"  # first rows store Python floats as float32
+        return kinds.as_tensor(array.astype(np.float32) if fresh_floats else array, path)
 
     def _join_given(self, parts: list[_Given], path: Path) -> _Given:
         known = [part.values for part in parts if part.typed]
