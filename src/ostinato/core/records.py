@@ -391,7 +391,10 @@ class Plan(NamedTuple):
             raise KindError(msg)
         if position is None:
             known = ", ".join(show_path(leaf.path) for leaf in self.schema.leaves)
-            msg = f"rows have no field {show_path(path)} ({what}); they have {known}: name an existing field"
+            msg = (
+                f"the field {show_path(path)} ({what}) is not present in storage, whose rows have {known}: name an "
+                "existing field"
+            )
             raise KeyMissingError(msg)
         return position
 
