@@ -194,8 +194,13 @@ def _queried(lib: Any) -> Any:
 
 def _hooked(lib: Any, folder: str) -> int:
     called: list[int] = []
+
+    def hook(data: Any, **_: Any) -> Any:
+        called.append(len(data))
+        return data
+
     rb = _pair(lib)
-    rb.register_save_hook(lambda data, path=None: called.append(len(data)) or data)
+    rb.register_save_hook(hook)
     rb.dumps(f"{folder}/{lib.name}")
     return len(called)
 
