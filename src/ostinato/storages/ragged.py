@@ -223,7 +223,7 @@ class RaggedTensorStorage(LazyTensorStorage):
         if lead == 0:
             if isinstance(value, (list, tuple)) and not value and self._table is None:
                 return _Given(
-                    torch.empty(0, dtype=torch.float32, device="cpu"),
+                    _NOTHING,
                     torch.zeros(1, dtype=torch.int64, device="cpu"),
                     typed=False,
                 )
@@ -272,7 +272,7 @@ class RaggedTensorStorage(LazyTensorStorage):
             raise SchemaError(msg)
         lengths = torch.tensor([part.values.shape[0] for part in parts], dtype=torch.int64, device="cpu")
         if not known:
-            return _Given(torch.empty(0, dtype=torch.float32, device="cpu"), lengths, typed=self._table is not None)
+            return _Given(_NOTHING, lengths, typed=self._table is not None)
         return _Given(torch.cat(known), lengths)
 
     def _joined(self, flat: Flat, given: dict[Path, _Given], rows: int) -> Flat:
@@ -395,9 +395,7 @@ class RaggedTensorStorage(LazyTensorStorage):
             return super().prepare_field(path, slots, value, batch)
         table = self._ragged_table()
         position, given = table.schema.find(path), self._values_of(value, path, len(batch))
-        blank = Flat(
-            [torch.empty(0, dtype=torch.float32, device="cpu")] * len(table.schema.leaves), (slots.shape[0],), None
-        )
+        blank = Flat([_NOTHING] * len(table.schema.leaves), (slots.shape[0],), None)
         nested = self._joined(blank, {path: given}, slots.shape[0]).leaves[position]
         table.columns[position].reserve(nested.values().shape[0])
         return lambda: table.write_column(position, slots, nested)
@@ -432,6 +430,7 @@ class RaggedTensorStorage(LazyTensorStorage):
         return ragged_columns(state)
 
 
+_NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 _KEPT_OPTIONS = ("packed", "device", "allow_pickle")
 
 
