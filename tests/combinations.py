@@ -167,10 +167,9 @@ class Cell:
             return self._fixed_slots
         if self.writer == "TensorDictMaxValueWriter" and self.storage == "TensorStorage":
             return "ranks"
-        keyed = self.sampler in {"StalenessAwareSampler", "PromptGroupSampler"}
-        objects = "ListStorage" in self.storage
-        if (objects and keyed) or (self.windows and (objects or self.storage == "LazyStackStorage")):
-            return "fields"
+        reads = self.sampler in {"StalenessAwareSampler", "PromptGroupSampler"}
+        if "ListStorage" in self.storage or self.storage == "LazyStackStorage":
+            return "fields" if self.windows or (reads and self.storage != "LazyStackStorage") else None
         return None
 
     @property
