@@ -20,7 +20,7 @@ from ostinato import (
     SliceSampler,
     TensorDictReplayBuffer,
 )
-from ostinato.errors import CheckpointError, KindError, OptionError
+from ostinato.errors import CheckpointError, EpisodesError, KindError
 from ostinato.storages.list import collate_rows
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def test_members_without_a_common_batch_are_not_told_to_use_a_list_storage() -> 
 
 def test_slices_say_which_storage_has_episodes() -> None:
     rb = ReplayBuffer(storage=ListStorage(10), batch_size=4, sampler=SliceSampler(num_slices=2))
-    with pytest.raises(OptionError, match="use LazyTensorStorage"):
+    with pytest.raises(EpisodesError, match="use LazyTensorStorage"):
         rb.extend([row(1)])
 
 
