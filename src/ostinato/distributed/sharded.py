@@ -24,7 +24,7 @@ from ostinato.distributed.checkpoints import (
     shard_directories,
 )
 from ostinato.distributed.rate_limit_actor import RateLimitClient
-from ostinato.distributed.ray_client import init_ray, ray, start_actor, wait_until_ready
+from ostinato.distributed.ray_client import init_ray, pop_service, ray, start_actor, wait_until_ready
 from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.serialization import Serialized
@@ -237,16 +237,19 @@ class ShardedReplayBuffer:
             msg = f"num_shards must be in [1, {MAX_SHARDS}], got {number}"
             raise OptionError(msg)
         _check_options(route, shard_timeout_s, checkpoint_dir, checkpoint_every_s, resume=resume)
+        pop_service("ShardedReplayBuffer", options)
         directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
         generator = check_generator(options.pop("generator", None))
         prefetch = check_prefetch(options.pop("prefetch", None), options.get("batch_size"))
         rate_limiter = options.pop("rate_limiter", None)
         seeds = torch.randint(2**62, (number,), generator=generator, device="cpu").tolist()
         check_checkpoint_dir(directory, number, resume=resume)
+        buffer = BufferSpec(replay_buffer_cls, args, dict(options), None)
+        buffer.check_names("ShardedReplayBuffer")
         init_ray(ray_init_config)
         place = reserve_placement(placement, number, remote_config)
         specs = [
-            ShardSpec(BufferSpec(replay_buffer_cls, args, dict(options), seed), path, checkpoint_every_s, resume)
+            ShardSpec(buffer._replace(seed=seed), path, checkpoint_every_s, resume)
             for seed, path in zip(seeds, shard_directories(directory, number), strict=True)
         ]
         try:
@@ -340,6 +343,44 @@ class ShardedReplayBuffer:
         handle = object.__new__(ShardedReplayBuffer)
         handle.__setstate__({"connection": self._connection._replace(**changes)})
         return handle
+
+    # -- names of TorchRL's services ----------------------------------------------------------------------------------
+
+    @property
+    def service_backend(self) -> str:
+        """Where the rows are: "ray", in actors."""
+        return "ray"
+
+    @property
+    def transport_kind(self) -> str:
+        """What carries rows and batches: "ray", the object store of Ray."""
+        return "ray"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a shard answers; those that do not are left out with a warning."""
+        return ray().is_initialized() and bool(self._shards.call_all("call", "is_alive"))
+
+    def start(self) -> Self:
+        """Return the handle: the actors are started by the constructor."""
+        return self
+
+    def client(self) -> Self:
+        """Return the handle, which may be sent to other processes."""
+        return self
+
+    def clients(self, num_clients: int) -> list[ShardedReplayBuffer]:
+        """Return handles for as many readers, each with its own batches requested ahead and its own random seed.
+
+        Raises:
+            KindError: The number is not an integer.
+            OptionError: It is below 1.
+        """
+        return [self._handle() for _ in range(positive("num_clients", num_clients))]
+
+    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002
+        """Do `close`, which does not wait for other handles: `timeout` has no effect."""
+        self.close()
 
     def apply(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call `function(buffer, *args)` in every present shard, and return the results.
@@ -522,6 +563,14 @@ class ShardedReplayBuffer:
         while True:
             yield self.sample()
 
+    def next(self) -> Any:
+        """Return the next batch, for callers without a `for` loop.
+
+        Raises:
+            UsageError: The constructor got no `batch_size`.
+        """
+        return next(iter(self))
+
     def __getitem__(self, index: Any) -> Any:
         """Read rows by an index that `extend` or `sample` returned: a number, or a tensor of rows of one shard. Copy.
 
@@ -578,6 +627,18 @@ class ShardedReplayBuffer:
             load_shards(self._shards, Path(path).absolute())
         finally:
             self._reset_limiter()
+
+    def save(self, path: str | Path) -> None:
+        """Do `dumps`."""
+        self.dumps(path)
+
+    def dump(self, path: str | Path) -> None:
+        """Do `dumps`."""
+        self.dumps(path)
+
+    def load(self, path: str | Path) -> None:
+        """Do `loads`."""
+        self.loads(path)
 
     def close(self) -> None:
         """End the actors, and with them the rows, for all handles. Checkpoints stay. May be called again."""

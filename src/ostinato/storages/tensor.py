@@ -90,6 +90,7 @@ class TensorStorage(Storage):
     """
 
     form = "tensors"
+    supports_conditional_update = True
     capacity: int = 0
     """Maximum number of rows; with `ndim=2`, rounded up to whole steps of all environments."""
     max_size: int = 0

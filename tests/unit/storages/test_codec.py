@@ -197,7 +197,7 @@ def test_several_environments_and_python_objects() -> None:
         torch.zeros(4, 0),
         torch.arange(4 * 600).view(600, 4).t().to(torch.float64),
     ],
-    ids=str,
+    ids=["complex", "bfloat16", "bool", "nan", "empty", "transposed"],
 )
 def test_bits_of_any_dtype(values: torch.Tensor) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(4, codec={"x": "zlib"}), batch_size=4)
