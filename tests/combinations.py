@@ -165,10 +165,9 @@ class Cell:
             return self._fixed_slots
         if self.writer == "TensorDictMaxValueWriter" and self.storage == "TensorStorage":
             return "ranks"
-        if (self.windows or self.sampler in {"StalenessAwareSampler", "PromptGroupSampler"}) and (
-            "ListStorage" in self.storage or self.storage == "LazyStackStorage"
-        ):
-            return "fields"
+        reads = self.sampler in {"StalenessAwareSampler", "PromptGroupSampler"}
+        if "ListStorage" in self.storage or self.storage == "LazyStackStorage":
+            return "fields" if self.windows or (reads and self.storage != "LazyStackStorage") else None
         return None
 
     @property
