@@ -699,7 +699,9 @@ def concatenate(batches: Sequence[Any]) -> Any:
         if is_tensor_collection(batches[0]):
             return torch.cat(list(batches), 0)
         return tree_map(_join, *batches, is_leaf=_is_column)
-    except (RuntimeError, ValueError, KeyError) as error:
+    except KindError:
+        raise
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
         msg = f"the batches cannot be concatenated ({error}): give all rows the same fields and shapes"
         raise SchemaError(msg) from error
 
