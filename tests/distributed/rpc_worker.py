@@ -62,7 +62,33 @@ def drive(folder: Path) -> None:
     check(rref.rpc_sync().__len__() == 0)
     rref.rpc_sync().loads(str(folder / "saved"))
     check(rref.rpc_sync().__len__() == 32)
+    edit(rref, folder)
     wait()
+
+
+def edit(rref: Any, folder: Path) -> None:
+    """Call the methods that edit, save and describe the buffer, in both ways of calling."""
+
+    def call(name: str, *args: Any, **kwargs: Any) -> Any:
+        return rpc.rpc_sync("owner", getattr(RemoteTensorDictReplayBuffer, name), args=(rref, *args), kwargs=kwargs)
+
+    batch = rref.rpc_sync().next()
+    names = {"index": batch["index"][:1], "generation": batch["index_generation"][:1]}
+    found = call("update_if_present", **names, patch={"obs": torch.tensor([-1])})
+    check(found.updated_count == 1)
+    check(int(rref.rpc_sync().read_all_in_order()["obs"].min()) == -1)
+    check(call("set_at_", "obs", torch.tensor([-5]), batch["index"][:1]).rpc_sync().can_sample())  # a reference
+    check(int(call("__getitem__", int(batch["index"][0]))["obs"]) == -5)
+    call("mark_update", batch["index"])
+    call("write_all", rows(100, 32))
+    check(call("read_all_in_order", 2)["obs"].tolist() == [100, 101])
+    call("save", str(folder / "edited"))
+    call("__setitem__", 0, rows(0, 1)[0])
+    call("load", str(folder / "edited"))
+    check(int(call("read_all_in_order")["obs"][0]) == 100)
+    check((call("stats").rows, call("can_sample")) == (32, True))
+    call("set_rng", torch.Generator().manual_seed(0))
+    call("synchronize")
 
 
 def wait() -> None:

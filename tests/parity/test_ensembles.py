@@ -14,6 +14,8 @@ from ._differences import Difference, Fails, check
 from ._script import library, rows
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ._script import Both, Note
 
 
@@ -181,7 +183,40 @@ def _update(lib: Any) -> Any:
     return _pair(lib).update_tensordict_priority(_pair(lib).sample(4))
 
 
+def _marked(lib: Any) -> Any:
+    rb = _pair(lib)
+    return rb.mark_update(torch.tensor([0]))
+
+
+def _queried(lib: Any) -> Any:
+    return len(_pair(lib).query(lambda one: True, trajectory_key="obs"))
+
+
+def _hooked(lib: Any, folder: str) -> int:
+    called: list[int] = []
+
+    def hook(data: Any, **_: Any) -> Any:
+        called.append(len(data))
+        return data
+
+    rb = _pair(lib)
+    rb.register_save_hook(hook)
+    rb.dumps(f"{folder}/{lib.name}")
+    return len(called)
+
+
+def _ended(lib: Any) -> Any:
+    rb = _pair(lib)
+    member = rb[0] if lib.name == "ostinato" else rb._rbs[0]
+    rb.shutdown()
+    assert not rb.is_alive
+    return len(member.sample(3))
+
+
 DIFFERENCES = [
+    Difference("rows are named with their member", _marked, None, Fails("KindError")),
+    Difference("queries go through the members", _queried, Fails("TypeError"), 16),
+    Difference("members outlive the ensemble", _ended, 3, 3),
     Difference("every batch has its share", _counts, [0, 1, 2, 3, 4], [3]),
     Difference("a part is whole, though a pass ends in it", _passes, torch.Size([2, 8]), torch.Size([2, 10])),
     Difference("priorities of a sample can be updated", _update, Fails("AttributeError"), None),
@@ -199,6 +234,27 @@ DIFFERENCES = [
 @pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda d: d.reason)
 def test_differences(difference: Difference) -> None:
     check(difference)
+
+
+def test_hooks_of_an_ensemble_are_called(tmp_path: Path) -> None:
+    check(Difference("hooks are called", lambda lib: _hooked(lib, str(tmp_path)), 0, 2))
+
+
+def test_what_torchrl_does_instead_of_missing_methods() -> None:
+    lib = library("torchrl")
+    assert _pair(lib).read_all_in_order() is not None
+    rb = _pair(lib)
+    rb.write_all(rows(8, 50))
+    assert rb[:, :]["obs"].tolist() == _pair(lib)[:, :]["obs"].tolist()
+    for name, part in (("set_storage", lib.LazyTensorStorage(4)), ("set_sampler", lib.RandomSampler())):
+        rb = _pair(lib)
+        getattr(rb, name)(part)
+        with pytest.raises((TypeError, AttributeError)):
+            rb.sample(4)
+    for name in ("set_", "set_at_", "update_"):
+        with pytest.raises((AttributeError, TypeError)):
+            getattr(_pair(lib), name)(rows(8))
+    assert _pair(lib).storage.contains(0) is None
 
 
 def test_refused_arguments_raise() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, final, overload
 from ostinato.buffers.checkpoint.load import load_ensemble, quiet_ensemble, restore_ensemble
 from ostinato.buffers.checkpoint.save import save_ensemble
 from ostinato.buffers.checkpoint.state import ensemble_state, own_ensemble_copy
-from ostinato.buffers.mixing import Member, Mixer, locked, show_names, update_from_batch, update_members
+from ostinato.buffers.mixing import Member, Mixer, locked, mark_members, show_names, update_from_batch, update_members
 from ostinato.buffers.options import check_generator, check_not_shared, check_prefetch, check_size, own, positive
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.routed_writes import check_route, require_route, update_rows, write_rows
@@ -23,6 +23,7 @@ from ostinato.writers import WriterEnsemble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
     from types import TracebackType
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.conditional_updates import ConditionalUpdateResult
+    from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Key
     from ostinato.samplers.ensemble import WhenEmpty
 
@@ -444,6 +446,54 @@ class ReplayBufferEnsemble:
             require_newer=require_newer,
         )
 
+    def submit_update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any = None,
+        patch: Any = None,
+        version_key: Key | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+        priority: Any = None,
+    ) -> Future[ConditionalUpdateResult]:
+        """Do `update_if_present` in a thread, in the order of submission.
+
+        Batches that were prefetched before stay as they are. Arguments are kept by reference until it is done: do not
+        change them before. `synchronize` waits for all updates.
+
+        Returns:
+            The future result. An error is also raised by the next `sample`, `synchronize` or save, once.
+
+        Raises:
+            UsageError: after `shutdown`.
+        """
+
+        def update() -> ConditionalUpdateResult:
+            return self.update_if_present(
+                index=index,
+                generation=generation,
+                patch=patch,
+                version_key=version_key,
+                version=version,
+                require_newer=require_newer,
+                priority=priority,
+            )
+
+        return self._mixer.submit(update)
+
+    def mark_update(self, index: Any) -> None:
+        """Give rows the default priority again, as new ones have it; members without priorities are left out.
+
+        Args:
+            index: what `extend` returned, a sample or its info, or a dict or TensorDict of `index` and `buffer_ids`.
+
+        Raises:
+            KindError: if the index does not name members.
+            SlotError: if a row or a member is out of range; nothing is changed.
+        """
+        mark_members(self._mixer.members, index)
+
     def end_streams(
         self,
         *,
@@ -500,21 +550,88 @@ class ReplayBufferEnsemble:
             self._mixer.drop()
             self._mixer.generator = given
 
-    def append_transform(self, transform: Any) -> ReplayBufferEnsemble:
-        """Add a transform of whole batches at the end of the chain. Returns the ensemble."""
-        self.transform.append(transform)
+    def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBufferEnsemble:
+        """Add a transform of whole batches at the end of the chain. Returns the ensemble.
+
+        With `invert` a callable runs on rows that `add` and `extend` of the ensemble write.
+        """
+        self.transform.append(transform, invert=invert)
         self._mixer.redo()
         return self
 
-    def insert_transform(self, index: int, transform: Any) -> ReplayBufferEnsemble:
-        """Add a transform of whole batches before position `index` of the chain. Returns the ensemble.
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBufferEnsemble:
+        """Add a transform of whole batches before position `index` of the chain; see `append_transform`.
 
         Raises:
             OptionError: if the position is out of range.
         """
-        self.transform.insert(index, transform)
+        self.transform.insert(index, transform, invert=invert)
         self._mixer.redo()
         return self
+
+    # -- the service ------------------------------------------------------------------------------------------
+
+    @property
+    def dim_extend(self) -> int:
+        """Dimension of the data along which `extend` writes: 0, since routed rows are flat."""
+        return 0
+
+    def start(self) -> Self:
+        """Return the ensemble, which needs no start.
+
+        Raises:
+            UsageError: after `shutdown`.
+        """
+        if self._mixer.ended:
+            msg = "A shut down replay buffer cannot be restarted: make another one, or use close() to end its threads"
+            raise UsageError(msg)
+        return self
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the ensemble can be sampled: until `shutdown`."""
+        return not self._mixer.ended
+
+    @property
+    def service_backend(self) -> str:
+        """Where the ensemble is: "direct", in this process."""
+        return "direct"
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes may use the ensemble: never; members may be shared."""
+        return False
+
+    def client(self) -> Self:
+        """Return the ensemble itself: in its own process it needs no client."""
+        return self
+
+    def synchronize(self) -> None:
+        """Wait until pending updates are written and prefetched batches are made, also those of the members.
+
+        Raises:
+            Exception: the first error of one of them.
+        """
+        self._mixer.synchronize()
+
+    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002
+        """Finish pending updates and prefetched batches, end the threads, and sample no more. Idempotent.
+
+        The members can still be sampled, written and saved by themselves.
+
+        Args:
+            timeout: no effect: there is no other process to wait for.
+
+        Raises:
+            Exception: the first error of a pending update or batch, once the threads have ended.
+        """
+        if self._mixer.ended:
+            return
+        self._mixer.ended = True
+        try:
+            self._mixer.synchronize()
+        finally:
+            self.close()
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -595,6 +712,25 @@ class ReplayBufferEnsemble:
         self._require_size()
         return self.sample()
 
+    def query(
+        self, predicate: Callable[[Trajectory], Any] | None = None, *, trajectory_key: Key | None = None
+    ) -> list[Trajectory]:
+        """Return the trajectories of all members for which a predicate holds; see `ReplayBuffer.query`.
+
+        Those of the first member come first. All members are locked meanwhile. The transforms of the members run, those
+        of the ensemble do not: they are of whole batches.
+
+        Args:
+            predicate: a `traj` expression, or a function of a `Trajectory`; None selects all.
+            trajectory_key: field of trajectory ids; None takes usual ids or flags.
+
+        Raises:
+            KindError, KeyMissingError, UsageError: as `ReplayBuffer.query` raises them.
+        """
+        with locked(self._mixer.members):
+            found = [rb.query(predicate, trajectory_key=trajectory_key) for rb in self.members]
+        return [one for part in found for one in part]
+
     def _require_size(self) -> None:
         if self._batch_size is None:
             msg = (
@@ -640,7 +776,11 @@ class ReplayBufferEnsemble:
     # -- state ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state: that of every member, the mixing weights, the generator, draws made ahead. Copy."""
+        """Return the whole state: that of every member, the mixing weights, the generator, draws made ahead. Copy.
+
+        Pending updates are written first.
+        """
+        self._mixer.settle()
         with self._mixer.lock, locked(self._mixer.members):
             return own_ensemble_copy(self._state())
 
@@ -653,6 +793,7 @@ class ReplayBufferEnsemble:
         Raises:
             CheckpointError: if the state does not fit the members or the options; nothing is changed.
         """
+        self._mixer.settle()
         with quiet_ensemble(self._mixer):
             restore_ensemble(self._mixer, state, self._batch_size)
 
@@ -661,6 +802,7 @@ class ReplayBufferEnsemble:
 
         Options, costs and errors are those of `ReplayBuffer.dumps`.
         """
+        self._mixer.settle()
         save_ensemble(path, self._mixer, self._state, incremental=incremental)
 
     def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
@@ -679,9 +821,27 @@ class ReplayBufferEnsemble:
         """Do `loads`."""
         self.loads(path, verify=verify, mmap=mmap)
 
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Let a hook convert the rows of each member when `dumps` saves them; see `ReplayBuffer.register_save_hook`.
+
+        Raises:
+            KindError: if a member has no fields; no member has the hook then.
+        """
+        with self._mixer.locked():
+            self.storage.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Let a hook convert the rows of each member back when `loads` reads them; see `register_save_hook`."""
+        with self._mixer.locked():
+            self.storage.register_load_hook(hook)
+
     def __getstate__(self) -> dict[str, Any]:
-        """Pickling copies the ensemble with its members and the draws made ahead; locks and threads are new."""
+        """Pickling copies the ensemble with its members and the draws made ahead; locks and threads are new.
+
+        Pending updates are written first.
+        """
         mixer = self._mixer
+        mixer.settle()
         with mixer.lock, locked(mixer.members):
             return {
                 "members": [(member.buffer, member.collate) for member in mixer.members],

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.options import warn_of_sampler
 from ostinato.buffers.pipeline import Prefetcher, Steps
@@ -21,6 +22,7 @@ from ostinato.buffers.priority_updates import (
     priority_fields,
     read_integers,
     read_priorities,
+    read_slots,
 )
 from ostinato.buffers.rate_limit import Waiters
 from ostinato.buffers.records import Mix
@@ -38,10 +40,13 @@ from ostinato.errors import (
     TooFewRowsError,
     UsageError,
 )
+from ostinato.samplers.base import check_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
+    from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.records import Rows, Ticket
     from ostinato.buffers.replay import ReplayBuffer
     from ostinato.core.records import Draw
@@ -53,6 +58,7 @@ __all__ = [
     "Mixer",
     "as_members",
     "locked",
+    "mark_members",
     "show_names",
     "unpack",
     "update_from_batch",
@@ -266,6 +272,20 @@ def update_from_batch(members: Sequence[Member], batch: Any) -> None:
     _write(members, changes)
 
 
+def mark_members(members: Sequence[Member], index: Any) -> None:
+    """Give rows the default priority again; see `ReplayBufferEnsemble.mark_update`."""
+    index, ids, _ = unpack(index, None)
+    lead = index.shape[: index.ndim - (1 if members[0].buffer.storage.ndim > 1 else 0)]
+    ids, index = as_members(ids, lead, len(members)), index.reshape(-1, *index.shape[len(lead) :])
+    rows = {i: (ids == i).nonzero().flatten() for i, one in enumerate(members) if one.engine.sampler.prioritized}
+    with locked([members[i] for i in rows]):
+        for i, at in rows.items():
+            slots, _ = read_slots(_take(index, at), members[i].engine.storage)
+            check_rows(slots, members[i].engine.ring.rows)
+        for i, at in rows.items():
+            members[i].engine.reset_priorities(_take(index, at))
+
+
 def _ranked(members: Sequence[Member]) -> list[int]:
     """Return the members that keep priorities; warn where there are none."""
     found = [i for i, member in enumerate(members) if member.engine.sampler.prioritized]
@@ -370,6 +390,9 @@ class Mixer:
         self.lock = self._waiters.lock
         self.pending: deque[Mix] = deque()
         self.prefetch: Prefetcher[Mix] | None = Prefetcher(depth, self._waiters) if depth else None
+        self._updates = UpdateQueue()
+        self.ended = False
+        """Whether the ensemble was shut down."""
 
     @property
     def ranked(self) -> bool:
@@ -399,6 +422,10 @@ class Mixer:
             eager = torch.compiler.disable(Mixer.next)  # type: ignore[no-untyped-call]
             return eager(self, size)  # type: ignore[no-any-return]
         kinds.require_eager("sampling")
+        if self.ended:
+            msg = "A shut down replay buffer cannot be sampled: make another one, or use close() to end its threads"
+            raise UsageError(msg)
+        self._updates.settle(wait=self.prefetch is None)
         while True:
             if self.prefetch is None:
                 mix = self._draw(size, ahead=False)
@@ -581,8 +608,28 @@ class Mixer:
             if dropped and dropped[0].rng is not None and self.generator is not None:
                 self.generator.set_state(dropped[0].rng)
 
+    def submit(self, update: Callable[[], ConditionalUpdateResult]) -> Future[ConditionalUpdateResult]:
+        """Run an update in a thread: after the batches that are queued now, before those that are queued later."""
+        if self.ended:
+            msg = "A shut down replay buffer cannot accept updates: make another one"
+            raise UsageError(msg)
+        return self._updates.submit(update, None if self.prefetch is None else self.prefetch.worker())
+
+    def settle(self) -> None:
+        """Wait for pending updates, and raise the first error of one; the caller does not hold a lock."""
+        self._updates.settle()
+
+    def synchronize(self) -> None:
+        """Wait for pending updates and queued batches, of the members too, and raise the first error of one."""
+        self.settle()
+        if self.prefetch is not None:
+            self.prefetch.synchronize()
+        for member in self.members:
+            member.buffer.synchronize()
+
     def close(self) -> None:
-        """End the prefetch thread. Batches made ahead are dropped, their draws are kept and delivered first."""
+        """End the threads. Batches made ahead are dropped, their draws are kept and delivered first."""
+        self._updates.close()
         self.redo()
         if self.prefetch is not None:
             self.prefetch.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import itertools
 import threading
 import time
@@ -18,7 +20,7 @@ from ostinato.buffers.rate_limit import check_timeout
 from ostinato.distributed.ray_client import CLOSED, POLL_S, RETRY, Closed, Retry
 from ostinato.distributed.serialization import Serialized, decode, encode, encode_small
 from ostinato.durable.manifest import MANIFEST_NAME
-from ostinato.errors import LostBufferError, OptionError, UsageError, WaitTimeoutError
+from ostinato.errors import KindError, LostBufferError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +56,29 @@ class BufferSpec(NamedTuple):
     seed: int | None
     """Seed of the generator that the buffer gets; None keeps the one in `kwargs`."""
 
+    def check_names(self, owner: str) -> None:
+        """Check the names of the options, before an actor is started.
+
+        Functions, and classes of others, that take any option (`**kwargs`) are not checked.
+
+        Args:
+            owner: The class that got the options, for error messages.
+
+        Raises:
+            KindError: There is no option of a name.
+        """
+        made = self.cls
+        while isinstance(made, partial):
+            made = made.func
+        known = _option_names(made)
+        unknown = [] if known is None else [name for name in self.kwargs if name not in known]
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], sorted(known or ()), 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"its options are {sorted(known or ())}"
+            name = getattr(made, "__name__", made)
+            msg = f"{owner} got an unexpected option {unknown[0]!r}, which {name} does not have: {hint}"
+            raise KindError(msg)
+
     def make(self) -> ReplayBuffer:
         """Make the buffer.
 
@@ -79,6 +104,25 @@ class ShardSpec(NamedTuple):
     path: str | None
     every_s: float | None
     resume: bool
+
+
+def _option_names(make: Any) -> set[str] | None:
+    """Return the names of the keyword arguments of a class or function; None if it takes any."""
+    names: set[str] = set()
+    made_by = [make]
+    if isinstance(make, type):
+        made_by = [vars(one)["__init__"] for one in make.__mro__ if "__init__" in vars(one)]
+    for function in made_by:
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            return None
+        names |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - {"self"}
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            return names
+        if not str(getattr(function, "__module__", "")).startswith("ostinato."):
+            return None  # it may use some of them itself
+    return names
 
 
 def _attempt(make: Callable[[], Any]) -> Any:

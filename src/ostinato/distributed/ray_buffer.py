@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Self, Unpack, final, over
 import torch
 
 from ostinato.buffers import ReplayBuffer
-from ostinato.buffers.options import check_generator, check_prefetch, check_size
+from ostinato.buffers.conditional_updates import UpdateQueue
+from ostinato.buffers.options import check_generator, check_prefetch, check_size, positive
 from ostinato.buffers.rate_limit import replayable
 from ostinato.distributed.actors import BufferActor, BufferSpec
 from ostinato.distributed.batch_stream import BatchStream, StreamHolder
@@ -16,6 +17,7 @@ from ostinato.distributed.ray_client import (
     call_buffer,
     call_buffer_polling,
     init_ray,
+    pop_service,
     ray,
     result_of,
     start_actor,
@@ -25,7 +27,8 @@ from ostinato.distributed.serialization import Serialized
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
     from types import TracebackType
 
     from torch import Tensor
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from ostinato.buffers import BufferStats, ConditionalUpdateResult
     from ostinato.buffers.options import AnyBufferOptions
     from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Episodes
 
 __all__ = ["RayReplayBuffer"]
@@ -104,10 +108,13 @@ class RayReplayBuffer:
             `prefetch=k` each handle has up to `k` batches requested ahead, in iteration and `sample`, half of them, at
             most 8, in one call. Large batches of one call share their memory. Batches that were requested by a handle
             that is dropped, or whose process dies, are lost: with `QueueSampler` their rows reach no reader. Without
-            `generator` the buffer gets one, seeded from torch's global generator in this process.
+            `generator` the buffer gets one, seeded from torch's global generator in this process. `transport` must be
+            "auto" or "ray", and `delayed_init` has no effect: the constructor waits for the parts, so that it raises
+            their errors.
 
     Raises:
         MissingExtraError: Ray is not installed.
+        KindError: `replay_buffer_cls` has no option of a name; Ray is not started.
         OptionError: Options exclude each other, or `replay_buffer_cls` makes no `ReplayBuffer`.
 
     Example:
@@ -129,11 +136,13 @@ class RayReplayBuffer:
         **options: Unpack[AnyBufferOptions],
     ) -> None:
         _check_restarts(remote_config)
+        pop_service("RayReplayBuffer", options)
         prefetch = check_prefetch(options.pop("prefetch", None), options.get("batch_size"))
         generator = check_generator(options.get("generator"))
         seed = int(torch.randint(2**62, (), device="cpu")) if generator is None else None
-        init_ray(ray_init_config)
         spec = BufferSpec(replay_buffer_cls, args, dict(options), seed)
+        spec.check_names("RayReplayBuffer")
+        init_ray(ray_init_config)
         self._connect(start_actor(BufferActor, remote_config, spec))
         self._prefetch = prefetch
         self._info = wait_until_ready(self._actor, _NAME)
@@ -144,6 +153,8 @@ class RayReplayBuffer:
         self._read_method = actor.call_polling.options(concurrency_group="read")
         self._update_method = actor.call.options(concurrency_group="update")
         self._stream = StreamHolder()
+        self._updates = UpdateQueue()
+        self._iteration: Iterator[Any] | None = None  # of `next`
 
     def _open_stream(self, *, epoch: bool = False) -> BatchStream:
         return BatchStream(self._actor, self._prefetch, epoch=epoch, name=_NAME, limit_s=self._info["limit_s"])
@@ -251,6 +262,10 @@ class RayReplayBuffer:
         """Dimension of the data along which `extend` grows the buffer."""
         return int(self._call("dim_extend"))
 
+    @dim_extend.setter
+    def dim_extend(self, dim: int) -> None:
+        self.apply(lambda buffer: setattr(buffer, "dim_extend", dim))
+
     @property
     def episodes(self) -> Episodes | None:
         """Which fields tell where episodes end; see `ReplayBuffer.episodes`."""
@@ -268,19 +283,76 @@ class RayReplayBuffer:
         return "ray"
 
     def start(self) -> Self:
-        """Return the handle: the actor is started by the constructor."""
+        """Return the handle: the actor is started by the constructor.
+
+        Raises:
+            UsageError: after `close`.
+        """
+        if not self.is_alive:
+            msg = "A closed RayReplayBuffer cannot be restarted: make another one, and load a checkpoint into it"
+            raise UsageError(msg)
         return self
 
     @property
     def is_alive(self) -> bool:
         """Whether the actor answers."""
         try:
-            return bool(self._call("is_alive"))
+            return ray().is_initialized() and bool(self._call("is_alive"))
         except LostBufferError:
             return False
 
+    @property
+    def transport_kind(self) -> str:
+        """What carries rows and batches: "ray", the object store of Ray."""
+        return "ray"
+
+    @classmethod
+    def as_remote(cls, remote_config: dict[str, Any] | None = None) -> Never:  # noqa: ARG003
+        """Raise: the constructor makes the actor.
+
+        Raises:
+            UsageError: always.
+        """
+        msg = "RayReplayBuffer.as_remote() is not available: RayReplayBuffer(remote_config=...) makes its actor itself"
+        raise UsageError(msg)
+
     def client(self) -> Self:
-        """Return the handle, which may be sent to other processes."""
+        """Return the handle, which may be sent to other processes.
+
+        Raises:
+            UsageError: after `close`.
+        """
+        if not self.is_alive:
+            msg = "RayReplayBuffer is closed: make another one, and load a checkpoint into it"
+            raise UsageError(msg)
+        return self
+
+    def clients(self, num_clients: int) -> list[RayReplayBuffer]:
+        """Return handles for as many readers, each with its own batches requested ahead.
+
+        Raises:
+            KindError: The number is not an integer.
+            OptionError: It is below 1.
+        """
+        made = [object.__new__(RayReplayBuffer) for _ in range(positive("num_clients", num_clients))]
+        for handle in made:
+            handle.__setstate__(self.__getstate__())
+        return made
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes may use the same rows: always."""
+        return True
+
+    def share(self, shared: bool = True) -> Self:  # noqa: FBT001, FBT002
+        """Return the handle: processes that get a copy of it use the same rows already.
+
+        Raises:
+            UsageError: with False: handles cannot be made private.
+        """
+        if not shared:
+            msg = "share(False) is not available: all handles use the rows of one actor. Copy them to another buffer"
+            raise UsageError(msg)
         return self
 
     def can_sample(self, batch_size: int | None = None) -> bool:
@@ -356,6 +428,47 @@ class RayReplayBuffer:
         )
         return found
 
+    def submit_update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Mapping[Any, Any] | Any = None,
+        version_key: str | tuple[str, ...] | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+        priority: Any = None,
+    ) -> Future[ConditionalUpdateResult]:
+        """Do `update_if_present` in a thread of this process, in the order of submission.
+
+        Arguments are kept by reference until it is done: do not change them before.
+
+        Returns:
+            The future result. An error is also raised by the next `synchronize`, `shutdown` or save, once.
+        """
+
+        def update() -> ConditionalUpdateResult:
+            return self.update_if_present(
+                index=index,
+                generation=generation,
+                patch=patch,
+                version_key=version_key,
+                version=version,
+                require_newer=require_newer,
+                priority=priority,
+            )
+
+        return self._updates.submit(update, None)
+
+    def synchronize(self) -> None:
+        """Wait until updates that this handle submitted are written.
+
+        Raises:
+            Exception: the first error of one of them.
+        """
+        self._updates.settle()
+        self._call("synchronize")
+
     def mark_update(self, index: Any) -> None:
         """Give rows the default priority; see `ReplayBuffer.mark_update`."""
         self._update("mark_update", index)
@@ -379,9 +492,15 @@ class RayReplayBuffer:
         self._update("set_", key, value)
         return self
 
-    def update_(self, data: Any) -> RayReplayBuffer:
-        """Write the fields that `data` has, for all rows present. Returns the handle."""
-        self._update("update_", data)
+    def update_(
+        self,
+        data: Any,
+        clone: bool = False,  # noqa: FBT001, FBT002
+        *,
+        keys_to_update: Sequence[str | tuple[str, ...]] | None = None,
+    ) -> RayReplayBuffer:
+        """Write the fields that `data` has, for all rows present; see `ReplayBuffer.update_`. Returns the handle."""
+        self._update("update_", data, clone, keys_to_update=keys_to_update)
         return self
 
     def write_all(self, data: Any, end: int | None = None) -> None:
@@ -415,6 +534,12 @@ class RayReplayBuffer:
         self._drop()
         self._call("insert_transform", index, transform, invert=invert)
         return self
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw with a copy of a generator from now on, None: the actor's global one; see `ReplayBuffer.set_rng`."""
+        check_generator(generator)
+        self._drop()
+        self._call("set_rng", generator)
 
     def read_episodes(self) -> None:
         """Find the ends of episodes in the stored rows again."""
@@ -527,6 +652,35 @@ class RayReplayBuffer:
         finally:
             stream.close()
 
+    def next(self) -> Any:
+        """Return the next batch of an iteration, None at its end; the call after that begins another one.
+
+        So does the call after an error. Not thread-safe.
+
+        Raises:
+            UsageError: The constructor got no `batch_size`.
+        """
+        if self._iteration is None:
+            self._iteration = iter(self)
+        try:
+            return next(self._iteration)
+        except StopIteration:
+            self._iteration = None
+            return None
+        except BaseException:
+            self._iteration = None
+            raise
+
+    def query(
+        self,
+        predicate: Callable[[Trajectory], Any] | None = None,
+        *,
+        trajectory_key: str | tuple[str, ...] | None = None,
+    ) -> list[Trajectory]:
+        """Return the trajectories for which a predicate holds, which runs in the actor; see `ReplayBuffer.query`."""
+        found: list[Trajectory] = self._call("query", predicate, trajectory_key=trajectory_key)
+        return found
+
     def __getitem__(self, index: Any) -> Any:
         """Read rows that are present; see `ReplayBuffer`. Always a copy."""
         return self._update("__getitem__", index)
@@ -539,6 +693,7 @@ class RayReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state; see `ReplayBuffer.state_dict`."""
+        self._updates.settle()
         found: dict[str, Any] = self._call("state_dict")
         return found
 
@@ -549,6 +704,7 @@ class RayReplayBuffer:
 
     def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
         """Save the whole state to a directory of the actor's machine; a local buffer can load it, too."""
+        self._updates.settle()
         self._call("dumps", str(Path(path).absolute()), incremental=incremental)
 
     def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
@@ -577,8 +733,18 @@ class RayReplayBuffer:
         self._call("register_load_hook", hook)
 
     def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002
-        """Do `close`, which ends the actor without waiting for calls of other handles: `timeout` has no effect."""
-        self.close()
+        """Finish the updates submitted by this handle, then `close`, which does not wait for other handles.
+
+        Args:
+            timeout: no effect.
+
+        Raises:
+            Exception: the first error of an update, after the actor has ended.
+        """
+        try:
+            self._updates.settle()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """End the actor, and with it the rows, for all handles: later calls raise `LostBufferError`.
@@ -586,6 +752,7 @@ class RayReplayBuffer:
         May be called again.
         """
         module = ray()
+        self._updates.close()
         if not module.is_initialized():
             return  # the actor ended with Ray
         module.wait([self._actor.close.options(concurrency_group="update").remote()], timeout=_CLOSE_TIMEOUT_S)

@@ -34,6 +34,7 @@ __all__ = [
     "init_ray",
     "is_lost",
     "poll",
+    "pop_service",
     "ray",
     "result_in_time",
     "result_of",
@@ -95,6 +96,40 @@ def init_ray(config: Mapping[str, Any] | None) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def pop_service(name: str, options: Any) -> None:
+    """Remove TorchRL's options of services from the options of a buffer in actors.
+
+    Args:
+        name: The class, for error messages.
+        options: Keyword arguments.
+
+    Raises:
+        OptionError: They ask for another service than actors of Ray.
+    """
+    backend = options.pop("service_backend", "ray")
+    if backend != "ray":
+        msg = f"{name} is in actors of Ray: service_backend must be 'ray', got {backend!r}; use ReplayBuffer otherwise"
+        raise OptionError(msg)
+    given = options.pop("service_backend_options", None)
+    if given:
+        msg = f"{name} has no service_backend_options, got {given!r}: pass ray_init_config and remote_config to it"
+        raise OptionError(msg)
+    transport = options.pop("transport", "auto")
+    if transport == "distributed":
+        msg = (
+            f"{name}(transport='distributed') is not available: rows and batches go through Ray's object store, which "
+            "takes any rows and copies them once. Leave transport out"
+        )
+        raise OptionError(msg)
+    if transport not in ("auto", "ray"):
+        msg = f"{name} transport must be 'auto', 'ray', or 'distributed' (not available), got {transport!r}"
+        raise OptionError(msg)
+    given = options.pop("transport_options", None)
+    if given:
+        msg = f"transport_options are not used by the Ray replay transport, got {given!r}: leave them out"
+        raise OptionError(msg)
 
 
 def start_actor(actor_class: type, options: Mapping[str, Any] | None, argument: tuple[Any, ...], **more: Any) -> Any:

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+import functools
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from ostinato.buffers import TensorDictReplayBuffer
 from ostinato.buffers.options import own
 from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from torch import Tensor
 
 __all__ = ["RemoteTensorDictReplayBuffer"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _on_owner(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Return a method of `TensorDictReplayBuffer` that accepts a reference to the buffer.
+
+    RPC pickles it by its name, as a method of `RemoteTensorDictReplayBuffer`.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        here = _here(self)
+        result = method(here, *args, **kwargs)
+        return self if result is here else result  # a reference is sent, not the buffer
+
+    call.__module__, call.__qualname__ = __name__, f"RemoteTensorDictReplayBuffer.{method.__name__}"
+    return call
 
 
 class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
@@ -139,25 +159,37 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         with here._engine.lock:  # noqa: SLF001 (its own lock; no row may change while it is copied)
             return own(TensorDictReplayBuffer.__getitem__(here, index))
 
-    def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
-        """Save to a directory of the owner; see `ReplayBuffer.dumps`."""
-        TensorDictReplayBuffer.dumps(_here(self), path, incremental=incremental)
+    __setitem__ = _on_owner(TensorDictReplayBuffer.__setitem__)
+    append_transform = _on_owner(TensorDictReplayBuffer.append_transform)
+    can_sample = _on_owner(TensorDictReplayBuffer.can_sample)
+    check = _on_owner(TensorDictReplayBuffer.check)
+    close = _on_owner(TensorDictReplayBuffer.close)
+    dump = _on_owner(TensorDictReplayBuffer.dump)
+    dumps = _on_owner(TensorDictReplayBuffer.dumps)
+    insert_transform = _on_owner(TensorDictReplayBuffer.insert_transform)
+    load = _on_owner(TensorDictReplayBuffer.load)
+    load_state_dict = _on_owner(TensorDictReplayBuffer.load_state_dict)
+    loads = _on_owner(TensorDictReplayBuffer.loads)
+    mark_update = _on_owner(TensorDictReplayBuffer.mark_update)
+    next = _on_owner(TensorDictReplayBuffer.next)
+    query = _on_owner(TensorDictReplayBuffer.query)
+    register_load_hook = _on_owner(TensorDictReplayBuffer.register_load_hook)
+    register_save_hook = _on_owner(TensorDictReplayBuffer.register_save_hook)
+    save = _on_owner(TensorDictReplayBuffer.save)
+    set_ = _on_owner(TensorDictReplayBuffer.set_)
+    set_at_ = _on_owner(TensorDictReplayBuffer.set_at_)
+    set_rng = _on_owner(TensorDictReplayBuffer.set_rng)
+    shutdown = _on_owner(TensorDictReplayBuffer.shutdown)
+    state_dict = _on_owner(TensorDictReplayBuffer.state_dict)
+    stats = _on_owner(TensorDictReplayBuffer.stats)
+    synchronize = _on_owner(TensorDictReplayBuffer.synchronize)
+    update_ = _on_owner(TensorDictReplayBuffer.update_)
+    update_if_present = _on_owner(TensorDictReplayBuffer.update_if_present)
+    write_all = _on_owner(TensorDictReplayBuffer.write_all)
 
-    def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
-        """Restore what `dumps` saved; see `ReplayBuffer.loads`."""
-        TensorDictReplayBuffer.loads(_here(self), path, verify=verify, mmap=mmap)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, by copy; see `ReplayBuffer.state_dict`."""
-        return TensorDictReplayBuffer.state_dict(_here(self))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; see `ReplayBuffer.load_state_dict`."""
-        TensorDictReplayBuffer.load_state_dict(_here(self), state)
-
-    def close(self) -> None:
-        """End the prefetch thread; see `ReplayBuffer.close`."""
-        TensorDictReplayBuffer.close(_here(self))
+    def read_all_in_order(self, end: int | None = None) -> Any:
+        """Return `rb[:end]`: the rows in storage order. Copy."""
+        return _here(self)[:end]
 
 
 def _here(buffer: Any) -> RemoteTensorDictReplayBuffer:

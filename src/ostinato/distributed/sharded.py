@@ -24,7 +24,7 @@ from ostinato.distributed.checkpoints import (
     shard_directories,
 )
 from ostinato.distributed.rate_limit_actor import RateLimitClient
-from ostinato.distributed.ray_client import init_ray, ray, start_actor, wait_until_ready
+from ostinato.distributed.ray_client import init_ray, pop_service, ray, start_actor, wait_until_ready
 from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.serialization import Serialized
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.options import AnyBufferOptions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.buffers.trajectory_view import Trajectory
 
 __all__ = ["Placement", "ShardedReplayBuffer", "reserve_placement"]
 
@@ -237,16 +238,19 @@ class ShardedReplayBuffer:
             msg = f"num_shards must be in [1, {MAX_SHARDS}], got {number}"
             raise OptionError(msg)
         _check_options(route, shard_timeout_s, checkpoint_dir, checkpoint_every_s, resume=resume)
+        pop_service("ShardedReplayBuffer", options)
         directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
         generator = check_generator(options.pop("generator", None))
         prefetch = check_prefetch(options.pop("prefetch", None), options.get("batch_size"))
         rate_limiter = options.pop("rate_limiter", None)
         seeds = torch.randint(2**62, (number,), generator=generator, device="cpu").tolist()
         check_checkpoint_dir(directory, number, resume=resume)
+        buffer = BufferSpec(replay_buffer_cls, args, dict(options), None)
+        buffer.check_names("ShardedReplayBuffer")
         init_ray(ray_init_config)
         place = reserve_placement(placement, number, remote_config)
         specs = [
-            ShardSpec(BufferSpec(replay_buffer_cls, args, dict(options), seed), path, checkpoint_every_s, resume)
+            ShardSpec(buffer._replace(seed=seed), path, checkpoint_every_s, resume)
             for seed, path in zip(seeds, shard_directories(directory, number), strict=True)
         ]
         try:
@@ -268,6 +272,7 @@ class ShardedReplayBuffer:
         )
         consumer = RowConsumer(shards, waits=connection.waits) if info.counting else None
         self._connection = connection
+        self._closed = False
         self._shards = shards
         self._batches = ShardPrefetcher(ShardSampler(shards, generator, limiter, consumer), connection.prefetch)
         self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=connection.sticky, home=connection.home)
@@ -340,6 +345,44 @@ class ShardedReplayBuffer:
         handle = object.__new__(ShardedReplayBuffer)
         handle.__setstate__({"connection": self._connection._replace(**changes)})
         return handle
+
+    # -- names of TorchRL's services ----------------------------------------------------------------------------------
+
+    @property
+    def service_backend(self) -> str:
+        """Where the rows are: "ray", in actors."""
+        return "ray"
+
+    @property
+    def transport_kind(self) -> str:
+        """What carries rows and batches: "ray", the object store of Ray."""
+        return "ray"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a shard answers, and this handle was not closed; shards that do not are left out with a warning."""
+        return not self._closed and ray().is_initialized() and bool(self._shards.call_all("call", "is_alive"))
+
+    def start(self) -> Self:
+        """Return the handle: the actors are started by the constructor."""
+        return self
+
+    def client(self) -> Self:
+        """Return the handle, which may be sent to other processes."""
+        return self
+
+    def clients(self, num_clients: int) -> list[ShardedReplayBuffer]:
+        """Return handles for as many readers, each with its own batches requested ahead and its own random seed.
+
+        Raises:
+            KindError: The number is not an integer.
+            OptionError: It is below 1.
+        """
+        return [self._handle() for _ in range(positive("num_clients", num_clients))]
+
+    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002
+        """Do `close`, which does not wait for other handles: `timeout` has no effect."""
+        self.close()
 
     def apply(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call `function(buffer, *args)` in every present shard, and return the results.
@@ -522,6 +565,28 @@ class ShardedReplayBuffer:
         while True:
             yield self.sample()
 
+    def query(
+        self,
+        predicate: Callable[[Trajectory], Any] | None = None,
+        *,
+        trajectory_key: str | tuple[str, ...] | None = None,
+    ) -> list[Trajectory]:
+        """Return the trajectories in present shards for which a predicate holds; see `ReplayBuffer.query`.
+
+        The predicate runs in the actors; shards follow one another. With `route="sticky"` a trajectory of one writer is
+        in one shard, else its rows may be in several, and each part counts as a trajectory.
+        """
+        parts = self.apply(lambda buffer: buffer.query(predicate, trajectory_key=trajectory_key))
+        return [one for part in parts for one in part]
+
+    def next(self) -> Any:
+        """Return the next batch, for callers without a `for` loop.
+
+        Raises:
+            UsageError: The constructor got no `batch_size`.
+        """
+        return next(iter(self))
+
     def __getitem__(self, index: Any) -> Any:
         """Read rows by an index that `extend` or `sample` returned: a number, or a tensor of rows of one shard. Copy.
 
@@ -579,8 +644,21 @@ class ShardedReplayBuffer:
         finally:
             self._reset_limiter()
 
+    def save(self, path: str | Path) -> None:
+        """Do `dumps`."""
+        self.dumps(path)
+
+    def dump(self, path: str | Path) -> None:
+        """Do `dumps`."""
+        self.dumps(path)
+
+    def load(self, path: str | Path) -> None:
+        """Do `loads`."""
+        self.loads(path)
+
     def close(self) -> None:
         """End the actors, and with them the rows, for all handles. Checkpoints stay. May be called again."""
+        self._closed = True
         self._batches.drop()
         if not ray().is_initialized():
             return  # the actors ended with Ray

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ConsumingSampler", "LimitedSampler", "QueueSampler", "check_count", "with_limit"]
 
+_BOUND = 2**62
+"""Counts below it fit int64."""
+
 
 @final
 class QueueSampler(CountingSampler):
@@ -655,7 +658,7 @@ class ConsumingSampler(CountingSampler):
             CheckpointError: naming what differs.
         """
         limit = state["max_sample_count"]
-        if type(limit) is not int or limit < 1:
+        if type(limit) is not int or not 1 <= limit < _BOUND:
             msg = f"the sampler's state is damaged: max_sample_count is {limit!r}"
             raise CheckpointError(msg)
         _check_uses(state, rows, limit)
@@ -696,6 +699,9 @@ def check_count(name: str, value: Any) -> int:
         raise KindError(msg)
     if value < 1:
         msg = f"{name} must be a positive integer, got {value!r}"
+        raise OptionError(msg)
+    if value >= _BOUND:
+        msg = f"{name} must be below 2 ** 62, got {value}"
         raise OptionError(msg)
     return int(value)
 

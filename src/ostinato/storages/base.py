@@ -80,6 +80,8 @@ class Storage(ABC):
     """Number of batch dimensions: 1 for rows, 2 for time x environments."""
     ring_only: bool = False
     """Whether rows must be written in ring order; writers that choose slots then raise an error."""
+    supports_conditional_update: bool = False
+    """Whether rows have fields that `update_if_present` can write, whatever was written so far."""
     budget: bool = False
     """Whether rows leave when they exceed a number of bytes (`max_bytes`); rows must then be in ring order."""
     evicts_episodes: bool = False

@@ -12,7 +12,7 @@ from ostinato.storages.base import Storage
 from ostinato.storages.checkpoint import load_storages, restore_storages, save_storages
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 __all__ = ["StorageEnsemble"]
@@ -77,6 +77,23 @@ class StorageEnsemble(Group[Storage]):
         """`(max_size,)`, as in TorchRL: the rows that all storages have room for."""
         return torch.Size((self.max_size,))
 
+    @property
+    def ndim(self) -> int:
+        """1, as in TorchRL: members count as one dimension. `storages[i].ndim` is that of a storage."""
+        return 1
+
+    @property
+    def supports_conditional_update(self) -> bool:
+        """Whether `update_if_present` can write fields in all storages."""
+        return all(storage.supports_conditional_update for storage in self.members)
+
+    def flatten(self) -> Self:
+        """Return an ensemble of the flat storages, with their transforms; see `Storage.flatten`."""
+        return type(self)(*(storage.flatten() for storage in self.members), transforms=self.transforms)
+
+    def attach(self, buffer: Any) -> None:
+        """Do nothing, as `Storage.attach`."""
+
     def get(self, item: Any) -> list[tuple[int, Any]]:
         """Return rows of several storages, each after the transform of its storage.
 
@@ -110,6 +127,32 @@ class StorageEnsemble(Group[Storage]):
     def extend(self, data: Any) -> NoReturn:
         """Raise, see `set`."""
         self.set(None, data)
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Register a function that converts the rows of each storage for a checkpoint; see `TensorStorage`.
+
+        Raises:
+            KindError: if it is not callable, or a storage has no fields; no storage has the hook then.
+        """
+        before = [storage.save_hooks for storage in self.members]
+        try:
+            for storage in self.members:
+                storage.register_save_hook(hook)
+        except Exception:
+            for storage, hooks in zip(self.members, before, strict=True):
+                storage.save_hooks = hooks
+            raise
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Register a function that converts rows of a checkpoint back, for each storage; see `register_save_hook`."""
+        before = [storage.load_hooks for storage in self.members]
+        try:
+            for storage in self.members:
+                storage.register_load_hook(hook)
+        except Exception:
+            for storage, hooks in zip(self.members, before, strict=True):
+                storage.load_hooks = hooks
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the storages by their numbers as text."""

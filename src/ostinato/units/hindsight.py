@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import numpy as np
@@ -129,7 +130,7 @@ class Hindsight(SampleUnit):
         if not callable(cast("Any", reward_fn)):
             msg = f"reward_fn must be a function from a batch to its rewards, got {type(reward_fn).__name__}"
             raise KindError(msg)
-        if not 0.0 <= float(her_ratio) <= 1.0:
+        if not isinstance(cast("Any", her_ratio), Real) or not 0.0 <= her_ratio <= 1.0:
             msg = f"her_ratio must be in [0, 1], got {her_ratio!r}"
             raise OptionError(msg)
         if strategy not in _STRATEGIES:

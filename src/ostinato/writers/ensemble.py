@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Self, final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, final
 
+import torch
+
+from ostinato.core import kinds
 from ostinato.core.group import Group
+from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
 from ostinato.writers.ring import Writer
+
+if TYPE_CHECKING:
+    import os
+
+    from torch import Tensor
 
 __all__ = ["WriterEnsemble"]
 
@@ -33,6 +43,75 @@ class WriterEnsemble(Group[Writer]):
     def __repr__(self) -> str:
         """Show the writers."""
         return f"WriterEnsemble({', '.join(map(repr, self.members))})"
+
+    @property
+    def tracks_generations(self) -> bool:
+        """Whether samples of all members carry the generations of their rows."""
+        return all(writer.tracks_generations for writer in self.members)
+
+    def generations_of(self, index: Any) -> Tensor:
+        """Return the generations of the rows that are at an index now; see `RoundRobinWriter.generations_of`.
+
+        Args:
+            index: a TensorDict or dict of `buffer_ids`, int64 `[*B]`, and the `index` in these members `[*B]`, as
+                `extend` of the ensemble returns it.
+
+        Returns:
+            int64 `[*B]`; -1 where there is no row, or the writer does not track generations.
+
+        Raises:
+            KindError: if the index is not of this kind, or numbers of members are not integers.
+            SchemaError: if there is not one member for each row.
+            SlotError: if a number is no member.
+        """
+        named = isinstance(index, dict) or kinds.is_tensordict(index)
+        if not named or any(index.get(key, None) is None for key in ("buffer_ids", "index")):
+            msg = "generations of an ensemble require routed index metadata: a TensorDict of buffer_ids and index, got "
+            raise KindError(msg + type(index).__name__)
+        owners, slots = index["buffer_ids"], index["index"]
+        if owners.dtype == torch.bool or owners.is_floating_point():
+            msg = f"ReplayBufferEnsemble member ids must be integers, got {owners.dtype}"
+            raise KindError(msg)
+        if slots.shape[: owners.ndim] != owners.shape:
+            msg = f"there must be one member id for each row: {list(owners.shape)} ids, {list(slots.shape)} rows"
+            raise SchemaError(msg)
+        if owners.numel() and not 0 <= int(owners.min()) <= int(owners.max()) < len(self):
+            msg = f"member ids must lie in [0, {len(self) - 1}], got {int(owners.min())} to {int(owners.max())}"
+            raise SlotError(msg)
+        found = torch.full(owners.shape, -1, dtype=torch.int64, device=owners.device)
+        for i, writer in enumerate(self.members):
+            at = owners == i
+            if bool(at.any()):
+                found[at] = writer.generations_of(slots[at.to(slots.device)]).to(found.device)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the writers by their numbers as text."""
+        return {str(i): writer.state_dict() for i, writer in enumerate(self.members)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            CheckpointError: if there is another number of writers, or a state is damaged; nothing is changed.
+        """
+        if set(state) != {str(i) for i in range(len(self))}:
+            msg = f"the state holds the writers {sorted(state)}, the ensemble has {len(self)}"
+            raise CheckpointError(msg)
+        for i, writer in enumerate(self.members):
+            writer.check_state(state[str(i)])
+        for i, writer in enumerate(self.members):
+            writer.load_state_dict(state[str(i)])
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save the state of each writer to a directory in `path`, named by its number; see `Writer.dumps`."""
+        for i, writer in enumerate(self.members):
+            writer.dumps(Path(path) / str(i))
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Restore what `dumps` saved; see `Writer.loads`."""
+        for i, writer in enumerate(self.members):
+            writer.loads(Path(path) / str(i))
 
     def subset(self, chosen: list[int]) -> Self:
         """Return an ensemble of some of the writers."""

@@ -1,0 +1,275 @@
+"""An ensemble has the names of a single buffer: updates in a thread, queries, hooks, start and end; and its parts."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    Flat2TED,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    ReplayBufferEnsemble,
+    RoundRobinWriter,
+    StorageEnsemble,
+    TED2Flat,
+    TensorDictReplayBuffer,
+    TensorStorage,
+    WriterEnsemble,
+    traj,
+)
+from ostinato.errors import (
+    CheckpointError,
+    KeyMissingError,
+    KindError,
+    OstinatoError,
+    SchemaError,
+    SlotError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS = 8
+ABSENT = [
+    "__setitem__",
+    "as_remote",
+    "read_all_in_order",
+    "set_",
+    "set_at_",
+    "set_sampler",
+    "set_storage",
+    "set_writer",
+    "share",
+    "update_",
+    "write_all",
+]
+
+
+def _rows(base: int) -> TensorDict:
+    numbers = torch.arange(ROWS, dtype=torch.float32)
+    flags = {"reward": torch.ones(ROWS, 1), "done": (numbers % 4 == 3).unsqueeze(-1)}
+    return TensorDict(
+        {
+            "obs": numbers + base,
+            "episode": numbers.long() // 4,
+            "next": {"obs": torch.where(numbers % 4 == 3, -numbers - base, numbers + 1 + base), **flags},
+        },
+        [ROWS],
+    )
+
+
+def _member(base: int, **options: Any) -> TensorDictReplayBuffer:
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(10), writer=RoundRobinWriter(track_generations=True), **options
+    )
+    rb.extend(_rows(base))
+    return rb
+
+
+def _pair(**options: Any) -> ReplayBufferEnsemble:
+    ranked = _member(100, sampler=PrioritizedSampler(10, 1.0, 1.0))
+    return ReplayBufferEnsemble(_member(0), ranked, **{"sample_from_all": True, "batch_size": 4, **options})
+
+
+# -- start and end -----------------------------------------------------------------------------------------------------
+
+
+def test_it_is_in_this_process() -> None:
+    rb = _pair()
+    assert (rb.start() is rb, rb.client() is rb, rb.service_backend) == (True, True, "direct")
+    assert (rb.is_alive, rb.dim_extend, rb.shared) == (True, 0, False)
+    rb.synchronize()
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_shutdown_ends_sampling_and_not_the_members(prefetch: int | None) -> None:
+    rb = _pair(prefetch=prefetch)
+    sample = rb.sample()
+    pending = rb.submit_update_if_present(index=sample, patch={"obs": torch.zeros(2, 2)})
+    rb.shutdown()
+    assert pending.done()
+    rb.shutdown(timeout=1.0)
+    assert not rb.is_alive
+    for action in (rb.sample, rb.start, lambda: rb.submit_update_if_present(index=sample)):
+        with pytest.raises(UsageError, match="shut down replay buffer cannot"):
+            action()
+    assert len(rb[0].sample(3)) == 3
+    assert pickle.loads(pickle.dumps(rb[0])).is_alive
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_names_without_a_meaning_are_absent(name: str) -> None:
+    assert not hasattr(_pair(), name)
+
+
+# -- updates -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_submitted_updates_arrive_in_order(prefetch: int | None) -> None:
+    rb = _pair(prefetch=prefetch)
+    index = {"buffer_ids": torch.tensor([0, 1, 1]), "index": torch.tensor([2, 3, 4])}
+    generation = rb.writer.generations_of(index)
+    for value in range(20):
+        last = rb.submit_update_if_present(
+            index=index, generation=generation, patch={"obs": torch.full((3,), float(value))}
+        )
+    rb.synchronize()
+    assert last.done()
+    assert (last.result().updated_count, last.result().stale_count) == (3, 0)
+    assert (float(rb[0, 2]["obs"]), float(rb[1, 3]["obs"]), float(rb[1, 4]["obs"])) == (19, 19, 19)
+
+
+def test_errors_of_submitted_updates_are_raised_once(tmp_path: Path) -> None:
+    rb = _pair()
+
+    def fail() -> None:
+        future = rb.submit_update_if_present(index=rb.sample(), patch={"none": torch.zeros(2, 2)})
+        assert isinstance(future.exception(), KeyMissingError)
+
+    for action in (rb.sample, rb.synchronize, rb.state_dict, lambda: rb.dumps(tmp_path / "saved")):
+        fail()
+        with pytest.raises(KeyMissingError, match="none"):
+            action()
+        action()
+
+
+def test_mark_update_gives_the_default_priority_back() -> None:
+    rb = _pair()
+    sampler = rb[1].sampler
+    ranked = {"buffer_ids": torch.tensor([1, 1]), "index": torch.tensor([0, 5])}
+    rb.update_priority(ranked, torch.tensor([0.5, 4.0]))
+    for wrong in ([1, 8], [2, 0]):
+        named = {"buffer_ids": torch.tensor([1, wrong[0]]), "index": torch.tensor([0, wrong[1]])}
+        with pytest.raises(SlotError):
+            rb.mark_update(named)
+    assert sampler.priorities[[0, 5]].tolist() == [0.5, 4.0]
+    rb.mark_update({"buffer_ids": torch.tensor([0, 1]), "index": torch.tensor([5, 0])})
+    assert sampler.priorities[[0, 1, 5]].tolist() == [4.0, 1.0, 4.0]
+    with pytest.raises(KindError, match="index and buffer_ids"):
+        rb.mark_update(torch.tensor([0]))
+
+
+def test_inverse_transforms_run_when_rows_are_written() -> None:
+    rb = _pair(routing_key="episode")
+    rb.append_transform(lambda rows: rows.set("obs", rows["obs"] * 2), invert=True)
+    rb.insert_transform(0, lambda rows: rows.set("obs", rows["obs"] + 1), invert=True)
+    rb.extend(_rows(10)[:1])
+    assert rb[0, 8]["obs"] == 21  # inverses run from the last to the first
+    assert rb.sample()["obs"].max() <= 107
+
+
+# -- queries and hooks -------------------------------------------------------------------------------------------------
+
+
+def test_query_goes_through_the_members() -> None:
+    rb = _pair()
+    found = rb.query(traj["obs"].sum() > 10)
+    assert [one.get("obs")[0].item() for one in found] == [4, 100, 104]
+    assert len(rb.query(trajectory_key="episode")) == 4
+    with pytest.raises(KeyMissingError):
+        rb.query(trajectory_key="none")
+
+
+def test_hooks_convert_the_rows_of_each_member(tmp_path: Path) -> None:
+    rb = _pair()
+    seen: list[int] = []
+
+    def count(rows: Any, **_: Any) -> Any:
+        seen.append(len(rows))
+        return rows
+
+    rb.register_save_hook(count)
+    rb.register_save_hook(TED2Flat())
+    rb.dumps(tmp_path / "saved")
+    assert seen == [ROWS, ROWS]
+    again = _pair()
+    again.empty()
+    with pytest.raises(CheckpointError):
+        again.loads(tmp_path / "saved")
+    again.register_load_hook(Flat2TED())
+    again.loads(tmp_path / "saved")
+    for mine, theirs in zip(again.members, rb.members, strict=True):
+        assert (mine[:] == theirs[:]).all()
+
+
+@pytest.mark.parametrize("kind", ["save", "load"])
+def test_a_hook_is_registered_for_all_members_or_none(kind: str) -> None:
+    mixed = ReplayBufferEnsemble(_member(0), TensorDictReplayBuffer(storage=ListStorage(4)))
+    with pytest.raises(KindError, match="no fields"):
+        getattr(mixed, f"register_{kind}_hook")(lambda rows, **_: rows)
+    assert getattr(mixed[0].storage, f"{kind}_hooks") == ()
+    with pytest.raises(KindError):
+        getattr(_pair(), f"register_{kind}_hook")(3)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def test_storages_tell_whether_they_support_conditional_updates() -> None:
+    supported = (LazyTensorStorage, LazyMemmapStorage, TensorStorage)
+    assert all(storage.supports_conditional_update for storage in supported)
+    assert not any(storage.supports_conditional_update for storage in (ListStorage, LazyStackStorage))
+    for made in (LazyTensorStorage(4), ListStorage(4)):
+        rb = TensorDictReplayBuffer(storage=made, writer=RoundRobinWriter(track_generations=True))
+        index = rb.extend(_rows(0)[:2])
+        patch = {"obs": torch.zeros(2)}
+        if made.supports_conditional_update:
+            assert rb.update_if_present(
+                index=index, generation=rb.writer.generations_of(index), patch=patch
+            ).updated_count
+        else:
+            with pytest.raises(UsageError, match="not supported by ListStorage"):
+                rb.update_if_present(index=index, generation=torch.ones(2, dtype=torch.int64), patch=patch)
+    assert StorageEnsemble(LazyTensorStorage(4), LazyTensorStorage(4)).supports_conditional_update
+    assert not StorageEnsemble(LazyTensorStorage(4), ListStorage(4)).supports_conditional_update
+
+
+def test_storages_of_two_dimensions_become_flat() -> None:
+    storage = LazyTensorStorage(6, ndim=2)
+    rb = TensorDictReplayBuffer(storage=storage)
+    rb.extend(TensorDict({"obs": torch.arange(6).reshape(2, 3)}, [2, 3]))
+    both = StorageEnsemble(storage, LazyTensorStorage(2), transforms=[None, len])
+    assert both.ndim == 1
+    both.attach(rb)
+    flat = both.flatten()
+    assert (flat[0].ndim, flat[0][:]["obs"].numel(), flat.transforms) == (1, 6, [None, len])
+    assert not hasattr(both, "contains")
+    assert not hasattr(both, "checkpointer")
+
+
+def test_writers_name_generations_of_routed_rows(tmp_path: Path) -> None:
+    rb = _pair(routing_key="episode")
+    names = rb.extend(_rows(0))
+    assert torch.equal(rb.writer.generations_of(names), names["index_generation"])
+    square = {name: names[name].reshape(2, 4) for name in ("buffer_ids", "index")}
+    assert rb.writer.generations_of(square).shape == (2, 4)
+    assert rb.writer.tracks_generations
+    plain = WriterEnsemble(RoundRobinWriter(), RoundRobinWriter(track_generations=True))
+    assert not plain.tracks_generations
+    assert plain.generations_of(names).tolist() == [-1] * ROWS
+    plain.dumps(tmp_path / "writers")
+    plain.loads(tmp_path / "writers")
+    plain.load_state_dict(plain.state_dict())
+    with pytest.raises(CheckpointError, match="the ensemble has 2"):
+        plain.load_state_dict({"0": {}})
+    ids = torch.tensor([0, 1])
+    wrong: list[tuple[Any, type[OstinatoError]]] = [
+        (ids, KindError),
+        ({"index": ids}, KindError),
+        ({"buffer_ids": ids.float(), "index": ids}, KindError),
+        ({"buffer_ids": ids, "index": ids[:1]}, SchemaError),
+        ({"buffer_ids": ids + 1, "index": ids}, SlotError),
+    ]
+    for index, error in wrong:
+        with pytest.raises(error, match=r"member|routed"):
+            rb.writer.generations_of(index)
