@@ -204,7 +204,7 @@ class Sequence(SampleUnit):
         plan = self._window(Plan(schema, anchors, anchors), ring.view()._replace(episodes=episodes))
 
         def per_record(value: Any) -> Any:
-            found = torch.as_tensor(value)
+            found = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
             return found.repeat_interleave(self.rows, dim=0) if found.ndim else value
 
         found = {key: per_record(value) for key, value in info.items()} | plan.notes

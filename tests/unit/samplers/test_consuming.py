@@ -227,4 +227,5 @@ def test_consumed_rows_of_a_bare_storage_return() -> None:
     assert not sampler.can_sample(storage, 1)
     sampler.mark_update(torch.tensor([2]), storage=storage)
     index, _ = sampler.sample(storage, 4)
+    assert isinstance(index, torch.Tensor)
     assert index.tolist() == [2]
