@@ -29,6 +29,7 @@ from ostinato import (
     PrioritizedSliceSampler,
     PromptGroupSampler,
     QueueSampler,
+    RaggedTensorStorage,
     RandomSampler,
     ReservoirWriter,
     RoundRobinWriter,
@@ -94,6 +95,7 @@ STORAGES: dict[str, Callable[[], Any]] = {
     "LazyTensorStorage, ndim=2": lambda: LazyTensorStorage(CAPACITY, ndim=2),
     "LazyMemmapStorage": lambda: LazyMemmapStorage(CAPACITY),
     "LazyTensorStorage, codec": lambda: LazyTensorStorage(CAPACITY, codec={"obs": "zlib", ("next", "obs"): "zlib"}),
+    "RaggedTensorStorage": lambda: RaggedTensorStorage(CAPACITY, ragged="tokens", layout="nested"),
     "LazyTensorStorage, single_copy": lambda: LazyTensorStorage(CAPACITY, single_copy=True),
 }
 WRITERS: dict[str, Callable[[], Any]] = {
@@ -165,10 +167,9 @@ class Cell:
             return self._fixed_slots
         if self.writer == "TensorDictMaxValueWriter" and self.storage == "TensorStorage":
             return "ranks"
-        if (self.windows or self.sampler in {"StalenessAwareSampler", "PromptGroupSampler"}) and (
-            "ListStorage" in self.storage or self.storage == "LazyStackStorage"
-        ):
-            return "fields"
+        reads = self.sampler in {"StalenessAwareSampler", "PromptGroupSampler"}
+        if "ListStorage" in self.storage or self.storage == "LazyStackStorage":
+            return "fields" if self.windows or (reads and self.storage != "LazyStackStorage") else None
         return None
 
     @property
@@ -203,6 +204,7 @@ def rows(count: int, start: int = 0, lanes: int = 1) -> TensorDict:
         "t": t,
         "step": step,
         "obs": place,
+        "tokens": t[..., None].expand(*t.shape, 2).contiguous(),
         "achieved_goal": place,
         "desired_goal": place.new_full(place.shape, -1.0),
     }

@@ -14,6 +14,7 @@ from ostinato import (
     LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
+    RaggedTensorStorage,
     Storage,
     TensorStorage,
     ZlibCodec,
@@ -157,6 +158,20 @@ class TestLazyStack(TestList):
 
     def rows(self, ids: Tensor) -> Any:
         return [TensorDict(row) for row in super().rows(ids)]
+
+
+class TestRaggedTensors(StorageContract):
+    """A field that may differ in length, here always of one length, as lists of tensors."""
+
+    def make(self, capacity: int) -> Storage:
+        return RaggedTensorStorage(capacity, ragged="obs")
+
+    def ids(self, storage: Storage, presented: Any) -> list[int]:
+        values = presented["obs"]
+        return super().ids(storage, {**presented, "obs": torch.stack(values) if values else torch.zeros(0, 2)})
+
+    def wrong_rows(self, count: int) -> Any:
+        return {"id": torch.zeros(count, dtype=torch.int64), "obs": torch.zeros(count, 3, 2)}
 
 
 class TestCodec(StorageContract):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from ostinato import (
@@ -164,7 +164,7 @@ def fingerprint(*values: Any) -> str:
 
 
 def _feed(state: xxhash.xxh3_128, value: Any) -> None:
-    if isinstance(value, TensorDict):
+    if isinstance(value, TensorDictBase):
         value = value.to_dict()
     if isinstance(value, Tensor):
         state.update(f"{value.dtype}{tuple(value.shape)}".encode())

@@ -52,8 +52,16 @@ def test_names_of_a_local_buffer_reach_the_actor(cluster: Any, tmp_path: Path) -
     assert (len(rb), rb.write_count) == (0, 10)
     rb.load(tmp_path / "saved")
     assert len(rb) == 8
+    assert rb.shared
+    rb.dim_extend = 0
+    with pytest.raises(UsageError, match="dim_extend cannot be reset"):
+        rb.dim_extend = 1
     rb.shutdown()
     assert not rb.is_alive
+    with pytest.raises(UsageError, match="A closed RayReplayBuffer cannot be restarted"):
+        rb.start()
+    with pytest.raises(UsageError, match="RayReplayBuffer is closed"):
+        rb.client()
 
 
 def _rows(first: int, count: int) -> dict[str, torch.Tensor]:
@@ -199,13 +207,14 @@ def test_a_sharded_buffer_has_the_same_names(cluster: Any, tmp_path: Path) -> No
     assert (rb.start() is rb, rb.client() is rb, rb.is_alive) == (True, True, True)
     assert (rb.service_backend, rb.transport_kind) == ("ray", "ray")
     reader = rb.clients(1)[0]
-    rb.extend(_rows(0, 4))
-    rb.extend(_rows(4, 4))
+    rb.extend(TensorDict(_rows(0, 4), [4]))
+    rb.extend(TensorDict(_rows(4, 4), [4]))
     assert set(reader.next()["x"].tolist()) <= set(range(8))
+    found = rb.query(traj["x"].sum() > 6)
+    assert [one.get("x").tolist() for one in found] == [[4, 5, 6, 7]]
     rb.save(tmp_path / "saved")
     rb.empty()
     rb.load(tmp_path / "saved")
     assert len(reader) == 8
     rb.shutdown()
-    with pytest.warns(RuntimeWarning, match="does not answer"):
-        assert not rb.is_alive
+    assert not rb.is_alive

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
@@ -217,7 +219,8 @@ class LocalEngine:
         """
         require_eager("writing rows")
         with self.lock:
-            self._follow()
+            if self.source.storage.writes != self.writes_seen:
+                self._follow()
             storage, sampler = self.source.storage, self.sampler
             laid_out = self.settled or storage.laid_out
             payload, rows = storage.admit(data, lead)
@@ -241,11 +244,13 @@ class LocalEngine:
                     self.settled = False
                 raise
             self._store(placement, payload)
-            if tracker is not None:
-                tracker.record(storage, placement, marks or Marks())
-            if versions is not None and found is not None:
-                versions.record(placement, found)
-            self._count_written(rows, placement, given)
+            self.rows_written += rows
+            self.rows_since_empty += rows
+            alone = not (sampler.prioritized or sampler.watches or self.gate is not None)
+            if alone and tracker is None and versions is None:
+                sampler.record(placement)
+            else:
+                self._report_written(placement, given, marks, found)
             return placement
 
     def check_rows(self, data: Any, *, ranked: bool = True) -> Callable[[], None]:
@@ -376,10 +381,14 @@ class LocalEngine:
                 self.writer.take_back()
             raise
 
-    def _count_written(self, rows: int, placement: Placement, given: Tensor | None) -> None:
-        """Count rows, and tell sampler and rate limiter of them."""
-        self.rows_written += rows
-        self.rows_since_empty += rows
+    def _report_written(
+        self, placement: Placement, given: Tensor | None, marks: Marks | None, versions: NDArray[np.int64] | None
+    ) -> None:
+        """Report rows just written to episodes, versions, sampler and rate limiter."""
+        if self.tracker is not None:
+            self.tracker.record(self.storage, placement, marks or Marks())
+        if self.versions is not None and versions is not None:
+            self.versions.record(placement, versions)
         if self.sampler.prioritized:
             as_sampler(self.sampler).record_rows(placement, given, self.view())
         elif self.sampler.watches:
@@ -387,7 +396,7 @@ class LocalEngine:
         else:
             self.sampler.record(placement)
         if self.gate is not None:
-            self.gate.wrote(rows)
+            self.gate.wrote(placement.total)
 
     def begin_sampler(self) -> None:
         """Initialize the sampler's bookkeeping from the rows already stored."""
@@ -412,7 +421,8 @@ class LocalEngine:
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
         with self.lock:
-            self._follow()
+            if self.source.storage.writes != self.writes_seen:
+                self._follow()
             if not update.slots.shape[0]:
                 return
             slots, priorities, generations = update.of_era(self.era) if self.era else update
@@ -503,12 +513,15 @@ class LocalEngine:
             return update.result(present, accepted)
 
     def reset_priorities(self, index: Any) -> None:
-        """Give rows at an index the default priority."""
+        """Give rows at an index the default priority; rows that have left return."""
         with self.lock:
-            if not self.sampler.prioritized:
+            if not self.sampler.prioritized and not self.sampler.leaves:
                 return
             slots, _ = read_slots(index, self.storage)
             check_rows(slots, self.ring.rows)
+            if self.sampler.leaves:
+                self.sampler.mark_update(slots[slots >= 0])
+                return
             as_sampler(self.sampler).set_priorities(slots[slots >= 0], None, self.view())
 
     def generations_of(self, index: Any) -> Tensor:
@@ -630,7 +643,8 @@ class LocalEngine:
             WaitTimeoutError: if the limiter did not permit the draw in time.
         """
         with self.lock:
-            self._follow()
+            if self.source.storage.writes != self.writes_seen:
+                self._follow()
             if self.gate is not None:
                 self.wait_to_draw(batch_size, ask)
             if self.pending:
@@ -934,8 +948,7 @@ class LocalEngine:
 
     def _follow(self) -> None:
         """Take over the rows of a storage that something else has written: `storage.set`, or another buffer."""
-        if self.source.storage.writes != self.writes_seen:
-            self.set_source(self.source)
+        self.set_source(self.source)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

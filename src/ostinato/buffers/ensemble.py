@@ -138,7 +138,7 @@ class ReplayBufferEnsemble:
     rows yet is left out, and joins as soon as it has some (see `when_empty`). Where batches are TensorDicts they carry
     the keys `("index", "buffer_ids")`, the member of each row, and `("index", "index")`, its index there; if some
     member is prioritized also `priority_weight` (1 for rows of other members; weights compare rows within one member)
-    and `index_generation`.
+    and `index_generation`; the latter also if the writers of all members have `track_generations`.
 
     Safe to use from several threads, beside direct use of the members. Without `generator=` each member draws from its
     own source of chance, and the members of a batch are chosen by torch's global generator.
@@ -550,19 +550,22 @@ class ReplayBufferEnsemble:
             self._mixer.drop()
             self._mixer.generator = given
 
-    def append_transform(self, transform: Any) -> ReplayBufferEnsemble:
-        """Add a transform of whole batches at the end of the chain. Returns the ensemble."""
-        self.transform.append(transform)
+    def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBufferEnsemble:
+        """Add a transform of whole batches at the end of the chain. Returns the ensemble.
+
+        With `invert` a callable runs on rows that `add` and `extend` of the ensemble write.
+        """
+        self.transform.append(transform, invert=invert)
         self._mixer.redo()
         return self
 
-    def insert_transform(self, index: int, transform: Any) -> ReplayBufferEnsemble:
-        """Add a transform of whole batches before position `index` of the chain. Returns the ensemble.
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBufferEnsemble:
+        """Add a transform of whole batches before position `index` of the chain; see `append_transform`.
 
         Raises:
             OptionError: if the position is out of range.
         """
-        self.transform.insert(index, transform)
+        self.transform.insert(index, transform, invert=invert)
         self._mixer.redo()
         return self
 
@@ -593,6 +596,11 @@ class ReplayBufferEnsemble:
     def service_backend(self) -> str:
         """Where the ensemble is: "direct", in this process."""
         return "direct"
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes may use the ensemble: never; members may be shared."""
+        return False
 
     def client(self) -> Self:
         """Return the ensemble itself: in its own process it needs no client."""

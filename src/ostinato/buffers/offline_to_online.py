@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato._optional import require
-from ostinato.buffers.options import check_size, part, positive
+from ostinato.buffers.options import check_size, part, positive, real
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
 from ostinato.errors import CheckpointError, KindError, OptionError, UsageError
@@ -87,7 +87,7 @@ class OfflineToOnlineReplayBuffer:
             )
             msg = f"{said}, got {given}"
             raise OptionError(msg)
-        if not 0.0 < float(offline_fraction) < 1.0:
+        if not 0.0 < real("offline_fraction", offline_fraction) < 1.0:
             msg = f"offline_fraction must be in (0, 1), got {offline_fraction!r}: for one of the two use it alone"
             raise OptionError(msg)
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
@@ -155,7 +155,7 @@ class OfflineToOnlineReplayBuffer:
         offline = size if len(self._online) == 0 else round(self._fraction * size)
         parts = []
         if offline:
-            parts.append(_plain(self._offline.sample(offline), self._offline))
+            parts += [_plain(batch, self._offline) for batch in _draw(self._offline, offline)]
         if offline < size:
             parts.append(self._online.sample(size - offline))
         batch = parts[0] if len(parts) == 1 else kinds.concatenate(parts)
@@ -183,10 +183,11 @@ class OfflineToOnlineReplayBuffer:
         Raises:
             OptionError: if a number is out of range.
         """
-        if total_steps <= 0 or step < 0:
+        done, end = real("step", step), real("total_steps", total_steps)
+        if not (end > 0 and done >= 0):
             msg = f"anneal() needs step >= 0 and total_steps > 0, got step={step} and total_steps={total_steps}"
             raise OptionError(msg)
-        self._fraction = self._base * max(0.0, 1.0 - step / total_steps)
+        self._fraction = self._base * max(0.0, 1.0 - done / end)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the online buffer's state and the share of the dataset. Copy.
@@ -230,7 +231,8 @@ def prefill_replay_buffer(
 
     Args:
         rb: the buffer.
-        dataset: a `ReplayBuffer`, a dataset of TorchRL, or the name of one; see `OfflineToOnlineReplayBuffer`.
+        dataset: a `ReplayBuffer`, whose oldest row is copied first, a dataset of TorchRL, or the name of one; see
+            `OfflineToOnlineReplayBuffer`.
         n_samples: most rows to copy, drawn uniformly without replacement if the dataset has more; None copies all.
         chunk_size: rows that are copied at a time.
 
@@ -238,8 +240,9 @@ def prefill_replay_buffer(
         The buffer.
 
     Raises:
-        OptionError: for numbers out of range, a dataset with `storage.ndim=2`, or one that is the buffer.
-        KindError: if the dataset has no rows to read.
+        OptionError: for numbers out of range, a dataset with `storage.ndim=2`, one whose rows leave as they are drawn,
+            or one that is the buffer.
+        KindError: if the dataset has no rows to read, or `rb` cannot be extended.
         SchemaError: if the rows do not match those of the buffer; rows copied before stay.
 
     Example:
@@ -250,11 +253,17 @@ def prefill_replay_buffer(
         >>> len(prefill_replay_buffer(rb, dataset, n_samples=200))
         200
     """
+    if not callable(getattr(rb, "extend", None)):
+        msg = f"rb must be a replay buffer to copy rows into, got {type(rb).__name__}"
+        raise KindError(msg)
     chunk = positive("chunk_size", chunk_size)
-    wanted = None if n_samples is None else positive("n_samples", n_samples)
+    wanted = positive("n_samples", n_samples) if n_samples else n_samples
     source = _dataset(dataset, chunk, {})
     if source is rb:
         msg = "the dataset is the buffer itself: give another one"
+        raise OptionError(msg)
+    if isinstance(source, ReplayBuffer) and source.sampler.leaves:
+        msg = f"rows of the dataset leave as they are drawn ({source.sampler!r}): use rb.extend(dataset.sample(n))"
         raise OptionError(msg)
     if not hasattr(source, "__getitem__"):
         msg = f"a dataset must have rows to read, dataset[i:j], got {type(source).__name__}"
@@ -262,12 +271,21 @@ def prefill_replay_buffer(
     if getattr(getattr(source, "storage", None), "ndim", 1) > 1:
         msg = "a dataset with storage.ndim=2 has steps of several environments: copy them with rb.extend(dataset[:])"
         raise OptionError(msg)
-    rows = len(source)
-    chosen = None if wanted is None or wanted >= rows else torch.randperm(rows, device="cpu")[:wanted].sort().values
-    for start in range(0, rows if chosen is None else len(chosen), chunk):
-        index = slice(start, min(start + chunk, rows)) if chosen is None else chosen[start : start + chunk]
-        rb.extend(_plain(source[index], source))
+    rows, oldest = len(source), _oldest(source)
+    part_of = wanted is not None and wanted < rows
+    chosen = torch.randperm(rows, device="cpu")[:wanted].sort().values if part_of else torch.arange(rows, device="cpu")
+    for ages in torch.split(chosen, chunk) if rows else ():
+        index = (ages + oldest) % rows
+        whole = not part_of and int(index[-1]) - int(index[0]) == len(index) - 1
+        rb.extend(_plain(source[slice(int(index[0]), int(index[-1]) + 1) if whole else index], source))
     return rb
+
+
+def _oldest(dataset: Any) -> int:
+    """Return where the oldest row of a dataset is: a full ring continues at its first slot after the last one."""
+    if not isinstance(dataset, ReplayBuffer) or not dataset.writer.in_order:
+        return 0
+    return dataset.cursor if len(dataset.storage) == dataset.storage.capacity else 0
 
 
 def _dataset(given: Any, batch_size: int | None, options: dict[str, Any]) -> Any:
@@ -297,6 +315,19 @@ def _dataset(given: Any, batch_size: int | None, options: dict[str, Any]) -> Any
         )
         raise OptionError(msg)
     return given
+
+
+def _draw(dataset: Any, rows: int) -> list[Any]:
+    """Draw rows of a dataset, in several batches where passes end within them."""
+    if not (isinstance(dataset, ReplayBuffer) and dataset.sampler.epochal):
+        return [dataset.sample(rows)]
+    batches = []
+    while rows > 0:
+        batch, info = dataset.sample(rows, return_info=True)
+        index = info["index"]
+        rows -= len(index[0] if isinstance(index, tuple) else index)
+        batches.append(batch)
+    return batches
 
 
 def _plain(batch: Any, dataset: Any) -> Any:

@@ -145,6 +145,18 @@ def positive(name: str, value: Any) -> int:
     return number
 
 
+def real(name: str, value: Any) -> float:
+    """Return a number as a float; NaN stays.
+
+    Raises:
+        KindError: if it is no real number.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        msg = f"{name} must be a number, got {value!r} of type {type(value).__name__}"
+        raise KindError(msg)
+    return float(value)
+
+
 def check_dim(dim: int, ndim: int) -> int:
     """Return a dimension to extend along; with `ndim=1` it may be 1 for data `[num_envs, rows]` as well.
 

@@ -608,6 +608,8 @@ def _slots_of_trajectories(engine: Engine, stored: _Stored, key: Key | None) -> 
     oldest = engine.ring.cursor // num_envs if rows == storage.capacity else 0
     spans = (range(oldest, steps), range(oldest))
     slots = torch.cat([torch.arange(span.start, span.stop, device=storage.device) for span in spans])
+    if num_envs == 1 and (engine.sampler.leaves or not engine.writer.in_order):  # rows choose their slots
+        slots = slots[engine.ring.generations(slots).argsort()]
     if num_envs > 1:
         slots = (slots * num_envs + torch.arange(num_envs, device=storage.device).unsqueeze(1)).flatten()
     lengths = _from_episodes(engine, stored, signal, oldest)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 
 import torch
 
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
+from ostinato.buffers.options import positive, real
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.errors import CheckpointError, KindError, OptionError
 from ostinato.samplers import Sampler
@@ -147,6 +148,9 @@ class LambdaScheduler(ParameterScheduler):
         max_value: float | None = None,
     ) -> None:
         super().__init__(obj, param_name, min_value, max_value)
+        if not callable(cast("Any", lambda_fn)):
+            msg = f"lambda_fn must be a function from a step number to a factor, got {type(lambda_fn).__name__}"
+            raise KindError(msg)
         self.lambda_fn = lambda_fn
 
     def _step(self) -> Value:
@@ -167,6 +171,7 @@ class LinearScheduler(ParameterScheduler):
 
     Raises:
         OptionError: if `num_steps` is below 1.
+        KindError: if it is no integer, or `final_value` no number.
 
     Example:
         >>> from ostinato import LinearScheduler, PrioritizedSampler
@@ -188,15 +193,10 @@ class LinearScheduler(ParameterScheduler):
         num_steps: int,
     ) -> None:
         super().__init__(obj, param_name)
-        if num_steps < 1:
-            msg = f"num_steps must be at least 1, got {num_steps}"
-            raise OptionError(msg)
-        start = self.initial_val
+        self.num_steps = positive("num_steps", num_steps)
+        start, final = self.initial_val, real("final_value", final_value)
         # of the dtype and on the device of the parameter
-        self.final_val: Value = (
-            torch.full_like(start, float(final_value)) if isinstance(start, torch.Tensor) else final_value
-        )
-        self.num_steps = num_steps
+        self.final_val: Value = torch.full_like(start, final) if isinstance(start, torch.Tensor) else final_value
 
     def _step(self) -> Value:
         if self._step_cnt >= self.num_steps:
@@ -221,6 +221,7 @@ class StepScheduler(ParameterScheduler):
 
     Raises:
         OptionError: for another mode, or `n_steps` below 1.
+        KindError: if `n_steps` is no integer, or `gamma` no number.
 
     Example:
         >>> from ostinato import PrioritizedSampler, StepScheduler
@@ -248,10 +249,8 @@ class StepScheduler(ParameterScheduler):
         if mode not in {"additive", "multiplicative"}:
             msg = f"Invalid mode: {mode}. Choose 'multiplicative' or 'additive'"
             raise OptionError(msg)
-        if n_steps < 1:
-            msg = f"n_steps must be at least 1, got {n_steps}"
-            raise OptionError(msg)
-        self.gamma, self.n_steps, self.mode = gamma, n_steps, mode
+        real("gamma", gamma)
+        self.gamma, self.n_steps, self.mode = gamma, positive("n_steps", n_steps), mode
 
     def _step(self) -> Value:
         if self._step_cnt % self.n_steps:
@@ -265,13 +264,29 @@ class SchedulerList:
 
     Args:
         schedulers: one scheduler or several.
+
+    Raises:
+        KindError: for other objects.
     """
 
     def __init__(self, schedulers: ParameterScheduler | Iterable[ParameterScheduler]) -> None:
-        self.schedulers = [schedulers] if isinstance(schedulers, ParameterScheduler) else list(schedulers)
+        given: Any = [schedulers] if isinstance(schedulers, ParameterScheduler) else schedulers
+        if not hasattr(given, "__iter__"):
+            msg = f"SchedulerList takes schedulers, got {type(given).__name__}"
+            raise KindError(msg)
+        self.schedulers: list[ParameterScheduler] = []
+        for scheduler in given:
+            self.append(scheduler)
 
     def append(self, scheduler: ParameterScheduler) -> None:
-        """Add a scheduler at the end."""
+        """Add a scheduler at the end.
+
+        Raises:
+            KindError: if it has no method `step`.
+        """
+        if not callable(getattr(scheduler, "step", None)):
+            msg = f"SchedulerList takes schedulers, got {type(scheduler).__name__}"
+            raise KindError(msg)
         self.schedulers.append(scheduler)
 
     def step(self) -> None:

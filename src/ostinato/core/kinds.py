@@ -584,7 +584,7 @@ def stack_rows(rows: Sequence[Any]) -> Any:
         if not all(map(is_tensor_collection, rows)):
             raise
         lazy = sys.modules["tensordict"].LazyStackedTensorDict
-        return lazy.maybe_dense_stack([row.clone() for row in rows], 0)
+        return lazy.maybe_dense_stack(_of_one_device([row.clone() for row in rows]), 0)
 
 
 def stack_parts(items: Sequence[Any]) -> Any:
@@ -600,10 +600,11 @@ def stack_parts(items: Sequence[Any]) -> Any:
     if not all(map(is_tensor_collection, items)):
         return stack(items, batches=True)
     lazy = sys.modules["tensordict"].LazyStackedTensorDict
+    rows = _of_one_device(items)
     try:
-        return lazy.maybe_dense_stack(list(items), 0)
+        return lazy.maybe_dense_stack(rows, 0)
     except RuntimeError:
-        return lazy.lazy_stack(list(items), 0)  # of lazy stacks
+        return lazy.lazy_stack(rows, 0)  # of lazy stacks
 
 
 def as_tensordict(data: Any, rows: int) -> Any:
@@ -629,7 +630,13 @@ def lazy_stack(rows: Sequence[Any], dim: int = 0) -> Any:
     """Return TensorDicts or tensorclasses as one, stacked along `dim`, whose fields are stacked when they are read."""
     import tensordict
 
-    return tensordict.lazy_stack(list(rows), dim)
+    return tensordict.lazy_stack(_of_one_device(rows), dim)
+
+
+def _of_one_device(rows: Sequence[Any]) -> list[Any]:
+    """Return TensorDicts without a device if only some name one, as rows of a checkpoint do: such do not stack."""
+    devices = {row.device for row in rows}
+    return list(rows) if len(devices) == 1 or None not in devices else [row.copy().clear_device_() for row in rows]
 
 
 def stack_lengths(rows: Sequence[Any], *, padded: bool) -> Any:
@@ -692,7 +699,9 @@ def concatenate(batches: Sequence[Any]) -> Any:
         if is_tensor_collection(batches[0]):
             return torch.cat(list(batches), 0)
         return tree_map(_join, *batches, is_leaf=_is_column)
-    except (RuntimeError, ValueError, KeyError) as error:
+    except KindError:
+        raise
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
         msg = f"the batches cannot be concatenated ({error}): give all rows the same fields and shapes"
         raise SchemaError(msg) from error
 

@@ -27,7 +27,7 @@ from ostinato.distributed.serialization import Serialized
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
     from types import TracebackType
 
@@ -262,6 +262,10 @@ class RayReplayBuffer:
         """Dimension of the data along which `extend` grows the buffer."""
         return int(self._call("dim_extend"))
 
+    @dim_extend.setter
+    def dim_extend(self, dim: int) -> None:
+        self.apply(lambda buffer: setattr(buffer, "dim_extend", dim))
+
     @property
     def episodes(self) -> Episodes | None:
         """Which fields tell where episodes end; see `ReplayBuffer.episodes`."""
@@ -279,14 +283,21 @@ class RayReplayBuffer:
         return "ray"
 
     def start(self) -> Self:
-        """Return the handle: the actor is started by the constructor."""
+        """Return the handle: the actor is started by the constructor.
+
+        Raises:
+            UsageError: after `close`.
+        """
+        if not self.is_alive:
+            msg = "A closed RayReplayBuffer cannot be restarted: make another one, and load a checkpoint into it"
+            raise UsageError(msg)
         return self
 
     @property
     def is_alive(self) -> bool:
         """Whether the actor answers."""
         try:
-            return bool(self._call("is_alive"))
+            return ray().is_initialized() and bool(self._call("is_alive"))
         except LostBufferError:
             return False
 
@@ -306,7 +317,14 @@ class RayReplayBuffer:
         raise UsageError(msg)
 
     def client(self) -> Self:
-        """Return the handle, which may be sent to other processes."""
+        """Return the handle, which may be sent to other processes.
+
+        Raises:
+            UsageError: after `close`.
+        """
+        if not self.is_alive:
+            msg = "RayReplayBuffer is closed: make another one, and load a checkpoint into it"
+            raise UsageError(msg)
         return self
 
     def clients(self, num_clients: int) -> list[RayReplayBuffer]:
@@ -320,6 +338,11 @@ class RayReplayBuffer:
         for handle in made:
             handle.__setstate__(self.__getstate__())
         return made
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes may use the same rows: always."""
+        return True
 
     def share(self, shared: bool = True) -> Self:  # noqa: FBT001, FBT002
         """Return the handle: processes that get a copy of it use the same rows already.
@@ -469,9 +492,15 @@ class RayReplayBuffer:
         self._update("set_", key, value)
         return self
 
-    def update_(self, data: Any) -> RayReplayBuffer:
-        """Write the fields that `data` has, for all rows present. Returns the handle."""
-        self._update("update_", data)
+    def update_(
+        self,
+        data: Any,
+        clone: bool = False,  # noqa: FBT001, FBT002
+        *,
+        keys_to_update: Sequence[str | tuple[str, ...]] | None = None,
+    ) -> RayReplayBuffer:
+        """Write the fields that `data` has, for all rows present; see `ReplayBuffer.update_`. Returns the handle."""
+        self._update("update_", data, clone, keys_to_update=keys_to_update)
         return self
 
     def write_all(self, data: Any, end: int | None = None) -> None:

@@ -160,11 +160,13 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
             return own(TensorDictReplayBuffer.__getitem__(here, index))
 
     __setitem__ = _on_owner(TensorDictReplayBuffer.__setitem__)
+    append_transform = _on_owner(TensorDictReplayBuffer.append_transform)
     can_sample = _on_owner(TensorDictReplayBuffer.can_sample)
     check = _on_owner(TensorDictReplayBuffer.check)
     close = _on_owner(TensorDictReplayBuffer.close)
     dump = _on_owner(TensorDictReplayBuffer.dump)
     dumps = _on_owner(TensorDictReplayBuffer.dumps)
+    insert_transform = _on_owner(TensorDictReplayBuffer.insert_transform)
     load = _on_owner(TensorDictReplayBuffer.load)
     load_state_dict = _on_owner(TensorDictReplayBuffer.load_state_dict)
     loads = _on_owner(TensorDictReplayBuffer.loads)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.options import AnyBufferOptions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.buffers.trajectory_view import Trajectory
 
 __all__ = ["Placement", "ShardedReplayBuffer", "reserve_placement"]
 
@@ -271,6 +272,7 @@ class ShardedReplayBuffer:
         )
         consumer = RowConsumer(shards, waits=connection.waits) if info.counting else None
         self._connection = connection
+        self._closed = False
         self._shards = shards
         self._batches = ShardPrefetcher(ShardSampler(shards, generator, limiter, consumer), connection.prefetch)
         self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=connection.sticky, home=connection.home)
@@ -358,8 +360,8 @@ class ShardedReplayBuffer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a shard answers; those that do not are left out with a warning."""
-        return ray().is_initialized() and bool(self._shards.call_all("call", "is_alive"))
+        """Whether a shard answers, and this handle was not closed; shards that do not are left out with a warning."""
+        return not self._closed and ray().is_initialized() and bool(self._shards.call_all("call", "is_alive"))
 
     def start(self) -> Self:
         """Return the handle: the actors are started by the constructor."""
@@ -563,6 +565,20 @@ class ShardedReplayBuffer:
         while True:
             yield self.sample()
 
+    def query(
+        self,
+        predicate: Callable[[Trajectory], Any] | None = None,
+        *,
+        trajectory_key: str | tuple[str, ...] | None = None,
+    ) -> list[Trajectory]:
+        """Return the trajectories in present shards for which a predicate holds; see `ReplayBuffer.query`.
+
+        The predicate runs in the actors; shards follow one another. With `route="sticky"` a trajectory of one writer is
+        in one shard, else its rows may be in several, and each part counts as a trajectory.
+        """
+        parts = self.apply(lambda buffer: buffer.query(predicate, trajectory_key=trajectory_key))
+        return [one for part in parts for one in part]
+
     def next(self) -> Any:
         """Return the next batch, for callers without a `for` loop.
 
@@ -642,6 +658,7 @@ class ShardedReplayBuffer:
 
     def close(self) -> None:
         """End the actors, and with them the rows, for all handles. Checkpoints stay. May be called again."""
+        self._closed = True
         self._batches.drop()
         if not ray().is_initialized():
             return  # the actors ended with Ray

@@ -11,7 +11,7 @@ import torch
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointReader, CheckpointWriter
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, PriorityError, SlotError
-from ostinato.samplers.standalone import Standalone, as_picks, index_and_info, read_index
+from ostinato.samplers.standalone import Standalone, as_picks, check_request, index_and_info, read_index
 
 if TYPE_CHECKING:
     import os
@@ -255,7 +255,10 @@ class Sampler(ABC):
 
         Raises:
             EmptyBufferError: if there is no row to draw.
+            KindError: if `storage` is no storage, or `batch_size` no integer.
+            OptionError: if `batch_size` is below 0.
         """
+        check_request(storage, batch_size)
         view = self._view_of(storage)
         if not view.rows:
             msg = "Cannot sample from an empty storage: write rows first"

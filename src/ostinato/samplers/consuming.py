@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from ostinato.core.records import Placement, View
     from ostinato.core.ring import Ring
     from ostinato.samplers.base import Sampler, StorageShape, WriterOrder
+    from ostinato.samplers.standalone import BareStorage
 
 __all__ = ["ConsumingSampler", "LimitedSampler", "QueueSampler", "check_count", "with_limit"]
+
+_BOUND = 2**62
+"""Counts below it fit int64."""
 
 
 @final
@@ -579,6 +583,11 @@ class ConsumingSampler(CountingSampler):
         self._uses.reset(slots)
         self.ran_out = False
 
+    def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:
+        """Let rows be drawn `max_sample_count` times from now on, as if they were just written."""
+        super().mark_update(index, storage=storage)
+        self.extend(index)
+
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw distinct rows among those left, all of them if there are fewer.
 
@@ -649,7 +658,7 @@ class ConsumingSampler(CountingSampler):
             CheckpointError: naming what differs.
         """
         limit = state["max_sample_count"]
-        if type(limit) is not int or limit < 1:
+        if type(limit) is not int or not 1 <= limit < _BOUND:
             msg = f"the sampler's state is damaged: max_sample_count is {limit!r}"
             raise CheckpointError(msg)
         _check_uses(state, rows, limit)
@@ -690,6 +699,9 @@ def check_count(name: str, value: Any) -> int:
         raise KindError(msg)
     if value < 1:
         msg = f"{name} must be a positive integer, got {value!r}"
+        raise OptionError(msg)
+    if value >= _BOUND:
+        msg = f"{name} must be below 2 ** 62, got {value}"
         raise OptionError(msg)
     return int(value)
 

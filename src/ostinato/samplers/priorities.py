@@ -557,7 +557,11 @@ class RowPriorities(PrioritySampler):
     def _tree_for(self, view: View) -> PriorityTree:
         """Return the tree, up to date with the buffer's capacity, device and rows, and with `alpha`."""
         tree = self._tree
-        if tree is None or tree.capacity != self._tree_capacity(view.capacity) or tree.device != view.device:
+        if (
+            tree is None
+            or tree.device != view.device
+            or (tree.capacity != view.capacity and tree.capacity != self._tree_capacity(view.capacity))
+        ):
             tree = self._build(view)
         if self._tree_alpha != self._alpha:
             self._recompute(tree)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["StalenessAwareSampler", "freshness"]
 
+_BOUND = 2**62
+"""Differences of versions below it are exact in int64."""
+
 
 def freshness(staleness: Tensor) -> Tensor:
     """Return the default weights, `1 / (staleness + 1)`.
@@ -229,7 +232,7 @@ class StalenessAwareSampler(Sampler):
             CheckpointError: if it does not hold two integers.
         """
         version, limit = state["consumer_version"], state["max_staleness"]
-        if type(version) is not int or type(limit) is not int or limit < -1:
+        if type(version) is not int or abs(version) >= _BOUND or type(limit) is not int or not -1 <= limit < _BOUND:
             msg = f"the sampler's state is damaged: consumer_version={version!r}, max_staleness={limit!r}"
             raise CheckpointError(msg)
 
@@ -247,7 +250,11 @@ def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         msg = f"{name} must be an integer, got {value!r} of type {type(value).__name__}"
         raise KindError(msg)
-    return int(value.__index__())
+    number = int(value.__index__())
+    if abs(number) >= _BOUND:
+        msg = f"{name} must be below 2 ** 62, got {number}"
+        raise OptionError(msg)
+    return number
 
 
 def _versions(found: Tensor | list[Any]) -> Tensor:

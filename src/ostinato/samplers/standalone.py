@@ -10,7 +10,7 @@ import torch
 from ostinato.core.episodes.tracker import EpisodeTracker
 from ostinato.core.records import Picks, Plan, View, require_values
 from ostinato.core.ring import Ring
-from ostinato.errors import KindError, UsageError
+from ostinato.errors import KindError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Index: TypeAlias = Tensor | tuple[Tensor, ...]
 
-__all__ = ["BareStorage", "Standalone", "as_picks", "index_and_info", "read_index", "read_values"]
+__all__ = ["BareStorage", "Standalone", "as_picks", "check_request", "index_and_info", "read_index", "read_values"]
 
 _WRAPPED = 2
 
@@ -114,6 +114,24 @@ class Standalone:
             self._tracker = EpisodeTracker(wanted, need=1, span=1)
         episodes, starts = self._tracker.view(storage)
         return view._replace(episodes=episodes, starts=starts)
+
+
+def check_request(storage: object, batch_size: object) -> None:
+    """Check what `Sampler.sample` was given.
+
+    Raises:
+        KindError: if there is no storage, or no integer.
+        OptionError: if the integer is below 0.
+    """
+    if not hasattr(storage, "capacity") or not hasattr(storage, "__len__"):
+        msg = f"sample() of a sampler takes a storage, such as rb.storage, got {type(storage).__name__}"
+        raise KindError(msg)
+    if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__"):
+        msg = f"batch_size must be an integer, got {batch_size!r} of type {type(batch_size).__name__}"
+        raise KindError(msg)
+    if batch_size.__index__() < 0:
+        msg = f"batch_size must be at least 0, got {batch_size!r}"
+        raise OptionError(msg)
 
 
 def index_and_info(

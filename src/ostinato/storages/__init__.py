@@ -7,6 +7,7 @@ from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.lazy_stack import LazyStackStorage
 from ostinato.storages.list import ListStorage
 from ostinato.storages.memmap import LazyMemmapStorage
+from ostinato.storages.ragged import RaggedTensorStorage
 from ostinato.storages.tensor import TensorStorage
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "LazyStackStorage",
     "LazyTensorStorage",
     "ListStorage",
+    "RaggedTensorStorage",
     "Storage",
     "StorageEnsemble",
     "TensorStorage",

@@ -84,6 +84,7 @@ class CompressedListStorage(ListStorage):
     Raises:
         CapacityError: if `max_size` is not a positive integer.
         OptionError: for an unknown codec, or a level that it does not have.
+        KindError: if a function cannot be called.
         MissingExtraError: for "zstd" if it is not installed.
 
     Example:
@@ -112,6 +113,11 @@ class CompressedListStorage(ListStorage):
         compilable: bool = False,
     ) -> None:
         super().__init__(max_size, allow_pickle=allow_pickle, compilable=compilable)
+        functions: dict[str, Any] = {"compression_fn": compression_fn, "decompression_fn": decompression_fn}
+        for name, function in functions.items():
+            if function is not None and not callable(function):
+                msg = f"{name} must be a function or None, got {type(function).__name__}"
+                raise KindError(msg)
         self._own = compression_fn is not None or decompression_fn is not None
         self.compression_fn = self._compress if compression_fn is None else compression_fn
         """Takes a tensor and returns a tensor of compressed bytes."""

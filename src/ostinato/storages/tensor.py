@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, cast, final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from ostinato.storages.codec_table import CodecTable, CodedColumn, Encoded, deco
 from ostinato.storages.late_fields import LateFields
 from ostinato.storages.memory import show_bytes
 from ostinato.storages.object_columns import ObjectColumns, check_objects, own_values
+from ostinato.storages.ragged_table import RaggedTable, SavedRagged
 from ostinato.storages.single_copy import Comparison, SingleCopyTable, as_run, check_apart, fill_plain_table, read_pairs
 from ostinato.storages.table import Table, copy_column, read_column
 
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
     from ostinato.storages.single_copy import Pairs
     from ostinato.storages.table import RowArray
 
-__all__ = ["TensorStorage", "raise_mapped_ring"]
+__all__ = ["Payload", "TensorStorage", "raise_mapped_ring"]
+
+AnyTable: TypeAlias = "Table | SingleCopyTable | CodecTable | RaggedTable"
 
 
-class _Payload(NamedTuple):
+class Payload(NamedTuple):
     """Rows without their nesting, and late fields `[rows, *shape]`."""
 
     flat: Flat
@@ -61,7 +64,7 @@ class _Columns(dict[str, Any]):
 
 
 _NO_ROWS_YET = "Cannot get elements out of a non-initialized storage: it holds no rows yet, write some first"
-_NO_ROWS = _Payload(Flat([], (0,), None), {})
+_NO_ROWS = Payload(Flat([], (0,), None), {})
 _HELD = ("_table", "num_envs", "capacity", "_rows", "_cursor", "_late", "exposed", "_objects")
 
 
@@ -97,7 +100,7 @@ class TensorStorage(Storage):
     """The requested capacity."""
     num_envs: int = 1
     """Number of environments: the second batch dimension with `ndim=2`, else 1."""
-    _table: Table | SingleCopyTable | CodecTable | None = None
+    _table: AnyTable | None = None
     _objects: ObjectColumns | None = None
     """Fields of Python objects; None if rows have none."""
     _flushed: bool = False
@@ -174,7 +177,7 @@ class TensorStorage(Storage):
         self._expose()
         slots = torch.arange(self._rows, device=self.device)
         objects = () if self._objects is None else self._objects.get(slots)
-        payload = _Payload(
+        payload = Payload(
             Flat(self._table.view(slice(self._rows)), (self._rows,), None, objects), self._late.get(slots)
         )
         return TensorStorage(self.present(payload, (self._rows,)), allow_pickle=self.allow_pickle)
@@ -230,7 +233,7 @@ class TensorStorage(Storage):
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def admit(self, data: Any, lead: int) -> tuple[_Payload, int]:
+    def admit(self, data: Any, lead: int) -> tuple[Payload, int]:
         """Check rows against the schema; the first rows define it, and memory is allocated. Casts are copies.
 
         A list at the root is a stack of rows, a tuple a single pytree. Without rows, only the schema is checked.
@@ -260,10 +263,10 @@ class TensorStorage(Storage):
             self._lay_out(schema, flat.batch, flat.leaves[0].device)
             table = self._table
         if self._objects is None and isinstance(table, Table):
-            return _Payload(flat, late), rows
+            return Payload(flat, late), rows
         return self._prepared(flat, late, rows), rows
 
-    def _prepared(self, flat: Flat, late: dict[Path, Tensor], rows: int) -> _Payload:
+    def _prepared(self, flat: Flat, late: dict[Path, Tensor], rows: int) -> Payload:
         """Return rows with copies of their Python objects, and compared if the table keeps single copies."""
         objects = () if self._objects is None else self._objects.owned(flat.objects, rows)
         found: Comparison | Encoded | None = None
@@ -271,7 +274,7 @@ class TensorStorage(Storage):
             flat, found = self._table.prepare(flat, self._cursor)
         elif isinstance(self._table, CodecTable):
             found = self._table.encode(flat)
-        return _Payload(flat._replace(objects=objects), late, found)
+        return Payload(flat._replace(objects=objects), late, found)
 
     def _check_envs(self, batch: tuple[int, ...], *, single: bool) -> None:
         """Check the number of environments in rows with these leading dimensions, a single step if `single`."""
@@ -315,13 +318,13 @@ class TensorStorage(Storage):
         msg = f"{type(self).__name__} cannot map {len(state)} entries of {schema} in {num_envs} environment(s)"
         raise UsageError(msg)
 
-    def _require(self) -> Table | SingleCopyTable | CodecTable:
+    def _require(self) -> AnyTable:
         if self._table is None:
             msg = "the storage is closed" if self._closed else _NO_ROWS_YET
             raise UsageError(msg)
         return self._table
 
-    def write(self, placement: Placement, payload: _Payload) -> None:
+    def write(self, placement: Placement, payload: Payload) -> None:
         """Write rows to slots, from any device. One copy."""
         table = self._table or self._require()
         if self.ring_only:
@@ -346,11 +349,9 @@ class TensorStorage(Storage):
                 given = torch.arange(placement.skip, placement.total, device="cpu")
                 self._late.set(placement.slots(self.device), payload.late, given)
 
-    def _write_table(
-        self, table: Table | SingleCopyTable | CodecTable, placement: Placement, payload: _Payload, rows: int
-    ) -> None:
+    def _write_table(self, table: AnyTable, placement: Placement, payload: Payload, rows: int) -> None:
         """Write the tensor fields of rows; `rows` are present afterwards."""
-        if isinstance(table, Table):
+        if isinstance(table, (Table, RaggedTable)):
             table.write(placement, payload.flat, self.num_envs)
         elif isinstance(table, CodecTable):
             table.write(placement, payload.flat, self.num_envs, encoded=cast("Encoded", payload.found))
@@ -361,7 +362,7 @@ class TensorStorage(Storage):
         """Record that the rows are about to change; see `LazyMemmapStorage.flush`."""
         self._flushed = False
 
-    def scores(self, payload: _Payload, path: tuple[Hashable, ...]) -> Tensor | None:
+    def scores(self, payload: Payload, path: tuple[Hashable, ...]) -> Tensor | None:
         """Return the field at `path` of rows that will be written, `[rows, *shape]`."""
         flat = payload.flat
         for leaf, value in zip(self._require().schema.leaves, flat.leaves, strict=True):
@@ -383,12 +384,12 @@ class TensorStorage(Storage):
         self._late.clear()
         if self._objects is not None:
             self._objects.clear()
-        if isinstance(self._table, (SingleCopyTable, CodecTable)):
+        if isinstance(self._table, (SingleCopyTable, CodecTable, RaggedTable)):
             self._table.clear()
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def gather(self, slots: Tensor, *, pin: bool = False) -> _Payload:
+    def gather(self, slots: Tensor, *, pin: bool = False) -> Payload:
         """Copy the rows at `slots` into new tensors `[B, *shape]`.
 
         Raises:
@@ -397,7 +398,7 @@ class TensorStorage(Storage):
         table = self._table or self._require()
         flat = Flat(table.gather(slots, pin=pin), (slots.shape[0],), None)
         if self._objects is None and not self._late.columns:
-            return _Payload(flat, {})
+            return Payload(flat, {})
         return self._with_others(flat, slots, {})
 
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
@@ -409,7 +410,7 @@ class TensorStorage(Storage):
 
     def assemble(
         self, leaves: list[Tensor], records: Tensor, elsewhere: Mapping[Path, Tensor] | None = None
-    ) -> _Payload:
+    ) -> Payload:
         """Return the payload of a batch whose leaves were fetched; late fields are those of the rows `records`.
 
         Fields of Python objects are those of `records`, too, except for those that `elsewhere` has other slots for
@@ -417,16 +418,16 @@ class TensorStorage(Storage):
         """
         return self._with_others(Flat(leaves, (records.shape[0],), None), records, elsewhere or {})
 
-    def _with_others(self, flat: Flat, slots: Tensor, elsewhere: Mapping[Path, Tensor]) -> _Payload:
+    def _with_others(self, flat: Flat, slots: Tensor, elsewhere: Mapping[Path, Tensor]) -> Payload:
         """Add fields of Python objects and late fields to leaves."""
         if self._objects is not None:
             flat = flat._replace(objects=self._objects.get(slots, elsewhere))
         if not self._late.columns:
-            return _Payload(flat, {})
+            return Payload(flat, {})
         self._late.require_all(slots)
-        return _Payload(flat, self._late.get(slots))
+        return Payload(flat, self._late.get(slots))
 
-    def present(self, payload: _Payload, batch: tuple[int, ...]) -> Any:
+    def present(self, payload: Payload, batch: tuple[int, ...]) -> Any:
         """Nest leaves as the written rows were nested. No copy."""
         flat = payload.flat
         leaves, objects = flat.leaves, flat.objects
@@ -466,9 +467,9 @@ class TensorStorage(Storage):
         flat = Flat(leaves, picked.batch, None)
         if self._objects is not None:
             flat = flat._replace(objects=self._objects.get(picked.slots if picked.span is None else picked.span))
-        return self.present(_Payload(flat, late), picked.batch)
+        return self.present(Payload(flat, late), picked.batch)
 
-    def _read_grid(self, table: Table | SingleCopyTable | CodecTable, index: Any, *, swap: bool) -> Any:
+    def _read_grid(self, table: AnyTable, index: Any, *, swap: bool) -> Any:
         """Return the rows at an index into `[steps, num_envs]`: a view for ints and slices, else a copy."""
         self._expose()
         index = plain_index(index)
@@ -649,6 +650,8 @@ class TensorStorage(Storage):
             columns = dict(zip(names, table.view(slice(rows)), strict=True))
         elif isinstance(table, CodecTable):
             columns, state["codec"] = table.saved_columns(rows)
+        elif isinstance(table, RaggedTable):
+            columns, state["ragged"] = table.saved_columns(rows)
         else:
             state["single_copy"] = list(map(list, table.pairs))
             stored = zip(table.kept, table.inner.view(slice(rows)), strict=True)
@@ -755,7 +758,7 @@ class TensorStorage(Storage):
         cursor = int(state["cursor"]) if table.capacity == state["capacity"] else rows
         self._rows, self._cursor, self._late = rows, cursor % table.capacity, late
 
-    def _fill(self, table: Table | SingleCopyTable | CodecTable, state: dict[str, Any]) -> LateFields:
+    def _fill(self, table: AnyTable, state: dict[str, Any]) -> LateFields:
         """Copy the columns of a checked state into a table, and return its late fields."""
         rows, columns = int(state["rows"]), state["columns"]
         saved = read_pairs(state, table.schema)
@@ -867,7 +870,7 @@ def _rotated(state: dict[str, Any], seam: int) -> dict[str, Any]:
     names = {name for name in columns if state.get("single_copy") and name.endswith(".apart")}
     rotated = {
         name: column.turned(seam)
-        if isinstance(column, CodedColumn)
+        if isinstance(column, (CodedColumn, SavedRagged))
         else _Rotated(column, extra if name in names else seam)
         for name, column in columns.items()
     }

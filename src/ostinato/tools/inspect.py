@@ -279,6 +279,9 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
         nbytes = reader.record(f"{name}.blobs").nbytes + reader.record(f"{name}.ends").nbytes
         shape = tuple(leaves[position]["shape"])
         yield _Column(FieldReport(shown, "object", shape, int(storage["rows"]), nbytes), f"{name}.blobs")
+    ragged = storage.get("ragged") or ()
+    yield from (_ragged_column(reader, name, paths[name]) for name in ragged)
+    parts |= {f"{name}.{part}" for name in ragged for part in ("values", "ends")}
     for name in storage["columns"]:
         if name in masks or name == "apart" or name in parts:
             continue
@@ -290,6 +293,13 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
         if name not in paths and name not in late:
             shown += " (kept apart)"  # with single_copy, other rows use the field of the next row
         yield _Column(FieldReport(shown, record.dtype, record.shape[1:], rows, record.nbytes), name, has)
+
+
+def _ragged_column(reader: CheckpointReader, name: str, path: list[Any]) -> _Column:
+    values, ends = reader.record(f"{name}.values"), reader.record(f"{name}.ends")
+    shown = f"{'.'.join(map(str, path))} (ragged, {values.shape[0]} values)"
+    field = FieldReport(shown, values.dtype, values.shape[1:], ends.shape[0], values.nbytes + ends.nbytes)
+    return _Column(field, f"{name}.values")
 
 
 def _hooked_columns(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) -> Iterator[_Column]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import numpy as np
@@ -129,7 +130,7 @@ class Hindsight(SampleUnit):
         if not callable(cast("Any", reward_fn)):
             msg = f"reward_fn must be a function from a batch to its rewards, got {type(reward_fn).__name__}"
             raise KindError(msg)
-        if not 0.0 <= float(her_ratio) <= 1.0:
+        if not isinstance(cast("Any", her_ratio), Real) or not 0.0 <= her_ratio <= 1.0:
             msg = f"her_ratio must be in [0, 1], got {her_ratio!r}"
             raise OptionError(msg)
         if strategy not in _STRATEGIES:
@@ -204,8 +205,8 @@ class Hindsight(SampleUnit):
     def _find(self, plan: Plan) -> _Fields:
         """Return the positions of the fields for the rows' schema."""
         known = {leaf.path for leaf in plan.schema.leaves}
-        goal = plan.require(self.goal_path, "the goal")
-        achieved = plan.require(self.achieved_path, "the achieved goal")
+        goal = plan.require(self.goal_path, "goal_key")
+        achieved = plan.require(self.achieved_path, "achieved_goal_key")
         next_goal, next_achieved = next_path(self.goal_path, known), next_path(self.achieved_path, known)
         if not self.next_goals:
             next_achieved = None

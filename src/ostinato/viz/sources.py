@@ -619,7 +619,7 @@ def _history(drawn: int, written: int) -> str:
 
 
 def _mapped(reader: CheckpointReader, storage: dict[str, Any]) -> dict[TreePath, _Column]:
-    """Map the columns that every row has; columns that only some rows have are left out."""
+    """Map the columns that every row has; columns that only some rows have, and ragged ones, are left out."""
     leaves = storage["schema"]["leaves"]
     paths = [tuple(str(key) for key in leaf["path"]) for leaf in leaves]
     names = [column_name(leaf["path"], position) for position, leaf in enumerate(leaves)]
@@ -629,6 +629,8 @@ def _mapped(reader: CheckpointReader, storage: dict[str, Any]) -> dict[TreePath,
     found = {}
     for position, (path, name) in enumerate(zip(paths, names, strict=True)):
         mate = mates.get(position)
+        if name in storage.get("ragged", ()):
+            continue
         if name in coded:
             leaf = Leaf(path, DTYPES[leaves[position]["dtype"]], tuple(leaves[position]["shape"]))
             blobs = BlobReader(leaf, coded[name], reader.open_mapped(f"{name}.blobs"), reader.read(f"{name}.ends"))

@@ -110,6 +110,8 @@ class TensorDictMaxValueWriter(Writer):
                     self._live[slot] = self._push(float(ranks[row]), slot)
                     owner[slot] = row
         slots, winners = (np.fromiter(x, np.int64, len(owner)) for x in (owner.keys(), owner.values()))
+        order = winners.argsort()  # generations are numbers in the order of writing
+        slots, winners = slots[order], winners[order]
         kept = np.full(rows, -1, np.int64)
         kept[winners] = slots
         return Picks(torch.from_numpy(slots), torch.from_numpy(winners), torch.from_numpy(kept))

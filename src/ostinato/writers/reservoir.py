@@ -76,6 +76,8 @@ class ReservoirWriter(Writer):
         # in reverse order, the first of equal slots is the last row
         taken, behind = np.unique(slots[kept[::-1]], return_index=True)
         winners = kept[::-1][behind]
+        order = winners.argsort()  # generations are numbers in the order of writing
+        taken, winners = taken[order], winners[order]
         positions = np.full(rows, -1)
         positions[winners] = taken
         return Picks(torch.from_numpy(taken), torch.from_numpy(winners), torch.from_numpy(positions))

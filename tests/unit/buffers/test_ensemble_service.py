@@ -86,7 +86,7 @@ def _pair(**options: Any) -> ReplayBufferEnsemble:
 def test_it_is_in_this_process() -> None:
     rb = _pair()
     assert (rb.start() is rb, rb.client() is rb, rb.service_backend) == (True, True, "direct")
-    assert (rb.is_alive, rb.dim_extend) == (True, 0)
+    assert (rb.is_alive, rb.dim_extend, rb.shared) == (True, 0, False)
     rb.synchronize()
 
 
@@ -157,6 +157,15 @@ def test_mark_update_gives_the_default_priority_back() -> None:
     assert sampler.priorities[[0, 1, 5]].tolist() == [4.0, 1.0, 4.0]
     with pytest.raises(KindError, match="index and buffer_ids"):
         rb.mark_update(torch.tensor([0]))
+
+
+def test_inverse_transforms_run_when_rows_are_written() -> None:
+    rb = _pair(routing_key="episode")
+    rb.append_transform(lambda rows: rows.set("obs", rows["obs"] * 2), invert=True)
+    rb.insert_transform(0, lambda rows: rows.set("obs", rows["obs"] + 1), invert=True)
+    rb.extend(_rows(10)[:1])
+    assert rb[0, 8]["obs"] == 21  # inverses run from the last to the first
+    assert rb.sample()["obs"].max() <= 107
 
 
 # -- queries and hooks -------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from ostinato import (
     OfflineToOnlineReplayBuffer,
     PrioritizedSampler,
     ReplayBuffer,
+    SamplerWithoutReplacement,
     SliceSampler,
     TensorDictReplayBuffer,
     prefill_replay_buffer,
@@ -288,3 +289,35 @@ def test_a_buffer_is_not_copied_into_itself_nor_from_several_environments() -> N
     with pytest.raises(OptionError, match="ndim=2"):
         prefill_replay_buffer(rb, ReplayBuffer(storage=LazyTensorStorage(4, ndim=2)))
     assert rb.write_count == 20
+
+
+def test_a_pass_that_ends_within_a_batch_leaves_it_full() -> None:
+    rb = OfflineToOnlineReplayBuffer(dataset(5, sampler=SamplerWithoutReplacement()), online_capacity=9, batch_size=12)
+    ids = torch.cat([rb.sample()["id"] for _ in range(5)])
+    assert ids.shape == (60,)
+    assert set(torch.bincount(ids).tolist()) == {12}
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 1000])
+def test_a_full_ring_is_copied_from_its_oldest_row_on(chunk: int) -> None:
+    source = dataset(10)
+    source.extend({"id": torch.arange(10, 14)})
+    rb = prefill_replay_buffer(ReplayBuffer(storage=LazyTensorStorage(50)), source, chunk_size=chunk)
+    assert rb["id"].tolist() == list(range(4, 14))
+    some = prefill_replay_buffer(ReplayBuffer(storage=LazyTensorStorage(50)), source, 6, chunk_size=chunk)[
+        "id"
+    ].tolist()
+    assert some == sorted(some)
+    assert len(set(some)) == 6
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(KindError, match="rb must be a replay buffer"):
+        prefill_replay_buffer(3, dataset())  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="leave as they are drawn"):
+        prefill_replay_buffer(dataset(0), dataset(5, consume_after_n_samples=1))
+    with pytest.raises(KindError, match="offline_fraction must be a number"):
+        pair(offline_fraction="half")
+    for step in (float("nan"), "1"):
+        with pytest.raises((OptionError, KindError), match="step"):
+            pair().anneal(step, 10)  # type: ignore[arg-type]

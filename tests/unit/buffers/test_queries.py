@@ -412,3 +412,18 @@ def test_while_another_thread_writes() -> None:
             assert one.obs[:, 1].diff().eq(1).all()
     writer.join()
     assert names(rb.query())[-1] == (399, 0, 5)
+
+
+@pytest.mark.parametrize("options", [{"consume_after_n_samples": 1}, {"writer": ReservoirWriter()}])
+def test_rows_that_chose_their_slots_come_in_the_order_of_writing(options: dict[str, Any]) -> None:
+    rb = make(LazyTensorStorage(9), batch_size=5, generator=torch.Generator().manual_seed(1), **options)
+    for first in range(0, 90, 9):
+        number = torch.arange(first, first + 9)
+        rb.extend(TensorDict({"episode": number // 3, "number": number}, [9]))
+        if "writer" not in options:
+            rb.sample()
+            rb.extend(TensorDict({"episode": torch.full((4,), 1000 + first), "number": number[:4]}, [4]))
+        for one in rb.query():
+            assert one.number.diff().gt(0).all()
+        found = [int(one.episode[0]) for one in rb.query()]
+        assert len(found) == len(set(found)) or "writer" not in options

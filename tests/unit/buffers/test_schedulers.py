@@ -155,3 +155,19 @@ def test_a_value_that_the_sampler_refuses() -> None:
     with pytest.raises(OptionError, match="beta must be greater or equal to 0"):
         scheduler.step()
     assert scheduler.value == 0.5
+
+
+def test_wrong_numbers_raise_when_they_are_given() -> None:
+    sampler: Any = PrioritizedSampler(10, alpha=0.6, beta=0.4)
+    wrong: Any = "many"
+    with pytest.raises(KindError, match="num_steps must be an integer"):
+        LinearScheduler(sampler, "beta", 1.0, 1.5)  # type: ignore[arg-type]
+    with pytest.raises(KindError, match="final_value must be a number"):
+        LinearScheduler(sampler, "beta", wrong, 10)
+    with pytest.raises(KindError, match="gamma must be a number"):
+        StepScheduler(sampler, "beta", gamma=wrong)
+    with pytest.raises(KindError, match="lambda_fn must be a function"):
+        LambdaScheduler(sampler, "beta", wrong)
+    for given in (3, [3]):
+        with pytest.raises(KindError, match="takes schedulers, got int"):
+            SchedulerList(given)  # type: ignore[arg-type]

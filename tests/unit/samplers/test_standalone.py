@@ -534,3 +534,19 @@ def test_streams_of_slices_save_and_load(tmp_path: Path) -> None:
 def test_new_samplers_have_no_variant_without_replacement(make: Any) -> None:
     with pytest.raises(KindError, match="no without-replacement variant"):
         make()
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, "x", None, True])
+def test_bad_requests_are_named(size: Any) -> None:
+    storage = TensorStorage(torch.arange(4))
+    with pytest.raises((OptionError, KindError), match="batch_size must be"):
+        RandomSampler().sample(storage, size)
+    with pytest.raises(KindError, match="takes a storage"):
+        RandomSampler().sample(ReplayBuffer(storage=storage), 2)  # type: ignore[arg-type]
+
+
+def test_numbers_beyond_int64_raise_when_they_are_given() -> None:
+    with pytest.raises(OptionError, match="max_sample_count must be below"):
+        ConsumingSampler(2**70)
+    with pytest.raises(OptionError, match="consumer_version must be below"):
+        StalenessAwareSampler().consumer_version = 2**70

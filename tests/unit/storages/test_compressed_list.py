@@ -228,3 +228,8 @@ def test_wrong_options_and_rows_raise() -> None:
     with pytest.raises(KindError, match="tensor, an array or bytes"):
         CompressedListStorage(5).to_bytestream({"x": 1})
     assert CompressedListStorage(5).to_bytestream(np.arange(3, dtype=np.uint8)) == b"\0\1\2"
+
+
+def test_functions_that_cannot_be_called_raise() -> None:
+    with pytest.raises(KindError, match="compression_fn must be a function"):
+        CompressedListStorage(3, compression_fn=3)  # type: ignore[arg-type]

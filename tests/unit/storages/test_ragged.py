@@ -11,6 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, tensorclass
 
 from ostinato import (
+    LazyStackStorage,
     ListStorage,
     PrioritizedSampler,
     ReplayBuffer,
@@ -19,7 +20,7 @@ from ostinato import (
     SliceSampler,
     TensorDictReplayBuffer,
 )
-from ostinato.errors import CheckpointError, KindError, OptionError
+from ostinato.errors import CheckpointError, EpisodesError, KindError
 from ostinato.storages.list import collate_rows
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def test_members_without_a_common_batch_are_not_told_to_use_a_list_storage() -> 
 
 def test_slices_say_which_storage_has_episodes() -> None:
     rb = ReplayBuffer(storage=ListStorage(10), batch_size=4, sampler=SliceSampler(num_slices=2))
-    with pytest.raises(OptionError, match="use LazyTensorStorage"):
+    with pytest.raises(EpisodesError, match="use LazyTensorStorage"):
         rb.extend([row(1)])
 
 
@@ -212,3 +213,16 @@ def test_tensordicts_with_other_objects_are_saved_only_as_pickles(tmp_path: Path
         ([0, 1], Path("a")),
         ([0, 1, 2], Path("ab")),
     ]
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage])
+@pytest.mark.parametrize("length", [2, 5])
+def test_rows_of_a_checkpoint_stack_with_new_ones(storage: Any, length: int) -> None:
+    """Loaded rows are on the CPU, new ones name no device."""
+    first, second = ReplayBuffer(storage=storage(10)), ReplayBuffer(storage=storage(10))
+    first.extend(TensorDict({"x": torch.zeros(3, 2), "in": {"y": torch.zeros(3)}}, [3]))
+    second.load_state_dict(first.state_dict())
+    second.add(TensorDict({"x": torch.ones(length), "in": {"y": torch.tensor(1.0)}}, []))
+    batch = second.sample(64)
+    assert {len(row["x"]) for row in batch.unbind(0)} == {2, length}
+    assert set(batch["in", "y"].tolist()) == {0, 1}

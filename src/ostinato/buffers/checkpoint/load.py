@@ -147,7 +147,7 @@ def _get_rows(
     if "columns" in saved:
         names = saved["columns"]
         # versions before names were cut wrote up to 1022 characters; suffixes follow a name that was cut
-        kept = [n if n.endswith((".has", ".apart", ".blobs", ".ends")) else n[:NAME_LENGTH] for n in names]
+        kept = [n if n.endswith((".has", ".apart", ".blobs", ".values", ".ends")) else n[:NAME_LENGTH] for n in names]
         found = reader.columns([f"{prefix}{name}" for name in names], verify=reading.verify, opened=opened)
         saved["columns"] = dict(zip(kept, found, strict=True))
         saved["mapped"] = reading.mmap

@@ -259,8 +259,9 @@ def check_state(
     check_form(engine, state)
     for name in ("sampler", "writer"):
         saved, mine = state[name]["class"], type(getattr(engine, name)).__name__
-        if saved != mine:
-            msg = f"the checkpoint's {name} is a {saved}, this buffer's a {mine}: make the buffer with matching parts"
+        if not isinstance(saved, str) or saved != mine:
+            shown = saved if isinstance(saved, str) else type(saved).__name__
+            msg = f"the checkpoint's {name} is a {shown}, this buffer's a {mine}: make the buffer with matching parts"
             raise CheckpointError(msg)
     if engine.tracker is not None:
         engine.tracker.check_state(state["storage"]["state"], state.get("episodes"))
