@@ -210,3 +210,30 @@ def test_fragments_of_interleaved_trajectories(lib: Any, options: dict[str, Any]
         index, _ = sampler.sample(storage, 6)
         seen |= {tuple(piece) for piece in index[0].view(2, 3).tolist()}
     assert seen == {(0, 2, 4), (6, 8, 10), (1, 3, 5), (3, 5, 7), (5, 7, 9), (7, 9, 11)}
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+@pytest.mark.parametrize("boundary", ["pad", "stop", "include_reset"])
+@pytest.mark.parametrize("done_key", [("next", "done"), None])
+def test_windows_of_a_bare_storage(boundary: str, ndim: int, done_key: Any) -> None:
+    found = []
+    for name in LIBRARIES:
+        lib = library(name)
+        data = episodes() if ndim == 1 else episodes().reshape(50, 2)
+        storage = lib.LazyTensorStorage(100, ndim=ndim)
+        storage.set(range(data.shape[0]), data)
+        anchors = torch.tensor([0, 3, 28, 29, 44]) if ndim == 1 else torch.tensor([[0, 0], [13, 1], [14, 1], [49, 0]])
+        unit = lib.Sequence(3, boundary, done_key, burn_in=2, bootstrap=1, dilation=2)
+        index, info = unit.expand(anchors, {"weight": torch.rand(len(anchors)) * 0 + 0.5, "version": 3}, storage)
+        found.append((index, info))
+    (theirs, their_info), (ours, our_info) = found
+    assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
+    assert their_info.keys() == our_info.keys()
+    assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(our_info[k])) for k, v in their_info.items())
+
+
+def test_windows_need_fields(lib: Any) -> None:
+    storage = lib.ListStorage(3)
+    storage.set(range(3), [1, 2, 3])
+    with pytest.raises(TypeError, match="requires a TensorDict-backed TensorStorage"):
+        lib.Sequence(2).expand(torch.tensor([0]), {}, storage)

@@ -513,12 +513,15 @@ class LocalEngine:
             return update.result(present, accepted)
 
     def reset_priorities(self, index: Any) -> None:
-        """Give rows at an index the default priority."""
+        """Give rows at an index the default priority; rows that have left return."""
         with self.lock:
-            if not self.sampler.prioritized:
+            if not self.sampler.prioritized and not self.sampler.leaves:
                 return
             slots, _ = read_slots(index, self.storage)
             check_rows(slots, self.ring.rows)
+            if self.sampler.leaves:
+                self.sampler.mark_update(slots[slots >= 0])
+                return
             as_sampler(self.sampler).set_priorities(slots[slots >= 0], None, self.view())
 
     def generations_of(self, index: Any) -> Tensor:

@@ -138,7 +138,7 @@ class ReplayBufferEnsemble:
     rows yet is left out, and joins as soon as it has some (see `when_empty`). Where batches are TensorDicts they carry
     the keys `("index", "buffer_ids")`, the member of each row, and `("index", "index")`, its index there; if some
     member is prioritized also `priority_weight` (1 for rows of other members; weights compare rows within one member)
-    and `index_generation`.
+    and `index_generation`; the latter also if the writers of all members have `track_generations`.
 
     Safe to use from several threads, beside direct use of the members. Without `generator=` each member draws from its
     own source of chance, and the members of a batch are chosen by torch's global generator.

@@ -173,7 +173,7 @@ class Member:
         return torch.stack(index, -1) if isinstance(index, tuple) else index
 
     def ranks(self, ticket: Ticket) -> dict[str, Tensor]:
-        """Return weights and generations of the rows of a prioritized draw as samples carry them, `[R]` each."""
+        """Return weights and generations of the rows of a draw as samples carry them, `[R]` each, if they do."""
         return priority_fields(ticket, self.engine.era, tracked=self.engine.writer.tracks_generations)
 
     def loaded(self) -> None:
@@ -571,7 +571,7 @@ class Mixer:
             ]
         )
         names: dict[Any, Tensor] = {("index", "index"): index, ("index", "buffer_ids"): ids}
-        if self.ranked and all(ticket.draw.weights is not None for ticket in tickets):
+        if not self.ranked or all(ticket.draw.weights is not None for ticket in tickets):
             names |= self._common([member.ranks(ticket) for member, ticket in pairs])
         return names
 

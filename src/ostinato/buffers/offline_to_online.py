@@ -257,7 +257,7 @@ def prefill_replay_buffer(
         msg = f"rb must be a replay buffer to copy rows into, got {type(rb).__name__}"
         raise KindError(msg)
     chunk = positive("chunk_size", chunk_size)
-    wanted = None if n_samples is None else positive("n_samples", n_samples)
+    wanted = positive("n_samples", n_samples) if n_samples else n_samples
     source = _dataset(dataset, chunk, {})
     if source is rb:
         msg = "the dataset is the buffer itself: give another one"

@@ -776,7 +776,9 @@ class ReplayBuffer(Lifecycle):
         return self._pipeline.submit(update)
 
     def mark_update(self, index: Any) -> None:
-        """Give rows the default priority again, as new ones have it; without priorities this does nothing.
+        """Treat rows as just written: they get the default priority, and return if they have left (`ConsumingSampler`).
+
+        With other samplers this does nothing.
 
         Args:
             index: slots, as `extend` returns them.

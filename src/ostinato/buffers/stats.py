@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ostinato.buffers.priority_updates import as_sampler
+from ostinato.buffers.rate_limit import as_counting
 from ostinato.storages import Storage
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class BufferStats(dict[str, "int | float | bool"]):
     """
 
     rows: int
-    """Rows present (cells with `ndim=2`)."""
+    """Rows present (cells with `ndim=2`), without those that have left the buffer (`ConsumingSampler`)."""
     capacity: int
     """Most rows that fit."""
     nbytes: int
@@ -108,9 +109,10 @@ def measure(engine: Engine, prefetch: Prefetcher[Any] | None) -> BufferStats:
         if engine.sampler.prioritized:
             as_sampler(engine.sampler).raise_deferred()
         storage, ring = engine.storage, engine.ring
-        rows = len(storage)
+        sampler = engine.sampler
+        rows = as_counting(sampler).rows_left if sampler.leaves else len(storage)
         known = ring.generations(torch.arange(engine.view().rows, device=storage.device))
-        ages = ring.written - known[known > 0] if rows else None
+        ages = ring.written - known[known > 0] if len(storage) else None
         return BufferStats(
             rows=rows,
             capacity=storage.capacity,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ostinato.core.records import Placement, View
     from ostinato.core.ring import Ring
     from ostinato.samplers.base import Sampler, StorageShape, WriterOrder
+    from ostinato.samplers.standalone import BareStorage
 
 __all__ = ["ConsumingSampler", "LimitedSampler", "QueueSampler", "check_count", "with_limit"]
 
@@ -581,6 +582,11 @@ class ConsumingSampler(CountingSampler):
             self._drawn[key] = held[~np.isin(held, slots)]
         self._uses.reset(slots)
         self.ran_out = False
+
+    def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:
+        """Let rows be drawn `max_sample_count` times from now on, as if they were just written."""
+        super().mark_update(index, storage=storage)
+        self.extend(index)
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw distinct rows among those left, all of them if there are fewer.

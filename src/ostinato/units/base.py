@@ -92,12 +92,15 @@ class SampleUnit(ABC):
 
 
 def check_count(name: str, value: Any, least: int) -> int:
-    """Return an integer of at least `least`.
+    """Return an integer of at least `least`, which is 0 or 1.
 
     Raises:
         OptionError: otherwise.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         msg = f"{name} must be an integer of at least {least}, got {value!r}"
+        raise OptionError(msg)
+    if value.__index__() < least:
+        msg = f"{name} must be {'strictly positive' if least else 'non-negative'}, got {value!r}"
         raise OptionError(msg)
     return int(value.__index__())

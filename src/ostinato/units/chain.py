@@ -34,7 +34,7 @@ def chain_units(given: SampleUnit | Sequence[SampleUnit] | None) -> SampleUnit |
     units: list[SampleUnit] = []
     for unit in given if isinstance(given, (list, tuple)) else [given]:
         if not isinstance(unit, SampleUnit):
-            msg = f"sample_unit must be a SampleUnit or a list of them, got {type(unit).__name__}"
+            msg = f"sample_unit must be a SampleUnit instance or a list of them, got {type(unit).__name__}"
             raise KindError(msg)
         units.append(unit)
     if not units:

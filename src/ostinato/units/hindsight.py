@@ -205,8 +205,8 @@ class Hindsight(SampleUnit):
     def _find(self, plan: Plan) -> _Fields:
         """Return the positions of the fields for the rows' schema."""
         known = {leaf.path for leaf in plan.schema.leaves}
-        goal = plan.require(self.goal_path, "the goal")
-        achieved = plan.require(self.achieved_path, "the achieved goal")
+        goal = plan.require(self.goal_path, "goal_key")
+        achieved = plan.require(self.achieved_path, "achieved_goal_key")
         next_goal, next_achieved = next_path(self.goal_path, known), next_path(self.achieved_path, known)
         if not self.next_goals:
             next_achieved = None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final, overload
 
 import torch
 
 from ostinato.core.episodes.keys import Episodes, as_path
+from ostinato.core.episodes.tracker import EpisodeTracker, TrackedRows
 from ostinato.core.records import Plan
-from ostinato.errors import OptionError
+from ostinato.core.ring import Ring
+from ostinato.errors import KindError, OptionError
 from ostinato.units.base import SampleUnit, check_count
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    Index: TypeAlias = Tensor | tuple[Tensor, ...]
 
     from ostinato.core.episodes.keys import Key
     from ostinato.core.episodes.table import EpisodeTable
@@ -42,9 +46,23 @@ class Transition(SampleUnit):
         """The class."""
         return "Transition()"
 
-    def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
-        """Return the plan unchanged."""
-        return plan
+    @overload
+    def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan: ...
+
+    @overload
+    def expand(self, plan: Index, view: dict[Any, Any], dice: BareRows) -> tuple[Index, dict[Any, Any]]: ...
+
+    def expand(self, plan: Any, view: Any, dice: Any) -> Any:  # noqa: ARG002
+        """Return the plan unchanged; of `expand(index, info, storage)`, index and info."""
+        return plan if isinstance(plan, Plan) else (plan, view)
+
+
+class BareRows(TrackedRows, Protocol):
+    """A storage as `Sequence.expand` reads it without a buffer; every storage of tensors is one."""
+
+    @property
+    def ndim(self) -> int:
+        """Dimensions of an index: 1, or 2 for `(step, environment)`."""
 
 
 @final
@@ -89,6 +107,7 @@ class Sequence(SampleUnit):
         torch.Size([6])
     """
 
+    episodes: Episodes
     notes = ("validity_mask", "learning_mask", "sequence_id", "step_in_sequence", "anchor_index")
     single = True
     options = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dilation")
@@ -108,10 +127,10 @@ class Sequence(SampleUnit):
         self.bootstrap = check_count("bootstrap", bootstrap, 0)
         self.dilation = check_count("dilation", dilation, 1)
         if episode_boundary not in _BOUNDARIES:
-            msg = f"episode_boundary must be one of {list(_BOUNDARIES)}, got {episode_boundary!r}"
+            msg = f"Unknown episode_boundary {episode_boundary!r}: it must be one of {list(_BOUNDARIES)}"
             raise OptionError(msg)
         self.episode_boundary = episode_boundary
-        self.done_key = done_key
+        self.done_key = done_key if done_key is None or isinstance(done_key, str) else tuple(done_key)
         if done_key is None:
             self.episodes = Episodes(end_key=[])
         else:
@@ -143,8 +162,58 @@ class Sequence(SampleUnit):
         """Rows from the first to the last row of a window."""
         return self._ahead + 1 + self.dilation * self.burn_in
 
-    def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
-        """Turn each record into a window."""
+    @overload
+    def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan: ...
+
+    @overload
+    def expand(self, plan: Index, view: dict[Any, Any], dice: BareRows) -> tuple[Index, dict[Any, Any]]: ...
+
+    def expand(self, plan: Any, view: Any, dice: Any) -> Any:
+        """Turn each record into a window.
+
+        Without a buffer, `expand(index, info, storage)` returns the index of the windows' rows, int64 `[B * T]`, or a
+        pair of these with `ndim=2`, and the info: entries `[B, ...]` are repeated for each row of a window, others
+        stay as they are, and the five fields of a sample are added. Cost: O(rows of the storage), for the episodes.
+
+        Args:
+            plan: of the rows drawn; or the index of the anchors, int64 `[B]`, with `ndim=2` a pair or `[B, 2]`.
+            view: of the buffer; or the info of the anchors.
+            dice: not used; or the storage, which no buffer writes at the same time.
+
+        Raises:
+            KindError: if the storage has no fields.
+        """
+        return self._window(plan, view) if isinstance(plan, Plan) else self._expand_bare(plan, view, dice)
+
+    def _expand_bare(self, index: Index, info: dict[Any, Any], storage: BareRows) -> tuple[Index, dict[Any, Any]]:
+        schema, envs = storage.schema, storage.num_envs
+        if schema is None:
+            msg = (
+                f"Sequence requires a TensorDict-backed TensorStorage, whose rows tell where episodes end, got "
+                f"{type(storage).__name__} with {len(storage)} rows: use LazyTensorStorage, and write rows first"
+            )
+            raise KindError(msg)
+        columns = index if isinstance(index, tuple) else index.unbind(-1) if index.ndim > 1 else (index,)
+        if len(columns) != storage.ndim:
+            msg = f"an index of a storage with ndim={storage.ndim} has {storage.ndim} columns, got {len(columns)}"
+            raise KindError(msg)
+        anchors = columns[0] if storage.ndim == 1 else columns[0] * envs + columns[1]
+        ring = Ring(storage.capacity, storage.device)
+        ring.take_over(len(storage), storage.cursor)
+        episodes, _ = EpisodeTracker(self.episodes, need=1, span=1).view(storage)
+        plan = self._window(Plan(schema, anchors, anchors), ring.view()._replace(episodes=episodes))
+
+        def per_record(value: Any) -> Any:
+            found = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
+            return found.repeat_interleave(self.rows, dim=0) if found.ndim else value
+
+        found = {key: per_record(value) for key, value in info.items()} | plan.notes
+        if storage.ndim == 1:
+            return plan.records, found
+        rows = (plan.records.div(envs, rounding_mode="floor"), plan.records % envs)
+        return rows, {**found, "anchor_index": per_record(torch.stack(columns, -1))}
+
+    def _window(self, plan: Plan, view: View) -> Plan:
         table, anchors = view.require_episodes(), plan.records
         if self.episode_boundary == "include_reset":
             rows, valid = self._in_environment(anchors, view, table)

@@ -18,6 +18,7 @@ from ostinato import (
     ListStorage,
     PrioritizedSampler,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     RoundRobinWriter,
     SliceSampler,
     TensorDictReplayBuffer,
@@ -312,3 +313,22 @@ def test_shared_buffers_take_priorities_alone() -> None:
     result = rb.update_if_present(**given, priority=0.0)
     assert result.stale_count == int((info["index"] == 0).sum())
     assert set(rb.sample().get("x").tolist()) == {9}
+
+
+def test_samples_of_an_ensemble_have_the_generations_that_all_members_track() -> None:
+    def member(*, tracks: bool) -> TensorDictReplayBuffer:
+        writer = TensorDictRoundRobinWriter(track_generations=tracks)
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=writer)
+        rb.extend(TensorDict({"x": torch.zeros(6)}, [6]))
+        return rb
+
+    mixed = ReplayBufferEnsemble(*(member(tracks=t) for t in (True, False)), batch_size=8, sample_from_all=True)
+    assert mixed.sample().get("index_generation", None) is None
+    members = [member(tracks=True) for _ in range(2)]
+    ensemble = ReplayBufferEnsemble(*members, batch_size=8, sample_from_all=True)
+    batch = ensemble.sample()
+    for i, rb in enumerate(members):
+        assert torch.equal(batch["index_generation"][i], rb.writer.generations_of(batch["index", "index"][i]))
+    members[0].extend(TensorDict({"x": torch.zeros(4)}, [4]))
+    result = ensemble.update_if_present(index=batch, patch={"x": torch.ones(2, 4)})
+    assert result.updated.tolist() == [[False] * 4, [True] * 4]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato import LimitedSampler, QueueSampler
+from ostinato import ConsumingSampler, LazyTensorStorage, LimitedSampler, QueueSampler, ReplayBuffer
 from ostinato.core.records import Draw, Picks, Run, View
 from ostinato.core.ring import Ring
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
@@ -205,3 +205,27 @@ def test_bad_numbers_are_refused() -> None:
         LimitedSampler(0)
     with pytest.raises(KindError, match=r"must be an integer, got 1\.5"):
         LimitedSampler(1.5)  # type: ignore[arg-type]
+
+
+def test_consumed_rows_that_are_marked_as_updated_return() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(6), consume_after_n_samples=1, batch_size=6)
+    rb.extend(torch.arange(6))
+    rb.sample()
+    assert len(rb) == rb.stats()["size"] == rb.stats().rows == 0
+    rb.mark_update(torch.tensor([4, 1]))
+    assert len(rb) == rb.stats()["size"] == 2
+    slots = rb.extend(torch.arange(10, 14))  # into the slots of rows that are still out
+    assert sorted(slots.tolist()) == [0, 2, 3, 5]
+    assert sorted(rb.sample().tolist()) == [1, 4, 10, 11, 12, 13]
+    assert len(rb) == 0
+
+
+def test_consumed_rows_of_a_bare_storage_return() -> None:
+    storage, sampler = LazyTensorStorage(4), ConsumingSampler()
+    storage.set(range(4), torch.arange(4))
+    sampler.sample(storage, 4)
+    assert not sampler.can_sample(storage, 1)
+    sampler.mark_update(torch.tensor([2]), storage=storage)
+    index, _ = sampler.sample(storage, 4)
+    assert isinstance(index, torch.Tensor)
+    assert index.tolist() == [2]

@@ -56,22 +56,22 @@ def filled(unit: Any = None, rows: int = 20, size: int = 4, change: Any = None, 
 
 
 BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
-    (lambda: NStep(0, 0.9), OptionError, "n must be an integer of at least 1, got 0"),
+    (lambda: NStep(0, 0.9), OptionError, "n must be strictly positive, got 0"),
     (lambda: NStep(2.5, 0.9), OptionError, "n must be an integer"),  # type: ignore[arg-type]
     (lambda: NStep(True, 0.9), OptionError, "n must be an integer"),
     (lambda: NStep(2, 1.1), OptionError, r"gamma must be in \[0, 1\], got 1.1"),
     (lambda: NStep(2, float("nan")), OptionError, "gamma must be in"),
-    (lambda: FrameStack(0, ["obs"]), OptionError, "k must be an integer of at least 1"),
+    (lambda: FrameStack(0, ["obs"]), OptionError, "k must be strictly positive"),
     (lambda: FrameStack(2, []), OptionError, "keys must name at least one field"),
     (lambda: FrameStack(2, ["obs"], padding="mirror"), OptionError, "padding must be one of"),
     (lambda: FrameStack(2, [3]), OptionError, "a key is a string, or a tuple of strings"),  # type: ignore[list-item]
-    (lambda: SequenceUnit(2, "never"), OptionError, "episode_boundary must be one of"),
-    (lambda: SequenceUnit(2, dilation=0), OptionError, "dilation must be an integer of at least 1"),
+    (lambda: SequenceUnit(2, "never"), OptionError, "Unknown episode_boundary 'never': it must be one of"),
+    (lambda: SequenceUnit(2, dilation=0), OptionError, "dilation must be strictly positive"),
     (lambda: Hindsight(3), KindError, "reward_fn must be a function from a batch"),  # type: ignore[arg-type]
     (lambda: Hindsight(reward_of, her_ratio=1.5), OptionError, r"her_ratio must be in \[0, 1\]"),
     (lambda: Hindsight(reward_of, strategy="past"), OptionError, "strategy must be one of"),
     (lambda: ReplayBuffer(sample_unit=[]), OptionError, "empty list"),
-    (lambda: ReplayBuffer(sample_unit=[3]), KindError, "SampleUnit or a list of them, got int"),  # type: ignore[list-item]
+    (lambda: ReplayBuffer(sample_unit=[3]), KindError, "SampleUnit instance or a list of them, got int"),  # type: ignore[list-item]
     (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), NStep(3, 0.9)]), OptionError, "two units of one kind"),
     (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), Hindsight(reward_of)]), OptionError, "cannot be combined"),
     (lambda: Episodes("done", ends=torch.zeros(3)), OptionError, "mutually exclusive"),
@@ -117,8 +117,8 @@ UNFIT: list[tuple[Any, Any, type[OstinatoError], str]] = [
     (NStep(2, 0.9), with_field("gamma"), SchemaError, "a field 'gamma', which the unit adds"),
     (NStep(2, 0.9), with_field("steps_to_next_obs"), SchemaError, "which the unit adds"),
     (Hindsight(reward_of), with_field("relabelled"), SchemaError, "which the unit adds"),
-    (Hindsight(reward_of, goal_key="zip"), None, KeyMissingError, "'zip' .the goal."),
-    (Hindsight(reward_of, achieved_goal_key="zip"), None, KeyMissingError, "'zip' .the achieved goal."),
+    (Hindsight(reward_of, goal_key="zip"), None, KeyMissingError, "'zip' .goal_key."),
+    (Hindsight(reward_of, achieved_goal_key="zip"), None, KeyMissingError, "'zip' .achieved_goal_key."),
     (Hindsight(reward_of, goal_key="obs"), None, SchemaError, "one dtype and shape"),
     (Hindsight(lambda batch: torch.zeros(3)), None, SchemaError, "one reward per row"),
     (FrameStack(2, ["zip"]), None, KeyMissingError, "'zip' .frames to stack."),
