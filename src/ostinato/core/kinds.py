@@ -507,7 +507,8 @@ def _number_dtype(value: object) -> torch.dtype:
 
 _TABLES_TAKE = (
     ": tensor storages take tensors, numpy arrays and numbers with one fixed shape per field, and text. Wrap other "
-    "objects in tensordict.NonTensorData; for ragged sequences use RaggedTensorStorage, or pad them to one length"
+    "objects in tensordict.NonTensorData; for ragged sequences use RaggedTensorStorage or ListStorage, or "
+    "pad them to one length"
 )
 
 
@@ -550,7 +551,7 @@ def stack(
             return torch.stack(list(items), 0)
         return _Stacking(fit, objects, batches).stack(items, ())
     except RuntimeError as error:
-        ragged = "; for ragged rows use RaggedTensorStorage, or pad them to one length" if table else ""
+        ragged = "; for ragged rows use RaggedTensorStorage or ListStorage, or pad them to one length" if table else ""
         msg = f"the rows of the list cannot be stacked ({error}): give all rows one shape{ragged}"
         raise SchemaError(msg) from error
     except KindError as error:

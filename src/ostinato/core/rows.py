@@ -534,7 +534,7 @@ def _mismatch(leaf: Leaf, tensor: Tensor, batch: tuple[int, ...]) -> str:
 def _wrong_kind(node: Node | None, data: Any, path: Path) -> str:
     expected = "one tensor" if node is None else f"a {node.kind} with the keys {list(node.keys)}"
     instead = (
-        ". Text must be in the first rows already; for ragged sequences use RaggedTensorStorage"
+        ". Text must be in the first rows already; for ragged sequences use RaggedTensorStorage or ListStorage"
         if node is None and isinstance(data, (list, tuple))
         else ""
     )
