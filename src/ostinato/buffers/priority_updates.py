@@ -68,6 +68,10 @@ def as_sampler(sampler: Sampler) -> PrioritySampler:
 # -- updates ----------------------------------------------------------------------------------------------------------
 
 
+class _PriorityShapeError(SchemaError, UsageError):
+    """Priorities of another shape than their index; a `ValueError`, and a `RuntimeError` as TorchRL raises it."""
+
+
 class Indexing(Protocol):
     """The properties of a storage that its indices depend on."""
 
@@ -211,7 +215,7 @@ def read_priorities(priority: Any, batch: tuple[int, ...]) -> Tensor:
 
     Raises:
         KindError: if they are not real numbers, or have no values.
-        SchemaError: for another shape.
+        SchemaError: for another shape; a `RuntimeError` as well.
     """
     try:
         values = (
@@ -232,10 +236,10 @@ def read_priorities(priority: Any, batch: tuple[int, ...]) -> Tensor:
     if values.numel() == n:
         return values.reshape(-1)
     msg = (
-        f"priorities must be one number, or have the shape {list(batch)} of the index (further dimensions are reduced "
-        f"per row), got shape {list(shape)}"
+        "priority should be a number or an iterable of the same length as index, or have its shape "
+        f"{list(batch)} (further dimensions are reduced per row), got shape {list(shape)}"
     )
-    raise SchemaError(msg)
+    raise _PriorityShapeError(msg)
 
 
 def _check_real(values: Tensor) -> None:

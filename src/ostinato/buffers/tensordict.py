@@ -76,7 +76,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return TensorDictRoundRobinWriter()
 
     def _accept(self, data: Any) -> Any:
-        if not kinds.holds_collections(data):
+        if not (all(map(kinds.is_tensordict, data)) if type(data) is list else kinds.is_tensordict(data)):
             msg = (
                 f"{type(self).__name__} takes TensorDicts: it only accepts TensorDictBase subclasses or lists of them, "
                 f"got {type(data).__name__}; use ReplayBuffer for other data"

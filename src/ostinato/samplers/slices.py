@@ -402,7 +402,9 @@ class SliceSampler(_Slicer, Sampler):
     """
 
     def __new__(cls, *args: Any, replacement: bool = True, **kwargs: Any) -> Self:  # noqa: ARG004
-        """Make the sampler that `replacement` selects."""
+        """Make the sampler that `replacement` selects; subclasses have no other variant."""
+        if cls is not SliceSampler and not issubclass(cls, SliceSamplerWithoutReplacement):
+            check_replacement(cls, replacement=replacement)
         made = cls if replacement or cls is not SliceSampler else SliceSamplerWithoutReplacement
         return object.__new__(made)  # type: ignore[return-value]
 

@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from ostinato._backend import backend
 from ostinato.core.records import Draw, Run
 from ostinato.errors import CheckpointError, OptionError, TooFewRowsError
-from ostinato.samplers.base import Sampler
+from ostinato.samplers.base import Sampler, check_replacement
 from ostinato.samplers.cuda_shuffle import DevicePasses
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ class RandomSampler(Sampler):
     """
 
     def __new__(cls, *args: Any, replacement: bool = True, **kwargs: Any) -> Self:  # noqa: ARG004
-        """Make a `SamplerWithoutReplacement` for `replacement=False`."""
+        """Make a `SamplerWithoutReplacement` for `replacement=False`; subclasses have no such variant."""
+        if cls is not RandomSampler and not issubclass(cls, SamplerWithoutReplacement):
+            check_replacement(cls, replacement=replacement)
         made = RandomSampler if replacement and cls is RandomSampler else SamplerWithoutReplacement
         return object.__new__(made if cls is RandomSampler else cls)  # type: ignore[return-value]
 

@@ -205,10 +205,10 @@ class ListStorage(Storage):
         return torch.stack(values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the list (not copied) and the cursor."""
+        """Return a new list of the objects (not copied) and the cursor."""
         return {
             "form": self.form,
-            "items": self._items,
+            "items": list(self._items),
             "cursor": self._cursor,
             "capacity": self._max_size,
             "allow_pickle": self.allow_pickle,

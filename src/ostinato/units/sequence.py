@@ -172,7 +172,7 @@ class Sequence(SampleUnit):
         """Turn each record into a window.
 
         Without a buffer, `expand(index, info, storage)` returns the index of the windows' rows, int64 `[B * T]`, or a
-        pair of these with `ndim=2`, and the info: entries `[B, ...]` are repeated for each row of a window, others
+        pair of these with `ndim=2`, and the info: tensors `[B, ...]` are repeated for each row of a window, others
         stay as they are, and the five fields of a sample are added. Cost: O(rows of the storage), for the episodes.
 
         Args:
@@ -204,8 +204,8 @@ class Sequence(SampleUnit):
         plan = self._window(Plan(schema, anchors, anchors), ring.view()._replace(episodes=episodes))
 
         def per_record(value: Any) -> Any:
-            found = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
-            return found.repeat_interleave(self.rows, dim=0) if found.ndim else value
+            each = isinstance(value, torch.Tensor) and value.ndim > 0
+            return value.repeat_interleave(self.rows, dim=0) if each else value
 
         found = {key: per_record(value) for key, value in info.items()} | plan.notes
         if storage.ndim == 1:

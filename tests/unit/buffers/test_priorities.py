@@ -375,8 +375,11 @@ def test_what_is_no_priority_is_refused(priority: Any) -> None:
 
 
 def test_priorities_of_another_length_are_refused() -> None:
-    with pytest.raises(SchemaError, match=r"have the shape \[2\] of the index .* got shape \[3\]"):
+    with pytest.raises(
+        SchemaError, match=r"same length as index, or have its shape \[2\] .* got shape \[3\]"
+    ) as caught:
         plain(4).update_priority([0, 1], [1.0, 2.0, 3.0])
+    assert isinstance(caught.value, RuntimeError)  # as in TorchRL
 
 
 @pytest.mark.parametrize(

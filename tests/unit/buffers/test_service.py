@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, tensorclass
 
 from ostinato import (
     LazyTensorStorage,
@@ -29,6 +29,11 @@ from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionE
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@tensorclass
+class Step:
+    obs: torch.Tensor
 
 
 def _buffer(rows: int = 10, **options: Any) -> ReplayBuffer:
@@ -240,6 +245,9 @@ def test_other_data_and_include_info_of_tensordict_buffers() -> None:
     for error in (KindError, ValueError):
         with pytest.raises(error, match="only accepts TensorDictBase subclasses"):
             rb.extend(torch.zeros(3))
+    for rows in (Step(torch.zeros(3), batch_size=[3]), [Step(torch.zeros(()), batch_size=[])]):  # type: ignore[call-arg]
+        with pytest.raises(KindError, match=r"only accepts TensorDictBase subclasses .* got (Step|list)"):
+            rb.extend(rows)  # its samples would have no field for the index
     rb.extend(TensorDict({"a": torch.arange(10)}, [10]))
     for given in (True, False):
         with pytest.warns(UserWarning, match="include_info is going to be deprecated"):

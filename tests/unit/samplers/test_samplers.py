@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ostinato import RandomSampler, SamplerWithoutReplacement
-from ostinato.errors import CheckpointError, OptionError
+from ostinato import RandomSampler, SamplerWithoutReplacement, SliceSampler
+from ostinato.errors import CheckpointError, KindError, OptionError
 from ostinato.testing import make_view
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -27,6 +27,15 @@ def test_random_sampling_without_replacement_is_the_other_class(options: dict[st
     assert type(made) is SamplerWithoutReplacement
     assert made.drop_last == options.get("drop_last", False)
     assert made.shuffle == options.get("shuffle", True)
+
+
+@pytest.mark.parametrize("base", [RandomSampler, SliceSampler])
+def test_subclasses_have_no_other_variant(base: type[RandomSampler | SliceSampler]) -> None:
+    made = type("Mine", (base,), {})
+    options = {"num_slices": 2} if base is SliceSampler else {}
+    with pytest.raises(KindError, match="Mine has no without-replacement variant"):
+        made(replacement=False, **options)
+    assert type(made(replacement=True, **options)) is made
 
 
 def test_options_may_be_given_by_position_as_in_torchrl() -> None:

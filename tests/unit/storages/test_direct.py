@@ -310,6 +310,18 @@ def test_options_of_tensor_storages() -> None:
     assert storage.consolidated
 
 
+def test_the_state_of_a_list_storage_does_not_follow_later_writes() -> None:
+    storage = ListStorage(4)
+    empty = storage.state_dict()
+    storage.set(range(2), ["a", "b"])
+    half = storage.state_dict()
+    storage.set(range(1, 3), ["c", "d"])
+    storage.load_state_dict(half)
+    assert storage.get(slice(None)) == ["a", "b"]
+    storage.load_state_dict(empty)
+    assert len(storage) == 0
+
+
 def test_a_list_storage_moves_rows_to_its_device() -> None:
     storage = ListStorage(3, device="meta")
     storage.set(range(2), [{"a": torch.zeros(2), "text": "x"}, {"a": torch.ones(2), "text": "y"}])
