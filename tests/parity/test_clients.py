@@ -43,8 +43,8 @@ def collect(env: Any, policy: Any, frames: int = 400) -> Any:
     return Collector(env, policy, frames_per_batch=20, total_frames=frames)
 
 
-def train_dqn(name: str, *, prioritized: bool = False, n_steps: int = 1) -> float:
-    """Train DQN in the corridor and return the greedy return."""
+def train_dqn(name: str, *, prioritized: bool = False, n_steps: int = 1) -> tuple[float, list[float]]:
+    """Train DQN in the corridor and return the greedy return, and all parameters."""
     from torchrl.envs import MultiStepTransform
 
     torch.manual_seed(0)
@@ -61,7 +61,8 @@ def train_dqn(name: str, *, prioritized: bool = False, n_steps: int = 1) -> floa
             if prioritized:
                 rb.update_tensordict_priority(batch)
     assert not prioritized or len(set(rb.sampler.priorities.tolist())) > 100
-    return greedy_return(corridor(), policy)
+    parameters = torch.cat([value.detach().flatten() for value in loss.parameters()])
+    return greedy_return(corridor(), policy), parameters.tolist()
 
 
 def train_sac(name: str, *, prioritized: bool = False) -> tuple[float, float]:
@@ -84,12 +85,12 @@ def train_sac(name: str, *, prioritized: bool = False) -> tuple[float, float]:
 @pytest.mark.parametrize("n_steps", [1, 3])
 def test_dqn_learns_the_same_from_either_buffer(n_steps: int) -> None:
     theirs, ours = train_dqn("torchrl", n_steps=n_steps), train_dqn("ostinato", n_steps=n_steps)
-    assert ours == theirs  # the same rows, draws and updates
-    assert ours == pytest.approx(BEST)
+    assert ours == theirs  # the same rows, draws and updates, to the last bit
+    assert ours[0] == pytest.approx(BEST)
 
 
 def test_dqn_learns_from_prioritized_rows() -> None:
-    assert train_dqn("ostinato", prioritized=True) == pytest.approx(BEST)
+    assert train_dqn("ostinato", prioritized=True)[0] == pytest.approx(BEST)
 
 
 def test_sac_learns_the_same_from_either_buffer() -> None:
@@ -101,6 +102,23 @@ def test_sac_learns_the_same_from_either_buffer() -> None:
 def test_sac_learns_from_prioritized_rows() -> None:
     before, after = train_sac("ostinato", prioritized=True)
     assert after > 0.5 * before
+
+
+def test_priorities_are_the_errors_that_the_loss_reports() -> None:
+    torch.manual_seed(0)
+    policy, loss, _ = sac()
+    rb = buffer(library("ostinato"), prioritized=True)
+    rb.extend(reach().rollout(60, policy, break_when_any_done=False))
+    before = rb.sampler.priorities
+    batch = rb.sample()
+    loss(batch)
+    rb.update_tensordict_priority(batch)
+    expected = before.clone()
+    for slot, error in zip(batch["index"].tolist(), batch["td_error"].flatten().tolist(), strict=True):
+        expected[slot] = error
+    assert torch.allclose(rb.sampler.priorities, expected)
+    assert not torch.equal(before, expected)
+    assert rb.stats().stale_updates == 0
 
 
 def test_multi_step_transform_stores_the_same_rows() -> None:

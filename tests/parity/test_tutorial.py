@@ -1,165 +1,216 @@
-"""The subjects of TorchRL's tutorial on replay buffers, in one script that differs by the library alone."""
+"""What TorchRL's tutorial on replay buffers shows, step by step: only the library of the names differs."""
+
+# ruff: noqa: B023 (a note runs its action at once)
 
 from __future__ import annotations
 
-import warnings
+import tempfile
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 from tensordict import TensorDict, tensorclass
-from torchrl.collectors import Collector
-from torchrl.envs import EnvBase, GymEnv, TransformedEnv
-from torchrl.envs.transforms import CatFrames, Compose, RenameTransform, StepCounter, UnsqueezeTransform
-from torchrl.modules import RandomPolicy
 
-from ._script import library
+from ._training import corridor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from torch import Tensor
 
-pytest.importorskip("gymnasium")
-
-ROWS = 60
-Seen = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")
-        torch.manual_seed(0)
-        yield
+    from ._script import Both, Note
 
 
 @tensorclass
-class Labelled:
-    """Images with labels."""
+class Pictures:
+    """Pictures and what they show."""
 
-    images: torch.Tensor
-    labels: torch.Tensor
-
-
-def any_objects(lib: Any, home: Path) -> Seen:
-    rb = lib.ReplayBuffer(storage=lib.ListStorage(ROWS), collate_fn=lambda batch: batch)
-    rb.extend(["x", 3, ("y", None)])
-    return {"length": len(rb), "known": all(item in ["x", 3, ("y", None)] for item in rb.sample(5))}
+    images: Tensor
+    labels: Tensor
 
 
-def tensordicts(lib: Any, home: Path) -> Seen:
-    seen: Seen = {}
-    data = TensorDict({"a": torch.arange(12).view(3, 4), ("b", "c"): torch.arange(15).view(3, 5)}, [3])
-    storages = {"memory": lib.LazyTensorStorage(ROWS), "files": lib.LazyMemmapStorage(ROWS, scratch_dir=home / "td")}
-    for name, storage in storages.items():
-        rb = lib.ReplayBuffer(storage=storage, batch_size=7)
-        rb.extend(data)
-        batch = rb.sample()
-        seen[name] = len(rb), batch.batch_size, batch["b", "c"].shape, batch["b", "c"].dtype
-        assert (batch["b", "c"][:, 0] // 5 == batch["a"][:, 0] // 4).all()
-    return seen
+def nested(rows: int = 3) -> TensorDict:
+    """Return rows with a nested field."""
+    fields = {"a": torch.arange(rows * 4).view(rows, 4), ("b", "c"): torch.arange(rows * 5).view(rows, 5)}
+    return TensorDict(fields, batch_size=[rows])
 
 
-def tensorclasses(lib: Any, home: Path) -> Seen:
-    data = Labelled(  # type: ignore[call-arg]
-        images=torch.randint(255, (6, 8, 8, 3)), labels=torch.arange(6), batch_size=[6]
-    )
-    rb = lib.ReplayBuffer(storage=lib.LazyMemmapStorage(ROWS, scratch_dir=home / "tc"), batch_size=5)
-    rb.extend(data)
-    batch = rb.sample()
-    assert torch.equal(batch.images, data.images[batch.labels])
-    return {"class": type(batch).__name__, "shape": batch.images.shape}
+def identity(rows: Any) -> Any:
+    """Return rows as they are."""
+    return rows
 
 
-def trees(lib: Any, home: Path) -> Seen:
-    rb = lib.ReplayBuffer(storage=lib.LazyMemmapStorage(ROWS, scratch_dir=home / "tree"))
-    tree = {"a": torch.randn(3), "b": {"c": torch.zeros(2)}, "d": [torch.ones(1), torch.ones(2)]}
-    rb.extend({"a": torch.randn(4, 3), "b": {"c": torch.zeros(4, 2)}, "d": [torch.ones(4, 1), torch.ones(4, 2)]})
-    rb.add(tree)
-    batch = rb.sample(3)
-    return {"length": len(rb), "shapes": [batch["a"].shape, batch["b"]["c"].shape, batch["d"][1].shape]}
+def test_python_objects(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = lib.ReplayBuffer(storage=lib.ListStorage(10), collate_fn=identity)
+        note("extend", lambda: rb.extend(["a", 0, "b"]))
+        note("sample", lambda: rb.sample(3))
+        note("add", lambda: rb.add("c"))
+        note("length", lambda: len(rb))
+
+    both(script)
 
 
-def passes(lib: Any, home: Path) -> Seen:
-    storage = lib.LazyMemmapStorage(ROWS, scratch_dir=home / "passes")
-    sampler = lib.SamplerWithoutReplacement()
-    rb = lib.TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=3, prefetch=4)
-    rb.extend(TensorDict({"a": torch.arange(9)}, [9]))
-    found = [batch["a"] for batch in rb]
-    endless = lib.ReplayBuffer(storage=lib.LazyTensorStorage(ROWS), batch_size=2)
-    endless.extend(torch.arange(5))
-    counts = [len(batch) for batch, _ in zip(endless, range(6), strict=False)]
-    return {"sizes": [len(x) for x in found], "once": sorted(torch.cat(found).tolist()), "counts": counts}
+def test_storages_of_tensors(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for storage in (lib.LazyTensorStorage(100), lib.LazyMemmapStorage(100, scratch_dir=folder)):
+                rb = lib.ReplayBuffer(storage=storage, batch_size=12)
+                note("extend", lambda: rb.extend(nested()))
+                note("length", lambda: len(rb))
+                note("sample", rb.sample)
+                note("sample of another size", lambda: rb.sample(5)["b", "c"])
+
+    both(script)
 
 
-def _double(batch: TensorDict) -> TensorDict:
-    batch["twice"] = 2 * batch["a"]
-    return batch
+def test_tensorclasses(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        images = torch.randint(255, (40, 8, 8, 3), dtype=torch.uint8)
+        fields = TensorDict({"images": images, "labels": torch.arange(40)}, [40])
+        rows = Pictures.from_tensordict(fields)  # type: ignore[attr-defined]
+        for storage in (lib.LazyTensorStorage(100), lib.LazyMemmapStorage(100), lib.ListStorage(100)):
+            rb = lib.ReplayBuffer(storage=storage, batch_size=12)
+            note("extend", lambda: rb.extend(rows))
+            note("kind", lambda: type(rb.sample()).__name__)
+            note("labels", lambda: rb.sample().labels)
+            note("images", lambda: rb.sample().images)
+
+    both(script)
 
 
-def transforms(lib: Any, home: Path) -> Seen:
-    rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(ROWS), transform=_double)
-    rb.extend(TensorDict({"a": torch.arange(5.0)}, [5]))
-    rb.append_transform(RenameTransform(["a"], ["renamed"]))
-    return {"keys": sorted(map(str, rb.sample(2).keys()))}
+def test_pytrees(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(100), batch_size=4)
+        note("extend", lambda: rb.extend({"a": torch.arange(10), "b": (torch.ones(10, 2), [torch.zeros(10)])}))
+        note("sample", rb.sample)
+        note("rows", lambda: rb[2:4])
+
+    both(script)
 
 
-def slices(lib: Any, home: Path) -> Seen:
-    storage = lib.LazyMemmapStorage(ROWS, scratch_dir=home / "slices")
-    sampler = lib.SliceSampler(traj_key="episode", num_slices=4)
-    rb = lib.TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=8)
-    episode = torch.tensor([1] * 4 + [2] * 6)
-    rb.extend(TensorDict({"episode": episode, "step": torch.arange(10)}, [10]))
-    batch = rb.sample()
-    steps, ids = batch["step"].view(4, 2), batch["episode"].view(4, 2)
-    return {"follow": bool((steps.diff() == 1).all()), "one": bool((ids.diff() == 0).all()), "rows": batch.numel()}
+def test_iteration(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = lib.ReplayBuffer(storage=lib.LazyMemmapStorage(100), batch_size=8, prefetch=4)
+        rb.extend(nested(50))
+
+        def first_batches() -> list[Any]:
+            return [batch["a"].shape for batch, _ in zip(rb, range(10), strict=False)]
+
+        note("batches", first_batches)
+        once = lib.ReplayBuffer(storage=lib.ListStorage(10), sampler=lib.SamplerWithoutReplacement(), batch_size=4)
+        once.extend(torch.arange(10))
+        note("a pass", lambda: sorted(torch.cat(list(once)).tolist()))
+
+    both(script)
 
 
-def the_best(lib: Any, home: Path) -> Seen:
-    writer = lib.TensorDictMaxValueWriter(rank_key="reward")
-    rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(5), writer=writer, batch_size=4)
-    rb.extend(TensorDict({"reward": torch.arange(20.0).roll(7)}, [20]))
-    return {"kept": sorted(rb[:]["reward"].tolist())}
+def test_index_in_samples(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(100), batch_size=12)
+        rb.extend(nested(20))
+        note("index", lambda: rb.sample()["index"])
+        note("info", lambda: rb.sample(return_info=True)[1]["index"])
+
+    both(script)
 
 
-def environment() -> EnvBase:
-    return TransformedEnv(GymEnv("CartPole-v1"), StepCounter())
+def test_transforms_of_pictures(both: Both) -> None:
+    from torchrl.envs import Compose, ToTensorImage
+
+    def script(lib: Any, note: Note) -> None:
+        keys = ["pixels", ("next", "pixels")]
+        out = ["scaled", ("next", "scaled")]
+        rb = lib.TensorDictReplayBuffer(
+            storage=lib.LazyMemmapStorage(100),
+            transform=Compose(ToTensorImage(in_keys=keys, out_keys=out)),
+            batch_size=16,
+        )
+        images = torch.randint(255, (41, 6, 6, 3), dtype=torch.uint8)
+        rb.extend(TensorDict({"pixels": images[:-1], "next": {"pixels": images[1:]}}, [40]))
+        note("sample", lambda: rb.sample()["scaled"])
+        note("next", lambda: rb.sample()["next", "scaled"].shape)
+        rb.append_transform(lambda batch: batch.exclude("pixels"))
+        note("keys", lambda: sorted(rb.sample().exclude("index").keys()))
+
+    both(script)
 
 
-def collected(lib: Any, home: Path) -> Seen:
-    """Frames of an environment, stacked in the transform of the buffer."""
-    stack = Compose(UnsqueezeTransform(-1, in_keys=["observation"]), CatFrames(dim=-1, N=4, in_keys=["observation"]))
+def test_collected_trajectories(both: Both) -> None:
+    from torchrl.collectors import Collector
+
+    def script(lib: Any, note: Note) -> None:
+        torch.manual_seed(0)
+        env = corridor()
+        rb = lib.TensorDictReplayBuffer(
+            storage=lib.LazyMemmapStorage(200),
+            sampler=lib.SliceSampler(traj_key=("collector", "traj_ids"), num_slices=4),
+            batch_size=16,
+        )
+        for rows in Collector(env, frames_per_batch=50, total_frames=100):
+            rb.extend(rows)
+        note("length", lambda: len(rb))
+
+        def one_trajectory_each() -> bool:
+            ids = rb.sample()["collector", "traj_ids"].view(4, 4)
+            return bool((ids == ids[:, :1]).all())
+
+        note("slices", one_trajectory_each)
+        note("steps follow each other", lambda: bool((rb.sample()["step_count"].view(4, 4).diff(dim=1) == 1).all()))
+
+    both(script)
+
+
+def test_stacked_frames(both: Both) -> None:
+    """Frames are stored once, and stacked in the transform of the buffer."""
+    from torchrl.collectors import Collector
+    from torchrl.envs import CatFrames, Compose, UnsqueezeTransform
+
+    def script(lib: Any, note: Note) -> None:
+        torch.manual_seed(0)
+        keys = ["observation"]
+        rb = lib.TensorDictReplayBuffer(
+            storage=lib.LazyMemmapStorage(200),
+            sampler=lib.SliceSampler(slice_len=4, end_key=("next", "done")),
+            transform=Compose(UnsqueezeTransform(-1, in_keys=keys), CatFrames(dim=-1, N=4, in_keys=keys)),
+            batch_size=16,
+        )
+        for rows in Collector(corridor(), frames_per_batch=50, total_frames=100):
+            rb.extend(rows)
+        note("length", lambda: len(rb))
+        note("shape", lambda: rb.sample()["observation"].shape)
+
+    both(script)
+
+
+def test_the_best_rows(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        writer = lib.TensorDictMaxValueWriter(rank_key="reward")
+        rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(5), writer=writer, batch_size=4)
+        rb.extend(TensorDict({"reward": torch.arange(20.0).roll(7)}, [20]))
+        note("kept", lambda: sorted(rb[:]["reward"].tolist()))
+
+    both(script)
+
+
+def test_priorities() -> None:
+    """TorchRL's trees do not load beside this version of torch: the same steps, and what they must show."""
+    from ._script import library
+
+    lib = library("ostinato")
+    torch.manual_seed(0)
+    sampler = lib.PrioritizedSampler(max_capacity=10, alpha=0.8, beta=1.1)
+    rb = lib.ReplayBuffer(storage=lib.ListStorage(10), sampler=sampler, collate_fn=identity)
+    index = rb.extend([1, "foo", None])
+    rb.update_priority(index=index, priority=torch.tensor([0, 1_000, 0.1]))
+    batch, info = rb.sample(10, return_info=True)
+    assert batch == ["foo"] * 10
+    assert info["index"].tolist() == [1] * 10
     rb = lib.TensorDictReplayBuffer(
-        storage=lib.LazyMemmapStorage(500, scratch_dir=home / "frames"),
-        sampler=lib.SliceSampler(slice_len=4, end_key=("next", "done")),
-        transform=stack,
-        batch_size=16,
+        storage=lib.LazyMemmapStorage(10),
+        sampler=lib.PrioritizedSampler(max_capacity=10, alpha=0.8, beta=1.1),
+        priority_key="td_error",
+        batch_size=256,
     )
-    env = environment()
-    for batch in Collector(env, RandomPolicy(env.action_spec), frames_per_batch=50, total_frames=200):
-        rb.extend(batch)
+    rb.extend(nested(5))
     batch = rb.sample()
-    return {"length": len(rb), "shape": batch["observation"].shape, "rows": batch.numel()}
-
-
-SUBJECTS: list[Callable[[Any, Path], Seen]] = [
-    any_objects, tensordicts, tensorclasses, trees, passes, transforms, slices, the_best, collected,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.__name__)
-def test_the_script_runs_alike_with_both_libraries(subject: Callable[[Any, Path], Seen], tmp_path: Path) -> None:
-    seen = {name: subject(library(name), tmp_path / name) for name in ("torchrl", "ostinato")}
-    assert seen["ostinato"] == seen["torchrl"]
-
-
-def test_priorities_follow_their_rows(tmp_path: Path) -> None:
-    """Of Ostinato alone: TorchRL's prioritized sampler needs its extension, which not all its packages contain."""
-    lib: Any = library("ostinato")
-    sampler = lib.PrioritizedSampler(max_capacity=ROWS, alpha=0.8, beta=1.1)
-    rb = lib.ReplayBuffer(storage=lib.LazyMemmapStorage(ROWS, scratch_dir=tmp_path / "per"), sampler=sampler)
-    rb.extend(TensorDict({"a": torch.arange(10)}, [10]))
-    _, info = rb.sample(10, return_info=True)
-    rb.update_priority(info["index"], torch.zeros(10))
-    rb.update_priority(torch.arange(10), (torch.arange(10) < 5).float())
-    assert rb.sample(200)["a"].max() < 5
+    batch["td_error"] = (batch["index"] == 3).float() * 1_000
+    rb.update_tensordict_priority(batch)
+    assert (rb.sample()["index"] == 3).float().mean() > 0.9

@@ -599,7 +599,7 @@ class ReplayBufferEnsemble:
 
     @property
     def shared(self) -> bool:
-        """Whether several processes may use the ensemble: never; members may be shared."""
+        """Whether several processes may use the ensemble: never, nor its members."""
         return False
 
     def client(self) -> Self:

@@ -165,7 +165,7 @@ def fields_of(data: TensorDictBase) -> dict[str, Any]:
         except RuntimeError as error:
             msg = (
                 f"{show_field((key,))} of a lazy stack cannot be stacked ({error}): give all rows one shape, pad them "
-                "to one length, or use ListStorage"
+                "to one length, or use RaggedTensorStorage or ListStorage"
             )
             raise SchemaError(msg) from error
     return out
@@ -507,7 +507,8 @@ def _number_dtype(value: object) -> torch.dtype:
 
 _TABLES_TAKE = (
     ": tensor storages take tensors, numpy arrays and numbers with one fixed shape per field, and text. Wrap other "
-    "objects in tensordict.NonTensorData; for ragged sequences use ListStorage, or pad them to one length"
+    "objects in tensordict.NonTensorData; for ragged sequences use RaggedTensorStorage or ListStorage, or "
+    "pad them to one length"
 )
 
 
@@ -516,7 +517,7 @@ def _unsuitable(path: Sequence[Hashable], what: str) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of an error without the advice to use ListStorage."""
+    """Return the message of an error without the advice to use another storage."""
     return str(error).replace(_TABLES_TAKE, "")
 
 
@@ -550,7 +551,7 @@ def stack(
             return torch.stack(list(items), 0)
         return _Stacking(fit, objects, batches).stack(items, ())
     except RuntimeError as error:
-        ragged = "; for ragged rows use ListStorage, or pad them to one length" if table else ""
+        ragged = "; for ragged rows use RaggedTensorStorage or ListStorage, or pad them to one length" if table else ""
         msg = f"the rows of the list cannot be stacked ({error}): give all rows one shape{ragged}"
         raise SchemaError(msg) from error
     except KindError as error:

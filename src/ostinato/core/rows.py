@@ -451,8 +451,8 @@ def _describe_leaf(value: Any, path: Path, lead: int) -> tuple[Leaf, tuple[int, 
     tensor = as_tensor(value, path)
     if tensor.ndim < lead:
         lists = (
-            ". Lists inside a row are nesting, not arrays: give a tensor or an array; for ragged rows use ListStorage, "
-            "or pad them to one length"
+            ". Lists inside a row are nesting, not arrays: give a tensor or an array; for ragged rows use "
+            "RaggedTensorStorage, or pad them to one length"
         )
         msg = (
             f"{show_field(path)} has shape {list(tensor.shape)}, but extend() needs {lead} leading batch "
@@ -534,7 +534,7 @@ def _mismatch(leaf: Leaf, tensor: Tensor, batch: tuple[int, ...]) -> str:
 def _wrong_kind(node: Node | None, data: Any, path: Path) -> str:
     expected = "one tensor" if node is None else f"a {node.kind} with the keys {list(node.keys)}"
     instead = (
-        ". Text must be in the first rows already; for ragged sequences use ListStorage"
+        ". Text must be in the first rows already; for ragged sequences use RaggedTensorStorage or ListStorage"
         if node is None and isinstance(data, (list, tuple))
         else ""
     )

@@ -29,6 +29,7 @@ from ostinato.errors import (
     CheckpointError,
     KeyMissingError,
     KindError,
+    OptionError,
     OstinatoError,
     SchemaError,
     SlotError,
@@ -88,6 +89,8 @@ def test_it_is_in_this_process() -> None:
     assert (rb.start() is rb, rb.client() is rb, rb.service_backend) == (True, True, "direct")
     assert (rb.is_alive, rb.dim_extend, rb.shared) == (True, 0, False)
     rb.synchronize()
+    with pytest.raises(OptionError, match="belong to one process"):
+        ReplayBufferEnsemble(TensorDictReplayBuffer(storage=LazyTensorStorage(4)).share())
 
 
 @pytest.mark.parametrize("prefetch", [None, 2])

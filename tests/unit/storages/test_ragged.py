@@ -203,7 +203,7 @@ def test_tensordicts_with_other_objects_are_saved_only_as_pickles(tmp_path: Path
     rb.extend(rows)
     with pytest.raises(CheckpointError, match=r"allow_pickle=True") as caught:
         rb.dumps(tmp_path / "plain")
-    assert "use ListStorage, or pad" not in str(caught.value)
+    assert "Storage, or pad" not in str(caught.value)
     trusted, again = (ReplayBuffer(storage=ListStorage(10, allow_pickle=True), batch_size=4) for _ in range(2))
     trusted.extend(rows)
     trusted.dumps(tmp_path / "pickled")
