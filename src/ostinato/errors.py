@@ -76,7 +76,7 @@ class TooFewRowsError(EmptyBufferError, OptionError):
     """A full batch was asked of fewer rows than it has."""
 
 
-class EpisodesError(SchemaError, RuntimeError):
+class EpisodesError(SchemaError, RuntimeError, TypeError):
     """Rows do not tell where episodes end: there are no fields, or a field has several values for each row."""
 
 

@@ -11,6 +11,7 @@ import torch
 from ostinato.core.records import Draw
 from ostinato.errors import EmptyBufferError, KindError, OptionError, SchemaError
 from ostinato.samplers.base import Sampler, check_replacement
+from ostinato.samplers.consuming import check_count
 from ostinato.samplers.distinct import draw_distinct
 from ostinato.samplers.row_values import RowValues
 
@@ -99,8 +100,8 @@ class PromptGroupSampler(Sampler):
         if strategy not in _STRATEGIES:
             msg = f"Unknown strategy={strategy!r}: use one of {', '.join(map(repr, _STRATEGIES))}"
             raise OptionError(msg)
-        self.num_groups = _positive("num_groups", num_groups)
-        self.samples_per_group = _positive("samples_per_group", samples_per_group)
+        self.num_groups = None if num_groups is None else check_count("num_groups", num_groups)
+        self.samples_per_group = None if num_groups is not None else check_count("samples_per_group", samples_per_group)
         self.group_key = group_key
         self.strategy = strategy
         self.reward_key = reward_key
@@ -305,18 +306,6 @@ def _widest(rewards: NDArray[np.float64], count: int) -> NDArray[np.int64]:
 
 def _path(key: Key) -> tuple[str, ...]:
     return (key,) if isinstance(key, str) else tuple(key)
-
-
-def _positive(name: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        msg = f"{name} must be a positive integer, got {value!r}"
-        raise KindError(msg)
-    if value < 1:
-        msg = f"{name} must be a positive integer, got {value!r}"
-        raise OptionError(msg)
-    return int(value)
 
 
 def _hashable(value: Any) -> Any:

@@ -318,12 +318,11 @@ def write_until_killed(rb: ReplayBuffer, number: int) -> None:
         first += size
 
 
-def sample(rb: ReplayBuffer, seconds: float, ranked: bool, pipe: Any) -> None:
+def sample(rb: ReplayBuffer, stop: Any, ranked: bool, pipe: Any) -> None:
     torch.set_num_threads(1)
     known: dict[int, int] = {}
-    batches, until = 0, time.monotonic() + seconds
-    longest = 0.0
-    while time.monotonic() < until:
+    batches, longest = 0, 0.0
+    while not stop.is_set() or batches <= 20:
         began = time.monotonic()
         batch, info = rb.sample(return_info=True)
         longest = max(longest, time.monotonic() - began)
@@ -339,18 +338,20 @@ def sample(rb: ReplayBuffer, seconds: float, ranked: bool, pipe: Any) -> None:
 def stress(seconds: float, *, ranked: bool, mapped: bool = False) -> tuple[list[tuple[int, float]], int, Any]:
     """Run; return what the samplers say (batches, longest wait in s), how many writers were killed, and counts."""
     rb = make(CAPACITY, ranked=ranked, mapped=mapped, fill=CAPACITY, width=WIDTH)
-    pipes = [multiprocessing.get_context("fork").Pipe() for _ in range(2)]
-    samplers = [start(sample, rb, seconds, ranked, other) for _, other in pipes]
+    context = multiprocessing.get_context("fork")
+    pipes, stop = [context.Pipe() for _ in range(2)], context.Event()
+    samplers = [start(sample, rb, stop, ranked, other) for _, other in pipes]
     writers = [start(write_until_killed, rb, 1 + i) for i in range(WRITERS)]
-    dice, kills = random.Random(1), 0
-    while any(child.is_alive() for child in samplers):
+    dice, kills, until = random.Random(1), 0, time.monotonic() + seconds
+    while kills < 4 or time.monotonic() < until:  # a busy machine takes longer
         time.sleep(0.05 * dice.random())
         child = dice.randrange(WRITERS)
         os.kill(writers[child].pid, signal.SIGKILL)
         end(writers[child], -signal.SIGKILL)
         kills += 1
         writers[child] = start(write_until_killed, rb, 10 + kills)
-    found = [mine.recv() for mine, _ in pipes if mine.poll(1)]
+    stop.set()
+    found = [mine.recv() for mine, _ in pipes if mine.poll(30)]
     for child in samplers:
         end(child)
     for writer in writers:

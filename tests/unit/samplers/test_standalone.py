@@ -388,6 +388,7 @@ def test_rows_that_do_not_tell_their_episodes() -> None:
     with pytest.raises(EpisodesError, match="Expected the end-of-trajectory signal to be 1-dimensional"):
         SliceSampler(slice_len=2).sample(wide, 2)
     assert issubclass(EpisodesError, RuntimeError)
+    assert issubclass(EpisodesError, TypeError)  # what TorchRL raises for streams and units without fields
 
 
 # -- states -----------------------------------------------------------------------------------------------------------

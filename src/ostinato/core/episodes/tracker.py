@@ -179,8 +179,9 @@ class EpisodeTracker:
             if schema is None:
                 msg = (
                     "Could not get a tensordict out of the storage, which is required for SliceSampler to compute the "
-                    f"trajectories: {type(storage).__name__} has no fields that tell where episodes end, use "
-                    "LazyTensorStorage or LazyMemmapStorage"
+                    "trajectories: a tensordict-backed storage is needed, and "
+                    f"{type(storage).__name__} has no fields that tell where episodes end, use LazyTensorStorage or "
+                    "LazyMemmapStorage"
                 )
                 raise EpisodesError(msg)
             self._resolved = self.wanted.resolve({leaf.path for leaf in schema.leaves})
