@@ -227,6 +227,8 @@ def test_fields_that_are_not_there_are_named() -> None:
         rb["next", "x"]
     with pytest.raises(KeyMissingError, match="no field 'reward'"):
         rb.set_("reward", torch.zeros(5))
+    with pytest.raises(KeyMissingError, match="no field 'reward'"):
+        rb["reward"] = torch.zeros(5)
 
 
 def test_an_empty_buffer_cannot_be_indexed() -> None:
