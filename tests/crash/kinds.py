@@ -166,6 +166,8 @@ def fingerprint(*values: Any) -> str:
 def _feed(state: xxhash.xxh3_128, value: Any) -> None:
     if isinstance(value, TensorDictBase):
         value = value.to_dict()
+    if isinstance(value, Tensor) and value.is_nested:
+        value = list(value.unbind())
     if isinstance(value, Tensor):
         state.update(f"{value.dtype}{tuple(value.shape)}".encode())
         state.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
