@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
 from ._differences import Difference, Fails, check, filled, grid, in_order, listed, mapped
 from ._script import library, rows
@@ -30,6 +30,12 @@ def _write_in_an_epoch(lib: Any) -> list[list[int]]:
     first = rb.sample().tolist()
     rb.extend(torch.tensor([50, 51]))
     return [first, rb.sample().tolist(), rb.sample().tolist()]
+
+
+def _stacked(lib: Any) -> Any:
+    rb = lib.ReplayBuffer(storage=lib.LazyStackStorage(10, stack_dim=1))
+    rb.extend([TensorDict({"x": torch.arange(2)}, []) for _ in range(3)])
+    return rb
 
 
 def _after_set_storage(lib: Any) -> tuple[list[int], int]:
@@ -116,6 +122,24 @@ TABLE = {
         [[0, 1], [2, 3], [50, 51]],
     ),
     # parts and options
+    "stack_dim beyond the rows": Difference(
+        "a dimension that rows do not have is a mistake",
+        lambda lib: tuple(_stacked(lib).sample(3).batch_size),
+        (3,),
+        Fails("SchemaError"),
+    ),
+    "bare NonTensorData": Difference(
+        "a table has fields with names",
+        lambda lib: filled(lib, NonTensorData("a", batch_size=[3])) and None,
+        None,
+        Fails("SchemaError"),
+    ),
+    "state of compressed rows": Difference(
+        "a state says how rows are compressed",
+        lambda lib: "codec" in lib.CompressedListStorage(10).state_dict(),
+        False,
+        True,
+    ),
     "capacity zero": Difference(
         "refused when made, not at the first write",
         lambda lib: lib.LazyTensorStorage(0).max_size,
