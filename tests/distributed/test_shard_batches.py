@@ -122,7 +122,7 @@ def test_indices_and_priorities_that_cannot_be_routed_raise() -> None:
         one_shard(INDEX[:3], 3)
     with pytest.raises(UsageError, match="needs the new priorities"):
         parse_shard_update(SHARDS, INDEX, None, None)
-    with pytest.raises(SchemaError, match="priorities must be one number"):
+    with pytest.raises(SchemaError, match="priority should be a number or an iterable of the same length"):
         parse_shard_update(SHARDS, INDEX, torch.rand(3), None)
     with pytest.raises(SchemaError, match="one integer for each"):
         parse_shard_update(SHARDS, INDEX, 1.0, [1, 2])

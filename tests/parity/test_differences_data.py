@@ -155,9 +155,6 @@ TABLE = {
         [7.0, 1.0, 2.0],
         Fails("SchemaError"),
     ),
-    "write_all with fewer rows": Difference(
-        "name them with end=", lambda lib: filled(lib, rows(3)).write_all(rows(2, 50)), None, Fails("SchemaError")
-    ),
     "masks of a list storage": Difference(
         "a mask chooses rows",
         lambda lib: listed(lib, ["a", "b", "c"]).storage[torch.tensor([True, False, True])],

@@ -207,7 +207,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda: next(iter(pair())), UsageError, "batch_size was not specified"),
     (lambda: pair(rows=0).sample(3), EmptyBufferError, "empty"),
     (lambda: prefill_replay_buffer(dataset(), dataset(), chunk_size=0), OptionError, "chunk_size"),
-    (lambda: prefill_replay_buffer(dataset(), dataset(), n_samples=0), OptionError, "n_samples"),
+    (lambda: prefill_replay_buffer(dataset(), dataset(), n_samples=-1), OptionError, "n_samples"),
     (lambda: prefill_replay_buffer(dataset(), object()), KindError, "got object"),
 ]
 
@@ -256,6 +256,7 @@ def test_some_rows_are_drawn_uniformly_and_each_once() -> None:
         counts.update(ids)
     assert p_value([counts[i] for i in range(20)]) > 1e-4
     assert len(prefill_replay_buffer(ReplayBuffer(storage=LazyTensorStorage(50)), dataset(), n_samples=99)) == 20
+    assert len(prefill_replay_buffer(ReplayBuffer(storage=LazyTensorStorage(50)), dataset(), n_samples=0)) == 0
 
 
 def test_episodes_stay_whole() -> None:
