@@ -18,7 +18,7 @@ from ostinato.durable.codecs import find_codec, map_in_threads
 from ostinato.durable.dtypes import raw_view
 from ostinato.errors import CheckpointError, OptionError
 from ostinato.storages.blobs import BlobColumn, check_ends, join_blobs, split_blobs
-from ostinato.storages.table import Table, check_alike, checked_choice, copy_column, plan_layout, read_column
+from ostinato.storages.table import Table, check_alike, checked_choice, copy_column, read_column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,14 +125,8 @@ class CodecTable:
         self.device = memory.device
         self.kept = [i for i in range(len(schema.leaves)) if i not in codecs]
         self._places = {position: place for place, position in enumerate(self.kept)}
-        self.inner: Table | None = None
+        self.inner = Table.allocate_some(schema, self.kept, capacity, memory, packed=packed)
         """The fields that are not compressed; None if all are."""
-        if self.kept:
-            leaves = [schema.leaves[i] for i in self.kept]
-            layout = plan_layout(leaves, packed=packed)
-            memory.check(sum(block.stride for block in layout) * capacity)
-            names = [schema.column_names[i] for i in self.kept]
-            self.inner = Table.allocate(Schema(None, leaves), capacity, memory, layout, names)
         self.columns = {i: BlobColumn(capacity) for i in sorted(codecs)}
         """The compressed fields by position of their leaf."""
 

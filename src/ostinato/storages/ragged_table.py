@@ -12,7 +12,7 @@ from ostinato.core.kinds import show_field
 from ostinato.core.records import Picks, Request, Run
 from ostinato.core.rows import Flat, Schema, as_bits
 from ostinato.errors import CheckpointError, OptionError
-from ostinato.storages.table import Table, check_alike, checked_choice, last_of_each, plan_layout, read_column
+from ostinato.storages.table import Table, check_alike, checked_choice, last_of_each, read_column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,14 +186,8 @@ class RaggedTable:
         self.device = memory.device
         self.kept = [i for i in range(len(schema.leaves)) if i not in ragged]
         self._places = {position: place for place, position in enumerate(self.kept)}
-        self.inner: Table | None = None
+        self.inner = Table.allocate_some(schema, self.kept, capacity, memory, packed=packed)
         """The other fields; None if there are none."""
-        if self.kept:
-            leaves = [schema.leaves[i] for i in self.kept]
-            layout = plan_layout(leaves, packed=packed)
-            memory.check(sum(block.stride for block in layout) * capacity)
-            names = [schema.column_names[i] for i in self.kept]
-            self.inner = Table.allocate(Schema(None, leaves), capacity, memory, layout, names)
         self.columns = {i: RaggedColumn(schema.leaves[i], capacity, memory) for i in sorted(ragged)}
         """The fields that differ in length by position of their leaf."""
 

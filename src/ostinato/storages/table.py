@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import backend
 from ostinato.core.records import Picks, Run
-from ostinato.core.rows import as_bits, as_ordinary
+from ostinato.core.rows import Schema, as_bits, as_ordinary
 from ostinato.durable.dtypes import copy_elements
 from ostinato.errors import OptionError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.core.records import Placement, Request
-    from ostinato.core.rows import Flat, Leaf, Schema
+    from ostinato.core.rows import Flat, Leaf
     from ostinato.storages.memory import Memory
 
 __all__ = [
@@ -174,6 +174,23 @@ class Table:
         sizes = [block.stride * capacity for block in layout]
         blocks = [memory.block(f"block{i}.bin", size) for i, size in enumerate(sizes)]
         return cls(schema, capacity, layout, blocks, names)
+
+    @classmethod
+    def allocate_some(
+        cls, schema: Schema, positions: Sequence[int], capacity: int, memory: Memory, *, packed: bool
+    ) -> Table | None:
+        """Create a table of some leaves of a schema, beside one that holds the others; None of no leaves.
+
+        Raises:
+            StorageMemoryError: if there is too little memory.
+        """
+        if not positions:
+            return None
+        leaves = [schema.leaves[i] for i in positions]
+        layout = plan_layout(leaves, packed=packed)
+        memory.check(sum(block.stride for block in layout) * capacity)
+        names = [schema.column_names[i] for i in positions]
+        return cls.allocate(Schema(None, leaves), capacity, memory, layout, names)
 
     @classmethod
     def adopt(cls, schema: Schema, columns: list[Tensor]) -> Table:
