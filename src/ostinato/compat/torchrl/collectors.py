@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
@@ -145,8 +146,8 @@ class CollectorBuffer:
             try:
                 if self._connection is None:
                     self._connection = Client(self._address, authkey=current_process().authkey)
-                self._connection.send((name, *(_dense(value) for value in given)))
-                failed, answer = self._connection.recv()
+                _send(self._connection, (name, *(_dense(value) for value in given)))
+                failed, answer = _receive(self._connection)
             except (EOFError, OSError) as error:
                 self._connection = None
                 msg = "the process of the buffer has closed the handle or is gone: rows of this call may be lost"
@@ -159,6 +160,19 @@ class CollectorBuffer:
 def _answer(rb: Any, name: str, given: tuple[Any, ...]) -> Any:
     found = getattr(rb, name)
     return found(*given) if callable(found) else found
+
+
+def _send(connection: Connection, data: Any) -> None:
+    """Send the bytes of the tensors themselves.
+
+    `Connection.send` would send file descriptors of shared memory, which a thread of this process keeps open for a
+    receiver that was killed.
+    """
+    connection.send_bytes(pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def _receive(connection: Connection) -> Any:
+    return pickle.loads(connection.recv_bytes())  # noqa: S301 (of a process that has the key of this program)
 
 
 def _dense(data: Any) -> Any:
@@ -197,7 +211,7 @@ class _Server:
     def _serve(self, connection: Connection) -> None:
         try:
             while True:
-                name, *given = connection.recv()
+                name, *given = _receive(connection)
                 try:
                     if self._closed.is_set():
                         msg = "the handle is closed: close it after the collector"
@@ -208,7 +222,7 @@ class _Server:
                     answer = False, _answer(self.rb, name, tuple(given))
                 except Exception as error:  # noqa: BLE001 (it is the worker's)
                     answer = True, error
-                connection.send(answer)
+                _send(connection, answer)
         except (EOFError, OSError):
             connection.close()  # the worker has ended, or was killed
 
