@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.episodes.table import EpisodeTable
-    from ostinato.core.records import Placement, Request
+    from ostinato.core.records import Placement, Plan, Request
     from ostinato.core.rows import Path, Schema
     from ostinato.storages.table import RowArray
 
@@ -250,6 +250,15 @@ class Storage(ABC):
             "tensors (LazyTensorStorage), or sample without sample_unit"
         )
         raise OptionError(msg)
+
+    def read_plan(self, plan: Plan, *, pin: bool = False) -> list[Tensor]:
+        """Return the fields of a plan's batch: the rows of its requests, and the arithmetic that follows. Copy.
+
+        Raises:
+            IndexError: if a slot is out of range.
+            OptionError: if the storage has no fields.
+        """
+        return plan.fold(self.fetch(plan.requests(), pin=pin))
 
     @property
     def schema(self) -> Schema | None:

@@ -35,6 +35,8 @@ __all__ = [
     "last_of_each",
     "plan_layout",
     "read_column",
+    "row_bytes",
+    "row_stride",
 ]
 
 _SMALL_BYTES = 256
@@ -219,6 +221,8 @@ class Table:
         self._bits = [as_bits(column) for column in columns]
         self._fields = _register(columns)
         self._forms: dict[tuple[tuple[int, int | None], ...], tuple[Any, Room]] = {}
+        self.readers: dict[Any, tuple[Any, Room]] = {}
+        """Registrations of kinds of windows; see `read_windows`."""
         self._ranges = [_address_range(column) for column in columns]
         self._room = Room([(leaf.shape, leaf.dtype) for leaf in schema.leaves])
         self._arrays: list[RowArray] | None = None
@@ -228,6 +232,11 @@ class Table:
         if self.blocks:
             return Table, (self.schema, self.capacity, self.layout, self.blocks, self._names)
         return Table.adopt, (self.schema, self.columns)
+
+    @property
+    def registered(self) -> bool:
+        """Whether native code reads the columns."""
+        return self._fields is not None
 
     @property
     def nbytes(self) -> int:
@@ -485,20 +494,22 @@ def _register(columns: Sequence[Tensor], others: Sequence[Tensor | None] | None 
     fields = native.Fields()
     for column, other in zip(columns, others or [None] * len(columns), strict=True):
         parts = [column] if other is None else [column, other]
-        strides = {_stride(part) for part in parts}
+        strides = {row_stride(part) for part in parts}
         if len(strides) > 1 or not all(part[:1].is_contiguous() for part in parts):
             return None  # rows of a borrowed tensor may be strided; torch copies those
         segments = [(part.data_ptr(), part.shape[0]) for part in parts]
-        fields.add(segments, _row_bytes(column), strides.pop())
+        fields.add(segments, row_bytes(column), strides.pop())
     return fields
 
 
-def _row_bytes(column: Tensor) -> int:
+def row_bytes(column: Tensor) -> int:
+    """Return the bytes of a row of a column."""
     return math.prod(column.shape[1:]) * column.itemsize
 
 
-def _stride(column: Tensor) -> int:
-    return column.stride(0) * column.itemsize if column.shape[0] > 1 else max(_row_bytes(column), 1)
+def row_stride(column: Tensor) -> int:
+    """Return the bytes from one row of a column to the next."""
+    return column.stride(0) * column.itemsize if column.shape[0] > 1 else max(row_bytes(column), 1)
 
 
 def _address_range(column: Tensor) -> tuple[int, int]:
