@@ -28,9 +28,11 @@ struct Table {
     const int64_t* index;  // rows to read in turn, or null
     int64_t indices;       // how many
     int64_t at;            // next of them
+    int64_t run;           // rows of the index that follow each other
 };
 
 constexpr int64_t kAhead = 24;  // rows between a prefetch and its copy: cold rows cost about 100 ns each
+constexpr int64_t kSlicesAhead = 2;
 constexpr int64_t kMaxRows = 1 << 16;
 constexpr int64_t kLine = 64;
 
@@ -109,8 +111,15 @@ void draw(const Tree& tree, int64_t n) {
     for (size_t level = 0; level < tree.levels.size(); ++level) {
         for (int64_t i = 0; i < n; ++i) {
             const double* child = tree.levels[level][drawn[i]].child;
+            double before = 0, sum = 0;
             int64_t at = 0;
-            while (at < kFan - 1 && rest[i] >= child[at]) rest[i] -= child[at++];
+            for (int64_t c = 0; c + 1 < kFan; ++c) {  // without a branch, which would be predicted wrongly
+                sum += child[c];
+                const bool beyond = rest[i] >= sum;
+                before = beyond ? sum : before;
+                at += beyond;
+            }
+            rest[i] -= before;
             drawn[i] = drawn[i] * kFan + at;
             if (level + 1 < tree.levels.size()) __builtin_prefetch(&tree.levels[level + 1][drawn[i]]);
         }
@@ -145,6 +154,31 @@ void gather(const Table& table, const int64_t* index, int64_t n) {
         for (int f = 0; f < count; ++f) {
             const Field& field = fields[f];
             copy(field.out + i * field.width, field.base + index[i] * field.stride, field.width);
+        }
+    }
+}
+
+// Reads slices: `run` rows that follow each other from each run-th row of the index on, field after field.
+void gather_slices(const Table& table, const int64_t* index, int64_t n, int64_t run) {
+    const Field* fields = table.fields;
+    const int count = static_cast<int>(table.count);
+    const bool packed = is_packed(fields, count);
+    for (int64_t i = 0; i < n; i += run) {
+        const int64_t next = i + kSlicesAhead * run;
+        for (int f = 0; next < n && f < (packed ? 1 : count); ++f) {
+            const char* from = fields[f].base + index[next] * fields[f].stride;
+            for (int64_t at = 0; at < run * fields[f].stride; at += kLine) __builtin_prefetch(from + at);
+        }
+        for (int f = 0; f < count; ++f) {
+            const Field& field = fields[f];
+            const char* from = field.base + index[i] * field.stride;
+            char* to = field.out + i * field.width;
+            if (!packed) {
+                std::memcpy(to, from, static_cast<size_t>(run * field.width));
+                continue;
+            }
+            for (int64_t j = 0; j < run; ++j)
+                copy(to + j * field.width, from + j * field.stride, field.width);
         }
     }
 }
@@ -192,7 +226,12 @@ void limit_prioritized(Table* table) {
 // Reads the next rows of an index drawn in advance.
 void limit_indexed(Table* table) {
     if (table->at + table->reads > table->indices) table->at = 0;
-    gather(*table, table->index + table->at, table->reads);
+    const int64_t* index = table->index + table->at;
+    if (table->run > 1) {
+        gather_slices(*table, index, table->reads, table->run);
+    } else {
+        gather(*table, index, table->reads);
+    }
     table->at += table->reads;
 }
 

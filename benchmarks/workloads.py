@@ -70,7 +70,7 @@ class Workload:
 _GATHER = "draw fresh random rows and copy them into preallocated memory, nothing else"
 _TREE = "draw from a bare sum tree, copy the rows, write 256 new leaves, nothing else"
 _RING = "copy the rows to the ring's cursor, nothing else"
-_SLICES = "copy slices of rows, drawn in advance, to preallocated memory (and 256 rows in), nothing else"
+_SLICES = "copy slices drawn in advance to preallocated memory (and 256 rows in), nothing else"
 _PLAIN = "Ostinato's plain sample of rows that hold the same bytes ready-made"
 _START = "a process that imports torch alone"
 

@@ -68,6 +68,7 @@ class _Table(ctypes.Structure):
         ("index", c_void_p),
         ("indices", c_int64),
         ("at", c_int64),
+        ("run", c_int64),
     )
     memory: tuple[object, ...]
 
@@ -151,9 +152,9 @@ class Table:
         weakref.finalize(self._table, self._lib.limit_tree_free, self._table.tree)
         return self.call("limit_prioritized")
 
-    def along(self, index: NDArray[np.int64]) -> Self:
-        """Take the rows to read from an index, in turn."""
-        self._table.index, self._table.indices = index.ctypes.data, index.size
+    def along(self, index: NDArray[np.int64], run: int = 1) -> Self:
+        """Take the rows to read from an index, in turn; always `run` of them follow each other."""
+        self._table.index, self._table.indices, self._table.run = index.ctypes.data, index.size, run
         self._table.memory = (*self._table.memory, index)
         return self
 
@@ -198,10 +199,10 @@ def workloads(*, packed: bool) -> dict[str, Callable[[Setup], Call]]:
         return table.call("limit_write_sample")
 
     def slices(setup: Setup) -> Call:
-        return rows_of(setup, reads=setup.batch).along(_slices(setup)).call("limit_indexed")
+        return rows_of(setup, reads=setup.batch).along(_slices(setup), SLICE).call("limit_indexed")
 
     def slices_writing(setup: Setup) -> Call:
-        table = rows_of(setup, reads=setup.batch, writes=WRITTEN).along(_slices(setup))
+        table = rows_of(setup, reads=setup.batch, writes=WRITTEN).along(_slices(setup), SLICE)
         return table.call("limit_write_indexed")
 
     def sample(setup: Setup) -> Call:
