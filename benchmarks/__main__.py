@@ -13,7 +13,7 @@ from rich.console import Console
 
 from benchmarks.coordinator import ROOT, SEATS, Table, run
 from benchmarks.records import Report
-from benchmarks.report import markdown, print_report
+from benchmarks.report import markdown, markdown_targets, print_report
 from benchmarks.workloads import WORKLOADS, select
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"interpreter with benchmarks/requirements.txt installed (${PEERS_VARIABLE}, else this one)",
     )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="print docs/benchmarks.md's table of a report")
+    parser.add_argument("--targets", type=Path, metavar="FILE", help="print the targets of a report as markdown")
     return parser
 
 
@@ -51,9 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and returns the exit status: 0, or 2 where the arguments are wrong."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.markdown is not None:
-        sys.stdout.write(markdown(Report.from_json(json.loads(options.markdown.read_text()))))
-        return 0
+    for path, table_of in ((options.markdown, markdown), (options.targets, markdown_targets)):
+        if path is not None:
+            sys.stdout.write(table_of(Report.from_json(json.loads(path.read_text()))))
+            return 0
     rounds = options.rounds if options.rounds is not None else 3 if options.quick else 7
     if rounds < 1:
         parser.error(f"--rounds must be at least 1, got {rounds}")

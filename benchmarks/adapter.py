@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 if TYPE_CHECKING:
     from pathlib import Path
 
+# The kinds that Ostinato and TorchRL have in common; other workloads have kinds of their own.
 KINDS = ("dict", "tensordict", "tdbuffer")
 Call: TypeAlias = Callable[[], object]
 
@@ -18,12 +19,25 @@ class Seconds(float):
 
 
 @dataclass(frozen=True)
+class Loaded:
+    """A call to measure while another thread does some work without pause, in rounds only."""
+
+    call: Call
+    work: Call
+
+    def __call__(self) -> object:
+        """Do what is measured."""
+        return self.call()
+
+
+@dataclass(frozen=True)
 class Setup:
     """What a library is asked to prepare.
 
     Attributes:
         kind: `dict`: dicts of tensors, or the library's own kind where it has no choice; `tensordict`:
-            TensorDicts; `tdbuffer`: TensorDicts in a `TensorDictReplayBuffer`.
+            TensorDicts; `tdbuffer`: TensorDicts in a `TensorDictReplayBuffer`; `numpy`: arrays and, in single rows,
+            Python scalars go in.
         rows: Capacity of the buffer in rows; it must be full when the setup returns.
         batch: Rows per call.
         directory: An empty directory for files, removed after the workload.

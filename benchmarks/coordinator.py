@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from benchmarks.records import Library, Report, Result, Round, Section
+from benchmarks.targets import OURS, Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from benchmarks.workloads import Workload
@@ -58,6 +59,7 @@ SEATS: Final = (
     Seat("cpprb", "cpprb", "cpprb", is_peer=True),
     Seat("sb3", "Stable-Baselines3", "sb3", is_peer=True),
     Seat("tianshou", "Tianshou", "tianshou", is_peer=True),
+    Seat("rlox", "rlox", "rlox", is_peer=True),
     Seat("rlinf", "RLinf", "rlinf", is_peer=True),
     Seat("isaacgymenvs", "IsaacGymEnvs style", "isaacgymenvs"),
 )
@@ -218,13 +220,20 @@ def run(
     note: Callable[[str], None] = lambda _text: None,
 ) -> Report:
     """Measure every workload at the table and judges the targets; `note` hears what is being measured."""
-    sections = []
+    results: dict[str, dict[str, Result]] = {}
     for load in loads:
         note(load.title)
-        results = table.measure(load, rounds)
-        verdicts = tuple(target.judge(results) for target in load.targets) if "ostinato" in results else ()
-        sections.append(Section(load.name, load.title, load.limit, results, verdicts))
-    return Report(machine(), settings | {"rounds": rounds, "threads": 1}, tuple(table.libraries), tuple(sections))
+        results[load.name] = table.measure(load, rounds)
+    sections = tuple(_section(load, results) for load in loads)
+    return Report(machine(), settings | {"rounds": rounds, "threads": 1}, tuple(table.libraries), sections)
+
+
+def _section(load: Workload, results: Mapping[str, dict[str, Result]]) -> Section:
+    """Judge a workload when all are measured: some targets compare it with another one."""
+    here = results[load.name]
+    seen = Seen(load.name, results)
+    verdicts = tuple(target.judge(seen) for target in load.targets) if OURS in here else ()
+    return Section(load.name, load.title, load.limit, here, verdicts)
 
 
 def machine() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -58,6 +58,11 @@ def chunks(make: Callable[[int], Rows], rows: int, chunk: int) -> Iterator[Rows]
 def pool(make: Callable[[int, int], Rows], count: int) -> list[Rows]:
     """Return different batches of `count` rows to write in turn, as a collector would bring them."""
     return [make(count, seed) for seed in range(1, POOL + 1)]
+
+
+def step(rows: Rows) -> tuple[Any, Any, float, Any, bool]:
+    """Return row 0 as a loop of one environment has it: obs, action, reward, next_obs, done, scalars of Python."""
+    return rows["obs"][0], rows["action"][0], float(rows["reward"][0]), rows["next_obs"][0], bool(rows["done"][0])
 
 
 def first_row(rows: Rows) -> Rows:

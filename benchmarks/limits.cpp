@@ -8,13 +8,31 @@ namespace {
 
 struct Field {
     char* base;       // first byte of the field in row 0
-    const char* src;  // contiguous rows to write, `width` bytes each
+    const char* src;  // `pool` contiguous batches of rows to write, `width` bytes each
     char* out;        // contiguous rows to read into, `width` bytes each
     int64_t stride;   // bytes from one row to the next
     int64_t width;    // bytes of the field in one row
 };
 
+// A table and the cursors of its calls: one argument, so that a call from Python costs as little as it can.
+struct Table {
+    const Field* fields;
+    int64_t count;         // fields
+    int64_t rows;          // of the table
+    int64_t reads;         // rows per read
+    int64_t writes;        // rows per write
+    int64_t pool;          // batches to write in turn
+    int64_t turn;          // next of them
+    int64_t cursor;        // next slot of the ring
+    void* tree;            // of priorities, or null
+    const int64_t* index;  // rows to read in turn, or null
+    int64_t indices;       // how many
+    int64_t at;            // next of them
+    int64_t run;           // rows of the index that follow each other
+};
+
 constexpr int64_t kAhead = 24;  // rows between a prefetch and its copy: cold rows cost about 100 ns each
+constexpr int64_t kSlicesAhead = 2;
 constexpr int64_t kMaxRows = 1 << 16;
 constexpr int64_t kLine = 64;
 
@@ -93,8 +111,15 @@ void draw(const Tree& tree, int64_t n) {
     for (size_t level = 0; level < tree.levels.size(); ++level) {
         for (int64_t i = 0; i < n; ++i) {
             const double* child = tree.levels[level][drawn[i]].child;
+            double before = 0, sum = 0;
             int64_t at = 0;
-            while (at < kFan - 1 && rest[i] >= child[at]) rest[i] -= child[at++];
+            for (int64_t c = 0; c + 1 < kFan; ++c) {  // without a branch, which would be predicted wrongly
+                sum += child[c];
+                const bool beyond = rest[i] >= sum;
+                before = beyond ? sum : before;
+                at += beyond;
+            }
+            rest[i] -= before;
             drawn[i] = drawn[i] * kFan + at;
             if (level + 1 < tree.levels.size()) __builtin_prefetch(&tree.levels[level + 1][drawn[i]]);
         }
@@ -114,6 +139,46 @@ void set(Tree& tree, int64_t n) {
         for (int64_t i = 0; i < n; ++i) {
             tree.levels[level - 1][at[i] / kFan].child[at[i] % kFan] = sum_of(tree.levels[level][at[i]]);
             at[i] /= kFan;
+        }
+    }
+}
+
+// Reads the rows index[0..n) of every field.
+void gather(const Table& table, const int64_t* index, int64_t n) {
+    const Field* fields = table.fields;
+    const int count = static_cast<int>(table.count);
+    const bool packed = is_packed(fields, count);
+    for (int64_t i = 0; i < n && i < kAhead; ++i) prefetch(fields, count, index[i], packed);
+    for (int64_t i = 0; i < n; ++i) {
+        if (i + kAhead < n) prefetch(fields, count, index[i + kAhead], packed);
+        for (int f = 0; f < count; ++f) {
+            const Field& field = fields[f];
+            copy(field.out + i * field.width, field.base + index[i] * field.stride, field.width);
+        }
+    }
+}
+
+// Reads slices: `run` rows that follow each other from each run-th row of the index on, field after field.
+void gather_slices(const Table& table, const int64_t* index, int64_t n, int64_t run) {
+    const Field* fields = table.fields;
+    const int count = static_cast<int>(table.count);
+    const bool packed = is_packed(fields, count);
+    for (int64_t i = 0; i < n; i += run) {
+        const int64_t next = i + kSlicesAhead * run;
+        for (int f = 0; next < n && f < (packed ? 1 : count); ++f) {
+            const char* from = fields[f].base + index[next] * fields[f].stride;
+            for (int64_t at = 0; at < run * fields[f].stride; at += kLine) __builtin_prefetch(from + at);
+        }
+        for (int f = 0; f < count; ++f) {
+            const Field& field = fields[f];
+            const char* from = field.base + index[i] * field.stride;
+            char* to = field.out + i * field.width;
+            if (!packed) {
+                std::memcpy(to, from, static_cast<size_t>(run * field.width));
+                continue;
+            }
+            for (int64_t j = 0; j < run; ++j)
+                copy(to + j * field.width, from + j * field.stride, field.width);
         }
     }
 }
@@ -141,49 +206,61 @@ void* limit_tree(int64_t leaves) {
 
 void limit_tree_free(void* tree) { delete static_cast<Tree*>(tree); }
 
-// Reads the rows index[0..n) of every field.
-void limit_gather(const Field* fields, int count, const int64_t* index, int64_t n) {
-    const bool packed = is_packed(fields, count);
-    for (int64_t i = 0; i < n && i < kAhead; ++i) prefetch(fields, count, index[i], packed);
-    for (int64_t i = 0; i < n; ++i) {
-        if (i + kAhead < n) prefetch(fields, count, index[i + kAhead], packed);
-        for (int f = 0; f < count; ++f) {
-            const Field& field = fields[f];
-            copy(field.out + i * field.width, field.base + index[i] * field.stride, field.width);
-        }
-    }
-}
-
-// Draws n fresh uniform rows and reads them.
-void limit_sample(const Field* fields, int count, int64_t rows, int64_t n) {
-    if (n > kMaxRows) n = kMaxRows;
-    for (int64_t i = 0; i < n; ++i) {
+// Draws fresh uniform rows and reads them.
+void limit_sample(Table* table) {
+    for (int64_t i = 0; i < table->reads; ++i) {
         drawn[i] = static_cast<int64_t>(
-            (static_cast<unsigned __int128>(next_random()) * static_cast<uint64_t>(rows)) >> 64);
+            (static_cast<unsigned __int128>(next_random()) * static_cast<uint64_t>(table->rows)) >> 64);
     }
-    limit_gather(fields, count, drawn, n);
+    gather(*table, drawn, table->reads);
 }
 
-// Draws n rows by priority, reads them, and gives them new priorities.
-void limit_prioritized(const Field* fields, int count, void* tree, int64_t n) {
-    if (n > kMaxRows) n = kMaxRows;
-    draw(*static_cast<Tree*>(tree), n);
-    limit_gather(fields, count, drawn, n);
-    set(*static_cast<Tree*>(tree), n);
+// Draws rows by priority, reads them, and gives them new priorities.
+void limit_prioritized(Table* table) {
+    Tree& tree = *static_cast<Tree*>(table->tree);
+    draw(tree, table->reads);
+    gather(*table, drawn, table->reads);
+    set(tree, table->reads);
 }
 
-// Writes n rows at the cursor of a ring and moves the cursor; the rows must not wrap inside one call.
-void limit_write(const Field* fields, int count, int64_t rows, int64_t* cursor, int64_t n) {
-    if (*cursor + n > rows) *cursor = 0;
-    for (int f = 0; f < count; ++f) {
-        const Field& field = fields[f];
-        char* to = field.base + *cursor * field.stride;
+// Reads the next rows of an index drawn in advance.
+void limit_indexed(Table* table) {
+    if (table->at + table->reads > table->indices) table->at = 0;
+    const int64_t* index = table->index + table->at;
+    if (table->run > 1) {
+        gather_slices(*table, index, table->reads, table->run);
+    } else {
+        gather(*table, index, table->reads);
+    }
+    table->at += table->reads;
+}
+
+// Writes the next batch at the cursor of a ring and moves the cursor; rows must not wrap inside one call.
+void limit_write(Table* table) {
+    const int64_t n = table->writes;
+    if (table->cursor + n > table->rows) table->cursor = 0;
+    for (int64_t f = 0; f < table->count; ++f) {
+        const Field& field = table->fields[f];
+        char* to = field.base + table->cursor * field.stride;
+        const char* from = field.src + table->turn * n * field.width;
         if (field.stride == field.width) {
-            std::memcpy(to, field.src, static_cast<size_t>(n * field.width));
+            std::memcpy(to, from, static_cast<size_t>(n * field.width));
             continue;
         }
-        for (int64_t i = 0; i < n; ++i) copy(to + i * field.stride, field.src + i * field.width, field.width);
+        for (int64_t i = 0; i < n; ++i) copy(to + i * field.stride, from + i * field.width, field.width);
     }
-    *cursor += n;
+    table->cursor += n;
+    if (++table->turn == table->pool) table->turn = 0;
+}
+
+// Both of them: a write, then a read of uniform rows or of an index drawn in advance.
+void limit_write_sample(Table* table) {
+    limit_write(table);
+    limit_sample(table);
+}
+
+void limit_write_indexed(Table* table) {
+    limit_write(table);
+    limit_indexed(table);
 }
 }

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FORMAT = 2
+LIMIT_PREFIX = "limit"
+"""Names of libraries that begin so are limits."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +20,7 @@ class Round:
 
     median_s: float
     mean_s: float
+    p99_s: float
     worst_s: float
     worst_cpu_s: float
     calls: int
@@ -38,6 +44,11 @@ class Result:
         return statistics.median(turn.mean_s for turn in self.rounds)
 
     @property
+    def p99_s(self) -> float:
+        """Seconds that 99 of 100 calls of a usual round stay below: the median over the rounds."""
+        return statistics.median(turn.p99_s for turn in self.rounds)
+
+    @property
     def worst_s(self) -> float:
         """Seconds of the slowest call of a usual round, by the clock: the median over the rounds."""
         return statistics.median(turn.worst_s for turn in self.rounds)
@@ -52,6 +63,12 @@ class Result:
         """Slowest round median divided by the fastest: how noisy the machine was."""
         medians = [turn.median_s for turn in self.rounds]
         return max(medians) / min(medians)
+
+
+def fastest_limit_s(results: Mapping[str, Result]) -> float | None:
+    """Return the seconds per call of the fastest limit, or None where none was measured."""
+    limits = (result.median_s for name, result in results.items() if name.startswith(LIMIT_PREFIX) and result.rounds)
+    return min(limits, default=None)
 
 
 @dataclass(frozen=True)
@@ -95,14 +112,17 @@ class Report:
     format: int = field(default=FORMAT)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values, with the medians beside the rounds for other readers."""
+        """Return the report as JSON values, with medians and ratios beside the rounds for other readers."""
         values = asdict(self)
         for section, record in zip(values["sections"], self.sections, strict=True):
+            limit_s = fastest_limit_s(record.results)
             for name, result in record.results.items():
                 if result.rounds:
                     section["results"][name]["summary"] = {
                         "median_s": result.median_s,
+                        "vs_limit": None if limit_s is None else result.median_s / limit_s,
                         "mean_s": result.mean_s,
+                        "p99_s": result.p99_s,
                         "worst_s": result.worst_s,
                         "worst_cpu_s": result.worst_cpu_s,
                         "spread": result.spread,

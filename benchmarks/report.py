@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.targets import LIMIT_PREFIX, OURS, human
+from benchmarks.records import LIMIT_PREFIX, fastest_limit_s
+from benchmarks.targets import OURS, human
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,17 +16,21 @@ if TYPE_CHECKING:
     from benchmarks.records import Report, Result, Section
 
 # The peers' columns of the markdown table, where they were measured.
-_MARKDOWN_PEERS = ("torchrl", "cpprb", "sb3", "tianshou", "rlinf", "isaacgymenvs")
+_MARKDOWN_PEERS = ("torchrl", "cpprb", "sb3", "tianshou", "rlox", "rlinf", "isaacgymenvs")
 _WORDS = {True: ("met", "green"), False: ("missed", "red"), None: ("not judged", "yellow")}
 _QUICK = "A quick run: small buffers and few calls. Neither times nor verdicts are those of the full sizes."
 
 
-def ratio(result: Result, ours: Result | None) -> str:
-    """Return how many times as long as ours a result takes, or nothing where we were not measured."""
-    if ours is None or not ours.rounds:
+def ratio(result: Result, other_s: float | None) -> str:
+    """Return how many times as long as another time a result takes, or nothing where there is no other."""
+    if other_s is None:
         return ""
-    times = result.median_s / ours.median_s
+    times = result.median_s / other_s
     return f"{times:.0f}x" if times >= 10 else f"{times:.2f}x"
+
+
+def _ours_s(section: Section) -> float | None:
+    return section.results[OURS].median_s if _measured(section, OURS) else None
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -38,7 +43,7 @@ def print_report(report: Report, console: Console) -> None:
     console.print(
         f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}; "
         f"one thread.\nmedian: of {report.settings['rounds']} rounds; "
-        "vs us: time divided by Ostinato's; worst call: of a "
+        "vs us, vs limit: time divided by Ostinato's, by that of the fastest limit; p99 and worst call: of a "
         "usual round; its CPU: the same without interruptions by others; spread: slowest round by fastest."
     )
     console.print(Text(f"Measured: {_versions(report)}"))
@@ -62,17 +67,18 @@ def section_table(section: Section, report: Report) -> Table:
     """Return the table of one workload, fastest first."""
     table = Table(title=section.title, title_justify="left", title_style="bold")
     table.add_column("library", min_width=22)
-    for head in ("median", "vs us", "mean", "worst call", "its CPU", "spread"):
+    for head in ("median", "vs us", "vs limit", "mean", "p99", "worst call", "its CPU", "spread"):
         table.add_column(head, justify="right", min_width=8)
-    ours = section.results.get(OURS)
+    ours_s, limit_s = _ours_s(section), fastest_limit_s(section.results)
     titles = _titles(report)
     measured = {name: result for name, result in section.results.items() if result.rounds}
     for name, result in sorted(measured.items(), key=lambda item: item[1].median_s):
         style = "bold" if name == OURS else "dim" if name.startswith(LIMIT_PREFIX) else None
-        times = [human(value) for value in (result.mean_s, result.worst_s, result.worst_cpu_s)]
+        times = [human(value) for value in (result.mean_s, result.p99_s, result.worst_s, result.worst_cpu_s)]
         if all(turn.calls == 1 for turn in result.rounds):
             times = [""] * len(times)  # one call: these would repeat its time, or time the waiting for a process
-        cells = (human(result.median_s), ratio(result, ours), *times, f"{result.spread:.2f}x")
+        ratios = (ratio(result, ours_s), ratio(result, limit_s))
+        cells = (human(result.median_s), *ratios, *times, f"{result.spread:.2f}x")
         table.add_row(Text(titles[name]), *cells, style=style)
     return table
 
@@ -89,10 +95,10 @@ def absent(section: Section, report: Report) -> list[str]:
 
 
 def markdown(report: Report) -> str:
-    """Return a table with one row per workload: ours, the fastest limit, each peer with its ratio to ours."""
+    """Return a table with one row per workload: ours, the fastest limit, our ratio to it, each peer's ratio to ours."""
     shown = [name for name in _MARKDOWN_PEERS if any(_measured(section, name) for section in report.sections)]
     titles, machine = _titles(report), report.machine
-    rows = [["work", "Ostinato", "limit", *(titles[name] for name in shown)]]
+    rows = [["work", "Ostinato", "limit", "vs limit", *(titles[name] for name in shown)]]
     rows += [_markdown_row(section, shown) for section in report.sections]
     lines = ["| " + " | ".join(cells) + " |" for cells in rows]
     lines.insert(1, "|---|" + "---:|" * (len(rows[0]) - 1))
@@ -100,7 +106,8 @@ def markdown(report: Report) -> str:
         f"Time per call: median of {report.settings['rounds']} rounds, one thread, {machine['cpu']} "
         f"({machine['cores']} cores), Python {machine['python']}. In brackets: time divided by Ostinato's. "
         "`limit`: the same bytes copied by bare C into preallocated memory (process start: `import torch` "
-        f"alone). {_versions(report)}."
+        "alone; units, sharing and threads: a plain sample); `vs limit`: Ostinato's time divided by it. "
+        f"{_versions(report)}."
     )
     missing = [library.title for library in report.libraries if library.missing is not None]
     lines += ["", note + (f" Not installed there: {', '.join(missing)}." if missing else "")]
@@ -109,17 +116,26 @@ def markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
+def markdown_targets(report: Report) -> str:
+    """Return a table with one row per target and whether it was met."""
+    lines = ["| work | target | measured | |", "|---|---|---|---|"]
+    for section in report.sections:
+        for verdict in section.verdicts:
+            cells = (section.title, verdict.target, verdict.measured, _WORDS[verdict.met][0])
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def _markdown_row(section: Section, peers: list[str]) -> list[str]:
-    ours = section.results.get(OURS)
-    limits = [section.results[name] for name in section.results if name.startswith(LIMIT_PREFIX)]
-    fastest = min((limit.median_s for limit in limits if limit.rounds), default=None)
-    cells = [section.title, f"**{human(ours.median_s)}**" if ours is not None and ours.rounds else "-"]
-    cells.append("-" if fastest is None else human(fastest))
+    ours_s, limit_s = _ours_s(section), fastest_limit_s(section.results)
+    cells = [section.title, "-" if ours_s is None else f"**{human(ours_s)}**"]
+    cells.append("-" if limit_s is None else human(limit_s))
+    cells.append("-" if ours_s is None or limit_s is None else ratio(section.results[OURS], limit_s))
     for name in peers:
         if not _measured(section, name):
             cells.append("-")
             continue
-        times = ratio(section.results[name], ours)
+        times = ratio(section.results[name], ours_s)
         cells.append(human(section.results[name].median_s) + (f" ({times})" if times else ""))
     return cells
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from benchmarks.records import Verdict
+from benchmarks.records import LIMIT_PREFIX, Verdict, fastest_limit_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from benchmarks.records import Result
 
 OURS = "ostinato"
-LIMIT_PREFIX = "limit"
 _UNITS = ((1e6, "us"), (1e3, "ms"))
 _FOUR_DIGITS = 999.5
 _ANY_PEER = "any peer"
@@ -34,8 +33,55 @@ def is_peer(name: str) -> bool:
     return name not in NOT_PEERS and not name.startswith(LIMIT_PREFIX)
 
 
-def _medians(results: Mapping[str, Result]) -> dict[str, float]:
-    return {name: result.median_s for name, result in results.items() if result.rounds}
+@dataclass(frozen=True)
+class Seen:
+    """What a target judges: the results of its own workload and those of all others.
+
+    Each method raises KeyError with the name of what was not measured.
+    """
+
+    name: str
+    sections: Mapping[str, Mapping[str, Result]]
+
+    def result(self, library: str) -> Result:
+        """Return what a library did."""
+        found = self.sections[self.name].get(library)
+        if found is None or not found.rounds:
+            raise KeyError(library)
+        return found
+
+    def median(self, library: str) -> float:
+        """Return a library's seconds per call."""
+        return self.result(library).median_s
+
+    @property
+    def ours(self) -> float:
+        """Our seconds per call."""
+        return self.median(OURS)
+
+    @property
+    def limit(self) -> float:
+        """Seconds per call of the fastest limit."""
+        limit = fastest_limit_s(self.sections[self.name])
+        if limit is None:
+            raise KeyError(_ANY_LIMIT)
+        return limit
+
+    @property
+    def fastest_peer(self) -> tuple[str, float]:
+        """The fastest other library and its seconds per call."""
+        measured = {name: found.median_s for name, found in self.sections[self.name].items() if found.rounds}
+        peers = [name for name in measured if is_peer(name)]
+        if not peers:
+            raise KeyError(_ANY_PEER)
+        fastest = min(peers, key=measured.__getitem__)
+        return fastest, measured[fastest]
+
+    def at(self, name: str) -> Seen:
+        """Return the same of another workload."""
+        if name not in self.sections:
+            raise KeyError(name)
+        return replace(self, name=name)
 
 
 @dataclass(frozen=True)
@@ -47,13 +93,13 @@ class Target(ABC):
         """Return the target in a few words."""
 
     @abstractmethod
-    def measure(self, results: Mapping[str, Result]) -> tuple[str, bool]:
-        """Return what was measured and whether it is enough; KeyError names a library that is missing."""
+    def measure(self, seen: Seen) -> tuple[str, bool]:
+        """Return what was measured and whether it is enough; KeyError names what is missing."""
 
-    def judge(self, results: Mapping[str, Result]) -> Verdict:
-        """Return the verdict, undecided where a library that it needs was not measured."""
+    def judge(self, seen: Seen) -> Verdict:
+        """Return the verdict, undecided where something that it needs was not measured."""
         try:
-            measured, met = self.measure({name: result for name, result in results.items() if result.rounds})
+            measured, met = self.measure(seen)
         except KeyError as missing:
             return Verdict(self.text(), f"not measured: {missing.args[0]}", None)
         return Verdict(self.text(), measured, met)
@@ -69,27 +115,29 @@ class AtMost(Target):
         """Return the target in a few words."""
         return f"at most {human(self.seconds)}"
 
-    def measure(self, results: Mapping[str, Result]) -> tuple[str, bool]:
+    def measure(self, seen: Seen) -> tuple[str, bool]:
         """Compare our median with the number."""
-        ours = results[OURS].median_s
-        return human(ours), ours <= self.seconds
+        return human(seen.ours), seen.ours <= self.seconds
 
 
 @dataclass(frozen=True)
 class TimesPeer(Target):
-    """Some peer takes at least so many times as long."""
+    """Some peer takes at least so many times as long; below 1, we may take that much longer."""
 
     peer: str
     times: float
 
     def text(self) -> str:
         """Return the target in a few words."""
+        if self.times < 1:
+            return f"within {1 / self.times:g}x of {self.peer}"
         return f"ahead of {self.peer}" if self.times == 1 else f">= {self.times:g}x {self.peer}"
 
-    def measure(self, results: Mapping[str, Result]) -> tuple[str, bool]:
+    def measure(self, seen: Seen) -> tuple[str, bool]:
         """Compare the ratio of the medians with the number."""
-        ratio = results[self.peer].median_s / results[OURS].median_s
-        return f"{ratio:.3g}x", ratio >= self.times
+        peer, ours = seen.median(self.peer), seen.ours
+        measured = f"{ours / peer:.3g}x {self.peer}" if self.times < 1 else f"{peer / ours:.3g}x"
+        return measured, peer / ours >= self.times
 
 
 @dataclass(frozen=True)
@@ -100,14 +148,10 @@ class AheadOfAll(Target):
         """Return the target in a few words."""
         return "ahead of every peer"
 
-    def measure(self, results: Mapping[str, Result]) -> tuple[str, bool]:
+    def measure(self, seen: Seen) -> tuple[str, bool]:
         """Compare us with the fastest peer."""
-        ours = results[OURS].median_s
-        peers = {name: median for name, median in _medians(results).items() if is_peer(name)}
-        if not peers:
-            raise KeyError(_ANY_PEER)
-        fastest = min(peers, key=lambda name: peers[name])
-        return f"{peers[fastest] / ours:.3g}x {fastest}", ours <= peers[fastest]
+        name, fastest = seen.fastest_peer
+        return f"{fastest / seen.ours:.3g}x {name}", seen.ours <= fastest
 
 
 @dataclass(frozen=True)
@@ -120,14 +164,62 @@ class WithinLimit(Target):
         """Return the target in a few words."""
         return f"within {self.times:g}x of the limit"
 
-    def measure(self, results: Mapping[str, Result]) -> tuple[str, bool]:
+    def measure(self, seen: Seen) -> tuple[str, bool]:
         """Compare us with the fastest limit row."""
-        ours = results[OURS].median_s
-        limits = [median for name, median in _medians(results).items() if name.startswith(LIMIT_PREFIX)]
-        if not limits:
-            raise KeyError(_ANY_LIMIT)
-        ratio = ours / min(limits)
-        return f"{ratio:.3g}x the limit", ratio <= self.times
+        times = seen.ours / seen.limit
+        return f"{times:.3g}x the limit", times <= self.times
+
+
+@dataclass(frozen=True)
+class GrowthWithinLimit(Target):
+    """From a smaller workload to this one our time grows by at most so many times the growth of the limit."""
+
+    smaller: str
+    times: float = 1
+
+    def text(self) -> str:
+        """Return the target in a few words."""
+        most = "the growth" if self.times == 1 else f"{self.times:g}x the growth"
+        return f"growth from {self.smaller} within {most} of the limit"
+
+    def measure(self, seen: Seen) -> tuple[str, bool]:
+        """Compare both growths; each is a ratio of two workloads of this run."""
+        before = seen.at(self.smaller)
+        ours, limit = seen.ours / before.ours, seen.limit / before.limit
+        return f"{ours:.3g}x, the limit {limit:.3g}x", ours <= self.times * limit
+
+
+@dataclass(frozen=True)
+class AtMostAbove(Target):
+    """The call takes at most so many seconds more than ours of another workload."""
+
+    other: str
+    seconds: float
+
+    def text(self) -> str:
+        """Return the target in a few words."""
+        return f"at most {human(self.seconds)} above {self.other}"
+
+    def measure(self, seen: Seen) -> tuple[str, bool]:
+        """Compare our medians of both workloads."""
+        above = seen.ours - seen.at(self.other).ours
+        return f"{human(max(above, 0.0))} above", above <= self.seconds
+
+
+@dataclass(frozen=True)
+class TailWithin(Target):
+    """99 of 100 calls of a usual round take at most so many times the median call."""
+
+    times: float
+
+    def text(self) -> str:
+        """Return the target in a few words."""
+        return f"99th percentile within {self.times:g}x of the median"
+
+    def measure(self, seen: Seen) -> tuple[str, bool]:
+        """Compare our 99th percentile with our median call."""
+        tail = seen.result(OURS).p99_s
+        return f"{tail / seen.ours:.3g}x ({human(tail)})", tail <= self.times * seen.ours
 
 
 @dataclass(frozen=True)
@@ -140,8 +232,8 @@ class WorstWithin(Target):
         """Return the target in a few words."""
         return f"worst call within {self.times:g}x of the median"
 
-    def measure(self, results: Mapping[str, Result]) -> tuple[str, bool]:
+    def measure(self, seen: Seen) -> tuple[str, bool]:
         """Compare our slowest call with our median call."""
-        ours = results[OURS]
-        ratio = ours.worst_cpu_s / ours.median_s
-        return f"{ratio:.3g}x ({human(ours.worst_cpu_s)} of processor time)", ratio <= self.times
+        worst = seen.result(OURS).worst_cpu_s
+        times = worst / seen.ours
+        return f"{times:.3g}x ({human(worst)} of processor time)", times <= self.times

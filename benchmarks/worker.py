@@ -6,20 +6,25 @@ under the peers' interpreter, so nothing but numpy and the library itself may be
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
+import math
 import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from benchmarks.adapter import Seconds, Setup
+from benchmarks.adapter import Loaded, Seconds, Setup
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from benchmarks.adapter import Adapter, Call
 
 
@@ -45,10 +50,35 @@ def measure(call: Call, seconds: float, min_calls: int, warmup_s: float) -> dict
     return {
         "median_s": statistics.median(times) / 1e9,
         "mean_s": statistics.fmean(times) / 1e9,
+        "p99_s": sorted(times)[math.ceil(0.99 * len(times)) - 1] / 1e9,
         "worst_s": max(times) / 1e9,
         "worst_cpu_s": worst_cpu / 1e9,
         "calls": len(times),
     }
+
+
+@contextlib.contextmanager
+def loaded(work: Call) -> Iterator[None]:
+    """Do `work` again and again in another thread, without pause; what it raises comes at the end."""
+    ended = threading.Event()
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            while not ended.is_set():
+                work()
+        except Exception as error:  # noqa: BLE001 - raised below, in the thread that measures
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    if failures:
+        raise failures[0]
 
 
 class Worker:
@@ -89,7 +119,9 @@ class Worker:
     def _round(self, order: dict[str, Any]) -> dict[str, Any]:
         if self._call is None:
             return {"missing": "nothing is set up"}
-        return {"round": measure(self._call, order["seconds"], order["min_calls"], order["warmup_s"])}
+        call = self._call
+        with loaded(call.work) if isinstance(call, Loaded) else contextlib.nullcontext():
+            return {"round": measure(call, order["seconds"], order["min_calls"], order["warmup_s"])}
 
     def _teardown(self, _order: dict[str, Any]) -> dict[str, Any]:
         self._call = None

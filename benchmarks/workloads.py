@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from benchmarks.adapter import KINDS
-from benchmarks.targets import AheadOfAll, AtMost, Target, TimesPeer, WithinLimit, WorstWithin
+from benchmarks.targets import (
+    AheadOfAll,
+    AtMost,
+    AtMostAbove,
+    GrowthWithinLimit,
+    TailWithin,
+    Target,
+    TimesPeer,
+    WithinLimit,
+    WorstWithin,
+)
 
 MILLION = 1_000_000
 IMAGE_ROWS = 10_000
@@ -60,7 +70,7 @@ class Workload:
 _GATHER = "draw fresh random rows and copy them into preallocated memory, nothing else"
 _TREE = "draw from a bare sum tree, copy the rows, write 256 new leaves, nothing else"
 _RING = "copy the rows to the ring's cursor, nothing else"
-_SLICES = "copy slices of rows, drawn in advance, to preallocated memory (and 256 rows in), nothing else"
+_SLICES = "copy slices drawn in advance to preallocated memory (and 256 rows in), nothing else"
 _PLAIN = "Ostinato's plain sample of rows that hold the same bytes ready-made"
 _START = "a process that imports torch alone"
 
@@ -80,31 +90,63 @@ def _kinds(base: Workload, targets: tuple[Target, ...], **more: tuple[Target, ..
 
 
 _CPPRB = TimesPeer("cpprb", 1)
+_RLOX = TimesPeer("rlox", 1)
+_EXTEND = (WithinLimit(1.5), _RLOX, TimesPeer("sb3", 1), _CPPRB)
+_ADD = (TimesPeer("sb3", 1 / 2), _CPPRB)
 _UNIT = (WithinLimit(1.5),)
+_IMAGES = (WithinLimit(1.05),)
+_SLICES_TARGET = WithinLimit(1.8)
+
+
+def _above_dict(family: str) -> tuple[Target, ...]:
+    return (AtMostAbove(f"{family}.dict", 5 * US),)
+
 
 WORKLOADS: tuple[Workload, ...] = (
     *_kinds(
         Workload("uniform", "uniform sample(256) of 1,000,000 rows", _GATHER, MILLION, 256),
         (TimesPeer("torchrl", 6),),
-        dict=(AtMost(30 * US), TimesPeer("cpprb", 2.3)),
-        tensordict=(AtMost(35 * US),),
+        dict=(WithinLimit(1.5), _RLOX, TimesPeer("cpprb", 2.3)),
+        tensordict=_above_dict("uniform"),
+    ),
+    Workload(
+        "uniform-out.dict",
+        "sample(256, out=batch) of 1,000,000 rows",
+        _GATHER,
+        MILLION,
+        256,
+        targets=(WithinLimit(1.25),),
     ),
     *_kinds(
         Workload("extend", "extend of 256 rows, ring of 1,000,000", _RING, MILLION, 256),
         (TimesPeer("torchrl", 12),),
-        dict=(_CPPRB,),
+        dict=_EXTEND,
+        tensordict=_above_dict("extend"),
+    ),
+    Workload(
+        "extend.numpy", "extend of 256 rows of NumPy arrays, ring of 1,000,000", _RING, MILLION, 256, targets=_EXTEND
     ),
     *_kinds(
         Workload("add", "add of one row, ring of 1,000,000", _RING, MILLION, 1),
         (TimesPeer("torchrl", 10),),
-        dict=(_CPPRB,),
+        dict=_ADD,
+        tensordict=_above_dict("add"),
+    ),
+    Workload(
+        "add.numpy",
+        "add of one row of NumPy arrays and Python scalars, ring of 1,000,000",
+        _RING,
+        MILLION,
+        1,
+        targets=_ADD,
     ),
     *_kinds(
         Workload(
             "prioritized", "prioritized sample + update of 256 of 1,000,000 rows", _TREE, MILLION, 256, min_calls=100
         ),
         (TimesPeer("torchrl", 6),),
-        dict=(WithinLimit(1.5), TimesPeer("cpprb", 4.5), TimesPeer("tianshou", 2.3)),
+        dict=(WithinLimit(1.4), TimesPeer("cpprb", 4.5), TimesPeer("tianshou", 2.5), _RLOX),
+        tensordict=_above_dict("prioritized"),
     ),
     *(
         Workload(
@@ -114,8 +156,9 @@ WORKLOADS: tuple[Workload, ...] = (
             rows,
             256,
             min_calls=100,
+            targets=targets,
         )
-        for rows in (10_000, 100_000, 10_000_000)
+        for rows, targets in ((10_000, ()), (100_000, ()), (10_000_000, (GrowthWithinLimit("prioritized-rows.1e4"),)))
     ),
     *(
         Workload(
@@ -143,13 +186,14 @@ WORKLOADS: tuple[Workload, ...] = (
     *_kinds(
         Workload("slices", "64 slices of 16 of 1,000,000 rows", _SLICES, MILLION, 1024),
         (TimesPeer("torchrl", 12),),
-        dict=(WithinLimit(2),),
+        dict=(_SLICES_TARGET, _RLOX),
     ),
     *_kinds(
         Workload(
             "slices-writing", "extend(256) + 64 slices of 16, 1,000,000 rows", _SLICES, MILLION, 1024, min_calls=20
         ),
         (TimesPeer("torchrl", 50),),
+        dict=(_SLICES_TARGET, _RLOX),
     ),
     *(
         Workload(
@@ -158,11 +202,18 @@ WORKLOADS: tuple[Workload, ...] = (
             _SLICES,
             rows,
             1024,
-            targets=(WithinLimit(2),),
+            targets=(_SLICES_TARGET,),
         )
         for rows in (100_000, 10_000_000)
     ),
-    Workload("n-step.dict", "256 transitions over 3 steps, 1,000,000 rows", _PLAIN, MILLION, 256, targets=_UNIT),
+    Workload(
+        "n-step.dict",
+        "256 transitions over 3 steps, 1,000,000 rows",
+        _PLAIN,
+        MILLION,
+        256,
+        targets=(WithinLimit(1.6),),
+    ),
     Workload(
         "frame-stack.dict",
         "32 stacks of 4 frames 84x84, 10,000 rows",
@@ -170,7 +221,7 @@ WORKLOADS: tuple[Workload, ...] = (
         IMAGE_ROWS,
         32,
         min_calls=100,
-        targets=_UNIT,
+        targets=(WithinLimit(1.2),),
     ),
     Workload("single-copy.dict", "256 transitions of rows stored once, 1,000,000", _PLAIN, MILLION, 256, targets=_UNIT),
     *(
@@ -196,7 +247,35 @@ WORKLOADS: tuple[Workload, ...] = (
         IMAGE_ROWS,
         32,
         min_calls=100,
-        targets=(AheadOfAll(), WithinLimit(1.2)),
+        targets=(AheadOfAll(), *_IMAGES),
+    ),
+    Workload(
+        "images-out.dict",
+        "sample(32, out=batch) of 10,000 rows of two 84x84x4 uint8",
+        _GATHER,
+        IMAGE_ROWS,
+        32,
+        min_calls=100,
+        targets=_IMAGES,
+    ),
+    Workload(
+        "threads.4",
+        "uniform sample(256) of 1,000,000 rows in 4 threads, time per sample",
+        "as many samples in one thread",
+        MILLION,
+        256,
+        min_calls=10,
+        targets=(WithinLimit(1),),
+    ),
+    Workload(
+        "latency.dict",
+        "uniform sample(256) while another thread extends by 256 rows without pause",
+        "nothing",
+        MILLION,
+        256,
+        seconds=0.5,
+        min_calls=200,
+        targets=(TailWithin(3),),
     ),
     Workload(
         "mmap.dict",
@@ -204,7 +283,7 @@ WORKLOADS: tuple[Workload, ...] = (
         "both in bare C (packed rows, or field by field)",
         MILLION,
         256,
-        targets=(TimesPeer("torchrl", 6), _CPPRB),
+        targets=(WithinLimit(1.6), TimesPeer("torchrl", 6), _CPPRB),
     ),
     # More calls than one pass over the ring has batches (244), so that every round meets its reshuffle.
     Workload(

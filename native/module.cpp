@@ -1,5 +1,5 @@
-// The Python module. Its parts are bound in bind_*.cpp; only these files, gil.hpp, pointers.hpp and
-// tensor_check.hpp include Python headers.
+// The Python module. Its parts are bound in bind_*.cpp; only these files, gil.hpp, pointers.hpp,
+// tensor_check.hpp, exchange.hpp, batches.hpp and direct.hpp include Python headers.
 #include <nanobind/nanobind.h>
 
 #include "bindings.hpp"
@@ -21,6 +21,8 @@ NB_MODULE(_native, m) {
         tensors, fake tensors) have the address 0.
     )";
     ostinato::bind_fields(m);
+    ostinato::bind_batches(m);
+    ostinato::bind_direct(m);
     ostinato::bind_tensor_check(m);
     ostinato::bind_shuffle(m);
     ostinato::bind_priorities(m);

@@ -263,6 +263,10 @@ NATIVE_WITH_PYTHON = {
     "bindings.hpp": "the declarations of its parts, bind_*.cpp",
     "gil.hpp": "when native work runs without the interpreter lock",
     "pointers.hpp": "typed pointers as arguments of Python functions",
+    "exchange.hpp": "tensors of torch are Python objects, also for its C exchange API",
+    "batches.hpp": "batches are tensors",
+    "given_rows.hpp": "rows to be written are tensors, arrays and numbers",
+    "direct.hpp": "holds the lock of a buffer, and reads and makes dicts",
     "tensor_check.hpp": "the fast check of tensors reads Python attributes: torch has no stable C++ interface",
 }
 """Native files that include Python headers besides the bindings (`bind_*.cpp`), and why."""

@@ -9,6 +9,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tensordict import TensorDict
 
 from benchmarks import data
 from benchmarks.adapter import KINDS
@@ -45,6 +46,7 @@ def workloads(module: str) -> dict[str, Callable[[Setup], Call]]:
     table: dict[str, Callable[[Setup], Call]] = {
         f"{family}.{kind}": partial(prepare, module) for family, prepare in both.items() for kind in KINDS
     }
+    table |= {"extend.numpy": partial(extend_numpy, module), "add.numpy": partial(add_numpy, module)}
     for rows in ("1e4", "1e5", "1e7"):
         table[f"prioritized-rows.{rows}"] = lambda setup: prioritized(module, replace(setup, kind="dict"))
     table["start.import"] = lambda _setup: importing(module)
@@ -57,7 +59,8 @@ def _parts(module: str) -> Any:
     return import_module(module)
 
 
-def _full(module: str, setup: Setup, make: Callable[[int], Rows], *, storage: Any = None, sampler: Any = None) -> Any:
+def filled(module: str, setup: Setup, make: Callable[[int], Rows], *, storage: Any = None, sampler: Any = None) -> Any:
+    """Return a full buffer."""
     parts = _parts(module)
     storage = parts.LazyTensorStorage(setup.rows) if storage is None else storage
     made = parts.TensorDictReplayBuffer if setup.kind == "tdbuffer" else parts.ReplayBuffer
@@ -81,7 +84,7 @@ def _write_and_read(buffer: Any, batches: Iterator[Any]) -> Call:
 
 def uniform(module: str, setup: Setup) -> Call:
     """Sample transitions uniformly."""
-    call: Call = _full(module, setup, data.transitions).sample
+    call: Call = filled(module, setup, data.transitions).sample
     return call
 
 
@@ -91,7 +94,7 @@ def prioritized(module: str, setup: Setup) -> Call:
     Ostinato's updates carry the rows' stamps, so that none can land on a row that was overwritten since.
     """
     sampler = _parts(module).PrioritizedSampler(setup.rows, alpha=0.6, beta=0.4)
-    buffer = _full(module, setup, data.transitions, sampler=sampler)
+    buffer = filled(module, setup, data.transitions, sampler=sampler)
     for start in range(0, setup.rows, MILLION):
         index = torch.arange(start, min(start + MILLION, setup.rows))
         buffer.update_priority(index, torch.rand(index.shape[0]))
@@ -115,30 +118,57 @@ def _learn(buffer: Any, errors: torch.Tensor) -> None:
 
 def images(module: str, setup: Setup) -> Call:
     """Sample frames uniformly."""
-    call: Call = _full(module, setup, data.frames).sample
+    call: Call = filled(module, setup, data.frames).sample
     return call
 
 
 def extend(module: str, setup: Setup) -> Call:
     """Write batches of transitions."""
-    buffer, batches = _full(module, setup, data.transitions), _batches(setup, data.transitions)
+    buffer, batches = filled(module, setup, data.transitions), _batches(setup, data.transitions)
     return lambda: buffer.extend(next(batches))
 
 
 def add(module: str, setup: Setup) -> Call:
     """Write single transitions."""
-    buffer = _full(module, setup, data.transitions)
+    buffer = filled(module, setup, data.transitions)
     items = cycle([as_item(rows, setup.kind) for rows in data.pool(data.transitions, 1)])
     return lambda: buffer.add(next(items))
+
+
+def extend_numpy(module: str, setup: Setup) -> Call:
+    """Write batches of arrays: in a dict, or for TorchRL in a TensorDict, which makes tensors of them."""
+    buffer = filled(module, _numpy_in(module, setup), data.transitions)
+    batches = cycle(data.pool(data.transitions, setup.batch))
+    if module == "ostinato":
+        return lambda: buffer.extend(next(batches))
+    return lambda: buffer.extend(TensorDict(next(batches), [setup.batch]))
+
+
+def add_numpy(module: str, setup: Setup) -> Call:
+    """Write single transitions of arrays and Python scalars; the call also makes the dict or TensorDict."""
+    buffer = filled(module, _numpy_in(module, setup), data.transitions)
+    steps = cycle([data.step(rows) for rows in data.pool(data.transitions, 1)])
+    wrapped = module != "ostinato"
+
+    def call() -> None:
+        obs, action, reward, next_obs, done = next(steps)
+        row = {"obs": obs, "action": action, "reward": reward, "next_obs": next_obs, "done": done}
+        buffer.add(TensorDict(row, []) if wrapped else row)
+
+    return call
+
+
+def _numpy_in(module: str, setup: Setup) -> Setup:
+    return replace(setup, kind="dict" if module == "ostinato" else "tensordict")
 
 
 def mmap(module: str, setup: Setup) -> Call:
     """Write and samples memory-mapped transitions."""
     storage = _parts(module).LazyMemmapStorage(setup.rows, scratch_dir=str(setup.directory / "rows"))
-    return _write_and_read(_full(module, setup, data.transitions, storage=storage), _batches(setup, data.transitions))
+    return _write_and_read(filled(module, setup, data.transitions, storage=storage), _batches(setup, data.transitions))
 
 
 def amp(module: str, setup: Setup) -> Call:
     """Write AMP observations and samples without replacement."""
-    buffer = _full(module, setup, data.amp, sampler=_parts(module).SamplerWithoutReplacement())
+    buffer = filled(module, setup, data.amp, sampler=_parts(module).SamplerWithoutReplacement())
     return _write_and_read(buffer, _batches(setup, data.amp))

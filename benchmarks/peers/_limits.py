@@ -1,6 +1,6 @@
 """The bare limits in C: tables in preallocated memory and calls that copy rows, nothing else.
 
-One ctypes call (about 1 us) is part of each: less than that no Python library can take.
+One ctypes call (0.15 us) is part of each: about what a call of a compiled function takes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import os
 import shutil
 import subprocess
 import weakref
-from ctypes import POINTER, c_int, c_int64, c_void_p
-from dataclasses import replace
-from functools import cache
-from itertools import cycle
+from ctypes import POINTER, c_int64, c_void_p
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
@@ -35,12 +33,22 @@ if TYPE_CHECKING:
 SOURCE: Final = Path(__file__).resolve().parents[1] / "limits.cpp"
 BUILD: Final = SOURCE.parents[1] / "build" / "benchmarks"
 FLAGS: Final = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC")
+CALLS: Final = (
+    "limit_sample",
+    "limit_prioritized",
+    "limit_indexed",
+    "limit_write",
+    "limit_write_sample",
+    "limit_write_indexed",
+)
 _LINE = 64
 _DRAWS = 256
-"""Batches of slices drawn in advance: more rows than the cache holds."""
+_MAX_READS = 1 << 16
 
 
 class _Field(ctypes.Structure):
+    """`Field` of limits.cpp."""
+
     _fields_ = (
         ("base", c_void_p),
         ("src", c_void_p),
@@ -48,6 +56,21 @@ class _Field(ctypes.Structure):
         ("stride", c_int64),
         ("width", c_int64),
     )
+
+
+class _Table(ctypes.Structure):
+    """`Table` of limits.cpp; `memory` is what its pointers need."""
+
+    _fields_ = (
+        ("fields", POINTER(_Field)),
+        *((name, c_int64) for name in ("count", "rows", "reads", "writes", "pool", "turn", "cursor")),
+        ("tree", c_void_p),
+        ("index", c_void_p),
+        ("indices", c_int64),
+        ("at", c_int64),
+        ("run", c_int64),
+    )
+    memory: tuple[object, ...]
 
 
 @cache
@@ -68,103 +91,95 @@ def library() -> ctypes.CDLL:
         fresh = path.with_suffix(f".{os.getpid()}")
         subprocess.run([compiler, *FLAGS, "-o", str(fresh), str(SOURCE)], check=True, capture_output=True)
         fresh.replace(path)
-    loaded = ctypes.CDLL(str(path))
-    fields = POINTER(_Field)
-    loaded.limit_gather.argtypes = (fields, c_int, c_void_p, c_int64)
-    loaded.limit_sample.argtypes = (fields, c_int, c_int64, c_int64)
-    loaded.limit_write.argtypes = (fields, c_int, c_int64, c_void_p, c_int64)
+    # PyDLL and one pointer: the cheapest call that ctypes has, as nothing is converted and the GIL is kept.
+    loaded = ctypes.PyDLL(str(path))
     loaded.limit_tree.argtypes = (c_int64,)
     loaded.limit_tree.restype = c_void_p
     loaded.limit_tree_free.argtypes = (c_void_p,)
-    loaded.limit_prioritized.argtypes = (fields, c_int, c_void_p, c_int64)
-    for function in (
-        loaded.limit_gather,
-        loaded.limit_sample,
-        loaded.limit_write,
-        loaded.limit_tree_free,
-        loaded.limit_prioritized,
-    ):
-        function.restype = None
+    for name in CALLS:
+        loaded[name].restype = None
     return loaded
 
 
 class Table:
     """Rows in preallocated memory: one array per field, or all fields of a row side by side in one array."""
 
-    def __init__(self, setup: Setup, make: Callable[[int, int], Rows], *, packed: bool, mapped: bool = False) -> None:
-        """Allocate and fills the table, the batch to write and the batch to read into."""
-        self.rows, self.batch = setup.rows, setup.batch
+    def __init__(
+        self,
+        setup: Setup,
+        make: Callable[[int, int], Rows],
+        *,
+        packed: bool,
+        reads: int = 0,
+        writes: int = 0,
+        mapped: bool = False,
+    ) -> None:
+        """Allocate and fills the table, the batches to write in turn and the batch to read into."""
+        if reads > _MAX_READS:
+            msg = f"limits read at most {_MAX_READS} rows at a time, got {reads}"
+            raise ValueError(msg)
+        one = make(1, 0)
         self._lib = library()
-        self._source = make(setup.batch, 1)
-        self._target = {key: np.empty_like(value) for key, value in self._source.items()}
-        self._cursor = c_int64(0)
-        self._order = np.random.default_rng(0).permutation(setup.rows) if make is data.amp else np.empty(0, np.int64)
-        self._at = 0
-        widths = {key: value[0].nbytes for key, value in self._source.items()}
+        source = _joined(data.pool(make, writes)) if writes else one
+        self.target = {key: np.empty((max(reads, 1), *value.shape[1:]), value.dtype) for key, value in one.items()}
+        widths = {key: value.nbytes for key, value in one.items()}
         strides = dict.fromkeys(widths, -(-sum(widths.values()) // _LINE) * _LINE) if packed else widths
-        self._memory: list[NDArray[np.uint8]] = []
+        memory: list[NDArray[np.uint8]] = []
         starts: dict[str, int] = {}
         for key in widths:
             if not packed or not starts:
-                self._memory.append(self._allocate(setup, strides[key], key if mapped else None))
-                starts[key] = self._memory[-1].ctypes.data
+                memory.append(_allocate(setup, strides[key], key if mapped else None))
+                starts[key] = memory[-1].ctypes.data
             else:
                 last = list(starts)[-1]
                 starts[key] = starts[last] + widths[last]
-        self._fields = (_Field * len(widths))(
+        fields = (_Field * len(widths))(
             *(
-                _Field(
-                    starts[key],
-                    self._source[key].ctypes.data,
-                    self._target[key].ctypes.data,
-                    strides[key],
-                    width,
-                )
+                _Field(starts[key], source[key].ctypes.data, self.target[key].ctypes.data, strides[key], width)
                 for key, width in widths.items()
             )
         )
+        self._table = _Table(fields, len(widths), setup.rows, reads, writes, data.POOL)
+        self._table.memory = (fields, memory, source, self.target)
 
-    def _allocate(self, setup: Setup, stride: int, mapped: str | None) -> NDArray[np.uint8]:
-        size = setup.rows * stride
-        if mapped is not None:
-            memory: NDArray[np.uint8] = np.memmap(setup.directory / f"{mapped}.bin", np.uint8, "w+", shape=(size,))
-        else:
-            room = np.empty(size + _LINE, np.uint8)
-            skip = -room.ctypes.data % _LINE
-            memory = room[skip : skip + size]
-        memory[:] = 1
-        return memory
-
-    def sample(self) -> None:
-        """Copy `batch` fresh random rows out."""
-        self._lib.limit_sample(self._fields, len(self._fields), self.rows, self.batch)
+    def call(self, name: str) -> Call:
+        """Return a call of one of `CALLS`."""
+        return partial(self._lib[name], ctypes.byref(self._table))  # which keeps the table alive
 
     def by_priority(self) -> Call:
-        """Return a call that draws `batch` rows from a sum tree, copies them out and writes their leaves anew."""
-        lib, fields, count, batch = self._lib, self._fields, len(self._fields), self.batch
-        tree = lib.limit_tree(self.rows)
-        weakref.finalize(self, lib.limit_tree_free, tree)
-        return lambda _keep=self: lib.limit_prioritized(fields, count, tree, batch)  # type: ignore[misc]
+        """Return a call that draws rows from a sum tree, copies them out and writes their leaves anew."""
+        self._table.tree = self._lib.limit_tree(self._table.rows)
+        weakref.finalize(self._table, self._lib.limit_tree_free, self._table.tree)
+        return self.call("limit_prioritized")
 
-    def slices(self, length: int) -> Call:
-        """Return a call that copies `batch` rows out: slices of `length` rows that follow each other."""
-        starts = np.random.default_rng(0).integers(0, self.rows - length, (_DRAWS, self.batch // length, 1))
-        index = (starts + np.arange(length)).reshape(_DRAWS, -1)
-        addresses = cycle([row.ctypes.data for row in index])
-        gather, fields, count, batch = self._lib.limit_gather, self._fields, len(self._fields), self.batch
-        return lambda _keep=(self, index): gather(fields, count, next(addresses), batch)  # type: ignore[misc]
+    def along(self, index: NDArray[np.int64], run: int = 1) -> Self:
+        """Take the rows to read from an index, in turn; always `run` of them follow each other."""
+        self._table.index, self._table.indices, self._table.run = index.ctypes.data, index.size, run
+        self._table.memory = (*self._table.memory, index)
+        return self
 
-    def sample_in_order(self) -> None:
-        """Copy the next `batch` rows of a ready permutation out."""
-        if self._at + self.batch > self.rows:
-            self._at = 0
-        address = self._order.ctypes.data + 8 * self._at
-        self._lib.limit_gather(self._fields, len(self._fields), address, self.batch)
-        self._at += self.batch
 
-    def write(self) -> None:
-        """Copy `batch` rows in at the ring's cursor."""
-        self._lib.limit_write(self._fields, len(self._fields), self.rows, ctypes.byref(self._cursor), self.batch)
+def _joined(batches: list[Rows]) -> Rows:
+    return {key: np.concatenate([rows[key] for rows in batches]) for key in batches[0]}
+
+
+def _allocate(setup: Setup, stride: int, mapped: str | None) -> NDArray[np.uint8]:
+    """Return memory for all rows, aligned to a cache line and touched, or a mapped file."""
+    size = setup.rows * stride
+    if mapped is not None:
+        memory: NDArray[np.uint8] = np.memmap(setup.directory / f"{mapped}.bin", np.uint8, "w+", shape=(size,))
+    else:
+        room = np.empty(size + _LINE, np.uint8)
+        skip = -room.ctypes.data % _LINE
+        memory = room[skip : skip + size]
+    memory[:] = 1
+    return memory
+
+
+def _slices(setup: Setup) -> NDArray[np.int64]:
+    """Return the rows of many batches of slices, drawn in advance: more rows than the cache holds."""
+    starts = np.random.default_rng(0).integers(0, setup.rows - SLICE, (_DRAWS, setup.batch // SLICE, 1))
+    return (starts + np.arange(SLICE)).reshape(-1)
 
 
 def version() -> str:
@@ -176,45 +191,51 @@ def version() -> str:
 def workloads(*, packed: bool) -> dict[str, Callable[[Setup], Call]]:
     """Return the limits of one layout, under the names of the workloads that they belong to."""
 
-    def both(table: Table) -> Call:
-        def call() -> None:
-            table.write()
-            table.sample()
+    def rows_of(setup: Setup, reads: int = 0, writes: int = 0) -> Table:
+        return Table(setup, data.transitions, packed=packed, reads=reads, writes=writes)
 
-        return call
-
-    def amp(setup: Setup) -> Call:
-        table = Table(setup, data.amp, packed=False)
-
-        def call() -> None:
-            table.write()
-            table.sample_in_order()
-
-        return call
+    def mmap(setup: Setup) -> Call:
+        table = Table(setup, data.transitions, packed=packed, reads=setup.batch, writes=setup.batch, mapped=True)
+        return table.call("limit_write_sample")
 
     def slices(setup: Setup) -> Call:
-        return Table(setup, data.transitions, packed=packed).slices(SLICE)
+        return rows_of(setup, reads=setup.batch).along(_slices(setup), SLICE).call("limit_indexed")
 
     def slices_writing(setup: Setup) -> Call:
-        read, ring = slices(setup), Table(replace(setup, batch=WRITTEN), data.transitions, packed=packed)
+        table = rows_of(setup, reads=setup.batch, writes=WRITTEN).along(_slices(setup), SLICE)
+        return table.call("limit_write_indexed")
 
-        def call() -> None:
-            ring.write()
-            read()
+    def sample(setup: Setup) -> Call:
+        return rows_of(setup, reads=setup.batch).call("limit_sample")
 
-        return call
+    def write(setup: Setup) -> Call:
+        return rows_of(setup, writes=setup.batch).call("limit_write")
+
+    def prioritized(setup: Setup) -> Call:
+        return rows_of(setup, reads=setup.batch).by_priority()
 
     families: dict[str, Callable[[Setup], Call]] = {
         "slices": slices,
         "slices-writing": slices_writing,
-        "uniform": lambda setup: Table(setup, data.transitions, packed=packed).sample,
-        "prioritized": lambda setup: Table(setup, data.transitions, packed=packed).by_priority(),
-        "extend": lambda setup: Table(setup, data.transitions, packed=packed).write,
-        "add": lambda setup: Table(setup, data.transitions, packed=packed).write,
-        "mmap": lambda setup: both(Table(setup, data.transitions, packed=packed, mapped=True)),
+        "uniform": sample,
+        "prioritized": prioritized,
+        "extend": write,
+        "add": write,
+        "mmap": mmap,
     }
     if not packed:  # one field, or fields so wide that their layout does not matter
-        families |= {"images": lambda setup: Table(setup, data.frames, packed=False).sample, "amp": amp}
+        families |= {"images": _images, "amp": _amp}
     table = {f"{family}.{kind}": prepare for family, prepare in families.items() for kind in KINDS}
+    table |= {"extend.numpy": write, "add.numpy": write, "uniform-out.dict": sample}
+    table |= {} if packed else {"images-out.dict": _images}
     table |= {f"slices-rows.{rows}": slices for rows in ("1e5", "1e7")}
-    return table | {f"prioritized-rows.{rows}": families["prioritized"] for rows in ("1e4", "1e5", "1e7")}
+    return table | {f"prioritized-rows.{rows}": prioritized for rows in ("1e4", "1e5", "1e7")}
+
+
+def _images(setup: Setup) -> Call:
+    return Table(setup, data.frames, packed=False, reads=setup.batch).call("limit_sample")
+
+
+def _amp(setup: Setup) -> Call:
+    table = Table(setup, data.amp, packed=False, reads=setup.batch, writes=setup.batch)
+    return table.along(np.random.default_rng(0).permutation(setup.rows)).call("limit_write_indexed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from itertools import cycle
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks.adapter import Seconds
+from benchmarks.peers._threads import together
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer
 
 if TYPE_CHECKING:
@@ -30,22 +30,8 @@ def _full(rows: int, width: int) -> PrioritizedReplayBuffer:
 
 def threads(setup: Setup) -> Call:
     """Sample in as many threads as the kind says; seconds per sample of all of them together."""
-    buffer, count = _full(setup.rows, 40), int(setup.kind)
-
-    def work() -> None:
-        for _ in range(_SAMPLES):
-            buffer.sample(setup.batch)
-
-    def call() -> Seconds:
-        workers = [threading.Thread(target=work) for _ in range(count)]
-        start = time.perf_counter()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        return Seconds((time.perf_counter() - start) / (_SAMPLES * count))
-
-    return call
+    buffer = _full(setup.rows, 40)
+    return together(lambda: buffer.sample(setup.batch), int(setup.kind), _SAMPLES)
 
 
 def update(setup: Setup) -> Call:

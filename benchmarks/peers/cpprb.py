@@ -27,6 +27,8 @@ LACKS = dict.fromkeys(("uniform", "extend", "add", "prioritized"), _OWN_KIND) | 
     "checkpoint": "compared with plain writes and reads",
     "amp": "no sampling without replacement",
     "start.import": "does not import torch",
+    **dict.fromkeys(("uniform-out", "images-out"), "no batch that it could fill"),
+    **dict.fromkeys(("threads", "latency"), "not documented for threads"),
     **dict.fromkeys(("slices", "slices-writing", "slices-rows"), "no slices of episodes"),
     **dict.fromkeys(("n-step", "frame-stack", "single-copy", "shared"), "compared with Ostinato's plain samples"),
 }
@@ -93,6 +95,18 @@ def add(setup: Setup) -> Call:
     return lambda: buffer.add(**next(items))
 
 
+def add_numpy(setup: Setup) -> Call:
+    """Write single transitions of arrays and Python scalars."""
+    buffer = _full(setup, data.transitions)
+    steps = cycle([data.step(rows) for rows in data.pool(data.transitions, 1)])
+
+    def call() -> None:
+        obs, action, reward, next_obs, done = next(steps)
+        buffer.add(obs=obs, action=action, reward=reward, next_obs=next_obs, done=done)
+
+    return call
+
+
 def mmap(setup: Setup) -> Call:
     """Write and samples memory-mapped transitions."""
     buffer = _full(setup, data.transitions, mmap_prefix=str(setup.directory / "rows"))
@@ -109,7 +123,9 @@ WORKLOADS: dict[str, Callable[[Setup], Call]] = {
     "uniform.dict": uniform,
     "prioritized.dict": prioritized,
     "extend.dict": extend,
+    "extend.numpy": extend,
     "add.dict": add,
+    "add.numpy": add_numpy,
     "images.dict": images,
     "mmap.dict": mmap,
     "start.first-batch": lambda _setup: program(_FIRST_BATCH),

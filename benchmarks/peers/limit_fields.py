@@ -9,8 +9,9 @@ LACKS = {
     "trajectories": "see the limit in torch",
     "checkpoint": "see the limit in torch",
     "prioritized-threads": "Ostinato alone",
+    "latency": "no limit: a tail beside a median",
     "priority-update": "Ostinato alone",
-    **dict.fromkeys(("n-step", "frame-stack", "single-copy", "shared"), "compared with Ostinato's plain samples"),
+    **dict.fromkeys(("n-step", "frame-stack", "single-copy", "shared", "threads"), "see the limit by plain samples"),
 }
 WORKLOADS = _limits.workloads(packed=False)
 version = _limits.version

@@ -1,14 +1,14 @@
-"""Limit of units and of sharing: Ostinato's plain calls, on rows that hold the same bytes ready-made."""
+"""Limit of units, sharing and threads: Ostinato's plain calls in one thread, on rows with the same bytes ready-made."""
 
 from __future__ import annotations
 
 from importlib import import_module
 
-from benchmarks.peers import _episodes, _shared
+from benchmarks.peers import _episodes, _shared, _threads
 from benchmarks.workloads import WORKLOADS as WORKLOADS_OF_ALL
 
-PLAIN = {**_episodes.PLAIN, **_shared.PLAIN}
-LACKS = {load.family: "the limit of units and of sharing alone" for load in WORKLOADS_OF_ALL if load.name not in PLAIN}
+PLAIN = {**_episodes.PLAIN, **_shared.PLAIN, **_threads.ONE_THREAD}
+LACKS = {load.family: "not for this workload" for load in WORKLOADS_OF_ALL if load.name not in PLAIN}
 WORKLOADS = PLAIN
 
 

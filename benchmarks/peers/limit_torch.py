@@ -32,6 +32,8 @@ _IN_C = (
     "prioritized-rows",
     "prioritized-threads",
     "priority-update",
+    "threads",
+    "latency",
 )
 LACKS = dict.fromkeys(_IN_C, "see the limits in C") | {
     "start.import": "it adds nothing to torch",
@@ -84,6 +86,11 @@ _FAMILIES: dict[str, Callable[[Setup], Call]] = {
 }
 WORKLOADS: dict[str, Callable[[Setup], Call]] = (
     {f"{family}.{kind}": prepare for family, prepare in _FAMILIES.items() for kind in KINDS}
+    | {
+        "uniform-out.dict": _FAMILIES["uniform"],
+        "images-out.dict": _FAMILIES["images"],
+        "extend.numpy": _FAMILIES["extend"],
+    }
     | _trajectories.LIMITS
     | _checkpoints.LIMITS
     | {

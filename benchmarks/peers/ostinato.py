@@ -11,12 +11,15 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from benchmarks import data
-from benchmarks.peers import _checkpoints, _episodes, _prioritized, _shared, _trajectories
-from benchmarks.peers._composable import workloads
+from benchmarks.peers import _checkpoints, _episodes, _prioritized, _shared, _threads, _trajectories
+from benchmarks.peers._composable import filled, workloads
 from benchmarks.peers._torch import as_kind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from benchmarks.adapter import Call, Setup
+    from benchmarks.data import Rows
 
 
 def amp(setup: Setup) -> Call:
@@ -33,6 +36,13 @@ def amp(setup: Setup) -> Call:
     return call
 
 
+def out(setup: Setup, make: Callable[[int], Rows]) -> Call:
+    """Sample into the tensors of an earlier batch."""
+    buffer = filled("ostinato", setup, make)
+    batch = buffer.sample()
+    return lambda: buffer.sample(setup.batch, out=batch)
+
+
 _OFF = os.environ.get("OSTINATO_NATIVE") == "0"
 _OWN = ("prioritized-rows", "prioritized-threads", "priority-update", "slices-rows", "shared")
 LACKS = {"start": "imports the same", **dict.fromkeys(_OWN, "see the compiled way")} if _OFF else {}
@@ -43,6 +53,9 @@ _ALL = {
     **_shared.WORKLOADS,
     **_trajectories.WORKLOADS,
     **_checkpoints.WORKLOADS,
+    **_threads.workloads("ostinato"),
+    "uniform-out.dict": lambda setup: out(setup, data.transitions),
+    "images-out.dict": lambda setup: out(setup, data.frames),
     "amp.dict": amp,
     **{f"prioritized-threads.{count}": _prioritized.threads for count in (1, 2)},
     **{f"priority-update.{some}-of-{all_}": _prioritized.update for some in ("1e3", "1e5") for all_ in ("1e6", "1e7")},

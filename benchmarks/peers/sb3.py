@@ -27,6 +27,8 @@ LACKS = dict.fromkeys(("uniform", "extend", "add"), _OWN_KIND) | {
     "checkpoint": "compared with plain writes and reads",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",
+    **dict.fromkeys(("uniform-out", "images-out"), "no batch that it could fill"),
+    **dict.fromkeys(("threads", "latency"), "not documented for threads"),
     **dict.fromkeys(("slices", "slices-writing", "slices-rows"), "no slices of episodes"),
     **dict.fromkeys(("n-step", "frame-stack", "single-copy", "shared"), "compared with Ostinato's plain samples"),
 }
@@ -111,6 +113,8 @@ def add(setup: Setup) -> Call:
 WORKLOADS: dict[str, Callable[[Setup], Call]] = {
     "uniform.dict": uniform,
     "extend.dict": extend,
+    "extend.numpy": extend,
     "add.dict": add,
+    "add.numpy": add,
     "images.dict": images,
 }

@@ -27,6 +27,8 @@ LACKS = dict.fromkeys(("uniform", "extend", "add", "prioritized"), _OWN_KIND) | 
     "checkpoint": "compared with plain writes and reads",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",
+    **dict.fromkeys(("uniform-out", "images-out"), "no batch that it could fill"),
+    **dict.fromkeys(("threads", "latency"), "not documented for threads"),
     **dict.fromkeys(("slices", "slices-writing", "slices-rows"), "no slices of episodes"),
     **dict.fromkeys(("n-step", "frame-stack", "single-copy", "shared"), "compared with Ostinato's plain samples"),
 }
@@ -96,13 +98,18 @@ def images(setup: Setup) -> Call:
     return lambda: buffer.sample(setup.batch)
 
 
-def extend(setup: Setup) -> Call:
-    """Write one row into each of `batch` parts of a vector buffer, its way to write many rows."""
+def _vector(setup: Setup) -> Any:
     buffer = _module().VectorReplayBuffer(setup.rows, setup.batch)
-    batches = cycle([_batch(rows, setup.batch) for rows in data.pool(data.transitions, setup.batch)])
-    buffer.add(next(batches))
+    buffer.add(_batch(data.transitions(setup.batch), setup.batch))
     for value in buffer._meta.values():  # noqa: SLF001 - no public way to touch the arrays
         value[:] = 0  # so that no call meets a page for the first time
+    return buffer
+
+
+def extend(setup: Setup) -> Call:
+    """Write one row into each of `batch` parts of a vector buffer, its way to write many rows."""
+    buffer = _vector(setup)
+    batches = cycle([_batch(rows, setup.batch) for rows in data.pool(data.transitions, setup.batch)])
     return lambda: buffer.add(next(batches))
 
 
@@ -113,10 +120,31 @@ def add(setup: Setup) -> Call:
     return lambda: buffer.add(next(items))
 
 
+def extend_numpy(setup: Setup) -> Call:
+    """Write batches of arrays; the call also makes the `Batch`."""
+    buffer, batches = _vector(setup), cycle(data.pool(data.transitions, setup.batch))
+    return lambda: buffer.add(_batch(next(batches), setup.batch))
+
+
+def add_numpy(setup: Setup) -> Call:
+    """Write single transitions of arrays and Python scalars; the call also makes the `Batch`."""
+    buffer, made = _full(setup, data.transitions), _module().Batch
+    steps = cycle([data.step(rows) for rows in data.pool(data.transitions, 1)])
+
+    def call() -> None:
+        obs, action, reward, next_obs, done = next(steps)
+        row = made(obs=obs, act=action, rew=reward, terminated=done, truncated=False, obs_next=next_obs)
+        buffer.add(row)
+
+    return call
+
+
 WORKLOADS: dict[str, Callable[[Setup], Call]] = {
     "uniform.dict": uniform,
     "prioritized.dict": prioritized,
     "extend.dict": extend,
+    "extend.numpy": extend_numpy,
     "add.dict": add,
+    "add.numpy": add_numpy,
     "images.dict": images,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from benchmarks.peers import _episodes
+from benchmarks.peers import _episodes, _threads
 from benchmarks.peers._composable import workloads
 
 LACKS = {
@@ -12,11 +12,12 @@ LACKS = {
     "prioritized-threads": "threads are compared for Ostinato alone",
     "priority-update": "sizes are compared for Ostinato alone",
     "slices-rows": "sizes are compared for Ostinato alone",
+    **dict.fromkeys(("uniform-out", "images-out"), "no batch that it could fill"),
     "trajectories": "no rollouts in files",
     "checkpoint": "compared with plain writes and reads",
     **dict.fromkeys(("n-step", "frame-stack", "single-copy", "shared"), "compared with Ostinato's plain samples"),
 }
-_ALL = {**workloads("torchrl.data"), **_episodes.slices("torchrl.data")}
+_ALL = {**workloads("torchrl.data"), **_episodes.slices("torchrl.data"), **_threads.workloads("torchrl.data")}
 WORKLOADS = {name: call for name, call in _ALL.items() if name.split(".")[0] not in LACKS}
 
 

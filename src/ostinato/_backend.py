@@ -14,6 +14,8 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
+
 from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
@@ -65,18 +67,32 @@ def load_native(setting: str | None) -> ModuleType | None:
         return None
 
 
+def _open_exchange(native: ModuleType | None) -> bool:
+    """Let the extension use torch's C exchange API; return False where there is none (before torch 2.10)."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if native is None or capsule is None:
+        return False
+    try:
+        native.open_exchange(torch.Tensor, capsule)
+    except ValueError:  # of a later major version of DLPack
+        return False
+    return True
+
+
 class Backend:
     """What runs the loops over rows: the native extension, or torch alone.
 
     Attributes:
         native: The module `ostinato._native`, or None where torch alone is used. To be read only: see `use_backend`.
+        exchange: Whether the extension reads and makes tensors through torch's C exchange API.
     """
 
-    __slots__ = ("installed", "native", "switching")
+    __slots__ = ("exchange", "installed", "native", "switching")
 
     def __init__(self, native: ModuleType | None) -> None:
         self.installed = native
         self.native = native
+        self.exchange = _open_exchange(native)
         self.switching = threading.RLock()
 
 

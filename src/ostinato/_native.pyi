@@ -128,6 +128,216 @@ def choose_slots(slots: Int64Address, pick: BoolAddress, n: int, rows: int, out:
         ValueError: A negative `n`.
     """
 
+def open_exchange(tensor_type: type, capsule: object) -> None:
+    """Use the C exchange API of torch, `torch.Tensor.__dlpack_c_exchange_api__`."""
+
+def kept_bytes() -> int:
+    """Bytes of dropped batches that are kept for later ones."""
+
+class Batches:
+    """Gathers rows of fields into tensors `[n, *shape]`. Thread-safe.
+
+    Args:
+        fields: The fields.
+        columns: A tensor `[rows, *shape]` for each field, which tells its dtype and shape.
+
+    Raises:
+        ValueError: A column is not plain memory on the CPU.
+    """
+
+    def __init__(self, fields: Fields, columns: list[Any]) -> None: ...
+    def gather(self, slots: Any) -> list[Any]:
+        """Copy rows to new contiguous tensors, one for each field.
+
+        Args:
+            slots: int64 `[n]`, contiguous.
+
+        Raises:
+            IndexError: A slot is outside the fields; nothing was read.
+            ValueError: The slots are of another form.
+        """
+
+    def gather_each(self, slots: list[Any]) -> list[Any]:
+        """Copy rows as `gather` does, with one tensor of slots for each field."""
+
+    def gather_into(self, slots: Any, outs: list[Any]) -> None:
+        """Copy rows to the tensors of the caller, in the order of the fields.
+
+        Raises:
+            IndexError: A slot is outside the fields; nothing was written.
+            ValueError: See `check_outs`; nothing was written.
+        """
+
+    def check_outs(self, outs: list[Any], n: int) -> None:
+        """Check that tensors can take `n` rows: dtype, shape, contiguity, memory of their own.
+
+        Raises:
+            ValueError: `position:reason` for the first that cannot.
+        """
+
+class RingCounts:
+    """The numbers of a ring; see `ostinato.core.ring`."""
+
+    def __init__(self) -> None: ...
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+
+    @capacity.setter
+    def capacity(self, arg: int, /) -> None: ...
+    @property
+    def rows(self) -> int:
+        """Rows present."""
+
+    @rows.setter
+    def rows(self, arg: int, /) -> None: ...
+    @property
+    def cursor(self) -> int:
+        """Slot after the newest row."""
+
+    @cursor.setter
+    def cursor(self, arg: int, /) -> None: ...
+    @property
+    def written(self) -> int:
+        """Serial number of the last row written."""
+
+    @written.setter
+    def written(self, arg: int, /) -> None: ...
+    @property
+    def base(self) -> int:
+        """Largest serial number that no row present has."""
+
+    @base.setter
+    def base(self, arg: int, /) -> None: ...
+    @property
+    def in_order(self) -> bool:
+        """Whether generations follow from the cursor."""
+
+    @in_order.setter
+    def in_order(self, arg: bool, /) -> None: ...
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the numbers."""
+
+class StoredRows:
+    """The numbers of a storage; see `ostinato.storages.tensor`."""
+
+    def __init__(self) -> None: ...
+    @property
+    def rows(self) -> int:
+        """Rows present."""
+
+    @rows.setter
+    def rows(self, arg: int, /) -> None: ...
+    @property
+    def cursor(self) -> int:
+        """Slot after the newest row."""
+
+    @cursor.setter
+    def cursor(self, arg: int, /) -> None: ...
+    @property
+    def writes(self) -> int:
+        """Number of writes."""
+
+    @writes.setter
+    def writes(self, arg: int, /) -> None: ...
+    @property
+    def plain(self) -> bool:
+        """Whether a write only changes rows of the table."""
+
+    @plain.setter
+    def plain(self, arg: bool, /) -> None: ...
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the numbers."""
+
+class BufferCounts:
+    """What a buffer counts; see `ostinato.buffers.engine`."""
+
+    def __init__(self) -> None: ...
+    @property
+    def written(self) -> int:
+        """Rows ever written."""
+
+    @written.setter
+    def written(self, arg: int, /) -> None: ...
+    @property
+    def since_empty(self) -> int:
+        """Rows written since the buffer was emptied."""
+
+    @since_empty.setter
+    def since_empty(self, arg: int, /) -> None: ...
+    @property
+    def drawn(self) -> int:
+        """Rows delivered."""
+
+    @drawn.setter
+    def drawn(self, arg: int, /) -> None: ...
+    @property
+    def redone(self) -> int:
+        """Batches copied twice."""
+
+    @redone.setter
+    def redone(self, arg: int, /) -> None: ...
+    @property
+    def writes_seen(self) -> int:
+        """Writes of the storage that the buffer follows."""
+
+    @writes_seen.setter
+    def writes_seen(self, arg: int, /) -> None: ...
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the numbers."""
+
+class Direct:
+    """Writes and draws of a buffer, each in one call that holds its lock; see `ostinato.buffers.direct`.
+
+    Calls return None, with nothing changed, where they do not apply: other kinds of rows, another dtype or shape,
+    a part that was exchanged, no rows. The caller then goes the general way, which also raises errors.
+    """
+
+    def __init__(
+        self,
+        lock: Any,
+        batches: Batches,
+        ring: RingCounts,
+        stored: StoredRows,
+        counts: BufferCounts,
+        keys: tuple[Any, ...] | None,
+        randint: Any,
+        generator: Any,
+        device: Any,
+        func_transform: Any,
+        is_tracing: Any,
+        array_type: type,
+        number_type: type,
+        writes: bool,
+        draws: bool,
+    ) -> None: ...
+    @property
+    def is_open(self) -> bool:
+        """Whether calls may apply."""
+
+    def close(self) -> None:
+        """Let every call return None from now on: parts of the buffer change."""
+
+    def add(self, rows: Any) -> int | None:
+        """Write one row, a dict of its fields, and return its slot; or None."""
+
+    def extend(self, rows: Any) -> Any:
+        """Write rows `[n, *shape]`, and return their slots, int64 `[n]`; or None."""
+
+    def sample(self, n: int, with_slots: bool) -> Any:
+        """Draw `n` rows uniformly with replacement, with the random numbers of `torch.randint`.
+
+        Returns:
+            The batch, a new dict; with `with_slots` a tuple of batch and slots, int64 `[n]`; or None.
+        """
+
+    def sample_into(self, outs: list[Any], n: int) -> bool:
+        """As `sample`, into tensors of the caller in the order of the fields. False in place of None.
+
+        Raises:
+            ValueError: `position:reason` for the first tensor that does not fit; nothing is drawn.
+        """
+
 def check_leaves(values: list[Any], dtypes: list[Any], shapes: list[Any], tensor_type: type) -> list[int] | None:
     """Return the addresses of tensors that are plain memory of the expected dtypes and shapes.
 

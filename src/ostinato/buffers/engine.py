@@ -34,6 +34,7 @@ from ostinato.buffers.priority_updates import (
 )
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters, as_counting, check_counting
 from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.episodes.keys import Marks, merge_episodes
 from ostinato.core.episodes.tracker import EpisodeTracker
 from ostinato.core.index import select
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from ostinato._native import Direct
     from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
@@ -90,6 +92,10 @@ class LocalEngine:
     """
 
     pickles_queue = True
+    direct: Direct | None = None
+    """Native calls that write and draw in place of the methods here; see `ostinato.buffers.direct`."""
+    direct_tried = False
+    """Whether `direct` was looked for since the parts changed."""
 
     def __init__(
         self,
@@ -115,16 +121,15 @@ class LocalEngine:
         self.ring = Ring(storage.capacity, storage.device)
         self.settled = False
         """Whether capacity and device are those of rows that are laid out."""
-        self.writes_seen = storage.writes
-        """Writes of the storage that ring and sampler follow."""
+        self.counts: BufferCounts = make_counts(BufferCounts)
+        """Rows written and drawn, which native calls count, too."""
+        self.counts.writes_seen = storage.writes
         self.pin = False
         self.pending: deque[Ticket] = deque()
         self.priority_path: tuple[str, ...] | None = None
         self.era = 0
-        self.rows_written = self.rows_since_empty = self.rows_drawn = self.rows_stale = 0
+        self.rows_stale = 0
         self.stale_updates: int | Tensor = 0
-        self.redone = 0
-        """Batches copied again because a writer replaced some of their rows."""
         self.restores = 0
         """Loads that failed after they had changed rows, which were brought back."""
         self.tracker = self._make_tracker(sampler)
@@ -143,12 +148,13 @@ class LocalEngine:
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the lock; the caller holds it. Pickled storages are copies."""
-        return {k: v for k, v in self.__dict__.items() if k not in {"lock", "waiters"}}
+        state = {k: v for k, v in self.__dict__.items() if k not in {"lock", "waiters"}}
+        return {**state, "direct": None, "direct_tried": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a lock of its own."""
         self.__dict__.update(state)
-        self.writes_seen = self.storage.writes
+        self.counts.writes_seen = self.storage.writes
         self.waiters = Waiters()
         self.lock = self.waiters.lock
         if self.gate is not None:
@@ -159,6 +165,32 @@ class LocalEngine:
     def storage(self) -> Storage:
         """The storage."""
         return self.source.storage
+
+    @property
+    def rows_written(self) -> int:
+        """Rows ever written."""
+        return self.counts.written
+
+    @property
+    def rows_since_empty(self) -> int:
+        """Rows written since the buffer was made or emptied."""
+        return self.counts.since_empty
+
+    @property
+    def rows_drawn(self) -> int:
+        """Rows delivered."""
+        return self.counts.drawn
+
+    @property
+    def redone(self) -> int:
+        """Batches copied again because a writer replaced some of their rows."""
+        return self.counts.redone
+
+    def parts_changed(self) -> None:
+        """End direct calls: parts of the buffer are about to change. Under the lock, or where no call can be made."""
+        if self.direct is not None:
+            self.direct.close()
+        self.direct, self.direct_tried = None, False
 
     def view(self) -> View:
         """Return what samplers may see, now."""
@@ -219,7 +251,7 @@ class LocalEngine:
         """
         require_eager("writing rows")
         with self.lock:
-            if self.source.storage.writes != self.writes_seen:
+            if self.source.storage.writes != self.counts.writes_seen:
                 self._follow()
             storage, sampler = self.source.storage, self.sampler
             laid_out = self.settled or storage.laid_out
@@ -244,8 +276,8 @@ class LocalEngine:
                     self.settled = False
                 raise
             self._store(placement, payload)
-            self.rows_written += rows
-            self.rows_since_empty += rows
+            self.counts.written += rows
+            self.counts.since_empty += rows
             alone = not (sampler.prioritized or sampler.watches or self.gate is not None)
             if alone and tracker is None and versions is None:
                 sampler.record(placement)
@@ -313,6 +345,7 @@ class LocalEngine:
             self.saves.before(ring, torch.arange(ring.rows, device=ring.device))
             self.saves.before_clear(ring)  # the slots that become free have no generation any more
         rows = slots.shape[0]
+        self.parts_changed()
         ring.keep(rows)
         storage.keep(slots)
         if tracker is not None:
@@ -371,7 +404,7 @@ class LocalEngine:
         if self.saves.snapshot is not None:
             self.saves.before(ring, placement)
         rows, cursor = ring.rows, ring.cursor
-        storage.writes = self.writes_seen = storage.writes + 1
+        storage.writes = self.counts.writes_seen = storage.writes + 1
         ring.record(placement)
         try:
             storage.write(placement, payload)
@@ -421,7 +454,7 @@ class LocalEngine:
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
         with self.lock:
-            if self.source.storage.writes != self.writes_seen:
+            if self.source.storage.writes != self.counts.writes_seen:
                 self._follow()
             if not update.slots.shape[0]:
                 return
@@ -436,11 +469,12 @@ class LocalEngine:
                 msg = f"This dataset doesn't allow writing ({type(self.writer).__name__}): it cannot be emptied"
                 raise UsageError(msg)
             self.writer.clear()
-            self.rows_since_empty = self.rows_since_empty if keep_count else 0
+            self.counts.since_empty = self.counts.since_empty if keep_count else 0
+            self.parts_changed()
             self.saves.before_clear(self.ring)
             self.ring.clear()
             self.storage.clear()
-            self.storage.writes = self.writes_seen = self.storage.writes + 1
+            self.storage.writes = self.counts.writes_seen = self.storage.writes + 1
             if self.tracker is not None:
                 self.tracker.clear()
             self.sampler.clear()
@@ -460,6 +494,7 @@ class LocalEngine:
             if not 0 <= slot <= most:
                 msg = f"the cursor must be in [0, {most}], so that no slot between rows stays empty, got {slot}"
                 raise SlotError(msg)
+            self.parts_changed()
             ring.move(slot)
 
     # -- editing ------------------------------------------------------------------------------------------------------
@@ -534,6 +569,7 @@ class LocalEngine:
 
         With `same` the rows keep their generations: they are the rows that were sampled, with other values.
         """
+        self.parts_changed()
         tracker, storage, path = self.tracker, self.storage, self.writer.rank_path
         before = None if tracker is None else tracker.marks_at(storage, slots)
         if self.saves.snapshot is not None:
@@ -643,7 +679,7 @@ class LocalEngine:
             WaitTimeoutError: if the limiter did not permit the draw in time.
         """
         with self.lock:
-            if self.source.storage.writes != self.writes_seen:
+            if self.source.storage.writes != self.counts.writes_seen:
                 self._follow()
             if self.gate is not None:
                 self.wait_to_draw(batch_size, ask)
@@ -844,7 +880,7 @@ class LocalEngine:
                 payload = (
                     storage.gather(ticket.draw.slots, pin=self.pin) if plan is None else self._copy_plan(storage, plan)
                 )
-                self.redone += 1
+                self.counts.redone += 1
             if ticket.draw.generations is not None:
                 generations = self.ring.generations(ticket.draw.slots)
                 ticket = ticket._replace(draw=ticket.draw._replace(generations=generations))
@@ -867,7 +903,7 @@ class LocalEngine:
     def deliver(self, ticket: Ticket) -> None:
         """Count the rows of a batch that reached the caller."""
         with self.lock:
-            self.rows_drawn += (ticket.draw.slots if ticket.plan is None else ticket.plan.records).shape[0]
+            self.counts.drawn += (ticket.draw.slots if ticket.plan is None else ticket.plan.records).shape[0]
             known = ticket.ring is self.ring if self.gate is None else self.gate.delivered(ticket, self.ring)
             if known and self.sampler.counting and ticket.sampler is self.sampler:
                 as_counting(self.sampler).deliver(ticket.draw)
@@ -892,6 +928,7 @@ class LocalEngine:
         sampler.check_parts(self.storage, self.writer)
         with self.lock:
             self.tracker = self._make_tracker(sampler)
+            self.parts_changed()
             sampler.move()
             old, self.sampler = self.sampler, sampler
             self.pending.clear()
@@ -912,6 +949,7 @@ class LocalEngine:
         with self.lock:
             if self.ring.rows:
                 writer.begin(self.ring.rows)
+            self.parts_changed()
             old, self.writer = self.writer, writer
             writer.follow(self.generations_of)
             self.waiters.wake()
@@ -935,7 +973,8 @@ class LocalEngine:
             # the ring first: a gather in flight that meets the new storage then sees that all rows are new
             self.ring = Ring(storage.capacity, storage.device, after=self.ring.written + 1)
             old, self.source = self.storage, source
-            self.writes_seen = storage.writes
+            self.counts.writes_seen = storage.writes
+            self.parts_changed()
             if self.tracker is not None:
                 self.tracker.forget()
             self.settled = False

@@ -173,7 +173,9 @@ class Lifecycle:
         pipeline = self._pipeline
         if pipeline.ended:
             return
-        pipeline.ended = True
+        with self._engine.lock:
+            self._engine.parts_changed()
+            pipeline.ended = True
         try:
             pipeline.synchronize()
         finally:

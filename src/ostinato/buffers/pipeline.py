@@ -338,6 +338,11 @@ class Pipeline:
             notes = {**notes, "stale": engine.stale(rows.ticket, rows)}
         return Batch(data, rows.ticket, notes)
 
+    @property
+    def plain(self) -> bool:
+        """Whether batches are made when they are asked for, and no update is pending."""
+        return self.prefetch is None and self._updates is None and not self.ended
+
     def _check_open(self) -> None:
         """Raise after `shutdown`; let pending updates be done before a draw that is made at once."""
         if self.ended:
@@ -436,6 +441,7 @@ class Pipeline:
             raise UsageError(msg)
         with self._engine.lock:
             if self._updates is None:
+                self._engine.parts_changed()
                 self._updates = UpdateQueue()
         return self._updates.submit(update, None if self.prefetch is None else self.prefetch.worker())
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from ostinato._native import Direct
     from ostinato.buffers.checkpoint.save import Saves
     from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
     from ostinato.buffers.policy_versions import Versions
@@ -126,6 +127,10 @@ class Engine(Protocol):
     """Loads into a buffer that had rows: part of `index_generation`."""
     priority_path: tuple[str, ...] | None
     rows_stale: int
+    direct: Direct | None
+    """Native calls that write and draw in place of the methods here; see `ostinato.buffers.direct`."""
+    direct_tried: bool
+    """Whether `direct` was looked for since the parts changed."""
     pickles_queue: bool
     """Whether draws made ahead go along with a pickled buffer."""
 
@@ -160,6 +165,9 @@ class Engine(Protocol):
     @property
     def stale_updates(self) -> int | Tensor:
         """Priorities dropped because their rows had been replaced."""
+
+    def parts_changed(self) -> None:
+        """End direct calls: parts of the buffer are about to change."""
 
     def view(self) -> View:
         """Return what samplers may see, now."""

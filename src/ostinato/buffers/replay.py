@@ -10,6 +10,8 @@ from torch.compiler import is_dynamo_compiling
 from ostinato.buffers.checkpoint.state import own_copy
 from ostinato.buffers.checks import require_rows
 from ostinato.buffers.conditional_updates import as_stored, parse_conditional
+from ostinato.buffers.direct import direct_rows, find_direct
+from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.lifecycle import Given, Lifecycle
 from ostinato.buffers.options import (
     check_drop_last,
@@ -286,12 +288,18 @@ class ReplayBuffer(Lifecycle):
             return add(self, data, timeout_s=timeout_s)
         if timeout_s is not None:
             check_wait(timeout_s, waits=self._engine.gate is not None)
+        direct = self._engine.direct
+        if direct is not None and not self._transform.steps:
+            slot = direct.add(direct_rows(data, 0))
+            if slot is not None:
+                return slot
         given, data = data, self._accept(data)
         if data is None and given is not None:
             return None
         if type(data) is not dict:
             warn_of_batch(data, self.storage.ndim)
         placement = self._engine.write(data, 0, timeout_s=timeout_s)
+        self._find_direct()
         if self.storage.ndim > 1:
             return self._positions(placement)
         slot = placement.start if isinstance(placement, Run) else int(placement.positions()[0])
@@ -324,7 +332,12 @@ class ReplayBuffer(Lifecycle):
             return extend(self, data, update_priority=update_priority, timeout_s=timeout_s)  # type: ignore[no-any-return]
         if timeout_s is not None:
             check_wait(timeout_s, waits=self._engine.gate is not None)
-        if self._engine.gate is not None:
+        engine = self._engine
+        if engine.direct is not None and not self._transform.steps:
+            index = engine.direct.extend(direct_rows(data, 1))
+            if index is not None:
+                return index  # type: ignore[no-any-return]
+        if engine.gate is not None:
             data = replayable(data)
         given, data = data, self._accept(data)
         if data is None and given is not None:
@@ -332,8 +345,22 @@ class ReplayBuffer(Lifecycle):
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
         ranked = update_priority is not False
+        placement = engine.write(data, 1, ranked=ranked, timeout_s=timeout_s)
+        self._find_direct()
+        return self._positions(placement)
+
+    def _find_direct(self) -> None:
+        """Look for direct calls, once after the parts have changed; see `ostinato.buffers.direct`."""
         engine = self._engine
-        return self._positions(engine.write(data, 1, ranked=ranked, timeout_s=timeout_s))
+        if engine.direct_tried or not isinstance(engine, LocalEngine):
+            return
+        with engine.lock:
+            pipeline = self._pipeline
+            same_batch = type(self)._finish is ReplayBuffer._finish  # noqa: SLF001
+            draws = same_batch and pipeline.plain and not is_dynamo_compiling()
+            if type(self)._accept is ReplayBuffer._accept:  # noqa: SLF001
+                engine.direct = find_direct(engine, draws=draws)
+            engine.direct_tried = engine.storage.laid_out and not engine.pending
 
     def _accept(self, data: Any) -> Any:
         """Apply the inverse transforms, and check that the writer takes such data; subclasses check more.
@@ -378,6 +405,7 @@ class ReplayBuffer(Lifecycle):
             if check_generator(generator) is not None and generator is not None and storage.laid_out:
                 check_same_device(generator, storage)
             self._pipeline.drop()
+            engine.parts_changed()
             engine.generator = generator
 
     def empty(self, empty_write_count: bool = True) -> None:  # noqa: FBT001, FBT002
@@ -461,10 +489,24 @@ class ReplayBuffer(Lifecycle):
                 self._warned = True
                 warn_of_size(self._batch_size, size)
         if max_age is None and timeout_s is None:
+            direct = self._engine.direct
+            if direct is not None and not self._transform.steps and not is_dynamo_compiling():
+                found = direct.sample(size, return_info)
+                if found is not None:
+                    return self._presented(found, size, return_info=return_info)
             batch = pipeline.next(size, self._finish)
+            self._find_direct()
         else:
             batch = pipeline.next(size, self._finish, ask=self._asked(max_age, timeout_s))
         return (batch.data, self._info(batch)) if return_info else batch.data
+
+    def _presented(self, found: Any, size: int, *, return_info: bool) -> Any:
+        """Return a batch of a direct call as rows were put in, with its info if that is asked for."""
+        batch, slots = found if return_info else (found, None)
+        schema = self._engine.source.storage.schema
+        if schema is not None and schema.kind == "tensordict":
+            batch = schema.build(list(batch.values()), (size,), _CPU)
+        return (batch, {"index": slots}) if return_info else batch
 
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether `sample` would return a batch now: there are rows to draw, and no call would wait for writers.

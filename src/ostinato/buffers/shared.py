@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato._native import Direct
     from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
@@ -82,6 +83,8 @@ class SharedEngine:
     gate: Gate | None = None
     versions: Versions | None = None
     era = 0
+    direct: Direct | None = None
+    direct_tried = True
     pickles_queue = False  # a process that is started makes its own draws
 
     def __init__(
@@ -235,6 +238,9 @@ class SharedEngine:
     def ring(self) -> SharedRing | Ring:
         """Which write filled each slot."""
         return self._ring if self._laid_out() else Ring(self._storage.capacity)
+
+    def parts_changed(self) -> None:
+        """Do nothing: there are no direct calls."""
 
     @property
     def rows_written(self) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
+from ostinato.core.counts import RingCounts, make_counts
 from ostinato.core.records import Run, View
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Ring:
         after: serial number of the last row written before; the first row of this ring gets the next one.
     """
 
-    __slots__ = ("_array", "_base", "_patched", "capacity", "cursor", "device", "rows", "written")
+    __slots__ = ("_array", "_patched", "counts", "device")
 
     lost = 0
     """Rows whose writer died: none in one process."""
@@ -45,18 +46,34 @@ class Ring:
     """Repairs after a process died with the lock: none in one process."""
 
     def __init__(self, capacity: int, device: torch.device | None = None, *, after: int = 0) -> None:
-        self.capacity = capacity
         self.device = device or torch.device("cpu")
-        self.rows = 0
-        """Rows present: slots `[0, rows)`."""
-        self.cursor = 0
-        """Slot after the newest row; where rows are in ring order and the ring is full, the slot of the oldest row."""
-        self.written = after
-        """Serial number of the last row written."""
+        self.counts: RingCounts = make_counts(RingCounts)
+        """Rows, cursor and serial numbers, which native calls change, too."""
+        self.counts.capacity = capacity
+        self.counts.written = self.counts.base = after
         self._array: Tensor | None = None
         self._patched: Tensor | None = None
         """For each slot, the serial number at the last change that kept the generation; as long as `_array`."""
-        self._base = after
+
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+        return self.counts.capacity
+
+    @property
+    def rows(self) -> int:
+        """Rows present: slots `[0, rows)`."""
+        return self.counts.rows
+
+    @property
+    def cursor(self) -> int:
+        """Slot after the newest row; where rows are in ring order and the ring is full, the slot of the oldest row."""
+        return self.counts.cursor
+
+    @property
+    def written(self) -> int:
+        """Serial number of the last row written."""
+        return self.counts.written
 
     @property
     def nbytes(self) -> int:
@@ -68,18 +85,18 @@ class Ring:
         if isinstance(placement, Run):
             if self._array is None and (placement.start - placement.skip - self.cursor) % self.capacity == 0:
                 end = placement.start + placement.rows
-                self.written += placement.skip + placement.rows
-                self.rows = max(self.rows, min(self.capacity, end))
-                self.cursor = end % self.capacity
+                self.counts.written += placement.skip + placement.rows
+                self.counts.rows = max(self.rows, min(self.capacity, end))
+                self.counts.cursor = end % self.capacity
                 return
             self._renumber(placement.slots(self.device), self.written + 1 + placement.skip, placement.total)
             end = placement.start + placement.rows
-            self.rows, self.cursor = max(self.rows, min(end, self.capacity)), end % self.capacity
+            self.counts.rows, self.counts.cursor = max(self.rows, min(end, self.capacity)), end % self.capacity
             return
         self._renumber(placement.slots, self.written + 1, placement.total)
         if placement.slots.shape[0]:
-            self.rows = max(self.rows, int(placement.slots.max()) + 1)
-        self.cursor = self.rows % self.capacity if placement.cursor is None else placement.cursor
+            self.counts.rows = max(self.rows, int(placement.slots.max()) + 1)
+        self.counts.cursor = self.rows % self.capacity if placement.cursor is None else placement.cursor
 
     def take_back(self, placement: Placement, rows: int, cursor: int) -> None:
         """Undo `record` for rows that could not be stored: the ring holds `rows` rows again, and the serials are used.
@@ -87,8 +104,8 @@ class Ring:
         Serial numbers go on, so that a reader in flight notices slots that were written in part.
         """
         if self._array is None:
-            self._base += placement.total
-        self.rows, self.cursor = rows, cursor
+            self.counts.base += placement.total
+        self.counts.rows, self.counts.cursor = rows, cursor
 
     def record_edit(self, slots: Tensor) -> None:
         """Record that rows present are edited in place, int64 `[n]`; of equal slots the last one is the newest row."""
@@ -107,7 +124,7 @@ class Ring:
             if patched is not None:
                 grown[: patched.shape[0]] = patched
             self._patched = patched = grown
-        self.written += 1
+        self.counts.written += 1
         patched[slots.to(self.device)] = self.written
 
     def _renumber(self, slots: Tensor, first: int, total: int) -> None:
@@ -119,7 +136,7 @@ class Ring:
         serials = torch.arange(first, first + count, device=self.device)
         # with equal slots torch does not define which write wins; the largest serial number is the last one
         array.scatter_reduce_(0, slots.to(self.device), serials, "amax")
-        self.written += total
+        self.counts.written += total
 
     def view(self) -> View:
         """Return what samplers may see, now, but for episodes."""
@@ -132,7 +149,7 @@ class Ring:
             return torch.where(slots == known, self._array[known], 0)
         age = (self.cursor - 1 - slots).remainder_(self.capacity)
         generations = self.written - age
-        return torch.where(generations > self._base, generations, 0)
+        return torch.where(generations > self.counts.base, generations, 0)
 
     def generations_of_rows(self, slots: Tensor) -> Tensor:
         """Return the generations of slots that hold rows; a few microseconds for hundreds of them on the CPU. Copy."""
@@ -150,7 +167,7 @@ class Ring:
         if array is not None:
             return array.data_ptr(), array.shape[0], 0, 0, 0, 0
         newest = self.written - self.cursor + 1
-        return 0, 0, self.cursor, newest, newest - self.capacity, self._base
+        return 0, 0, self.cursor, newest, newest - self.capacity, self.counts.base
 
     def matches(self, slots: Tensor, generations: Tensor) -> Tensor:
         """Return bool: which of `slots` still hold the rows of these generations.
@@ -161,7 +178,7 @@ class Ring:
             return (self.generations(slots) == generations) & (generations > 0)
         # for a slot without a row `_in_ring` gives a number up to `_base`, which no row present has
         given = generations.numpy()
-        return torch.from_numpy((self._in_ring(slots.numpy()) == given) & (given > self._base))
+        return torch.from_numpy((self._in_ring(slots.numpy()) == given) & (given > self.counts.base))
 
     def _in_ring(self, slots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         newest = self.written - self.cursor + 1
@@ -184,39 +201,42 @@ class Ring:
         """Continue at another slot, in `[0, rows]` and below the capacity. Cost: O(rows)."""
         if cursor != self.cursor:
             self._allocated(self.rows)
-            self.cursor = cursor
+            self.counts.cursor = cursor
 
     def keep(self, rows: int) -> None:
         """Record that `rows` of the rows present were moved to the first slots in the order of their age, others left.
 
         The rows get new serial numbers, so that slots and generations of earlier draws match no row.
         """
-        self.written += 1
-        self._base = self.written
-        self.written += rows
-        self.rows, self.cursor, self._array, self._patched = rows, rows % self.capacity, None, None
+        self.counts.written += 1
+        self.counts.base = self.written
+        self.counts.written += rows
+        self.counts.rows, self.counts.cursor = rows, rows % self.capacity
+        self._array, self._patched, self.counts.in_order = None, None, True
 
     def clear(self) -> None:
         """Forget all rows. Serial numbers go on, so that rows drawn before are recognized as gone."""
-        self.written += 1
-        self._base = self.written
-        self.rows = self.cursor = 0
+        self.counts.written += 1
+        self.counts.base = self.written
+        self.counts.rows = self.counts.cursor = 0
         self._array = self._patched = None
+        self.counts.in_order = True
 
     def take_over(self, rows: int, cursor: int) -> None:
         """Start with the `rows` rows that a storage holds already, the newest one just before `cursor`."""
-        self.written = self._base + rows
-        self.rows, self.cursor = rows, cursor
+        self.counts.written = self.counts.base + rows
+        self.counts.rows, self.counts.cursor = rows, cursor
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; the array of generations, where there is one, is not copied."""
-        return {"written": self.written, "base": self._base, "cursor": self.cursor, "array": self._array}
+        return {"written": self.written, "base": self.counts.base, "cursor": self.cursor, "array": self._array}
 
     def load_state_dict(self, state: dict[str, Any], rows: int) -> None:
         """Restore what `state_dict` returned, for a storage that holds `rows` rows."""
         array = state["array"]
-        self.written, self._base, self.cursor = int(state["written"]), int(state["base"]), int(state["cursor"])
-        self.rows = rows
+        counts = self.counts
+        counts.written, counts.base, counts.cursor = int(state["written"]), int(state["base"]), int(state["cursor"])
+        counts.rows, counts.in_order = rows, array is None
         self._patched = None
         with torch.inference_mode(mode=False):  # changed in place in any mode
             self._array = None if array is None else array.to(self.device, torch.int64).clone()
@@ -228,4 +248,5 @@ class Ring:
             size = min(self.capacity, max(needed, 2 * held, min(self.written, self.capacity)))
             with torch.inference_mode(mode=False):
                 self._array = self.generations(torch.arange(size, device=self.device))
+            self.counts.in_order = False
         return self._array

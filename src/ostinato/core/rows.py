@@ -171,6 +171,13 @@ class Schema:
         return "tensor" if self.tree is None or isinstance(self.tree, str) else self.tree[0].kind
 
     @property
+    def is_flat(self) -> bool:
+        """Whether a row is one tensor, or a dict or TensorDict of tensors without batch dimensions of its own."""
+        if self.tree is None:
+            return True
+        return self._get is not None and not self.objects and not self.tree[0].extra  # type: ignore[union-attr]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of one row without padding."""
         return sum(leaf.nbytes for leaf in self.leaves)

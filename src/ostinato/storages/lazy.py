@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ostinato._backend import backend
+from ostinato.core.counts import StoredRows, make_counts
 from ostinato.core.kinds import show_path
 from ostinato.errors import CheckpointError, KindError, OptionError, SchemaError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
@@ -124,7 +125,7 @@ class LazyTensorStorage(TensorStorage):
         self.packed = packed
         """Whether small fields share a row."""
         self._given: Memory | None = None
-        self._rows = self._cursor = 0
+        self._at = make_counts(StoredRows)
         self._late = LateFields(max_size, self.device)
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
@@ -221,7 +222,7 @@ class LazyTensorStorage(TensorStorage):
         """Return the slots that stay when rows leave because of `max_bytes`; see `Storage.rows_that_stay`."""
         if self._budget is None or not isinstance(self._table, CodecTable):
             return None
-        ring = RowsPresent(self._rows, oldest, self.num_envs)
+        ring = RowsPresent(self._at.rows, oldest, self.num_envs)
         return rows_that_stay(self._budget, self._table, payload.found, ring, episodes)
 
     def keep(self, slots: Tensor) -> None:
@@ -235,7 +236,7 @@ class LazyTensorStorage(TensorStorage):
             self._objects.keep(slots)
         if self._late.columns:
             self._late.keep(slots)
-        self._rows, self._cursor = rows, rows % self.capacity
+        self._at.rows, self._at.cursor = rows, rows % self.capacity
 
     def _codecs(self) -> list[AnyCodec]:
         codec = self._codec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,24 @@ from ostinato.storages.table import Block, Table, plan_layout
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ostinato.core.counts import StoredRows
     from ostinato.core.records import Placement
 
 __all__ = ["LazyMemmapStorage"]
 
 _FORMAT = "ostinato-mapped-storage"
+_in_files: weakref.WeakSet[LazyMemmapStorage] = weakref.WeakSet()
+"""Storages whose files this process has made or opened."""
+
+
+def _end_direct_writes() -> None:
+    """In a forked child: `LazyMemmapStorage.write` raises there, and direct calls do not call it."""
+    for storage in _in_files:
+        storage.end_direct_writes()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_end_direct_writes)
 
 
 class LazyMemmapStorage(LazyTensorStorage):
@@ -195,13 +209,13 @@ class LazyMemmapStorage(LazyTensorStorage):
         objects = self._write_objects(self._mapped.directory)
         single = None
         if isinstance(self._table, SingleCopyTable):
-            single = _write_next_rows(self._mapped.directory, self._table, self._rows)
+            single = _write_next_rows(self._mapped.directory, self._table, self._at.rows)
         self._mapped.sync()
         write_manifest(
             self._mapped.directory,
             {
-                "rows": self._rows,
-                "cursor": self._cursor,
+                "rows": self._at.rows,
+                "cursor": self._at.cursor,
                 "lanes": self.num_envs,  # its name in the checkpoint format
                 "max_size": self.max_size,
                 "capacity": self._table.capacity,
@@ -214,12 +228,13 @@ class LazyMemmapStorage(LazyTensorStorage):
             format_name=_FORMAT,
         )
         self._flushed = True
+        self._at.plain = False  # the next write removes the manifest
 
     def _write_objects(self, directory: Path) -> dict[str, Any] | None:
         """Write the fields of objects to files; return their records."""
         if self._objects is None:
             return None
-        columns = self._objects.state(self._rows, allow_pickle=False)["objects"]
+        columns = self._objects.state(self._at.rows, allow_pickle=False)["objects"]
         packed = {name: pack_column(name, values, allow_pickle=False) for name, values in columns.items()}
         records = {}
         for number, (name, (form, *arrays)) in enumerate(packed.items()):
@@ -240,7 +255,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         for name, node in body.get("objects", {}).items():
             text, ends = (read_array(directory, ArrayRecord.from_json(record)) for record in node["files"])
             found[name] = unpack_column(name, node["form"], text, ends, allow_pickle=False)
-        state = {"rows": self._rows, "objects": found}
+        state = {"rows": self._at.rows, "objects": found}
         check_objects(schema, state)
         self._objects.load(state)
 
@@ -249,6 +264,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self._flushed and self._mapped is not None:
             (self._mapped.directory / "manifest.json").unlink(missing_ok=True)
         self._flushed = False
+        self.plain_table()
 
     def close(self) -> None:
         """Release the files; the files of a temporary directory are removed. Views of rows keep their memory mapped.
@@ -257,7 +273,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         """
         self._closed = True
         self.forget_form()
-        self._rows = self._cursor = 0
+        self._at.rows = self._at.cursor = 0
         self._late.clear()
         if self._mapped is not None:
             self._mapped.close()
@@ -270,7 +286,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             OptionError: if the rows in the files are laid out as only this storage knows.
         """
         mapped = self._mapped or MappedMemory(self._directory, remove=self.auto_cleanup)
-        if self._rows and self._table is not None:
+        if self._at.rows and self._table is not None:
             packed = self.packed and backend.native is not None
             if list(self._table.layout) != plan_layout(self._table.schema.leaves, packed=packed):
                 msg = (
@@ -291,7 +307,16 @@ class LazyMemmapStorage(LazyTensorStorage):
             raise UsageError(msg)
         self._mapped = MappedMemory(self._directory, remove=self.auto_cleanup)
         self._process = os.getpid()
+        _in_files.add(self)
         return self._mapped
+
+    def plain_table(self) -> tuple[Table, StoredRows] | None:
+        """Return table and counts; see `TensorStorage.plain_table`. None in a forked child, which must not write."""
+        return super().plain_table() if os.getpid() == self._process else None
+
+    def end_direct_writes(self) -> None:
+        """Let native calls write no more: this process was forked from the one that made the files."""
+        self._at.plain = False
 
     def write(self, placement: Placement, payload: Any) -> None:
         """Write rows to slots; see `TensorStorage.write`.
@@ -332,11 +357,12 @@ class LazyMemmapStorage(LazyTensorStorage):
             self._table = self._reopen_single(schema, layout, body)
         else:
             self._table = Table.allocate(schema, body["capacity"], self._mapped, layout)
-        self._rows, self._cursor, self.num_envs = body["rows"], body["cursor"], body["lanes"]
+        self._at.rows, self._at.cursor, self.num_envs = body["rows"], body["cursor"], body["lanes"]
         self.capacity = body["capacity"]
         self._read_objects(directory, body)
         self._late = LateFields(self._table.capacity, self.device)
         self._flushed = True
+        _in_files.add(self)
 
     def _reopen_single(self, schema: Schema, layout: list[Block], body: dict[str, Any]) -> SingleCopyTable:
         rows, num_envs, capacity = int(body["rows"]), int(body["lanes"]), int(body["capacity"])

@@ -347,7 +347,7 @@ class RaggedTensorStorage(LazyTensorStorage):
         path = (index,) if isinstance(index, str) else index
         if isinstance(path, tuple) and path in self.ragged:
             table = self._ragged_table()
-            column = table.column(table.schema.find(path), self._rows)
+            column = table.column(table.schema.find(path), self._at.rows)
             return column if self.layout == "nested" else list(_rows_of(column))
         return super().read(index, swap=swap)
 

@@ -19,6 +19,7 @@ from ostinato.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ostinato._native import Batches
     from ostinato.core.records import Placement, Request
     from ostinato.core.rows import Flat, Leaf
     from ostinato.storages.memory import Memory
@@ -218,7 +219,9 @@ class Table:
         self._names = schema.column_names if names is None else names
         self._bits = [as_bits(column) for column in columns]
         self._fields = _register(columns)
-        self._forms: dict[tuple[tuple[int, int | None], ...], tuple[Any, Room]] = {}
+        self.batches = _batches(self._fields, columns)
+        """Gathers that make their tensors natively; None without the extension, or before torch 2.10."""
+        self._forms: dict[tuple[tuple[int, int | None], ...], tuple[Any, Room, Any]] = {}
         self._ranges = [_address_range(column) for column in columns]
         self._room = Room([(leaf.shape, leaf.dtype) for leaf in schema.leaves])
         self._arrays: list[RowArray] | None = None
@@ -253,6 +256,8 @@ class Table:
             return [tensor.pin_memory() for tensor in out] if pin else out
         if is_dynamo_compiling():  # a graph break: addresses cannot be part of a graph
             return torch.compiler.disable(Table.gather)(self, slots, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
+        if self.batches is not None and not pin and type(slots) is Tensor:
+            return self.batches.gather(slots)
         rows = slots.shape[0]
         out = self._room.make(rows, pin=pin)
         fields.gather([slots.data_ptr()], rows, list(map(Tensor.data_ptr, out)))
@@ -298,26 +303,28 @@ class Table:
         return request if same else request._replace(slots=slots, pick=pick)
 
     def _fetch(self, requests: Sequence[Request], *, pin: bool) -> list[Tensor]:
-        fields, room = self._registered(tuple([(request.leaf, request.other) for request in requests]))
+        fields, room, batches = self._registered(tuple([(request.leaf, request.other) for request in requests]))
         if fields is None:
             read = [self._select(request) for request in requests]
             return [tensor.pin_memory() for tensor in read] if pin else read
         chosen: dict[tuple[int, int], Tensor] = {}
-        addresses = []
+        read_at = []
         for _, slots, _, pick in requests:
             if pick is None:
-                addresses.append(slots.data_ptr())
+                read_at.append(slots)
                 continue
             key = (slots.data_ptr(), pick.data_ptr())
             if key not in chosen:  # equal choices share one array, so that fields of a packed row are read together
                 chosen[key] = self._choose(slots, pick)
-            addresses.append(chosen[key].data_ptr())
-        counts = [request.slots.shape[0] for request in requests]
+            read_at.append(chosen[key])
+        if batches is not None and not pin and all(type(slots) is Tensor for slots in read_at):
+            return batches.gather_each(read_at)  # type: ignore[no-any-return]
+        counts = [slots.shape[0] for slots in read_at]
         out = room.make(counts, pin=pin)
-        fields.gather_each(addresses, counts, list(map(Tensor.data_ptr, out)))
+        fields.gather_each(list(map(Tensor.data_ptr, read_at)), counts, list(map(Tensor.data_ptr, out)))
         return out
 
-    def _registered(self, key: tuple[tuple[int, int | None], ...]) -> tuple[Any, Room]:
+    def _registered(self, key: tuple[tuple[int, int | None], ...]) -> tuple[Any, Room, Any]:
         """Return the native registration of a set of fields, and the room for a batch of them."""
         found = self._forms.get(key)
         if found is None:
@@ -325,7 +332,9 @@ class Table:
                 self._forms = {}
             others = [None if other is None else self.columns[other] for _, other in key]
             columns = [self.columns[leaf] for leaf, _ in key]
-            found = _register(columns, others), Room([(column.shape[1:], column.dtype) for column in columns])
+            fields = _register(columns, others)
+            room = Room([(column.shape[1:], column.dtype) for column in columns])
+            found = fields, room, _batches(fields, columns)
             self._forms[key] = found
         return found
 
@@ -491,6 +500,16 @@ def _register(columns: Sequence[Tensor], others: Sequence[Tensor | None] | None 
         segments = [(part.data_ptr(), part.shape[0]) for part in parts]
         fields.add(segments, _row_bytes(column), strides.pop())
     return fields
+
+
+def _batches(fields: Any, columns: Sequence[Tensor]) -> Batches | None:
+    """Return what gathers into new tensors natively; None if torch does not describe its tensors to C code."""
+    if fields is None or backend.native is None or not backend.exchange:
+        return None
+    try:
+        return backend.native.Batches(fields, list(columns))  # type: ignore[no-any-return]
+    except ValueError:  # a dtype that DLPack does not know
+        return None
 
 
 def _row_bytes(column: Tensor) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core import kinds
+from ostinato.core.counts import StoredRows, make_counts
 from ostinato.core.index import apply_index, is_field, plain_index, select
 from ostinato.core.records import Picks, Request
 from ostinato.core.rows import Flat, Schema, describe, turn_rows
@@ -65,7 +66,7 @@ class _Columns(dict[str, Any]):
 
 _NO_ROWS_YET = "Cannot get elements out of a non-initialized storage: it holds no rows yet, write some first"
 _NO_ROWS = Payload(Flat([], (0,), None), {})
-_HELD = ("_table", "num_envs", "capacity", "_rows", "_cursor", "_late", "exposed", "_objects")
+_HELD = ("_table", "num_envs", "capacity", "_late", "exposed", "_objects")
 
 
 class TensorStorage(Storage):
@@ -148,7 +149,8 @@ class TensorStorage(Storage):
                 "pass device='auto'"
             )
             raise OptionError(msg)
-        self._rows, self._cursor = rows, 0
+        self._at: StoredRows = make_counts(StoredRows)
+        self._at.rows = rows
         self._late = LateFields(rows, self.device)
         if schema.objects:
             self._objects = ObjectColumns.of(schema.objects, objects, rows)
@@ -156,7 +158,7 @@ class TensorStorage(Storage):
     @property
     def shape(self) -> torch.Size:
         """Shape of the rows present: `(rows,)`, or `(steps, num_envs)` with `ndim=2`."""
-        return torch.Size((self._rows,) if self.ndim == 1 else (self._rows // self.num_envs, self.num_envs))
+        return torch.Size((self._at.rows,) if self.ndim == 1 else (self._at.rows // self.num_envs, self.num_envs))
 
     def flatten(self) -> Storage:
         """Return a storage of the rows present with `ndim=1`: this storage, or with `ndim=2` one on the same memory.
@@ -168,19 +170,19 @@ class TensorStorage(Storage):
         """
         if self.ndim == 1:
             return self
-        if not self._rows:
+        if not self._at.rows:
             msg = "Cannot flatten a non-initialized storage: write rows first"
             raise UsageError(msg)
         if not isinstance(self._table, Table):
             msg = "with single_copy or codec rows cannot be flattened on their own memory: read them with storage[:]"
             raise UsageError(msg)
         self._expose()
-        slots = torch.arange(self._rows, device=self.device)
+        slots = torch.arange(self._at.rows, device=self.device)
         objects = () if self._objects is None else self._objects.get(slots)
         payload = Payload(
-            Flat(self._table.view(slice(self._rows)), (self._rows,), None, objects), self._late.get(slots)
+            Flat(self._table.view(slice(self._at.rows)), (self._at.rows,), None, objects), self._late.get(slots)
         )
-        return TensorStorage(self.present(payload, (self._rows,)), allow_pickle=self.allow_pickle)
+        return TensorStorage(self.present(payload, (self._at.rows,)), allow_pickle=self.allow_pickle)
 
     @property
     def schema(self) -> Schema | None:
@@ -197,7 +199,7 @@ class TensorStorage(Storage):
         if table is None:
             return {}
         self._expose()
-        columns = table.columns if isinstance(table, Table) else table.view(slice(self._rows))
+        columns = table.columns if isinstance(table, Table) else table.view(slice(self._at.rows))
         named = {leaf.path: column for leaf, column in zip(table.schema.leaves, columns, strict=True)}
         return {**named, **self._late.columns}
 
@@ -210,7 +212,27 @@ class TensorStorage(Storage):
     @property
     def cursor(self) -> int:
         """Slot after the newest row."""
-        return self._cursor
+        return self._at.cursor
+
+    @property
+    def writes(self) -> int:
+        """Number of writes by buffers, and by `set` and `loads`."""
+        return self._at.writes
+
+    @writes.setter
+    def writes(self, count: int) -> None:
+        self._at.writes = count
+
+    def plain_table(self) -> tuple[Table, StoredRows] | None:
+        """Return table and counts if a write now only changes rows of the table: native calls may do it then.
+
+        None if something else follows the rows: fields of Python objects or that were added later, files that describe
+        them, a budget.
+        """
+        table, at = self._table, self._at
+        others = self._objects is not None or bool(self._late.columns) or self.budget or self._flushed
+        at.plain = isinstance(table, Table) and not others
+        return (table, at) if isinstance(table, Table) and at.plain else None
 
     @property
     def laid_out(self) -> bool:
@@ -219,7 +241,7 @@ class TensorStorage(Storage):
 
     def __len__(self) -> int:
         """Number of rows present (of all environments with `ndim=2`)."""
-        return self._rows
+        return self._at.rows
 
     def __repr__(self) -> str:
         """Class, number of rows, bytes and fields."""
@@ -227,7 +249,7 @@ class TensorStorage(Storage):
         fields = "not laid out yet" if schema is None else "; ".join(map(str, (*schema.leaves, *schema.objects)))
         num_envs = f", num_envs={self.num_envs}" if self.ndim > 1 else ""
         return (
-            f"{type(self).__name__}(rows={self._rows}, capacity={self.capacity}{num_envs}, ndim={self.ndim}, "
+            f"{type(self).__name__}(rows={self._at.rows}, capacity={self.capacity}{num_envs}, ndim={self.ndim}, "
             f"device={self.device}, bytes={show_bytes(self.nbytes)}, fields=[{fields}])"
         )
 
@@ -271,7 +293,7 @@ class TensorStorage(Storage):
         objects = () if self._objects is None else self._objects.owned(flat.objects, rows)
         found: Comparison | Encoded | None = None
         if isinstance(self._table, SingleCopyTable):
-            flat, found = self._table.prepare(flat, self._cursor)
+            flat, found = self._table.prepare(flat, self._at.cursor)
         elif isinstance(self._table, CodecTable):
             found = self._table.encode(flat)
         return Payload(flat._replace(objects=objects), late, found)
@@ -304,6 +326,7 @@ class TensorStorage(Storage):
     def forget_form(self) -> None:
         """Drop the schema of first rows that a writer did not accept, so that the next rows may have another."""
         self._table = None
+        self._at.plain = False
         self._objects = None
         self.num_envs = 1
         self.capacity = self.max_size
@@ -331,7 +354,8 @@ class TensorStorage(Storage):
             as_run(placement)
         if self._flushed:
             self._end_flush()
-        rows, cursor = self._rows, self._cursor
+        at = self._at
+        rows, cursor = at.rows, at.cursor
         if not isinstance(placement, Picks):
             end = placement.start + placement.rows
             rows, cursor = max(rows, min(end, table.capacity)), end % table.capacity
@@ -341,7 +365,7 @@ class TensorStorage(Storage):
         self._write_table(table, placement, payload, rows)
         if self._objects is not None:
             self._objects.set(placement, payload.flat.objects)
-        self._rows, self._cursor = rows, cursor
+        at.rows, at.cursor = rows, cursor
         if self._late.columns:
             if isinstance(placement, Picks):
                 self._late.set(placement.slots, payload.late, placement.rows)
@@ -379,8 +403,7 @@ class TensorStorage(Storage):
         """Remove all rows and late fields; keep the memory."""
         if self._flushed:
             self._end_flush()
-        self._rows = 0
-        self._cursor = 0
+        self._at.rows = self._at.cursor = 0
         self._late.clear()
         if self._objects is not None:
             self._objects.clear()
@@ -463,7 +486,7 @@ class TensorStorage(Storage):
             leaves, late = table.gather(picked.slots), self._late.get(picked.slots)
         else:
             self._expose()
-            leaves, late = table.view(picked.span), self._late.view(picked.span, self._rows)
+            leaves, late = table.view(picked.span), self._late.view(picked.span, self._at.rows)
         flat = Flat(leaves, picked.batch, None)
         if self._objects is not None:
             flat = flat._replace(objects=self._objects.get(picked.slots if picked.span is None else picked.span))
@@ -473,14 +496,14 @@ class TensorStorage(Storage):
         """Return the rows at an index into `[steps, num_envs]`: a view for ints and slices, else a copy."""
         self._expose()
         index = plain_index(index)
-        template = torch.empty(1, dtype=torch.float32, device="cpu").expand(self._rows)
+        template = torch.empty(1, dtype=torch.float32, device="cpu").expand(self._at.rows)
         batch = tuple(apply_index(self._as_grid(template, swap=swap), index).shape)
         views = isinstance(table, Table)
         slots = None
         if not views or self._objects is not None or self._late.columns:
             slots = select(index, self.shape, self.device, swap=swap).slots
         if isinstance(table, Table):
-            columns = table.view(slice(self._rows))
+            columns = table.view(slice(self._at.rows))
             leaves = [apply_index(self._as_grid(column, swap=swap), index) for column in columns]
         elif slots is not None:
             pairs = zip(table.gather(slots), table.schema.leaves, strict=True)
@@ -501,16 +524,16 @@ class TensorStorage(Storage):
     def _read_field(self, path: tuple[str, ...], *, swap: bool) -> Any:
         table = self._require()
         if self._objects is not None and path in self._objects.paths:
-            values = self._objects.column(path)[: self._rows]
+            values = self._objects.column(path)[: self._at.rows]
             values = values.reshape((*self.shape, *values.shape[1:]))
             return (values.swapaxes(0, 1) if swap else values).tolist()
         self._expose()
         if path in self._late.columns:
-            self._late.require_all(torch.arange(self._rows, device=self.device))
+            self._late.require_all(torch.arange(self._at.rows, device=self.device))
             column = self._late.columns[path]
         else:
-            column = table.column(table.schema.find(path), self._rows)
-        return self._as_grid(column[: self._rows], swap=swap)
+            column = table.column(table.schema.find(path), self._at.rows)
+        return self._as_grid(column[: self._at.rows], swap=swap)
 
     def _expose(self) -> None:
         """Record that a view is returned; tables with single copies or a codec return copies."""
@@ -632,8 +655,8 @@ class TensorStorage(Storage):
         table = self._table
         state = {
             "form": self.form,
-            "rows": self._rows,
-            "cursor": self._cursor,
+            "rows": self._at.rows,
+            "cursor": self._at.cursor,
             "lanes": self.num_envs,  # its name in the checkpoint format
             "ndim": self.ndim,
             "capacity": self.capacity,
@@ -644,7 +667,7 @@ class TensorStorage(Storage):
         }
         if table is None:
             return state
-        names, rows = table.schema.column_names, self._rows
+        names, rows = table.schema.column_names, self._at.rows
         state["schema"] = table.schema.to_json()
         if isinstance(table, Table):
             columns = dict(zip(names, table.view(slice(rows)), strict=True))
@@ -706,13 +729,15 @@ class TensorStorage(Storage):
     def hold(self, *, replaced: bool) -> Callable[[], None]:
         """Return a function that restores the present rows; see `Storage.hold`."""
         kept = {name: getattr(self, name) for name in _HELD}
-        state = None if replaced or not self._rows else copied_rows(self.state_dict())
+        rows, cursor = self._at.rows, self._at.cursor
+        state = None if replaced or not self._at.rows else copied_rows(self.state_dict())
 
         def restore() -> None:
             self.__dict__.update(kept)
+            self._at.rows, self._at.cursor = rows, cursor
             if state is not None:
                 self.load_state_dict(state)
-            elif not self._rows and self._table is not None:
+            elif not self._at.rows and self._table is not None:
                 self.clear()
 
         return restore
@@ -756,7 +781,7 @@ class TensorStorage(Storage):
         if mapped:
             self.exposed = False  # views that were returned are of other memory
         cursor = int(state["cursor"]) if table.capacity == state["capacity"] else rows
-        self._rows, self._cursor, self._late = rows, cursor % table.capacity, late
+        self._at.rows, self._at.cursor, self._late = rows, cursor % table.capacity, late
 
     def _fill(self, table: AnyTable, state: dict[str, Any]) -> LateFields:
         """Copy the columns of a checked state into a table, and return its late fields."""

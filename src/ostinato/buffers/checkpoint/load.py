@@ -167,7 +167,8 @@ def _get_rows(
     return {**state, "storage": {**state["storage"], "state": saved}}
 
 
-_FIELDS = ("era", "settled", "rows_written", "rows_drawn", "rows_since_empty", "generator")
+_FIELDS = ("era", "settled", "generator")
+_COUNTS = ("written", "drawn", "since_empty")
 
 
 def hold(engine: LocalEngine, transform: Compose, *, replaced: bool) -> Callable[[], None]:
@@ -182,6 +183,7 @@ def hold(engine: LocalEngine, transform: Compose, *, replaced: bool) -> Callable
     rows, laid_out, ring, pending = len(storage), storage.laid_out, engine.ring, list(engine.pending)
     parts = [(part, own_tensors(part.state_dict())) for part in (engine.sampler, engine.writer, transform)]
     fields = {name: getattr(engine, name) for name in _FIELDS}
+    counts = {name: getattr(engine.counts, name) for name in _COUNTS}
     random = None if engine.generator is None else engine.generator.get_state()
     kept = [part.hold() for part in (engine.tracker, engine.gate, engine.versions) if part is not None]
     bring_rows = storage.hold(replaced=replaced)
@@ -194,6 +196,8 @@ def hold(engine: LocalEngine, transform: Compose, *, replaced: bool) -> Callable
             part.load_state_dict(state)
         for name, value in fields.items():
             setattr(engine, name, value)
+        for name, count in counts.items():
+            setattr(engine.counts, name, count)
         if random is not None and engine.generator is not None:
             engine.generator.set_state(random)
         engine.ring = ring
@@ -273,6 +277,8 @@ def load_engine_states(
             target.engine.storage.check_state(state["storage"]["state"])
     held = [hold(t.engine, t.transform, replaced=bool(state["storage"]["state"].get("mapped"))) for t, state in pairs]
     used = [target.engine.ring.written > 0 for target in targets]
+    for target in targets:
+        target.engine.parts_changed()
     try:
         _load_parts(pairs)
         for (target, state), was_used, (pending, generator) in zip(pairs, used, checked, strict=True):
@@ -299,8 +305,9 @@ def _end_load(
             engine.pending.append(again)
     if engine.gate is not None:
         engine.gate.load_state_dict(state.get("flow"), engine.ring, engine.pending)
-    engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
-    engine.rows_since_empty = int(state["rows_since_empty"])
+    counts = engine.counts
+    counts.written, counts.drawn = int(state["rows_written"]), int(state["rows_drawn"])
+    counts.since_empty = int(state["rows_since_empty"])
     if generator is not None:
         engine.generator = with_state(engine.generator, generator)
 

@@ -98,6 +98,7 @@ def save_buffer(path: str | Path, saving: Saving, *, incremental: bool = False) 
                 with saving.locked():
                     for engine in engines:
                         engine.saves.snapshot = None
+                        engine.parts_changed()
                 for _, file in begun.files:
                     file.close()
             _verify(path, writer, storages, check)
@@ -154,6 +155,7 @@ def _begin(begun: _Begun, saving: Saving, *, incremental: bool) -> None:
     writer.take_state(put[0] if members is None else {**state, "members": put})
     for engine, snapshot in zip(saving.engines, begun.snapshots, strict=True):
         engine.saves.snapshot = snapshot
+        engine.parts_changed()  # writes are told to the snapshot
 
 
 def _put_rows(

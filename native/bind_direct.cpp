@@ -1,0 +1,120 @@
+// Python bindings of the counts of a buffer, and of its direct writes and draws.
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "bindings.hpp"
+#include "direct.hpp"
+#include "ring.hpp"
+
+namespace ostinato {
+namespace {
+
+using namespace nb::literals;
+
+/// What `pickle` calls, and with what; the class may be that of another process without the extension.
+template <typename... Numbers>
+nb::tuple reduced(const char* name, Numbers... numbers) {
+    const nb::object restore = nb::module_::import_("ostinato.core.counts").attr("restore_counts");
+    return nb::make_tuple(restore, nb::make_tuple(name, nb::make_tuple(numbers...)));
+}
+
+constexpr const char* kDirectDoc = R"(
+    Writes and draws of a buffer, each in one call that holds its lock; see `ostinato.buffers.direct`.
+
+    Calls return None, with nothing changed, where they do not apply: other kinds of rows, another dtype or shape,
+    a part that was exchanged, no rows. The caller then goes the general way, which also raises errors.
+)";
+
+constexpr const char* kAddDoc = "Write one row, a dict of its fields, and return its slot; or None.";
+constexpr const char* kExtendDoc = "Write rows `[n, *shape]`, and return their slots, int64 `[n]`; or None.";
+constexpr const char* kSampleDoc = R"(
+    Draw `n` rows uniformly with replacement, with the random numbers of `torch.randint`.
+
+    Returns:
+        The batch, a new dict; with `with_slots` a tuple of batch and slots, int64 `[n]`; or None.
+)";
+constexpr const char* kIntoDoc = R"(
+    As `sample`, into tensors of the caller in the order of the fields. False in place of None.
+
+    Raises:
+        ValueError: `position:reason` for the first tensor that does not fit; nothing is drawn.
+)";
+
+}  // namespace
+
+void bind_direct(nb::module_& m) {
+    nb::class_<RingCounts> ring(m, "RingCounts", "The numbers of a ring; see `ostinato.core.ring`.");
+    ring.def(nb::init<>())
+        .def_rw("capacity", &RingCounts::capacity, "Slots.")
+        .def_rw("rows", &RingCounts::rows, "Rows present.")
+        .def_rw("cursor", &RingCounts::cursor, "Slot after the newest row.")
+        .def_rw("written", &RingCounts::written, "Serial number of the last row written.")
+        .def_rw("base", &RingCounts::base, "Largest serial number that no row present has.")
+        .def_rw("in_order", &RingCounts::in_order, "Whether generations follow from the cursor.")
+        .def(
+            "__reduce__",
+            [](const RingCounts& c) {
+                return reduced("RingCounts", c.capacity, c.rows, c.cursor, c.written, c.base, c.in_order);
+            },
+            nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"), "Pickle the numbers.");
+    nb::class_<StoredRows> stored(m, "StoredRows",
+                                  "The numbers of a storage; see `ostinato.storages.tensor`.");
+    stored.def(nb::init<>())
+        .def_rw("rows", &StoredRows::rows, "Rows present.")
+        .def_rw("cursor", &StoredRows::cursor, "Slot after the newest row.")
+        .def_rw("writes", &StoredRows::writes, "Number of writes.")
+        .def_rw("plain", &StoredRows::plain, "Whether a write only changes rows of the table.")
+        .def(
+            "__reduce__",
+            [](const StoredRows& c) { return reduced("StoredRows", c.rows, c.cursor, c.writes, c.plain); },
+            nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"), "Pickle the numbers.");
+    nb::class_<BufferCounts> counts(m, "BufferCounts",
+                                    "What a buffer counts; see `ostinato.buffers.engine`.");
+    counts.def(nb::init<>())
+        .def_rw("written", &BufferCounts::written, "Rows ever written.")
+        .def_rw("since_empty", &BufferCounts::since_empty, "Rows written since the buffer was emptied.")
+        .def_rw("drawn", &BufferCounts::drawn, "Rows delivered.")
+        .def_rw("redone", &BufferCounts::redone, "Batches copied twice.")
+        .def_rw("writes_seen", &BufferCounts::writes_seen, "Writes of the storage that the buffer follows.")
+        .def(
+            "__reduce__",
+            [](const BufferCounts& c) {
+                return reduced("BufferCounts", c.written, c.since_empty, c.drawn, c.redone, c.writes_seen);
+            },
+            nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"), "Pickle the numbers.");
+    nb::class_<Direct>(m, "Direct", kDirectDoc)
+        .def(
+            "__init__",
+            [](Direct* self, nb::object lock, nb::object batches, nb::object ring_counts,
+               nb::object stored_rows, nb::object buffer_counts, nb::object keys, nb::object randint,
+               nb::object generator, nb::object device, nb::object func_transform, nb::object is_tracing,
+               nb::object array_type, nb::object number_type, bool writes, bool draws) {
+                new (self) Direct({lock.attr("acquire"), lock.attr("release"), std::move(batches),
+                                   std::move(ring_counts), std::move(stored_rows), std::move(buffer_counts),
+                                   std::move(keys), std::move(randint), std::move(generator),
+                                   std::move(device), std::move(func_transform), std::move(is_tracing),
+                                   std::move(array_type), std::move(number_type), writes, draws});
+            },
+            "lock"_a, "batches"_a, "ring"_a, "stored"_a, "counts"_a, "keys"_a.none(), "randint"_a,
+            "generator"_a.none(), "device"_a, "func_transform"_a, "is_tracing"_a, "array_type"_a,
+            "number_type"_a, "writes"_a, "draws"_a,
+            nb::sig("def __init__(self, lock: typing.Any, batches: Batches, ring: RingCounts, stored: "
+                    "StoredRows, "
+                    "counts: BufferCounts, keys: tuple[typing.Any, ...] | None, randint: typing.Any, "
+                    "generator: typing.Any, device: typing.Any, func_transform: typing.Any, is_tracing: "
+                    "typing.Any, "
+                    "array_type: type, number_type: type, writes: bool, draws: bool) -> None"))
+        .def_prop_ro("is_open", &Direct::is_open, "Whether calls may apply.")
+        .def("close", &Direct::close, "Let every call return None from now on: parts of the buffer change.")
+        .def("add", &Direct::add, "rows"_a, nb::sig("def add(self, rows: typing.Any) -> int | None"), kAddDoc)
+        .def("extend", &Direct::extend, "rows"_a, nb::sig("def extend(self, rows: typing.Any) -> typing.Any"),
+             kExtendDoc)
+        .def("sample", &Direct::sample, "n"_a, "with_slots"_a,
+             nb::sig("def sample(self, n: int, with_slots: bool) -> typing.Any"), kSampleDoc)
+        .def("sample_into", &Direct::sample_into, "outs"_a, "n"_a,
+             nb::sig("def sample_into(self, outs: list[typing.Any], n: int) -> bool"), kIntoDoc);
+}
+
+}  // namespace ostinato

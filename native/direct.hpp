@@ -1,0 +1,273 @@
+// Writes and uniform draws of the usual buffer, each in one call under the lock of the buffer: rows in packed
+// memory of the CPU, a ring, nothing that has to be told of single rows.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "batches.hpp"
+#include "exchange.hpp"
+#include "given_rows.hpp"
+#include "ring.hpp"
+
+namespace ostinato {
+
+/// The lock of a buffer, a `threading.RLock`, held as long as the object lives.
+class Held {
+public:
+    Held(const nb::object& acquire, const nb::object& release) : release_(release) {
+        PyObject* const taken = PyObject_CallNoArgs(acquire.ptr());
+        if (taken == nullptr) throw nb::python_error();
+        Py_DECREF(taken);
+    }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+    ~Held() {
+        nb::error_scope keep;  // an error on its way stays
+        PyObject* const released = PyObject_CallNoArgs(release_.ptr());
+        if (released == nullptr) {
+            PyErr_WriteUnraisable(release_.ptr());
+        } else {
+            Py_DECREF(released);
+        }
+    }
+
+private:
+    const nb::object& release_;
+};
+
+/// What Python passes once; see buffers/direct.py.
+struct DirectParts {
+    nb::object acquire, release;  // of the lock
+    nb::object batches, ring, stored, counts;
+    nb::object keys;  // tuple of the keys, None for rows that are a single tensor
+    nb::object randint, generator, device;
+    nb::object func_transform, is_tracing;
+    nb::object array_type, number_type;  // numpy.ndarray and numpy.generic
+    bool writes = false;
+    bool draws = false;
+};
+
+class Direct {
+public:
+    explicit Direct(DirectParts parts)
+        : parts_(std::move(parts)),
+          batches_(nb::cast<Batches*>(parts_.batches)),
+          ring_(nb::cast<RingCounts*>(parts_.ring)),
+          stored_(nb::cast<StoredRows*>(parts_.stored)),
+          counts_(nb::cast<BufferCounts*>(parts_.counts)),
+          given_(batches_->forms().size()),
+          addresses_(batches_->forms().size()) {
+        index_form_.dtype = {dlpack::kInt, 64, 1};
+    }
+
+    Direct(const Direct&) = delete;
+    Direct& operator=(const Direct&) = delete;
+
+    bool is_open() const { return open_; }
+
+    /// Every call returns None from now on: the parts of the buffer have changed.
+    void close() { open_ = false; }
+
+    /// Write one row and return its slot; None if Python has to.
+    nb::object add(nb::handle rows) {
+        if (!parts_.writes || !is_eager()) return nb::none();
+        const Held held(parts_.acquire, parts_.release);
+        RingRun run{};
+        if (!write(rows, 0, run)) return nb::none();
+        return nb::int_(run.start);
+    }
+
+    /// Write rows and return their slots, int64 `[n]`; None if Python has to.
+    nb::object extend(nb::handle rows) {
+        if (!parts_.writes || !is_eager()) return nb::none();
+        const Held held(parts_.acquire, parts_.release);
+        RingRun run{};
+        if (!write(rows, 1, run)) return nb::none();
+        return positions(run);
+    }
+
+    /// Draw `n` rows uniformly and return the batch, or batch and slots; None if Python has to.
+    nb::object sample(std::int64_t n, bool with_slots) {
+        if (!parts_.draws || n < 1 || !is_eager()) return nb::none();
+        std::int64_t serial = 0;
+        nb::object slots;
+        {
+            const Held held(parts_.acquire, parts_.release);
+            if (!is_usable() || ring_->rows == 0) return nb::none();
+            serial = ring_->written;
+            slots = draw(n);
+        }
+        std::int64_t drawn = 0;
+        const std::int64_t* const at = slots_of(slots, drawn);
+        NewBatch batch = batches_->make({n});
+        if (!copy(at, n, batch.addresses, serial)) return nb::none();
+        counts_->drawn += n;
+        nb::object data = as_batch(batch.tensors);
+        return with_slots ? nb::object(nb::make_tuple(data, slots)) : data;
+    }
+
+    /// Draw rows into tensors of the caller, in the order of the fields. False if Python has to.
+    bool sample_into(const nb::list& outs, std::int64_t n) {
+        if (!parts_.draws || n < 1 || !is_eager()) return false;
+        const std::vector<Byte*> addresses = batches_->addresses(outs, n);
+        std::int64_t serial = 0;
+        nb::object slots;
+        {
+            const Held held(parts_.acquire, parts_.release);
+            if (!is_usable() || ring_->rows == 0) return false;
+            serial = ring_->written;
+            slots = draw(n);
+        }
+        std::int64_t drawn = 0;
+        if (!copy(slots_of(slots, drawn), n, addresses, serial)) return false;
+        counts_->drawn += n;
+        return true;
+    }
+
+private:
+    /// Whether the parts are those that the object was made for, and no other buffer wrote. Under the lock.
+    bool is_usable() const {
+        return open_ && stored_->plain && ring_->in_order && stored_->writes == counts_->writes_seen;
+    }
+
+    /// Whether no transform of torch.func and no trace is active.
+    bool is_eager() const {
+        return result_of(parts_.func_transform).is_none() && result_of(parts_.is_tracing).is(Py_False);
+    }
+
+    static nb::object result_of(const nb::object& function) {
+        PyObject* const result = PyObject_CallNoArgs(function.ptr());
+        if (result == nullptr) throw nb::python_error();
+        return nb::steal(result);
+    }
+
+    /// Read, place, record and copy rows. False, with nothing changed, if Python has to. Under the lock.
+    bool write(nb::handle rows, std::int32_t lead, RingRun& run) {
+        if (!is_usable()) return false;
+        std::int64_t n = lead == 0 ? 1 : -1;
+        const bool known = read(rows, lead, n) && n > 0 && store(n, run);
+        for (GivenField& field : given_) field.release();
+        return known;
+    }
+
+    bool read(nb::handle rows, std::int32_t lead, std::int64_t& n) {
+        const std::vector<Form>& forms = batches_->forms();
+        if (parts_.keys.is_none()) return read_field(rows, 0, lead, n);
+        if (!PyDict_CheckExact(rows.ptr()) ||
+            PyDict_Size(rows.ptr()) != static_cast<Py_ssize_t>(forms.size()))
+            return false;
+        for (std::size_t f = 0; f < forms.size(); ++f) {
+            PyObject* const key = PyTuple_GetItem(parts_.keys.ptr(), static_cast<Py_ssize_t>(f));
+            PyObject* const value = PyDict_GetItemWithError(rows.ptr(), key);
+            if (value == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
+            if (value == nullptr || !read_field(value, f, lead, n)) return false;
+        }
+        return true;
+    }
+
+    bool read_field(nb::handle value, std::size_t f, std::int32_t lead, std::int64_t& n) {
+        GivenField& field = given_[f];
+        if (!field.read(value, batches_->forms()[f], lead, n, parts_.array_type, parts_.number_type))
+            return false;
+        addresses_[f] = field.address();
+        return true;
+    }
+
+    bool store(std::int64_t n, RingRun& run) {
+        run = ring_->next(n);
+        const Fields& fields = batches_->fields();
+        Plan plan = fields.plan_write(nullptr, run.rows, addresses_);
+        plan.start = run.start;
+        plan.skip = run.skip;
+        if (batches_overlap(*fields.memory(), plan, static_cast<std::uint64_t>(n))) return false;
+        ring_->record(run);  // first: a reader that meets half of the rows sees other generations
+        stored_->record(run, ring_->capacity);
+        counts_->writes_seen = stored_->writes;
+        counts_->written += n;
+        counts_->since_empty += n;
+        run_released_if(plan.bytes() >= kReleaseWriteBytes, [&] { write_rows(plan); });
+        return true;
+    }
+
+    nb::object positions(const RingRun& run) const {
+        const std::int64_t n = run.skip + run.rows;
+        NewTensor made = Exchange::torch().make(index_form_, n);
+        auto* const out = reinterpret_cast<std::int64_t*>(made.data);
+        std::int64_t slot = (run.start - run.skip) % ring_->capacity;
+        if (slot < 0) slot += ring_->capacity;
+        for (std::int64_t i = 0; i < n; ++i) {
+            out[i] = slot;
+            slot = slot + 1 == ring_->capacity ? 0 : slot + 1;
+        }
+        return made.object;
+    }
+
+    nb::object draw(std::int64_t n) {
+        if (n != drawn_) {
+            size_ = nb::make_tuple(n);
+            drawn_ = n;
+        }
+        static PyObject* const names = Py_BuildValue("(ss)", "generator", "device");
+        const nb::int_ zero(0);
+        const nb::int_ rows(ring_->rows);
+        const std::array<PyObject*, 6> arguments{
+            nullptr, zero.ptr(), rows.ptr(), size_.ptr(), parts_.generator.ptr(), parts_.device.ptr()};
+        PyObject* const slots = PyObject_Vectorcall(parts_.randint.ptr(), arguments.data() + 1,
+                                                    3 | PY_VECTORCALL_ARGUMENTS_OFFSET, names);
+        if (slots == nullptr) throw nb::python_error();
+        return nb::steal(slots);
+    }
+
+    /// Copy rows drawn when `serial` was the last row written; once more under the lock if one was replaced
+    /// meanwhile. False if rows are gone.
+    bool copy(const std::int64_t* slots, std::int64_t n, const std::vector<Byte*>& outs,
+              std::int64_t serial) {
+        batches_->copy({slots}, {n}, outs);
+        if (open_ && ring_->written == serial) return true;
+        const Held held(parts_.acquire, parts_.release);
+        if (!is_usable()) return false;
+        const auto replaced = [&](std::int64_t slot) {
+            const std::int64_t generation = ring_->generation(slot);
+            return generation > serial || generation <= ring_->base;
+        };
+        if (std::none_of(slots, slots + n, replaced)) return true;
+        if (*std::max_element(slots, slots + n) >= ring_->rows) return false;
+        batches_->copy({slots}, {n}, outs);
+        counts_->redone += 1;
+        return true;
+    }
+
+    nb::object as_batch(std::vector<nb::object>& tensors) const {
+        if (parts_.keys.is_none()) return std::move(tensors[0]);
+        PyObject* const batch = PyDict_New();
+        if (batch == nullptr) throw nb::python_error();
+        nb::object owned = nb::steal(batch);
+        for (std::size_t f = 0; f < tensors.size(); ++f) {
+            PyObject* const key = PyTuple_GetItem(parts_.keys.ptr(), static_cast<Py_ssize_t>(f));
+            if (PyDict_SetItem(batch, key, tensors[f].ptr()) != 0) throw nb::python_error();
+        }
+        return owned;
+    }
+
+    DirectParts parts_;
+    Batches* batches_;
+    RingCounts* ring_;
+    StoredRows* stored_;
+    BufferCounts* counts_;
+    std::deque<GivenField> given_;        // used under the lock
+    std::vector<const Byte*> addresses_;  // as `given_`
+    Form index_form_;
+    nb::object size_;
+    std::int64_t drawn_ = -1;
+    bool open_ = true;
+};
+
+}  // namespace ostinato
