@@ -162,6 +162,10 @@ class Storage(ABC):
         """Slot after the newest row, where a buffer continues if the storage already has rows."""
         return len(self) % self.capacity
 
+    def shares_memory(self, tensor: Tensor) -> bool:  # noqa: ARG002
+        """Whether a tensor shares memory with stored rows, as views of them do. False where rows are not in tensors."""
+        return False
+
     @property
     def default_collate(self) -> Callable[[Any], Any] | None:
         """Function that makes a batch of presented rows, unless the buffer has a `collate_fn`; None for none."""

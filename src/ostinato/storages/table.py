@@ -403,6 +403,13 @@ class Table:
         """Write one field, `[n, *leaf.shape]`, at distinct slots."""
         self._bits[position][slots] = as_bits(self.clear_of(value)).to(self.device)
 
+    def shares_memory(self, tensor: Tensor) -> bool:
+        """Whether a tensor shares memory with the rows."""
+        if tensor.device != self.device or not tensor.numel():
+            return False
+        low, high = _address_range(tensor) if tensor.ndim else (tensor.data_ptr(), tensor.data_ptr() + tensor.itemsize)
+        return any(low < last and first < high for first, last in self._ranges)
+
     def clear_of(self, source: Tensor) -> Tensor:
         """Return a copy of a source that lies in the memory of this table; other sources unchanged."""
         if source.device == self.device:

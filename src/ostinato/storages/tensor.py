@@ -234,6 +234,11 @@ class TensorStorage(Storage):
         at.plain = isinstance(table, Table) and not others
         return (table, at) if isinstance(table, Table) and at.plain else None
 
+    def shares_memory(self, tensor: Tensor) -> bool:
+        """Whether a tensor shares memory with stored rows."""
+        table = self._table.inner if isinstance(self._table, SingleCopyTable) else self._table
+        return isinstance(table, Table) and table.shares_memory(tensor)
+
     @property
     def laid_out(self) -> bool:
         """Whether the schema is known."""
