@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-import psutil
 import torch
 
 from ostinato.core.kinds import show_path
@@ -575,6 +574,8 @@ def copied_rows(state: dict[str, Any]) -> dict[str, Any]:
     Raises:
         StorageMemoryError: if there is not enough memory.
     """
+    import psutil
+
     columns = state.get("columns") or {}
     needed, free = sum(column.nbytes for column in columns.values()), psutil.virtual_memory().available
     if needed > free:
