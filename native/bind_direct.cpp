@@ -90,22 +90,26 @@ void bind_direct(nb::module_& m) {
             [](Direct* self, nb::object lock, nb::object batches, nb::object ring_counts,
                nb::object stored_rows, nb::object buffer_counts, nb::object keys, nb::object randint,
                nb::object generator, nb::object device, nb::object func_transform, nb::object is_tracing,
-               nb::object array_type, nb::object number_type, bool writes, bool draws) {
-                new (self) Direct({lock.attr("acquire"), lock.attr("release"), std::move(batches),
-                                   std::move(ring_counts), std::move(stored_rows), std::move(buffer_counts),
-                                   std::move(keys), std::move(randint), std::move(generator),
-                                   std::move(device), std::move(func_transform), std::move(is_tracing),
-                                   std::move(array_type), std::move(number_type), writes, draws});
+               nb::object array_type, nb::object number_type, bool writes, bool draws, nb::object episodes,
+               nb::object windows) {
+                new (self)
+                    Direct({lock.attr("acquire"), lock.attr("release"), std::move(batches),
+                            std::move(ring_counts), std::move(stored_rows), std::move(buffer_counts),
+                            std::move(keys), std::move(randint), std::move(generator), std::move(device),
+                            std::move(func_transform), std::move(is_tracing), std::move(array_type),
+                            std::move(number_type), writes, draws, std::move(episodes), std::move(windows)});
             },
             "lock"_a, "batches"_a, "ring"_a, "stored"_a, "counts"_a, "keys"_a.none(), "randint"_a,
             "generator"_a.none(), "device"_a, "func_transform"_a, "is_tracing"_a, "array_type"_a,
-            "number_type"_a, "writes"_a, "draws"_a,
-            nb::sig("def __init__(self, lock: typing.Any, batches: Batches, ring: RingCounts, stored: "
-                    "StoredRows, "
-                    "counts: BufferCounts, keys: tuple[typing.Any, ...] | None, randint: typing.Any, "
-                    "generator: typing.Any, device: typing.Any, func_transform: typing.Any, is_tracing: "
-                    "typing.Any, "
-                    "array_type: type, number_type: type, writes: bool, draws: bool) -> None"))
+            "number_type"_a, "writes"_a, "draws"_a, "episodes"_a.none(), "windows"_a.none(),
+            nb::sig(
+                "def __init__(self, lock: typing.Any, batches: Batches, ring: RingCounts, stored: "
+                "StoredRows, "
+                "counts: BufferCounts, keys: tuple[typing.Any, ...] | None, randint: typing.Any, "
+                "generator: typing.Any, device: typing.Any, func_transform: typing.Any, is_tracing: "
+                "typing.Any, "
+                "array_type: type, number_type: type, writes: bool, draws: bool, episodes: TrackedEpisodes | "
+                "None, windows: DirectWindows | None) -> None"))
         .def_prop_ro("is_open", &Direct::is_open, "Whether calls may apply.")
         .def("close", &Direct::close, "Let every call return None from now on: parts of the buffer change.")
         .def("add", &Direct::add, "rows"_a, nb::sig("def add(self, rows: typing.Any) -> int | None"), kAddDoc)

@@ -8,6 +8,7 @@ namespace ostinato {
 void bind_fields(nanobind::module_& m);
 void bind_batches(nanobind::module_& m);
 void bind_direct(nanobind::module_& m);
+void bind_direct_windows(nanobind::module_& m);
 void bind_tensor_check(nanobind::module_& m);
 void bind_shuffle(nanobind::module_& m);
 void bind_priorities(nanobind::module_& m);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "batches.hpp"
+#include "direct_windows.hpp"
 #include "exchange.hpp"
 #include "given_rows.hpp"
 #include "ring.hpp"
@@ -53,6 +54,8 @@ struct DirectParts {
     nb::object array_type, number_type;  // numpy.ndarray and numpy.generic
     bool writes = false;
     bool draws = false;
+    nb::object episodes;  // TrackedEpisodes, or None if episodes are not tracked
+    nb::object windows;   // DirectWindows, or None for single rows
 };
 
 class Direct {
@@ -63,6 +66,8 @@ public:
           ring_(nb::cast<RingCounts*>(parts_.ring)),
           stored_(nb::cast<StoredRows*>(parts_.stored)),
           counts_(nb::cast<BufferCounts*>(parts_.counts)),
+          tracked_(nb::cast<const TrackedEpisodes*>(parts_.episodes)),
+          windows_(nb::cast<const DirectWindows*>(parts_.windows)),
           given_(batches_->forms().size()),
           addresses_(batches_->forms().size()) {
         index_form_.dtype = {dlpack::kInt, 64, 1};
@@ -97,27 +102,28 @@ public:
     /// Draw `n` rows uniformly and return the batch, or batch and slots; None if Python has to.
     nb::object sample(std::int64_t n, bool with_slots) {
         if (!parts_.draws || n < 1 || !is_eager()) return nb::none();
+        if (windows_ != nullptr) return with_slots ? nb::none() : sample_windows(n);
         std::int64_t serial = 0;
         nb::object slots;
         {
             const Held held(parts_.acquire, parts_.release);
             if (!is_usable() || ring_->rows == 0) return nb::none();
             serial = ring_->written;
-            slots = draw(n);
+            slots = draw(ring_->rows, n);
         }
         std::int64_t drawn = 0;
         const std::int64_t* const at = slots_of(slots, drawn);
         NewBatch batch = batches_->make({n});
         if (!copy(at, n, batch.addresses, serial)) return nb::none();
         counts_->drawn += n;
-        nb::object data = as_batch(batch.tensors);
+        nb::object data = as_batch(batch.tensors, parts_.keys);
         return with_slots ? nb::object(nb::make_tuple(data, slots)) : data;
     }
 
     /// Draw rows into tensors of the caller, in the order of the fields, and return their slots; None if
     /// Python has to.
     nb::object sample_into(const nb::list& outs, std::int64_t n) {
-        if (!parts_.draws || n < 1 || !is_eager()) return nb::none();
+        if (!parts_.draws || windows_ != nullptr || n < 1 || !is_eager()) return nb::none();
         const std::vector<Byte*> addresses = batches_->addresses(outs, n);
         std::int64_t serial = 0;
         nb::object slots;
@@ -125,7 +131,7 @@ public:
             const Held held(parts_.acquire, parts_.release);
             if (!is_usable() || ring_->rows == 0) return nb::none();
             serial = ring_->written;
-            slots = draw(n);
+            slots = draw(ring_->rows, n);
         }
         std::int64_t drawn = 0;
         if (!copy(slots_of(slots, drawn), n, addresses, serial)) return nb::none();
@@ -189,6 +195,12 @@ private:
         plan.start = run.start;
         plan.skip = run.skip;
         if (batches_overlap(*fields.memory(), plan, static_cast<std::uint64_t>(n))) return false;
+        if (tracked_ != nullptr) {
+            const EpisodesNow now = tracked_->now();
+            if (now.get() == nullptr || !TrackedEpisodes::continues(*now.get(), run, ring_->capacity))
+                return false;
+            tracked_->record(*now.get(), run, addresses_);
+        }
         ring_->record(run);  // first: a reader that meets half of the rows sees other generations
         stored_->record(run, ring_->capacity);
         counts_->writes_seen = stored_->writes;
@@ -211,20 +223,64 @@ private:
         return made.object;
     }
 
-    nb::object draw(std::int64_t n) {
+    /// Random integers in [0, high), int64 `[n]`.
+    nb::object draw(std::int64_t high, std::int64_t n) {
         if (n != drawn_) {
             size_ = nb::make_tuple(n);
             drawn_ = n;
         }
         static PyObject* const names = Py_BuildValue("(ss)", "generator", "device");
         const nb::int_ zero(0);
-        const nb::int_ rows(ring_->rows);
+        const nb::int_ end(high);
         const std::array<PyObject*, 6> arguments{
-            nullptr, zero.ptr(), rows.ptr(), size_.ptr(), parts_.generator.ptr(), parts_.device.ptr()};
+            nullptr, zero.ptr(), end.ptr(), size_.ptr(), parts_.generator.ptr(), parts_.device.ptr()};
         PyObject* const slots = PyObject_Vectorcall(parts_.randint.ptr(), arguments.data() + 1,
                                                     3 | PY_VECTORCALL_ARGUMENTS_OFFSET, names);
         if (slots == nullptr) throw nb::python_error();
         return nb::steal(slots);
+    }
+
+    /// Draw windows and return the batch; None if Python has to.
+    nb::object sample_windows(std::int64_t n) {
+        std::int64_t serial = 0;
+        DrawnWindows drawn;
+        {
+            const Held held(parts_.acquire, parts_.release);
+            if (!is_usable() || ring_->rows == 0) return nb::none();
+            const EpisodesNow now = tracked_->now();
+            const auto numbers = [this](std::int64_t high, std::int64_t count) { return draw(high, count); };
+            if (now.get() == nullptr || !windows_->draw(*now.get(), ring_->rows, n, numbers, drawn))
+                return nb::none();
+            serial = ring_->written;
+        }
+        NewBatch batch = windows_->make(*batches_, drawn);
+        windows_->fill(*batches_, drawn, batch);
+        if (!(open_ && ring_->written == serial) && !refill(drawn, batch, serial)) return nb::none();
+        counts_->drawn += n;
+        return as_batch(batch.tensors,
+                        windows_->keys().is_none() ? nb::handle(parts_.keys) : windows_->keys());
+    }
+
+    /// Copy windows once more, under the lock, if one of their rows was replaced since `serial`. False if one
+    /// does not fit its episode any more, or rows are gone.
+    bool refill(DrawnWindows& drawn, const NewBatch& batch, std::int64_t serial) {
+        const Held held(parts_.acquire, parts_.release);
+        if (!is_usable()) return false;
+        const auto replaced = [&](std::int64_t slot) { return is_replaced(slot, serial); };
+        if (std::none_of(drawn.rows.begin(), drawn.rows.end(), replaced)) return true;
+        const EpisodesNow now = tracked_->now();
+        if (now.get() == nullptr || *std::max_element(drawn.rows.begin(), drawn.rows.end()) >= ring_->rows ||
+            !windows_->find(*now.get(), drawn))
+            return false;
+        windows_->fill(*batches_, drawn, batch);
+        counts_->redone += 1;
+        return true;
+    }
+
+    /// Whether the row in a slot was replaced since `serial`.
+    bool is_replaced(std::int64_t slot, std::int64_t serial) const {
+        const std::int64_t generation = ring_->generation(slot);
+        return generation > serial || generation <= ring_->base;
     }
 
     /// Copy rows drawn when `serial` was the last row written; once more under the lock if one was replaced
@@ -235,10 +291,7 @@ private:
         if (open_ && ring_->written == serial) return true;
         const Held held(parts_.acquire, parts_.release);
         if (!is_usable()) return false;
-        const auto replaced = [&](std::int64_t slot) {
-            const std::int64_t generation = ring_->generation(slot);
-            return generation > serial || generation <= ring_->base;
-        };
+        const auto replaced = [&](std::int64_t slot) { return is_replaced(slot, serial); };
         if (std::none_of(slots, slots + n, replaced)) return true;
         if (*std::max_element(slots, slots + n) >= ring_->rows) return false;
         batches_->copy({slots}, {n}, outs);
@@ -246,13 +299,13 @@ private:
         return true;
     }
 
-    nb::object as_batch(std::vector<nb::object>& tensors) const {
-        if (parts_.keys.is_none()) return std::move(tensors[0]);
+    static nb::object as_batch(std::vector<nb::object>& tensors, nb::handle keys) {
+        if (keys.is_none()) return std::move(tensors[0]);
         PyObject* const batch = PyDict_New();
         if (batch == nullptr) throw nb::python_error();
         nb::object owned = nb::steal(batch);
         for (std::size_t f = 0; f < tensors.size(); ++f) {
-            PyObject* const key = PyTuple_GetItem(parts_.keys.ptr(), static_cast<Py_ssize_t>(f));
+            PyObject* const key = PyTuple_GetItem(keys.ptr(), static_cast<Py_ssize_t>(f));
             if (PyDict_SetItem(batch, key, tensors[f].ptr()) != 0) throw nb::python_error();
         }
         return owned;
@@ -263,6 +316,8 @@ private:
     RingCounts* ring_;
     StoredRows* stored_;
     BufferCounts* counts_;
+    const TrackedEpisodes* tracked_;      // null: episodes are not tracked
+    const DirectWindows* windows_;        // null: batches of single rows
     std::deque<GivenField> given_;        // used under the lock
     std::vector<const Byte*> addresses_;  // as `given_`
     Form index_form_;

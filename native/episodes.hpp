@@ -279,6 +279,14 @@ public:
         return static_cast<std::int64_t>(starts_.size()) - 1;
     }
 
+    /// The handle of the count of a need; -1 if there is none.
+    std::int64_t find_need(std::int64_t need) const {
+        for (std::size_t i = 0; i < starts_.size(); ++i) {
+            if (starts_[i].need == need) return static_cast<std::int64_t>(i);
+        }
+        return -1;
+    }
+
     std::int64_t start_rows(std::int64_t handle) const { return starts_of(handle).rows.total(); }
     std::int64_t start_episodes(std::int64_t handle) const { return starts_of(handle).episodes.total(); }
 

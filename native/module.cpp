@@ -23,6 +23,7 @@ NB_MODULE(_native, m) {
     ostinato::bind_fields(m);
     ostinato::bind_batches(m);
     ostinato::bind_direct(m);
+    ostinato::bind_direct_windows(m);
     ostinato::bind_tensor_check(m);
     ostinato::bind_shuffle(m);
     ostinato::bind_priorities(m);

@@ -310,6 +310,8 @@ class Direct:
         number_type: type,
         writes: bool,
         draws: bool,
+        episodes: TrackedEpisodes | None,
+        windows: DirectWindows | None,
     ) -> None: ...
     @property
     def is_open(self) -> bool:
@@ -337,6 +339,45 @@ class Direct:
         Raises:
             ValueError: `position:reason` for the first tensor that does not fit; nothing is drawn.
         """
+
+class TrackedEpisodes:
+    """The episode tracker of a buffer whose rows tell by flags alone where episodes end; for direct calls.
+
+    Args:
+        tracker: An object with the attribute `native_table`, the table of now or None.
+        ends: Positions of the fields of flags, bool with one value per row.
+    """
+
+    def __init__(self, tracker: Any, ends: list[int]) -> None: ...
+
+class DirectWindows:
+    """Draws of windows, and their batches; for direct calls. See `ostinato.buffers.direct_windows`.
+
+    Args:
+        reader: Reads the fields of a batch.
+        templates: A tensor `[1, *shape]` for each field, in the dtype and shape of a batch.
+        roles: What each source of the reader is: 0 the rows drawn, 1 the rows of their windows, 2 the last
+            rows of the windows, or the rows of the following stacks.
+        keys: Keys of a batch, `steps_to_next_obs` and `gamma` included; None takes those of the rows.
+        powers: Returns the powers of n-step returns; None for stacks.
+        k: Frames of a stack.
+
+    Raises:
+        ValueError: Numbers out of range, or templates that are not plain memory on the CPU.
+    """
+
+    def __init__(
+        self,
+        reader: WindowReader,
+        templates: list[Any],
+        roles: list[int],
+        keys: tuple[Any, ...] | None,
+        powers: Any,
+        k: int,
+    ) -> None: ...
+    @staticmethod
+    def slices(number: int, length: int) -> DirectWindows:
+        """Return draws of slices: `number` of them, or of `length` rows each; the other is 0."""
 
 def check_leaves(values: list[Any], dtypes: list[Any], shapes: list[Any], tensor_type: type) -> list[int] | None:
     """Return the addresses of tensors that are plain memory of the expected dtypes and shapes.

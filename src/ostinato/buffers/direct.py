@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from ostinato._backend import backend
+from ostinato.buffers.direct_windows import direct_windows, tracked_episodes
 from ostinato.core import kinds
-from ostinato.samplers import RandomSampler, SamplerWithoutReplacement
+from ostinato.samplers import RandomSampler, SamplerWithoutReplacement, SliceSampler
 from ostinato.storages.tensor import TensorStorage
 from ostinato.writers import RoundRobinWriter
 
 if TYPE_CHECKING:
-    from ostinato._native import Direct
+    from ostinato._native import Direct, DirectWindows
     from ostinato.buffers.engine import LocalEngine
     from ostinato.core.rows import Schema
 
@@ -51,8 +52,12 @@ def find_direct(engine: LocalEngine, *, draws: bool) -> Direct | None:
     watched = engine.gate is not None or engine.versions is not None or engine.saves.snapshot is not None
     if watched or not ring.counts.in_order or not isinstance(engine.counts, native.BufferCounts):
         return None
+    episodes = tracked_episodes(engine)
+    if engine.tracker is not None and episodes is None:
+        return None
+    windows = None if episodes is None or not draws else direct_windows(engine, table, schema)
     writes = _may_write(engine)
-    draws = draws and _may_draw(engine)
+    draws = draws and _may_draw(engine, windows)
     if not (writes or draws):
         return None
     return native.Direct(  # type: ignore[no-any-return]
@@ -71,20 +76,24 @@ def find_direct(engine: LocalEngine, *, draws: bool) -> Direct | None:
         np.generic,
         writes,
         draws,
+        episodes,
+        windows,
     )
 
 
 def _may_write(engine: LocalEngine) -> bool:
     """Whether a write changes nothing but rows and counts."""
     writer = engine.writer
-    plain = type(writer) is RoundRobinWriter and engine.tracker is None
-    return plain and type(engine.sampler) in {RandomSampler, SamplerWithoutReplacement}
+    plain = type(writer) is RoundRobinWriter
+    return plain and type(engine.sampler) in {RandomSampler, SamplerWithoutReplacement, SliceSampler}
 
 
-def _may_draw(engine: LocalEngine) -> bool:
-    """Whether a draw is one of `torch.randint`, and its batch the rows drawn."""
-    if engine.pin or engine.pending or engine.source.collate is not None or engine.tracker is not None:
+def _may_draw(engine: LocalEngine, windows: DirectWindows | None) -> bool:
+    """Whether a draw is one of `torch.randint`, and its batch the rows drawn, or windows from them."""
+    if engine.pin or engine.pending or engine.source.collate is not None:
         return False
+    if windows is not None or engine.tracker is not None:
+        return windows is not None and not engine.writer.tracks_generations
     return type(engine.sampler) is RandomSampler and engine.unit is None and not engine.writer.tracks_generations
 
 

@@ -160,6 +160,11 @@ class _Slicer:
         """Whether the rows of an episode are ordered by their step numbers."""
         return self._keys.fragmented
 
+    @property
+    def full(self) -> bool:
+        """Whether every slice has full length, and lies in its episode."""
+        return self._full
+
     def _table_of(self, view: View) -> EpisodeTable:
         table = view.require_episodes()
         self._found = table.read_from

@@ -221,7 +221,7 @@ class Table:
         self._names = schema.column_names if names is None else names
         self._bits = [as_bits(column) for column in columns]
         self._fields = _register(columns)
-        self.readers: dict[Any, tuple[Any, Room]] = {}
+        self.readers: dict[Any, Any] = {}
         """Registrations of kinds of windows; see `read_windows`."""
         self.batches = _batches(self._fields, columns)
         """Gathers that make their tensors natively; None without the extension, or before torch 2.10."""

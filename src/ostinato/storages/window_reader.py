@@ -11,9 +11,10 @@ from ostinato._backend import backend
 from ostinato.storages.table import Room, Table, row_bytes, row_stride
 
 if TYPE_CHECKING:
+    from ostinato._native import WindowReader
     from ostinato.core.records import Column, Plan
 
-__all__ = ["read_windows"]
+__all__ = ["Registration", "Source", "read_windows", "register_windows"]
 
 _MOST_READERS = 16
 """Kinds of plans whose registration is kept; a buffer has one or two."""
@@ -36,7 +37,16 @@ class _Field(NamedTuple):
     merge: bool
 
 
-class _Source(NamedTuple):
+class Registration(NamedTuple):
+    """The fields of a kind of plan, registered for native reads."""
+
+    reader: WindowReader
+    room: Room
+    forms: list[tuple[tuple[int, ...], torch.dtype]]
+    """Shape, without records, and dtype of each field of a batch."""
+
+
+class Source(NamedTuple):
     """Slots of windows, and what belongs to each of them."""
 
     slots: Tensor
@@ -54,11 +64,30 @@ def read_windows(table: Table, plan: Plan) -> list[Tensor] | None:
     Raises:
         IndexError: if a slot is out of range; nothing was read.
     """
+    found = register_windows(table, plan)
+    if found is None:
+        return None
+    (reader, room, _), sources = found
+    count = plan.records.shape[0]
+    out = room.make(count)
+    slots_at = [source.slots.data_ptr() for source in sources]
+    picks_at = [0 if source.pick is None else source.pick.data_ptr() for source in sources]
+    weights_at = [0 if source.weights is None else source.weights.data_ptr() for source in sources]
+    widths = [source.width for source in sources]
+    reader.read(slots_at, picks_at, weights_at, widths, count, list(map(Tensor.data_ptr, out)))
+    return out
+
+
+def register_windows(table: Table, plan: Plan) -> tuple[Registration, list[Source]] | None:
+    """Return what reads plans of this kind, and the slots of this one; the first ones are its records.
+
+    Registered once for each kind. None where the native call cannot read the plan.
+    """
     records = plan.records
     count = records.shape[0]
     if not table.registered or not _is_plain(records, torch.int64, count):
         return None
-    sources, fields = [_Source(records, None, None, 1)], []
+    sources, fields = [Source(records, None, None, 1)], []
     known: dict[tuple[int, int, int, tuple[int, ...]], int] = {(id(records), id(None), id(None), ()): 0}
     for position, column in plan.changed.items():
         request, tail, weights, blank, merge = column
@@ -76,19 +105,10 @@ def read_windows(table: Table, plan: Plan) -> list[Tensor] | None:
         fields.append(_Field(position, source, leaf, other, tail, weights is not None, merge))
     kind = tuple(fields)
     registered = table.readers.get(kind) or _register(table, kind)
-    if registered is None:
-        return None
-    reader, room = registered
-    out = room.make(count)
-    slots_at = [source.slots.data_ptr() for source in sources]
-    picks_at = [0 if source.pick is None else source.pick.data_ptr() for source in sources]
-    weights_at = [0 if source.weights is None else source.weights.data_ptr() for source in sources]
-    widths = [source.width for source in sources]
-    reader.read(slots_at, picks_at, weights_at, widths, count, list(map(Tensor.data_ptr, out)))
-    return out
+    return None if registered is None else (registered, sources)
 
 
-def _source_of(table: Table, column: Column, records: int) -> _Source | None:
+def _source_of(table: Table, column: Column, records: int) -> Source | None:
     """Return the slots of a column; None if the native call cannot read them."""
     (leaf, slots, other, pick), tail, weights, _, _ = column
     width = tail[0] if tail else 1
@@ -102,18 +122,18 @@ def _source_of(table: Table, column: Column, records: int) -> _Source | None:
             return None
         if not weights.is_cpu or not weights.is_contiguous():
             return None
-    return _Source(slots, pick, weights, width)
+    return Source(slots, pick, weights, width)
 
 
-def _register(table: Table, fields: tuple[_Field, ...]) -> tuple[Any, Room] | None:
-    """Register the fields of a kind of plan, and return the room for a batch of them.
+def _register(table: Table, fields: tuple[_Field, ...]) -> Registration | None:
+    """Register the fields of a kind of plan.
 
     Returns None if two fields that are to be read as one are not alike, or a window is not that of its slots.
     """
     native: Any = backend.installed  # the table is registered with it
     reader = native.WindowReader(table.capacity)
     changed = {field.position: field for field in fields}
-    forms = []
+    forms: list[tuple[tuple[int, ...], torch.dtype]] = []
     for position in range(len(table.columns)):
         field = changed.get(position) or _Field(position, 0, position, None, (), summed=False, merge=False)
         column = table.columns[field.leaf]
@@ -128,7 +148,7 @@ def _register(table: Table, fields: tuple[_Field, ...]) -> tuple[Any, Room] | No
         forms.append(((whole[0] * whole[1], *whole[2:]) if field.merge else whole, column.dtype))
     if len(table.readers) >= _MOST_READERS:
         table.readers.clear()
-    found = table.readers[fields] = reader, Room(forms)
+    found = table.readers[fields] = Registration(reader, Room(forms), forms)
     return found
 
 

@@ -120,7 +120,7 @@ class NStep(SampleUnit):
         reward, after = self._find(plan)
         n, gamma = self._n, self._gamma  # read once: another thread may set them
         exact = plan.schema.leaves[reward].dtype is torch.float64
-        powers = self._powers(n, gamma, torch.float64 if exact else torch.float32)
+        powers = self._powers_of(n, gamma, torch.float64 if exact else torch.float32)
         rows, weights, steps, discounts, last = view.require_episodes().steps(plan.records, powers)
         columns = dict(plan.changed)
         for position in after:
@@ -137,7 +137,11 @@ class NStep(SampleUnit):
             return [path for path in objects if path in self._next]
         return [path for path in objects if _follows(path, plan.schema.paths)]
 
-    def _powers(self, n: int, gamma: float, dtype: torch.dtype) -> Tensor:
+    def powers(self, dtype: torch.dtype) -> Tensor:
+        """Return `gamma^0 .. gamma^n` as they are now, `[n + 1]`, on the CPU. Do not write to it."""
+        return self._powers_of(self._n, self._gamma, dtype)
+
+    def _powers_of(self, n: int, gamma: float, dtype: torch.dtype) -> Tensor:
         """Return `gamma^0 .. gamma^n`, `[n + 1]`, on the CPU."""
         key = (n, gamma, dtype)
         known, powers = self._known

@@ -143,6 +143,11 @@ class EpisodeTable:
         )
 
     @property
+    def native(self) -> NativeEpisodes | None:
+        """The native table, for native calls; None without the extension."""
+        return None if isinstance(self._rows, NumpyEpisodes) else self._rows
+
+    @property
     def rows(self) -> int:
         """Rows present that belong to an episode. O(1)."""
         return self._rows.rows

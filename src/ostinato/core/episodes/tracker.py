@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato._native import Episodes as NativeEpisodes
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.episodes.table import Starts
     from ostinato.core.records import Placement
@@ -88,6 +89,20 @@ class EpisodeTracker:
         self._end: Path | None = None  # the only field that `_resolved` reads, if it is a flag
         self._table: EpisodeTable | None = None  # None: read from the storage before the next draw
         self._runs = _Runs()
+
+    @property
+    def native_table(self) -> NativeEpisodes | None:
+        """The native table of the rows present; None without the extension, or before the rows are read again."""
+        return None if self._table is None else self._table.native
+
+    def flags_read(self, storage: TrackedRows) -> list[int] | None:
+        """Return the positions of the fields that are read, if these are flags of one bool per row; else None."""
+        if self.wanted.fixed or storage.schema is None:
+            return None
+        resolved, leaves = self._resolve(storage), storage.schema.leaves
+        positions = [storage.schema.find(path) for path in resolved.paths]
+        plain = all(leaves[i].dtype is torch.bool and leaves[i].nbytes == 1 for i in positions)
+        return positions if plain and len(positions) == len(resolved.end_paths) else None
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,67 @@
+// Python bindings of direct calls in buffers that track episodes.
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "bindings.hpp"
+#include "direct_windows.hpp"
+
+namespace ostinato {
+namespace {
+
+using namespace nb::literals;
+
+constexpr const char* kTrackedDoc = R"(
+    The episode tracker of a buffer whose rows tell by flags alone where episodes end; for direct calls.
+
+    Args:
+        tracker: An object with the attribute `native_table`, the table of now or None.
+        ends: Positions of the fields of flags, bool with one value per row.
+)";
+
+constexpr const char* kWindowsDoc = R"(
+    Draws of windows, and their batches; for direct calls. See `ostinato.buffers.direct_windows`.
+
+    Args:
+        reader: Reads the fields of a batch.
+        templates: A tensor `[1, *shape]` for each field, in the dtype and shape of a batch.
+        roles: What each source of the reader is: 0 the rows drawn, 1 the rows of their windows, 2 the last
+            rows of the windows, or the rows of the following stacks.
+        keys: Keys of a batch, `steps_to_next_obs` and `gamma` included; None takes those of the rows.
+        powers: Returns the powers of n-step returns; None for stacks.
+        k: Frames of a stack.
+
+    Raises:
+        ValueError: Numbers out of range, or templates that are not plain memory on the CPU.
+)";
+
+}  // namespace
+
+void bind_direct_windows(nb::module_& m) {
+    nb::class_<TrackedEpisodes>(m, "TrackedEpisodes", kTrackedDoc)
+        .def(
+            "__init__",
+            [](TrackedEpisodes* self, nb::object tracker, const nb::list& ends) {
+                std::vector<std::size_t> positions;
+                for (nb::handle end : ends) positions.push_back(nb::cast<std::size_t>(end));
+                new (self) TrackedEpisodes(std::move(tracker), std::move(positions));
+            },
+            "tracker"_a, "ends"_a,
+            nb::sig("def __init__(self, tracker: typing.Any, ends: list[int]) -> None"));
+    nb::class_<DirectWindows>(m, "DirectWindows", kWindowsDoc)
+        .def(
+            nb::init<nb::object, const nb::list&, const nb::list&, nb::object, nb::object, std::int64_t>(),
+            "reader"_a, "templates"_a, "roles"_a, "keys"_a.none(), "powers"_a.none(), "k"_a,
+            nb::sig("def __init__(self, reader: WindowReader, templates: list[typing.Any], roles: list[int], "
+                    "keys: tuple[typing.Any, ...] | None, powers: typing.Any, k: int) -> None"))
+        .def_static(
+            "slices",
+            [](std::int64_t number, std::int64_t length) { return new DirectWindows(number, length); },
+            nb::rv_policy::take_ownership, "number"_a, "length"_a,
+            "Return draws of slices: `number` of them, or of `length` rows each; the other is 0.");
+}
+
+}  // namespace ostinato
