@@ -194,7 +194,7 @@ private:
         counts_->writes_seen = stored_->writes;
         counts_->written += n;
         counts_->since_empty += n;
-        run_released_if(plan.bytes() >= kReleaseWriteBytes, [&] { write_rows(plan); });
+        run_released_if(plan.bytes() >= kReleaseBytes, [&] { write_rows(plan); });
         return true;
     }
 
