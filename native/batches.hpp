@@ -73,7 +73,7 @@ public:
     void copy(const std::vector<const std::int64_t*>& slots, const std::vector<std::int64_t>& counts,
               const std::vector<Byte*>& outs) const {
         const Plan plan = fields_->plan_gather(slots, counts, outs);
-        run_released_if(plan.bytes() >= kReleaseGatherBytes, [&] {
+        run_released_if(plan.bytes() >= kReleaseBytes, [&] {
             check_slots(plan);
             gather_rows(plan);
         });

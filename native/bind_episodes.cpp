@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
+#include <string>
 
 #include "bindings.hpp"
 #include "episodes.hpp"
@@ -68,6 +70,42 @@ void window(const Episodes& table, Slots slots, std::int64_t n, std::int64_t bef
     auto* windows = out.items(n, "out");
     auto* flags = valid.items(n, "valid");
     run(work, [&] { table.window(at, n, before, after, dilation, windows, flags); });
+}
+
+void require_window(std::int64_t n, std::int64_t width, const char* name) {
+    if (n < 0 || width < 1 || width > std::numeric_limits<std::int32_t>::max()) {
+        throw nb::value_error((std::string("n must be at least 0 and ") + name + " in [1, 2**31)").c_str());
+    }
+}
+
+void slices(const Episodes& table, Slots slots, std::int64_t n, std::int64_t length, SlotsOut out) {
+    require_window(n, length, "length");
+    const auto* at = slots.items(n, "slots");
+    auto* rows = out.items(n, "out");
+    run(n, [&] { table.slices(at, n, length, rows); });
+}
+
+void steps(const Episodes& table, Slots slots, std::int64_t n, std::int64_t width, FloatPointer powers,
+           bool single, SlotsOut rows, FloatPointer weights, SlotsOut steps, Pointer<float> discounts,
+           SlotsOut last) {
+    require_window(n, width, "width");
+    const auto* at = slots.items(n, "slots");
+    const auto fill = [&]<typename Weight>(Weight) {
+        const auto* factors = powers.items<const Weight>(n, "powers");
+        const StepWindows<Weight> out{rows.items(n, "rows"), weights.items<Weight>(n, "weights"),
+                                      steps.items(n, "steps"), discounts.items(n, "discounts"),
+                                      last.items(n, "last")};
+        run(n, [&] { table.steps(at, n, width, factors, out); });
+    };
+    single ? fill(0.0F) : fill(0.0);
+}
+
+void stack(const Episodes& table, Slots slots, std::int64_t n, std::int64_t k, bool then, SlotsOut out,
+           FlagsOut valid) {
+    require_window(n, then ? k - 1 : k, then ? "k - 1" : "k");
+    const auto* at = slots.items(n, "slots");
+    auto* rows = out.items(n, "out");
+    run(n, [&] { table.stack(at, n, k, then, rows, valid.or_null()); });
 }
 
 void spans(const Episodes& table, SlotsOut first, Pointer<std::int64_t> rows, FlagsOut closed,
@@ -162,6 +200,51 @@ constexpr const char* kWindowDoc = R"(
     Raises:
         IndexError: A slot outside the ring.
         ValueError: `before` or `after` is outside `[0, 2**31)`, or `dilation` is below 1.
+)";
+
+constexpr const char* kSlicesDoc = R"(
+    Write the slots of slices, int64 `[n, length]` at `out`: the rows from each row on, as `window` does.
+
+    Raises:
+        IndexError: A slot outside the ring.
+        ValueError: `length` is outside `[1, 2**31)`.
+)";
+
+constexpr const char* kStepsDoc = R"(
+    Write the windows of n-step transitions: the `width` rows from each row on, as `window` does.
+
+    Args:
+        slots: Address of int64 `[n]`.
+        n: Windows.
+        width: Rows of each, at least 1.
+        powers: Address of `[width + 1]`: the weight of a row by its position, and the discount by the number
+            of steps.
+        single: Whether `powers` and `weights` are float32; else float64.
+        rows: Address of int64 `[n, width]` for the slots of the windows.
+        weights: Address of `[n, width]` for the powers of the rows in the episode, 0 for others.
+        steps: Address of int64 `[n]` for the number of these rows, at least 1.
+        discounts: Address of float32 `[n]` for the power of that number.
+        last: Address of int64 `[n]` for the last slot of each window.
+
+    Raises:
+        IndexError: A slot outside the ring.
+        ValueError: `width` is outside `[1, 2**31)`.
+)";
+
+constexpr const char* kStackDoc = R"(
+    Write the rows of stacks of frames to int64 `[n, k]` at `out`: the `k` rows up to each row.
+
+    Args:
+        slots: Address of int64 `[n]`.
+        n: Stacks.
+        k: Rows of each, at least 1, or 2 with `then`.
+        then: Whether they are the `k - 1` rows up to each row, and it once more.
+        out: Address of int64 `[n, k]`. Before the episode, its first row.
+        valid: Address of bool `[n, k]` for which rows are not before the episode; 0 leaves them out.
+
+    Raises:
+        IndexError: A slot outside the ring.
+        ValueError: `k` is out of range.
 )";
 
 constexpr const char* kSpansDoc = R"(
@@ -261,6 +344,10 @@ void bind_episodes(nb::module_& m) {
              "or last.")
         .def("window", &window, "slots"_a, "n"_a, "before"_a, "after"_a, "dilation"_a, "out"_a, "valid"_a,
              kWindowDoc)
+        .def("slices", &slices, "slots"_a, "n"_a, "length"_a, "out"_a, kSlicesDoc)
+        .def("steps", &steps, "slots"_a, "n"_a, "width"_a, "powers"_a, "single"_a, "rows"_a, "weights"_a,
+             "steps"_a, "discounts"_a, "last"_a, kStepsDoc)
+        .def("stack", &stack, "slots"_a, "n"_a, "k"_a, "then"_a, "out"_a, "valid"_a, kStackDoc)
         .def("spans", &spans, "first"_a, "rows"_a, "closed"_a, "serial"_a, kSpansDoc)
         .def("add_need", &Episodes::add_need, "need"_a, kAddNeedDoc)
         .def("start_rows", &Episodes::start_rows, "handle"_a, kStartRowsDoc)

@@ -13,6 +13,7 @@ void bind_shuffle(nanobind::module_& m);
 void bind_priorities(nanobind::module_& m);
 void bind_episodes(nanobind::module_& m);
 void bind_nstep(nanobind::module_& m);
+void bind_windows(nanobind::module_& m);
 void bind_single_copy(nanobind::module_& m);
 void bind_positioned_reads(nanobind::module_& m);
 void bind_shared_ring(nanobind::module_& m);

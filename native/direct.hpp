@@ -114,22 +114,23 @@ public:
         return with_slots ? nb::object(nb::make_tuple(data, slots)) : data;
     }
 
-    /// Draw rows into tensors of the caller, in the order of the fields. False if Python has to.
-    bool sample_into(const nb::list& outs, std::int64_t n) {
-        if (!parts_.draws || n < 1 || !is_eager()) return false;
+    /// Draw rows into tensors of the caller, in the order of the fields, and return their slots; None if
+    /// Python has to.
+    nb::object sample_into(const nb::list& outs, std::int64_t n) {
+        if (!parts_.draws || n < 1 || !is_eager()) return nb::none();
         const std::vector<Byte*> addresses = batches_->addresses(outs, n);
         std::int64_t serial = 0;
         nb::object slots;
         {
             const Held held(parts_.acquire, parts_.release);
-            if (!is_usable() || ring_->rows == 0) return false;
+            if (!is_usable() || ring_->rows == 0) return nb::none();
             serial = ring_->written;
             slots = draw(n);
         }
         std::int64_t drawn = 0;
-        if (!copy(slots_of(slots, drawn), n, addresses, serial)) return false;
+        if (!copy(slots_of(slots, drawn), n, addresses, serial)) return nb::none();
         counts_->drawn += n;
-        return true;
+        return slots;
     }
 
 private:
@@ -193,7 +194,7 @@ private:
         counts_->writes_seen = stored_->writes;
         counts_->written += n;
         counts_->since_empty += n;
-        run_released_if(plan.bytes() >= kReleaseWriteBytes, [&] { write_rows(plan); });
+        run_released_if(plan.bytes() >= kReleaseBytes, [&] { write_rows(plan); });
         return true;
     }
 

@@ -26,6 +26,16 @@
 
 namespace ostinato {
 
+/// The results of `Episodes::steps`: `[n, width]` and `[n]`.
+template <typename Weight>
+struct StepWindows {
+    std::int64_t* rows;   // [n, width]
+    Weight* weights;      // [n, width]
+    std::int64_t* steps;  // [n], as the next two
+    float* discounts;
+    std::int64_t* last;
+};
+
 class Episodes {
 public:
     static constexpr std::int64_t kMaxCapacity = std::int64_t{1}
@@ -176,6 +186,72 @@ public:
                 std::fill_n(row_valid, width, Flag{0});
                 row_valid[before] = 1;
             }
+        });
+    }
+
+    /// The `length` rows from each row on, `[n, length]`. Beyond the episode, its last row.
+    void slices(const std::int64_t* slots, std::int64_t n, std::int64_t length, std::int64_t* out) const {
+        for_each(slots, n, [&](std::int64_t i, const Record* record) {
+            std::int64_t* rows = out + i * length;
+            std::int64_t count = 0, last = slots[i];
+            if (record != nullptr) {
+                const std::int64_t at = position(*record, slots[i]);
+                count = std::min(length, record->length - at);
+                fill_inside(*record, at, 1, rows, count);
+                last = record->last;
+            }
+            std::fill(rows + count, rows + length, last);
+        });
+    }
+
+    /// What n-step transitions read: for each row the window of the `width` rows from it on, the powers of
+    /// its entries inside the episode (0 for the others), the number of these, the power of that number, and
+    /// the last row.
+    template <typename Weight>
+    void steps(const std::int64_t* slots, std::int64_t n, std::int64_t width, const Weight* powers,
+               const StepWindows<Weight>& out) const {
+        for_each(slots, n, [&](std::int64_t i, const Record* record) {
+            std::int64_t* rows = out.rows + i * width;
+            std::int64_t count = 1, last = slots[i];
+            if (record == nullptr) {
+                rows[0] = last;
+            } else {
+                const std::int64_t at = position(*record, slots[i]);
+                count = std::min(width, record->length - at);
+                fill_inside(*record, at, 1, rows, count);
+                last = rows[count - 1];
+            }
+            std::fill(rows + count, rows + width, last);
+            Weight* weights = out.weights + i * width;
+            std::copy_n(powers, count, weights);
+            std::fill(weights + count, weights + width, Weight{0});
+            out.steps[i] = count;
+            out.discounts[i] = static_cast<float>(powers[count]);
+            out.last[i] = last;
+        });
+    }
+
+    /// The rows of stacks of frames, `[n, k]`: the `k` rows up to each row, or with `then` the `k - 1` rows
+    /// up to it and the row once more, for the frame that follows it. Before the episode, its first row, and
+    /// 0 in `valid` unless that is null.
+    void stack(const std::int64_t* slots, std::int64_t n, std::int64_t k, bool then, std::int64_t* out,
+               Flag* valid) const {
+        const std::int64_t width = then ? k - 1 : k;
+        for_each(slots, n, [&](std::int64_t i, const Record* record) {
+            std::int64_t* rows = out + i * k;
+            std::int64_t low = width - 1;
+            if (record == nullptr) {
+                std::fill_n(rows, width, slots[i]);
+            } else {
+                const std::int64_t at = position(*record, slots[i]);
+                low = width - std::min(width, at + 1);
+                fill_inside(*record, at - (width - 1 - low), 1, rows + low, width - low);
+                std::fill_n(rows, low, std::int64_t{record->first});
+            }
+            rows[k - 1] = slots[i];
+            if (valid == nullptr) return;
+            std::fill_n(valid + i * k, k, Flag{1});
+            std::fill_n(valid + i * k, std::max(low, std::int64_t{0}), Flag{0});
         });
     }
 

@@ -28,6 +28,7 @@ NB_MODULE(_native, m) {
     ostinato::bind_priorities(m);
     ostinato::bind_episodes(m);
     ostinato::bind_nstep(m);
+    ostinato::bind_windows(m);
     ostinato::bind_single_copy(m);
     ostinato::bind_positioned_reads(m);
     ostinato::bind_shared_ring(m);

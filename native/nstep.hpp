@@ -1,39 +1,9 @@
-// n-step returns: the weights, lengths and discounts of windows, and weighted sums over them. No Python here.
+// n-step returns: weighted sums over windows of rows. No Python here.
 #pragma once
 
 #include <cstdint>
 
-#include "memory.hpp"
-
 namespace ostinato {
-
-/// Windows of `width` rows that begin at each of `n` rows. The entries of a window inside its episode come
-/// first, at least one.
-struct Windows {
-    const std::int64_t* slots;  // [n, width]
-    const Flag* valid;          // [n, width]
-    std::int64_t n;
-    std::int64_t width;
-};
-
-/// For each window: the weights of its entries, the number of valid ones, the discount `powers[number]` and
-/// the last slot.
-template <typename Weight>
-void discount_windows(const Windows& windows, const Weight* powers, Weight* weights, std::int64_t* steps,
-                      float* discounts, std::int64_t* last) {
-    for (std::int64_t i = 0; i < windows.n; ++i) {
-        const std::int64_t at = i * windows.width;
-        std::int64_t count = 0;
-        for (std::int64_t k = 0; k < windows.width; ++k) {
-            const bool valid = windows.valid[at + k] != 0;
-            weights[at + k] = valid ? powers[k] : Weight{0};
-            count += valid ? 1 : 0;
-        }
-        steps[i] = count;
-        discounts[i] = static_cast<float>(powers[count]);
-        last[i] = windows.slots[at + windows.width - 1];
-    }
-}
 
 /// Shape `[n, width, cells]` of the rows of weighted sums.
 struct SumShape {

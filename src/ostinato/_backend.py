@@ -14,8 +14,6 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
-
 from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
@@ -69,6 +67,8 @@ def load_native(setting: str | None) -> ModuleType | None:
 
 def _open_exchange(native: ModuleType | None) -> bool:
     """Let the extension use torch's C exchange API; return False where there is none (before torch 2.10)."""
+    import torch  # here, since `import ostinato` loads this module and does not load torch
+
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if native is None or capsule is None:
         return False
@@ -84,16 +84,22 @@ class Backend:
 
     Attributes:
         native: The module `ostinato._native`, or None where torch alone is used. To be read only: see `use_backend`.
-        exchange: Whether the extension reads and makes tensors through torch's C exchange API.
     """
 
-    __slots__ = ("exchange", "installed", "native", "switching")
+    __slots__ = ("_exchange", "installed", "native", "switching")
 
     def __init__(self, native: ModuleType | None) -> None:
         self.installed = native
         self.native = native
-        self.exchange = _open_exchange(native)
         self.switching = threading.RLock()
+        self._exchange: bool | None = None
+
+    @property
+    def exchange(self) -> bool:
+        """Whether the extension reads and makes tensors through torch's C exchange API."""
+        if self._exchange is None:
+            self._exchange = _open_exchange(self.installed)
+        return self._exchange
 
 
 backend = Backend(load_native(os.environ.get("OSTINATO_NATIVE")))

@@ -331,8 +331,8 @@ class Direct:
             The batch, a new dict; with `with_slots` a tuple of batch and slots, int64 `[n]`; or None.
         """
 
-    def sample_into(self, outs: list[Any], n: int) -> bool:
-        """As `sample`, into tensors of the caller in the order of the fields. False in place of None.
+    def sample_into(self, outs: list[Any], n: int) -> Any:
+        """As `sample`, into tensors of the caller in the order of the fields; returns the slots, int64 `[n]`, or None.
 
         Raises:
             ValueError: `position:reason` for the first tensor that does not fit; nothing is drawn.
@@ -644,6 +644,63 @@ class Episodes:
             ValueError: `before` or `after` is outside `[0, 2**31)`, or `dilation` is below 1.
         """
 
+    def slices(self, slots: Int64Address, n: int, length: int, out: Int64Address) -> None:
+        """Write the slots of slices, int64 `[n, length]` at `out`: the rows from each row on, as `window` does.
+
+        Raises:
+            IndexError: A slot outside the ring.
+            ValueError: `length` is outside `[1, 2**31)`.
+        """
+
+    def steps(
+        self,
+        slots: Int64Address,
+        n: int,
+        width: int,
+        powers: FloatAddress,
+        single: bool,
+        rows: Int64Address,
+        weights: FloatAddress,
+        steps: Int64Address,
+        discounts: Float32Address,
+        last: Int64Address,
+    ) -> None:
+        """Write the windows of n-step transitions: the `width` rows from each row on, as `window` does.
+
+        Args:
+            slots: Address of int64 `[n]`.
+            n: Windows.
+            width: Rows of each, at least 1.
+            powers: Address of `[width + 1]`: the weight of a row by its position, and the discount by the number
+                of steps.
+            single: Whether `powers` and `weights` are float32; else float64.
+            rows: Address of int64 `[n, width]` for the slots of the windows.
+            weights: Address of `[n, width]` for the powers of the rows in the episode, 0 for others.
+            steps: Address of int64 `[n]` for the number of these rows, at least 1.
+            discounts: Address of float32 `[n]` for the power of that number.
+            last: Address of int64 `[n]` for the last slot of each window.
+
+        Raises:
+            IndexError: A slot outside the ring.
+            ValueError: `width` is outside `[1, 2**31)`.
+        """
+
+    def stack(self, slots: Int64Address, n: int, k: int, then: bool, out: Int64Address, valid: BoolAddress) -> None:
+        """Write the rows of stacks of frames to int64 `[n, k]` at `out`: the `k` rows up to each row.
+
+        Args:
+            slots: Address of int64 `[n]`.
+            n: Stacks.
+            k: Rows of each, at least 1, or 2 with `then`.
+            then: Whether they are the `k - 1` rows up to each row, and it once more.
+            out: Address of int64 `[n, k]`. Before the episode, its first row.
+            valid: Address of bool `[n, k]` for which rows are not before the episode; 0 leaves them out.
+
+        Raises:
+            IndexError: A slot outside the ring.
+            ValueError: `k` is out of range.
+        """
+
     def spans(self, first: Int64Address, rows: Int64Address, closed: BoolAddress, serial: Int64Address) -> None:
         """Write the episodes, in the order of their first rows, oldest first.
 
@@ -737,38 +794,6 @@ class Episodes:
             ValueError: Numbers that lead outside the table; nothing has changed then.
         """
 
-def discount_steps(
-    slots: Int64Address,
-    valid: BoolAddress,
-    n: int,
-    width: int,
-    powers: FloatAddress,
-    single: bool,
-    weights: FloatAddress,
-    steps: Int64Address,
-    discounts: Float32Address,
-    last: Int64Address,
-) -> None:
-    """Compute weights, lengths and discounts of the windows of n-step transitions.
-
-    Args:
-        slots: Address of contiguous int64 `[n, width]`.
-        valid: Address of contiguous bool `[n, width]`: true for the first entries of each window, one at
-            least.
-        n: Windows.
-        width: Rows of each, at least 1.
-        powers: Address of `[width + 1]`: the weight of a row by its position, and the discount by the number
-            of steps.
-        single: Whether `powers` and `weights` are float32; else float64.
-        weights: Address of `[n, width]` to write: the powers of valid entries, else 0.
-        steps: Address of int64 `[n]` to write: the number of valid entries.
-        discounts: Address of float32 `[n]` to write: the power of that number.
-        last: Address of int64 `[n]` to write: the last slot of each window.
-
-    Raises:
-        ValueError: A negative `n`, or a width below 1.
-    """
-
 def weigh_rows(
     rows: FloatAddress, weights: FloatAddress, n: int, width: int, cells: int, single: bool, out: FloatAddress
 ) -> None:
@@ -788,6 +813,59 @@ def weigh_rows(
     Raises:
         ValueError: Negative numbers.
     """
+
+class WindowReader:
+    """Reads windows of the fields of one table: rows side by side, or weighted sums of them, all in one pass.
+
+    Threads may read at the same time, also while another one writes rows: a batch may then hold torn rows.
+    """
+
+    def __init__(self, rows: int) -> None:
+        """Create a reader of a table of `rows` rows."""
+
+    def add(
+        self, base: RowsAddress, other: RowsAddress, row_bytes: int, stride: int, source: int, number_bytes: int
+    ) -> None:
+        """Register a field and return nothing. Fields of one source are read at the same rows.
+
+        Args:
+            base: Address of the first row.
+            other: Address of the first row of the field that picked rows are read from; 0 if there is none.
+            row_bytes: Bytes of the field in one row.
+            stride: Bytes from one row to the next.
+            source: Position of its slots in the lists of a call.
+            number_bytes: 4 or 8 for a field of float32 or float64 whose rows are summed, else 0.
+
+        Raises:
+            ValueError: Numbers out of range, or a null address.
+        """
+
+    def read(
+        self,
+        slots: list[Int64Address],
+        picks: list[BoolAddress],
+        weights: list[RowsAddress],
+        widths: list[int],
+        n: int,
+        outs: list[RowsAddress],
+    ) -> None:
+        """Fill a batch: `outs[f][i, k]` is row `slots[i, k]` of field f, or `outs[f][i]` the weighted sum over k.
+
+        Sums are computed in float64. Rows of weight 0 do not count, even if they hold infinities or NaN.
+
+        Args:
+            slots: Address of contiguous int64 `[n, width]` for each source.
+            picks: Address of contiguous bool `[n, width]` for each source: rows that are read from the other
+                field; 0 for none.
+            weights: Address of contiguous `[n, width]` for each source with fields to sum, in their dtype; else 0.
+            widths: Rows of a window for each source, at least 1.
+            n: Records.
+            outs: Address of contiguous `[n, width, row_bytes]` for each field, `[n, row_bytes]` for a sum.
+
+        Raises:
+            IndexError: A slot is outside the table; nothing has been written then.
+            ValueError: A wrong number of entries, a null address, or a negative `n`.
+        """
 
 class SingleCopy:
     """Next observations that are stored once: as the observation `num_envs` slots on, or in a side row.

@@ -1,4 +1,4 @@
-"""The only place where optional packages are imported: late, and with the extra named if they are missing."""
+"""The only place where packages that may be missing are imported: late, and with what to install if they are."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 __all__ = ["require"]
 
 
-def require(module: str, extra: str) -> ModuleType:
-    """Import an optional package, or say what to install.
+def require(module: str, extra: str | None = None) -> ModuleType:
+    """Import a package, or say what to install.
 
     Args:
         module: Dotted name to import, such as "matplotlib.pyplot".
-        extra: The extra of ostinato that brings it, such as "viz".
+        extra: The extra of ostinato that brings it, such as "viz"; None for one that ostinato depends on itself.
 
     Returns:
         The imported module (for a dotted name the last part, unlike `__import__`).
@@ -37,5 +37,6 @@ def require(module: str, extra: str) -> ModuleType:
         package = module.partition(".")[0]
         if error.name is None or error.name.partition(".")[0] != package:
             raise
-        message = f"{module} is needed here and is not installed: run pip install 'ostinato[{extra}]'"
+        wanted = package if extra is None else f"'ostinato[{extra}]'"
+        message = f"{module} is needed here and is not installed: run pip install {wanted}"
         raise MissingExtraError(message) from error

@@ -61,6 +61,12 @@ def ring(native: ModuleType) -> Any:
     return _keep(native.SharedRing(address(memory) + start, ROWS, True, True), memory)
 
 
+def windows(native: ModuleType) -> Any:
+    made, memory = native.WindowReader(ROWS), np.zeros((ROWS, 8), np.uint8)
+    made.add(address(memory), 0, 8, 8, 0, 0)
+    return _keep(made, memory)
+
+
 def module(native: ModuleType) -> Any:
     return native
 
@@ -84,7 +90,8 @@ CALLS: list[tuple[Callable[[ModuleType], Any], str, tuple[Any, ...], set[int]]] 
     (fields, "scatter", (AT, AT, 2, [AT]), {1}),
     (module, "advise_huge_pages", (AT, 8), set()),
     (module, "choose_slots", (AT, AT, 2, ROWS, AT), set()),
-    (module, "discount_steps", (AT, AT, 2, 1, AT, True, AT, AT, AT, AT), set()),
+    (windows, "add", (AT, 0, 8, 8, 0, 0), set()),
+    (windows, "read", ([AT], [0], [0], [1], 2, [AT]), set()),
     (module, "weigh_rows", (AT, AT, 2, 1, 1, True, AT), set()),
     (module, "shuffle_draw", (AT, 0, ROWS, 2, AT, AT), set()),
     (module, "read_ranges", (AT, AT, AT, AT, 2, 0), set()),
@@ -108,6 +115,9 @@ CALLS: list[tuple[Callable[[ModuleType], Any], str, tuple[Any, ...], set[int]]] 
     (episodes, "ended", (AT, 2, AT), set()),
     (episodes, "shift", (AT, AT, 2, AT), set()),
     (episodes, "window", (AT, 2, 1, 1, 1, AT, AT), set()),
+    (episodes, "slices", (AT, 2, 2, AT), set()),
+    (episodes, "steps", (AT, 2, 2, AT, True, AT, AT, AT, AT, AT), set()),
+    (episodes, "stack", (AT, 2, 2, False, AT, 0), set()),
     (episodes, "spans", (AT, AT, AT, AT), set()),
     (episodes, "draw", (0, AT, 2, AT), set()),
     (episodes, "draw_episodes", (0, AT, 2, AT), set()),
@@ -243,8 +253,9 @@ def test_every_entry_point_is_covered() -> None:
         "tree": "SumTree",
         "episodes": "Episodes",
         "ring": "SharedRing",
+        "windows": "WindowReader",
     }
     covered = {f"{names[c.split('.')[0]]}.{c.split('.')[1]}" if "." in c else c for c in called} | set(ELSEWHERE)
     plain = {name for name in found if name in WITHOUT or name.split(".")[-1] in WITHOUT - {"SharedRing.add"}}
-    assert found - covered - plain == {"Episodes.__init__", "SumTree.__init__"}
+    assert found - covered - plain == {"Episodes.__init__", "SumTree.__init__", "WindowReader.__init__"}
     assert covered <= found

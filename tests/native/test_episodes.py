@@ -124,6 +124,14 @@ def test_counts_that_make_no_sense_are_refused(native: ModuleType) -> None:
     for span in ((-1, 0, 1), (0, -1, 1), (0, 0, 0), (2**31, 0, 1), (0, 2**63 - 1, 1)):
         with pytest.raises(ValueError, match=r"^before and after must be in"):
             table.window(0, 0, *span, 0, 0)
+    for name, width, rest in (
+        ("slices", 0, (0,)),
+        ("steps", 2**31, (0, True, 0, 0, 0, 0, 0)),
+        ("stack", 0, (False, 0, 0)),
+        ("stack", 1, (True, 0, 0)),
+    ):
+        with pytest.raises(ValueError, match=r"n must be at least 0 and .* in \[1, 2\*\*31\)"):
+            getattr(table, name)(0, 0, width, *rest)
     for other in (-1, handle + 1):
         for name, rest in (("start_rows", ()), ("start_episodes", ()), ("draw", (0, 0, 0))):
             with pytest.raises(ValueError, match=f"no need is registered as number {other}"):

@@ -1,4 +1,4 @@
-"""Transitions over several steps: what windows say of them, and discounted sums, against numpy."""
+"""Discounted sums, against numpy."""
 
 from __future__ import annotations
 
@@ -18,25 +18,6 @@ DTYPES = [np.float32, np.float64]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@given(lengths=st.lists(st.integers(1, 4), max_size=20), width=st.integers(4, 6))
-def test_windows_say_how_many_steps_there_are(
-    native: ModuleType, dtype: type[Any], lengths: list[int], width: int
-) -> None:
-    n = len(lengths)
-    slots = np.arange(n * width, dtype=np.int64).reshape(n, width)
-    valid = np.arange(width) < np.array(lengths, dtype=np.int64).reshape(n, 1)
-    powers = (0.9 ** np.arange(width + 1)).astype(dtype)
-    weights, steps, last = np.full((n, width), -1, dtype), np.zeros(n, np.int64), np.zeros(n, np.int64)
-    discounts = np.zeros(n, np.float32)
-    out = address(weights), address(steps), address(discounts), address(last)
-    native.discount_steps(address(slots), address(valid), n, width, address(powers), dtype is np.float32, *out)
-    assert steps.tolist() == lengths
-    np.testing.assert_array_equal(weights, np.where(valid, powers[:width], 0))
-    np.testing.assert_array_equal(discounts, powers[steps].astype(np.float32))
-    np.testing.assert_array_equal(last, slots[:, -1])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @given(n=st.integers(0, 5), width=st.integers(0, 4), cells=st.integers(0, 3), seed=st.integers(0, 99))
 def test_rows_without_weight_do_not_count(
     native: ModuleType, dtype: type[Any], n: int, width: int, cells: int, seed: int
@@ -52,7 +33,5 @@ def test_rows_without_weight_do_not_count(
 
 
 def test_negative_sizes_are_refused(native: ModuleType) -> None:
-    with pytest.raises(ValueError, match="n must be at least 0 and width at least 1"):
-        native.discount_steps(0, 0, 0, 0, 0, True, 0, 0, 0, 0)
     with pytest.raises(ValueError, match="n, width and cells must be at least 0"):
         native.weigh_rows(0, 0, 1, 1, -1, True, 0)

@@ -860,7 +860,7 @@ class LocalEngine:
         """Read the rows of a plan, and do what arithmetic is left."""
         if not plan.changed:
             return storage.gather(plan.records, pin=self.pin)
-        leaves = plan.fold(storage.fetch(plan.requests(), pin=self.pin))
+        leaves = storage.read_plan(plan, pin=self.pin)
         return storage.assemble(leaves, plan.records, plan.elsewhere)
 
     def _gather_again(self, ticket: Ticket, source: Source, payload: Any) -> Rows | None:

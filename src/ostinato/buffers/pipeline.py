@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.rate_limit import Waiters
     from ostinato.buffers.records import Engine, Rows, Ticket
-    from ostinato.buffers.replay import ReplayBuffer
+    from ostinato.buffers.sampling import Sampling
     from ostinato.core.records import Plan
     from ostinato.samplers import Sampler
     from ostinato.units import SampleUnit
@@ -489,7 +489,7 @@ class Pass:
         buffer: the buffer; it needs a batch size.
     """
 
-    def __init__(self, buffer: ReplayBuffer) -> None:
+    def __init__(self, buffer: Sampling) -> None:
         self._buffer = buffer
         self._begun = self._over = False
 
@@ -502,9 +502,9 @@ class Pass:
         buffer = self._buffer
         if self._over:
             return END
-        if not buffer.sampler.epochal:
+        if not buffer._engine.sampler.epochal:  # noqa: SLF001 (one package)
             return buffer.sample(timeout_s=timeout_s)
-        pipeline, size = buffer._pipeline, buffer.batch_size  # noqa: SLF001 (one package)
+        pipeline, size = buffer._pipeline, buffer._batch_size  # noqa: SLF001
         if not self._begun:
             pipeline.restart()
             self._begun = True

@@ -429,11 +429,11 @@ def iter_trajectories(data: Any, trajectory_key: Key | None = None) -> Iterator[
         SchemaError: if it has another number of batch dimensions (also a `ValueError`).
         KeyMissingError: if it has neither ids nor flags (also a `KeyError`).
     """
-    from ostinato.buffers.trajectory_view import Trajectory
-
     if not kinds.is_tensordict(data):
         msg = f"iter_trajectories expects a TensorDictBase, got {type(data)}: make a TensorDict of the rows"
         raise KindError(msg)
+    from ostinato.buffers.trajectory_view import Trajectory
+
     if data.batch_dims != 1:
         msg = f"iter_trajectories expects data with a single batch dimension, got batch_size={list(data.batch_size)}"
         raise SchemaError(msg)

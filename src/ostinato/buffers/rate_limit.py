@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -163,6 +162,8 @@ class Flow:
         self.drawn = 0
         self._step: tuple[int, int, int, int] | None = None
         if limiter.samples_per_insert is not None and limiter.error_buffer is not None:
+            from fractions import Fraction
+
             ratio, error = Fraction(limiter.samples_per_insert), Fraction(limiter.error_buffer)
             scale = math.lcm(ratio.denominator, error.denominator)
             middle = ratio * limiter.min_size_to_sample

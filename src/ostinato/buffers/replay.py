@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -12,7 +12,7 @@ from ostinato.buffers.checks import require_rows
 from ostinato.buffers.conditional_updates import as_stored, parse_conditional
 from ostinato.buffers.direct import direct_rows, find_direct
 from ostinato.buffers.engine import LocalEngine
-from ostinato.buffers.lifecycle import Given, Lifecycle
+from ostinato.buffers.lifecycle import Given
 from ostinato.buffers.options import (
     check_drop_last,
     check_generator,
@@ -20,7 +20,6 @@ from ostinato.buffers.options import (
     check_prefetch,
     check_same_device,
     check_service,
-    check_size,
     check_transforms,
     descend,
     is_one,
@@ -32,30 +31,27 @@ from ostinato.buffers.options import (
     swap_dims,
     warn_of_batch,
     warn_of_sampler,
-    warn_of_size,
 )
-from ostinato.buffers.pipeline import END, Batch, Pass
-from ostinato.buffers.policy_versions import check_age
 from ostinato.buffers.priority_updates import (
     as_sampler,
     parse_update,
-    priority_fields,
 )
 from ostinato.buffers.queries import run_query
-from ostinato.buffers.rate_limit import Ask, as_counting, check_wait, replayable
-from ostinato.buffers.records import Source, Ticket
+from ostinato.buffers.rate_limit import as_counting, check_wait, replayable
+from ostinato.buffers.records import Source
+from ostinato.buffers.sampling import Sampling
 from ostinato.buffers.stats import describe, measure
 from ostinato.core.index import is_field
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Placement, Run
-from ostinato.errors import EpochEndError, UsageError
+from ostinato.errors import UsageError
 from ostinato.samplers import PrioritySampler, Sampler
 from ostinato.samplers.consuming import with_limit
 from ostinato.storages import Storage
 from ostinato.writers import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -75,7 +71,7 @@ __all__ = ["ReplayBuffer"]
 _CPU = torch.device("cpu")
 
 
-class ReplayBuffer(Lifecycle):
+class ReplayBuffer(Sampling):
     """A replay buffer composed of a storage, a sampler and a writer.
 
     Safe to use from several threads. What is sampled is a copy; what `rb[a:b]` reads from tensor storages is a view.
@@ -164,8 +160,6 @@ class ReplayBuffer(Lifecycle):
             generator, shared, sample_unit, episodes, rate_limiter, version_key, consume_after_n_samples,
             checkpointer,
         )  # fmt: skip
-        self._pass: Pass | None = None
-        self._warned = False  # of another batch size than the constructor's
         super().__init__(given, delayed=transform_factory is not None if delayed_init is None else bool(delayed_init))
 
     @property
@@ -418,137 +412,6 @@ class ReplayBuffer(Lifecycle):
             self._pipeline.drop()
             self._engine.clear(keep_count=not empty_write_count)
 
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: Literal[False] = False,  # noqa: FBT002
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Any: ...
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        *,
-        return_info: Literal[True],
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-    ) -> tuple[Any, dict[Any, Any]]: ...
-    @overload
-    def sample(
-        self,
-        batch_size: int | None,
-        return_info: Literal[True],
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-    ) -> tuple[Any, dict[Any, Any]]: ...
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: bool = False,  # noqa: FBT001, FBT002
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Any: ...
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: bool = False,  # noqa: FBT001, FBT002
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        """Draw a batch.
-
-        Args:
-            batch_size: rows; None takes the constructor's. With prefetch it must be the constructor's.
-            return_info: return `(batch, info)`; `info["index"]` holds the slots, int64 `[B]` (with `ndim=2` a pair);
-                prioritized samplers add `priority_weight` `[B]` and the generations `index_generation`, int64 `[B]`.
-            max_age: draw uniformly among the rows whose version (`version_key`) is at least the newest one present less
-                this; None takes all rows. Cost: O(B) while versions do not decrease in the order of writing, else
-                O(B log runs + runs) for runs of equal versions.
-            timeout_s: longest wait for writers, in seconds, where there is a `rate_limiter`; None is its own.
-
-        Returns:
-            Rows as they were put in, `[B, *shape]`, transformed. Copy.
-
-        Raises:
-            UsageError: if there is no batch size.
-            EmptyBufferError: if there are no rows.
-            OptionError: if `max_age` is not available with these parts, or no call ever waits.
-            WaitTimeoutError: if writers did not come in time; nothing is drawn.
-        """
-        pipeline, size = self._pipeline, self._batch_size
-        if batch_size is not None or size is None:
-            size = check_size(batch_size, size, fixed=pipeline.prefetch is not None)
-            if not self._warned and self._batch_size not in (None, size):
-                self._warned = True
-                warn_of_size(self._batch_size, size)
-        if max_age is None and timeout_s is None:
-            direct = self._engine.direct
-            if direct is not None and not self._transform.steps and not is_dynamo_compiling():
-                found = direct.sample(size, return_info)
-                if found is not None:
-                    return self._presented(found, size, return_info=return_info)
-            batch = pipeline.next(size, self._finish)
-            self._find_direct()
-        else:
-            batch = pipeline.next(size, self._finish, ask=self._asked(max_age, timeout_s))
-        return (batch.data, self._info(batch)) if return_info else batch.data
-
-    def _presented(self, found: Any, size: int, *, return_info: bool) -> Any:
-        """Return a batch of a direct call as rows were put in, with its info if that is asked for."""
-        batch, slots = found if return_info else (found, None)
-        schema = self._engine.source.storage.schema
-        if schema is not None and schema.kind == "tensordict":
-            batch = schema.build(list(batch.values()), (size,), _CPU)
-        return (batch, {"index": slots}) if return_info else batch
-
-    def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether `sample` would return a batch now: there are rows to draw, and no call would wait for writers.
-
-        Args:
-            batch_size: rows; None takes the constructor's.
-
-        Raises:
-            UsageError: if there is no batch size.
-        """
-        size = check_size(batch_size, self._batch_size, fixed=False)
-        return self._engine.can_draw(size)
-
-    def next(self) -> Any:
-        """Return the next batch of an iteration, None at its end; the call after that begins another one.
-
-        For callers without a `for` loop. Not thread-safe.
-
-        Raises:
-            UsageError: if the constructor was given no batch size.
-        """
-        self._require_batch_size()
-        if self._pass is None:
-            self._pass = Pass(self)
-        batch = self._pass.next()
-        if batch is END:
-            self._pass = None
-            return None
-        return batch
-
-    def _asked(self, max_age: int | None, timeout_s: float | None) -> Ask:
-        if timeout_s is not None:
-            check_wait(timeout_s, waits=self._engine.gate is not None)
-        if max_age is None:
-            return Ask(timeout_s)
-        return Ask(
-            timeout_s,
-            check_age(
-                self._engine.versions, self._engine.sampler, max_age, prefetch=self._pipeline.prefetch is not None
-            ),
-        )
-
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
         """Give rows new priorities; with a sampler that has none it warns and does nothing.
 
@@ -577,55 +440,6 @@ class ReplayBuffer(Lifecycle):
         engine.update_priorities(
             parse_update(index, priority, generation, storage, sampler.reduce, env_first=env_first)
         )
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
-
-        Raises:
-            UsageError: if the constructor was given no batch size.
-        """
-        size = self._require_batch_size()
-        if not self.sampler.epochal:
-            while True:
-                yield self.sample()
-        self._pipeline.restart()
-        while True:
-            try:
-                batch = self._pipeline.next(size, self._finish, within_epoch=True)
-            except EpochEndError:
-                return
-            yield batch.data
-            if batch.ticket.last or self._pipeline.over:
-                return
-
-    def _require_batch_size(self) -> int:
-        if self._batch_size is None:
-            msg = (
-                "Cannot iterate over the replay buffer. Batch_size was not specified during construction of the replay "
-                "buffer: pass it to the constructor, or call sample(batch_size)"
-            )
-            raise UsageError(msg)
-        return self._batch_size
-
-    def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
-        """Transform; subclasses add keys."""
-        return self._transform.forward(data) if self._transform.steps else data
-
-    def _index(self, slots: Tensor) -> Any:
-        storage = self.storage
-        return slots if storage.ndim == 1 else (slots // storage.num_envs, slots % storage.num_envs)
-
-    def _info(self, batch: Batch) -> dict[str, Any]:
-        ticket = batch.ticket
-        info = {
-            "index": self._index(ticket.records),
-            **priority_fields(ticket, self._engine.era, tracked=self._engine.writer.tracks_generations),
-            **ticket.info,
-            **batch.notes,
-        }
-        if "anchor_index" in info:
-            info["anchor_index"] = self._index(info["anchor_index"])
-        return info
 
     def __len__(self) -> int:
         """Rows present (cells with `ndim=2`), without those that have left it (`ConsumingSampler`)."""

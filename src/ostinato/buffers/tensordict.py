@@ -96,6 +96,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> Any: ...
     @overload
     def sample(
@@ -106,6 +107,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         include_info: bool | None = None,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> tuple[Any, dict[Any, Any]]: ...
     @overload
     def sample(
@@ -116,6 +118,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> tuple[Any, dict[Any, Any]]: ...
     @overload
     def sample(
@@ -126,6 +129,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> Any: ...
     def sample(
         self,
@@ -135,6 +139,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> Any:
         """Draw a batch; see `ReplayBuffer.sample`.
 
@@ -142,7 +147,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """
         if include_info is not None:
             warn_of_info(include_info)
-        return super().sample(batch_size, return_info, max_age=max_age, timeout_s=timeout_s)
+        return super().sample(batch_size, return_info, max_age=max_age, timeout_s=timeout_s, out=out)
 
     def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
         data = super()._finish(data, ticket, notes)

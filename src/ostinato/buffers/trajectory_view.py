@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensordict import TensorDictBase, tensorclass
-
+from ostinato._optional import require
 from ostinato.errors import SchemaError
 
 if TYPE_CHECKING:
+    import tensordict
     import torch
     from torch import Tensor
+else:
+    tensordict = require("tensordict")
 
 __all__ = ["Trajectory"]
 
@@ -44,7 +46,7 @@ def _missing(data: Any, name: str) -> str:
 
 
 @_with_fields
-@tensorclass(nocast=True)
+@tensordict.tensorclass(nocast=True)
 class Trajectory:
     """Rows of one trajectory, in order: TorchRL's class of this name.
 
@@ -68,7 +70,7 @@ class Trajectory:
         (3, 3.0, torch.Size([2, 2]))
     """
 
-    data: TensorDictBase
+    data: tensordict.TensorDictBase
 
     if TYPE_CHECKING:  # made by tensordict
         batch_size: torch.Size

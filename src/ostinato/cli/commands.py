@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ostinato import __version__
 from ostinato._optional import require
 from ostinato.cli import output as show
-from ostinato.durable.files import atomic_write
 from ostinato.errors import CheckpointError, OstinatoError, StorageMemoryError
 
 if TYPE_CHECKING:
@@ -173,6 +172,7 @@ def demo(
     for module, extra in (("gymnasium", "demo"), ("matplotlib", "viz")):
         require(module, extra)  # before the training, not after it
     from ostinato.demo import DqnConfig, save_and_reopen, train, training_figure
+    from ostinato.durable.files import atomic_write
     from ostinato.viz import draw
 
     given = output is not None or output_dir is not None

@@ -1,11 +1,11 @@
 """Kinds of data that buffers accept and return: TensorDicts, tensorclasses, dicts, lists, tuples, arrays, tensors.
 
-This is the only module that uses tensordict, which is not imported before its objects are given to a buffer.
+This is the only module that uses tensordict. It does not import it to recognize its objects, which exist only where it
+is imported already; it does to make the first TensorDict of a process, such as a batch of a loaded buffer.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
 import warnings
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 
+from ostinato._optional import require
 from ostinato.errors import KindError, SchemaError, UsageError
 
 if TYPE_CHECKING:
@@ -70,6 +71,12 @@ class Node(NamedTuple):
     """The class, for named tuples and tensorclasses."""
     extra: tuple[int, ...] = ()
     """Batch dimensions of a TensorDict that belong to the row."""
+
+
+def _tensordict() -> Any:
+    """Return the module tensordict, imported for the first TensorDict that is made."""
+    module = sys.modules.get("tensordict")  # an import statement takes 0.5 us
+    return module if hasattr(module, "TensorDict") else require("tensordict")  # waits for an import in another thread
 
 
 def is_tensordict(data: object) -> TypeGuard[TensorDictBase]:
@@ -307,15 +314,14 @@ def make_objects(node: Node, values: np.ndarray[Any, Any]) -> Any:
     """
     if node.kind not in {"tensordict", "tensorclass"}:
         return values.tolist() if values.ndim else values[()]
-    from tensordict import NonTensorData, NonTensorStack
-
+    tensordict = _tensordict()
     if values.ndim == 0:
-        return NonTensorData(values[()])
+        return tensordict.NonTensorData(values[()])
     if values.size == 0:
-        return NonTensorData(None, batch_size=values.shape)
+        return tensordict.NonTensorData(None, batch_size=values.shape)
     if values.ndim == 1:
-        return NonTensorStack(*map(NonTensorData, values.tolist()))
-    return NonTensorStack(*(make_objects(node, part) for part in values))
+        return tensordict.NonTensorStack(*map(tensordict.NonTensorData, values.tolist()))
+    return tensordict.NonTensorStack(*(make_objects(node, part) for part in values))
 
 
 def make(node: Node, children: Sequence[Any], batch: tuple[int, ...], device: torch.device) -> Any:
@@ -336,12 +342,8 @@ def make(node: Node, children: Sequence[Any], batch: tuple[int, ...], device: to
         return tuple(children)
     if kind == "namedtuple":
         return node.cls(*children)  # type: ignore[misc]
-    # sys.modules, since an import statement takes 0.5 us; loaded rows may be the first TensorDicts of this process
-    tensordict: Any = sys.modules.get("tensordict")
-    if not hasattr(tensordict, "TensorDict"):
-        tensordict = importlib.import_module("tensordict")  # waits if another thread is importing it
     # The public constructor checks all shapes again, which takes 7 us for five fields; they were checked when written.
-    td = tensordict.TensorDict._new_unsafe(  # noqa: SLF001
+    td = _tensordict().TensorDict._new_unsafe(  # noqa: SLF001
         dict(zip(node.keys, children, strict=True)),
         batch_size=torch.Size((*batch, *node.extra) if node.extra else batch),
     )
@@ -618,10 +620,8 @@ def as_tensordict(data: Any, rows: int) -> Any:
         return data
     if is_tensorclass(data):
         return data.to_tensordict()
-    from tensordict import TensorDict
-
     try:
-        return TensorDict(data, batch_size=[rows])
+        return _tensordict().TensorDict(data, batch_size=[rows])
     except (TypeError, ValueError, RuntimeError) as error:
         msg = f"these rows cannot be a TensorDict: {reason_of(error)}"
         raise KindError(msg) from error
@@ -629,9 +629,7 @@ def as_tensordict(data: Any, rows: int) -> Any:
 
 def lazy_stack(rows: Sequence[Any], dim: int = 0) -> Any:
     """Return TensorDicts or tensorclasses as one, stacked along `dim`, whose fields are stacked when they are read."""
-    import tensordict
-
-    return tensordict.lazy_stack(_of_one_device(rows), dim)
+    return _tensordict().lazy_stack(_of_one_device(rows), dim)
 
 
 def _of_one_device(rows: Sequence[Any]) -> list[Any]:
@@ -666,9 +664,7 @@ def stack_lengths(rows: Sequence[Any], *, padded: bool) -> Any:
 
 def _pad(rows: Sequence[TensorDictBase]) -> tuple[TensorDictBase, TensorDictBase]:
     """Return padded rows and the masks of their fields; fields without dimensions need none."""
-    from tensordict import TensorDict
-
-    batch, masks = TensorDict({}, [len(rows)]), TensorDict({}, [len(rows)])
+    batch, masks = (_tensordict().TensorDict({}, [len(rows)]) for _ in range(2))
     for key in rows[0].keys():  # noqa: SIM118 (a TensorDict iterates over rows)
         values = [row.get(key) for row in rows]
         if is_non_tensor(values[0]):

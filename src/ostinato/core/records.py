@@ -315,8 +315,7 @@ class Plan(NamedTuple):
             pad: if not 0, the last row of each slice is repeated up to this number of rows.
         """
         if isinstance(lengths, int):
-            rows, _ = episodes.window(firsts, 0, lengths - 1)
-            return cls(schema, firsts, rows.view(-1), repeat=lengths)
+            return cls(schema, firsts, episodes.slices(firsts, lengths), repeat=lengths)
         longest = pad or int(lengths.max())
         rows, _ = episodes.window(firsts, 0, longest - 1)
         steps = torch.arange(longest, device=rows.device)

@@ -88,6 +88,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> Any: ...
 
     @overload
@@ -99,6 +100,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         include_info: bool | None = None,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> tuple[Any, dict[str, Any]]: ...
 
     @overload
@@ -110,6 +112,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> tuple[Any, dict[str, Any]]: ...
 
     @overload
@@ -121,6 +124,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> Any: ...
 
     def sample(
@@ -131,8 +135,16 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> Any:
-        """Draw a batch; see `ReplayBuffer.sample`."""
+        """Draw a batch; see `ReplayBuffer.sample`.
+
+        Raises:
+            OptionError: if `out` is given: batches come from another process.
+        """
+        if out is not None:
+            msg = "out= is not available for a remote buffer, whose batches come from another process: leave it out"
+            raise OptionError(msg)
         return TensorDictReplayBuffer.sample(
             _here(self), batch_size, return_info, include_info, max_age=max_age, timeout_s=timeout_s
         )

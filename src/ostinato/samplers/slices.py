@@ -90,7 +90,9 @@ class _Slicer:
         self._full = options.strict_length and not self._left and not self._right  # every slice has full length
         self._truncated = None if options.truncated_key is None else as_path(options.truncated_key)
         self._init = None if options.init_key is None else as_path(options.init_key)
-        self._last: tuple[Any, Tensor] = (None, torch.empty(0, dtype=torch.bool, device="cpu"))
+        none = torch.empty(0, dtype=torch.bool, device="cpu")
+        self._last: tuple[Any, Tensor, Tensor] = (None, none, none)  # flags and zeros `[R, 1]` of the last batch
+        self._divided: tuple[int, tuple[int, int]] = (0, (0, 0))  # the last batch size, and the slices in it
         self._found: Episodes | None = None  # the fields that the episodes of the last draw were read from
 
     @property
@@ -169,6 +171,13 @@ class _Slicer:
         Raises:
             UsageError: if the batch size is not a multiple of the option.
         """
+        known, divided = self._divided
+        if known != batch_size:
+            divided = self._divide(batch_size)
+            self._divided = (batch_size, divided)
+        return divided
+
+    def _divide(self, batch_size: int) -> tuple[int, int]:
         number, length = self._options.num_slices, self._options.slice_len
         part = length if number is None else number
         if part is None or batch_size % part:
@@ -214,29 +223,30 @@ class _Slicer:
         out: dict[Path, Tensor] = {}
         path = self._truncated
         if path is not None:
-            last = self._last_of_each(plan)
+            last, zeros = self._last_of_each(plan)
             level, stored, held = kinds.find_field(data, path[:-1]), None, None
             if level is not None:
                 stored, held = kinds.find_field(level, ("done",)), kinds.find_field(level, ("terminated",))
-            flags = last[:, None]
-            out[path] = flags if stored is None else _spread(last, stored).expand_as(stored).clone()
-            out[*path[:-1], "done"] = flags.clone() if stored is None else _set_where(last, stored)
-            out[*path[:-1], "terminated"] = torch.zeros_like(flags) if held is None else held.clone()
+            out[path] = last.clone() if stored is None else _spread(last, stored).expand_as(stored).clone()
+            out[*path[:-1], "done"] = last.clone() if stored is None else _set_where(last, stored)
+            out[*path[:-1], "terminated"] = zeros.clone() if held is None else held.clone()
         initial = None if self._init is None else kinds.find_field(data, self._init)
         if initial is not None and self._init is not None:
             out[self._init] = _set_where(plan.first_of_each(), initial)
         return out
 
-    def _last_of_each(self, plan: Plan) -> Tensor:
-        """Return which rows end their slice; for slices of one length a copy of the last result."""
+    def _last_of_each(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        """Return which rows end their slice, and False for each, bool `[R, 1]`; shared by batches: do not write."""
         if plan.last is not None or plan.owner is not None:
-            return plan.last_of_each()
+            last = plan.last_of_each()[:, None]
+            return last, torch.zeros_like(last)
         key = (plan.records.shape, plan.repeat, plan.records.device)
-        known, last = self._last  # read once: batches may be made in several threads
+        known, last, zeros = self._last  # read once: batches may be made in several threads
         if known != key:
-            last = plan.last_of_each()
-            self._last = (key, last)
-        return last.clone()
+            last = plan.last_of_each()[:, None]
+            zeros = torch.zeros_like(last)
+            self._last = (key, last, zeros)
+        return last, zeros
 
     @property
     def _form(self) -> str:
@@ -273,8 +283,8 @@ def _checked_span(span: Any, length: int | None) -> tuple[Side, Side]:
 
 
 def _spread(flags: Tensor, stored: Tensor) -> Tensor:
-    """Return flags `[R]` with as many dimensions as the stored ones. A *view*."""
-    return flags.view(-1, *[1] * (stored.ndim - 1))
+    """Return flags `[R]` or `[R, 1]` with as many dimensions as the stored ones. A *view*."""
+    return flags if flags.ndim == stored.ndim else flags.view(-1, *[1] * (stored.ndim - 1))
 
 
 def _set_where(flags: Tensor, stored: Tensor) -> Tensor:

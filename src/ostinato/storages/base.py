@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-import psutil
 import torch
 
 from ostinato.core.kinds import show_path
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.episodes.table import EpisodeTable
-    from ostinato.core.records import Placement, Request
+    from ostinato.core.records import Placement, Plan, Request
     from ostinato.core.rows import Path, Schema
     from ostinato.storages.table import RowArray
 
@@ -163,6 +162,10 @@ class Storage(ABC):
         """Slot after the newest row, where a buffer continues if the storage already has rows."""
         return len(self) % self.capacity
 
+    def shares_memory(self, tensor: Tensor) -> bool:  # noqa: ARG002
+        """Whether a tensor shares memory with stored rows, as views of them do. False where rows are not in tensors."""
+        return False
+
     @property
     def default_collate(self) -> Callable[[Any], Any] | None:
         """Function that makes a batch of presented rows, unless the buffer has a `collate_fn`; None for none."""
@@ -250,6 +253,15 @@ class Storage(ABC):
             "tensors (LazyTensorStorage), or sample without sample_unit"
         )
         raise OptionError(msg)
+
+    def read_plan(self, plan: Plan, *, pin: bool = False) -> list[Tensor]:
+        """Return the fields of a plan's batch: the rows of its requests, and the arithmetic that follows. Copy.
+
+        Raises:
+            IndexError: if a slot is out of range.
+            OptionError: if the storage has no fields.
+        """
+        return plan.fold(self.fetch(plan.requests(), pin=pin))
 
     @property
     def schema(self) -> Schema | None:
@@ -562,6 +574,8 @@ def copied_rows(state: dict[str, Any]) -> dict[str, Any]:
     Raises:
         StorageMemoryError: if there is not enough memory.
     """
+    import psutil
+
     columns = state.get("columns") or {}
     needed, free = sum(column.nbytes for column in columns.values()), psutil.virtual_memory().available
     if needed > free:

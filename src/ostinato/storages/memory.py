@@ -10,7 +10,6 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, final
 
-import psutil
 import torch
 
 from ostinato._backend import backend
@@ -54,6 +53,8 @@ class HeapMemory:
         if self.device.type == "cuda":
             free, place = torch.cuda.mem_get_info(self.device)[0], f"on {self.device}"
         elif self.device.type == "cpu":
+            import psutil
+
             free, place = psutil.virtual_memory().available, "in memory"
         else:
             return  # the free memory of other devices is not known; their allocator raises

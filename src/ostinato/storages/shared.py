@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ostinato.core.records import Placement
+    from ostinato.core.records import Placement, Plan
 
 __all__ = ["Segment", "SharedStorage", "check_shareable", "require_sharing"]
 
@@ -402,6 +402,10 @@ class SharedStorage(Storage):
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
         """Copy rows of each field; the caller compares generations."""
         return self._inner.fetch(requests, pin=pin)
+
+    def read_plan(self, plan: Plan, *, pin: bool = False) -> list[Tensor]:
+        """Copy the rows of a plan; the caller compares generations."""
+        return self._inner.read_plan(plan, pin=pin)
 
     def present(self, payload: Any, batch: tuple[int, ...]) -> Any:
         """Nest rows as they were written. No copy."""

@@ -36,6 +36,8 @@ __all__ = [
     "last_of_each",
     "plan_layout",
     "read_column",
+    "row_bytes",
+    "row_stride",
 ]
 
 _SMALL_BYTES = 256
@@ -219,6 +221,8 @@ class Table:
         self._names = schema.column_names if names is None else names
         self._bits = [as_bits(column) for column in columns]
         self._fields = _register(columns)
+        self.readers: dict[Any, tuple[Any, Room]] = {}
+        """Registrations of kinds of windows; see `read_windows`."""
         self.batches = _batches(self._fields, columns)
         """Gathers that make their tensors natively; None without the extension, or before torch 2.10."""
         self._forms: dict[tuple[tuple[int, int | None], ...], tuple[Any, Room, Any]] = {}
@@ -231,6 +235,11 @@ class Table:
         if self.blocks:
             return Table, (self.schema, self.capacity, self.layout, self.blocks, self._names)
         return Table.adopt, (self.schema, self.columns)
+
+    @property
+    def registered(self) -> bool:
+        """Whether native code reads the columns."""
+        return self._fields is not None
 
     @property
     def nbytes(self) -> int:
@@ -403,6 +412,13 @@ class Table:
         """Write one field, `[n, *leaf.shape]`, at distinct slots."""
         self._bits[position][slots] = as_bits(self.clear_of(value)).to(self.device)
 
+    def shares_memory(self, tensor: Tensor) -> bool:
+        """Whether a tensor shares memory with the rows."""
+        if tensor.device != self.device or not tensor.numel():
+            return False
+        low, high = _address_range(tensor) if tensor.ndim else (tensor.data_ptr(), tensor.data_ptr() + tensor.itemsize)
+        return any(low < last and first < high for first, last in self._ranges)
+
     def clear_of(self, source: Tensor) -> Tensor:
         """Return a copy of a source that lies in the memory of this table; other sources unchanged."""
         if source.device == self.device:
@@ -494,11 +510,11 @@ def _register(columns: Sequence[Tensor], others: Sequence[Tensor | None] | None 
     fields = native.Fields()
     for column, other in zip(columns, others or [None] * len(columns), strict=True):
         parts = [column] if other is None else [column, other]
-        strides = {_stride(part) for part in parts}
+        strides = {row_stride(part) for part in parts}
         if len(strides) > 1 or not all(part[:1].is_contiguous() for part in parts):
             return None  # rows of a borrowed tensor may be strided; torch copies those
         segments = [(part.data_ptr(), part.shape[0]) for part in parts]
-        fields.add(segments, _row_bytes(column), strides.pop())
+        fields.add(segments, row_bytes(column), strides.pop())
     return fields
 
 
@@ -512,12 +528,14 @@ def _batches(fields: Any, columns: Sequence[Tensor]) -> Batches | None:
         return None
 
 
-def _row_bytes(column: Tensor) -> int:
+def row_bytes(column: Tensor) -> int:
+    """Return the bytes of a row of a column."""
     return math.prod(column.shape[1:]) * column.itemsize
 
 
-def _stride(column: Tensor) -> int:
-    return column.stride(0) * column.itemsize if column.shape[0] > 1 else max(_row_bytes(column), 1)
+def row_stride(column: Tensor) -> int:
+    """Return the bytes from one row of a column to the next."""
+    return column.stride(0) * column.itemsize if column.shape[0] > 1 else max(row_bytes(column), 1)
 
 
 def _address_range(column: Tensor) -> tuple[int, int]:

@@ -24,13 +24,14 @@ from ostinato.storages.object_columns import ObjectColumns, check_objects, own_v
 from ostinato.storages.ragged_table import RaggedTable, SavedRagged
 from ostinato.storages.single_copy import Comparison, SingleCopyTable, as_run, check_apart, fill_plain_table, read_pairs
 from ostinato.storages.table import Table, copy_column, read_column
+from ostinato.storages.window_reader import read_windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     import numpy as np
 
-    from ostinato.core.records import Placement
+    from ostinato.core.records import Placement, Plan
     from ostinato.core.rows import Path
     from ostinato.durable.codecs import AnyCodec
     from ostinato.storages.single_copy import Pairs
@@ -234,6 +235,11 @@ class TensorStorage(Storage):
         at.plain = isinstance(table, Table) and not others
         return (table, at) if isinstance(table, Table) and at.plain else None
 
+    def shares_memory(self, tensor: Tensor) -> bool:
+        """Whether a tensor shares memory with stored rows."""
+        table = self._table.inner if isinstance(self._table, SingleCopyTable) else self._table
+        return isinstance(table, Table) and table.shares_memory(tensor)
+
     @property
     def laid_out(self) -> bool:
         """Whether the schema is known."""
@@ -391,7 +397,7 @@ class TensorStorage(Storage):
         flat = payload.flat
         for leaf, value in zip(self._require().schema.leaves, flat.leaves, strict=True):
             if leaf.path == path:
-                return value.reshape((math.prod(flat.batch), *leaf.shape))
+                return value if len(flat.batch) == 1 else value.reshape((math.prod(flat.batch), *leaf.shape))
         return payload.late.get(path)
 
     def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
@@ -430,6 +436,12 @@ class TensorStorage(Storage):
         Fields that were added later have no leaf and cannot be requested.
         """
         return self._require().fetch(requests, pin=pin)
+
+    def read_plan(self, plan: Plan, *, pin: bool = False) -> list[Tensor]:
+        """Return the fields of a plan's batch: one native call where that is possible."""
+        table = self._table
+        found = read_windows(table, plan) if isinstance(table, Table) and not pin else None
+        return super().read_plan(plan, pin=pin) if found is None else found
 
     def assemble(
         self, leaves: list[Tensor], records: Tensor, elsewhere: Mapping[Path, Tensor] | None = None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["FrameStack"]
 
 _PADDINGS = ("repeat", "zeros")
-_Seen: TypeAlias = "dict[tuple[int, int], tuple[Tensor, Tensor]]"
+_Seen: TypeAlias = "dict[tuple[int, bool], tuple[Tensor, Tensor | None]]"
 
 
 @final
@@ -81,7 +81,7 @@ class FrameStack(SampleUnit):
             raise OptionError(msg)
         self.padding = padding
         self.merge = bool(merge)
-        self._last = torch.empty(0, 0, dtype=torch.bool, device="cpu")  # result of `_is_last` for the last batch
+        self._last = torch.empty(0, dtype=torch.bool, device="cpu")  # result of `_is_last` for the last batch
         self._fields: tuple[Schema | None, list[tuple[int, int | None]]] = (None, [])
         self.episodes = Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
 
@@ -139,38 +139,34 @@ class FrameStack(SampleUnit):
             found.append((frame, after))
         return found
 
-    def _window(self, slots: Tensor, back: int, table: EpisodeTable, seen: _Seen) -> tuple[Tensor, Tensor]:
-        """Return the `back` rows before each slot, and itself; fields with the same last rows share them."""
-        key = (id(slots), back)
-        if key not in seen:
-            seen[key] = table.window(slots, back, 0)
-        return seen[key]
-
     def _stack(self, plan: Plan, frame: int, table: EpisodeTable, seen: _Seen) -> Column:
-        rows, valid = self._window(plan.slots_of(frame), self.k - 1, table, seen)
-        return self._column(Request(frame, rows.reshape(-1)), valid)
+        rows, valid = self._rows_of(plan.slots_of(frame), table, seen, then=False)
+        return self._column(Request(frame, rows), valid)
 
     def _stack_next(self, plan: Plan, frame: int, after: int, table: EpisodeTable, seen: _Seen) -> Column:
         """Return the stack that ends with the next frame: `k - 1` frames up to the row, and the frame after it."""
         ends = plan.slots_of(after)
         if self.k == 1:
             return self._column(Request(after, ends), torch.ones_like(ends, dtype=torch.bool)[:, None])
-        rows, valid = self._window(ends, self.k - 2, table, seen)
-        is_last = self._is_last(ends)
-        slots = torch.cat([rows, ends[:, None]], 1)
-        if self.padding == "zeros":
-            valid = torch.cat([valid, is_last[:, -1:]], 1)
-        return self._column(Request(frame, slots.reshape(-1), after, is_last.reshape(-1)), valid)
+        rows, valid = self._rows_of(ends, table, seen, then=True)
+        return self._column(Request(frame, rows, after, self._is_last(ends)), valid)
+
+    def _rows_of(self, slots: Tensor, table: EpisodeTable, seen: _Seen, *, then: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the rows of stacks; fields with the same last rows share them."""
+        key = (id(slots), then)
+        if key not in seen:
+            seen[key] = table.stack(slots, self.k, then=then, marked=self.padding == "zeros")
+        return seen[key]
 
     def _is_last(self, ends: Tensor) -> Tensor:
-        """Return bool `[R, k]`, True for the last frame of each stack; it is shared, so do not write to it."""
-        last = self._last
-        if last.shape[0] != ends.shape[0] or last.device != ends.device:
-            last = torch.zeros(ends.shape[0], self.k, dtype=torch.bool, device=ends.device)
-            last[:, -1] = True
+        """Return bool `[R * k]`, True for the last frame of each stack; it is shared, so do not write to it."""
+        last, frames = self._last, ends.shape[0] * self.k
+        if last.shape[0] != frames or last.device != ends.device:
+            last = torch.zeros(frames, dtype=torch.bool, device=ends.device)
+            last[self.k - 1 :: self.k] = True
             self._last = last
         return last
 
-    def _column(self, request: Request, valid: Tensor) -> Column:
-        blank = ~valid if self.padding == "zeros" else None
+    def _column(self, request: Request, valid: Tensor | None) -> Column:
+        blank = None if valid is None or self.padding != "zeros" else ~valid
         return Column(request, (self.k,), None, blank, self.merge)

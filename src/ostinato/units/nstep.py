@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from ostinato._backend import backend
 from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.kinds import show_path
 from ostinato.core.records import Column, Request
@@ -83,10 +82,6 @@ class NStep(SampleUnit):
         self._reward = None if reward_key is None else as_path(reward_key)
         self._next = None if next_keys is None else tuple(as_path(key) for key in next_keys)
         self._known: tuple[Any, Tensor] = (None, torch.empty(0, dtype=torch.float32, device="cpu"))
-        self._templates = (
-            torch.empty(0, dtype=torch.float32, device="cpu"),
-            torch.empty(0, 0, dtype=torch.float32, device="cpu"),
-        )  # with the shapes of the last batch, for `empty_like`
         self._roles: tuple[Schema | None, int, tuple[int, ...]] = (None, -1, ())
 
     def __repr__(self) -> str:
@@ -124,11 +119,12 @@ class NStep(SampleUnit):
         """Read the rewards of all steps, and the other fields after the last step."""
         reward, after = self._find(plan)
         n, gamma = self._n, self._gamma  # read once: another thread may set them
-        rows, valid = view.require_episodes().window(plan.records, 0, n - 1)
         exact = plan.schema.leaves[reward].dtype is torch.float64
-        powers = self._powers(n, gamma, plan.records.device, torch.float64 if exact else torch.float32)
-        steps, discounts, last, weights = self._discount(rows, valid, powers, plan.records)
-        columns = {**plan.changed, **{position: Column(Request(position, last)) for position in after}}
+        powers = self._powers(n, gamma, torch.float64 if exact else torch.float32)
+        rows, weights, steps, discounts, last = view.require_episodes().steps(plan.records, powers)
+        columns = dict(plan.changed)
+        for position in after:
+            columns[position] = Column(Request(position, last))
         columns[reward] = Column(Request(reward, rows.view(-1)), (n,), weights)
         fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": discounts}
         elsewhere = {**plan.elsewhere, **dict.fromkeys(self._object_paths(plan), last)} if plan.schema.objects else {}
@@ -141,34 +137,12 @@ class NStep(SampleUnit):
             return [path for path in objects if path in self._next]
         return [path for path in objects if _follows(path, plan.schema.paths)]
 
-    def _discount(
-        self, rows: Tensor, valid: Tensor, powers: Tensor, records: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return steps int64, discounts float32 and last slots of windows, `[R]` each, and weights `[R, n]`."""
-        n, width = rows.shape
-        native = backend.native
-        if native is None or not rows.is_cpu:
-            steps = valid.sum(1)
-            return steps, powers.take(steps).to(torch.float32), rows[:, -1].contiguous(), valid * powers[:width]
-        like, like_weights = self._templates
-        if like.shape[0] != n or like_weights.shape[1] != width or like_weights.dtype is not powers.dtype:
-            like, like_weights = self._templates = (
-                torch.empty(n, dtype=torch.float32, device="cpu"),
-                torch.empty(n, width, dtype=powers.dtype, device="cpu"),
-            )
-        steps, last = torch.empty_like(records), torch.empty_like(records)
-        discounts, weights = torch.empty_like(like), torch.empty_like(like_weights)
-        out = weights.data_ptr(), steps.data_ptr(), discounts.data_ptr(), last.data_ptr()
-        single = powers.dtype is torch.float32
-        native.discount_steps(rows.data_ptr(), valid.data_ptr(), n, width, powers.data_ptr(), single, *out)
-        return steps, discounts, last, weights
-
-    def _powers(self, n: int, gamma: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return `gamma^0 .. gamma^n`, `[n + 1]`."""
-        key = (n, gamma, device, dtype)
+    def _powers(self, n: int, gamma: float, dtype: torch.dtype) -> Tensor:
+        """Return `gamma^0 .. gamma^n`, `[n + 1]`, on the CPU."""
+        key = (n, gamma, dtype)
         known, powers = self._known
         if known != key:
-            powers = torch.pow(gamma, torch.arange(n + 1, device=device, dtype=torch.float64)).to(dtype)
+            powers = torch.pow(gamma, torch.arange(n + 1, device="cpu", dtype=torch.float64)).to(dtype)
             self._known = (key, powers)
         return powers
 

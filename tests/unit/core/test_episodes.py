@@ -95,9 +95,33 @@ def check_rows(table: EpisodeTable, log: Log) -> None:
         offsets = [k * dilation for k in range(-before, after + 1)]
         expected = [clamp_window(others, at, offsets) for others, at in windows]
         assert list(zip(found.tolist(), valid.tolist(), strict=True)) == expected
+    check_windows(table, log, windows)
     for step in (0, 1, -1, 4, -(2**63), 2**63 - 1):
         expected_slots = [clamp_window(others, at, [step])[0][0] for others, at in windows]
         assert table.shift(slots, step).tolist() == expected_slots
+
+
+def check_windows(table: EpisodeTable, log: Log, windows: list[tuple[list[int], int]]) -> None:
+    """Slices, the windows of n-step transitions and stacks of frames from or up to every slot."""
+    slots = torch.arange(log.capacity)
+    for width, dtype in ((1, torch.float32), (3, torch.float64), (5, torch.float32)):
+        expected = [clamp_window(others, at, list(range(width))) for others, at in windows]
+        rows, valid = (torch.tensor([pair[k] for pair in expected]) for k in range(2))
+        powers = 0.9 ** torch.arange(width + 1, dtype=dtype)
+        found = table.steps(slots, powers)
+        assert torch.equal(table.slices(slots, width).view(-1, width), rows)
+        assert torch.equal(found.rows, rows)
+        assert torch.equal(found.weights, valid * powers[:width])
+        assert torch.equal(found.steps, valid.sum(1))
+        assert torch.equal(found.discounts, powers[valid.sum(1)].float())
+        assert torch.equal(found.last, rows[:, -1])
+    for k, then in ((1, False), (2, True), (4, False), (4, True)):
+        expected = [clamp_window(others, at, [min(i + then, 0) for i in range(1 - k, 1)]) for others, at in windows]
+        found_rows, marks = table.stack(slots, k, then=then, marked=True)
+        assert found_rows.view(-1, k).tolist() == [rows for rows, _ in expected]
+        assert marks is not None
+        assert marks.tolist() == [inside for _, inside in expected]
+        assert table.stack(slots, k, then=then)[1] is None
 
 
 def check_counts(table: EpisodeTable, log: Log) -> None:

@@ -237,7 +237,8 @@ def as_flags(values: Tensor, path: Path, rows: int) -> Tensor:
     Raises:
         EpisodesError: if a row has several values.
     """
-    return _one_each(values, path, rows).to("cpu", torch.bool)
+    flags = _one_each(values, path, rows)
+    return flags if flags.dtype is torch.bool and flags.is_cpu else flags.to("cpu", torch.bool)
 
 
 def as_ids(values: Tensor, path: Path, rows: int) -> Tensor:
@@ -262,4 +263,4 @@ def _one_each(values: Tensor, path: Path, rows: int) -> Tensor:
             f"({rows} rows), got shape {list(values.shape)}"
         )
         raise EpisodesError(msg)
-    return values.reshape(rows)
+    return values if values.dim() == 1 else values.reshape(rows)

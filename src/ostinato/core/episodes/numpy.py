@@ -179,6 +179,42 @@ class NumpyEpisodes:
         _array(out, found.size)[:] = found.ravel()
         _array(valid, found.size, np.bool_)[:] = inside.ravel()
 
+    def slices(self, slots: int, n: int, length: int, out: int) -> None:
+        """Find the slots from each one on."""
+        found, _ = self._move(_array(slots, n), np.arange(length)[None])
+        _array(out, found.size)[:] = found.ravel()
+
+    def steps(
+        self,
+        slots: int,
+        n: int,
+        width: int,
+        powers: int,
+        single: bool,  # noqa: FBT001
+        rows: int,
+        weights: int,
+        steps: int,
+        discounts: int,
+        last: int,
+    ) -> None:
+        """Find the windows of n-step transitions, and the powers of their rows."""
+        dtype = np.float32 if single else np.float64
+        factors = _array(powers, width + 1, dtype)
+        found, inside = self._move(_array(slots, n), np.arange(width)[None])
+        counts = inside.sum(1)
+        _array(rows, found.size)[:] = found.ravel()
+        _array(weights, found.size, dtype)[:] = np.where(inside, factors[:width], 0).ravel()
+        _array(steps, n)[:] = counts
+        _array(discounts, n, np.float32)[:] = factors[counts]
+        _array(last, n)[:] = found[:, -1]
+
+    def stack(self, slots: int, n: int, k: int, then: bool, out: int, valid: int) -> None:  # noqa: FBT001
+        """Find the rows up to each one, and which of them are in its episode."""
+        found, inside = self._move(_array(slots, n), np.minimum(np.arange(1 - k, 1) + then, 0)[None])
+        _array(out, found.size)[:] = found.ravel()
+        if valid:
+            _array(valid, found.size, np.bool_)[:] = inside.ravel()
+
     def _find(self, slots: Ints) -> tuple[Ints, Ints]:
         """Return the record of each slot and its position among the rows present, -1 for rows of no episode."""
         if slots.size and not 0 <= slots.min() <= slots.max() < self.capacity:

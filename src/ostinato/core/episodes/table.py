@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Run
 
-__all__ = ["EpisodeTable", "Spans", "Starts"]
+__all__ = ["EpisodeTable", "Spans", "Starts", "StepWindows"]
 
 _MAX_CAPACITY = 2**30
 """Records of episodes have 32-bit numbers, and while rows are replaced there may be two for each slot."""
@@ -43,6 +43,21 @@ class Spans(NamedTuple):
     rows: Tensor
     closed: Tensor
     serial: Tensor
+
+
+class StepWindows(NamedTuple):
+    """What `n` transitions over at most `width` steps read; see `EpisodeTable.steps`."""
+
+    rows: Tensor
+    """Slots, int64 `[n, width]`: the rows from the first one on; beyond the episode, its last row."""
+    weights: Tensor
+    """`[n, width]`: the powers of the rows of the episode, 0 beyond it."""
+    steps: Tensor
+    """int64 `[n]`: the number of rows of the episode, at least 1."""
+    discounts: Tensor
+    """float32 `[n]`: the power of that number."""
+    last: Tensor
+    """Slots, int64 `[n]`: the last row."""
 
 
 @final
@@ -94,11 +109,15 @@ class EpisodeTable:
         self._starts: dict[int, Starts] = {}
         self._moved: Tensor | None = None  # see `moved_firsts`; None until `track_firsts` is called
         self._templates: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+        self._slice_template = torch.empty(0, dtype=torch.int64, device="cpu")
+        none = torch.empty(0, 0, dtype=torch.int64, device="cpu")
+        self._step_templates: tuple[Tensor, Tensor, Tensor] = (none, none, none)
         self._rows: NativeEpisodes | NumpyEpisodes
         self.read_from: Episodes | None = None
         """The fields, by name, that the episodes were read from; None if the caller recorded them."""
         native = backend.native
         self._rows = NumpyEpisodes(capacity, num_envs) if native is None else native.Episodes(capacity, num_envs)
+        self._checks_runs = native is not None  # record_write raises before it changes anything
 
     def __getstate__(self) -> dict[str, Any]:
         """Return a copy of the state, which a table with or without the extension can load."""
@@ -169,23 +188,31 @@ class EpisodeTable:
             OptionError: Wrong shapes, dtypes or devices, or a run that does not continue the last one; nothing has
                 been recorded then.
         """
-        self._check_run(run)
-        total = run.total
+        start, rows, capacity, skip = run
+        checked = rows > 0 and capacity == self.capacity and self._checks_runs
+        if not checked:
+            self._check_run(run)
+        total = skip + rows
         flags = None if ends is None else _checked("ends", ends, torch.bool, total)
         ids = None if trajectories is None else _checked("trajectories", trajectories, torch.int64, total)
         inside = None if mask is None else _checked("mask", mask, torch.bool, total)
-        if not run.rows:
+        if not rows:
             return
         if self._moved is not None:
+            self._check_run(run)
             self._moved = self._next_firsts(run)
-        self._rows.record_write(
-            run.start,
-            run.rows,
-            run.skip,
-            0 if flags is None else flags.data_ptr(),
-            0 if ids is None else ids.data_ptr(),
-            0 if inside is None else inside.data_ptr(),
-        )
+        try:
+            self._rows.record_write(
+                start,
+                rows,
+                skip,
+                0 if flags is None else flags.data_ptr(),
+                0 if ids is None else ids.data_ptr(),
+                0 if inside is None else inside.data_ptr(),
+            )
+        except (IndexError, ValueError):
+            self._check_run(run)
+            raise
 
     def _next_firsts(self, run: Run) -> Tensor:
         """Return the rows that become the first ones of their episodes when a run overwrites the rows before them."""
@@ -305,6 +332,82 @@ class EpisodeTable:
             raise
         return (out, valid) if slots.is_cpu else (out.to(slots.device), valid.to(slots.device))
 
+    def slices(self, slots: Tensor, length: int) -> Tensor:
+        """Find the rows of slices: `length` rows from each row on; beyond its episode, the last row of that.
+
+        Args:
+            slots: int64 `[n]` in `[0, capacity)`.
+            length: Rows of each slice, at least 1.
+
+        Returns:
+            Slots, int64 `[n * length]`.
+        """
+        at = _checked("slots", slots, torch.int64)
+        n = at.numel()
+        like = self._slice_template
+        if like.shape[0] != n * length:
+            self._slice_template = like = torch.empty(n * length, dtype=torch.int64, device="cpu")
+        out = torch.empty_like(like)
+        try:
+            self._rows.slices(at.data_ptr(), n, length, out.data_ptr())
+        except IndexError:
+            check_slots(at, self.capacity)
+            raise
+        return out if slots.is_cpu else out.to(slots.device)
+
+    def steps(self, slots: Tensor, powers: Tensor) -> StepWindows:
+        """Find what n-step transitions read: the rows from each row on, of its episode.
+
+        Args:
+            slots: int64 `[n]` in `[0, capacity)`.
+            powers: float32 or float64 `[width + 1]`, contiguous, on the CPU: the factors of the rows of a window by
+                their position, and the discount of a window by the number of its rows.
+
+        Returns:
+            New tensors, on the device of `slots`.
+        """
+        at = _checked("slots", slots, torch.int64)
+        n, width = at.numel(), powers.shape[0] - 1
+        templates = self._step_templates
+        if templates[0].shape != (n, width) or templates[1].dtype is not powers.dtype:
+            rows = torch.empty((n, width), dtype=torch.int64, device="cpu")
+            discounts = torch.empty(n, dtype=torch.float32, device="cpu")
+            self._step_templates = templates = rows, torch.empty_like(rows, dtype=powers.dtype), discounts
+        rows, weights, discounts = map(torch.empty_like, templates)
+        found = StepWindows(rows, weights, torch.empty_like(at), discounts, torch.empty_like(at))
+        single = powers.dtype is torch.float32
+        try:
+            self._rows.steps(at.data_ptr(), n, width, powers.data_ptr(), single, *map(_address, found))
+        except IndexError:
+            check_slots(at, self.capacity)
+            raise
+        return found if slots.is_cpu else StepWindows(*(x.to(slots.device) for x in found))
+
+    def stack(self, slots: Tensor, k: int, *, then: bool = False, marked: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Find the rows of stacks of frames: the `k` rows of its episode up to each row.
+
+        Args:
+            slots: int64 `[n]` in `[0, capacity)`.
+            k: Rows of each stack, at least 1, or 2 with `then`.
+            then: The `k - 1` rows up to each row, and it once more: for the frame that follows it.
+            marked: Also tell which rows are not before the episode.
+
+        Returns:
+            Slots int64 `[n * k]`: before the episode, its first row present. And bool `[n, k]`, or None.
+        """
+        at = _checked("slots", slots, torch.int64)
+        n = at.numel()
+        like, like_valid = self._templates.get((n, k - 1, 0)) or self._make_templates((n, k - 1, 0))
+        out, valid = torch.empty_like(like), torch.empty_like(like_valid) if marked else None
+        try:
+            self._rows.stack(at.data_ptr(), n, k, then, out.data_ptr(), 0 if valid is None else valid.data_ptr())
+        except IndexError:
+            check_slots(at, self.capacity)
+            raise
+        if not slots.is_cpu:
+            out, valid = out.to(slots.device), None if valid is None else valid.to(slots.device)
+        return out.view(-1), valid
+
     def _make_templates(self, key: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
         """Make tensors `[n, T]` for `empty_like`, which is twice as fast as `empty` with shape and dtype."""
         n, before, after = key
@@ -404,6 +507,7 @@ class Starts:
         self._table = table
         self._rows = table._rows  # noqa: SLF001 (one module)
         self._handle = self._rows.add_need(need)
+        self._like = torch.empty(0, dtype=torch.int64, device="cpu")  # of the size of the last draw, for `empty_like`
         self.need = need
 
     def __repr__(self) -> str:
@@ -460,7 +564,10 @@ class Starts:
         if odd:
             msg = f"randoms must hold two numbers for each row to draw, got {numbers.numel()} in all"
             raise OptionError(msg)
-        out = numbers.new_empty(n)
+        like = self._like  # read once: several threads may read
+        if like.shape[0] != n:
+            self._like = like = torch.empty(n, dtype=torch.int64, device="cpu")
+        out = torch.empty_like(like)
         try:
             self._rows.draw_episodes(self._handle, numbers.data_ptr(), n, out.data_ptr())
         except IndexError as error:
@@ -483,6 +590,9 @@ class Starts:
             f"no episode has the {self.need} rows of a window: of the {self._table.count} episodes present the longest "
             f"has {longest}: add rows first, or ask for fewer"
         )
+
+
+_address = torch.Tensor.data_ptr
 
 
 def _checked(name: str, tensor: Tensor, dtype: torch.dtype, rows: int | None = None) -> Tensor:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.episodes.table import Starts
     from ostinato.core.records import Placement
+    from ostinato.core.rows import Path
 
 __all__ = ["EpisodeTracker", "TrackedRows"]
 
@@ -84,6 +85,7 @@ class EpisodeTracker:
         self.span = span
         self._resolved: Episodes | None = None
         self._schema: Schema | None = None  # that `_resolved` was resolved for
+        self._end: Path | None = None  # the only field that `_resolved` reads, if it is a flag
         self._table: EpisodeTable | None = None  # None: read from the storage before the next draw
         self._runs = _Runs()
 
@@ -106,6 +108,8 @@ class EpisodeTracker:
             raise UsageError(msg)
         self.check_span(storage)
         resolved = self._resolve(storage)
+        if self._end is not None:
+            return Marks(as_flags(storage.scores(payload, self._end), self._end, rows))  # type: ignore[arg-type]
         return _marks(resolved, {path: storage.scores(payload, path) for path in resolved.paths}, rows)
 
     def record(self, storage: TrackedRows, placement: Placement, marks: Marks) -> None:
@@ -186,6 +190,8 @@ class EpisodeTracker:
                 raise EpisodesError(msg)
             self._resolved = self.wanted.resolve({leaf.path for leaf in schema.leaves})
             self._schema = schema
+            paths = self._resolved.paths
+            self._end = paths[0] if len(paths) == len(self._resolved.end_paths) == 1 else None
         return self._resolved
 
     def check_span(self, storage: TrackedRows) -> None:
@@ -231,10 +237,10 @@ class EpisodeTracker:
 
     def hold(self) -> Callable[[], None]:
         """Return a function that restores the table of this moment: for a load that fails."""
-        kept = self._table, self._resolved, self._schema, self._runs
+        kept = self._table, self._resolved, self._schema, self._end, self._runs
 
         def restore() -> None:
-            self._table, self._resolved, self._schema, self._runs = kept
+            self._table, self._resolved, self._schema, self._end, self._runs = kept
 
         return restore
 

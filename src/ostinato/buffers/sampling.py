@@ -1,0 +1,249 @@
+"""How a buffer is sampled: `sample`, iteration, and the batches of both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from ostinato.buffers.lifecycle import Lifecycle
+from ostinato.buffers.options import check_size, warn_of_size
+from ostinato.buffers.out import fill, fill_direct
+from ostinato.buffers.pipeline import END, Batch, Pass
+from ostinato.buffers.policy_versions import check_age
+from ostinato.buffers.priority_updates import priority_fields
+from ostinato.buffers.rate_limit import Ask, check_wait
+from ostinato.errors import EpochEndError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from ostinato._native import Direct
+    from ostinato.buffers.pipeline import Finish
+    from ostinato.buffers.records import Ticket
+
+__all__ = ["Sampling"]
+
+_CPU = torch.device("cpu")
+_PLAIN = Ask()
+
+
+class Sampling(Lifecycle):
+    """The part of `ReplayBuffer` that draws batches."""
+
+    _pass: Pass | None = None
+    _warned = False
+    """Whether it was said that a batch size differs from the constructor's."""
+
+    def _find_direct(self) -> None:
+        """Look for direct calls after the parts have changed."""
+
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: Literal[False] = False,  # noqa: FBT002
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+        out: Any = None,
+    ) -> Any: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        *,
+        return_info: Literal[True],
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+        out: Any = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None,
+        return_info: Literal[True],
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+        out: Any = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+        out: Any = None,
+    ) -> Any: ...
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+        out: Any = None,
+    ) -> Any:
+        """Draw a batch.
+
+        Args:
+            batch_size: rows; None takes the constructor's. With prefetch it must be the constructor's.
+            return_info: return `(batch, info)`; `info["index"]` holds the slots, int64 `[B]` (with `ndim=2` a pair);
+                prioritized samplers add `priority_weight` `[B]` and the generations `index_generation`, int64 `[B]`.
+            max_age: draw uniformly among the rows whose version (`version_key`) is at least the newest one present less
+                this; None takes all rows. Cost: O(B) while versions do not decrease in the order of writing, else
+                O(B log runs + runs) for runs of equal versions.
+            timeout_s: longest wait for writers, in seconds, where there is a `rate_limiter`; None is its own.
+            out: an earlier batch, or tensors of its form: the rows are written to its tensors, and `out` is returned.
+                Uniform draws of stored rows on the CPU then allocate no memory. With other samplers, units, transforms
+                or prefetch the batch is made first, and copied.
+
+        Returns:
+            Rows as they were put in, `[B, *shape]`, transformed. Copy.
+
+        Raises:
+            UsageError: if there is no batch size.
+            EmptyBufferError: if there are no rows.
+            OptionError: if `max_age` is not available with these parts, or no call ever waits.
+            WaitTimeoutError: if writers did not come in time; nothing is drawn.
+            KindError: if `out` holds other things than tensors.
+            SchemaError: if `out` differs from a batch in its fields, or in their dtypes, shapes or devices, or shares
+                memory with the storage; nothing is written.
+        """
+        pipeline, size = self._pipeline, self._batch_size
+        if batch_size is not None or size is None:
+            size = check_size(batch_size, size, fixed=pipeline.prefetch is not None)
+            if not self._warned and self._batch_size not in (None, size):
+                self._warned = True
+                warn_of_size(self._batch_size, size)
+        if max_age is None and timeout_s is None:
+            direct = self._engine.direct
+            if direct is not None and not self._transform.steps and not is_dynamo_compiling():
+                found = direct.sample(size, return_info) if out is None else self._filled(direct, out, size)
+                if found is not None:
+                    return self._presented(found, size, out, return_info=return_info)
+            ask = _PLAIN
+        else:
+            ask = self._asked(max_age, timeout_s)
+        finish = self._finish if out is None or pipeline.prefetch is not None else self._finish_in(out)
+        batch = pipeline.next(size, finish, ask=ask)
+        if out is not None and pipeline.prefetch is not None:
+            batch = batch._replace(data=fill(out, batch.data, self._engine.storage))
+        self._find_direct()
+        return (batch.data, self._info(batch)) if return_info else batch.data
+
+    def _finish_in(self, out: Any) -> Finish:
+        """Return what finishes a batch in the tensors of `out`."""
+        storage = self._engine.storage
+        return lambda data, ticket, notes: fill(out, self._finish(data, ticket, notes), storage)
+
+    def _filled(self, direct: Direct, out: Any, size: int) -> tuple[Any, Tensor] | None:
+        schema = self._engine.storage.schema
+        slots = None if schema is None else fill_direct(direct, schema, out, size)
+        return None if slots is None else (out, slots)
+
+    def _presented(self, found: Any, size: int, out: Any, *, return_info: bool) -> Any:
+        """Return a batch of a direct call as rows were put in, with its info if that is asked for."""
+        if out is not None:
+            return (out, {"index": found[1]}) if return_info else out
+        batch, slots = found if return_info else (found, None)
+        schema = self._engine.source.storage.schema
+        if schema is not None and schema.kind == "tensordict":
+            batch = schema.build(list(batch.values()), (size,), _CPU)
+        return (batch, {"index": slots}) if return_info else batch
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Whether `sample` would return a batch now: there are rows to draw, and no call would wait for writers.
+
+        Args:
+            batch_size: rows; None takes the constructor's.
+
+        Raises:
+            UsageError: if there is no batch size.
+        """
+        size = check_size(batch_size, self._batch_size, fixed=False)
+        return self._engine.can_draw(size)
+
+    def next(self) -> Any:
+        """Return the next batch of an iteration, None at its end; the call after that begins another one.
+
+        For callers without a `for` loop. Not thread-safe.
+
+        Raises:
+            UsageError: if the constructor was given no batch size.
+        """
+        self._require_batch_size()
+        if self._pass is None:
+            self._pass = Pass(self)
+        batch = self._pass.next()
+        if batch is END:
+            self._pass = None
+            return None
+        return batch
+
+    def _asked(self, max_age: int | None, timeout_s: float | None) -> Ask:
+        if timeout_s is not None:
+            check_wait(timeout_s, waits=self._engine.gate is not None)
+        if max_age is None:
+            return Ask(timeout_s)
+        return Ask(
+            timeout_s,
+            check_age(
+                self._engine.versions, self._engine.sampler, max_age, prefetch=self._pipeline.prefetch is not None
+            ),
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
+
+        Raises:
+            UsageError: if the constructor was given no batch size.
+        """
+        size = self._require_batch_size()
+        if not self._engine.sampler.epochal:
+            while True:
+                yield self.sample()
+        self._pipeline.restart()
+        while True:
+            try:
+                batch = self._pipeline.next(size, self._finish, within_epoch=True)
+            except EpochEndError:
+                return
+            yield batch.data
+            if batch.ticket.last or self._pipeline.over:
+                return
+
+    def _require_batch_size(self) -> int:
+        if self._batch_size is None:
+            msg = (
+                "Cannot iterate over the replay buffer. Batch_size was not specified during construction of the replay "
+                "buffer: pass it to the constructor, or call sample(batch_size)"
+            )
+            raise UsageError(msg)
+        return self._batch_size
+
+    def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
+        """Transform; subclasses add keys."""
+        return self._transform.forward(data) if self._transform.steps else data
+
+    def _index(self, slots: Tensor) -> Any:
+        storage = self._engine.storage
+        return slots if storage.ndim == 1 else (slots // storage.num_envs, slots % storage.num_envs)
+
+    def _info(self, batch: Batch) -> dict[str, Any]:
+        ticket = batch.ticket
+        info = {
+            "index": self._index(ticket.records),
+            **priority_fields(ticket, self._engine.era, tracked=self._engine.writer.tracks_generations),
+            **ticket.info,
+            **batch.notes,
+        }
+        if "anchor_index" in info:
+            info["anchor_index"] = self._index(info["anchor_index"])
+        return info

@@ -1,0 +1,192 @@
+"""What `import ostinato` and its public names load: each test runs in a process of its own, and counts no time."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ostinato
+
+ROOT_MODULE = Path(ostinato.__file__)
+
+
+def run(code: str, **environment: str) -> str:
+    """Run Python code in a process of its own and return what it prints."""
+    command = [sys.executable, "-c", code]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+
+def loaded(first: str, then: str) -> set[str]:
+    """Names of the modules that `then` loads in a process that has run `first`."""
+    code = f"import sys, json\n{first}\nbefore = set(sys.modules)\n{then}\n"
+    return set(json.loads(run(f"{code}print(json.dumps([*set(sys.modules) - before]))")))
+
+
+def test_import_loads_no_other_package() -> None:
+    """Neither torch nor NumPy; of the standard library, only what torch imports as well."""
+    modules = loaded("", "import ostinato")
+    assert {name for name in modules if name.startswith("ostinato.")} <= {
+        "ostinato._backend",
+        "ostinato._native",
+        "ostinato.errors",
+    }
+    others = {name.partition(".")[0] for name in modules} - {"ostinato"}
+    assert others <= sys.stdlib_module_names
+    assert loaded("import torch", "import ostinato") <= {name for name in modules if name.startswith("ostinato")}
+
+
+def test_all_names_load_no_further_package() -> None:
+    """No part of torch that `import torch` leaves out, and of other packages only the one for checksums."""
+    modules = loaded("import torch, numpy", "from ostinato import *")
+    assert {name.partition(".")[0] for name in modules} <= {"ostinato", "xxhash", "secrets", "hmac", "resource"}
+
+
+def test_a_buffer_loads_fewer_modules_than_a_fifth_of_torch() -> None:
+    torch = loaded("", "import torch")
+    code = "from ostinato import LazyTensorStorage, PrioritizedSampler, ReplayBuffer"
+    assert len(loaded("import torch", code)) < len(torch) / 5
+
+
+def test_a_buffer_loads_only_its_own_parts() -> None:
+    modules = loaded("import torch", "from ostinato import LazyTensorStorage, ReplayBuffer")
+    packages = {name.split(".")[1] for name in modules if name.startswith("ostinato.")}
+    assert not packages & {"collect", "compat", "distributed", "testing", "tools", "trajectories", "viz", "demo", "cli"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["inspect", "--help"]])
+def test_help_of_the_command_does_not_load_torch(arguments: list[str]) -> None:
+    pytest.importorskip("typer")
+    code = (
+        f"import sys; sys.argv = ['ostinato', *{arguments}]\n"
+        "from ostinato.cli.main import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    )
+    assert run(code).splitlines()[-1] == "[]"
+
+
+def test_editors_and_the_interpreter_see_the_same_names() -> None:
+    """The imports for type checkers, the table of modules and `__all__` agree."""
+    tree = ast.parse(ROOT_MODULE.read_text())
+    [block] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    typed = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            typed[alias.asname or alias.name] = (node.module, alias.name)
+    table = {
+        name: (f"ostinato.{module}", ostinato._RENAMED.get(name, name))
+        for module, names in ostinato._MODULES.items()
+        for name in names
+    }
+    assert typed == table
+    assert set(table) == {*ostinato.__all__, "Sequence"}
+    assert set(ostinato._RENAMED) <= set(table)
+
+
+def test_every_name_resolves_and_is_kept() -> None:
+    code = (
+        "import ostinato\n"
+        "for name in ostinato.__all__:\n"
+        "    assert name in dir(ostinato) and name not in vars(ostinato), name\n"
+        "    value = getattr(ostinato, name)\n"
+        "    assert vars(ostinato)[name] is value, name\n"
+        "assert ostinato.samplers.RandomSampler is ostinato.RandomSampler"
+    )
+    run(code)
+
+
+def test_packages_are_attributes_without_an_import_of_their_own() -> None:
+    packages = ["buffers", "collect", "core", "distributed", "durable", "errors", "samplers", "storages"]
+    packages += ["trajectories", "transforms", "units", "writers"]
+    run(f"import ostinato\nfor name in {packages}:\n    assert getattr(ostinato, name).__name__ == 'ostinato.' + name")
+
+
+def test_a_name_that_does_not_exist_raises() -> None:
+    with pytest.raises(AttributeError, match="module 'ostinato' has no attribute 'ReplayBufer'"):
+        ostinato.ReplayBufer  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'ReplayBufer' from 'ostinato'"):
+        from ostinato import ReplayBufer  # type: ignore[attr-defined]  # noqa: F401
+
+
+WITHOUT_TENSORDICT = """
+import sys
+sys.modules["tensordict"] = None  # as if it were not installed
+import collections, tempfile
+import numpy as np, torch
+import ostinato
+from ostinato import LazyTensorStorage, ListStorage, PrioritizedSampler, ReplayBuffer, SliceSampler
+from ostinato.errors import MissingExtraError
+
+Row = collections.namedtuple("Row", "obs reward")
+many = {"obs": torch.rand(8, 3), "reward": torch.rand(8), "done": torch.tensor([False, True] * 4)}
+arrays = {name: value.numpy() for name, value in many.items()}
+kinds = [many, arrays, torch.rand(8, 3), np.ones((8, 3)), Row(torch.rand(8, 3), torch.rand(8)), (torch.rand(8),)]
+for rows in kinds:
+    for sampler in (None, PrioritizedSampler(100, alpha=0.7, beta=0.5)):
+        rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=4)
+        rb.extend(rows)
+        batch, info = rb.sample(return_info=True)
+        if sampler is not None:
+            rb.update_priority(info["index"], torch.ones(4))
+        assert type(batch) in (dict, Row, list, tuple, torch.Tensor), type(batch)
+        repr(rb)
+rb = ReplayBuffer(storage=ListStorage(10), batch_size=2, collate_fn=list)
+rb.extend([{"x": 1}, {"x": 2}])
+rb.sample()
+rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=2, end_key="done"), batch_size=4)
+rb.extend(many)
+rb.add({"obs": np.ones(3, np.float32), "reward": 1.0, "done": True})
+rb.sample()
+with tempfile.TemporaryDirectory() as folder:
+    rb.dumps(folder + "/saved")
+    other = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=2, end_key="done"))
+    other.loads(folder + "/saved")
+    other.sample(4)
+try:
+    rb.query(ostinato.traj.reward > 0)
+    raise SystemExit("a query returns trajectories of TensorDicts")
+except MissingExtraError as error:
+    assert str(error) == "tensordict is needed here and is not installed: run pip install tensordict", error
+"""
+
+
+def test_dicts_and_arrays_need_no_tensordict() -> None:
+    run(WITHOUT_TENSORDICT, OSTINATO_NATIVE="0")
+    run(WITHOUT_TENSORDICT)
+
+
+LOADED = """
+import sys, torch
+from ostinato import LazyTensorStorage, ReplayBuffer
+rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+rb.loads(sys.argv[1])
+assert "tensordict" not in sys.modules
+print(type(rb.sample()).__name__)
+"""
+
+
+def test_a_loaded_buffer_imports_tensordict_for_its_first_batch(tmp_path: Path) -> None:
+    import torch
+    from tensordict import TensorDict
+
+    rb = ostinato.ReplayBuffer(storage=ostinato.LazyTensorStorage(10), batch_size=4)
+    rb.extend(TensorDict({"x": torch.rand(5)}, [5]))
+    rb.dumps(tmp_path / "saved")
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, str(tmp_path / "saved")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "TensorDict"
+    blocked = f"import sys; sys.modules['tensordict'] = None\n{LOADED}".replace('assert "tensordict" not in', "#")
+    done = subprocess.run(
+        [sys.executable, "-c", blocked, str(tmp_path / "saved")], capture_output=True, text=True, check=False
+    )
+    assert "tensordict is needed here and is not installed: run pip install tensordict" in done.stderr

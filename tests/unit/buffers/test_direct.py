@@ -1,0 +1,387 @@
+"""Direct calls: they apply where they should, and give what the general way gives, also while buffers change."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import random
+import threading
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+)
+from ostinato._backend import backend, use_backend
+from ostinato.buffers.direct import find_direct
+from ostinato.errors import OstinatoError, SchemaError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(not backend.exchange, reason="the native extension or torch's exchange API is missing")
+CAPACITY = 37
+
+
+class General(ReplayBuffer):
+    """A buffer without direct calls: an override of what finishes batches and accepts rows ends them."""
+
+    def _accept(self, data: Any) -> Any:
+        return super()._accept(data)
+
+    def _finish(self, data: Any, ticket: Any, notes: Any) -> Any:
+        return super()._finish(data, ticket, notes)
+
+
+def rows(rng: np.random.Generator, n: int) -> dict[str, np.ndarray[Any, Any]]:
+    return {
+        "obs": rng.random((n, 3), dtype=np.float32),
+        "action": rng.integers(0, 9, n),
+        "reward": rng.random(n, dtype=np.float32),
+        "done": rng.random(n) < 0.5,
+        "image": rng.integers(0, 256, (n, 4, 100), dtype=np.uint8),
+    }
+
+
+def as_tensors(data: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    return {key: torch.from_numpy(np.array(value)) for key, value in data.items()}
+
+
+def make(kind: type[ReplayBuffer], path: Path, *, mapped: bool = False) -> ReplayBuffer:
+    storage = LazyMemmapStorage(CAPACITY, scratch_dir=path, existsok=True) if mapped else LazyTensorStorage(CAPACITY)
+    return kind(storage=storage, batch_size=5, generator=torch.Generator().manual_seed(3))
+
+
+def outcome(call: Any, rb: ReplayBuffer) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return call(rb)
+        except OstinatoError as error:
+            return type(error), str(error)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return type(a) is type(b) and a.dtype is b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, TensorDict):
+        alike = a.batch_size == b.batch_size and a.device == b.device
+        return alike and same(dict(a.items()), dict(b.items()))
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and bool(a == b)
+
+
+def operation(dice: random.Random, rng: np.random.Generator, path: Path) -> Any:
+    """Return a random operation on a buffer; the same one for each buffer that it is called with."""
+    n = dice.choice([0, 1, 3, 8, 20, CAPACITY, CAPACITY + 7])
+    batch, seed = rows(rng, n), dice.randrange(10**6)
+    one = {key: value[0] for key, value in rows(rng, 1).items()}
+    td = TensorDict(as_tensors(batch), batch_size=[n])
+    numbers = {
+        **one,
+        "reward": dice.random() * 10.0 ** dice.choice([0, 30, 60]),
+        "done": bool(seed % 2),
+        "action": seed,
+    }
+    double = {**batch, "reward": batch["reward"].astype(np.float64) * 10.0 ** dice.choice([0, 60])}
+    graded = torch.from_numpy(batch["reward"].copy()).requires_grad_()
+    strided = {key: np.asfortranarray(value) for key, value in batch.items()}
+
+    def load(rb: ReplayBuffer) -> None:
+        rb.load_state_dict(rb.state_dict())
+
+    def save(rb: ReplayBuffer) -> None:
+        rb.dumps(path / type(rb).__name__)
+        rb.loads(path / type(rb).__name__)
+
+    def edit(rb: ReplayBuffer) -> None:
+        if len(rb):
+            rb[0] = as_tensors(one)
+
+    def flush(rb: ReplayBuffer) -> None:
+        if isinstance(rb.storage, LazyMemmapStorage) and len(rb):
+            rb.storage.flush()
+
+    common = [
+        lambda rb: rb.extend(as_tensors(batch)),
+        lambda rb: rb.extend(batch),
+        lambda rb: rb.extend(td),
+        lambda rb: rb.extend(double),
+        lambda rb: rb.extend(strided),
+        lambda rb: rb.add(as_tensors(one)),
+        lambda rb: rb.add(one),
+        lambda rb: rb.add(numbers),
+        lambda rb: rb.sample(),
+        lambda rb: rb.sample(seed % 9),
+        lambda rb: rb.sample(4, return_info=True),
+        lambda rb: (len(rb), rb.write_count, rb.cursor, rb.stats().rows_drawn, rb.stats().rows_written),
+    ]
+    rare = [
+        lambda rb: rb.extend({**batch, "other": np.zeros(n)}),
+        lambda rb: rb.extend({key: value for key, value in batch.items() if key != "done"}),
+        lambda rb: rb.extend({**batch, "obs": batch["obs"][:, :2]}),
+        lambda rb: rb.extend({**batch, "obs": batch["obs"][: n // 2]}),
+        lambda rb: rb.extend({**as_tensors(batch), "reward": graded}),
+        lambda rb: rb.extend(rb.storage[:3] if len(rb) else batch),
+        lambda rb: rb.add({**one, "obs": [0.0, 1.0, 2.0]}),
+        lambda rb: rb.set_sampler(RandomSampler()) and None,
+        lambda rb: rb.set_sampler(SamplerWithoutReplacement()) and None,
+        lambda rb: rb.set_rng(torch.Generator().manual_seed(seed)),
+        lambda rb: rb.empty(),
+        lambda rb: rb.empty(empty_write_count=False),
+        lambda rb: rb.state_dict()["_batch_size"],
+        lambda rb: rb.storage.set(0, as_tensors(one)) if len(rb) else None,
+        load,
+        save,
+        edit,
+        flush,
+    ]
+    return dice.choice(rare if dice.random() < 0.2 else common)
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["memory", "mapped"])
+@pytest.mark.parametrize("seed", range(6))
+def test_direct_calls_and_the_general_way_agree(seed: int, tmp_path: Path, *, mapped: bool) -> None:
+    dice, rng = random.Random(seed), np.random.default_rng(seed)
+    direct, general = (make(kind, tmp_path / kind.__name__, mapped=mapped) for kind in (ReplayBuffer, General))
+    used = 0
+    for step in range(150):
+        work = operation(dice, rng, tmp_path / "saves")
+        used += direct._engine.direct is not None
+        first, second = outcome(work, direct), outcome(work, general)
+        assert same(first, second), (step, first, second)
+        assert general._engine.direct is None
+        if len(direct):
+            assert same(direct[:], general[:])
+    assert used > 30
+
+
+@pytest.mark.parametrize("kind", ["dict", "tensordict", "tensor"])
+def test_common_buffers_have_direct_calls(kind: str) -> None:
+    data: Any = {"obs": torch.rand(8, 3), "done": torch.zeros(8, dtype=torch.bool)}
+    if kind == "tensordict":
+        data = TensorDict(data, batch_size=[8])
+    elif kind == "tensor":
+        data = torch.rand(8, 3)
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+    rb.extend(data)
+    calls = rb._engine.direct
+    assert calls is not None
+    before = rb.write_count
+    assert rb.extend(data).tolist() == list(range(8, 16))
+    assert rb.add(data[0] if kind != "dict" else {key: value[0] for key, value in data.items()}) == 16
+    batch = rb.sample()
+    assert type(batch) is type(data)
+    assert rb.write_count == before + 9
+    assert rb._engine.direct is calls
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"storage": ListStorage(10)},
+        {"sampler": PrioritizedSampler(10, 0.6, 0.4)},
+        {"prefetch": 1},
+        {"transform": lambda batch: batch},
+        {"collate_fn": lambda batch: batch},
+    ],
+    ids=["list", "prioritized", "prefetch", "transform", "collate"],
+)
+def test_draws_of_other_buffers_take_the_general_way(options: dict[str, Any]) -> None:
+    options = {"storage": LazyTensorStorage(10), **options}
+    with ReplayBuffer(batch_size=2, **options) as rb:
+        rb.extend(torch.arange(4))
+        calls = rb._engine.direct
+        assert calls is None or calls.sample(2, False) is None or rb.transform.steps
+        assert len(rb.sample()) in {1, 2}
+
+
+def test_torch_alone_has_no_direct_calls() -> None:
+    with use_backend("torch"):
+        rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+        rb.extend({"x": torch.arange(4)})
+        rb.sample()
+        assert rb._engine.direct is None
+        assert find_direct(rb._engine, draws=True) is None  # type: ignore[arg-type]
+
+
+def test_a_storage_of_ones_own_class_is_asked() -> None:
+    class Doubled(LazyTensorStorage):
+        def gather(self, slots: torch.Tensor, *, pin: bool = False) -> Any:
+            payload = super().gather(slots, pin=pin)
+            for leaf in payload.flat.leaves:
+                leaf.mul_(2)
+            return payload
+
+    rb = ReplayBuffer(storage=Doubled(10), batch_size=2)
+    for _ in range(3):
+        rb.extend(torch.full((2,), 3))
+    assert rb.sample().tolist() == [6, 6]
+
+
+def test_a_transform_appended_to_the_chain_itself_is_applied() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    rb.extend(torch.arange(4.0))
+    rb.sample()
+    rb.transform.append(lambda batch: batch + 100)
+    assert rb.sample().min() >= 100
+
+
+def test_a_pickled_buffer_goes_on() -> None:
+    rb = make(ReplayBuffer, None)  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    rb.extend(rows(rng, 10))
+    rb.sample()
+    other = pickle.loads(pickle.dumps(rb))
+    assert same(rb.sample(), other.sample())
+    more = rows(rng, 3)
+    assert same(rb.extend(more), other.extend(more))
+    assert same(rb[:], other[:])
+
+
+def test_a_dropped_buffer_is_freed_at_once() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    rb.extend(torch.arange(4.0))
+    rb.sample()
+    gc.collect()
+    gc.disable()
+    try:
+        freed = []
+        storage = rb.storage
+        weakref.finalize(storage, lambda: freed.append(True))
+        del rb, storage
+        assert freed
+    finally:
+        gc.enable()
+
+
+def test_memory_of_a_batch_is_used_again_only_when_all_views_are_gone() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(64), batch_size=32)
+    rb.extend({"image": torch.arange(64, dtype=torch.uint8)[:, None].expand(64, 4096).clone()})
+    batch = rb.sample()
+    view = batch["image"][3:5]
+    kept = view.clone()
+    address = batch["image"].data_ptr()
+    del batch
+    others = [rb.sample()["image"] for _ in range(5)]
+    assert torch.equal(view, kept)
+    assert address not in [x.data_ptr() for x in others]
+    del view
+    assert rb.sample()["image"].data_ptr() == address  # the last one that was dropped
+
+
+def test_rows_of_batches_are_whole_while_threads_write() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(64))
+    rb.extend({"a": torch.zeros(64, 50), "b": torch.zeros(64, 900)})
+    stop, wrong = threading.Event(), []
+
+    def write() -> None:
+        number = 0.0
+        while not stop.is_set():
+            number += 1
+            rb.extend({"a": torch.full((8, 50), number), "b": torch.full((8, 900), number)})
+
+    def read() -> None:
+        for _ in range(400):
+            batch = rb.sample(256)
+            first = batch["a"][:, :1]
+            if not (bool((batch["a"] == first).all()) and bool((batch["b"] == first).all())):
+                wrong.append(batch)
+
+    writer, readers = threading.Thread(target=write), [threading.Thread(target=read) for _ in range(2)]
+    for thread in (writer, *readers):
+        thread.start()
+    for thread in readers:
+        thread.join()
+    stop.set()
+    writer.join()
+    assert not wrong
+    assert rb.stats().rows_drawn == 2 * 400 * 256
+
+
+# -- sample(out=) -----------------------------------------------------------------------------------------------------
+
+
+def filled(general: bool, **options: Any) -> ReplayBuffer:
+    rb = (General if general else ReplayBuffer)(
+        storage=LazyTensorStorage(50), generator=torch.Generator().manual_seed(1), batch_size=8, **options
+    )
+    rb.extend(as_tensors(rows(np.random.default_rng(0), 50)))
+    rb.sample()
+    return rb
+
+
+@pytest.mark.parametrize("general", [False, True])
+def test_out_is_filled_with_the_batch_that_would_have_been_returned(general: bool) -> None:
+    rb, other = filled(general), filled(general)
+    out = other.sample()
+    rb.sample()
+    addresses = [value.data_ptr() for value in out.values()]
+    expected, info = rb.sample(return_info=True)
+    found, found_info = other.sample(return_info=True, out=out)
+    assert found is out
+    assert [value.data_ptr() for value in out.values()] == addresses
+    assert same(found, expected)
+    assert same(found_info, info)
+
+
+@pytest.mark.parametrize("options", [{"prefetch": 2}, {"transform": lambda batch: {**batch, "obs": batch["obs"] + 1}}])
+def test_out_works_with_prefetch_and_transforms(options: dict[str, Any]) -> None:
+    with filled(general=False, **options) as rb, filled(general=False, **options) as other:
+        out = other.sample()
+        rb.sample()
+        assert same(other.sample(out=out), rb.sample())
+
+
+def test_out_of_tensordicts_and_tensors() -> None:
+    for data in (TensorDict({"a": torch.rand(9, 2)}, batch_size=[9]), torch.rand(9, 2)):
+        rb = ReplayBuffer(storage=LazyTensorStorage(9), batch_size=4)
+        rb.extend(data)
+        out = rb.sample()
+        torch.manual_seed(0)
+        expected = rb.sample().clone()
+        torch.manual_seed(0)
+        assert rb.sample(out=out) is out
+        assert same(out, expected)
+
+
+@pytest.mark.parametrize("general", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda out, rb: {**out, "obs": out["obs"].double()}, "'obs' of out has another dtype"),
+        (lambda out, rb: {**out, "obs": out["obs"][:4]}, "'obs' of out has another dtype"),
+        (lambda out, rb: {**out, "obs": torch.empty(3, 8).t()}, "'obs' of out is not contiguous"),
+        (lambda out, rb: {**out, "obs": rb.storage["obs"][:8]}, "'obs' of out .*(contiguous|shares memory)"),
+        (lambda out, rb: {**out, "image": rb.storage["image"][:8]}, "'image' of out shares memory with the storage"),
+        (lambda out, rb: {**out, "done": out["image"].view(-1)[:8].view(torch.bool)}, "another field of the batch"),
+        (lambda out, rb: {key: out[key] for key in ("obs", "done")}, "must have the fields of a batch"),
+        (lambda out, rb: {**out, "obs": out["obs"].to("meta")}, "'obs' of out"),
+    ],
+)
+def test_out_that_does_not_fit_raises_before_anything_is_written(general: bool, change: Any, message: str) -> None:
+    rb = filled(general)
+    out = rb.sample()
+    wrong = change(out, rb)
+    before = {key: value.clone() for key, value in wrong.items()}
+    rows_before = {key: value.clone() for key, value in rb[:].items()}
+    with pytest.raises(SchemaError, match=message):
+        rb.sample(out=wrong)
+    assert all(value.is_meta or torch.equal(value, before[key]) for key, value in wrong.items())
+    assert same(rb[:], rows_before)
+    assert same(rb.sample(out=out), out)
