@@ -155,11 +155,24 @@ private:
     bool write(nb::handle rows, std::int32_t lead, RingRun& run) {
         if (!is_usable()) return false;
         std::int64_t n = lead == 0 ? 1 : -1;
-        const bool known = read(rows, lead, n) && n > 0 && store(n, run);
-        for (GivenField& field : given_) field.release();
-        values_.clear();
-        return known;
+        const Reading reading(*this);
+        return read(rows, lead, n) && n > 0 && store(n, run);
     }
+
+    /// Lets the rows given go at the end of a write.
+    class Reading {
+    public:
+        explicit Reading(Direct& direct) : direct_(direct) {}
+        Reading(const Reading&) = delete;
+        Reading& operator=(const Reading&) = delete;
+        ~Reading() {
+            for (GivenField& field : direct_.given_) field.release();
+            direct_.values_.clear();
+        }
+
+    private:
+        Direct& direct_;
+    };
 
     bool read(nb::handle rows, std::int32_t lead, std::int64_t& n) {
         if (!find_fields(rows, values_)) return false;
