@@ -214,7 +214,7 @@ public:
         outs.resize(fields_);
         std::size_t bytes = 0;
         for (std::size_t f = 0; f < fields_; ++f) bytes += forms_[f].row_bytes() * drawn.anchors.size();
-        run_released_if(bytes >= kReleaseGatherBytes, [&] {
+        run_released_if(bytes >= kReleaseBytes, [&] {
             reader_->check(sources, n, outs);
             reader_->read(sources, n, outs);
         });

@@ -15,12 +15,6 @@ namespace nb = nanobind;
 /// copy, and under contention taking the lock again takes milliseconds.
 constexpr std::size_t kReleaseBytes = 4096;
 
-/// The same for a write, which copies in order.
-constexpr std::size_t kReleaseWriteBytes = 4096;
-
-/// The same for rows gathered at random places, which take about as long as eight times their bytes in order.
-constexpr std::size_t kReleaseGatherBytes = 4096;
-
 /// Run `work`, without the interpreter lock if it is `large`.
 template <typename Work>
 auto run_released_if(bool large, Work work) {

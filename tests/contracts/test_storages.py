@@ -235,7 +235,7 @@ class _Leaky(LazyTensorStorage):
 
     def write(self, placement: Any, payload: Any) -> None:
         self.late_write = (placement, payload)
-        self._rows = max(self._rows, placement.rows)
+        self._at.rows = max(self._at.rows, placement.rows)
 
     def gather(self, slots: Tensor, *, pin: bool = False) -> Any:
         super().write(*self.late_write)

@@ -10,7 +10,7 @@ The object is made when a general call finds that it would apply, and ended by `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import torch
@@ -19,13 +19,14 @@ from ostinato._backend import backend
 from ostinato.buffers.direct_windows import direct_windows, tracked_episodes
 from ostinato.core import kinds
 from ostinato.samplers import RandomSampler, SamplerWithoutReplacement, SliceSampler
-from ostinato.storages.tensor import TensorStorage
+from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
 from ostinato.writers import RoundRobinWriter
 
 if TYPE_CHECKING:
     from ostinato._native import Direct, DirectWindows
     from ostinato.buffers.engine import LocalEngine
     from ostinato.core.rows import Schema
+    from ostinato.storages import Storage
 
 __all__ = ["direct_rows", "find_direct"]
 
@@ -40,7 +41,7 @@ def find_direct(engine: LocalEngine, *, draws: bool) -> Direct | None:
         draws: whether batches are the rows drawn as they are stored, made when they are asked for.
     """
     native, storage = backend.native, engine.storage
-    if native is None or not backend.exchange or not isinstance(storage, TensorStorage) or storage.ndim > 1:
+    if native is None or not backend.exchange or not _is_known(storage) or storage.ndim > 1:
         return None
     found, ring = storage.plain_table(), engine.ring
     schema = storage.schema
@@ -79,6 +80,11 @@ def find_direct(engine: LocalEngine, *, draws: bool) -> Direct | None:
         episodes,
         windows,
     )
+
+
+def _is_known(storage: Storage) -> TypeGuard[TensorStorage]:
+    """Whether a storage is of exactly one of these classes: subclasses may read and write in another way."""
+    return type(storage) in {LazyTensorStorage, LazyMemmapStorage, TensorStorage}
 
 
 def _may_write(engine: LocalEngine) -> bool:

@@ -190,6 +190,7 @@ def reseed(buffer: ReplayBuffer, seed: int) -> None:
     """Give a buffer a generator of its own: torch begins every process with the same seed."""
     engine = buffer._engine  # noqa: SLF001 (same package)
     with engine.lock:
+        engine.parts_changed()
         engine.generator = torch.Generator(engine.storage.device).manual_seed(seed)
 
 

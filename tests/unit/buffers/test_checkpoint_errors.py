@@ -460,11 +460,11 @@ def spoil_queue(rb: ReplayBuffer) -> None:
 
 
 def spoil_cursor(rb: ReplayBuffer) -> None:
-    rb._engine.ring.cursor = 99  # type: ignore[misc]
+    rb._engine.ring.counts.cursor = 99  # type: ignore[union-attr]
 
 
 def spoil_counts(rb: ReplayBuffer) -> None:
-    rb._engine.rows_drawn = -1  # type: ignore[misc]
+    rb._engine.counts.drawn = -1  # type: ignore[attr-defined]
 
 
 def spoil_reservoir(rb: ReplayBuffer) -> None:

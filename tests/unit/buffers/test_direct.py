@@ -220,6 +220,20 @@ def test_torch_alone_has_no_direct_calls() -> None:
         assert find_direct(rb._engine, draws=True) is None  # type: ignore[arg-type]
 
 
+def test_a_storage_of_ones_own_class_is_asked() -> None:
+    class Doubled(LazyTensorStorage):
+        def gather(self, slots: torch.Tensor, *, pin: bool = False) -> Any:
+            payload = super().gather(slots, pin=pin)
+            for leaf in payload.flat.leaves:
+                leaf.mul_(2)
+            return payload
+
+    rb = ReplayBuffer(storage=Doubled(10), batch_size=2)
+    for _ in range(3):
+        rb.extend(torch.full((2,), 3))
+    assert rb.sample().tolist() == [6, 6]
+
+
 def test_a_transform_appended_to_the_chain_itself_is_applied() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
     rb.extend(torch.arange(4.0))
