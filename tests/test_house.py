@@ -267,6 +267,7 @@ NATIVE_WITH_PYTHON = {
     "batches.hpp": "batches are tensors",
     "given_rows.hpp": "rows to be written are tensors, arrays and numbers",
     "direct.hpp": "holds the lock of a buffer, and reads and makes dicts",
+    "direct_windows.hpp": "draws random numbers and makes batches, both tensors",
     "tensor_check.hpp": "the fast check of tensors reads Python attributes: torch has no stable C++ interface",
 }
 """Native files that include Python headers besides the bindings (`bind_*.cpp`), and why."""
