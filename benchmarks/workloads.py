@@ -326,7 +326,7 @@ WORKLOADS: tuple[Workload, ...] = (
     ),
     Workload(
         "start.import",
-        "import of the library, in a process that has imported torch",
+        "import of the buffer and its storage, in a process that has imported torch",
         "nothing",
         0,
         0,

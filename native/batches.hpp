@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -81,10 +82,11 @@ public:
 
     /// The addresses of tensors that `rows` rows can be copied to. Raises nb::value_error naming the position
     /// of the first one that does not fit, and why.
-    std::vector<Byte*> addresses(const nb::list& outs, std::int64_t rows) const {
+    std::vector<Byte*> addresses(const std::vector<nb::object>& outs, std::int64_t rows) const {
         if (outs.size() != forms_.size()) throw nb::value_error("one tensor for each field");
         std::vector<Byte*> found;
-        AddressRanges taken;
+        found.reserve(outs.size());
+        const std::shared_ptr<const AddressRanges> stored = fields_->memory();
         for (std::size_t f = 0; f < forms_.size(); ++f) {
             dlpack::Tensor view{};
             if (!Exchange::torch().is_tensor(outs[f]) || !Exchange::torch().view(outs[f], view))
@@ -93,17 +95,23 @@ public:
             const bool empty = forms_[f].items() == 0;
             if (!empty && !Exchange::is_contiguous(view)) refuse(f, "is not contiguous");
             Byte* const data = Exchange::data_of(view);
-            const AddressRange range =
-                range_of(data, static_cast<std::uint64_t>(rows), forms_[f].row_bytes());
-            if (fields_->memory()->overlaps(range)) refuse(f, "shares memory with the storage");
-            if (taken.overlaps(range)) refuse(f, "shares memory with another field of the batch");
-            taken.add(range);
+            if (stored->overlaps(range_of(f, data, rows))) refuse(f, "shares memory with the storage");
+            for (std::size_t other = 0; other < f; ++other) {
+                const AddressRange mine = range_of(f, data, rows);
+                const AddressRange theirs = range_of(other, found[other], rows);
+                if (mine.begin < theirs.end && theirs.begin < mine.end)
+                    refuse(f, "shares memory with another field of the batch");
+            }
             found.push_back(data);
         }
         return found;
     }
 
 private:
+    AddressRange range_of(std::size_t field, const Byte* data, std::int64_t rows) const {
+        return ostinato::range_of(data, static_cast<std::uint64_t>(rows), forms_[field].row_bytes());
+    }
+
     [[noreturn]] static void refuse(std::size_t field, const char* why) {
         throw nb::value_error((std::to_string(field) + ":" + why).c_str());
     }

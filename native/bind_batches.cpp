@@ -47,14 +47,20 @@ TensorList gather_each(const Batches& batches, const nb::list& slots) {
     return nb::borrow<TensorList>(as_list(batch.tensors));
 }
 
+std::vector<nb::object> as_objects(const nb::list& tensors) {
+    std::vector<nb::object> objects;
+    for (nb::handle tensor : tensors) objects.push_back(nb::borrow(tensor));
+    return objects;
+}
+
 void gather_into(const Batches& batches, nb::object slots, const nb::list& outs) {
     std::int64_t n = 0;
     const std::int64_t* const at = slots_of(slots, n);
-    batches.copy({at}, {n}, batches.addresses(outs, n));
+    batches.copy({at}, {n}, batches.addresses(as_objects(outs), n));
 }
 
 void check_outs(const Batches& batches, const nb::list& outs, std::int64_t n) {
-    (void)batches.addresses(outs, n);
+    (void)batches.addresses(as_objects(outs), n);
 }
 
 std::size_t kept_bytes() { return BlockPool::shared().kept_bytes(); }

@@ -36,7 +36,7 @@ constexpr const char* kSampleDoc = R"(
         The batch, a new dict; with `with_slots` a tuple of batch and slots, int64 `[n]`; or None.
 )";
 constexpr const char* kIntoDoc = R"(
-    As `sample`, into tensors of the caller in the order of the fields; returns the slots, int64 `[n]`, or None.
+    As `sample`, into the tensors of a dict of the same keys; returns the slots, int64 `[n]`, or None.
 
     Raises:
         ValueError: `position:reason` for the first tensor that does not fit; nothing is drawn.
@@ -113,8 +113,8 @@ void bind_direct(nb::module_& m) {
              kExtendDoc)
         .def("sample", &Direct::sample, "n"_a, "with_slots"_a,
              nb::sig("def sample(self, n: int, with_slots: bool) -> typing.Any"), kSampleDoc)
-        .def("sample_into", &Direct::sample_into, "outs"_a, "n"_a,
-             nb::sig("def sample_into(self, outs: list[typing.Any], n: int) -> typing.Any"), kIntoDoc);
+        .def("sample_into", &Direct::sample_into, "out"_a, "n"_a,
+             nb::sig("def sample_into(self, out: typing.Any, n: int) -> typing.Any"), kIntoDoc);
 }
 
 }  // namespace ostinato

@@ -114,10 +114,11 @@ public:
         return with_slots ? nb::object(nb::make_tuple(data, slots)) : data;
     }
 
-    /// Draw rows into tensors of the caller, in the order of the fields, and return their slots; None if
-    /// Python has to.
-    nb::object sample_into(const nb::list& outs, std::int64_t n) {
+    /// Draw rows into the tensors of an earlier batch, and return their slots; None if Python has to.
+    nb::object sample_into(nb::handle out, std::int64_t n) {
         if (!parts_.draws || n < 1 || !is_eager()) return nb::none();
+        std::vector<nb::object> outs;  // other threads may change the dict meanwhile
+        if (!find_fields(out, outs)) return nb::none();
         const std::vector<Byte*> addresses = batches_->addresses(outs, n);
         std::int64_t serial = 0;
         nb::object slots;
@@ -154,22 +155,50 @@ private:
     bool write(nb::handle rows, std::int32_t lead, RingRun& run) {
         if (!is_usable()) return false;
         std::int64_t n = lead == 0 ? 1 : -1;
-        const bool known = read(rows, lead, n) && n > 0 && store(n, run);
-        for (GivenField& field : given_) field.release();
-        return known;
+        const Reading reading(*this);
+        return read(rows, lead, n) && n > 0 && store(n, run);
     }
 
+    /// Lets the rows given go at the end of a write.
+    class Reading {
+    public:
+        explicit Reading(Direct& direct) : direct_(direct) {}
+        Reading(const Reading&) = delete;
+        Reading& operator=(const Reading&) = delete;
+        ~Reading() {
+            for (GivenField& field : direct_.given_) field.release();
+            direct_.values_.clear();
+        }
+
+    private:
+        Direct& direct_;
+    };
+
     bool read(nb::handle rows, std::int32_t lead, std::int64_t& n) {
-        const std::vector<Form>& forms = batches_->forms();
-        if (parts_.keys.is_none()) return read_field(rows, 0, lead, n);
-        if (!PyDict_CheckExact(rows.ptr()) ||
-            PyDict_Size(rows.ptr()) != static_cast<Py_ssize_t>(forms.size()))
+        if (!find_fields(rows, values_)) return false;
+        for (std::size_t f = 0; f < values_.size(); ++f) {
+            if (!read_field(values_[f], f, lead, n)) return false;
+        }
+        return true;
+    }
+
+    /// Find the values of a dict in the order of the fields, or take the tensor that is the only one. False
+    /// if there are others.
+    bool find_fields(nb::handle data, std::vector<nb::object>& found) const {
+        found.clear();
+        if (parts_.keys.is_none()) {
+            found.push_back(nb::borrow(data));
+            return true;
+        }
+        const std::size_t count = batches_->forms().size();
+        if (!PyDict_CheckExact(data.ptr()) || PyDict_Size(data.ptr()) != static_cast<Py_ssize_t>(count))
             return false;
-        for (std::size_t f = 0; f < forms.size(); ++f) {
+        for (std::size_t f = 0; f < count; ++f) {
             PyObject* const key = PyTuple_GetItem(parts_.keys.ptr(), static_cast<Py_ssize_t>(f));
-            PyObject* const value = PyDict_GetItemWithError(rows.ptr(), key);
+            PyObject* const value = PyDict_GetItemWithError(data.ptr(), key);
             if (value == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
-            if (value == nullptr || !read_field(value, f, lead, n)) return false;
+            if (value == nullptr) return false;
+            found.push_back(nb::borrow(value));
         }
         return true;
     }
@@ -264,6 +293,7 @@ private:
     StoredRows* stored_;
     BufferCounts* counts_;
     std::deque<GivenField> given_;        // used under the lock
+    std::vector<nb::object> values_;      // as `given_`
     std::vector<const Byte*> addresses_;  // as `given_`
     Form index_form_;
     nb::object size_;

@@ -49,7 +49,7 @@ def workloads(module: str) -> dict[str, Callable[[Setup], Call]]:
     table |= {"extend.numpy": partial(extend_numpy, module), "add.numpy": partial(add_numpy, module)}
     for rows in ("1e4", "1e5", "1e7"):
         table[f"prioritized-rows.{rows}"] = lambda setup: prioritized(module, replace(setup, kind="dict"))
-    table["start.import"] = lambda _setup: importing(module)
+    table["start.import"] = lambda _setup: importing(module, "LazyTensorStorage, ReplayBuffer")
     table["start.first-batch"] = lambda _setup: program(_FIRST_BATCH.format(module=module))
     return table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -12,9 +13,10 @@ if TYPE_CHECKING:
     from benchmarks.adapter import Call
 
 _IMPORT = """
-import torch, time
+import gc, torch, time
+gc.collect()  # due for torch's objects: otherwise it falls into the imports of some versions, and not of others
 before = time.perf_counter()
-import {module}
+from {module} import {names}
 print(time.perf_counter() - before)
 """
 
@@ -26,7 +28,9 @@ def program(code: str) -> Call:
     """
 
     def call() -> str:
-        done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+        # with bytecode, as of an installed package, also for a checkout in an environment that keeps none
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        done = subprocess.run([sys.executable, "-c", code], env=env, check=False, capture_output=True, text=True)
         if done.returncode != 0:
             words = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
             msg = f"the program failed: {words[-1]}"
@@ -36,7 +40,8 @@ def program(code: str) -> Call:
     return call
 
 
-def importing(module: str) -> Call:
-    """Return a call that imports a module in a new process that has torch, and returns how long that took."""
-    run = program(_IMPORT.format(module=module))
+def importing(module: str, names: str) -> Call:
+    """Return a call that imports names of a module in a new process that has torch, and returns how long that took."""
+    run = program(_IMPORT.format(module=module, names=names))
+    run()  # writes the bytecode
     return lambda: Seconds(str(run()).splitlines()[-1])

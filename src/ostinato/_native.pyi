@@ -331,8 +331,8 @@ class Direct:
             The batch, a new dict; with `with_slots` a tuple of batch and slots, int64 `[n]`; or None.
         """
 
-    def sample_into(self, outs: list[Any], n: int) -> Any:
-        """As `sample`, into tensors of the caller in the order of the fields; returns the slots, int64 `[n]`, or None.
+    def sample_into(self, out: Any, n: int) -> Any:
+        """As `sample`, into the tensors of a dict of the same keys; returns the slots, int64 `[n]`, or None.
 
         Raises:
             ValueError: `position:reason` for the first tensor that does not fit; nothing is drawn.

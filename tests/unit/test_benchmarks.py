@@ -229,7 +229,7 @@ def test_measure_takes_the_word_of_a_call_that_times_itself() -> None:
 
 
 def test_programs_say_why_they_fail() -> None:
-    taken = importing("json")()
+    taken = importing("json", "dumps, loads")()
     assert isinstance(taken, Seconds)
     assert 0 < taken < 10
     with pytest.raises(RuntimeError, match="the program failed: ModuleNotFoundError: No module named 'nobody'"):

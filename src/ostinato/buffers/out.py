@@ -29,15 +29,17 @@ def fill_direct(direct: Direct, schema: Schema, out: Any, size: int) -> Tensor |
     Raises:
         KindError, SchemaError: see `fill`; nothing is drawn.
     """
-    leaves = _leaves(out)
-    wanted = [leaf.path for leaf in schema.leaves]
-    _check_fields(leaves, wanted)
+    fields = kinds.fields_of(out) if schema.kind == "tensordict" and kinds.is_tensordict(out) else out
     try:
-        return direct.sample_into([leaves[path] for path in wanted], size)  # type: ignore[no-any-return]
+        slots = direct.sample_into(fields, size)
     except ValueError as error:
         position, reason = str(error).split(":", 1)
         leaf = schema.leaves[int(position)]
-        _raise(leaf.path, leaves[leaf.path], f"{leaf.dtype}{[size, *leaf.shape]}, contiguous, on the CPU", reason)
+        needed = f"{leaf.dtype}{[size, *leaf.shape]}, contiguous, on the CPU"
+        _raise(leaf.path, _leaves(out)[leaf.path], needed, reason)
+    if slots is None:
+        _check_fields(_leaves(out), [leaf.path for leaf in schema.leaves])
+    return slots  # type: ignore[no-any-return]
 
 
 def fill(out: Any, batch: Any, storage: Storage) -> Any:
