@@ -28,11 +28,9 @@ struct Table {
     const int64_t* index;  // rows to read in turn, or null
     int64_t indices;       // how many
     int64_t at;            // next of them
-    int64_t run;           // rows of the index that follow each other
 };
 
 constexpr int64_t kAhead = 32;  // rows between a prefetch and its copy: cold rows cost about 100 ns each
-constexpr int64_t kSlicesAhead = 2;
 constexpr int64_t kMaxRows = 1 << 16;
 constexpr int64_t kLine = 64;
 
@@ -159,31 +157,6 @@ void gather(const Table& table, const int64_t* index, int64_t n) {
     }
 }
 
-// Reads slices: `run` rows that follow each other from each run-th row of the index on, field after field.
-void gather_slices(const Table& table, const int64_t* index, int64_t n, int64_t run) {
-    const Field* fields = table.fields;
-    const int count = static_cast<int>(table.count);
-    const bool packed = is_packed(fields, count);
-    for (int64_t i = 0; i < n; i += run) {
-        const int64_t next = i + kSlicesAhead * run;
-        for (int f = 0; next < n && f < (packed ? 1 : count); ++f) {
-            const char* from = fields[f].base + index[next] * fields[f].stride;
-            for (int64_t at = 0; at < run * fields[f].stride; at += kLine) __builtin_prefetch(from + at);
-        }
-        for (int f = 0; f < count; ++f) {
-            const Field& field = fields[f];
-            const char* from = field.base + index[i] * field.stride;
-            char* to = field.out + i * field.width;
-            if (!packed) {
-                std::memcpy(to, from, static_cast<size_t>(run * field.width));
-                continue;
-            }
-            for (int64_t j = 0; j < run; ++j)
-                copy(to + j * field.width, from + j * field.stride, field.width);
-        }
-    }
-}
-
 }  // namespace
 
 extern "C" {
@@ -227,12 +200,7 @@ void limit_prioritized(Table* table) {
 // Reads the next rows of an index drawn in advance.
 void limit_indexed(Table* table) {
     if (table->at + table->reads > table->indices) table->at = 0;
-    const int64_t* index = table->index + table->at;
-    if (table->run > 1) {
-        gather_slices(*table, index, table->reads, table->run);
-    } else {
-        gather(*table, index, table->reads);
-    }
+    gather(*table, table->index + table->at, table->reads);
     table->at += table->reads;
 }
 

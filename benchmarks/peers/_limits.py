@@ -68,7 +68,6 @@ class _Table(ctypes.Structure):
         ("index", c_void_p),
         ("indices", c_int64),
         ("at", c_int64),
-        ("run", c_int64),
     )
     memory: tuple[object, ...]
 
@@ -120,8 +119,8 @@ class Table:
             raise ValueError(msg)
         one = make(1, 0)
         self._lib = library()
-        source = _joined(data.pool(make, writes)) if writes else one
-        self.target = {key: np.empty((max(reads, 1), *value.shape[1:]), value.dtype) for key, value in one.items()}
+        source = {key: _aligned(value) for key, value in (_joined(data.pool(make, writes)) if writes else one).items()}
+        self.target = {key: _aligned(np.repeat(value, max(reads, 1), axis=0)) for key, value in one.items()}
         widths = {key: value.nbytes for key, value in one.items()}
         strides = dict.fromkeys(widths, -(-sum(widths.values()) // _LINE) * _LINE) if packed else widths
         memory: list[NDArray[np.uint8]] = []
@@ -152,9 +151,9 @@ class Table:
         weakref.finalize(self._table, self._lib.limit_tree_free, self._table.tree)
         return self.call("limit_prioritized")
 
-    def along(self, index: NDArray[np.int64], run: int = 1) -> Self:
-        """Take the rows to read from an index, in turn; always `run` of them follow each other."""
-        self._table.index, self._table.indices, self._table.run = index.ctypes.data, index.size, run
+    def along(self, index: NDArray[np.int64]) -> Self:
+        """Take the rows to read from an index, in turn."""
+        self._table.index, self._table.indices = index.ctypes.data, index.size
         self._table.memory = (*self._table.memory, index)
         return self
 
@@ -163,15 +162,26 @@ def _joined(batches: list[Rows]) -> Rows:
     return {key: np.concatenate([rows[key] for rows in batches]) for key in batches[0]}
 
 
+def _aligned(values: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Return a copy that begins at a cache line, as the tensors of torch do."""
+    copy = _lines(values.nbytes).view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy
+
+
+def _lines(size: int) -> NDArray[np.uint8]:
+    """Return memory that begins at a cache line."""
+    room = np.empty(size + _LINE, np.uint8)
+    skip = -room.ctypes.data % _LINE
+    return room[skip : skip + size]
+
+
 def _allocate(setup: Setup, stride: int, mapped: str | None) -> NDArray[np.uint8]:
-    """Return memory for all rows, aligned to a cache line and touched, or a mapped file."""
+    """Return memory for all rows, touched, or a mapped file."""
     size = setup.rows * stride
-    if mapped is not None:
-        memory: NDArray[np.uint8] = np.memmap(setup.directory / f"{mapped}.bin", np.uint8, "w+", shape=(size,))
-    else:
-        room = np.empty(size + _LINE, np.uint8)
-        skip = -room.ctypes.data % _LINE
-        memory = room[skip : skip + size]
+    memory = (
+        _lines(size) if mapped is None else np.memmap(setup.directory / f"{mapped}.bin", np.uint8, "w+", shape=(size,))
+    )
     memory[:] = 1
     return memory
 
@@ -199,10 +209,10 @@ def workloads(*, packed: bool) -> dict[str, Callable[[Setup], Call]]:
         return table.call("limit_write_sample")
 
     def slices(setup: Setup) -> Call:
-        return rows_of(setup, reads=setup.batch).along(_slices(setup), SLICE).call("limit_indexed")
+        return rows_of(setup, reads=setup.batch).along(_slices(setup)).call("limit_indexed")
 
     def slices_writing(setup: Setup) -> Call:
-        table = rows_of(setup, reads=setup.batch, writes=WRITTEN).along(_slices(setup), SLICE)
+        table = rows_of(setup, reads=setup.batch, writes=WRITTEN).along(_slices(setup))
         return table.call("limit_write_indexed")
 
     def sample(setup: Setup) -> Call:
