@@ -299,7 +299,7 @@ private:
         if (std::none_of(drawn.rows.begin(), drawn.rows.end(), replaced)) return true;
         const EpisodesNow now = tracked_->now();
         if (now.get() == nullptr || *std::max_element(drawn.rows.begin(), drawn.rows.end()) >= ring_->rows ||
-            !windows_->find(*now.get(), drawn))
+            !windows_->find_again(*now.get(), drawn))
             return false;
         windows_->fill(*batches_, drawn, batch);
         counts_->redone += 1;

@@ -154,7 +154,8 @@ public:
             const nb::object drawn = numbers(rows, n);
             const std::int64_t* const slots = slots_of(drawn, count);
             out.anchors.assign(slots, slots + count);
-            return find(table, out);
+            find(table, out);
+            return true;
         }
         const std::int64_t part = number_ > 0 ? number_ : length_;
         if (n % part != 0) return false;
@@ -165,26 +166,18 @@ public:
         const nb::object drawn = numbers(kTop, 2 * slices);
         out.anchors.resize(static_cast<std::size_t>(slices));
         table.draw_episodes(handle, slots_of(drawn, count), slices, out.anchors.data());
-        return find(table, out);
+        find(table, out);
+        return true;
     }
 
-    /// Find the windows of the rows drawn, as the table is now. False if one does not fit any more.
-    bool find(const Episodes& table, DrawnWindows& out) const {
-        const auto n = static_cast<std::int64_t>(out.anchors.size());
-        const std::int64_t* const at = out.anchors.data();
-        out.rows.resize(out.anchors.size());
-        table.ahead(at, n, out.rows.data());
+    /// Find the windows of the rows drawn once more, as the table is now. False if one does not fit any more.
+    bool find_again(const Episodes& table, DrawnWindows& out) const {
+        std::vector<std::int64_t> ahead(out.anchors.size());
+        table.ahead(out.anchors.data(), static_cast<std::int64_t>(ahead.size()), ahead.data());
         const std::int64_t least = kind_ == Kind::slices ? out.width - 1 : 0;
-        if (std::any_of(out.rows.begin(), out.rows.end(), [=](std::int64_t a) { return a < least; }))
-            return false;
-        if (kind_ == Kind::slices) {
-            out.rows.resize(static_cast<std::size_t>(n * out.width));
-            table.slices(at, n, out.width, out.rows.data());
-        } else if (kind_ == Kind::steps) {
-            find_steps(table, n, out);
-        } else {
-            find_stacks(table, n, out);
-        }
+        const auto fits = [=](std::int64_t rows) { return rows >= least; };
+        if (!std::all_of(ahead.begin(), ahead.end(), fits)) return false;
+        find(table, out);
         return true;
     }
 
@@ -225,6 +218,17 @@ public:
     }
 
 private:
+    void find(const Episodes& table, DrawnWindows& out) const {
+        const auto n = static_cast<std::int64_t>(out.anchors.size());
+        switch (kind_) {
+            case Kind::slices:
+                out.rows.resize(static_cast<std::size_t>(n * out.width));
+                return table.slices(out.anchors.data(), n, out.width, out.rows.data());
+            case Kind::steps: return find_steps(table, n, out);
+            case Kind::stacks: return find_stacks(table, n, out);
+        }
+    }
+
     WindowReader::Source source_of(const DrawnWindows& drawn, Role role) const {
         if (role == Role::anchors) return {drawn.anchors.data(), nullptr, nullptr, 1};
         if (role == Role::rows) {
