@@ -18,6 +18,7 @@
 #include "exchange.hpp"
 #include "gil.hpp"
 #include "ring.hpp"
+#include "slices.hpp"
 #include "windows.hpp"
 
 namespace ostinato {
@@ -196,8 +197,12 @@ public:
     /// Copy the rows of windows to the tensors of a batch, and sum up rewards.
     void fill(const Batches& batches, const DrawnWindows& drawn, const NewBatch& batch) const {
         if (kind_ == Kind::slices) {
-            batches.copy({drawn.rows.data()}, {static_cast<std::int64_t>(drawn.rows.size())},
-                         batch.addresses);
+            const auto rows = static_cast<std::int64_t>(drawn.rows.size());
+            const Plan plan = batches.fields().plan_gather({drawn.rows.data()}, {rows}, batch.addresses);
+            run_released_if(plan.bytes() >= kReleaseBytes, [&] {
+                check_slots(plan);
+                gather_slices(plan, drawn.width);
+            });
             return;
         }
         const auto n = static_cast<std::int64_t>(drawn.anchors.size());
