@@ -1,29 +1,32 @@
 """Direct calls: the common buffer writes and draws in one native call each, in place of the general way in Python.
 
 A direct call holds the lock of the buffer, as the methods of the engine do, and changes the same counts. It applies to
-rows in memory of the CPU, a ring writer, and uniform draws of single rows; `find_direct` lists the conditions. Where a
-call does not apply (other rows than those stored, text, an error), it changes nothing and returns None, and the general
-way follows. So both give the same results, and errors come from one place.
+rows in memory of the CPU, a ring writer, and uniform or prioritized draws of single rows; `find_direct` lists the
+conditions. Where a call does not apply (other rows than those stored, text, an error), it changes nothing and returns
+None, and the general way follows. So both give the same results, and errors come from one place.
 
 The object is made when a general call finds that it would apply, and ended by `LocalEngine.parts_changed`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, final
 
 import numpy as np
 import torch
 
 from ostinato._backend import backend
+from ostinato.buffers.priority_updates import GENERATIONS_PER_ERA
 from ostinato.core import kinds
-from ostinato.samplers import RandomSampler, SamplerWithoutReplacement
+from ostinato.core.records import Run
+from ostinato.samplers import PrioritizedSampler, RandomSampler, SamplerWithoutReplacement
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
 from ostinato.writers import RoundRobinWriter
 
 if TYPE_CHECKING:
     from ostinato._native import Direct
     from ostinato.buffers.engine import LocalEngine
+    from ostinato.core.ring import Ring
     from ostinato.core.rows import Schema
     from ostinato.storages import Storage
 
@@ -70,6 +73,10 @@ def find_direct(engine: LocalEngine, *, draws: bool) -> Direct | None:
         kinds.is_tracing,
         np.ndarray,
         np.generic,
+        _Priorities(engine.sampler, ring) if type(engine.sampler) is PrioritizedSampler else None,
+        torch.rand,
+        torch.float64,
+        engine.era * GENERATIONS_PER_ERA,
         writes,
         draws,
     )
@@ -81,17 +88,49 @@ def _is_known(storage: Storage) -> TypeGuard[TensorStorage]:
 
 
 def _may_write(engine: LocalEngine) -> bool:
-    """Whether a write changes nothing but rows and counts."""
-    writer = engine.writer
-    plain = type(writer) is RoundRobinWriter and engine.tracker is None
-    return plain and type(engine.sampler) in {RandomSampler, SamplerWithoutReplacement}
+    """Whether a write changes nothing but rows, counts and the default priorities of the rows."""
+    sampler, writer = engine.sampler, engine.writer
+    if type(writer) is not RoundRobinWriter or engine.tracker is not None:
+        return False
+    if type(sampler) is PrioritizedSampler:
+        return engine.priority_path is None and sampler.max_capacity >= engine.storage.capacity
+    return type(sampler) in {RandomSampler, SamplerWithoutReplacement}
 
 
 def _may_draw(engine: LocalEngine) -> bool:
-    """Whether a draw is one of `torch.randint`, and its batch the rows drawn."""
+    """Whether a draw is one of `torch.randint` or of a sum tree, and its batch the rows drawn."""
     if engine.pin or engine.pending or engine.source.collate is not None or engine.tracker is not None:
         return False
-    return type(engine.sampler) is RandomSampler and engine.unit is None and not engine.writer.tracks_generations
+    if engine.unit is not None or engine.writer.tracks_generations:
+        return False
+    sampler = engine.sampler
+    return type(sampler) is RandomSampler or (type(sampler) is PrioritizedSampler and not sampler.stratified)
+
+
+@final
+class _Priorities:
+    """What direct calls ask a prioritized sampler, and tell it. Called under the lock of the buffer.
+
+    Args:
+        sampler: the sampler.
+        ring: of its buffer.
+    """
+
+    def __init__(self, sampler: PrioritizedSampler, ring: Ring) -> None:
+        self._sampler = sampler
+        self._ring = ring
+
+    def ready(self) -> tuple[Any, ...] | None:
+        """Return tree, beta, whether weights are float32, addresses and options; None if the sampler has to prepare."""
+        return self._sampler.native_state(self._ring.rows, self._ring.capacity)
+
+    def wrote(self, start: int, rows: int, skip: int) -> None:
+        """Give rows just written the default priority."""
+        self._sampler.record_rows(Run(start, rows, self._ring.capacity, skip), None, self._ring.view())
+
+    def changed(self, given: float, before: float, after: float) -> None:
+        """Track the largest priority after an update."""
+        self._sampler.track_largest(given, before, after)
 
 
 def _keys(schema: Schema) -> tuple[Any, ...] | None:

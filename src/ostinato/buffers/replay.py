@@ -432,6 +432,11 @@ class ReplayBuffer(Sampling):
             SlotError: if an index is beyond the rows present; nothing is changed.
         """
         engine = self._engine
+        if engine.direct is not None and priority is not None:
+            stale = engine.direct.update_priority(index, priority, generation)
+            if stale is not None:
+                engine.count_stale(stale)
+                return
         sampler, storage = engine.sampler, engine.source.storage
         if not isinstance(sampler, PrioritySampler):
             warn_of_sampler(sampler)
