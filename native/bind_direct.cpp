@@ -97,41 +97,27 @@ void bind_direct(nb::module_& m) {
         .def(
             "__init__",
             [](Direct* self, nb::object lock, nb::object batches, nb::object ring_counts,
-               nb::object stored_rows, nb::object buffer_counts, nb::object keys, nb::object randint,
+               nb::object stored_rows, nb::object buffer_counts, nb::object keys, nb::object torch,
                nb::object generator, nb::object device, nb::object func_transform, nb::object is_tracing,
-               nb::object array_type, nb::object number_type, nb::object priorities, nb::object rand,
-               nb::object double_type, std::int64_t first_generation, bool writes, bool draws) {
-                new (self) Direct({lock.attr("acquire"),
-                                   lock.attr("release"),
-                                   std::move(batches),
-                                   std::move(ring_counts),
-                                   std::move(stored_rows),
-                                   std::move(buffer_counts),
-                                   std::move(keys),
-                                   std::move(randint),
-                                   std::move(generator),
-                                   std::move(device),
-                                   std::move(func_transform),
-                                   std::move(is_tracing),
-                                   std::move(array_type),
-                                   std::move(number_type),
-                                   std::move(priorities),
-                                   std::move(rand),
-                                   std::move(double_type),
-                                   first_generation,
-                                   writes,
-                                   draws});
+               nb::object array_type, nb::object number_type, nb::object priorities, nb::object double_type,
+               std::int64_t first_generation, bool writes, bool draws) {
+                new (self) Direct({lock.attr("acquire"), lock.attr("release"), std::move(batches),
+                                   std::move(ring_counts), std::move(stored_rows), std::move(buffer_counts),
+                                   std::move(keys), std::move(torch), std::move(generator), std::move(device),
+                                   std::move(func_transform), std::move(is_tracing), std::move(array_type),
+                                   std::move(number_type), std::move(priorities), std::move(double_type),
+                                   first_generation, writes, draws});
             },
-            "lock"_a, "batches"_a, "ring"_a, "stored"_a, "counts"_a, "keys"_a.none(), "randint"_a,
+            "lock"_a, "batches"_a, "ring"_a, "stored"_a, "counts"_a, "keys"_a.none(), "torch"_a,
             "generator"_a.none(), "device"_a, "func_transform"_a, "is_tracing"_a, "array_type"_a,
-            "number_type"_a, "priorities"_a.none(), "rand"_a, "double_type"_a, "first_generation"_a,
-            "writes"_a, "draws"_a,
+            "number_type"_a, "priorities"_a.none(), "double_type"_a, "first_generation"_a, "writes"_a,
+            "draws"_a,
             nb::sig("def __init__(self, lock: typing.Any, batches: Batches, ring: RingCounts, stored: "
                     "StoredRows, "
-                    "counts: BufferCounts, keys: tuple[typing.Any, ...] | None, randint: typing.Any, "
+                    "counts: BufferCounts, keys: tuple[typing.Any, ...] | None, torch: typing.Any, "
                     "generator: typing.Any, device: typing.Any, func_transform: typing.Any, is_tracing: "
                     "typing.Any, "
-                    "array_type: type, number_type: type, priorities: typing.Any, rand: typing.Any, "
+                    "array_type: type, number_type: type, priorities: typing.Any, "
                     "double_type: typing.Any, first_generation: int, writes: bool, draws: bool) -> None"))
         .def_prop_ro("is_open", &Direct::is_open, "Whether calls may apply.")
         .def("close", &Direct::close, "Let every call return None from now on: parts of the buffer change.")

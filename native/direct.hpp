@@ -50,12 +50,13 @@ private:
 struct DirectParts {
     nb::object acquire, release;  // of the lock
     nb::object batches, ring, stored, counts;
-    nb::object keys;  // tuple of the keys, None for rows that are a single tensor
-    nb::object randint, generator, device;
+    nb::object keys;   // tuple of the keys, None for rows that are a single tensor
+    nb::object torch;  // the module: `torch.randint` and `torch.rand` are looked up in each call
+    nb::object generator, device;
     nb::object func_transform, is_tracing;
     nb::object array_type, number_type;  // numpy.ndarray and numpy.generic
     nb::object priorities;  // None for uniform draws, else an object with the methods that are called by name
-    nb::object rand, double_type;       // torch.rand and torch.float64
+    nb::object double_type;             // torch.float64
     std::int64_t first_generation = 0;  // added to the generations that users see
     bool writes = false;
     bool draws = false;
@@ -280,7 +281,7 @@ private:
         const nb::object size = size_of(n);
         const std::array<PyObject*, 6> arguments{
             nullptr, zero.ptr(), rows.ptr(), size.ptr(), parts_.generator.ptr(), parts_.device.ptr()};
-        drawn.slots = call(parts_.randint, arguments.data() + 1, 3, names);
+        drawn.slots = call(parts_.torch.attr("randint"), arguments.data() + 1, 3, names);
         std::int64_t count = 0;
         drawn.at = slots_of(drawn.slots, count);
         return true;
@@ -295,7 +296,7 @@ private:
         const nb::object size = size_of(n);
         const std::array<PyObject*, 5> arguments{nullptr, size.ptr(), parts_.double_type.ptr(),
                                                  parts_.generator.ptr(), parts_.device.ptr()};
-        const nb::object uniforms = call(parts_.rand, arguments.data() + 1, 1, names);
+        const nb::object uniforms = call(parts_.torch.attr("rand"), arguments.data() + 1, 1, names);
         dlpack::Tensor numbers{};
         if (!is_column(uniforms, numbers)) return false;
         const bool single = nb::cast<bool>(state[2]);
