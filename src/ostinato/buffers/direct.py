@@ -21,7 +21,7 @@ from ostinato.core import kinds
 from ostinato.core.records import Run
 from ostinato.samplers import PrioritizedSampler, RandomSampler, SamplerWithoutReplacement
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
-from ostinato.writers import RoundRobinWriter
+from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
 if TYPE_CHECKING:
     from ostinato._native import Direct
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Schema
     from ostinato.storages import Storage
 
-__all__ = ["direct_rows", "find_direct"]
+__all__ = ["defined_together", "direct_rows", "find_direct"]
 
 _CPU = torch.device("cpu")
 
@@ -86,13 +86,20 @@ def _is_known(storage: Storage) -> TypeGuard[TensorStorage]:
     return type(storage) in {LazyTensorStorage, LazyMemmapStorage, TensorStorage}
 
 
+def defined_together(cls: type, *names: str) -> bool:
+    """Whether the same class defines all of these methods, so that none was overridden without the others."""
+    return len({next(base for base in cls.__mro__ if name in base.__dict__) for name in names}) == 1
+
+
 def _may_write(engine: LocalEngine) -> bool:
     """Whether a write changes nothing but rows, counts and the default priorities of the rows."""
     sampler, writer = engine.sampler, engine.writer
-    if type(writer) is not RoundRobinWriter or engine.tracker is not None:
+    if type(writer) not in {RoundRobinWriter, TensorDictRoundRobinWriter} or engine.tracker is not None:
         return False
     if type(sampler) is PrioritizedSampler:
-        return engine.priority_path is None and sampler.max_capacity >= engine.storage.capacity
+        schema = engine.storage.schema
+        given = schema is None or engine.priority_path in schema.paths  # rows may hold their first priorities
+        return not given and sampler.max_capacity >= engine.storage.capacity
     return type(sampler) in {RandomSampler, SamplerWithoutReplacement}
 
 

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from ostinato.buffers.pipeline import Finish
     from ostinato.buffers.records import Ticket
 
-__all__ = ["Sampling"]
+__all__ = ["INFO", "Sampling"]
 
 _CPU = torch.device("cpu")
 _PLAIN = Ask()
-_INFO = ("index", "priority_weight", "index_generation")
+INFO = ("index", "priority_weight", "index_generation")
+"""Names of what a direct call returns after the batch."""
 
 
 class Sampling(Lifecycle):
@@ -155,7 +156,7 @@ class Sampling(Lifecycle):
             schema = self._engine.source.storage.schema
             if schema is not None and schema.kind == "tensordict":
                 batch = schema.build(list(batch.values()), (size,), _CPU)
-        return (batch, dict(zip(_INFO, found[1:], strict=False))) if return_info else batch
+        return (batch, dict(zip(INFO, found[1:], strict=False))) if return_info else batch
 
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether `sample` would return a batch now: there are rows to draw, and no call would wait for writers.

@@ -23,6 +23,7 @@ from ostinato import (
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
+    TensorDictReplayBuffer,
 )
 from ostinato._backend import backend, use_backend
 from ostinato.buffers.direct import find_direct
@@ -229,6 +230,44 @@ def test_common_buffers_have_direct_calls(kind: str) -> None:
     assert type(batch) is type(data)
     assert rb.write_count == before + 9
     assert rb._engine.direct is calls
+
+
+class GeneralTensorDict(TensorDictReplayBuffer):
+    """Without direct calls, as `General`."""
+
+    def _accept(self, data: Any) -> Any:
+        return super()._accept(data)
+
+    def _finish(self, data: Any, ticket: Any, notes: Any) -> Any:
+        return super()._finish(data, ticket, notes)
+
+
+@pytest.mark.parametrize("key", ["td_error", "reward"])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_buffers_of_tensordicts_agree(key: str, *, prioritized: bool) -> None:
+    rng = np.random.default_rng(0)
+    made = []
+    for kind in (TensorDictReplayBuffer, GeneralTensorDict):
+        sampler = PrioritizedSampler(CAPACITY, 0.6, 0.4) if prioritized else RandomSampler()
+        generator = torch.Generator().manual_seed(1)
+        storage = LazyTensorStorage(CAPACITY)
+        made.append(kind(storage=storage, sampler=sampler, batch_size=6, generator=generator, priority_key=key))
+    for step in range(30):
+        data = as_tensors(rows(rng, 5))
+        found = []
+        for rb in made:
+            first = rb.extend(TensorDict(data, batch_size=[5]))
+            batch, info = rb.sample(return_info=True)
+            batch.set(key, torch.arange(6.0) + step)
+            rb.update_tensordict_priority(batch)
+            back = rb.extend(batch.exclude(key) if key == "td_error" else batch)
+            one = rb.add(rb.sample()[0].exclude("td_error"))
+            found.append((first, batch, info, back, one, rb.sample(), rb.stats().stale_updates))
+            with pytest.raises(TypeError):
+                rb.extend(data)
+        assert same(*found), step
+    assert made[0]._engine.direct is not None
+    assert made[1]._engine.direct is None
 
 
 @pytest.mark.parametrize(
