@@ -30,16 +30,25 @@ constexpr const char* kDirectDoc = R"(
 constexpr const char* kAddDoc = "Write one row, a dict of its fields, and return its slot; or None.";
 constexpr const char* kExtendDoc = "Write rows `[n, *shape]`, and return their slots, int64 `[n]`; or None.";
 constexpr const char* kSampleDoc = R"(
-    Draw `n` rows uniformly with replacement, with the random numbers of `torch.randint`.
+    Draw `n` rows with replacement: uniformly by `torch.randint`, or by priority by `torch.rand`.
 
     Returns:
-        The batch, a new dict; with `with_slots` a tuple of batch and slots, int64 `[n]`; or None.
+        A tuple of the batch, a new dict, and the slots, int64 `[n]`; with priorities also of the weights and the
+        generations, int64 `[n]`. A tuple of the batch alone where it `has_more_info`. Or None.
 )";
 constexpr const char* kIntoDoc = R"(
-    As `sample`, into the tensors of a dict of the same keys; returns the slots, int64 `[n]`, or None.
+    As `sample`, into the tensors of a dict of the same keys, which is the batch of the result.
 
     Raises:
         ValueError: `position:reason` for the first tensor that does not fit; nothing is drawn.
+)";
+constexpr const char* kUpdateDoc = R"(
+    Set priorities, float32 or float64 `[n]`, of the rows at `index`, int64 `[n]`.
+
+    With `generation`, int64 `[n]`, rows that have another one by now are left out.
+
+    Returns:
+        How many were left out; or None.
 )";
 
 }  // namespace
@@ -88,37 +97,60 @@ void bind_direct(nb::module_& m) {
         .def(
             "__init__",
             [](Direct* self, nb::object lock, nb::object batches, nb::object ring_counts,
-               nb::object stored_rows, nb::object buffer_counts, nb::object keys, nb::object randint,
+               nb::object stored_rows, nb::object buffer_counts, nb::object keys, nb::object torch,
                nb::object generator, nb::object device, nb::object func_transform, nb::object is_tracing,
-               nb::object array_type, nb::object number_type, bool writes, bool draws, nb::object episodes,
+               nb::object array_type, nb::object number_type, nb::object priorities, nb::object double_type,
+               std::int64_t first_generation, bool writes, bool draws, nb::object episodes,
                nb::object windows) {
-                new (self)
-                    Direct({lock.attr("acquire"), lock.attr("release"), std::move(batches),
-                            std::move(ring_counts), std::move(stored_rows), std::move(buffer_counts),
-                            std::move(keys), std::move(randint), std::move(generator), std::move(device),
-                            std::move(func_transform), std::move(is_tracing), std::move(array_type),
-                            std::move(number_type), writes, draws, std::move(episodes), std::move(windows)});
+                new (self) Direct({lock.attr("acquire"),
+                                   lock.attr("release"),
+                                   std::move(batches),
+                                   std::move(ring_counts),
+                                   std::move(stored_rows),
+                                   std::move(buffer_counts),
+                                   std::move(keys),
+                                   std::move(torch),
+                                   std::move(generator),
+                                   std::move(device),
+                                   std::move(func_transform),
+                                   std::move(is_tracing),
+                                   std::move(array_type),
+                                   std::move(number_type),
+                                   std::move(priorities),
+                                   std::move(double_type),
+                                   first_generation,
+                                   writes,
+                                   draws,
+                                   std::move(episodes),
+                                   std::move(windows)});
             },
-            "lock"_a, "batches"_a, "ring"_a, "stored"_a, "counts"_a, "keys"_a.none(), "randint"_a,
+            "lock"_a, "batches"_a, "ring"_a, "stored"_a, "counts"_a, "keys"_a.none(), "torch"_a,
             "generator"_a.none(), "device"_a, "func_transform"_a, "is_tracing"_a, "array_type"_a,
-            "number_type"_a, "writes"_a, "draws"_a, "episodes"_a.none(), "windows"_a.none(),
-            nb::sig(
-                "def __init__(self, lock: typing.Any, batches: Batches, ring: RingCounts, stored: "
-                "StoredRows, "
-                "counts: BufferCounts, keys: tuple[typing.Any, ...] | None, randint: typing.Any, "
-                "generator: typing.Any, device: typing.Any, func_transform: typing.Any, is_tracing: "
-                "typing.Any, "
-                "array_type: type, number_type: type, writes: bool, draws: bool, episodes: TrackedEpisodes | "
-                "None, windows: DirectWindows | None) -> None"))
+            "number_type"_a, "priorities"_a.none(), "double_type"_a, "first_generation"_a, "writes"_a,
+            "draws"_a, "episodes"_a.none(), "windows"_a.none(),
+            nb::sig("def __init__(self, lock: typing.Any, batches: Batches, ring: RingCounts, stored: "
+                    "StoredRows, "
+                    "counts: BufferCounts, keys: tuple[typing.Any, ...] | None, torch: typing.Any, "
+                    "generator: typing.Any, device: typing.Any, func_transform: typing.Any, is_tracing: "
+                    "typing.Any, "
+                    "array_type: type, number_type: type, priorities: typing.Any, "
+                    "double_type: typing.Any, first_generation: int, writes: bool, draws: bool, episodes: "
+                    "TrackedEpisodes | None, windows: DirectWindows | None) -> None"))
         .def_prop_ro("is_open", &Direct::is_open, "Whether calls may apply.")
+        .def_prop_ro("has_more_info", &Direct::has_more_info,
+                     "Whether batches have more info than `sample` returns: slices, and windows of units.")
         .def("close", &Direct::close, "Let every call return None from now on: parts of the buffer change.")
         .def("add", &Direct::add, "rows"_a, nb::sig("def add(self, rows: typing.Any) -> int | None"), kAddDoc)
         .def("extend", &Direct::extend, "rows"_a, nb::sig("def extend(self, rows: typing.Any) -> typing.Any"),
              kExtendDoc)
-        .def("sample", &Direct::sample, "n"_a, "with_slots"_a,
-             nb::sig("def sample(self, n: int, with_slots: bool) -> typing.Any"), kSampleDoc)
+        .def("sample", &Direct::sample, "n"_a, nb::sig("def sample(self, n: int) -> typing.Any"), kSampleDoc)
         .def("sample_into", &Direct::sample_into, "out"_a, "n"_a,
-             nb::sig("def sample_into(self, out: typing.Any, n: int) -> typing.Any"), kIntoDoc);
+             nb::sig("def sample_into(self, out: typing.Any, n: int) -> typing.Any"), kIntoDoc)
+        .def("update_priority", &Direct::update_priority, "index"_a, "priority"_a, "generation"_a.none(),
+             nb::sig("def update_priority(self, index: typing.Any, priority: typing.Any, generation: "
+                     "typing.Any) -> "
+                     "int | None"),
+             kUpdateDoc);
 }
 
 }  // namespace ostinato

@@ -1,5 +1,5 @@
-// Writes and uniform draws of the usual buffer, each in one call under the lock of the buffer: rows in packed
-// memory of the CPU, a ring, nothing that has to be told of single rows.
+// Writes, draws and updates of priorities of the usual buffer, each in one call under the lock of the buffer:
+// rows in packed memory of the CPU, a ring, nothing that has to be told of single rows.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -16,7 +17,9 @@
 #include "direct_windows.hpp"
 #include "exchange.hpp"
 #include "given_rows.hpp"
+#include "prioritized.hpp"
 #include "ring.hpp"
+#include "sum_tree.hpp"
 
 namespace ostinato {
 
@@ -48,10 +51,14 @@ private:
 struct DirectParts {
     nb::object acquire, release;  // of the lock
     nb::object batches, ring, stored, counts;
-    nb::object keys;  // tuple of the keys, None for rows that are a single tensor
-    nb::object randint, generator, device;
+    nb::object keys;   // tuple of the keys, None for rows that are a single tensor
+    nb::object torch;  // the module: `torch.randint` and `torch.rand` are looked up in each call
+    nb::object generator, device;
     nb::object func_transform, is_tracing;
     nb::object array_type, number_type;  // numpy.ndarray and numpy.generic
+    nb::object priorities;  // None for uniform draws, else an object with the methods that are called by name
+    nb::object double_type;             // torch.float64
+    std::int64_t first_generation = 0;  // added to the generations that users see
     bool writes = false;
     bool draws = false;
     nb::object episodes;  // TrackedEpisodes, or None if episodes are not tracked
@@ -71,6 +78,10 @@ public:
           given_(batches_->forms().size()),
           addresses_(batches_->forms().size()) {
         index_form_.dtype = {dlpack::kInt, 64, 1};
+        if (parts_.priorities.is_none()) return;
+        ready_ = parts_.priorities.attr("ready");
+        wrote_ = parts_.priorities.attr("wrote");
+        changed_ = parts_.priorities.attr("changed");
     }
 
     Direct(const Direct&) = delete;
@@ -99,45 +110,55 @@ public:
         return positions(run);
     }
 
-    /// Draw `n` rows uniformly and return the batch, or batch and slots; None if Python has to.
-    nb::object sample(std::int64_t n, bool with_slots) {
+    /// Whether a batch has more info than `sample` returns.
+    bool has_more_info() const { return windows_ != nullptr; }
+
+    /// Draw `n` rows and return a tuple of the batch, their slots, and with priorities their weights and
+    /// generations; of the batch alone for windows. None if Python has to.
+    nb::object sample(std::int64_t n) {
         if (!parts_.draws || n < 1 || !is_eager()) return nb::none();
-        if (windows_ != nullptr) return with_slots ? nb::none() : sample_windows(n);
-        std::int64_t serial = 0;
-        nb::object slots;
-        {
-            const Held held(parts_.acquire, parts_.release);
-            if (!is_usable() || ring_->rows == 0) return nb::none();
-            serial = ring_->written;
-            slots = draw(ring_->rows, n);
-        }
-        std::int64_t drawn = 0;
-        const std::int64_t* const at = slots_of(slots, drawn);
+        if (windows_ != nullptr) return sample_windows(n);
+        Drawn drawn;
+        if (!draw(n, drawn)) return nb::none();
         NewBatch batch = batches_->make({n});
-        if (!copy(at, n, batch.addresses, serial)) return nb::none();
-        counts_->drawn += n;
-        nb::object data = as_batch(batch.tensors, parts_.keys);
-        return with_slots ? nb::object(nb::make_tuple(data, slots)) : data;
+        if (!copy(drawn, n, batch.addresses)) return nb::none();
+        return result(as_batch(batch.tensors, parts_.keys), drawn, n);
     }
 
-    /// Draw rows into the tensors of an earlier batch, and return their slots; None if Python has to.
+    /// As `sample`, into the tensors of an earlier batch, which takes the place of the new one.
     nb::object sample_into(nb::handle out, std::int64_t n) {
         if (!parts_.draws || windows_ != nullptr || n < 1 || !is_eager()) return nb::none();
         std::vector<nb::object> outs;  // other threads may change the dict meanwhile
         if (!find_fields(out, outs)) return nb::none();
         const std::vector<Byte*> addresses = batches_->addresses(outs, n);
-        std::int64_t serial = 0;
-        nb::object slots;
-        {
-            const Held held(parts_.acquire, parts_.release);
-            if (!is_usable() || ring_->rows == 0) return nb::none();
-            serial = ring_->written;
-            slots = draw(ring_->rows, n);
-        }
-        std::int64_t drawn = 0;
-        if (!copy(slots_of(slots, drawn), n, addresses, serial)) return nb::none();
-        counts_->drawn += n;
-        return slots;
+        Drawn drawn;
+        if (!draw(n, drawn) || !copy(drawn, n, addresses)) return nb::none();
+        return result(nb::borrow(out), drawn, n);
+    }
+
+    /// Set the priorities of rows, but of those that have been replaced since their generations were drawn.
+    /// Returns how many were; None if Python has to.
+    nb::object update_priority(nb::handle index, nb::handle priority, nb::handle generation) {
+        if (parts_.priorities.is_none() || !is_eager()) return nb::none();
+        dlpack::Tensor slots{}, given{}, expected{};
+        if (!is_column(index, slots) || !(slots.dtype == index_form_.dtype)) return nb::none();
+        if (!is_column(priority, given) || given.dtype.code != dlpack::kFloat || given.dtype.bits < 32)
+            return nb::none();
+        const bool bare = generation.is_none();
+        if (!bare && (!is_column(generation, expected) || !(expected.dtype == index_form_.dtype)))
+            return nb::none();
+        const std::int64_t n = slots.shape[0];
+        if (given.shape[0] != n || (!bare && expected.shape[0] != n)) return nb::none();
+        const Held held(parts_.acquire, parts_.release);
+        const nb::object state = is_usable() ? result_of(ready_) : nb::none();
+        if (state.is_none()) return nb::none();
+        UpdateResult done;
+        std::vector<std::int64_t> wanted;
+        for (std::int64_t i = 0; !bare && i < n; ++i)
+            wanted.push_back(items<std::int64_t>(expected)[i] - parts_.first_generation);
+        if (!update(state, slots, given, bare ? nullptr : wanted.data(), done)) return nb::none();
+        changed_(done.largest_given, done.largest_before, done.largest_after);
+        return nb::int_(done.stale);
     }
 
 private:
@@ -236,6 +257,7 @@ private:
         counts_->written += n;
         counts_->since_empty += n;
         run_released_if(plan.bytes() >= kReleaseBytes, [&] { write_rows(plan); });
+        if (wrote_.is_valid()) wrote_(run.start, run.rows, run.skip);
         return true;
     }
 
@@ -252,21 +274,37 @@ private:
         return made.object;
     }
 
+    /// What a draw gives, and the last row written before it.
+    struct Drawn {
+        nb::object slots;
+        const std::int64_t* at = nullptr;
+        nb::object weights;
+        nb::object generations;
+        std::int64_t* generations_at = nullptr;
+        std::int64_t serial = 0;
+    };
+
+    /// Draw rows. False if Python has to.
+    bool draw(std::int64_t n, Drawn& drawn) {
+        const Held held(parts_.acquire, parts_.release);
+        if (!is_usable() || ring_->rows == 0) return false;
+        drawn.serial = ring_->written;
+        if (!parts_.priorities.is_none()) return draw_by_priority(n, drawn);
+        drawn.slots = integers(ring_->rows, n);
+        std::int64_t count = 0;
+        drawn.at = slots_of(drawn.slots, count);
+        return true;
+    }
+
     /// Random integers in [0, high), int64 `[n]`.
-    nb::object draw(std::int64_t high, std::int64_t n) {
-        if (n != drawn_) {
-            size_ = nb::make_tuple(n);
-            drawn_ = n;
-        }
+    nb::object integers(std::int64_t high, std::int64_t n) {
         static PyObject* const names = Py_BuildValue("(ss)", "generator", "device");
         const nb::int_ zero(0);
         const nb::int_ end(high);
+        const nb::object size = size_of(n);
         const std::array<PyObject*, 6> arguments{
-            nullptr, zero.ptr(), end.ptr(), size_.ptr(), parts_.generator.ptr(), parts_.device.ptr()};
-        PyObject* const slots = PyObject_Vectorcall(parts_.randint.ptr(), arguments.data() + 1,
-                                                    3 | PY_VECTORCALL_ARGUMENTS_OFFSET, names);
-        if (slots == nullptr) throw nb::python_error();
-        return nb::steal(slots);
+            nullptr, zero.ptr(), end.ptr(), size.ptr(), parts_.generator.ptr(), parts_.device.ptr()};
+        return call(parts_.torch.attr("randint"), arguments.data() + 1, 3, names);
     }
 
     /// Draw windows and return the batch; None if Python has to.
@@ -277,7 +315,9 @@ private:
             const Held held(parts_.acquire, parts_.release);
             if (!is_usable() || ring_->rows == 0) return nb::none();
             const EpisodesNow now = tracked_->now();
-            const auto numbers = [this](std::int64_t high, std::int64_t count) { return draw(high, count); };
+            const auto numbers = [this](std::int64_t high, std::int64_t count) {
+                return integers(high, count);
+            };
             if (now.get() == nullptr || !windows_->draw(*now.get(), ring_->rows, n, numbers, drawn))
                 return nb::none();
             serial = ring_->written;
@@ -286,8 +326,8 @@ private:
         windows_->fill(*batches_, drawn, batch);
         if (!(open_ && ring_->written == serial) && !refill(drawn, batch, serial)) return nb::none();
         counts_->drawn += n;
-        return as_batch(batch.tensors,
-                        windows_->keys().is_none() ? nb::handle(parts_.keys) : windows_->keys());
+        return nb::make_tuple(
+            as_batch(batch.tensors, windows_->keys().is_none() ? nb::handle(parts_.keys) : windows_->keys()));
     }
 
     /// Copy windows once more, under the lock, if one of their rows was replaced since `serial`. False if one
@@ -312,20 +352,106 @@ private:
         return generation > serial || generation <= ring_->base;
     }
 
-    /// Copy rows drawn when `serial` was the last row written; once more under the lock if one was replaced
-    /// meanwhile. False if rows are gone.
-    bool copy(const std::int64_t* slots, std::int64_t n, const std::vector<Byte*>& outs,
-              std::int64_t serial) {
-        batches_->copy({slots}, {n}, outs);
-        if (open_ && ring_->written == serial) return true;
+    /// Draw rows by the sum tree of a sampler that has a priority for every row.
+    bool draw_by_priority(std::int64_t n, Drawn& drawn) {
+        const nb::object state = result_of(ready_);
+        if (state.is_none()) return false;
+        const auto* const tree = nb::cast<const SumTree*>(state[0]);
+        static PyObject* const names = Py_BuildValue("(sss)", "dtype", "generator", "device");
+        const nb::object size = size_of(n);
+        const std::array<PyObject*, 5> arguments{nullptr, size.ptr(), parts_.double_type.ptr(),
+                                                 parts_.generator.ptr(), parts_.device.ptr()};
+        const nb::object uniforms = call(parts_.torch.attr("rand"), arguments.data() + 1, 1, names);
+        dlpack::Tensor numbers{};
+        if (!is_column(uniforms, numbers)) return false;
+        const bool single = nb::cast<bool>(state[2]);
+        NewTensor slots = Exchange::torch().make(index_form_, n);
+        NewTensor weights =
+            Exchange::torch().make({{dlpack::kFloat, static_cast<std::uint8_t>(single ? 32 : 64), 1}, {}}, n);
+        NewTensor generations = Exchange::torch().make(index_form_, n);
+        auto* const at = reinterpret_cast<std::int64_t*>(slots.data);
+        auto* const generations_at = reinterpret_cast<std::int64_t*>(generations.data);
+        const auto draw_to = [&](auto* to) {
+            ostinato::sample(*tree, items<double>(numbers), n, nb::cast<double>(state[1]),
+                             ring_->generations(), at, to, generations_at);
+        };
+        single ? draw_to(reinterpret_cast<float*>(weights.data))
+               : draw_to(reinterpret_cast<double*>(weights.data));
+        for (std::int64_t i = 0; i < n; ++i) generations_at[i] += parts_.first_generation;
+        drawn = {
+            std::move(slots.object), at,          std::move(weights.object), std::move(generations.object),
+            generations_at,          drawn.serial};
+        return true;
+    }
+
+    bool update(const nb::object& state, const dlpack::Tensor& slots, const dlpack::Tensor& given,
+                const std::int64_t* expected, UpdateResult& done) const {
+        auto* const tree = nb::cast<SumTree*>(state[0]);
+        const auto* const hidden = reinterpret_cast<const Flag*>(nb::cast<std::uintptr_t>(state[4]));
+        auto* const values = reinterpret_cast<double*>(nb::cast<std::uintptr_t>(state[3]));
+        const Priorities all{values, hidden, ring_->rows, nb::cast<double>(state[5]),
+                             nb::cast<double>(state[6])};
+        const auto run = [&](const auto* numbers) {
+            PriorityUpdate change(*tree, all, items<std::int64_t>(slots), numbers, slots.shape[0]);
+            done = change.run(expected, ring_->generations(), nb::cast<bool>(state[7]));
+        };
+        try {
+            given.dtype.bits == 32 ? run(items<float>(given)) : run(items<double>(given));
+        } catch (const std::logic_error&) {  // std::out_of_range and std::invalid_argument: Python names what
+                                             // is wrong
+            return false;
+        }
+        return true;
+    }
+
+    /// Describe a contiguous tensor `[n]` of at least one element.
+    static bool is_column(nb::handle tensor, dlpack::Tensor& out) {
+        const Exchange& torch = Exchange::torch();
+        return torch.is_tensor(tensor) && torch.view(tensor, out) && out.ndim == 1 &&
+               Exchange::is_contiguous(out);
+    }
+
+    template <typename T>
+    static const T* items(const dlpack::Tensor& tensor) {
+        return reinterpret_cast<const T*>(Exchange::data_of(tensor));
+    }
+
+    const nb::object& size_of(std::int64_t n) {
+        if (n != drawn_) {
+            size_ = nb::make_tuple(n);
+            drawn_ = n;
+        }
+        return size_;
+    }
+
+    static nb::object call(const nb::object& function, PyObject* const* arguments, std::size_t count,
+                           PyObject* names) {
+        PyObject* const found =
+            PyObject_Vectorcall(function.ptr(), arguments, count | PY_VECTORCALL_ARGUMENTS_OFFSET, names);
+        if (found == nullptr) throw nb::python_error();
+        return nb::steal(found);
+    }
+
+    /// Copy the rows drawn; once more under the lock if one was replaced meanwhile. False if rows are gone.
+    bool copy(const Drawn& drawn, std::int64_t n, const std::vector<Byte*>& outs) {
+        batches_->copy({drawn.at}, {n}, outs);
+        if (open_ && ring_->written == drawn.serial) return true;
         const Held held(parts_.acquire, parts_.release);
         if (!is_usable()) return false;
-        const auto replaced = [&](std::int64_t slot) { return is_replaced(slot, serial); };
-        if (std::none_of(slots, slots + n, replaced)) return true;
-        if (*std::max_element(slots, slots + n) >= ring_->rows) return false;
-        batches_->copy({slots}, {n}, outs);
+        const auto replaced = [&](std::int64_t slot) { return is_replaced(slot, drawn.serial); };
+        if (std::none_of(drawn.at, drawn.at + n, replaced)) return true;
+        if (*std::max_element(drawn.at, drawn.at + n) >= ring_->rows) return false;
+        batches_->copy({drawn.at}, {n}, outs);
+        for (std::int64_t i = 0; drawn.generations_at != nullptr && i < n; ++i)
+            drawn.generations_at[i] = ring_->generation(drawn.at[i]) + parts_.first_generation;
         counts_->redone += 1;
         return true;
+    }
+
+    nb::object result(const nb::object& batch, const Drawn& drawn, std::int64_t n) {
+        counts_->drawn += n;
+        if (!drawn.weights.is_valid()) return nb::make_tuple(batch, drawn.slots);
+        return nb::make_tuple(batch, drawn.slots, drawn.weights, drawn.generations);
     }
 
     static nb::object as_batch(std::vector<nb::object>& tensors, nb::handle keys) {
@@ -351,6 +477,7 @@ private:
     std::vector<nb::object> values_;      // as `given_`
     std::vector<const Byte*> addresses_;  // as `given_`
     Form index_form_;
+    nb::object ready_, wrote_, changed_;  // methods of `DirectParts::priorities`
     nb::object size_;
     std::int64_t drawn_ = -1;
     bool open_ = true;

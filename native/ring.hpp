@@ -3,9 +3,9 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <stdexcept>
+
+#include "prioritized.hpp"
 
 namespace ostinato {
 
@@ -37,6 +37,12 @@ struct RingCounts {
         written += run.skip + run.rows;
         rows = std::max(rows, std::min(capacity, end));
         cursor = end % capacity;
+    }
+
+    /// The generations of all slots, in ring order.
+    Generations generations() const {
+        const std::int64_t newest = written - cursor + 1;
+        return {nullptr, 0, cursor, newest, newest - capacity, base};
     }
 
     /// The generation of the row in a slot, in ring order; at most `base` where there is no row.

@@ -301,13 +301,16 @@ class Direct:
         stored: StoredRows,
         counts: BufferCounts,
         keys: tuple[Any, ...] | None,
-        randint: Any,
+        torch: Any,
         generator: Any,
         device: Any,
         func_transform: Any,
         is_tracing: Any,
         array_type: type,
         number_type: type,
+        priorities: Any,
+        double_type: Any,
+        first_generation: int,
         writes: bool,
         draws: bool,
         episodes: TrackedEpisodes | None,
@@ -316,6 +319,10 @@ class Direct:
     @property
     def is_open(self) -> bool:
         """Whether calls may apply."""
+
+    @property
+    def has_more_info(self) -> bool:
+        """Whether batches have more info than `sample` returns: slices, and windows of units."""
 
     def close(self) -> None:
         """Let every call return None from now on: parts of the buffer change."""
@@ -326,18 +333,28 @@ class Direct:
     def extend(self, rows: Any) -> Any:
         """Write rows `[n, *shape]`, and return their slots, int64 `[n]`; or None."""
 
-    def sample(self, n: int, with_slots: bool) -> Any:
-        """Draw `n` rows uniformly with replacement, with the random numbers of `torch.randint`.
+    def sample(self, n: int) -> Any:
+        """Draw `n` rows with replacement: uniformly by `torch.randint`, or by priority by `torch.rand`.
 
         Returns:
-            The batch, a new dict; with `with_slots` a tuple of batch and slots, int64 `[n]`; or None.
+            A tuple of the batch, a new dict, and the slots, int64 `[n]`; with priorities also of the weights and the
+            generations, int64 `[n]`. A tuple of the batch alone where it `has_more_info`. Or None.
         """
 
     def sample_into(self, out: Any, n: int) -> Any:
-        """As `sample`, into the tensors of a dict of the same keys; returns the slots, int64 `[n]`, or None.
+        """As `sample`, into the tensors of a dict of the same keys, which is the batch of the result.
 
         Raises:
             ValueError: `position:reason` for the first tensor that does not fit; nothing is drawn.
+        """
+
+    def update_priority(self, index: Any, priority: Any, generation: Any) -> int | None:
+        """Set priorities, float32 or float64 `[n]`, of the rows at `index`, int64 `[n]`.
+
+        With `generation`, int64 `[n]`, rows that have another one by now are left out.
+
+        Returns:
+            How many were left out; or None.
         """
 
 class TrackedEpisodes:

@@ -1,44 +1,48 @@
 """Direct calls: the common buffer writes and draws in one native call each, in place of the general way in Python.
 
 A direct call holds the lock of the buffer, as the methods of the engine do, and changes the same counts. It applies to
-rows in memory of the CPU, a ring writer, and uniform draws of single rows; `find_direct` lists the conditions. Where a
-call does not apply (other rows than those stored, text, an error), it changes nothing and returns None, and the general
-way follows. So both give the same results, and errors come from one place.
+rows in memory of the CPU, a ring writer, and uniform or prioritized draws of single rows; `find_direct` lists the
+conditions. Where a call does not apply (other rows than those stored, text, an error), it changes nothing and returns
+None, and the general way follows. So both give the same results, and errors come from one place.
 
 The object is made when a general call finds that it would apply, and ended by `LocalEngine.parts_changed`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, final
 
 import numpy as np
 import torch
 
 from ostinato._backend import backend
 from ostinato.buffers.direct_windows import direct_windows, tracked_episodes
+from ostinato.buffers.priority_updates import GENERATIONS_PER_ERA
 from ostinato.core import kinds
-from ostinato.samplers import RandomSampler, SamplerWithoutReplacement, SliceSampler
+from ostinato.core.records import Run
+from ostinato.samplers import PrioritizedSampler, RandomSampler, SamplerWithoutReplacement, SliceSampler
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
-from ostinato.writers import RoundRobinWriter
+from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
 if TYPE_CHECKING:
-    from ostinato._native import Direct, DirectWindows
+    from ostinato._native import Direct, DirectWindows, TrackedEpisodes
     from ostinato.buffers.engine import LocalEngine
+    from ostinato.core.ring import Ring
     from ostinato.core.rows import Schema
     from ostinato.storages import Storage
 
-__all__ = ["direct_rows", "find_direct"]
+__all__ = ["defined_together", "direct_rows", "find_direct"]
 
 _CPU = torch.device("cpu")
 
 
-def find_direct(engine: LocalEngine, *, draws: bool) -> Direct | None:
+def find_direct(engine: LocalEngine, *, draws: bool, bare: bool) -> Direct | None:
     """Return the direct calls of a buffer as it is now; None if none applies. The caller holds the lock.
 
     Args:
         engine: of the buffer.
         draws: whether batches are the rows drawn as they are stored, made when they are asked for.
+        bare: whether batches have no other fields than the stored ones and those of units.
     """
     native, storage = backend.native, engine.storage
     if native is None or not backend.exchange or not _is_known(storage) or storage.ndim > 1:
@@ -50,13 +54,10 @@ def find_direct(engine: LocalEngine, *, draws: bool) -> Direct | None:
     table, stored = found
     if table.batches is None or not schema.is_flat or not isinstance(stored, native.StoredRows):
         return None
-    watched = engine.gate is not None or engine.versions is not None or engine.saves.snapshot is not None
-    if watched or not ring.counts.in_order or not isinstance(engine.counts, native.BufferCounts):
-        return None
     episodes = tracked_episodes(engine)
-    if engine.tracker is not None and episodes is None:
+    if _is_watched(engine, episodes) or not isinstance(engine.counts, native.BufferCounts):
         return None
-    windows = None if episodes is None or not draws else direct_windows(engine, table, schema)
+    windows = direct_windows(engine, table, schema) if episodes is not None and draws and bare else None
     writes = _may_write(engine)
     draws = draws and _may_draw(engine, windows)
     if not (writes or draws):
@@ -68,13 +69,16 @@ def find_direct(engine: LocalEngine, *, draws: bool) -> Direct | None:
         stored,
         engine.counts,
         _keys(schema),
-        torch.randint,
+        torch,
         engine.generator,
         _CPU,
         kinds.func_transform,
         kinds.is_tracing,
         np.ndarray,
         np.generic,
+        _Priorities(engine.sampler, ring) if type(engine.sampler) is PrioritizedSampler else None,
+        torch.float64,
+        engine.era * GENERATIONS_PER_ERA,
         writes,
         draws,
         episodes,
@@ -82,25 +86,72 @@ def find_direct(engine: LocalEngine, *, draws: bool) -> Direct | None:
     )
 
 
+def _is_watched(engine: LocalEngine, episodes: TrackedEpisodes | None) -> bool:
+    """Whether something follows single rows that direct calls do not tell of them."""
+    watched = engine.gate is not None or engine.versions is not None or engine.saves.snapshot is not None
+    return watched or not engine.ring.counts.in_order or (engine.tracker is not None and episodes is None)
+
+
 def _is_known(storage: Storage) -> TypeGuard[TensorStorage]:
     """Whether a storage is of exactly one of these classes: subclasses may read and write in another way."""
     return type(storage) in {LazyTensorStorage, LazyMemmapStorage, TensorStorage}
 
 
+def defined_together(cls: type, *names: str) -> bool:
+    """Whether the same class defines all of these methods, so that none was overridden without the others."""
+    return len({next(base for base in cls.__mro__ if name in base.__dict__) for name in names}) == 1
+
+
 def _may_write(engine: LocalEngine) -> bool:
-    """Whether a write changes nothing but rows and counts."""
-    writer = engine.writer
-    plain = type(writer) is RoundRobinWriter
-    return plain and type(engine.sampler) in {RandomSampler, SamplerWithoutReplacement, SliceSampler}
+    """Whether a write changes nothing but rows, counts and the default priorities of the rows."""
+    sampler, writer = engine.sampler, engine.writer
+    if type(writer) not in {RoundRobinWriter, TensorDictRoundRobinWriter}:
+        return False
+    if type(sampler) is PrioritizedSampler:
+        if engine.tracker is not None:
+            return False
+        schema = engine.storage.schema
+        given = schema is None or engine.priority_path in schema.paths  # rows may hold their first priorities
+        return not given and sampler.max_capacity >= engine.storage.capacity
+    return type(sampler) in {RandomSampler, SamplerWithoutReplacement, SliceSampler}
 
 
 def _may_draw(engine: LocalEngine, windows: DirectWindows | None) -> bool:
-    """Whether a draw is one of `torch.randint`, and its batch the rows drawn, or windows from them."""
+    """Whether a draw is one of `torch.randint` or of a sum tree, and its batch the rows drawn, or windows from them."""
     if engine.pin or engine.pending or engine.source.collate is not None:
         return False
     if windows is not None or engine.tracker is not None:
         return windows is not None and not engine.writer.tracks_generations
-    return type(engine.sampler) is RandomSampler and engine.unit is None and not engine.writer.tracks_generations
+    if engine.unit is not None or engine.writer.tracks_generations:
+        return False
+    sampler = engine.sampler
+    return type(sampler) is RandomSampler or (type(sampler) is PrioritizedSampler and not sampler.stratified)
+
+
+@final
+class _Priorities:
+    """What direct calls ask a prioritized sampler, and tell it. Called under the lock of the buffer.
+
+    Args:
+        sampler: the sampler.
+        ring: of its buffer.
+    """
+
+    def __init__(self, sampler: PrioritizedSampler, ring: Ring) -> None:
+        self._sampler = sampler
+        self._ring = ring
+
+    def ready(self) -> tuple[Any, ...] | None:
+        """Return tree, beta, whether weights are float32, addresses and options; None if the sampler has to prepare."""
+        return self._sampler.native_state(self._ring.rows, self._ring.capacity)
+
+    def wrote(self, start: int, rows: int, skip: int) -> None:
+        """Give rows just written the default priority."""
+        self._sampler.record_rows(Run(start, rows, self._ring.capacity, skip), None, self._ring.view())
+
+    def changed(self, given: float, before: float, after: float) -> None:
+        """Track the largest priority after an update."""
+        self._sampler.track_largest(given, before, after)
 
 
 def _keys(schema: Schema) -> tuple[Any, ...] | None:

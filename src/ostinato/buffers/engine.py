@@ -451,6 +451,12 @@ class LocalEngine:
         """Return the priorities in rows about to be written, checked; None if the rows have none."""
         return priorities_of_rows(data, self.priority_path, rows, as_sampler(self.sampler), self.storage.device)
 
+    def count_stale(self, count: int) -> None:
+        """Count priorities that were dropped because their rows had been replaced."""
+        if count:
+            with self.lock:
+                self.stale_updates = self.stale_updates + count
+
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
         with self.lock:

@@ -20,26 +20,27 @@ if TYPE_CHECKING:
 __all__ = ["fill", "fill_direct"]
 
 
-def fill_direct(direct: Direct, schema: Schema, out: Any, size: int) -> Tensor | None:
+def fill_direct(direct: Direct, schema: Schema, out: Any, size: int) -> tuple[Any, ...] | None:
     """Draw rows into a batch by a direct call, without allocating memory for them; see `ostinato.buffers.direct`.
 
     Returns:
-        Their slots, int64 `[size]`; None, with nothing drawn, if the call does not apply.
+        What `Direct.sample` returns, with `out` as the batch; None, with nothing drawn, if the call does not apply.
 
     Raises:
         KindError, SchemaError: see `fill`; nothing is drawn.
     """
     fields = kinds.fields_of(out) if schema.kind == "tensordict" and kinds.is_tensordict(out) else out
     try:
-        slots = direct.sample_into(fields, size)
+        found = direct.sample_into(fields, size)
     except ValueError as error:
         position, reason = str(error).split(":", 1)
         leaf = schema.leaves[int(position)]
         needed = f"{leaf.dtype}{[size, *leaf.shape]}, contiguous, on the CPU"
         _raise(leaf.path, _leaves(out)[leaf.path], needed, reason)
-    if slots is None:
+    if found is None:
         _check_fields(_leaves(out), [leaf.path for leaf in schema.leaves])
-    return slots  # type: ignore[no-any-return]
+        return None
+    return (out, *found[1:])
 
 
 def fill(out: Any, batch: Any, storage: Storage) -> Any:

@@ -184,6 +184,9 @@ class Engine(Protocol):
     def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool, same: bool = False) -> None:
         """Replace stored fields of rows at a user's index."""
 
+    def count_stale(self, count: int) -> None:
+        """Count priorities that were dropped because their rows had been replaced."""
+
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
 

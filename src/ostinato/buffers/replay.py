@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from ostinato.buffers.checkpoint.state import own_copy
 from ostinato.buffers.checks import require_rows
 from ostinato.buffers.conditional_updates import as_stored, parse_conditional
-from ostinato.buffers.direct import direct_rows, find_direct
+from ostinato.buffers.direct import defined_together, direct_rows, find_direct
 from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.lifecycle import Given
 from ostinato.buffers.options import (
@@ -284,7 +284,7 @@ class ReplayBuffer(Sampling):
             check_wait(timeout_s, waits=self._engine.gate is not None)
         direct = self._engine.direct
         if direct is not None and not self._transform.steps:
-            slot = direct.add(direct_rows(data, 0))
+            slot = direct.add(self._direct_rows(data, 0))
             if slot is not None:
                 return slot
         given, data = data, self._accept(data)
@@ -328,7 +328,7 @@ class ReplayBuffer(Sampling):
             check_wait(timeout_s, waits=self._engine.gate is not None)
         engine = self._engine
         if engine.direct is not None and not self._transform.steps:
-            index = engine.direct.extend(direct_rows(data, 1))
+            index = engine.direct.extend(self._direct_rows(data, 1))
             if index is not None:
                 return index  # type: ignore[no-any-return]
         if engine.gate is not None:
@@ -349,12 +349,17 @@ class ReplayBuffer(Sampling):
         if engine.direct_tried or not isinstance(engine, LocalEngine):
             return
         with engine.lock:
-            pipeline = self._pipeline
-            same_batch = type(self)._finish is ReplayBuffer._finish  # noqa: SLF001
-            draws = same_batch and pipeline.plain and not is_dynamo_compiling()
-            if type(self)._accept is ReplayBuffer._accept:  # noqa: SLF001
-                engine.direct = find_direct(engine, draws=draws)
+            draws = self._pipeline.plain and defined_together(type(self), "_finish", "_presented")
+            if defined_together(type(self), "_accept", "_direct_rows"):
+                bare = type(self)._finish is ReplayBuffer._finish  # noqa: SLF001
+                engine.direct = find_direct(engine, draws=draws, bare=bare)
             engine.direct_tried = engine.storage.laid_out and not engine.pending
+
+    def _direct_rows(self, data: Any, lead: int) -> Any:
+        """Return rows as direct calls read them, unchanged by transforms, if `_accept` would accept them; else None."""
+        if type(data) is dict:
+            return None if self._engine.writer.collections_only else data
+        return direct_rows(data, lead)
 
     def _accept(self, data: Any) -> Any:
         """Apply the inverse transforms, and check that the writer takes such data; subclasses check more.
@@ -432,6 +437,11 @@ class ReplayBuffer(Sampling):
             SlotError: if an index is beyond the rows present; nothing is changed.
         """
         engine = self._engine
+        if engine.direct is not None and priority is not None:
+            stale = engine.direct.update_priority(index, priority, generation)
+            if stale is not None:
+                engine.count_stale(stale)
+                return
         sampler, storage = engine.sampler, engine.source.storage
         if not isinstance(sampler, PrioritySampler):
             warn_of_sampler(sampler)

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from ostinato.buffers.pipeline import Finish
     from ostinato.buffers.records import Ticket
 
-__all__ = ["Sampling"]
+__all__ = ["INFO", "Sampling"]
 
 _CPU = torch.device("cpu")
 _PLAIN = Ask()
+INFO = ("index", "priority_weight", "index_generation")
+"""Names of what a direct call returns after the batch."""
 
 
 class Sampling(Lifecycle):
@@ -124,10 +126,12 @@ class Sampling(Lifecycle):
                 warn_of_size(self._batch_size, size)
         if max_age is None and timeout_s is None:
             direct = self._engine.direct
+            if direct is not None and return_info and direct.has_more_info:
+                direct = None
             if direct is not None and not self._transform.steps and not is_dynamo_compiling():
-                found = direct.sample(size, return_info) if out is None else self._filled(direct, out, size)
+                found = direct.sample(size) if out is None else self._filled(direct, out, size)
                 if found is not None:
-                    return self._presented(found, size, out, return_info=return_info)
+                    return self._presented(found, size, new=out is None, return_info=return_info)
             ask = _PLAIN
         else:
             ask = self._asked(max_age, timeout_s)
@@ -143,20 +147,18 @@ class Sampling(Lifecycle):
         storage = self._engine.storage
         return lambda data, ticket, notes: fill(out, self._finish(data, ticket, notes), storage)
 
-    def _filled(self, direct: Direct, out: Any, size: int) -> tuple[Any, Tensor] | None:
+    def _filled(self, direct: Direct, out: Any, size: int) -> tuple[Any, ...] | None:
         schema = self._engine.storage.schema
-        slots = None if schema is None else fill_direct(direct, schema, out, size)
-        return None if slots is None else (out, slots)
+        return None if schema is None else fill_direct(direct, schema, out, size)
 
-    def _presented(self, found: Any, size: int, out: Any, *, return_info: bool) -> Any:
+    def _presented(self, found: tuple[Any, ...], size: int, *, new: bool, return_info: bool) -> Any:
         """Return a batch of a direct call as rows were put in, with its info if that is asked for."""
-        if out is not None:
-            return (out, {"index": found[1]}) if return_info else out
-        batch, slots = found if return_info else (found, None)
-        schema = self._engine.source.storage.schema
-        if schema is not None and schema.kind == "tensordict":
-            batch = schema.build(list(batch.values()), (size,), _CPU)
-        return (batch, {"index": slots}) if return_info else batch
+        batch = found[0]
+        if new:
+            schema = self._engine.source.storage.schema
+            if schema is not None and schema.kind == "tensordict":
+                batch = schema.build(list(batch.values()), (size,), _CPU)
+        return (batch, dict(zip(INFO, found[1:], strict=False))) if return_info else batch
 
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether `sample` would return a batch now: there are rows to draw, and no call would wait for writers.

@@ -242,6 +242,9 @@ class SharedEngine:
     def parts_changed(self) -> None:
         """Do nothing: there are no direct calls."""
 
+    def count_stale(self, count: int) -> None:
+        """Do nothing: the ring counts them."""
+
     @property
     def rows_written(self) -> int:
         """Rows written, by all processes."""

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 
+from ostinato.buffers.direct import direct_rows
 from ostinato.buffers.options import warn_of_info, warn_of_sampler
 from ostinato.buffers.priority_updates import parse_update, priorities_of_batch, priority_fields
 from ostinato.buffers.replay import ReplayBuffer
+from ostinato.buffers.sampling import INFO
 from ostinato.core import kinds
 from ostinato.errors import KindError, SchemaError
 from ostinato.samplers import PrioritySampler
@@ -17,12 +19,13 @@ from ostinato.writers import TensorDictRoundRobinWriter, Writer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ostinato._native import Direct
     from ostinato.buffers.options import BufferOptions
     from ostinato.buffers.records import Ticket
 
 __all__ = ["TensorDictReplayBuffer"]
 
-_OWN_KEYS = ("index", "priority_weight", "index_generation")
+_OWN_KEYS = INFO
 """Keys that the buffer adds to samples; dropped from what is written, so that samples may be written back."""
 
 
@@ -69,7 +72,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self._priority_key = key
         self._priority_path = (key,) if isinstance(key, str) else tuple(key)
         if "_engine" in self.__dict__:  # else it is told when it is made
-            self._engine.priority_path = self._priority_path
+            with self._engine.lock:
+                self._engine.parts_changed()
+                self._engine.priority_path = self._priority_path
 
     @staticmethod
     def _default_writer() -> Writer:
@@ -86,6 +91,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         own = _OWN_KEYS if unit is None or not unit.notes else (*_OWN_KEYS, "anchor_generation", *unit.notes)
         rows = [_without_own(row, own) for row in data] if type(data) is list else _without_own(data, own)
         return self._transform.inv(rows) if self._transform else rows
+
+    def _direct_rows(self, data: Any, lead: int) -> Any:
+        return direct_rows(data, lead) if kinds.is_tensordict(data) else None
 
     @overload
     def sample(
@@ -159,6 +167,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 kinds.with_fields(data, {_as_path(key): self._shown(key, value) for key, value in notes.items()})
         return data
 
+    def _presented(self, found: tuple[Any, ...], size: int, *, new: bool, return_info: bool) -> Any:
+        result = super()._presented(found, size, new=new, return_info=return_info)
+        kinds.put(result[0] if return_info else result, dict(zip(INFO, found[1:], strict=False)))
+        return result
+
+    def _filled(self, direct: Direct, out: Any, size: int) -> tuple[Any, ...] | None:  # noqa: ARG002
+        return None  # batches have fields that are not stored
+
     def _shown(self, key: Any, value: Tensor) -> Tensor:
         return self._flat_index(value) if key == "anchor_index" else value
 
@@ -181,7 +197,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
             warn_of_sampler(sampler)
             return
         found = priorities_of_batch(data, self._priority_key, sampler.reduce, storage.ndim)
-        engine.update_priorities(parse_update(*found, storage, sampler.reduce))
+        stale = None if engine.direct is None else engine.direct.update_priority(*found)
+        if stale is None:
+            engine.update_priorities(parse_update(*found, storage, sampler.reduce))
+        else:
+            engine.count_stale(stale)
 
     def _flat_index(self, slots: Tensor) -> Tensor:
         index = self._index(slots)

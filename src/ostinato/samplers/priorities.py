@@ -207,7 +207,7 @@ class RowPriorities(PrioritySampler):
             return 0.0
         return float(priorities.max())
 
-    def _track_largest(self, given: float, before: float, after: float | Tensor) -> None:
+    def track_largest(self, given: float, before: float, after: float | Tensor) -> None:
         """Track the largest priority.
 
         Args:
@@ -300,7 +300,7 @@ class RowPriorities(PrioritySampler):
             replaced = max(replaced, self._largest_of(part))
             part.fill_(default)
         self._set_values(tree, run, default)
-        self._track_largest(0.0, replaced, default)
+        self.track_largest(0.0, replaced, default)
 
     def set_priorities(self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None) -> None:
         """Set priorities; None gives the default priority. Of equal slots the last one wins. Cost: O(n log rows).
@@ -325,7 +325,7 @@ class RowPriorities(PrioritySampler):
         # numpy writes in order: of equal slots the last one wins; -0.0 becomes 0.0
         self._raw.numpy()[slots.numpy()] = priorities.numpy() + 0.0
         after = self._largest_of(self._raw[slots]) if self.max_priority_within_buffer else 0.0
-        self._track_largest(high if given else 0.0, before, after)
+        self.track_largest(high if given else 0.0, before, after)
 
     def _set_on_device(self, tree: PriorityTree, slots: Tensor, given: Tensor, keep: Tensor | None, rows: int) -> None:
         """Set priorities without a host sync: invalid ones have no effect, and `raise_deferred` raises."""
@@ -368,8 +368,35 @@ class RowPriorities(PrioritySampler):
             )
         except (IndexError, ValueError):
             return super().update(slots, priorities, generations, view)  # raises, and names what is invalid
-        self._track_largest(given, before, after)
+        self.track_largest(given, before, after)
         return stale
+
+    def native_state(self, rows: int, capacity: int) -> tuple[Any, ...] | None:
+        """Return what native draws and updates need; None if the tree is not up to date, as after a change of `alpha`.
+
+        Args:
+            rows: rows of the buffer.
+            capacity: its slots.
+
+        Returns:
+            Tree, exponent of weights, whether weights are float32, address of the priorities, address of the flags of
+            hidden rows or 0, `eps`, `alpha`, and whether the largest priority of changed rows is needed.
+        """
+        tree = self._tree
+        if tree is None or tree.native is None or tree.capacity != capacity or self._ring is not None:
+            return None
+        if self._rows != rows or self._tree_alpha != self._alpha or not tree.native.total > 0:
+            return None
+        beta, single = self._weight_options()
+        if single is None:
+            return None
+        mask = 0 if self._mask is None else self._mask.data_ptr()
+        within = self.max_priority_within_buffer
+        return tree.native, beta, single, self._raw.data_ptr(), mask, self._eps, self._alpha, within
+
+    def _weight_options(self) -> tuple[float, bool | None]:
+        """Return the exponent of weights, and whether they are float32; None if neither they nor float64."""
+        return 0.0, None
 
     def raise_deferred(self) -> None:
         """Raise if an update on a device other than the CPU was invalid.
@@ -614,7 +641,7 @@ class RowPriorities(PrioritySampler):
         self._raw[self._rows : view.rows] = default
         self._set_values(tree, Run(self._rows, view.rows - self._rows, view.capacity), default)
         self._rows = view.rows
-        self._track_largest(0.0, 0.0, default)
+        self.track_largest(0.0, 0.0, default)
 
     def _set_values(self, tree: PriorityTree, run: Run, priority: float | Tensor) -> None:
         """Set the values of a run of rows that have one priority above 0; hidden rows keep the value 0."""

@@ -107,6 +107,10 @@ class PrioritizedSampler(RowPriorities):
             f"eps={self.eps:g}, reduction={self.reduction!r}, stratified={self.stratified}, rows={self.rows})"
         )
 
+    def _weight_options(self) -> tuple[float, bool | None]:
+        known = self.dtype in {torch.float32, torch.float64}
+        return self._beta, self.dtype is torch.float32 if known else None
+
     def mass(self, view: View) -> tuple[float, float, float] | None:
         """Return the sum of all values, the smallest above zero, and beta; None for stratified draws."""
         if self.stratified:

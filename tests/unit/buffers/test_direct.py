@@ -23,6 +23,7 @@ from ostinato import (
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
+    TensorDictReplayBuffer,
 )
 from ostinato._backend import backend, use_backend
 from ostinato.buffers.direct import find_direct
@@ -59,9 +60,12 @@ def as_tensors(data: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
     return {key: torch.from_numpy(np.array(value)) for key, value in data.items()}
 
 
-def make(kind: type[ReplayBuffer], path: Path, *, mapped: bool = False) -> ReplayBuffer:
+def make(kind: type[ReplayBuffer], path: Path, form: str = "memory") -> ReplayBuffer:
+    mapped = form == "mapped"
     storage = LazyMemmapStorage(CAPACITY, scratch_dir=path, existsok=True) if mapped else LazyTensorStorage(CAPACITY)
-    return kind(storage=storage, batch_size=5, generator=torch.Generator().manual_seed(3))
+    sampler = PrioritizedSampler(CAPACITY, 0.6, 0.4) if form == "prioritized" else RandomSampler()
+    generator = torch.Generator().manual_seed(3)
+    return kind(storage=storage, sampler=sampler, batch_size=5, generator=generator)
 
 
 def outcome(call: Any, rb: ReplayBuffer) -> Any:
@@ -86,89 +90,126 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def operation(dice: random.Random, rng: np.random.Generator, path: Path) -> Any:
-    """Return a random operation on a buffer; the same one for each buffer that it is called with."""
-    n = dice.choice([0, 1, 3, 8, 20, CAPACITY, CAPACITY + 7])
-    batch, seed = rows(rng, n), dice.randrange(10**6)
-    one = {key: value[0] for key, value in rows(rng, 1).items()}
-    td = TensorDict(as_tensors(batch), batch_size=[n])
-    numbers = {
-        **one,
-        "reward": dice.random() * 10.0 ** dice.choice([0, 30, 60]),
-        "done": bool(seed % 2),
-        "action": seed,
-    }
-    double = {**batch, "reward": batch["reward"].astype(np.float64) * 10.0 ** dice.choice([0, 60])}
-    graded = torch.from_numpy(batch["reward"].copy()).requires_grad_()
-    strided = {key: np.asfortranarray(value) for key, value in batch.items()}
+class Operations:
+    """Random operations on a buffer; each is a function of a buffer, and does the same to each one that it is given."""
 
-    def load(rb: ReplayBuffer) -> None:
-        rb.load_state_dict(rb.state_dict())
+    def __init__(self, seed: int, path: Path) -> None:
+        self._dice, self._rng, self._path = random.Random(seed), np.random.default_rng(seed), path
+        self.batch = rows(self._rng, 12)
 
-    def save(rb: ReplayBuffer) -> None:
-        rb.dumps(path / type(rb).__name__)
-        rb.loads(path / type(rb).__name__)
+    def next(self) -> Any:
+        n = self._dice.choice([0, 1, 3, 8, 20, CAPACITY, CAPACITY + 7])
+        self.batch, self.seed, self.size = (
+            rows(self._rng, n),
+            self._dice.randrange(10**6),
+            10.0 ** self._dice.choice([0, 30, 60]),
+        )
+        self.one = {key: value[0] for key, value in rows(self._rng, 1).items()}
+        return self._dice.choice(self._rare() if self._dice.random() < 0.15 else self._common())
 
-    def edit(rb: ReplayBuffer) -> None:
+    def _common(self) -> list[Any]:
+        batch, one, seed, n = self.batch, self.one, self.seed, len(self.batch["obs"])
+        numbers = {**one, "reward": self.size * (seed % 10), "done": bool(seed % 2), "action": seed}
+        double = {**batch, "reward": batch["reward"].astype(np.float64) * self.size}
+        strided = {key: np.asfortranarray(value) for key, value in batch.items()}
+        return [
+            self.learn,
+            self.learn,
+            lambda rb: rb.extend(as_tensors(batch)),
+            lambda rb: rb.extend(batch),
+            lambda rb: rb.extend(TensorDict(as_tensors(batch), batch_size=[n])),
+            lambda rb: rb.extend(double),
+            lambda rb: rb.extend(strided),
+            lambda rb: rb.add(as_tensors(one)),
+            lambda rb: rb.add(one),
+            lambda rb: rb.add(numbers),
+            lambda rb: rb.sample(),
+            lambda rb: rb.sample(seed % 9),
+            lambda rb: rb.sample(4, return_info=True),
+            lambda rb: (len(rb), rb.write_count, rb.cursor, rb.stats().rows_drawn, rb.stats().rows_written),
+        ]
+
+    def _rare(self) -> list[Any]:
+        batch, one, seed, n = self.batch, self.one, self.seed, len(self.batch["obs"])
+        graded = torch.from_numpy(batch["reward"].copy()).requires_grad_()
+        return [
+            lambda rb: rb.extend({**batch, "other": np.zeros(n)}),
+            lambda rb: rb.extend({key: value for key, value in batch.items() if key != "done"}),
+            lambda rb: rb.extend({**batch, "obs": batch["obs"][:, :2]}),
+            lambda rb: rb.extend({**batch, "obs": batch["obs"][: n // 2]}),
+            lambda rb: rb.extend({**as_tensors(batch), "reward": graded}),
+            lambda rb: rb.extend(rb.storage[:3] if len(rb) else batch),
+            lambda rb: rb.add({**one, "obs": [0.0, 1.0, 2.0]}),
+            lambda rb: rb.set_sampler(RandomSampler()) and None,
+            lambda rb: rb.set_sampler(SamplerWithoutReplacement()) and None,
+            lambda rb: rb.set_sampler(PrioritizedSampler(CAPACITY, 0.7, 0.5, eps=0.0)) and None,
+            lambda rb: rb.set_rng(torch.Generator().manual_seed(seed)),
+            lambda rb: rb.empty(),
+            lambda rb: rb.empty(empty_write_count=False),
+            lambda rb: rb.storage.set(0, as_tensors(one)) if len(rb) else None,
+            lambda rb: rb.load_state_dict(rb.state_dict()),
+            self.save,
+            self.edit,
+            self.flush,
+            self.spoil,
+            self.tune,
+            self.zero,
+        ]
+
+    def learn(self, rb: ReplayBuffer) -> Any:
+        if not rb.sampler.prioritized:
+            return None
+        first = rb.sample(6, return_info=True)[1]
+        if self.seed % 3 == 0:
+            rb.extend(as_tensors(self.batch))
+        priorities = torch.arange(6.0) + self.seed
+        given = priorities.double() if self.seed % 2 else priorities
+        rb.update_priority(first["index"], given, first["index_generation"])
+        rb.update_priority(first["index"], priorities)
+        return rb.sample(3, return_info=True), rb.stats().stale_updates, rb.sampler.priorities  # type: ignore[attr-defined]
+
+    def save(self, rb: ReplayBuffer) -> None:
+        rb.dumps(self._path / type(rb).__name__)
+        rb.loads(self._path / type(rb).__name__)
+
+    def edit(self, rb: ReplayBuffer) -> None:
         if len(rb):
-            rb[0] = as_tensors(one)
+            rb[0] = as_tensors(self.one)
 
-    def flush(rb: ReplayBuffer) -> None:
+    def flush(self, rb: ReplayBuffer) -> None:
         if isinstance(rb.storage, LazyMemmapStorage) and len(rb):
             rb.storage.flush()
 
-    common = [
-        lambda rb: rb.extend(as_tensors(batch)),
-        lambda rb: rb.extend(batch),
-        lambda rb: rb.extend(td),
-        lambda rb: rb.extend(double),
-        lambda rb: rb.extend(strided),
-        lambda rb: rb.add(as_tensors(one)),
-        lambda rb: rb.add(one),
-        lambda rb: rb.add(numbers),
-        lambda rb: rb.sample(),
-        lambda rb: rb.sample(seed % 9),
-        lambda rb: rb.sample(4, return_info=True),
-        lambda rb: (len(rb), rb.write_count, rb.cursor, rb.stats().rows_drawn, rb.stats().rows_written),
-    ]
-    rare = [
-        lambda rb: rb.extend({**batch, "other": np.zeros(n)}),
-        lambda rb: rb.extend({key: value for key, value in batch.items() if key != "done"}),
-        lambda rb: rb.extend({**batch, "obs": batch["obs"][:, :2]}),
-        lambda rb: rb.extend({**batch, "obs": batch["obs"][: n // 2]}),
-        lambda rb: rb.extend({**as_tensors(batch), "reward": graded}),
-        lambda rb: rb.extend(rb.storage[:3] if len(rb) else batch),
-        lambda rb: rb.add({**one, "obs": [0.0, 1.0, 2.0]}),
-        lambda rb: rb.set_sampler(RandomSampler()) and None,
-        lambda rb: rb.set_sampler(SamplerWithoutReplacement()) and None,
-        lambda rb: rb.set_rng(torch.Generator().manual_seed(seed)),
-        lambda rb: rb.empty(),
-        lambda rb: rb.empty(empty_write_count=False),
-        lambda rb: rb.state_dict()["_batch_size"],
-        lambda rb: rb.storage.set(0, as_tensors(one)) if len(rb) else None,
-        load,
-        save,
-        edit,
-        flush,
-    ]
-    return dice.choice(rare if dice.random() < 0.2 else common)
+    def spoil(self, rb: ReplayBuffer) -> None:
+        if rb.sampler.prioritized and len(rb):
+            rb.update_priority(torch.tensor([0, len(rb) + self.seed % 2]), torch.tensor([1.0, -1.0]))
+
+    def tune(self, rb: ReplayBuffer) -> None:
+        if isinstance(rb.sampler, PrioritizedSampler):
+            rb.sampler.alpha, rb.sampler.beta = self.seed % 7 / 5, self.seed % 3 / 2
+
+    def zero(self, rb: ReplayBuffer) -> None:
+        if rb.sampler.prioritized and len(rb):
+            rb.update_priority(torch.arange(len(rb)), torch.zeros(len(rb)))
 
 
-@pytest.mark.parametrize("mapped", [False, True], ids=["memory", "mapped"])
+@pytest.mark.parametrize("form", ["memory", "mapped", "prioritized"])
 @pytest.mark.parametrize("seed", range(6))
-def test_direct_calls_and_the_general_way_agree(seed: int, tmp_path: Path, *, mapped: bool) -> None:
-    dice, rng = random.Random(seed), np.random.default_rng(seed)
-    direct, general = (make(kind, tmp_path / kind.__name__, mapped=mapped) for kind in (ReplayBuffer, General))
+def test_direct_calls_and_the_general_way_agree(seed: int, form: str, tmp_path: Path) -> None:
+    operations = Operations(seed, tmp_path / "saves")
+    direct, general = (make(kind, tmp_path / kind.__name__, form) for kind in (ReplayBuffer, General))
     used = 0
     for step in range(150):
-        work = operation(dice, rng, tmp_path / "saves")
+        work = operations.next() if step else lambda rb: rb.extend(as_tensors(operations.batch))
+        if step % 30 == 29:  # an edit in place ends direct calls until the buffer is emptied
+            work = ReplayBuffer.empty
         used += direct._engine.direct is not None
         first, second = outcome(work, direct), outcome(work, general)
         assert same(first, second), (step, first, second)
         assert general._engine.direct is None
         if len(direct):
             assert same(direct[:], general[:])
-    assert used > 30
+    assert used > 20
 
 
 @pytest.mark.parametrize("kind", ["dict", "tensordict", "tensor"])
@@ -191,23 +232,61 @@ def test_common_buffers_have_direct_calls(kind: str) -> None:
     assert rb._engine.direct is calls
 
 
+class GeneralTensorDict(TensorDictReplayBuffer):
+    """Without direct calls, as `General`."""
+
+    def _accept(self, data: Any) -> Any:
+        return super()._accept(data)
+
+    def _finish(self, data: Any, ticket: Any, notes: Any) -> Any:
+        return super()._finish(data, ticket, notes)
+
+
+@pytest.mark.parametrize("key", ["td_error", "reward"])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_buffers_of_tensordicts_agree(key: str, *, prioritized: bool) -> None:
+    rng = np.random.default_rng(0)
+    made = []
+    for kind in (TensorDictReplayBuffer, GeneralTensorDict):
+        sampler = PrioritizedSampler(CAPACITY, 0.6, 0.4) if prioritized else RandomSampler()
+        generator = torch.Generator().manual_seed(1)
+        storage = LazyTensorStorage(CAPACITY)
+        made.append(kind(storage=storage, sampler=sampler, batch_size=6, generator=generator, priority_key=key))
+    for step in range(30):
+        data = as_tensors(rows(rng, 5))
+        found = []
+        for rb in made:
+            first = rb.extend(TensorDict(data, batch_size=[5]))
+            batch, info = rb.sample(return_info=True)
+            batch.set(key, torch.arange(6.0) + step)
+            rb.update_tensordict_priority(batch)
+            back = rb.extend(batch.exclude(key) if key == "td_error" else batch)
+            one = rb.add(rb.sample()[0].exclude("td_error"))
+            found.append((first, batch, info, back, one, rb.sample(), rb.stats().stale_updates))
+            with pytest.raises(TypeError):
+                rb.extend(data)
+        assert same(*found), step
+    assert made[0]._engine.direct is not None
+    assert made[1]._engine.direct is None
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"storage": ListStorage(10)},
-        {"sampler": PrioritizedSampler(10, 0.6, 0.4)},
+        {"sampler": PrioritizedSampler(10, 0.6, 0.4, stratified=True)},
         {"prefetch": 1},
         {"transform": lambda batch: batch},
         {"collate_fn": lambda batch: batch},
     ],
-    ids=["list", "prioritized", "prefetch", "transform", "collate"],
+    ids=["list", "stratified", "prefetch", "transform", "collate"],
 )
 def test_draws_of_other_buffers_take_the_general_way(options: dict[str, Any]) -> None:
     options = {"storage": LazyTensorStorage(10), **options}
     with ReplayBuffer(batch_size=2, **options) as rb:
         rb.extend(torch.arange(4))
         calls = rb._engine.direct
-        assert calls is None or calls.sample(2, False) is None or rb.transform.steps
+        assert calls is None or calls.sample(2) is None or rb.transform.steps
         assert len(rb.sample()) in {1, 2}
 
 
@@ -217,7 +296,7 @@ def test_torch_alone_has_no_direct_calls() -> None:
         rb.extend({"x": torch.arange(4)})
         rb.sample()
         assert rb._engine.direct is None
-        assert find_direct(rb._engine, draws=True) is None  # type: ignore[arg-type]
+        assert find_direct(rb._engine, draws=True, bare=True) is None  # type: ignore[arg-type]
 
 
 def test_a_storage_of_ones_own_class_is_asked() -> None:

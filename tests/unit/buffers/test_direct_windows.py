@@ -133,9 +133,9 @@ def test_the_direct_calls_apply(parts: str) -> None:
     assert found is not None
     assert found.extend(rows(rng, 3)) is not None
     assert found.add({key: value[0] for key, value in rows(rng, 1).items()}) is not None
-    assert (found.sample(6, False) is None) == (parts == "episodes alone")
-    assert found.sample(7, False) is None or "n-step" in parts or "frames" in parts
-    assert found.sample(6, True) is None, "slices and units have more info than slots"
+    assert (found.sample(6) is None) == (parts == "episodes alone")
+    assert found.sample(7) is None or "n-step" in parts or "frames" in parts
+    assert found.has_more_info == (parts != "episodes alone"), "slices and units have more info than slots"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_other_windows_are_drawn_in_the_general_way(options: dict[str, Any]) -> 
         rb.extend(rows(np.random.default_rng(0), 30))
         rb.sample()
     direct = rb._engine.direct
-    assert direct is None or direct.sample(6, False) is None
+    assert direct is None or direct.sample(6) is None
 
 
 @pytest.mark.parametrize("parts", ["slices", "n-step", "frames"])
