@@ -25,6 +25,8 @@ nb::object item_of(const nb::list& list, std::size_t i) {
 std::shared_ptr<const TensorAttributes> attributes_of(nb::handle type) {
     // never freed: the interpreter is gone before static objects are destroyed
     static auto& last = *new std::shared_ptr<const TensorAttributes>();
+    static auto& mutex = *new nb::ft_mutex();
+    const nb::ft_lock_guard guard(mutex);
     if (last == nullptr || !last->belong_to(type)) last = std::make_shared<const TensorAttributes>(type);
     return last;
 }

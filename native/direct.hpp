@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -435,7 +436,8 @@ private:
     /// Copy the rows drawn; once more under the lock if one was replaced meanwhile. False if rows are gone.
     bool copy(const Drawn& drawn, std::int64_t n, const std::vector<Byte*>& outs) {
         batches_->copy({drawn.at}, {n}, outs);
-        if (open_ && ring_->written == drawn.serial) return true;
+        if (open_ && std::atomic_ref(ring_->written).load(std::memory_order_relaxed) == drawn.serial)
+            return true;
         const Held held(parts_.acquire, parts_.release);
         if (!is_usable()) return false;
         const auto replaced = [&](std::int64_t slot) { return is_replaced(slot, drawn.serial); };
@@ -449,7 +451,7 @@ private:
     }
 
     nb::object result(const nb::object& batch, const Drawn& drawn, std::int64_t n) {
-        counts_->drawn += n;
+        std::atomic_ref(counts_->drawn).fetch_add(n, std::memory_order_relaxed);
         if (!drawn.weights.is_valid()) return nb::make_tuple(batch, drawn.slots);
         return nb::make_tuple(batch, drawn.slots, drawn.weights, drawn.generations);
     }
@@ -480,7 +482,7 @@ private:
     nb::object ready_, wrote_, changed_;  // methods of `DirectParts::priorities`
     nb::object size_;
     std::int64_t drawn_ = -1;
-    bool open_ = true;
+    std::atomic<bool> open_ = true;
 };
 
 }  // namespace ostinato

@@ -242,6 +242,7 @@ class GeneralTensorDict(TensorDictReplayBuffer):
         return super()._finish(data, ticket, notes)
 
 
+@pytest.mark.filterwarnings("ignore:update_priority")
 @pytest.mark.parametrize("key", ["td_error", "reward"])
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_buffers_of_tensordicts_agree(key: str, *, prioritized: bool) -> None:

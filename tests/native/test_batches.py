@@ -1,0 +1,125 @@
+"""Gathers into tensors, and what direct calls read: arguments that do not fit raise, and nothing is read or written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ostinato._backend import backend
+
+pytestmark = pytest.mark.skipif(not backend.exchange, reason="torch's exchange API is missing")
+
+
+def make(rows: int = 100) -> tuple[list[torch.Tensor], Any]:
+    native: Any = backend.installed
+    columns = [
+        torch.rand(rows, 3),
+        torch.arange(rows),
+        torch.rand(rows) < 0.5,
+        torch.rand(rows, 2, 2).to(torch.bfloat16),
+    ]
+    fields = native.Fields()
+    for column in columns:
+        width = column[0].numel() * column.itemsize
+        fields.add([(column.data_ptr(), rows)], width, width)
+    return columns, native.Batches(fields, columns)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 1000])
+def test_gather_makes_ordinary_tensors(n: int) -> None:
+    columns, batches = make()
+    slots = torch.randint(0, 100, (n,))
+    for column, found in zip(columns, batches.gather(slots), strict=True):
+        assert type(found) is torch.Tensor
+        assert found.dtype is column.dtype
+        assert found.is_contiguous()
+        assert not found.requires_grad
+        assert torch.equal(found, column[slots])
+
+
+def test_gather_each_reads_other_rows_of_each_field() -> None:
+    columns, batches = make()
+    slots = [torch.randint(0, 100, (n,)) for n in (3, 0, 5, 8)]
+    for column, at, found in zip(columns, slots, batches.gather_each(slots), strict=True):
+        assert torch.equal(found, column[at])
+
+
+def test_new_tensors_do_what_tensors_do() -> None:
+    _, batches = make()
+    found = batches.gather(torch.arange(50))[0]
+    found.clone().requires_grad_().sum().backward()
+    found.add_(1)
+    assert found.numpy().flags.writeable
+    found.share_memory_()
+    assert found.is_shared()
+    with torch.inference_mode():
+        assert batches.gather(torch.arange(5))[0].is_inference()
+
+
+@pytest.mark.parametrize(
+    "slots", [torch.zeros(3), torch.zeros(3, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int64), 3,
+              torch.arange(10)[::2], torch.zeros(3, dtype=torch.int64, device="meta")]
+)  # fmt: skip
+def test_slots_of_another_form_raise(slots: Any) -> None:
+    _, batches = make()
+    with pytest.raises(ValueError, match="slots must be a contiguous int64 tensor"):
+        batches.gather(slots)
+
+
+@pytest.mark.parametrize("slot", [-1, 100, 2**62, -(2**63)])
+def test_slots_out_of_range_raise(slot: int) -> None:
+    _, batches = make()
+    with pytest.raises(IndexError, match="out of range"):
+        batches.gather(torch.tensor([3, slot]))
+
+
+def test_columns_that_are_no_memory_raise() -> None:
+    native: Any = backend.installed
+    for columns in ([torch.rand(3, device="meta")], [torch.rand(3).to_sparse()], [], [torch.rand(())]):
+        fields = native.Fields()
+        held = torch.rand(3)
+        fields.add([(held.data_ptr(), 3)], 4, 4)
+        with pytest.raises(ValueError, match="column"):
+            native.Batches(fields, columns)
+
+
+def test_outs_are_checked_in_order() -> None:
+    columns, batches = make()
+    good = batches.gather(torch.arange(4))
+    batches.check_outs(good, 4)
+    for at, wrong, reason in [
+        (0, torch.empty(4, 3, dtype=torch.float64), "another dtype or shape"),
+        (0, torch.empty(5, 3), "another dtype or shape"),
+        (0, torch.empty(3, 4).t(), "not contiguous"),
+        (0, columns[0][:4], "shares memory with the storage"),
+        (1, np.zeros(4, np.int64), "not a tensor"),
+        (3, torch.nn.Parameter(torch.rand(4, 2, 2, dtype=torch.bfloat16)), "not a tensor"),
+    ]:
+        outs = [*good]
+        outs[at] = wrong
+        with pytest.raises(ValueError, match=f"^{at}:.*{reason}"):
+            batches.gather_into(torch.arange(4), outs)
+    with pytest.raises(ValueError, match="one tensor for each field"):
+        batches.check_outs(good[:2], 4)
+
+
+def test_memory_kept_for_later_batches_is_bounded() -> None:
+    native: Any = backend.installed
+    rows = 64
+    column = torch.zeros(rows, 1 << 20, dtype=torch.uint8)
+    fields = native.Fields()
+    fields.add([(column.data_ptr(), rows)], 1 << 20, 1 << 20)
+    batches = native.Batches(fields, [column])
+    held = [batches.gather(torch.arange(n)) for n in range(1, 40)]
+    del held
+    assert 0 < native.kept_bytes() <= 128 << 20
+
+
+def test_a_closed_exchange_refuses_other_capsules() -> None:
+    native: Any = backend.installed
+    with pytest.raises((ValueError, TypeError)):
+        native.open_exchange(torch.Tensor, object())
+    assert len(make()[1].gather(torch.arange(2))) == 4
