@@ -8,6 +8,8 @@ namespace ostinato::dlpack {
 
 constexpr std::uint32_t kMajor = 1;
 constexpr std::int32_t kCpu = 1;
+constexpr std::int32_t kCudaHost = 3;   // page-locked memory of the CPU
+constexpr std::int32_t kRocmHost = 11;  // the same
 
 struct Version {
     std::uint32_t major;

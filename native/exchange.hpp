@@ -84,7 +84,7 @@ public:
             PyErr_Clear();
             return false;
         }
-        if (out.device.type != dlpack::kCpu || out.dtype.lanes != 1) return false;
+        if (!is_host(out.device.type) || out.dtype.lanes != 1) return false;
         if (out.dtype.code != dlpack::kFloat) return out.dtype.code != dlpack::kComplex;
         return has_plain_sign(tensor);
     }
@@ -144,6 +144,10 @@ private:
     static void drop(dlpack::ManagedTensor* managed) noexcept {
         auto* const owned = reinterpret_cast<Owned*>(managed);
         BlockPool::shared().give(owned, owned->bytes);
+    }
+
+    static bool is_host(std::int32_t device) {
+        return device == dlpack::kCpu || device == dlpack::kCudaHost || device == dlpack::kRocmHost;
     }
 
     bool has_plain_sign(nb::handle tensor) const {

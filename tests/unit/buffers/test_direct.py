@@ -300,6 +300,20 @@ def test_torch_alone_has_no_direct_calls() -> None:
         assert find_direct(rb._engine, draws=True, bare=True) is None  # type: ignore[arg-type]
 
 
+def test_torch_without_the_exchange_gives_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As before torch 2.10."""
+    data = as_tensors(rows(np.random.default_rng(0), 30))
+    first = make(ReplayBuffer, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "_exchange", False)
+        second = make(ReplayBuffer, tmp_path)
+        second.extend(data)
+        found = [second.sample(), second.sample(return_info=True), second.sample(out=second.sample()), second[3:9]]
+        assert second._engine.direct is None
+    first.extend(data)
+    assert same([first.sample(), first.sample(return_info=True), first.sample(out=first.sample()), first[3:9]], found)
+
+
 def test_a_storage_of_ones_own_class_is_asked() -> None:
     class Doubled(LazyTensorStorage):
         def gather(self, slots: torch.Tensor, *, pin: bool = False) -> Any:
