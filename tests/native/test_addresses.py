@@ -133,6 +133,18 @@ ELSEWHERE = {
     "Episodes.record_write": "its flags are optional",
     "SingleCopy.__init__": "below",
     "SharedRing.__init__": "below",
+    "Batches.__init__": "takes tensors; test_batches.py",
+    "Batches.gather": "takes tensors; test_batches.py",
+    "Batches.gather_each": "takes tensors; test_batches.py",
+    "Batches.gather_into": "takes tensors; test_batches.py",
+    "Batches.check_outs": "takes tensors; test_batches.py",
+    "Direct.__init__": "takes objects; tests/unit/buffers/test_direct.py",
+    "Direct.add": "takes rows; tests/unit/buffers/test_direct.py",
+    "Direct.extend": "takes rows; tests/unit/buffers/test_direct.py",
+    "Direct.sample": "takes a number; tests/unit/buffers/test_direct.py",
+    "Direct.sample_into": "takes tensors; tests/unit/buffers/test_direct.py",
+    "Direct.update_priority": "takes tensors; tests/unit/buffers/test_direct.py",
+    "open_exchange": "takes a capsule; test_batches.py",
     "check_leaves": "takes tensors; tests/unit/core/test_leaf_check.py",
 }
 WITHOUT = {
@@ -155,6 +167,7 @@ WITHOUT |= {
     "state",
     "unchanged_since",
     "count",
+    "kept_bytes",
     "SharedRing.add",
 }
 """Entry points that take numbers alone."""
