@@ -213,6 +213,7 @@ def begin_era(buffer: ReplayBuffer, era: int) -> None:
     """
     engine = buffer._engine  # noqa: SLF001 (same package)
     with engine.lock:
+        engine.parts_changed()
         engine.era = 1 + era % _ERAS
 
 

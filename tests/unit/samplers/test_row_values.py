@@ -63,7 +63,7 @@ def test_only_changed_rows_are_read() -> None:
         field.values = values.values.clone()
     other = Ring(8)
     other.record(Run(0, 8, 8))
-    other.written = ring.written  # as many writes, of other rows
+    other.counts.written = ring.written  # as many writes, of other rows
     assert values.update(view(other, field))
     assert field.read[-1] == list(range(8))
 
