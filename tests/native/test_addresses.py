@@ -144,6 +144,9 @@ ELSEWHERE = {
     "Direct.sample": "takes a number; tests/unit/buffers/test_direct.py",
     "Direct.sample_into": "takes tensors; tests/unit/buffers/test_direct.py",
     "Direct.update_priority": "takes tensors; tests/unit/buffers/test_direct.py",
+    "DirectWindows.__init__": "takes objects; tests/unit/buffers/test_direct_windows.py",
+    "DirectWindows.slices": "takes numbers; tests/unit/buffers/test_direct_windows.py",
+    "TrackedEpisodes.__init__": "takes objects; tests/unit/buffers/test_direct_windows.py",
     "open_exchange": "takes a capsule; test_batches.py",
     "check_leaves": "takes tensors; tests/unit/core/test_leaf_check.py",
 }
