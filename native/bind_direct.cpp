@@ -140,9 +140,10 @@ void bind_direct(nb::module_& m) {
         .def_prop_ro("has_more_info", &Direct::has_more_info,
                      "Whether batches have more info than `sample` returns: slices, and windows of units.")
         .def("close", &Direct::close, "Let every call return None from now on: parts of the buffer change.")
-        .def("add", &Direct::add, "rows"_a, nb::sig("def add(self, rows: typing.Any) -> int | None"), kAddDoc)
-        .def("extend", &Direct::extend, "rows"_a, nb::sig("def extend(self, rows: typing.Any) -> typing.Any"),
-             kExtendDoc)
+        .def("add", &Direct::add, "rows"_a.none(), nb::sig("def add(self, rows: typing.Any) -> int | None"),
+             kAddDoc)
+        .def("extend", &Direct::extend, "rows"_a.none(),
+             nb::sig("def extend(self, rows: typing.Any) -> typing.Any"), kExtendDoc)
         .def("sample", &Direct::sample, "n"_a, nb::sig("def sample(self, n: int) -> typing.Any"), kSampleDoc)
         .def("sample_into", &Direct::sample_into, "out"_a, "n"_a,
              nb::sig("def sample_into(self, out: typing.Any, n: int) -> typing.Any"), kIntoDoc)
