@@ -66,10 +66,10 @@ struct Plan {
 namespace detail {
 
 constexpr std::size_t kLine = 64;
-constexpr std::int64_t kAhead = 16;        // rows prefetched before they are copied: covers a memory access
+constexpr std::int64_t kAhead = 32;        // rows prefetched before they are copied: covers a memory access
 constexpr std::int64_t kBlock = 4;         // rows copied column by column; longer blocks delay the prefetches
-constexpr std::int64_t kRing = 32;         // located rows kept: at least kAhead + kBlock, a power of two
-constexpr std::size_t kAheadBytes = 4096;  // limit of all prefetches: fewer rows if they are wide
+constexpr std::int64_t kRing = 64;         // located rows kept: at least kAhead + kBlock, a power of two
+constexpr std::size_t kAheadBytes = 8192;  // limit of all prefetches: fewer rows if they are wide
 constexpr std::size_t kPrefetchBytes = 512;  // of one row; hardware prefetches the rest of a longer row
 
 static_assert(kRing >= kAhead + kBlock && std::has_single_bit(std::uint64_t{kRing}) &&
