@@ -287,13 +287,21 @@ private:
 
     /// Draw rows. False if Python has to.
     bool draw(std::int64_t n, Drawn& drawn) {
-        const Held held(parts_.acquire, parts_.release);
-        if (!is_usable() || ring_->rows == 0) return false;
-        drawn.serial = ring_->written;
-        if (!parts_.priorities.is_none()) return draw_by_priority(n, drawn);
-        drawn.slots = integers(ring_->rows, n);
+        if (!parts_.priorities.is_none()) {
+            const Held held(parts_.acquire, parts_.release);
+            if (!is_usable() || ring_->rows == 0) return false;
+            drawn.serial = ring_->written;
+            return draw_by_priority(n, drawn);
+        }
+        // torch.randint lets other threads run: if it held the lock, they would wake up only to wait for it
+        const std::int64_t rows = std::atomic_ref(ring_->rows).load(std::memory_order_relaxed);
+        if (!is_usable() || rows == 0) return false;
+        drawn.slots = integers(rows, n);
         std::int64_t count = 0;
         drawn.at = slots_of(drawn.slots, count);
+        const Held held(parts_.acquire, parts_.release);
+        if (!is_usable() || ring_->rows < rows) return false;
+        drawn.serial = ring_->written;
         return true;
     }
 
@@ -302,7 +310,7 @@ private:
         static PyObject* const names = Py_BuildValue("(ss)", "generator", "device");
         const nb::int_ zero(0);
         const nb::int_ end(high);
-        const nb::object size = size_of(n);
+        const nb::object size = nb::make_tuple(n);
         const std::array<PyObject*, 6> arguments{
             nullptr, zero.ptr(), end.ptr(), size.ptr(), parts_.generator.ptr(), parts_.device.ptr()};
         return call(parts_.torch.attr("randint"), arguments.data() + 1, 3, names);
@@ -359,7 +367,7 @@ private:
         if (state.is_none()) return false;
         const auto* const tree = nb::cast<const SumTree*>(state[0]);
         static PyObject* const names = Py_BuildValue("(sss)", "dtype", "generator", "device");
-        const nb::object size = size_of(n);
+        const nb::object size = nb::make_tuple(n);
         const std::array<PyObject*, 5> arguments{nullptr, size.ptr(), parts_.double_type.ptr(),
                                                  parts_.generator.ptr(), parts_.device.ptr()};
         const nb::object uniforms = call(parts_.torch.attr("rand"), arguments.data() + 1, 1, names);
@@ -417,14 +425,6 @@ private:
         return reinterpret_cast<const T*>(Exchange::data_of(tensor));
     }
 
-    const nb::object& size_of(std::int64_t n) {
-        if (n != drawn_) {
-            size_ = nb::make_tuple(n);
-            drawn_ = n;
-        }
-        return size_;
-    }
-
     static nb::object call(const nb::object& function, PyObject* const* arguments, std::size_t count,
                            PyObject* names) {
         PyObject* const found =
@@ -480,8 +480,6 @@ private:
     std::vector<const Byte*> addresses_;  // as `given_`
     Form index_form_;
     nb::object ready_, wrote_, changed_;  // methods of `DirectParts::priorities`
-    nb::object size_;
-    std::int64_t drawn_ = -1;
     std::atomic<bool> open_ = true;
 };
 
