@@ -133,9 +133,9 @@ def test_counts_that_make_no_sense_are_refused(native: ModuleType) -> None:
         with pytest.raises(ValueError, match=r"n must be at least 0 and .* in \[1, 2\*\*31\)"):
             getattr(table, name)(0, 0, width, *rest)
     for other in (-1, handle + 1):
-        for name, rest in (("start_rows", ()), ("start_episodes", ()), ("draw", (0, 0, 0))):
+        for method, others in (("start_rows", ()), ("start_episodes", ()), ("draw", (0, 0, 0))):
             with pytest.raises(ValueError, match=f"no need is registered as number {other}"):
-                getattr(table, name)(other, *rest)
+                getattr(table, method)(other, *others)
 
 
 def test_nothing_is_drawn_where_there_is_nothing(native: ModuleType) -> None:
