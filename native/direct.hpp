@@ -181,21 +181,23 @@ private:
 
     /// Read, place, record and copy rows. False, with nothing changed, if Python has to. Under the lock.
     bool write(nb::handle rows, std::int32_t lead, RingRun& run) {
-        if (!is_usable()) return false;
+        if (!is_usable() || reading_) return false;
         std::int64_t n = lead == 0 ? 1 : -1;
         const Reading reading(*this);
         return read(rows, lead, n) && n > 0 && store(n, run);
     }
 
-    /// Lets the rows given go at the end of a write.
+    /// Lets the rows given go at the end of a write. A write within it, of a key's `__eq__` or a finalizer,
+    /// goes the general way.
     class Reading {
     public:
-        explicit Reading(Direct& direct) : direct_(direct) {}
+        explicit Reading(Direct& direct) : direct_(direct) { direct_.reading_ = true; }
         Reading(const Reading&) = delete;
         Reading& operator=(const Reading&) = delete;
         ~Reading() {
             for (GivenField& field : direct_.given_) field.release();
             direct_.values_.clear();
+            direct_.reading_ = false;
         }
 
     private:
@@ -478,6 +480,7 @@ private:
     std::deque<GivenField> given_;        // used under the lock
     std::vector<nb::object> values_;      // as `given_`
     std::vector<const Byte*> addresses_;  // as `given_`
+    bool reading_ = false;                // as `given_`
     Form index_form_;
     nb::object ready_, wrote_, changed_;  // methods of `DirectParts::priorities`
     std::atomic<bool> open_ = true;

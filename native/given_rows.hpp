@@ -30,6 +30,7 @@ public:
     void release() {
         if (held_) PyBuffer_Release(&buffer_);
         held_ = false;
+        if (rounded_.capacity() > kKeptItems) rounded_ = {};
     }
 
     /// Read a field of `rows` rows (-1: as many as there are, which is set then) after `lead` dimensions.
@@ -41,8 +42,9 @@ public:
         if (lead != 0 || !form.shape.empty()) return false;
         if (PyFloat_CheckExact(value.ptr()) || PyLong_CheckExact(value.ptr()) || PyBool_Check(value.ptr()))
             return read_number(value, form);
-        return PyObject_IsInstance(value.ptr(), number_type.ptr()) == 1 &&
-               read_buffer(value, form, lead, rows);
+        const int is_number = PyObject_IsInstance(value.ptr(), number_type.ptr());
+        if (is_number < 0) PyErr_Clear();  // of a property `__class__`
+        return is_number == 1 && read_buffer(value, form, lead, rows);
     }
 
     const Byte* address() const { return address_; }
@@ -172,6 +174,7 @@ private:
 
     static constexpr dlpack::DataType kDouble{dlpack::kFloat, 64, 1};
     static constexpr dlpack::DataType kSingle{dlpack::kFloat, 32, 1};
+    static constexpr std::size_t kKeptItems = std::size_t{1} << 16;  // of `rounded_`, for the next rows
 
     const Byte* address_ = nullptr;
     alignas(8) std::array<Byte, 8> number_{};

@@ -56,6 +56,8 @@ __all__ = [
 ]
 
 Part = TypeVar("Part", Storage, Sampler, Writer)
+_MOST = 2**63 - 1
+"""The largest int64."""
 
 
 class BufferOptions(TypedDict, total=False):
@@ -129,11 +131,11 @@ def check_seconds(name: str, value: Any) -> None:
 
 
 def positive(name: str, value: Any) -> int:
-    """Return an integer of at least 1.
+    """Return an integer of at least 1, within int64.
 
     Raises:
         KindError: if it is no integer.
-        OptionError: if it is smaller.
+        OptionError: if it is smaller or larger.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         msg = f"{name} must be an integer, got {value!r} of type {type(value).__name__}"
@@ -141,6 +143,9 @@ def positive(name: str, value: Any) -> int:
     number = int(value.__index__())
     if number < 1:
         msg = f"{name} must be at least 1, got {number}"
+        raise OptionError(msg)
+    if number > _MOST:
+        msg = f"{name} must be at most {_MOST}, got {number}"
         raise OptionError(msg)
     return number
 
@@ -323,14 +328,14 @@ def check_size(given: Any, default: int | None, *, fixed: bool) -> int:
 
     Raises:
         UsageError: if there is none.
-        OptionError: if it is below 1, or differs from what is prefetched.
+        OptionError: if it is below 1, beyond int64, or differs from what is prefetched.
     """
     if given is None:
         if default is None:
             msg = "batch_size not specified: pass it to the constructor, or to sample()"
             raise UsageError(msg)
         return default
-    size = given if type(given) is int and given > 0 else positive("batch_size", given)
+    size = given if type(given) is int and 0 < given <= _MOST else positive("batch_size", given)
     if fixed and size != default:
         msg = (
             f"Got conflicting batch_sizes in constructor ({default}) and `sample` ({size}): batch_size must be "

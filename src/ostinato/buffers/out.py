@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ostinato.core import kinds
 from ostinato.core.kinds import show_field
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["fill", "fill_direct"]
 
+_NOT_PLAIN = "is not a tensor in CPU memory"
+"""What the extension says of tensors that it cannot write to; see native/batches.hpp."""
+
 
 def fill_direct(direct: Direct, schema: Schema, out: Any, size: int) -> tuple[Any, ...] | None:
     """Draw rows into a batch by a direct call, without allocating memory for them; see `ostinato.buffers.direct`.
@@ -30,17 +35,42 @@ def fill_direct(direct: Direct, schema: Schema, out: Any, size: int) -> tuple[An
         KindError, SchemaError: see `fill`; nothing is drawn.
     """
     fields = kinds.fields_of(out) if schema.kind == "tensordict" and kinds.is_tensordict(out) else out
+    targets: list[Any] = list(fields.values()) if type(fields) is dict else [fields]
+    if not _are_writable(targets):
+        _check_paths(schema, out)
+        return None
     try:
         found = direct.sample_into(fields, size)
     except ValueError as error:
-        position, reason = str(error).split(":", 1)
+        position, _, reason = str(error).partition(":")
+        if not position.isdigit():  # of the draw
+            raise
+        if reason == _NOT_PLAIN:
+            _check_paths(schema, out)
+            return None
         leaf = schema.leaves[int(position)]
         needed = f"{leaf.dtype}{[size, *leaf.shape]}, contiguous, on the CPU"
         _raise(leaf.path, _leaves(out)[leaf.path], needed, reason)
     if found is None:
-        _check_fields(_leaves(out), [leaf.path for leaf in schema.leaves])
+        _check_paths(schema, out)
         return None
+    increment_version(targets)  # as `copy_` does: a graph that holds the earlier values must not use these
     return (out, *found[1:])
+
+
+def _are_writable(targets: list[Any]) -> bool:
+    """Whether torch would let `copy_` write to all of these; subclasses decide for themselves."""
+    for target in targets:
+        if type(target) is not Tensor or target.requires_grad:
+            return False
+        if target.is_inference() and not torch.is_inference_mode_enabled():
+            return False
+    return True
+
+
+def _check_paths(schema: Schema, out: Any) -> None:
+    """Raise before the draw of the general way if fields differ."""
+    _check_fields(_leaves(out), [leaf.path for leaf in schema.leaves])
 
 
 def fill(out: Any, batch: Any, storage: Storage) -> Any:

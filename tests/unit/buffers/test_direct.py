@@ -27,7 +27,7 @@ from ostinato import (
 )
 from ostinato._backend import backend, use_backend
 from ostinato.buffers.direct import find_direct
-from ostinato.errors import OstinatoError, SchemaError
+from ostinato.errors import OptionError, OstinatoError, SchemaError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -479,3 +479,102 @@ def test_out_that_does_not_fit_raises_before_anything_is_written(general: bool, 
     assert all(value.is_meta or torch.equal(value, before[key]) for key, value in wrong.items())
     assert same(rb[:], rows_before)
     assert same(rb.sample(out=out), out)
+
+
+@pytest.mark.parametrize("general", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda reward: torch.nn.Parameter(reward, requires_grad=False),
+        torch._neg_view,
+    ],
+    ids=["parameter", "negative bit"],
+)
+def test_out_takes_other_kinds_of_tensors(general: bool, change: Any) -> None:
+    rb, other = filled(general), filled(general)
+    out = rb.sample()
+    out["reward"] = change(out["reward"])
+    other.sample()
+    rb.sample(out=out)
+    assert all(torch.equal(value, out[key]) for key, value in other.sample().items())
+
+
+@pytest.mark.parametrize("general", [False, True])
+def test_out_that_torch_does_not_let_write_raises(general: bool) -> None:
+    rb = filled(general)
+    out = rb.sample()
+    for change in (lambda x: x.requires_grad_(), lambda x: {"nested": x}):
+        with pytest.raises(SchemaError, match=r"requires gradients|must have the fields"):
+            rb.sample(out={**out, "reward": change(out["reward"].clone())})
+    with torch.inference_mode():
+        inference = {key: value.clone() for key, value in out.items()}
+        assert rb.sample(out=inference) is inference
+    with pytest.raises(RuntimeError, match="inference tensor"):
+        rb.sample(out=inference)
+
+
+@pytest.mark.parametrize("general", [False, True])
+def test_gradients_through_a_batch_that_was_written_over_raise(general: bool) -> None:
+    rb = filled(general)
+    out = rb.sample()
+    loss = (torch.ones(8, requires_grad=True) * out["reward"]).sum()
+    rb.sample(out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+# -- odd callers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, General])
+@pytest.mark.parametrize("size", [2**63, 2**70])
+def test_batch_sizes_beyond_int64_raise(kind: type[ReplayBuffer], size: int) -> None:
+    rb = kind(storage=LazyTensorStorage(10), batch_size=2)
+    rb.extend(torch.arange(4.0))
+    rb.sample()
+    with pytest.raises(OptionError, match="batch_size must be at most"):
+        rb.sample(size)
+    with pytest.raises(OptionError, match="batch_size must be at most"):
+        kind(storage=LazyTensorStorage(10), batch_size=size)
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, General])
+def test_an_object_that_has_no_class_raises_no_system_error(kind: type[ReplayBuffer]) -> None:
+    class Odd:
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            raise RuntimeError
+
+    rb = kind(storage=LazyTensorStorage(10), batch_size=2)
+    rb.extend({"x": torch.arange(4.0)})
+    rb.sample()
+    with pytest.raises((OstinatoError, RuntimeError)):
+        rb.add({"x": Odd()})
+    assert len(rb) == 4
+
+
+def test_a_write_while_the_rows_of_another_are_read() -> None:
+    """As of a finalizer that the garbage collector runs within a write."""
+    rb = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=2)
+    first = {"x": np.zeros(3), "y": np.zeros(3)}
+
+    class Key(str):
+        __slots__ = ()
+        written = False
+
+        def __hash__(self) -> int:
+            return str.__hash__(self)
+
+        def __eq__(self, other: object) -> bool:
+            if len(rb) == 3 and not Key.written:
+                Key.written = True
+                rb.extend({"x": np.full(2, 7.0), "y": np.full(2, 8.0)})
+            return str.__eq__(self, other)
+
+    rb.extend(first)
+    rb.sample()
+    assert rb._engine.direct is not None
+    rb.extend({"x": np.full(4, 1.0), Key("y"): np.full(4, 2.0)})
+    assert Key.written
+    assert rb[:]["x"].tolist() == [0.0] * 3 + [7.0] * 2 + [1.0] * 4
+    assert rb[:]["y"].tolist() == [0.0] * 3 + [8.0] * 2 + [2.0] * 4
