@@ -29,15 +29,15 @@ def fill_direct(direct: Direct, schema: Schema, out: Any, size: int) -> tuple[An
     """Draw rows into a batch by a direct call, without allocating memory for them; see `ostinato.buffers.direct`.
 
     Returns:
-        What `Direct.sample` returns, with `out` as the batch; None, with nothing drawn, if the call does not apply.
+        What `Direct.sample` returns, with `out` as the batch; None if the call does not apply: the general way decides
+        then which fields a batch has, and whether torch can write to those of `out`.
 
     Raises:
-        KindError, SchemaError: see `fill`; nothing is drawn.
+        SchemaError: see `fill`; nothing is drawn.
     """
     fields = kinds.fields_of(out) if schema.kind == "tensordict" and kinds.is_tensordict(out) else out
     targets: list[Any] = list(fields.values()) if type(fields) is dict else [fields]
     if not _are_writable(targets):
-        _check_paths(schema, out)
         return None
     try:
         found = direct.sample_into(fields, size)
@@ -46,13 +46,11 @@ def fill_direct(direct: Direct, schema: Schema, out: Any, size: int) -> tuple[An
         if not position.isdigit():  # of the draw
             raise
         if reason == _NOT_PLAIN:
-            _check_paths(schema, out)
             return None
         leaf = schema.leaves[int(position)]
         needed = f"{leaf.dtype}{[size, *leaf.shape]}, contiguous, on the CPU"
         _raise(leaf.path, _leaves(out)[leaf.path], needed, reason)
     if found is None:
-        _check_paths(schema, out)
         return None
     increment_version(targets)  # as `copy_` does: a graph that holds the earlier values must not use these
     return (out, *found[1:])
@@ -66,11 +64,6 @@ def _are_writable(targets: list[Any]) -> bool:
         if target.is_inference() and not torch.is_inference_mode_enabled():
             return False
     return True
-
-
-def _check_paths(schema: Schema, out: Any) -> None:
-    """Raise before the draw of the general way if fields differ."""
-    _check_fields(_leaves(out), [leaf.path for leaf in schema.leaves])
 
 
 def fill(out: Any, batch: Any, storage: Storage) -> Any:

@@ -16,13 +16,16 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import (
+    FrameStack,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
+    NStep,
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
+    SliceSampler,
     TensorDictReplayBuffer,
 )
 from ostinato._backend import backend, use_backend
@@ -434,8 +437,19 @@ def test_out_is_filled_with_the_batch_that_would_have_been_returned(general: boo
     assert same(found_info, info)
 
 
-@pytest.mark.parametrize("options", [{"prefetch": 2}, {"transform": lambda batch: {**batch, "obs": batch["obs"] + 1}}])
-def test_out_works_with_prefetch_and_transforms(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefetch": 2},
+        {"transform": lambda batch: {**batch, "obs": batch["obs"] + 1}},
+        {"collate_fn": lambda batch: {**batch, "twice": batch["obs"] * 2}},
+        {"sample_unit": NStep(2, 0.9, next_keys=["obs"])},
+        {"sample_unit": FrameStack(2, ["obs"])},
+        {"sampler": SliceSampler(slice_len=2, end_key="done")},
+    ],
+    ids=["prefetch", "transform", "collate", "n-step", "frames", "slices"],
+)
+def test_out_works_with_what_makes_batches_first(options: dict[str, Any]) -> None:
     with filled(general=False, **options) as rb, filled(general=False, **options) as other:
         out = other.sample()
         rb.sample()
