@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ostinato._native import Direct
     from ostinato.buffers.pipeline import Finish
     from ostinato.buffers.records import Ticket
+    from ostinato.core.rows import Schema
 
 __all__ = ["INFO", "Sampling"]
 
@@ -129,9 +130,10 @@ class Sampling(Lifecycle):
             if direct is not None and return_info and direct.has_more_info:
                 direct = None
             if direct is not None and not self._transform.steps and not is_dynamo_compiling():
-                found = direct.sample(size) if out is None else self._filled(direct, out, size)
+                schema = self._engine.source.storage.schema  # before the draw: then it is that of the batch
+                found = direct.sample(size) if out is None else self._filled(direct, schema, out, size)
                 if found is not None:
-                    return self._presented(found, size, new=out is None, return_info=return_info)
+                    return self._presented(found, schema if out is None else None, size, return_info=return_info)
             ask = _PLAIN
         else:
             ask = self._asked(max_age, timeout_s)
@@ -147,17 +149,14 @@ class Sampling(Lifecycle):
         storage = self._engine.storage
         return lambda data, ticket, notes: fill(out, self._finish(data, ticket, notes), storage)
 
-    def _filled(self, direct: Direct, out: Any, size: int) -> tuple[Any, ...] | None:
-        schema = self._engine.storage.schema
+    def _filled(self, direct: Direct, schema: Schema | None, out: Any, size: int) -> tuple[Any, ...] | None:
         return None if schema is None else fill_direct(direct, schema, out, size)
 
-    def _presented(self, found: tuple[Any, ...], size: int, *, new: bool, return_info: bool) -> Any:
-        """Return a batch of a direct call as rows were put in, with its info if that is asked for."""
+    def _presented(self, found: tuple[Any, ...], schema: Schema | None, size: int, *, return_info: bool) -> Any:
+        """Return a batch of a direct call as rows of the schema were put in, with its info if that is asked for."""
         batch = found[0]
-        if new:
-            schema = self._engine.source.storage.schema
-            if schema is not None and schema.kind == "tensordict":
-                batch = schema.build(list(batch.values()), (size,), _CPU)
+        if schema is not None and schema.kind == "tensordict":
+            batch = schema.build(list(batch.values()), (size,), _CPU)
         return (batch, dict(zip(INFO, found[1:], strict=False))) if return_info else batch
 
     def can_sample(self, batch_size: int | None = None) -> bool:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ostinato._native import Direct
     from ostinato.buffers.options import BufferOptions
     from ostinato.buffers.records import Ticket
+    from ostinato.core.rows import Schema
 
 __all__ = ["TensorDictReplayBuffer"]
 
@@ -167,12 +168,18 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 kinds.with_fields(data, {_as_path(key): self._shown(key, value) for key, value in notes.items()})
         return data
 
-    def _presented(self, found: tuple[Any, ...], size: int, *, new: bool, return_info: bool) -> Any:
-        result = super()._presented(found, size, new=new, return_info=return_info)
+    def _presented(self, found: tuple[Any, ...], schema: Schema | None, size: int, *, return_info: bool) -> Any:
+        result = super()._presented(found, schema, size, return_info=return_info)
         kinds.put(result[0] if return_info else result, dict(zip(INFO, found[1:], strict=False)))
         return result
 
-    def _filled(self, direct: Direct, out: Any, size: int) -> tuple[Any, ...] | None:  # noqa: ARG002
+    def _filled(
+        self,
+        direct: Direct,  # noqa: ARG002
+        schema: Schema | None,  # noqa: ARG002
+        out: Any,  # noqa: ARG002
+        size: int,  # noqa: ARG002
+    ) -> tuple[Any, ...] | None:
         return None  # batches have fields that are not stored
 
     def _shown(self, key: Any, value: Tensor) -> Tensor:

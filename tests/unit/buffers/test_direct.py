@@ -592,3 +592,26 @@ def test_a_write_while_the_rows_of_another_are_read() -> None:
     assert Key.written
     assert rb[:]["x"].tolist() == [0.0] * 3 + [7.0] * 2 + [1.0] * 4
     assert rb[:]["y"].tolist() == [0.0] * 3 + [8.0] * 2 + [2.0] * 4
+
+
+def test_a_storage_set_after_a_draw_does_not_change_its_batch() -> None:
+    """As by another thread."""
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    rb.extend(TensorDict({"x": torch.arange(4.0)}, batch_size=[4]))
+    rb.sample()
+    calls: Any = rb._engine.direct
+
+    class Interrupted:
+        has_more_info = False
+
+        def sample(self, size: int) -> Any:
+            found = calls.sample(size)
+            rb.set_storage(LazyTensorStorage(10))
+            return found
+
+        def close(self) -> None:
+            calls.close()
+
+    rb._engine.direct = Interrupted()  # type: ignore[assignment]
+    assert isinstance(rb.sample(), TensorDict)
+    assert len(rb) == 0
