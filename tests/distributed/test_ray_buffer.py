@@ -158,6 +158,9 @@ def test_a_batch_may_be_modified(local_and_ray: Any, prefetch: int) -> None:
         batch, info = remote.sample(return_info=True)
         assert torch.equal(batch["image"], images[info["index"]])
         batch["image"].zero_()
+    again, info = remote.sample(return_info=True, out=batch)
+    assert again is batch
+    assert torch.equal(batch["image"], images[info["index"]])
     assert torch.equal(remote[:]["image"], images)
 
 

@@ -66,13 +66,13 @@ def _are_writable(targets: list[Any]) -> bool:
     return True
 
 
-def fill(out: Any, batch: Any, storage: Storage) -> Any:
+def fill(out: Any, batch: Any, storage: Storage | None = None) -> Any:
     """Copy a new batch to the tensors of an earlier one, and return that.
 
     Args:
         out: a tensor, or a dict or TensorDict of tensors, also nested.
         batch: the new batch.
-        storage: where rows are stored: `out` must not share their memory.
+        storage: where rows are stored: `out` must not share their memory. None if they are in another process.
 
     Raises:
         KindError: if `out` holds other things than tensors.
@@ -92,7 +92,7 @@ def fill(out: Any, batch: Any, storage: Storage) -> Any:
         if target.requires_grad:
             _raise(path, target, needed, "requires gradients")
         first, last = target.data_ptr(), target.data_ptr() + target.nbytes
-        if storage.shares_memory(target):
+        if storage is not None and storage.shares_memory(target):
             _raise(path, target, needed, "shares memory with the storage")
         if target.nbytes and any(low < last and first < high for low, high in ranges):
             _raise(path, target, needed, "shares memory with another field of the batch")

@@ -10,6 +10,7 @@ import torch
 from ostinato.buffers import ReplayBuffer
 from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.options import check_generator, check_prefetch, check_size, positive
+from ostinato.buffers.out import fill
 from ostinato.buffers.rate_limit import replayable
 from ostinato.distributed.actors import BufferActor, BufferSpec
 from ostinato.distributed.batch_stream import BatchStream, StreamHolder
@@ -557,6 +558,7 @@ class RayReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> Any: ...
 
     @overload
@@ -568,6 +570,7 @@ class RayReplayBuffer:
         include_info: bool | None = None,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> tuple[Any, dict[str, Any]]: ...
 
     @overload
@@ -579,6 +582,7 @@ class RayReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> tuple[Any, dict[str, Any]]: ...
 
     @overload
@@ -590,6 +594,7 @@ class RayReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> Any: ...
 
     def sample(
@@ -600,12 +605,14 @@ class RayReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> Any:
         """Draw a batch; see `ReplayBuffer.sample`.
 
         With prefetch a batch was drawn up to `k` batches ago, in order. Its info has no key `stale`; generations
         prevent that priorities reach rows that were replaced since. Waits for writers are limited by the limiter's
-        timeout; threads that share the handle get batches in turn. `include_info` has no effect.
+        timeout; threads that share the handle get batches in turn. `include_info` has no effect. `out` gets a copy of
+        the batch that has arrived.
 
         Raises:
             UsageError: `max_age` or `timeout_s` with prefetch, because batches were requested earlier; or
@@ -617,11 +624,15 @@ class RayReplayBuffer:
         if not self._prefetch:
             given = {name: x for name, x in (("max_age", max_age), ("timeout_s", timeout_s)) if x is not None}
             limit_s = self._info["limit_s"]
-            return call_buffer_polling(self._read_method, _NAME, limit_s, "sample", size, return_info, **given)
+            found = call_buffer_polling(self._read_method, _NAME, limit_s, "sample", size, return_info, **given)
+            if out is None:
+                return found
+            return (fill(out, found[0]), found[1]) if return_info else fill(out, found)
         if max_age is not None or timeout_s is not None:
             msg = "max_age and timeout_s do not apply to batches that were requested earlier: leave prefetch out"
             raise UsageError(msg)
         batch, info = self._stream.next(self._open_stream)
+        batch = batch if out is None else fill(out, batch)
         return (batch, info) if return_info else batch
 
     def _drop(self) -> None:
