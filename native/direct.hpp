@@ -335,8 +335,8 @@ private:
         }
         NewBatch batch = windows_->make(*batches_, drawn);
         windows_->fill(*batches_, drawn, batch);
-        if (!(open_ && ring_->written == serial) && !refill(drawn, batch, serial)) return nb::none();
-        counts_->drawn += n;
+        if (!is_untouched(serial) && !refill(drawn, batch, serial)) return nb::none();
+        count_drawn(n);
         return nb::make_tuple(
             as_batch(batch.tensors, windows_->keys().is_none() ? nb::handle(parts_.keys) : windows_->keys()));
     }
@@ -355,6 +355,16 @@ private:
         windows_->fill(*batches_, drawn, batch);
         counts_->redone += 1;
         return true;
+    }
+
+    /// Whether nothing was written since `serial`, and the parts are the same. Without the lock.
+    bool is_untouched(std::int64_t serial) const {
+        return open_ && std::atomic_ref(ring_->written).load(std::memory_order_relaxed) == serial;
+    }
+
+    /// Count rows that reach the caller. Without the lock.
+    void count_drawn(std::int64_t n) {
+        std::atomic_ref(counts_->drawn).fetch_add(n, std::memory_order_relaxed);
     }
 
     /// Whether the row in a slot was replaced since `serial`.
@@ -438,8 +448,7 @@ private:
     /// Copy the rows drawn; once more under the lock if one was replaced meanwhile. False if rows are gone.
     bool copy(const Drawn& drawn, std::int64_t n, const std::vector<Byte*>& outs) {
         batches_->copy({drawn.at}, {n}, outs);
-        if (open_ && std::atomic_ref(ring_->written).load(std::memory_order_relaxed) == drawn.serial)
-            return true;
+        if (is_untouched(drawn.serial)) return true;
         const Held held(parts_.acquire, parts_.release);
         if (!is_usable()) return false;
         const auto replaced = [&](std::int64_t slot) { return is_replaced(slot, drawn.serial); };
@@ -453,7 +462,7 @@ private:
     }
 
     nb::object result(const nb::object& batch, const Drawn& drawn, std::int64_t n) {
-        std::atomic_ref(counts_->drawn).fetch_add(n, std::memory_order_relaxed);
+        count_drawn(n);
         if (!drawn.weights.is_valid()) return nb::make_tuple(batch, drawn.slots);
         return nb::make_tuple(batch, drawn.slots, drawn.weights, drawn.generations);
     }

@@ -1,9 +1,10 @@
 """Direct calls: the common buffer writes and draws in one native call each, in place of the general way in Python.
 
 A direct call holds the lock of the buffer, as the methods of the engine do, and changes the same counts. It applies to
-rows in memory of the CPU, a ring writer, and uniform or prioritized draws of single rows; `find_direct` lists the
-conditions. Where a call does not apply (other rows than those stored, text, an error), it changes nothing and returns
-None, and the general way follows. So both give the same results, and errors come from one place.
+rows in memory of the CPU, a ring writer, and uniform or prioritized draws of single rows, or draws of windows (see
+`ostinato.buffers.direct_windows`); `find_direct` lists the conditions. Where a call does not apply (other rows than
+those stored, text, an error), it changes nothing and returns None, and the general way follows. So both give the same
+results, and errors come from one place.
 
 The object is made when a general call finds that it would apply, and ended by `LocalEngine.parts_changed`.
 """

@@ -31,7 +31,8 @@ __all__ = ["INFO", "Sampling"]
 _CPU = torch.device("cpu")
 _PLAIN = Ask()
 INFO = ("index", "priority_weight", "index_generation")
-"""Names of what a direct call returns after the batch."""
+"""Names of what a direct call returns after the batch. A `TensorDictReplayBuffer` adds them to its samples as keys, and
+drops them from what is written, so that samples may be written back."""
 
 
 class Sampling(Lifecycle):
@@ -104,8 +105,8 @@ class Sampling(Lifecycle):
                 O(B log runs + runs) for runs of equal versions.
             timeout_s: longest wait for writers, in seconds, where there is a `rate_limiter`; None is its own.
             out: an earlier batch, or tensors of its form: the rows are written to its tensors, and `out` is returned.
-                Uniform draws of stored rows on the CPU then allocate no memory. With other samplers, units, transforms
-                or prefetch the batch is made first, and copied.
+                Uniform and prioritized draws of rows on the CPU then allocate no memory for them. With other samplers,
+                units, transforms or prefetch the batch is made first, and copied.
 
         Returns:
             Rows as they were put in, `[B, *shape]`, transformed. Copy.

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorDictReplayBuffer"]
 
-_OWN_KEYS = INFO
-"""Keys that the buffer adds to samples; dropped from what is written, so that samples may be written back."""
-
 
 class _NoTensorDictError(KindError, SchemaError):
     """Rows of another kind; a `TypeError`, and a `ValueError` as TorchRL raises it."""
@@ -89,7 +86,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             )
             raise _NoTensorDictError(msg)
         unit = self._engine.unit
-        own = _OWN_KEYS if unit is None or not unit.notes else (*_OWN_KEYS, "anchor_generation", *unit.notes)
+        own = INFO if unit is None or not unit.notes else (*INFO, "anchor_generation", *unit.notes)
         rows = [_without_own(row, own) for row in data] if type(data) is list else _without_own(data, own)
         return self._transform.inv(rows) if self._transform else rows
 
