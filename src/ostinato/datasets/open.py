@@ -16,12 +16,13 @@ from ostinato.core.processes import cores
 from ostinato.datasets.arrays import read_arrays
 from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.columns import BlockColumn, DenseColumn
-from ostinato.datasets.dataset import DatasetStorage
-from ostinato.datasets.video import VideoFiles
+from ostinato.datasets.dataset import DatasetStorage, chosen_fields
+from ostinato.datasets.video import VideoColumn, VideoFiles
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
 from ostinato.storages.memory import HeapMemory
 
 if TYPE_CHECKING:
+    from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.dataset import Contents, Fields
 
@@ -117,7 +118,8 @@ def open_dataset(
             raise OptionError(msg)
         cache = BlockCache(max_bytes)
         threads = cores() if num_threads is None else num_threads
-        contents = _keep_tables(_read(source, Reading(cache, threads, tolerance_s)), cache)
+        contents = _read(source, Reading(cache, threads, tolerance_s))
+        contents = _share(contents, _used(contents, fields), cache)
     return DatasetStorage(contents, episodes=episodes, fields=fields, tensordict=tensordict)
 
 
@@ -137,18 +139,34 @@ def _read(source: Any, reading: Reading) -> Contents:
     raise KindError(msg)
 
 
-def _keep_tables(contents: Contents, cache: BlockCache) -> Contents:
-    """Keep small tables as tensors, which are filled block by block when their rows are first read."""
+def _used(contents: Contents, fields: Fields) -> set[FieldPath]:
+    """Return the paths in the dataset of the fields that were chosen."""
+    chosen = {id(column) for column in chosen_fields({**contents.columns, **contents.texts}, fields).values()}
+    return {path for path, column in contents.columns.items() if id(column) in chosen}
+
+
+def _share(contents: Contents, used: set[FieldPath], cache: BlockCache) -> Contents:
+    """Divide the budget: small tables are kept whole, frames and larger tables share the rest in proportion.
+
+    Tables that are kept become tensors, which are filled block by block when their rows are first read.
+    """
     rows = int(contents.lengths.sum())
-    tables = {path: column for path, column in contents.columns.items() if isinstance(column, BlockColumn)}
-    nbytes = sum(rows * column.dtype.itemsize * math.prod(column.shape) for column in tables.values())
-    if not tables or nbytes * _DENSE_SHARE > cache.max_bytes:
-        return contents
-    memory = HeapMemory(torch.device("cpu"))
-    kept: dict[Any, DatasetColumn] = {
-        path: DenseColumn(column, rows, memory, str(path)) for path, column in tables.items()
-    }
-    cache.max_bytes -= nbytes
+    columns = {path: column for path, column in contents.columns.items() if path in used}
+    sizes = {path: rows * column.dtype.itemsize * math.prod(column.shape) for path, column in columns.items()}
+    tables = {path: column for path, column in columns.items() if isinstance(column, BlockColumn)}
+    videos = {path: column for path, column in columns.items() if isinstance(column, VideoColumn)}
+    kept: dict[FieldPath, DatasetColumn] = {}
+    nbytes = sum(sizes[path] for path in tables)
+    if nbytes * _DENSE_SHARE <= cache.max_bytes:
+        memory = HeapMemory(torch.device("cpu"))
+        kept = {path: DenseColumn(column, rows, memory, str(path)) for path, column in tables.items()}
+        cache.max_bytes -= nbytes
+    whole = sum(sizes[path] for path in {**tables, **videos} if path not in kept)
+    budget = cache.max_bytes
+    for path, column in videos.items():
+        share = min(sizes[path], budget * sizes[path] // whole)
+        column.keep_frames(rows, share)
+        cache.max_bytes -= share
     return replace(contents, columns={**contents.columns, **kept})
 
 
