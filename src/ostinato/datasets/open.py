@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ostinato.core.processes import cores
 from ostinato.datasets.arrays import read_arrays
 from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.columns import BlockColumn, DenseColumn
 from ostinato.datasets.dataset import DatasetStorage, chosen_fields
+from ostinato.datasets.decoded import HeapRows, decode_once
 from ostinato.datasets.video import VideoColumn, VideoFiles
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
-from ostinato.storages.memory import HeapMemory
 
 if TYPE_CHECKING:
+    import torch
+
     from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.dataset import Contents, Fields
@@ -73,6 +73,8 @@ def open_dataset(
     max_bytes: int = DEFAULT_BYTES,
     num_threads: int | None = None,
     tolerance_s: float = 1e-4,
+    cache: Literal["memory", "disk"] | None = None,
+    cache_dir: str | Path | None = None,
     tensordict: bool = False,
 ) -> DatasetStorage:
     """Open a dataset as the read-only storage of a replay buffer. Rows are read when they are sampled.
@@ -88,6 +90,10 @@ def open_dataset(
         num_threads: threads that decode video; None is one for each core of this process.
         tolerance_s: largest distance in seconds between a video frame and the timestamp of its row; a frame that is
             further away raises an error, so that no frame is ever shifted.
+        cache: "memory" keeps every row that was read, decoded, in memory that processes forked later share; "disk" in
+            files that are mapped. Each row is then decoded once. None keeps what fits in `max_bytes`.
+        cache_dir: for `cache="disk"`: a directory where decoded rows persist for the next run, in one process at a
+            time. Changed files of the dataset raise an error. None for temporary files.
         tensordict: rows are TensorDicts, as `TensorDictReplayBuffer` needs them; else dicts.
 
     Returns:
@@ -98,6 +104,9 @@ def open_dataset(
         KindError: if the format is not recognized.
         MissingExtraError: naming the extra to install for the format.
         DamagedFileError: if a file cannot be read; the message names it.
+        StorageMemoryError: if there is too little memory or disk for `cache`.
+        DirectoryInUseError: if another process uses `cache_dir`.
+        CheckpointError: if `cache_dir` holds rows of another dataset, or the dataset has changed.
         OptionError: if an option does not apply to the format, or is out of its range.
 
     Example:
@@ -110,16 +119,22 @@ def open_dataset(
         torch.Size([32, 2])
     """
     _check_budget(max_bytes, num_threads, tolerance_s)
+    _check_cache(source, cache, cache_dir)
     if isinstance(source, Mapping):
         contents = read_arrays(source, episode_ends)
+        return DatasetStorage(contents, episodes=episodes, fields=fields, tensordict=tensordict)
+    if episode_ends is not None:
+        msg = f"episode_ends is for a mapping of arrays, got it with {source!r}: the files say where episodes end"
+        raise OptionError(msg)
+    blocks = BlockCache(max_bytes)
+    contents = _read(source, Reading(blocks, cores() if num_threads is None else num_threads, tolerance_s))
+    used = _used(contents, fields)
+    if cache is None:
+        contents = _share(contents, used, blocks)
     else:
-        if episode_ends is not None:
-            msg = f"episode_ends is for a mapping of arrays, got it with {source!r}: the files say where episodes end"
-            raise OptionError(msg)
-        cache = BlockCache(max_bytes)
-        threads = cores() if num_threads is None else num_threads
-        contents = _read(source, Reading(cache, threads, tolerance_s))
-        contents = _share(contents, _used(contents, fields), cache)
+        rows = len(DatasetStorage(contents, episodes=episodes))
+        directory = None if cache_dir is None else Path(cache_dir).expanduser()
+        contents = decode_once(contents, used, rows, cache, Path(source).expanduser(), directory)
     return DatasetStorage(contents, episodes=episodes, fields=fields, tensordict=tensordict)
 
 
@@ -158,7 +173,7 @@ def _share(contents: Contents, used: set[FieldPath], cache: BlockCache) -> Conte
     kept: dict[FieldPath, DatasetColumn] = {}
     nbytes = sum(sizes[path] for path in tables)
     if nbytes * _DENSE_SHARE <= cache.max_bytes:
-        memory = HeapMemory(torch.device("cpu"))
+        memory = HeapRows()
         kept = {path: DenseColumn(column, rows, memory, str(path)) for path, column in tables.items()}
         cache.max_bytes -= nbytes
     whole = sum(sizes[path] for path in {**tables, **videos} if path not in kept)
@@ -177,4 +192,16 @@ def _check_budget(max_bytes: int, num_threads: int | None, tolerance_s: float) -
             raise OptionError(msg)
     if not 0 < tolerance_s < float("inf"):
         msg = f"tolerance_s must be a positive number of seconds, got {tolerance_s!r}"
+        raise OptionError(msg)
+
+
+def _check_cache(source: Any, cache: str | None, cache_dir: str | Path | None) -> None:
+    if cache not in (None, "memory", "disk"):
+        msg = f'cache must be "memory", "disk" or None, got {cache!r}'
+        raise OptionError(msg)
+    if cache is not None and isinstance(source, Mapping):
+        msg = f"cache={cache!r} is for datasets in files: a mapping of arrays is in memory already, leave it out"
+        raise OptionError(msg)
+    if cache_dir is not None and cache != "disk":
+        msg = f'cache_dir is for cache="disk", got {cache_dir!r} with cache={cache!r}'
         raise OptionError(msg)
