@@ -17,7 +17,9 @@ FLOORS = (
     ("core",),
     ("durable", "protocols"),
     ("storages", "samplers", "writers", "units", "transforms"),
-    ("buffers", "trajectories"),
+    ("trajectories",),
+    ("datasets",),
+    ("buffers",),
     ("collect", "compat", "distributed", "testing", "tools", "viz", "demo"),
     ("cli",),
     ("__main__",),
@@ -54,6 +56,11 @@ TORCH_PRIVATE = {
     "transforms/transforms.py": "torch.utils._pytree: torch's own tree walker has no public name",
 }
 """Files that use a private name of a library, and why."""
+
+
+HEAVY = {"torchrl", "matplotlib", "ray", "gymnasium", "starlette", "uvicorn", "rerun", "PIL"}
+HEAVY |= {"av", "h5py", "minari", "pyarrow", "zarr"}
+"""Packages that are imported in functions only."""
 
 
 def modules() -> list[Path]:
@@ -162,7 +169,7 @@ def check_habits(path: Path) -> None:
             assert not seeds or part_of(path) == "testing", f"{name}: no global seeding"
         if isinstance(node, ast.Import):
             imported = {alias.name.split(".")[0] for alias in node.names}
-            heavy = imported & {"torchrl", "matplotlib", "ray", "gymnasium", "starlette", "uvicorn", "rerun", "PIL"}
+            heavy = imported & HEAVY
             assert not heavy or node.col_offset > 0, f"{name}: {heavy} must be imported lazily"
     text = path.read_text()
     private = "._new_unsafe" in text or "_pytree" in text or "._tensordict" in text

@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
     from ostinato.collect import VectorEnvRecorder
     from ostinato.core.episodes.boundaries import DEFAULT_DONE_KEYS, find_start_stop_traj
     from ostinato.core.episodes.keys import Episodes
+    from ostinato.datasets import DatasetStorage, open_dataset
     from ostinato.distributed.ray_buffer import RayReplayBuffer
     from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
     from ostinato.distributed.sharded import ShardedReplayBuffer
@@ -85,7 +86,16 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
     from ostinato.transforms import Rename as RenameFields
     from ostinato.transforms import RewardScale, ToDevice
     from ostinato.transforms import Select as SelectFields
-    from ostinato.units import FrameStack, Hindsight, HindsightStrategy, NStep, SampleUnit, SequenceUnit, Transition
+    from ostinato.units import (
+        DeltaTimestamps,
+        FrameStack,
+        Hindsight,
+        HindsightStrategy,
+        NStep,
+        SampleUnit,
+        SequenceUnit,
+        Transition,
+    )
     from ostinato.units import Sequence as Sequence  # TorchRL's name; not in __all__, which would hide typing.Sequence
     from ostinato.writers import (
         ImmutableDatasetWriter,
@@ -109,6 +119,8 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "ConditionalUpdateResult",
     "ConsumingSampler",
     "DEFAULT_DONE_KEYS",
+    "DatasetStorage",
+    "DeltaTimestamps",
     "Episodes",
     "ExcludeFields",
     "Flat2TED",
@@ -188,6 +200,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "filter_trajectories",
     "find_start_stop_traj",
     "iter_trajectories",
+    "open_dataset",
     "prefill_replay_buffer",
     "traj",
 ]
@@ -218,6 +231,7 @@ _MODULES = {
     "collect": ("VectorEnvRecorder",),
     "core.episodes.boundaries": ("DEFAULT_DONE_KEYS", "find_start_stop_traj"),
     "core.episodes.keys": ("Episodes",),
+    "datasets": ("DatasetStorage", "open_dataset"),
     "distributed.ray_buffer": ("RayReplayBuffer",),
     "distributed.rpc": ("RemoteTensorDictReplayBuffer",),
     "distributed.sharded": ("ShardedReplayBuffer",),
@@ -272,6 +286,7 @@ _MODULES = {
         "ToDevice",
     ),
     "units": (
+        "DeltaTimestamps",
         "FrameStack",
         "Hindsight",
         "HindsightStrategy",

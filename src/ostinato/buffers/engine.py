@@ -474,12 +474,12 @@ class LocalEngine:
             if not self.writer.mutable:
                 msg = f"This dataset doesn't allow writing ({type(self.writer).__name__}): it cannot be emptied"
                 raise UsageError(msg)
-            self.writer.clear()
-            self.counts.since_empty = self.counts.since_empty if keep_count else 0
             self.parts_changed()
             self.saves.before_clear(self.ring)
+            self.storage.clear()  # before other parts: it raises if it is read-only
+            self.writer.clear()
+            self.counts.since_empty = self.counts.since_empty if keep_count else 0
             self.ring.clear()
-            self.storage.clear()
             self.storage.writes = self.counts.writes_seen = self.storage.writes + 1
             if self.tracker is not None:
                 self.tracker.clear()

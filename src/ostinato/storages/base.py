@@ -93,6 +93,8 @@ class Storage(ABC):
     """Whether the buffer of this storage is shared between processes from the start."""
     exposed: bool = False
     """Whether views of rows were returned. Rows can change through them, so incremental saves write all rows."""
+    episode_ends: Tensor | None = None
+    """bool `[rows]`: the last rows of episodes, of a storage that knows them without its fields; None for others."""
     writes: int = 0
     """Number of writes by buffers, and by `set` and `loads`: a buffer takes over rows that it has not written."""
     save_hooks: tuple[Callable[..., Any], ...] = ()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 import torch
 
-from ostinato.core.episodes.keys import Marks, as_flags, as_ids
+from ostinato.core.episodes.keys import Episodes, Marks, as_flags, as_ids
 from ostinato.core.episodes.table import EpisodeTable
 from ostinato.core.records import Request, Run, ring_range
 from ostinato.core.rows import Schema
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato._native import Episodes as NativeEpisodes
-    from ostinato.core.episodes.keys import Episodes
     from ostinato.core.episodes.table import Starts
     from ostinato.core.records import Placement
     from ostinato.core.rows import Path
@@ -57,6 +56,10 @@ class TrackedRows(Protocol):
     @property
     def schema(self) -> Schema | None:
         """Schema of a row; None for storages without fields, and before the first row."""
+
+    @property
+    def episode_ends(self) -> Tensor | None:
+        """Bool `[rows]`: the last rows of episodes, of a storage that knows them without its fields; else None."""
 
     def __len__(self) -> int:
         """Rows present: the slots `[0, len)`."""
@@ -169,19 +172,24 @@ class EpisodeTracker:
         rows = len(storage)
         if rows:
             run = Run(storage.cursor if rows == storage.capacity else 0, rows, storage.capacity)
-            marks = self._fixed(run) if self.wanted.fixed else self.marks_at(storage, run.slots(storage.device))
+            marks = (
+                self._fixed(storage, run)
+                if self._resolve(storage).fixed
+                else self.marks_at(storage, run.slots(storage.device))
+            )
             table.record(run, marks.ends, self._streams(marks), marks.mask)
             table.read_from = self._resolve(storage)
         self._table = table
         return table
 
-    def _fixed(self, run: Run) -> Marks:
+    def _fixed(self, storage: TrackedRows, run: Run) -> Marks:
         """Return the marks that fixed tensors give, in the order of writing."""
-        ends, trajectories = self.wanted.ends, self.wanted.trajectories
+        resolved = self._resolve(storage)
+        ends, trajectories = resolved.ends, resolved.trajectories
         given = trajectories if ends is None else ends
         if given is None or given.numel() != run.rows:
             msg = (
-                f"{self.wanted!r} must hold one value for each of the {run.rows} rows of the storage, got "
+                f"{resolved!r} must hold one value for each of the {run.rows} rows of the storage, got "
                 f"{0 if given is None else given.numel()}"
             )
             raise SchemaError(msg)
@@ -195,6 +203,9 @@ class EpisodeTracker:
             return self.wanted
         schema = storage.schema
         if self._resolved is None or self._schema is not schema:
+            if self.wanted.soft and storage.episode_ends is not None:
+                self._resolved, self._schema = Episodes(ends=storage.episode_ends), schema
+                return self._resolved
             if schema is None:
                 msg = (
                     "Could not get a tensordict out of the storage, which is required for SliceSampler to compute the "
@@ -294,7 +305,7 @@ class EpisodeTracker:
             raise CheckpointError(msg)
 
     def _check_rows(self, state: dict[str, Any]) -> None:
-        if self.wanted.fixed or not state.get("rows"):
+        if self.wanted.fixed or not state.get("rows") or (self.wanted.soft and state.get("knows_episodes")):
             return
         if state.get("schema") is None:
             msg = f"the checkpoint's rows have no fields that tell where episodes end, which {self.wanted!r} needs"

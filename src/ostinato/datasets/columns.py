@@ -1,0 +1,270 @@
+"""Columns of a dataset: where the rows of one field come from, from tensors in memory to blocks of rows in files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+import numpy as np
+import torch
+
+from ostinato.core.rows import as_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from ostinato.datasets.cache import BlockCache
+    from ostinato.storages.memory import Memory
+
+__all__ = ["BlockColumn", "BlockSource", "DatasetColumn", "DenseColumn", "MovedColumn", "TensorColumn", "TextColumn"]
+
+
+class DatasetColumn(Protocol):
+    """One field of a dataset, read by row. Thread-safe; pickled without open files, and usable in forked processes."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the field."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the field in one row."""
+
+    def start(self, rows: Tensor) -> Callable[[], Tensor]:
+        """Begin to read rows, int64 `[n]` on the CPU, in any order, repeated ones included.
+
+        Returns:
+            A function that waits for the rows and returns them, `[n, *shape]`. Copy.
+        """
+
+    def close(self) -> None:
+        """Close files; the next read opens them again."""
+
+
+class BlockSource(Protocol):
+    """Reads blocks of consecutive rows of one field from files."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the field."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the field in one row."""
+
+    @property
+    def starts(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """First row of each block, and the number of rows at the end: int64 `[blocks + 1]`, ascending from 0."""
+
+    def load(self, block: int) -> Tensor:
+        """Read one block, `[rows of the block, *shape]`.
+
+        Raises:
+            DamagedFileError: naming the file and the episode.
+        """
+
+    def close(self) -> None:
+        """Close files; the next read opens them again."""
+
+
+@final
+class TensorColumn:
+    """A field that is a tensor in memory, or one mapped from a file.
+
+    Args:
+        tensor: `[rows, *shape]` on the CPU. Not copied.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the field."""
+        return self.tensor.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the field in one row."""
+        return tuple(self.tensor.shape[1:])
+
+    def start(self, rows: Tensor) -> Callable[[], Tensor]:
+        """Return a function that copies rows; see `DatasetColumn`."""
+        return lambda: self.tensor.index_select(0, rows)
+
+    def close(self) -> None:
+        """Do nothing: there is no open file."""
+
+
+@final
+class MovedColumn:
+    """Another column, read at other rows: the observation after a step, or a field of every episode.
+
+    Args:
+        column: the column that is read.
+        move: takes rows, int64 `[n]`, and returns those of `column`, int64 `[n]`. Must be picklable.
+    """
+
+    def __init__(self, column: DatasetColumn, move: Callable[[Tensor], Tensor]) -> None:
+        self.column = column
+        self.move = move
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the field."""
+        return self.column.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the field in one row."""
+        return self.column.shape
+
+    def start(self, rows: Tensor) -> Callable[[], Tensor]:
+        """Begin to read rows; see `DatasetColumn`."""
+        return self.column.start(self.move(rows))
+
+    def close(self) -> None:
+        """Close files."""
+        self.column.close()
+
+
+@final
+class BlockColumn:
+    """A field whose rows lie in blocks of files, such as row groups of a table; blocks are kept in a cache.
+
+    Cost of a read: one load for each block that is not in the cache, and one copy.
+
+    Args:
+        source: reads blocks.
+        cache: keeps the blocks read last, of all columns of a dataset.
+    """
+
+    def __init__(self, source: BlockSource, cache: BlockCache) -> None:
+        self.source = source
+        self._cache = cache
+        self._name = cache.register()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the field."""
+        return self.source.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the field in one row."""
+        return self.source.shape
+
+    def start(self, rows: Tensor) -> Callable[[], Tensor]:
+        """Return a function that reads rows; see `DatasetColumn`."""
+        return lambda: self._read(rows)
+
+    def _read(self, rows: Tensor) -> Tensor:
+        starts = self.source.starts
+        at = rows.numpy()
+        blocks = np.searchsorted(starts, at, side="right") - 1
+        out = torch.empty((at.shape[0], *self.shape), dtype=self.dtype, device="cpu")
+        order = np.argsort(blocks, kind="stable")
+        ordered = blocks[order]
+        cuts = np.flatnonzero(np.diff(ordered)) + 1
+        for part in np.split(order, cuts) if at.shape[0] else []:
+            block = int(blocks[part[0]])
+            found = self._cache.get((self._name, block), lambda block=block: self.source.load(block))  # type: ignore[misc]
+            places = torch.from_numpy(part)
+            as_bits(out)[places] = as_bits(found)[torch.from_numpy(at[part] - starts[block])]
+        return out
+
+    def close(self) -> None:
+        """Close files."""
+        self.source.close()
+
+
+@final
+class DenseColumn:
+    """A column whose rows are kept after the first read, in memory or in a mapped file: each row is decoded once.
+
+    Safe to use from several threads: two that need the same row at once may both decode it, to the same bytes.
+
+    Args:
+        column: the column that is read.
+        rows: number of rows of the dataset.
+        memory: where rows are kept.
+        name: of the block of memory.
+        filled: bool `[rows]`: the rows that the memory holds already; None for none. Taken over.
+
+    Raises:
+        StorageMemoryError: if there is too little memory or disk.
+    """
+
+    def __init__(
+        self, column: DatasetColumn, rows: int, memory: Memory, name: str, filled: Tensor | None = None
+    ) -> None:
+        self.column = column
+        nbytes = rows * column.dtype.itemsize * int(np.prod(column.shape, dtype=np.int64))
+        memory.check(nbytes)
+        self.tensor = memory.block(name, nbytes).view(column.dtype).view(rows, *column.shape)
+        """The rows `[rows, *shape]`; those that were never read are undefined."""
+        self.filled = torch.zeros(rows, dtype=torch.bool, device="cpu") if filled is None else filled
+        """bool `[rows]`: the rows that were read."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the field."""
+        return self.column.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the field in one row."""
+        return self.column.shape
+
+    def fill(self, rows: Tensor) -> Callable[[], None] | None:
+        """Begin to read those of `rows` (int64 `[n]`) that are not kept yet; None if all are.
+
+        Returns:
+            A function that waits until they are in `tensor`.
+        """
+        missing = rows[~self.filled[rows]]
+        if not missing.shape[0]:
+            return None
+        wanted = torch.unique(missing)
+        read = self.column.start(wanted)
+
+        def finish() -> None:
+            as_bits(self.tensor).index_copy_(0, wanted, as_bits(read()))
+            self.filled[wanted] = True  # after the rows: another thread may read them from now on
+
+        return finish
+
+    def start(self, rows: Tensor) -> Callable[[], Tensor]:
+        """Begin to read rows; see `DatasetColumn`."""
+        finish = self.fill(rows)
+
+        def read() -> Tensor:
+            if finish is not None:
+                finish()
+            return self.tensor.index_select(0, rows)
+
+        return read
+
+    def close(self) -> None:
+        """Close files."""
+        self.column.close()
+
+
+@final
+class TextColumn:
+    """A field of text that takes few values, such as the task of an episode.
+
+    Args:
+        values: the different texts.
+        codes: column of one integer per row: the position of its text in `values`.
+    """
+
+    def __init__(self, values: list[str], codes: DatasetColumn) -> None:
+        self.values = np.array([*values, ""], dtype=object)[: len(values)]
+        self.codes = codes
+
+    def read(self, rows: Tensor) -> np.ndarray[Any, Any]:
+        """Return the texts of rows, an object array `[n]`."""
+        found: np.ndarray[Any, Any] = self.values[self.codes.start(rows)().reshape(-1).numpy()]
+        return found

@@ -1,0 +1,162 @@
+"""open_dataset: recognizes the format of a dataset and opens it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ostinato.core.processes import cores
+from ostinato.datasets.arrays import read_arrays
+from ostinato.datasets.cache import BlockCache
+from ostinato.datasets.columns import BlockColumn, DenseColumn
+from ostinato.datasets.dataset import DatasetStorage
+from ostinato.datasets.video import VideoFiles
+from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
+from ostinato.storages.memory import HeapMemory
+
+if TYPE_CHECKING:
+    from ostinato.datasets.columns import DatasetColumn
+    from ostinato.datasets.dataset import Contents, Fields
+
+__all__ = ["Format", "Reading", "open_dataset"]
+
+DEFAULT_BYTES = 1 << 30
+_DENSE_SHARE = 4
+"""Tables of at most this part of the budget are kept as tensors after the first read; larger ones block by block."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the files of a dataset are read."""
+
+    cache: BlockCache
+    """Keeps blocks of rows and decoded frames; its `max_bytes` is what all of them may take."""
+    num_threads: int
+    """Threads that decode video."""
+    tolerance_s: float
+    """Largest distance between a video frame and the timestamp of its row."""
+
+    @cached_property
+    def videos(self) -> VideoFiles:
+        """Open videos and the threads that decode them, of all cameras."""
+        return VideoFiles(self.num_threads, self.tolerance_s)
+
+
+class Format(NamedTuple):
+    """A format of datasets on disk."""
+
+    name: str
+    recognizes: Callable[[Path], bool]
+    """Whether a path, which exists, has this format; reads as little as possible and does not raise."""
+    read: Callable[[Path, Reading], Contents]
+    """Read what the dataset holds, but no rows."""
+
+
+FORMATS: tuple[Format, ...] = ()
+"""All formats, in the order in which they are tried."""
+
+
+def open_dataset(
+    source: str | Path | Mapping[Any, Any] | Any,
+    *,
+    episodes: Sequence[int] | slice | torch.Tensor | None = None,
+    fields: Fields = None,
+    episode_ends: Any = None,
+    max_bytes: int = DEFAULT_BYTES,
+    num_threads: int | None = None,
+    tolerance_s: float = 1e-4,
+    tensordict: bool = False,
+) -> DatasetStorage:
+    """Open a dataset as the read-only storage of a replay buffer. Rows are read when they are sampled.
+
+    Args:
+        source: a path, or a mapping of arrays `[rows, ...]` with the ends of the episodes.
+        episodes: positions of the episodes to use, in this order; None for all.
+        fields: keys to keep, or a mapping of new keys to keys of the dataset (`{"obs": "observation"}`); a nested key
+            is a tuple, and a key of a nest stands for all fields below it. None for all.
+        episode_ends: for a mapping of arrays: the row after the last one of each episode, integers `[episodes]`. None
+            takes them from the mapping, or from its flags `done`, `terminated` and `truncated`.
+        max_bytes: budget for rows and decoded frames that are kept in memory.
+        num_threads: threads that decode video; None is one for each core of this process.
+        tolerance_s: largest distance in seconds between a video frame and the timestamp of its row; a frame that is
+            further away raises an error, so that no frame is ever shifted.
+        tensordict: rows are TensorDicts, as `TensorDictReplayBuffer` needs them; else dicts.
+
+    Returns:
+        The rows of the chosen episodes, one after the other.
+
+    Raises:
+        CheckpointNotFoundError: if the path does not exist.
+        KindError: if the format is not recognized.
+        MissingExtraError: naming the extra to install for the format.
+        DamagedFileError: if a file cannot be read; the message names it.
+        OptionError: if an option does not apply to the format, or is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import ReplayBuffer, SliceSampler, open_dataset
+        >>> data = {"observation": torch.zeros(100, 4), "action": torch.zeros(100, 2)}
+        >>> dataset = open_dataset(data, episode_ends=[40, 100])
+        >>> rb = ReplayBuffer(storage=dataset, sampler=SliceSampler(slice_len=8), batch_size=32)
+        >>> rb.sample()["action"].shape
+        torch.Size([32, 2])
+    """
+    _check_budget(max_bytes, num_threads, tolerance_s)
+    if isinstance(source, Mapping):
+        contents = read_arrays(source, episode_ends)
+    else:
+        if episode_ends is not None:
+            msg = f"episode_ends is for a mapping of arrays, got it with {source!r}: the files say where episodes end"
+            raise OptionError(msg)
+        cache = BlockCache(max_bytes)
+        threads = cores() if num_threads is None else num_threads
+        contents = _keep_tables(_read(source, Reading(cache, threads, tolerance_s)), cache)
+    return DatasetStorage(contents, episodes=episodes, fields=fields, tensordict=tensordict)
+
+
+def _read(source: Any, reading: Reading) -> Contents:
+    if not isinstance(source, (str, os.PathLike)):
+        msg = f"a dataset is opened by its path, or is a mapping of arrays, got {type(source).__name__}"
+        raise KindError(msg)
+    path = Path(source).expanduser()
+    if not path.exists():
+        msg = f"{path} does not exist: give the folder or file of a dataset"
+        raise CheckpointNotFoundError(msg)
+    for kind in FORMATS:
+        if kind.recognizes(path):
+            return kind.read(path, reading)
+    names = ", ".join(kind.name for kind in FORMATS)
+    msg = f"the format of {path} is not recognized: known formats are {names}, and a mapping of arrays"
+    raise KindError(msg)
+
+
+def _keep_tables(contents: Contents, cache: BlockCache) -> Contents:
+    """Keep small tables as tensors, which are filled block by block when their rows are first read."""
+    rows = int(contents.lengths.sum())
+    tables = {path: column for path, column in contents.columns.items() if isinstance(column, BlockColumn)}
+    nbytes = sum(rows * column.dtype.itemsize * math.prod(column.shape) for column in tables.values())
+    if not tables or nbytes * _DENSE_SHARE > cache.max_bytes:
+        return contents
+    memory = HeapMemory(torch.device("cpu"))
+    kept: dict[Any, DatasetColumn] = {
+        path: DenseColumn(column, rows, memory, str(path)) for path, column in tables.items()
+    }
+    cache.max_bytes -= nbytes
+    return replace(contents, columns={**contents.columns, **kept})
+
+
+def _check_budget(max_bytes: int, num_threads: int | None, tolerance_s: float) -> None:
+    for name, value in (("max_bytes", max_bytes), ("num_threads", 1 if num_threads is None else num_threads)):
+        if type(value) is not int or value < 1:
+            msg = f"{name} must be an integer of at least 1, got {value!r}"
+            raise OptionError(msg)
+    if not 0 < tolerance_s < float("inf"):
+        msg = f"tolerance_s must be a positive number of seconds, got {tolerance_s!r}"
+        raise OptionError(msg)
