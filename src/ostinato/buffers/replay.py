@@ -96,7 +96,8 @@ class ReplayBuffer(Sampling):
         compilable: no effect: the native calls are opaque to `torch.compile` in any case.
         delayed_init: make the parts at the first use, so that callables given for them can be pickled before; errors of
             parts are then raised there. None is True with a `transform_factory`, else False.
-        sample_unit: what a drawn row becomes (`NStep`, `SequenceUnit`, `FrameStack`, `Hindsight`), or a list of units
+        sample_unit: what a drawn row becomes (`NStep`, `SequenceUnit`, `FrameStack`, `DeltaTimestamps`,
+            `Hindsight`), or a list of units
             that change it one after the other; None leaves it a row.
         episodes: how rows tell where episodes end; None takes what unit and sampler say.
         rate_limiter: when readers and writers wait for each other; None is never (a `QueueSampler` brings

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ostinato.core.processes import cores
 from ostinato.datasets.arrays import read_arrays
 from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.columns import BlockColumn, DenseColumn
@@ -108,7 +109,7 @@ def open_dataset(
             msg = f"episode_ends is for a mapping of arrays, got it with {source!r}: the files say where episodes end"
             raise OptionError(msg)
         cache = BlockCache(max_bytes)
-        threads = len(os.sched_getaffinity(0)) if num_threads is None else num_threads
+        threads = cores() if num_threads is None else num_threads
         contents = _keep_tables(_read(source, Reading(cache, threads, tolerance_s)), cache)
     return DatasetStorage(contents, episodes=episodes, fields=fields, tensordict=tensordict)
 
