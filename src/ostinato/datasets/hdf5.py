@@ -38,7 +38,7 @@ def _open(path: Path) -> Any:
         return h5py.File(path, "r")
     except OSError as error:
         reason = str(error)
-        if isinstance(error, BlockingIOError) or "open for write" in reason or "lock" in reason:
+        if isinstance(error, BlockingIOError) or "open for write" in reason or "unable to lock" in reason:
             msg = (
                 f"{path} is open for writing elsewhere, or was not closed by who wrote it ({reason}): close it there; "
                 "`h5clear --status` repairs a file whose writer has ended; HDF5_USE_FILE_LOCKING=FALSE reads a file on "
@@ -104,14 +104,14 @@ class Hdf5File:
 
         def visit(group: Any) -> list[str]:
             found: list[bytes] = []
-            group.id.links.visit(found.append)
-            return [name.decode() for name in found]
+            try:
+                group.id.links.visit(found.append)
+                return [name.decode() for name in found]
+            except (RuntimeError, OSError, UnicodeDecodeError) as error:
+                msg = f"{self}: its groups cannot be listed: {error}. Copy or download the file again"
+                raise DamagedFileError(msg) from error
 
-        try:
-            names: list[str] = self.use(visit)
-        except (RuntimeError, OSError) as error:
-            msg = f"{self}: its groups cannot be listed: {error}. Copy or download the file again"
-            raise DamagedFileError(msg) from error
+        names: list[str] = self.use(visit)
         return names
 
     def row_counts(self, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -18,7 +18,7 @@ from ostinato.datasets.stored import EitherColumn, StoredRows
 from ostinato.errors import DamagedFileError, SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ostinato.core.rows import Path as Key
     from ostinato.datasets.columns import BlockSource, DatasetColumn
@@ -32,6 +32,8 @@ class Episodes(Protocol):
 
     lengths: np.ndarray[Any, np.dtype[np.int64]]
     """Steps of each episode, int64 `[episodes]`."""
+    others: int
+    """Episodes in the files beyond the number in the metadata."""
 
     def source(self, parts: Key, extra: int, space: Any = None) -> BlockSource:
         """Return a field, whose parts are keys of dicts (text) and positions in tuples (int).
@@ -92,7 +94,7 @@ def read_minari(source: Any, reading: Reading) -> Contents:
         folder = _data_folder(source) or source
         metadata = json.loads((folder / "metadata.json").read_text("utf-8"))
         spaces = [_space(metadata, name, folder) for name in ("observation_space", "action_space")]
-        numbers = range(int(metadata["total_episodes"]))
+        numbers: Sequence[int] = range(_count(metadata, folder))
     else:
         folder = Path(source.storage.data_path)
         metadata = json.loads((folder / "metadata.json").read_text("utf-8"))
@@ -104,6 +106,14 @@ def read_minari(source: Any, reading: Reading) -> Contents:
     leaves = [list(_leaves(space, (top,))) for space, top in zip(spaces, ("observations", "actions"), strict=True)]
     episodes = _episodes(folder, metadata, numbers, [leaf.parts for leaf in (*leaves[0], *leaves[1])])
     return _contents(episodes, leaves[0], leaves[1], metadata, reading, len(numbers))
+
+
+def _count(metadata: dict[str, Any], folder: Path) -> int:
+    count = metadata["total_episodes"]
+    if type(count) is not int or count < 0:
+        msg = f"{folder / 'metadata.json'}: total_episodes must be a number of episodes, got {count!r}"
+        raise DamagedFileError(msg)
+    return count
 
 
 def _space(metadata: dict[str, Any], name: str, folder: Path) -> Any:
@@ -132,9 +142,9 @@ def _leaves(space: Any, parts: Key) -> Iterator[_Leaf]:
 def _episodes(folder: Path, metadata: dict[str, Any], numbers: Any, fields: list[Key]) -> Episodes:
     kind = metadata["data_format"]
     if kind == "hdf5":
-        return Hdf5Episodes(folder / "main_data.hdf5", numbers, fields)
+        return Hdf5Episodes(folder / "main_data.hdf5", numbers, _count(metadata, folder), fields)
     if kind in {"arrow", "parquet"}:
-        return ArrowEpisodes(folder, numbers, kind)
+        return ArrowEpisodes(folder, numbers, _count(metadata, folder), kind)
     msg = f"{folder / 'metadata.json'}: data_format is {kind!r}, known are hdf5, arrow and parquet"
     raise DamagedFileError(msg)
 
@@ -172,13 +182,13 @@ def _contents(
         columns["next", key] = BlockColumn(episodes.source((name,), 0), reading.cache)
     columns["next", "done"] = EitherColumn(columns["next", "terminated"], columns["next", "truncated"])
     infos, assumptions = episodes.infos()
+    if episodes.others:
+        assumptions.append(
+            f"metadata.json has {metadata['total_episodes']} episodes; {episodes.others} more are left out."
+        )
     for parts, extra in infos.items():
         add(("infos", *parts), ("info", *(str(part) for part in parts)), extra)
     total = int(lengths.sum())
     if count == metadata["total_episodes"] and metadata.get("total_steps", total) != total:
         assumptions.append(f"metadata.json says {metadata['total_steps']} steps; the episodes have {total}, all used.")
-    return Contents(
-        f"minari {metadata['data_format']}", columns, lengths, texts, None, metadata, tuple(assumptions)
-    )
-
-
+    return Contents(f"minari {metadata['data_format']}", columns, lengths, texts, None, metadata, tuple(assumptions))

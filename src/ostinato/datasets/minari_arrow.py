@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -18,6 +17,7 @@ from ostinato.errors import DamagedFileError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     import torch
     from torch import Tensor
@@ -86,15 +86,18 @@ class ArrowEpisodes:
     Args:
         folder: folder of the dataset.
         numbers: episodes that are used.
+        count: episodes of the whole dataset, as its metadata says.
         kind: "arrow" or "parquet".
 
     Raises:
         DamagedFileError: if the metadata of an episode is missing.
     """
 
-    def __init__(self, folder: Path, numbers: Sequence[int], kind: str) -> None:
+    def __init__(self, folder: Path, numbers: Sequence[int], count: int, kind: str) -> None:
         self._folders = [folder / str(number) for number in numbers]
         self._kind = kind
+        self.others = sum(path.name.isdigit() and int(path.name) >= count for path in folder.iterdir())
+        """Episodes in the folder beyond the number in the metadata."""
         self._handles: OpenHandles[_Handle] = OpenHandles(partial(_open, kind=kind), _close)
         self.lengths = np.array([_steps(path) for path in self._folders], dtype=np.int64)
         """Steps of each episode, int64 `[episodes]`."""
@@ -125,7 +128,7 @@ class ArrowEpisodes:
         out: list[str] = []
         for folder, length in zip(self._folders, self.lengths, strict=True):
             read = partial(_read, folder=folder, parts=parts, total=int(length) + 1, first=0, stop=int(length) + extra)
-            found = self._handles.use(folder, lambda handle, read=read: read(handle).to_pylist())
+            found = self._handles.use(folder, read).to_pylist()
             if not all(isinstance(value, str) for value in found):
                 msg = f"{folder}: {'/'.join(map(str, parts))} must be {length + extra} texts"
                 raise DamagedFileError(msg)
@@ -171,7 +174,8 @@ def _number_type(kind: Any) -> np.dtype[Any] | None:
     if types.is_fixed_size_list(kind):
         kind = kind.value_type
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
-        return np.dtype(kind.to_pandas_dtype())
+        found: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+        return found
     return None
 
 

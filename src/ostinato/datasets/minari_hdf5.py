@@ -33,21 +33,25 @@ class Hdf5Episodes:
     Args:
         path: the file.
         numbers: episodes that are used.
+        count: episodes of the whole dataset, as its metadata says.
         fields: observations and actions that each episode must have.
 
     Raises:
         DamagedFileError: if an episode is missing, or lacks a field.
     """
 
-    def __init__(self, path: Path, numbers: Sequence[int], fields: Sequence[Key]) -> None:
+    def __init__(self, path: Path, numbers: Sequence[int], count: int, fields: Sequence[Key]) -> None:
         if not path.is_file():
             msg = f"{path} is missing: metadata.json says that the dataset is in HDF5"
             raise DamagedFileError(msg)
         self._file = Hdf5File(path)
         self._groups = [f"episode_{number}" for number in numbers]
         self._names: dict[str, set[str]] = {group: set() for group in self._groups}
+        self.others = 0
+        """Episodes in the file beyond the number in the metadata."""
         for name in self._file.names():
             group, _, rest = name.partition("/")
+            self.others += not rest and group.startswith("episode_") and group[8:].isdigit() and int(group[8:]) >= count
             if group in self._names:
                 self._names[group].add(rest)
         required = {*_NUMBERS, *(_name(parts) for parts in fields)}
@@ -91,9 +95,10 @@ class Hdf5Episodes:
         out: list[str] = []
         for group, length in zip(self._groups, self.lengths, strict=True):
             name = f"{group}/{_name(parts)}"
-            found = self._file.use(lambda root, name=name: _read_texts(h5py, root, name))
+            found = self._file.use(partial(_read_texts, h5py, name))
             if found is None or len(found) != length + extra:
-                msg = f"{self._file}, {name} must be {length + extra} texts, has {found if found is None else len(found)}"
+                had = "no texts" if found is None else f"{len(found)} texts"
+                msg = f"{self._file}, {name} must be {length + extra} texts, there are {had}"
                 raise DamagedFileError(msg)
             out += found
         return out
@@ -135,7 +140,7 @@ def _name(parts: Key) -> str:
     return "/".join(f"_index_{part}" if isinstance(part, int) else str(part) for part in parts)
 
 
-def _read_texts(h5py: Any, group: Any, name: str) -> list[str] | None:
+def _read_texts(h5py: Any, name: str, group: Any) -> list[str] | None:
     found = group[name]
     if not isinstance(found, h5py.Dataset) or h5py.check_string_dtype(found.dtype) is None:
         return None
