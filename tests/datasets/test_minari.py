@@ -68,12 +68,11 @@ def test_every_number_is_that_of_the_episodes(tmp_path: Path, kind: str, observa
     assert dataset.metadata["dataset_id"] == "a-v0"
     cuts = np.cumsum([length + 1 for length in model.lengths])[:-1]
     infos = {name: np.split(values, cuts) for name, values in model.infos.items()}
-    now: dict[Any, Any] = {
-        ("info", name): np.concatenate([part[:-1] for part in parts]) for name, parts in infos.items()
-    }
-    after: dict[Any, Any] = {
-        ("next", "info", name): np.concatenate([part[1:] for part in parts]) for name, parts in infos.items()
-    }
+    now: dict[Any, Any] = {}
+    after: dict[Any, Any] = {}
+    for name, parts in infos.items():
+        now["info", name] = np.concatenate([part[:-1] for part in parts])
+        after["next", "info", name] = np.concatenate([part[1:] for part in parts])
     check_rows(dataset, now | after, model.lengths)
     assert flat(dataset[:]).keys() == {(k,) if isinstance(k, str) else k for k in {**model.columns, **now, **after}}
     assert dataset.assumptions == ()
