@@ -576,8 +576,8 @@ class Mixer:
             if flatten and (apart := _fields_apart(parts, members)):
                 msg = (
                     f"the parts of a batch cannot be concatenated end to end, their fields differ: {apart}. Select the "
-                    "fields that all members have when the dataset is opened or with a transform, write the other "
-                    "fields as well, or give the ensemble a collate_fn, such as list"
+                    "fields that all members have, with open_dataset(path, fields=...) or a transform of the member, "
+                    "write the other fields as well, or give the ensemble a collate_fn, such as list"
                 )
                 raise KindError(msg) from error
             msg = (
