@@ -15,8 +15,10 @@ import torch
 from ostinato.core.processes import cores
 from ostinato.datasets.arrays import read_arrays
 from ostinato.datasets.cache import BlockCache
+from ostinato.datasets.checkpoints import read_checkpoint, read_torchrl, recognizes_checkpoint, recognizes_torchrl
 from ostinato.datasets.columns import BlockColumn, DenseColumn
 from ostinato.datasets.dataset import DatasetStorage
+from ostinato.datasets.rlinf import read_rlinf, recognizes_rlinf
 from ostinato.datasets.video import VideoFiles
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
 from ostinato.storages.memory import HeapMemory
@@ -59,7 +61,11 @@ class Format(NamedTuple):
     """Read what the dataset holds, but no rows."""
 
 
-FORMATS: tuple[Format, ...] = ()
+FORMATS: tuple[Format, ...] = (
+    Format("checkpoint", recognizes_checkpoint, read_checkpoint),
+    Format("torchrl", recognizes_torchrl, read_torchrl),
+    Format("rlinf", recognizes_rlinf, read_rlinf),
+)
 """All formats, in the order in which they are tried."""
 
 
