@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.dataset import Contents, Fields
 
-__all__ = ["Format", "Reading", "open_dataset"]
+__all__ = ["Format", "Reading", "format_of", "known_formats", "open_dataset"]
 
 DEFAULT_BYTES = 1 << 30
 _DENSE_SHARE = 4
@@ -54,6 +54,16 @@ class Format(NamedTuple):
 
 FORMATS: tuple[Format, ...] = ()
 """All formats, in the order in which they are tried."""
+
+
+def format_of(path: Path) -> str | None:
+    """Return the name of the format of a path, which exists; None if it is not recognized."""
+    return next((kind.name for kind in FORMATS if kind.recognizes(path)), None)
+
+
+def known_formats() -> tuple[str, ...]:
+    """Return the names of all formats of datasets on disk."""
+    return tuple(kind.name for kind in FORMATS)
 
 
 def open_dataset(
