@@ -117,6 +117,15 @@ class DatasetStorage(Storage):
         leaves = [self._schema.leaves[position] for position, _ in dense]
         self._table = Table.adopt(Schema(None, leaves), [tensor for _, tensor in dense]) if dense else None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the table, whose tensors belong to the columns."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_table", "_places")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Collect the tensors of the columns again."""
+        self.__dict__.update(state)
+        self._begin()
+
     def _pick(self, episodes: Sequence[int] | slice | Tensor) -> None:
         """Use some episodes, in the order given."""
         lengths = self.contents.lengths

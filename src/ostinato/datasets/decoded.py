@@ -17,7 +17,8 @@ import numpy as np
 import torch
 import xxhash
 
-from ostinato.datasets.columns import DenseColumn, MovedColumn, TensorColumn
+from ostinato.datasets.columns import BlockColumn, DenseColumn, MovedColumn, TensorColumn
+from ostinato.datasets.stored import EitherColumn
 from ostinato.durable import files
 from ostinato.durable.locks import LOCK_NAME, DirectoryLock
 from ostinato.errors import (
@@ -31,7 +32,7 @@ from ostinato.errors import (
 from ostinato.storages.memory import HeapMemory, MappedMemory, show_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from torch import Tensor
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.dataset import Contents
 
-__all__ = ["DecodedFiles", "ForkedRows", "HeapRows", "decode_once", "fingerprint_of"]
+__all__ = ["DecodedFiles", "ForkedRows", "HeapRows", "decode_once", "fingerprint_of", "tables_of", "with_columns"]
 
 _MANIFEST = "ostinato-decoded.json"
 _VERSION = 1
@@ -48,7 +49,7 @@ _FLUSH_S = 30.0
 
 
 def decode_once(
-    contents: Contents, used: Iterable[FieldPath], rows: int, kind: str, source: Path, cache_dir: Path | None
+    contents: Contents, used: set[FieldPath], rows: int, kind: str, source: Any, cache_dir: str | Path | None
 ) -> Contents:
     """Keep each row of the fields after its first read.
 
@@ -69,26 +70,65 @@ def decode_once(
         CheckpointError: if `cache_dir` holds the rows of another dataset.
     """
     whole = int(contents.lengths.sum())
-    columns = {path: contents.columns[path] for path in used if not _in_memory(contents.columns[path])}
-    sizes = {path: column.dtype.itemsize * int(torch.Size(column.shape).numel()) for path, column in columns.items()}
-    if not columns:
-        return contents
+    found: dict[int, tuple[str, int, DatasetColumn]] = {}
+    for path, column in contents.columns.items():
+        for number, part in enumerate(_parts_of(column) if path in used else []):
+            size = int(part.source.starts[-1]) if isinstance(part, BlockColumn) else whole
+            found.setdefault(id(part), (_file_of(path, number), size, part))
+    sizes = {name: _nbytes(size, part.dtype, part.shape) for name, size, part in found.values()}
+    memory: ForkedRows | DecodedFiles = ForkedRows()
     if kind == "memory":
-        _check_memory(sum(sizes.values()) * rows)
-        memory: ForkedRows | DecodedFiles = ForkedRows()
+        _check_memory(sum(sizes.values()) * rows // whole)
     else:
-        memory = DecodedFiles(cache_dir, fingerprint_of(contents, source, cache_dir))
-        memory.check({_file_of(path): size * whole for path, size in sizes.items()})
-    kept: dict[FieldPath, DatasetColumn] = {
-        path: DenseColumn(column, whole, memory, _file_of(path)) for path, column in columns.items()
-    }
-    return replace(contents, columns={**contents.columns, **kept})
+        directory = None if cache_dir is None else Path(cache_dir).expanduser()
+        memory = DecodedFiles(directory, "" if directory is None else fingerprint_of(contents, source, directory))
+        memory.check(sizes)
+    kept = {i: DenseColumn(part, size, memory, name) for i, (name, size, part) in found.items()}
+    return with_columns(contents, {path: contents.columns[path] for path in used}, kept)
 
 
-def _in_memory(column: DatasetColumn) -> bool:
-    while isinstance(column, MovedColumn):
-        column = column.column
-    return isinstance(column, (TensorColumn, DenseColumn))
+def _parts_of(column: DatasetColumn) -> list[DatasetColumn]:
+    """Return the columns to keep for one that may read others: tables, so that two fields share them, or itself."""
+    tables: list[DatasetColumn] = list(tables_of(column))
+    if isinstance(column, (TensorColumn, DenseColumn)):
+        return []
+    if isinstance(column, (MovedColumn, EitherColumn)):
+        return tables if _reads_tables(column) else [column]
+    return [column]
+
+
+def _reads_tables(column: DatasetColumn) -> bool:
+    if isinstance(column, MovedColumn):
+        return _reads_tables(column.column)
+    if isinstance(column, EitherColumn):
+        return _reads_tables(column.first) and _reads_tables(column.second)
+    return isinstance(column, (BlockColumn, TensorColumn, DenseColumn))
+
+
+def tables_of(column: DatasetColumn) -> list[BlockColumn]:
+    """Return the tables in files that a column reads."""
+    if isinstance(column, MovedColumn):
+        return tables_of(column.column)
+    if isinstance(column, EitherColumn):
+        return [*tables_of(column.first), *tables_of(column.second)]
+    return [column] if isinstance(column, BlockColumn) else []
+
+
+def with_columns(
+    contents: Contents, columns: Mapping[FieldPath, DatasetColumn], kept: Mapping[int, DatasetColumn]
+) -> Contents:
+    """Return contents whose `columns` read others in the place of those in `kept`, by their `id`."""
+    return replace(contents, columns={**contents.columns, **{path: _with(c, kept) for path, c in columns.items()}})
+
+
+def _with(column: DatasetColumn, kept: Mapping[int, DatasetColumn]) -> DatasetColumn:
+    if id(column) in kept:
+        return kept[id(column)]
+    if isinstance(column, MovedColumn):
+        return MovedColumn(_with(column.column, kept), column.move)
+    if isinstance(column, EitherColumn):
+        return EitherColumn(_with(column.first, kept), _with(column.second, kept))
+    return column
 
 
 def _check_memory(nbytes: int) -> None:
@@ -103,15 +143,23 @@ def _check_memory(nbytes: int) -> None:
         raise StorageMemoryError(msg)
 
 
-def _file_of(path: FieldPath) -> str:
+def _file_of(path: FieldPath, number: int) -> str:
     """Return the name of the file of a field: readable, and different for each field."""
-    text = json.dumps(path)
+    key = json.dumps([path, number])
     readable = re.sub(r"[^A-Za-z0-9]+", "_", ".".join(map(str, path))).strip("_")[:60]
-    return f"{readable}-{xxhash.xxh3_64_hexdigest(text.encode())}.bin"
+    return f"{readable}-{xxhash.xxh3_64_hexdigest(key.encode())}.bin"
 
 
-def fingerprint_of(contents: Contents, source: Path, cache_dir: Path | None = None) -> str:
-    """Return a hash of what the rows of a dataset depend on: its format, episodes and files (names, sizes, times)."""
+def fingerprint_of(contents: Contents, source: Any, cache_dir: Path | None = None) -> str:
+    """Return a hash of what the rows of a dataset depend on: its format, episodes and files (names, sizes, times).
+
+    Raises:
+        OptionError: if `source` is not a path.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        msg = f"cache_dir is for a dataset opened by its path, whose files tell when it changes, got {source!r}"
+        raise OptionError(msg)
+    source = Path(source).expanduser()
     digest = xxhash.xxh3_128()
     digest.update(repr((contents.format, contents.fps)).encode())
     digest.update(contents.lengths.contiguous().numpy().tobytes())

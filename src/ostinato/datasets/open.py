@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ostinato.core.processes import cores
 from ostinato.datasets.arrays import read_arrays
 from ostinato.datasets.cache import BlockCache
-from ostinato.datasets.columns import BlockColumn, DenseColumn
+from ostinato.datasets.checkpoints import read_checkpoint, read_torchrl, recognizes_checkpoint, recognizes_torchrl
+from ostinato.datasets.columns import DenseColumn
 from ostinato.datasets.dataset import DatasetStorage, chosen_fields
-from ostinato.datasets.decoded import HeapRows, decode_once
+from ostinato.datasets.decoded import HeapRows, decode_once, tables_of, with_columns
+from ostinato.datasets.minari import read_minari, recognizes_minari
+from ostinato.datasets.rlinf import read_rlinf, recognizes_rlinf
 from ostinato.datasets.video import VideoColumn, VideoFiles
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.dataset import Contents, Fields
 
-__all__ = ["Format", "Reading", "open_dataset"]
+__all__ = ["Format", "Reading", "format_of", "known_formats", "open_dataset"]
 
 DEFAULT_BYTES = 1 << 30
 _DENSE_SHARE = 4
@@ -54,14 +57,31 @@ class Format(NamedTuple):
     """A format of datasets on disk."""
 
     name: str
-    recognizes: Callable[[Path], bool]
+    recognizes: Callable[[Any], bool]
     """Whether a path, which exists, has this format; reads as little as possible and does not raise."""
-    read: Callable[[Path, Reading], Contents]
+    read: Callable[[Any, Reading], Contents]
     """Read what the dataset holds, but no rows."""
+    objects: tuple[str, ...] = ()
+    """Classes whose objects are opened, too, by package and name: they are known without importing the package."""
 
 
-FORMATS: tuple[Format, ...] = ()
+FORMATS: tuple[Format, ...] = (
+    Format("checkpoint", recognizes_checkpoint, read_checkpoint),
+    Format("torchrl", recognizes_torchrl, read_torchrl),
+    Format("rlinf", recognizes_rlinf, read_rlinf),
+    Format("Minari", recognizes_minari, read_minari, ("minari.MinariDataset",)),
+)
 """All formats, in the order in which they are tried."""
+
+
+def format_of(path: Path) -> str | None:
+    """Return the name of the format of a path, which exists; None if it is not recognized."""
+    return next((kind.name for kind in FORMATS if kind.recognizes(path)), None)
+
+
+def known_formats() -> tuple[str, ...]:
+    """Return the names of all formats of datasets on disk."""
+    return tuple(kind.name for kind in FORMATS)
 
 
 def open_dataset(
@@ -80,7 +100,7 @@ def open_dataset(
     """Open a dataset as the read-only storage of a replay buffer. Rows are read when they are sampled.
 
     Args:
-        source: a path, or a mapping of arrays `[rows, ...]` with the ends of the episodes.
+        source: a path, a mapping of arrays `[rows, ...]` with the ends of the episodes, or a `minari.MinariDataset`.
         episodes: positions of the episodes to use, in this order; None for all.
         fields: keys to keep, or a mapping of new keys to keys of the dataset (`{"obs": "observation"}`); a nested key
             is a tuple, and a key of a nest stands for all fields below it. None for all.
@@ -120,7 +140,7 @@ def open_dataset(
     """
     _check_budget(max_bytes, num_threads, tolerance_s)
     _check_cache(source, cache, cache_dir)
-    if isinstance(source, Mapping):
+    if isinstance(source, Mapping) and not _formats_of(source):
         contents = read_arrays(source, episode_ends)
         return DatasetStorage(contents, episodes=episodes, fields=fields, tensordict=tensordict)
     if episode_ends is not None:
@@ -133,14 +153,17 @@ def open_dataset(
         contents = _share(contents, used, blocks)
     else:
         rows = len(DatasetStorage(contents, episodes=episodes))
-        directory = None if cache_dir is None else Path(cache_dir).expanduser()
-        contents = decode_once(contents, used, rows, cache, Path(source).expanduser(), directory)
+        contents = decode_once(contents, used, rows, cache, source, cache_dir)
     return DatasetStorage(contents, episodes=episodes, fields=fields, tensordict=tensordict)
 
 
 def _read(source: Any, reading: Reading) -> Contents:
+    known = _formats_of(source)
+    if known:
+        return known[0].read(source, reading)
     if not isinstance(source, (str, os.PathLike)):
-        msg = f"a dataset is opened by its path, or is a mapping of arrays, got {type(source).__name__}"
+        kinds = ", ".join(name for kind in FORMATS for name in kind.objects)
+        msg = f"a dataset is opened by its path, or is a mapping of arrays, or {kinds}, got {type(source).__name__}"
         raise KindError(msg)
     path = Path(source).expanduser()
     if not path.exists():
@@ -152,6 +175,12 @@ def _read(source: Any, reading: Reading) -> Contents:
     names = ", ".join(kind.name for kind in FORMATS)
     msg = f"the format of {path} is not recognized: known formats are {names}, and a mapping of arrays"
     raise KindError(msg)
+
+
+def _formats_of(source: Any) -> list[Format]:
+    """Return the formats that open objects of this class."""
+    names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(source).__mro__}
+    return [kind for kind in FORMATS if not names.isdisjoint(kind.objects)]
 
 
 def _used(contents: Contents, fields: Fields) -> set[FieldPath]:
@@ -166,23 +195,24 @@ def _share(contents: Contents, used: set[FieldPath], cache: BlockCache) -> Conte
     Tables that are kept become tensors, which are filled block by block when their rows are first read.
     """
     rows = int(contents.lengths.sum())
-    columns = {path: column for path, column in contents.columns.items() if path in used}
-    sizes = {path: rows * column.dtype.itemsize * math.prod(column.shape) for path, column in columns.items()}
-    tables = {path: column for path, column in columns.items() if isinstance(column, BlockColumn)}
-    videos = {path: column for path, column in columns.items() if isinstance(column, VideoColumn)}
-    kept: dict[FieldPath, DatasetColumn] = {}
-    nbytes = sum(sizes[path] for path in tables)
+    columns = {path: contents.columns[path] for path in contents.columns if path in used}
+    tables = {id(table): table for column in columns.values() for table in tables_of(column)}
+    sizes = {i: int(table.source.starts[-1]) for i, table in tables.items()}
+    nbytes = sum(sizes[i] * t.dtype.itemsize * math.prod(t.shape) for i, t in tables.items())
     if nbytes * _DENSE_SHARE <= cache.max_bytes:
         memory = HeapRows()
-        kept = {path: DenseColumn(column, rows, memory, str(path)) for path, column in tables.items()}
+        kept: dict[int, DatasetColumn] = {i: DenseColumn(t, sizes[i], memory, str(i)) for i, t in tables.items()}
         cache.max_bytes -= nbytes
-    whole = sum(sizes[path] for path in {**tables, **videos} if path not in kept)
+        contents, nbytes = with_columns(contents, columns, kept), 0
+    videos = [column for column in columns.values() if isinstance(column, VideoColumn)]
+    whole = nbytes + sum(rows * math.prod(column.shape) for column in videos)
     budget = cache.max_bytes
-    for path, column in videos.items():
-        share = min(sizes[path], budget * sizes[path] // whole)
+    for column in videos:
+        size = rows * math.prod(column.shape)
+        share = min(size, budget * size // whole)
         column.keep_frames(rows, share)
         cache.max_bytes -= share
-    return replace(contents, columns={**contents.columns, **kept})
+    return contents
 
 
 def _check_budget(max_bytes: int, num_threads: int | None, tolerance_s: float) -> None:
