@@ -15,9 +15,11 @@ import torch
 from ostinato.core.processes import cores
 from ostinato.datasets.arrays import read_arrays
 from ostinato.datasets.cache import BlockCache
+from ostinato.datasets.checkpoints import read_checkpoint, read_torchrl, recognizes_checkpoint, recognizes_torchrl
 from ostinato.datasets.columns import BlockColumn, DenseColumn, MovedColumn
 from ostinato.datasets.dataset import DatasetStorage
 from ostinato.datasets.minari import read_minari, recognizes_minari
+from ostinato.datasets.rlinf import read_rlinf, recognizes_rlinf
 from ostinato.datasets.stored import EitherColumn
 from ostinato.datasets.video import VideoFiles
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
@@ -63,7 +65,12 @@ class Format(NamedTuple):
     """Classes whose objects are opened, too, by package and name: they are known without importing the package."""
 
 
-FORMATS: tuple[Format, ...] = (Format("Minari", recognizes_minari, read_minari, ("minari.MinariDataset",)),)
+FORMATS: tuple[Format, ...] = (
+    Format("checkpoint", recognizes_checkpoint, read_checkpoint),
+    Format("torchrl", recognizes_torchrl, read_torchrl),
+    Format("rlinf", recognizes_rlinf, read_rlinf),
+    Format("Minari", recognizes_minari, read_minari, ("minari.MinariDataset",)),
+)
 """All formats, in the order in which they are tried."""
 
 
