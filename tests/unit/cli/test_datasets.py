@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
+from ostinato import LazyTensorStorage, ReplayBuffer
 from tests.command import run_here as ostinato
 from tests.datasets import builders
+from tests.unit.viz.rollouts import store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.datasets.builders import Model
 
@@ -138,23 +141,47 @@ def test_plot_writes_a_page(model: Model, tmp_path: Path) -> None:
     assert ostinato("plot", model.path, "--output", output, "--overwrite", "--episode", 9).returncode == 2
 
 
-def test_options_for_trajectories_are_refused(model: Model) -> None:
+def test_options_for_trajectories_are_refused(model: Model, tmp_path: Path) -> None:
     for command in (
         ("sample", model.path, "--enable-cache"),
         ("sample", model.path, "--sample-window-size", 0),
         ("sample", model.path, "--allow-pickle"),
         ("inspect", model.path, "--allow-pickle"),
-        ("plot", model.path, "--allow-pickle"),
+        ("plot", model.path, "--allow-pickle", "--output", tmp_path / "page.png"),
     ):
         done = ostinato(*command)
         assert (done.returncode, done.stdout) == (2, "")
         assert "directories of trajectories" in " ".join(done.stderr.replace("│", "").split())
 
 
+def test_checkpoints_and_the_trajectories_of_all_ranks_are_datasets_too(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(20))
+    row = torch.arange(30)
+    rb.extend({"observation": row, "action": row % 3, "next": {"reward": row.float(), "done": row % 6 == 5}})
+    rb.dumps(tmp_path / "buffer")
+    found = report("sample", tmp_path / "buffer", "--num-chunks", 5)
+    assert (found["rows"], found["num_chunks"]) == (20, 5)
+    for rank in range(2):
+        store(tmp_path / "ranks" / f"rank_{rank}", [(3, 2), (4, 1)], images=False)
+    found = report("inspect", tmp_path / "ranks")
+    assert (found["rows"], found["episodes"]) == (20, 6)
+    page = tmp_path / "page.png"
+    assert ostinato("plot", tmp_path / "ranks", "--output", page, "--episode", 5).returncode == 0
+    done = ostinato("plot", tmp_path / "ranks" / "rank_0", "--output", page, "--overwrite", "--episode", 0)
+    assert done.returncode == 2
+    assert "--episode applies to datasets" in " ".join(done.stderr.replace("│", "").split())
+
+
+def test_a_torchrl_checkpoint_is_inspected_without_conversion() -> None:
+    found = report("inspect", Path(__file__).parents[2] / "data" / "torchrl_0_14" / "tree")
+    assert (found["format"], found["rows"]) == ("torchrl checkpoint", 4)
+    assert any("episode" in text for text in found["assumptions"])
+
+
 def test_files_of_an_unknown_format_are_an_error_that_names_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
-    for command in ("inspect", "sample", "view", "plot"):
-        done = ostinato(command, tmp_path / "notes.txt")
+    for command in (("inspect",), ("sample",), ("view",), ("plot", "--output", tmp_path / "page.png")):
+        done = ostinato(*command, tmp_path / "notes.txt")
         assert (done.returncode, done.stdout) == (1, "")
         assert "notes.txt is a file" in done.stderr
         assert "Minari" in done.stderr
