@@ -18,15 +18,19 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Hdf5File", "Hdf5Source", "Stored", "describe", "is_hdf5", "read_part"]
+__all__ = ["Hdf5File", "Hdf5Source", "Stored", "describe", "is_hdf5", "plain_values", "read_all", "read_part"]
 
+_SMALL = 16
+"""Numbers of a dataset that is read as a plain value."""
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 
 
-def is_hdf5(path: Path) -> bool:
-    """Return whether a path is a file that begins as HDF5 files do. Does not raise."""
+def is_hdf5(source: Any) -> bool:
+    """Return whether a source is an object of h5py, or a file that begins as HDF5 files do. Does not raise."""
+    if not isinstance(source, Path):
+        return True
     try:
-        with path.open("rb") as file:
+        with source.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
     except OSError:
         return False
@@ -96,6 +100,11 @@ class Hdf5File:
         """Return `action(group)`, which must not keep objects of the file."""
         return self._handles.use(self.path, lambda file: action(file[self.root]))
 
+    @classmethod
+    def find(cls, source: Any) -> Hdf5File:
+        """Return the file of a path or of an `h5py.Group`."""
+        return cls(source) if isinstance(source, Path) else cls.of(source)
+
     def names(self) -> list[str]:
         """Return the names of all groups and datasets below the group, such as `data/demo_0/actions`.
 
@@ -113,6 +122,16 @@ class Hdf5File:
 
         names: list[str] = self.use(visit)
         return names
+
+    def children(self, name: str) -> list[str]:
+        """Return the names in a group; none if it cannot be read. Does not raise."""
+        try:
+            found: list[str] = self.use(lambda group: list(group if name == "/" else group[name]))
+        except (OSError, ImportError, LookupError, RuntimeError, TypeError, ValueError):
+            return []
+        finally:
+            self.close()
+        return found
 
     def row_counts(self, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the number of rows of datasets, int64 `[names]`; -1 for those that are missing or no datasets."""
@@ -161,6 +180,31 @@ def describe(file: Hdf5File, name: str) -> Stored:
 
     described: Stored = file.use(look)
     return described
+
+
+def read_all(file: Hdf5File, name: str, rows: int) -> np.ndarray[Any, Any]:
+    """Return all rows of a dataset; see `read_part`."""
+    found: np.ndarray[Any, Any] = file.use(lambda group: read_part(group, name, str(file), rows, 0, rows))
+    return found
+
+
+def plain_values(file: Hdf5File, names: Sequence[str]) -> dict[str, Any]:
+    """Return small datasets as plain values by name, and what larger ones hold as a text."""
+
+    def read(group: Any) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for name in names:
+            found = group[name]
+            if not hasattr(found, "shape"):
+                continue
+            small = found.shape is not None and found.size <= _SMALL and found.dtype.kind in "biufSO"
+            value = found[()] if small else f"{found.dtype}{list(found.shape or ())}"
+            value = value.tolist() if hasattr(value, "tolist") else value
+            out[name] = value.decode(errors="replace") if isinstance(value, bytes) else value
+        return out
+
+    values: dict[str, Any] = file.use(read)
+    return values
 
 
 def read_part(group: Any, name: str, place: str, rows: int, first: int, stop: int) -> np.ndarray[Any, Any]:
