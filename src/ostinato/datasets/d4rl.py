@@ -57,10 +57,10 @@ def read_d4rl(source: Any, reading: Reading) -> Contents:
     if not rows:
         msg = f"{file} has no rows: observations is empty"
         raise DamagedFileError(msg)
-    ends, said = _ends(file, rows, reading.max_episode_steps, found)
+    ends, stops, said = _ends(file, rows, reading.max_episode_steps, found)
 
     def stored(name: str) -> DatasetColumn:
-        return BlockColumn(Hdf5Source(file, [""], name, np.array([rows])), reading.cache)
+        return BlockColumn(Hdf5Source(file, [""], name, np.array([rows]), stops=stops), reading.cache)
 
     columns: dict[Key, DatasetColumn] = {}
     observations = stored("observations")
@@ -82,8 +82,8 @@ def read_d4rl(source: Any, reading: Reading) -> Contents:
     )
 
 
-def _ends(file: Hdf5File, rows: int, most: int | None, found: set[str]) -> tuple[Ends, list[str]]:
-    """Return the rows of the dataset, and what was assumed of their ends."""
+def _ends(file: Hdf5File, rows: int, most: int | None, found: set[str]) -> tuple[Ends, Any, list[str]]:
+    """Return the rows of the dataset, the rows after those of each episode, and what was assumed of them."""
     terminated = as_flags(read_all(file, "terminals", rows), f"{file}, terminals")
     said: list[str] = []
     if "timeouts" in found:
@@ -116,7 +116,7 @@ def _ends(file: Hdf5File, rows: int, most: int | None, found: set[str]) -> tuple
         said.append(
             "The file has no next_observations: the next observation of a terminated row is its own observation."
         )
-    return ends, said
+    return ends, stops, said
 
 
 def _time_limits(terminated: np.ndarray[Any, Any], most: int) -> np.ndarray[Any, np.dtype[np.bool_]]:

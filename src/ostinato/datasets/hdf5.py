@@ -9,7 +9,7 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
-from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, torch_dtype
+from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, name_rows, torch_dtype
 from ostinato.errors import DamagedFileError, UsageError
 
 if TYPE_CHECKING:
@@ -207,7 +207,9 @@ def plain_values(file: Hdf5File, names: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def read_part(group: Any, name: str, place: str, rows: int, first: int, stop: int) -> np.ndarray[Any, Any]:
+def read_part(
+    group: Any, name: str, place: str, rows: int, first: int, stop: int, what: str = "all rows"
+) -> np.ndarray[Any, Any]:
     """Return rows `[first, stop)` of a dataset.
 
     Args:
@@ -217,6 +219,7 @@ def read_part(group: Any, name: str, place: str, rows: int, first: int, stop: in
         rows: the rows that the dataset must have.
         first: first row.
         stop: row after the last one.
+        what: these rows, for errors.
 
     Raises:
         DamagedFileError: if it is missing, has other rows, or cannot be read.
@@ -226,7 +229,7 @@ def read_part(group: Any, name: str, place: str, rows: int, first: int, stop: in
     try:
         part: np.ndarray[Any, Any] = found[first:stop]
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
-        msg = f"{place}, {name} cannot be read, rows [{first}, {stop}): {error}. Copy or download the file again"
+        msg = f"{place}, {name} cannot be read, {what}: {error}. Copy or download the file again"
         raise DamagedFileError(msg) from error
     return part
 
@@ -258,6 +261,7 @@ class Hdf5Source:
         groups: the group of each episode, such as `episode_3`; one empty text if all rows are in one dataset.
         name: name of the dataset in each group.
         lengths: rows of each dataset, int64 `[groups]`. They are checked when a block is read.
+        stops: for errors, if all rows are in one dataset: the row after the last one of each episode.
         decode: turns the rows that were read into those of the field; its second argument names them in errors. None
             if they are stored as they are.
         form: dtype and shape of a row of the field; None are those of the first dataset.
@@ -275,11 +279,12 @@ class Hdf5Source:
         name: str,
         lengths: np.ndarray[Any, Any],
         *,
+        stops: np.ndarray[Any, Any] | None = None,
         decode: Callable[[np.ndarray[Any, Any], str], np.ndarray[Any, Any]] | None = None,
         form: tuple[np.dtype[Any], tuple[int, ...]] | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        self._file, self._groups, self._name, self._decode = file, groups, name, decode
+        self._file, self._groups, self._name, self._decode, self._stops = file, groups, name, decode, stops
         stored = describe(file, self._full(0))
         _check_rows(str(file), self._full(0), stored.shape, int(lengths[0]))
         self._dtype, self._shape = (stored.dtype, stored.shape[1:]) if form is None else form
@@ -315,9 +320,10 @@ class Hdf5Source:
         piece, first, stop = self._pieces.locate(block)
         name = self._full(piece)
         rows = int(self._pieces.offsets[piece + 1] - self._pieces.offsets[piece])
-        part = self._file.use(lambda group: read_part(group, name, str(self._file), rows, first, stop))
+        place = f"rows [{first}, {stop})" if self._stops is None else name_rows(first, stop, self._stops)
+        part = self._file.use(lambda group: read_part(group, name, str(self._file), rows, first, stop, place))
         if self._decode is not None:
-            part = self._decode(part, f"{self._file}, {name}, row {first} and following")
+            part = self._decode(part, f"{self._file}, {name}, {place}")
         if part.shape != (stop - first, *self._shape) or part.dtype != self._dtype:
             msg = (
                 f"{self._file}, {name}: rows are {part.dtype}{list(part.shape[1:])}, those of {self._full(0)} are "

@@ -24,6 +24,7 @@ from ostinato.datasets.rlinf import read_rlinf, recognizes_rlinf
 from ostinato.datasets.robomimic import read_robomimic, recognizes_robomimic
 from ostinato.datasets.stored import EitherColumn
 from ostinato.datasets.video import VideoFiles
+from ostinato.datasets.zarr import read_zarr, recognizes_zarr
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
 from ostinato.storages.memory import HeapMemory
 
@@ -80,6 +81,7 @@ FORMATS: tuple[Format, ...] = (
     Format("Minari", recognizes_minari, read_minari, ("minari.MinariDataset",)),
     Format("robomimic", recognizes_robomimic, read_robomimic, ("h5py.Group",), ("filter_key",)),
     Format("D4RL", recognizes_d4rl, read_d4rl, ("h5py.Group",), ("max_episode_steps",)),
+    Format("Zarr", recognizes_zarr, read_zarr, ("zarr.Group",)),
 )
 """All formats, in the order in which they are tried."""
 
@@ -110,8 +112,8 @@ def open_dataset(
     """Open a dataset as the read-only storage of a replay buffer. Rows are read when they are sampled.
 
     Args:
-        source: a path, a mapping of arrays `[rows, ...]` with the ends of the episodes, a `minari.MinariDataset`, or an
-            `h5py.File` or `h5py.Group`.
+        source: a path, a mapping of arrays `[rows, ...]` with the ends of the episodes, a `minari.MinariDataset`, an
+            `h5py.File` or `h5py.Group`, or a `zarr.Group`.
         episodes: positions of the episodes to use, in this order; None for all.
         fields: keys to keep, or a mapping of new keys to keys of the dataset (`{"obs": "observation"}`); a nested key
             is a tuple, and a key of a nest stands for all fields below it. None for all.

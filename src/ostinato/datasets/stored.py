@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as Key
     from ostinato.datasets.columns import DatasetColumn
 
-__all__ = ["BLOCK_BYTES", "EitherColumn", "Ends", "Pieces", "StoredRows", "as_block", "as_flags", "torch_dtype"]
+__all__ = [
+    "BLOCK_BYTES",
+    "EitherColumn",
+    "Ends",
+    "Pieces",
+    "StoredRows",
+    "as_block",
+    "as_flags",
+    "name_rows",
+    "torch_dtype",
+]
 
 BLOCK_BYTES = 1 << 18
 """Bytes of a block where the file has no chunks: reading it costs about as much as finding it."""
@@ -43,6 +53,19 @@ def as_block(array: np.ndarray[Any, Any]) -> Tensor:
     """Return an array that was just read as a tensor. No copy if its bytes are in the order of this machine."""
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(np.require(native, requirements=["C", "W"]))
+
+
+def name_rows(first: int, stop: int, stops: np.ndarray[Any, Any]) -> str:
+    """Return rows `[first, stop)` as a text, with their episodes.
+
+    Args:
+        first: first row.
+        stop: row after the last one.
+        stops: row after the last one of each episode, int64 `[episodes]`.
+    """
+    episodes = np.searchsorted(stops, [first, stop - 1], side="right").tolist()
+    which = f"episode {episodes[0]}" if episodes[0] == episodes[1] else f"episodes {episodes[0]} to {episodes[1]}"
+    return f"rows [{first}, {stop}) of {which}"
 
 
 @final
