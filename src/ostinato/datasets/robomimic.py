@@ -80,7 +80,8 @@ def read_robomimic(source: Any, reading: Reading) -> Contents:
     columns |= ends.flags
     masks = sorted(name[5:] for name in names if name.startswith("mask/"))
     metadata = {**_attributes(file), "filter_keys": masks, "demos": [group[5:] for group in groups]}
-    return Contents("robomimic", columns, ends.lengths, {}, None, metadata, tuple(said))
+    name = "robomimic" if reading.filter_key is None else f"robomimic {reading.filter_key}"
+    return Contents(name, columns, ends.lengths, {}, None, metadata, tuple(said))
 
 
 def _key(name: str) -> Key:

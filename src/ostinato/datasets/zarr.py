@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["read_zarr", "recognizes_zarr"]
 
 _ENDS = "meta/episode_ends"
+_ON_DISK = frozenset({"LocalStore", "DirectoryStore", "NestedDirectoryStore", "ZipStore"})
+"""Stores of zarr 2 and 3 that are folders or archives."""
 _SMALL = 16
 """Numbers of an array of `meta` that is read as a plain value."""
 _BLOSC_HEADER = 16
@@ -227,9 +229,9 @@ def read_zarr(source: Any, reading: Reading) -> Contents:
 
 
 def _metadata(root: _Root, names: list[str]) -> dict[str, Any]:
-    return {
-        name[5:]: _read(root, name, (), "").tolist() for name in names if root.use(lambda g, n=name: g[n].size < 17)
-    }
+    sizes: list[int] = root.use(lambda group: [group[name].size for name in names])
+    small = [name for name, size in zip(names, sizes, strict=True) if size <= _SMALL]
+    return {name.partition("/")[2]: _read(root, name, (), "").tolist() for name in small}
 
 
 def _read(root: _Root, name: str, rows: Any, place: str) -> np.ndarray[Any, Any]:
