@@ -143,7 +143,8 @@ class BlockColumn:
     def __init__(self, source: BlockSource, cache: BlockCache) -> None:
         self.source = source
         self._cache = cache
-        self._name = cache.register()
+        self.name = cache.register()
+        """Of the blocks in the cache: their keys are `(name, block)`."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -169,7 +170,7 @@ class BlockColumn:
         cuts = np.flatnonzero(np.diff(ordered)) + 1
         for part in np.split(order, cuts) if at.shape[0] else []:
             block = int(blocks[part[0]])
-            found = self._cache.get((self._name, block), lambda block=block: self.source.load(block))  # type: ignore[misc]
+            found = self._cache.get((self.name, block), lambda block=block: self.source.load(block))  # type: ignore[misc]
             places = torch.from_numpy(part)
             as_bits(out)[places] = as_bits(found)[torch.from_numpy(at[part] - starts[block])]
         return out

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ostinato.core.processes import cores
+from ostinato.datasets import lerobot
 from ostinato.datasets.arrays import read_arrays
 from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.columns import BlockColumn, DenseColumn
 from ostinato.datasets.dataset import DatasetStorage
+from ostinato.datasets.parquet import NumberColumn
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
 from ostinato.storages.memory import HeapMemory
 
@@ -52,7 +54,7 @@ class Format(NamedTuple):
     """Read what the dataset holds, but no rows."""
 
 
-FORMATS: tuple[Format, ...] = ()
+FORMATS: tuple[Format, ...] = (Format("LeRobot", lerobot.recognizes, lerobot.read),)
 """All formats, in the order in which they are tried."""
 
 
@@ -133,7 +135,9 @@ def _read(source: Any, reading: Reading) -> Contents:
 def _keep_tables(contents: Contents, cache: BlockCache) -> Contents:
     """Keep small tables as tensors, which are filled block by block when their rows are first read."""
     rows = int(contents.lengths.sum())
-    tables = {path: column for path, column in contents.columns.items() if isinstance(column, BlockColumn)}
+    tables = {
+        path: column for path, column in contents.columns.items() if isinstance(column, (BlockColumn, NumberColumn))
+    }
     nbytes = sum(rows * column.dtype.itemsize * math.prod(column.shape) for column in tables.values())
     if not tables or nbytes * _DENSE_SHARE > cache.max_bytes:
         return contents
