@@ -16,7 +16,8 @@ from ostinato._optional import require
 from ostinato.datasets.columns import DenseColumn, TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.parquet import EpisodeFiles, NumberField, PictureColumn
-from ostinato.errors import DamagedFileError, KindError, MissingFileError
+from ostinato.datasets.video import VideoColumn
+from ostinato.errors import DamagedFileError, KindError, MissingFileError, SchemaError
 from ostinato.storages.memory import HeapMemory
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.open import Reading
 
-__all__ = ["read", "recognizes"]
+__all__ = ["read_lerobot", "recognizes_lerobot"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -50,7 +51,7 @@ _SMALL_SHARE = 16
 """Timestamps and tasks of at most this part of the budget are kept as tensors, since every batch reads them."""
 
 
-def recognizes(path: Path) -> bool:
+def recognizes_lerobot(path: Path) -> bool:
     """Return whether a path is a LeRobot dataset: its folder, its folder `meta`, or `meta/info.json`."""
     return _root(path) is not None
 
@@ -63,7 +64,7 @@ def _root(path: Path) -> Path | None:
     return path if (path / "meta" / "info.json").is_file() else None
 
 
-def read(path: Path, reading: Reading) -> Contents:
+def read_lerobot(path: Path, reading: Reading) -> Contents:
     """Read what a LeRobot dataset holds: its metadata and the episodes, no rows.
 
     Args:
@@ -73,6 +74,7 @@ def read(path: Path, reading: Reading) -> Contents:
     Raises:
         KindError: if the version is not one of 2.0, 2.1 and 3.
         DamagedFileError: naming the file, if the metadata cannot be read or does not agree.
+        SchemaError: if there are no episodes.
         MissingExtraError: if pyarrow is not installed.
     """
     root = _root(path)
@@ -81,6 +83,9 @@ def read(path: Path, reading: Reading) -> Contents:
         raise MissingFileError(msg)
     info = _Info.read(root / "meta" / "info.json")
     episodes = _episodes_v3(root, info) if info.major == 3 else _episodes_v2(root, info)
+    if not len(episodes.lengths):
+        msg = f"{episodes.said_by} has no episode: there is nothing to sample"
+        raise SchemaError(msg)
     info.check_count("total_episodes", len(episodes.lengths), episodes.said_by)
     info.check_count("total_frames", int(episodes.lengths.sum()), episodes.said_by)
     tasks = _tasks_v3(root) if info.major == 3 else _tasks_v2(root)
@@ -538,7 +543,8 @@ class _Builder:
         if kind == "video":
             return self._video(name, entry, others.get(("timestamp",)))
         if kind == "image":
-            return PictureColumn(self._table, name, _picture_shape(self._info.path, name, entry))
+            shape = _picture_shape(self._info.path, name, entry)
+            return PictureColumn(self._table, name, shape, self._reading.videos)
         if kind not in _NUMBERS:
             self._unread.append(f"The feature {name!r} is not read: its dtype is {kind}.")
             return None
@@ -553,7 +559,13 @@ class _Builder:
         return column
 
     def _video(self, name: str, entry: dict[str, Any], timestamps: DatasetColumn | None) -> DatasetColumn:
-        raise NotImplementedError
+        if timestamps is None:
+            msg = f"{self._info.path}: there are videos, but no feature 'timestamp', which says where their frames are"
+            raise DamagedFileError(msg)
+        videos = self._episodes.videos[name]
+        find = _Places(videos, self._table, timestamps).locate
+        shape = _picture_shape(self._info.path, name, entry)
+        return VideoColumn(videos.files, find, shape, self._table.describe, self._reading, self._info.fps)
 
     def _done(self) -> TensorColumn:
         done = torch.zeros(self._rows, dtype=torch.bool, device="cpu")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.datasets.cache import BlockCache
+    from ostinato.datasets.video import VideoFiles
 
 __all__ = ["EpisodeFiles", "NumberColumn", "NumberField", "PictureColumn"]
 
@@ -125,16 +126,17 @@ class EpisodeFiles:
         self.paths, self.file_of, self.numbers, self.cache = paths, file_of, numbers, cache
         self.starts: Ints = np.concatenate([[0], np.cumsum(lengths)])
         """First row of each episode, and the number of rows: int64 `[episodes + 1]`."""
-        changes = np.flatnonzero(np.diff(file_of)) + 1
-        self._firsts = dict(zip(file_of[[0, *changes]].tolist(), [0, *changes.tolist()], strict=True))
-        self._stops = dict(zip(file_of[[0, *changes]].tolist(), [*changes.tolist(), len(file_of)], strict=True))
-        if len(self._firsts) != len(changes) + 1:
-            again = next(int(e) for e in changes if self._firsts[int(file_of[e])] != e)
+        first = np.concatenate([[0], np.flatnonzero(np.diff(file_of)) + 1])
+        files, at = np.unique(file_of[first], return_index=True)
+        if files.shape[0] != first.shape[0]:
+            again = int(first[np.setdiff1d(np.arange(first.shape[0]), at)[0]])
             msg = (
-                f"{said_by}: episode {numbers[again]} lies in {paths[file_of[again]]}, apart from the episodes before "
-                "it there: the episodes of a file must follow each other"
+                f"{said_by}: episode {numbers[again]} lies in {paths[int(file_of[again])]}, apart from the episodes "
+                "before it there: the episodes of a file must follow each other"
             )
             raise DamagedFileError(msg)
+        self._firsts = dict(zip(file_of[first].tolist(), first.tolist(), strict=True))
+        self._stops = dict(zip(file_of[first].tolist(), [*first[1:].tolist(), len(file_of)], strict=True))
         self._indexed, self._said_by = indexed, said_by
         self._known = np.zeros(len(lengths), dtype=bool)
         self._handles: OpenHandles[_File] = OpenHandles(_open, _close, _OPEN_FILES)
@@ -361,6 +363,7 @@ class NumberColumn:
 
     def __init__(self, files: EpisodeFiles, name: str, blocks: BlockColumn) -> None:
         self._files, self._name, self._blocks = files, name, blocks
+        self.source = blocks.source
 
     @property
     def dtype(self) -> torch.dtype:
@@ -454,24 +457,38 @@ class PictureColumn:
         files: the files and the episodes in them.
         name: of the column: bytes, or a struct with the field `bytes`.
         shape: `(C, H, W)` of the pictures, which are uint8.
+        videos: its threads decode pictures, too.
     """
 
     dtype = torch.uint8
 
-    def __init__(self, files: EpisodeFiles, name: str, shape: tuple[int, ...]) -> None:
-        self._files, self._name, self.shape = files, name, shape
+    def __init__(self, files: EpisodeFiles, name: str, shape: tuple[int, ...], videos: VideoFiles) -> None:
+        self._files, self._name, self.shape, self._videos = files, name, shape, videos
         self._key = files.cache.register()
 
     def start(self, rows: Tensor) -> Callable[[], Tensor]:
-        """Return a function that reads rows; see `DatasetColumn`."""
-        return lambda: self._read(rows)
-
-    def _read(self, rows: Tensor) -> Tensor:
+        """Begin to decode rows; see `DatasetColumn`."""
         wanted, places = np.unique(rows.numpy(), return_inverse=True)
-        if not wanted.shape[0]:
-            return torch.empty((0, *self.shape), dtype=self.dtype, device="cpu")
-        found = [self._picture(row) for row in wanted.tolist()]
-        return torch.stack([found[place] for place in places.tolist()])
+        out = torch.empty((wanted.shape[0], *self.shape), dtype=self.dtype, device="cpu")
+        size = -(-wanted.shape[0] // self._videos.num_threads)
+        jobs = [
+            self._videos.submit(partial(self._fill, out[first : first + size], wanted[first : first + size].tolist()))
+            for first in range(0, wanted.shape[0], size or 1)
+        ]
+
+        def read() -> Tensor:
+            errors = [job.exception() for job in jobs]
+            for error in errors:
+                if error is not None:
+                    raise error
+            return out[torch.from_numpy(places)]
+
+        return read
+
+    def _fill(self, out: Tensor, rows: list[int]) -> None:
+        """Decode neighbouring rows into a part of a batch."""
+        for place, row in enumerate(rows):
+            out[place] = self._picture(row)
 
     def _picture(self, row: int) -> Tensor:
         """Return the picture of a row, uint8 `[C, H, W]`, from the cache or decoded."""
