@@ -15,10 +15,10 @@ import torch
 from ostinato._optional import require
 from ostinato.datasets.columns import DenseColumn, TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
+from ostinato.datasets.decoded import HeapRows
 from ostinato.datasets.parquet import EpisodeFiles, NumberField, PictureColumn
 from ostinato.datasets.video import VideoColumn
 from ostinato.errors import DamagedFileError, KindError, MissingFileError, SchemaError
-from ostinato.storages.memory import HeapMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -555,7 +555,7 @@ class _Builder:
         nbytes = self._rows * column.dtype.itemsize
         if name in ("timestamp", "task_index") and nbytes * _SMALL_SHARE <= self._reading.cache.max_bytes:
             self._reading.cache.max_bytes -= nbytes
-            return DenseColumn(column, self._rows, HeapMemory(torch.device("cpu")), name)
+            return DenseColumn(column, self._rows, HeapRows(), name)
         return column
 
     def _video(self, name: str, entry: dict[str, Any], timestamps: DatasetColumn | None) -> DatasetColumn:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.cache import BlockCache
     from ostinato.datasets.video import VideoFiles
 
-__all__ = ["EpisodeFiles", "NumberColumn", "NumberField", "PictureColumn"]
+__all__ = ["EpisodeFiles", "NumberField", "PictureColumn"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -142,6 +142,7 @@ class EpisodeFiles:
         self._handles: OpenHandles[_File] = OpenHandles(_open, _close, _OPEN_FILES)
         self._fields = dict(_CHECKED)
         self._blocks: dict[str, int] = {}
+        self._names: dict[int, str] = {}
         self._groups = cache.register()
         self._pending: dict[object, str] = {}
 
@@ -170,21 +171,22 @@ class EpisodeFiles:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def column(self, field: NumberField) -> NumberColumn:
-        """Return a field of numbers as a column."""
+    def column(self, field: NumberField) -> BlockColumn:
+        """Return a field of numbers as a column. Columns that are started together are read together."""
         self._fields[field.name] = field
-        blocks = BlockColumn(_NumberBlocks(self, field), self.cache)
-        self._blocks[field.name] = blocks.name
-        return NumberColumn(self, field.name, blocks)
+        column = BlockColumn(_NumberBlocks(self, field), self.cache, self)
+        self._blocks[field.name] = column.name
+        self._names[column.name] = field.name
+        return column
 
-    def announce(self, name: str) -> object:
-        """Expect that a column will be read soon, so that other columns are read together with it, until `settle`."""
+    def announce(self, name: int) -> object:
+        """Expect that a column will be read; see `ReadTogether`."""
         token = object()
-        self._pending[token] = name
+        self._pending[token] = self._names[name]
         return token
 
     def settle(self, token: object) -> None:
-        """A column that was announced has been read."""
+        """A column that was announced has been read; see `ReadTogether`."""
         self._pending.pop(token, None)
 
     def load(self, episode: int, name: str) -> Tensor:
@@ -351,48 +353,6 @@ class _NumberBlocks:
         self._files.close()
 
 
-@final
-class NumberColumn:
-    """A field of numbers in Parquet files. Columns that are started together are read together.
-
-    Args:
-        files: the files and the episodes in them.
-        name: of the column.
-        blocks: its episodes.
-    """
-
-    def __init__(self, files: EpisodeFiles, name: str, blocks: BlockColumn) -> None:
-        self._files, self._name, self._blocks = files, name, blocks
-        self.source = blocks.source
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the field."""
-        return self._blocks.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the field in one row."""
-        return self._blocks.shape
-
-    def start(self, rows: Tensor) -> Callable[[], Tensor]:
-        """Return a function that reads rows; see `DatasetColumn`."""
-        token = self._files.announce(self._name)
-        read = self._blocks.start(rows)
-
-        def finish() -> Tensor:
-            try:
-                return read()
-            finally:
-                self._files.settle(token)
-
-        return finish
-
-    def close(self) -> None:
-        """Close files."""
-        self._blocks.close()
-
-
 def _numbers(array: Any, field: NumberField) -> np.ndarray[Any, Any]:
     """Return an Arrow array of numbers, or of nested lists of them, as `[rows, *shape]`. Copy."""
     types = require("pyarrow", "lerobot").types
@@ -487,21 +447,19 @@ class PictureColumn:
 
     def _fill(self, out: Tensor, rows: list[int]) -> None:
         """Decode neighbouring rows into a part of a batch."""
+        last: dict[tuple[int, int], Tensor] = {}
         for place, row in enumerate(rows):
-            out[place] = self._picture(row)
+            out[place] = self._files.cache.get((self._key, "row", row), partial(self._picture, row, last))
 
-    def _picture(self, row: int) -> Tensor:
-        """Return the picture of a row, uint8 `[C, H, W]`, from the cache or decoded."""
-        return self._files.cache.get((self._key, "row", row), lambda: self._unpack(row))
-
-    def _unpack(self, row: int) -> Tensor:
-        packed, at = self._packed(row, self._files.episode_of(row))
+    def _picture(self, row: int, last: dict[tuple[int, int], Tensor]) -> Tensor:
+        """Decode the picture of a row, uint8 `[C, H, W]`; `last` has the row group read last."""
+        packed, at = self._packed(row, self._files.episode_of(row), last)
         count = int(packed[:8].view(torch.int64))
         ends = packed[8 : 8 * (count + 2)].view(torch.int64)
         data = packed[8 * (count + 2) :]
         return self._decode(data[int(ends[at]) : int(ends[at + 1])].numpy(), row)
 
-    def _packed(self, row: int, episode: int) -> tuple[Tensor, int]:
+    def _packed(self, row: int, episode: int, last: dict[tuple[int, int], Tensor]) -> tuple[Tensor, int]:
         """Return the row group that has a row, and the position of the row in it.
 
         The group is one tensor of bytes: the number of pictures, where each begins, the end, and their files.
@@ -512,8 +470,13 @@ class PictureColumn:
         def find(file: _File) -> tuple[Tensor, int]:
             self._files.check(episode, file)
             group, start, _ = next(file.pieces(row - before, row - before + 1))
-            first = before + int(file.bounds[group])
-            return self._files.cache.get((self._key, at, group), lambda: self._pack(file, group, first, episode)), start
+            if (at, group) not in last:
+                first = before + int(file.bounds[group])
+                pack = partial(self._pack, file, group, first, episode)
+                found = self._files.cache.get((self._key, at, group), pack)
+                last.clear()
+                last[at, group] = found
+            return last[at, group], start
 
         found: tuple[Tensor, int] = self._files.use(episode, find)
         return found
