@@ -43,7 +43,7 @@ def episodes(
     random = np.random.default_rng(seed)
     frames = torch.from_numpy(pictures(sum(lengths), *size, seed=seed)).permute(0, 3, 1, 2)
     found = []
-    for number, (length, images) in enumerate(zip(lengths, frames.split(list(lengths)), strict=True)):
+    for number, (length, images) in enumerate(zip(lengths, torch.split(frames, list(lengths)), strict=True)):
         done = torch.zeros(length, dtype=torch.bool)
         done[-1] = True
         found.append(
@@ -282,15 +282,14 @@ for row, (e, t) in zip(dataset, rows):
 def test_a_ring_is_written_in_the_order_of_time(tmp_path: Path) -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
     for first in range(0, 14, 7):
-        rows = torch.arange(first, first + 7)
-        done = (rows == 5) | (rows == 8)
-        rb.extend(TensorDict({"action": rows.float()[:, None], "done": done}, [7]))
+        step = torch.arange(first, first + 7)
+        done = (step == 5) | (step == 8)
+        rb.extend(TensorDict({"action": step.float()[:, None], "done": done}, [7]))
     report = rb.export(tmp_path / "out", fps=10)
     assert report.episodes == 3
     rows = table_of(tmp_path / "out")
     assert rows["action"] == [float(row) for row in range(4, 14)]
     assert rows["frame_index"] == [0, 1, 0, 1, 2, 0, 1, 2, 3, 4]
-    rb.extend(TensorDict({"action": torch.zeros(1, 1), "done": torch.ones(1, dtype=torch.bool)}, [1]))
 
 
 def test_trajectories_and_datasets_are_sources(tmp_path: Path) -> None:
