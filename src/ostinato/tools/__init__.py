@@ -2,6 +2,7 @@
 
 from ostinato.tools.compact import CompactReport, compact
 from ostinato.tools.convert import ConvertReport, convert
+from ostinato.tools.doctor import Finding, Report, examine
 from ostinato.tools.inspect import (
     ChainReport,
     CheckpointReport,
@@ -25,14 +26,17 @@ __all__ = [
     "ConvertReport",
     "Damage",
     "FieldReport",
+    "Finding",
     "KeyReport",
     "LinkReport",
     "MoveReport",
     "PriorityReport",
+    "Report",
     "StoreReport",
     "VerifyReport",
     "compact",
     "convert",
+    "examine",
     "inspect_checkpoint",
     "inspect_store",
     "is_store",
