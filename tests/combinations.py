@@ -16,6 +16,7 @@ from torch import Tensor
 from ostinato import (
     CompressedListStorage,
     ConsumingSampler,
+    DeltaTimestamps,
     FrameStack,
     Hindsight,
     ImmutableDatasetWriter,
@@ -84,6 +85,7 @@ UNITS: dict[str, Callable[[], Any]] = {
     "SequenceUnit, strict": lambda: SequenceUnit(3, "strict"),
     "FrameStack": lambda: FrameStack(2, ["obs"]),
     "Hindsight": lambda: Hindsight(_reward),
+    "DeltaTimestamps": lambda: DeltaTimestamps(steps={"obs": [-1, 0]}),
     "NStep + FrameStack": lambda: [NStep(3, 0.5), FrameStack(2, ["obs"])],
 }
 STORAGES: dict[str, Callable[[], Any]] = {

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ostinato import (
     ConsumingSampler,
+    DeltaTimestamps,
     Episodes,
     Flat2TED,
     FrameStack,
@@ -712,6 +713,7 @@ SCENARIOS: dict[str, Callable[[Path], Steps]] = {
     "sequence": units(lambda: SequenceUnit(3, burn_in=1)),
     "sequence, strict": units(lambda: SequenceUnit(3, "strict")),
     "frames": units(lambda: FrameStack(2, ["obs"])),
+    "deltas": units(lambda: DeltaTimestamps(steps={"obs": [-1, 0, 2]})),
     "hindsight": units(lambda: Hindsight(reached)),
     "n-step and frames": units(lambda: [NStep(3, 0.5), FrameStack(2, ["obs"])]),
     "round robin": writers(RoundRobinWriter),

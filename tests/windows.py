@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     Check = Callable[[Log, Any, dict[Any, Any]], None]
 
 __all__ = [
+    "check_deltas",
     "check_frames",
     "check_hindsight",
     "check_nstep",
@@ -92,6 +93,27 @@ def check_frames(
         last = present[episode[end]]
         expected = [*stack(episode, end)[1:], observe(last.env, last.episode, last.t + 1)]
         assert then(batch, "obs")[i].view(k, 3).tolist() == expected
+
+
+def check_deltas(log: Log, batch: Any, info: dict[Any, Any], *, offsets: dict[tuple[str, ...], list[int]]) -> None:
+    """Each field at its offsets, clamped to the rows present of the episode, and the masks."""
+    check_rows(log, batch, info, after=False)
+    present, places = log.present(), log.places()
+    for path, steps in offsets.items():
+        level = batch
+        for name in path[:-1]:
+            level = level[name]
+        read, pad = level[path[-1]], level[f"{path[-1]}_is_pad"]
+        assert pad.dtype is torch.bool
+        for i, slot in enumerate(log.slots_of(info["index"])):
+            episode, at = places[slot]
+            rows = [present[episode[min(max(at + step, 0), len(episode) - 1)]] for step in steps]
+            if path[-1] == "obs":
+                after = 1 if path[0] == "next" else 0
+                assert read[i].tolist() == [observe(row.env, row.episode, row.t + after) for row in rows]
+            else:
+                assert read[i].tolist() == [getattr(row, path[-1]) for row in rows]
+            assert pad[i].tolist() == [not 0 <= at + step < len(episode) for step in steps]
 
 
 def check_sequence(

@@ -86,7 +86,16 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
     from ostinato.transforms import Rename as RenameFields
     from ostinato.transforms import RewardScale, ToDevice
     from ostinato.transforms import Select as SelectFields
-    from ostinato.units import FrameStack, Hindsight, HindsightStrategy, NStep, SampleUnit, SequenceUnit, Transition
+    from ostinato.units import (
+        DeltaTimestamps,
+        FrameStack,
+        Hindsight,
+        HindsightStrategy,
+        NStep,
+        SampleUnit,
+        SequenceUnit,
+        Transition,
+    )
     from ostinato.units import Sequence as Sequence  # TorchRL's name; not in __all__, which would hide typing.Sequence
     from ostinato.writers import (
         ImmutableDatasetWriter,
@@ -111,6 +120,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "ConsumingSampler",
     "DEFAULT_DONE_KEYS",
     "DatasetStorage",
+    "DeltaTimestamps",
     "Episodes",
     "ExcludeFields",
     "Flat2TED",
@@ -276,6 +286,7 @@ _MODULES = {
         "ToDevice",
     ),
     "units": (
+        "DeltaTimestamps",
         "FrameStack",
         "Hindsight",
         "HindsightStrategy",

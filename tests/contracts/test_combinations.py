@@ -48,7 +48,7 @@ def _holds(cell: Cell) -> None:
         assert set(t.tolist()) <= present, cell
         tokens = batch["tokens"].values() if batch["tokens"].is_nested else batch["tokens"]
         assert torch.equal(tokens.reshape(-1, 2), t.reshape(-1, 1).expand(-1, 2)), cell
-        frames = obs[:, -1] if cell.unit.endswith("FrameStack") else obs
+        frames = obs[:, -1] if cell.unit.endswith(("FrameStack", "DeltaTimestamps")) else obs
         assert torch.equal(frames.reshape(-1), t.float()), cell
         _check_next(cell, batch, 2 if "ndim=2" in cell.storage else 1)
         if "Slice" in cell.sampler or cell.unit == "Sequence, strict":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ostinato import FrameStack, Hindsight, NStep, SampleUnit, SequenceUnit, Transition
+from ostinato import DeltaTimestamps, FrameStack, Hindsight, NStep, SampleUnit, SequenceUnit, Transition
 from ostinato.testing import UnitContract
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -34,6 +34,11 @@ class TestStrictSequence(UnitContract):
 class TestFrameStack(UnitContract):
     def make(self) -> SampleUnit:
         return FrameStack(3, ["obs"])
+
+
+class TestDeltaTimestamps(UnitContract):
+    def make(self) -> SampleUnit:
+        return DeltaTimestamps({"obs": [-0.2, 0.0, 0.1], "reward": [0.5]}, fps=10)
 
 
 class TestHindsight(UnitContract):

@@ -244,7 +244,7 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
     "v3-pictures": lambda p: builders.lerobot_v3(p, images={"observation.images.a": (16, 24)}).path,
     "v3-lists": lambda p: builders.lerobot_v3(p, features=builders.EVERY_KIND, fixed_lists=False).path,
     "v3-b-frames": lambda p: builders.lerobot_v3(p, cameras=TOP, b_frames=2, keyframes=9, fps=25).path,
-    "v3-hevc": lambda p: builders.lerobot_v3(p, cameras=TOP, codec="libx265").path,
+    "v3-hevc": lambda p: builders.lerobot_v3(p, cameras={"observation.images.top": (64, 64)}, codec="libx265").path,
     "v3-av1": lambda p: builders.lerobot_v3(p, cameras={"observation.images.top": (64, 64)}, codec="libsvtav1").path,
     "v3-skipped-frames": lambda p: (
         builders.lerobot_v3(p, cameras=TOP, skipped_frames={"observation.images.top": 4}).path

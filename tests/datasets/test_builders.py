@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def test_frames_decode_in_the_order_in_which_they_were_written(
     tmp_path: Path, codec: str, keyframes: int, b_frames: int
 ) -> None:
-    frames = pictures(21, 48, 64)
+    frames = pictures(21, 64, 80)
     write_video(tmp_path / "a.mp4", frames, codec=codec, keyframes=keyframes, b_frames=b_frames)
     decoded = decode_video(tmp_path / "a.mp4").transpose(0, 2, 3, 1)
     distance = np.abs(decoded[:, None].astype(int) - frames[None]).mean((2, 3, 4))

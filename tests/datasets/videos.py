@@ -49,14 +49,14 @@ def write_video(
 ) -> None:
     """Write `frames` `[T, H, W, 3]` as one MP4 with a keyframe at least every `keyframes` frames.
 
-    `codec` is an encoder of PyAV: libx264, libx265 (sides that are multiples of 16), libsvtav1, mpeg4 or ffv1 (no loss
-    but that of YUV).
+    `codec` is an encoder of PyAV: libx264, libx265 (sides that are multiples of 16, at least 64), libsvtav1, mpeg4 or
+    ffv1 (no loss but that of YUV).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     height, width = frames.shape[1:3]
     odd = height % 2 or width % 2
-    if codec == "libx265" and (height % 16 or width % 16):
-        message = "libx265 corrupts memory where a side is not a multiple of 16"
+    if codec == "libx265" and (height % 16 or width % 16 or min(height, width) < 64):
+        message = "libx265 corrupts memory where a side is below 64, or no multiple of 16"
         raise ValueError(message)
     x265 = f"log-level=none:pools=1:frame-threads=1:keyint={keyframes}:min-keyint=1"
     speed = {

@@ -13,6 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.rate_limit import Ask
 from ostinato.core import kinds
+from ostinato.core.episodes.keys import as_path
 from ostinato.core.kinds import is_tensor_collection, require_eager
 from ostinato.core.rows import map_leaves
 from ostinato.errors import EpochEndError, UsageError
@@ -87,7 +88,7 @@ def with_fields_of(plan: Plan, data: Any, unit: SampleUnit | None, sampler: Samp
     if unit is not None:
         data = unit.finish(data, plan)
     if plan.fields and kinds.is_mapping(data):
-        data = kinds.with_fields(data, {(name,): value for name, value in plan.fields.items()})
+        data = kinds.with_fields(data, {as_path(key): value for key, value in plan.fields.items()})
     marks = {path if len(path) > 1 else path[0]: value for path, value in sampler.marks(plan, data).items()}
     return data, {**plan.notes, **plan.fields, **marks}
 

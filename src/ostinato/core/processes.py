@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["next_place", "send_as_copies", "whole_in_forks"]
+__all__ = ["cores", "next_place", "send_as_copies", "whole_in_forks"]
 
 _Lock: TypeAlias = "threading.Lock | threading.RLock"
 
@@ -26,6 +26,11 @@ _known: weakref.WeakKeyDictionary[object, tuple[int, tuple[_Lock, ...]]] = weakr
 _forking = threading.Lock()
 _held: list[_Lock] = []
 _places: Iterator[int] = itertools.count(1)
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def next_place() -> int:

@@ -296,8 +296,8 @@ class Plan(NamedTuple):
     """Generations of the records, int64 `[R]`, if each may get a new priority; None for those of the anchors."""
     notes: dict[Any, Tensor] = {}  # noqa: RUF012
     """Entries `[R]` of the info of a sample, by name or path."""
-    fields: dict[str, Tensor] = {}  # noqa: RUF012
-    """Fields `[R]` of the batch and the info that are not stored."""
+    fields: dict[str | Path, Tensor] = {}  # noqa: RUF012
+    """Fields `[R, *shape]` of the batch and the info that are not stored, by name or path."""
     elsewhere: dict[Path, Tensor] = {}  # noqa: RUF012
     """Slots, int64 `[R]`, of fields of Python objects that are not read at the records."""
 
@@ -409,16 +409,25 @@ class Plan(NamedTuple):
             msg = f"these fields must have one dtype and shape: {forms}; convert them before writing"
             raise SchemaError(msg)
 
-    def require_absent(self, *names: str) -> None:
-        """Check that rows do not have fields of these names, which a unit adds to batches.
+    def computed(self, *positions: int | None) -> list[str]:
+        """Return the names of those leaves that a unit does more with than to read them at other rows, sorted."""
+        columns = {position: self.changed[position] for position in positions if position in self.changed}
+        made = sorted(i for i, column in columns.items() if column.tail or column.request.other is not None)
+        return [show_path(self.schema.leaves[position].path) for position in made]
+
+    def require_absent(self, *names: str | Path) -> None:
+        """Check that rows do not have fields of these names or paths, which a unit adds to batches.
 
         Raises:
             SchemaError: if they have one.
         """
         known = self.schema.paths
         for name in names:
-            if (name,) in known:
-                msg = f"rows have a field {name!r}, which the unit adds to batches: store it under another name"
+            path: Path = (name,) if isinstance(name, str) else name
+            if path in known:
+                msg = (
+                    f"rows have a field {show_path(path)}, which the unit adds to batches: store it under another name"
+                )
                 raise SchemaError(msg)
 
     def slots_read(self) -> Tensor:
@@ -453,7 +462,7 @@ class Plan(NamedTuple):
             "last": self.last,
             "stamps": self.generations,
             "notes": [[list(key) if isinstance(key, tuple) else key, value] for key, value in self.notes.items()],
-            "fields": [[name, value] for name, value in self.fields.items()],
+            "fields": [[list(key) if isinstance(key, tuple) else key, value] for key, value in self.fields.items()],
             "columns": [{**column, "tail": list(column["tail"])} for column in columns],
         }
 
@@ -499,7 +508,7 @@ class Plan(NamedTuple):
         changed = {column["position"]: _read_column(column, schema, count, rows, device) for column in state["columns"]}
         _require(all(type(i) is int and 0 <= i < len(schema.leaves) for i in changed))
         notes = {tuple(key) if isinstance(key, list) else key: _own(value, device) for key, value in state["notes"]}
-        fields = {str(name): _own(value, device) for name, value in state["fields"]}
+        fields = {tuple(key) if isinstance(key, list) else str(key): _own(v, device) for key, v in state["fields"]}
         parts = (_own(records, device), changed, repeat, _own(owner, device), _own(last, device))
         return cls(schema, anchors, *parts, _own(generations, device), notes, fields)
 

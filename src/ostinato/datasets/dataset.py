@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path
     from ostinato.datasets.columns import DatasetColumn
 
-__all__ = ["Contents", "DatasetStorage", "Fields"]
+__all__ = ["Contents", "DatasetStorage", "Fields", "chosen_fields"]
 
 Fields = Mapping[Any, Any] | Sequence[Any] | None
 """Fields of a dataset to keep: keys, or new keys and those of the dataset; None for all."""
@@ -101,7 +101,7 @@ class DatasetStorage(Storage):
         """Position of each episode in the dataset, int64 `[episodes]`."""
         if episodes is not None:
             self._pick(episodes)
-        columns = _chosen({**contents.columns, **contents.texts}, fields)
+        columns = chosen_fields({**contents.columns, **contents.texts}, fields)
         self._schema = _schema(columns, tensordict=tensordict)
         self._columns: list[DatasetColumn] = [columns[leaf.path] for leaf in self._schema.leaves]
         self._texts: list[TextColumn] = [columns[leaf.path] for leaf in self._schema.objects]
@@ -117,19 +117,41 @@ class DatasetStorage(Storage):
         leaves = [self._schema.leaves[position] for position, _ in dense]
         self._table = Table.adopt(Schema(None, leaves), [tensor for _, tensor in dense]) if dense else None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the table, whose tensors belong to the columns."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_table", "_places")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Collect the tensors of the columns again."""
+        self.__dict__.update(state)
+        self._begin()
+
     def _pick(self, episodes: Sequence[int] | slice | Tensor) -> None:
         """Use some episodes, in the order given."""
         lengths = self.contents.lengths
-        chosen = select(list(episodes) if isinstance(episodes, range) else episodes, (lengths.shape[0],), self.device)
-        numbers = chosen.slots if chosen.span is None else torch.arange(lengths.shape[0], device="cpu")[chosen.span]
-        if not numbers.shape[0] or chosen.batch == ():
-            msg = f"episodes must be a list or slice of one or more of {lengths.shape[0]} episodes, got {episodes!r}"
-            raise OptionError(msg)
+        numbers = _episode_numbers(episodes, lengths.shape[0])
         starts = lengths.cumsum(0) - lengths
         counts = lengths[numbers]
         first = torch.repeat_interleave(starts[numbers] - (counts.cumsum(0) - counts), counts)
         self._picked = first + torch.arange(int(counts.sum()), device="cpu")
         self.episode_lengths, self.episode_numbers = counts, numbers
+
+    def select(
+        self, *, episodes: Sequence[int] | slice | Tensor | None = None, fields: Fields = None, tensordict: bool = False
+    ) -> DatasetStorage:
+        """Return a dataset of some episodes (their positions in this one) and fields of this one. No row is read."""
+        columns = {leaf.path: column for leaf, column in zip(self._schema.leaves, self._columns, strict=True)}
+        texts = {leaf.path: text for leaf, text in zip(self._schema.objects, self._texts, strict=True)}
+        numbers = self.episode_numbers
+        if episodes is not None:
+            numbers = numbers[_episode_numbers(episodes, numbers.shape[0])]
+        whole = numbers.shape[0] == self.contents.lengths.shape[0] and self._picked is None and episodes is None
+        return DatasetStorage(
+            replace(self.contents, columns=columns, texts=texts),
+            episodes=None if whole else numbers,
+            fields=fields,
+            tensordict=tensordict or self._schema.kind == "tensordict",
+        )
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
@@ -388,14 +410,30 @@ def _shaped(values: np.ndarray[Any, Any], batch: tuple[int, ...]) -> np.ndarray[
     return values.reshape(batch)
 
 
+def _episode_numbers(episodes: Sequence[int] | slice | Tensor, count: int) -> Tensor:
+    """Return the positions of the episodes that were chosen, int64 `[n]`."""
+    listed = list(episodes) if isinstance(episodes, range) else episodes
+    chosen = select(listed, (count,), torch.device("cpu"))
+    numbers = chosen.slots if chosen.span is None else torch.arange(count, device="cpu")[chosen.span]
+    if not numbers.shape[0] or chosen.batch == ():
+        msg = f"episodes must be a list or slice of one or more of {count} episodes, got {episodes!r}"
+        raise OptionError(msg)
+    return numbers
+
+
 def _as_key(key: Any) -> Path:
     return (key,) if isinstance(key, str) else tuple(key)
 
 
-def _chosen(columns: dict[Path, Any], fields: Fields) -> dict[Path, Any]:
-    """Return the columns that were chosen, by their new paths."""
+def chosen_fields(columns: Mapping[Path, Any], fields: Fields) -> dict[Path, Any]:
+    """Return the columns that were chosen, by their new paths.
+
+    Raises:
+        OptionError: if `fields` is neither a list of keys nor a mapping.
+        KeyMissingError: if there is no such field.
+    """
     if fields is None:
-        return columns
+        return dict(columns)
     if isinstance(fields, str) or not isinstance(fields, (Mapping, Sequence)):
         msg = f"fields must be a list of keys, or a mapping of new keys to keys of the dataset, got {fields!r}"
         raise OptionError(msg)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final
 
 from ostinato._optional import require
+from ostinato.core.processes import cores
 from ostinato.errors import DamagedFileError, KindError, OptionError
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ class _Pool:
     """The threads of this process: made when they are first needed, and again in a forked process."""
 
     def __init__(self) -> None:
-        self.workers = max(1, min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4))
+        self.workers = min(16, cores())
         self._lock = threading.Lock()
         self._made: tuple[int, ThreadPoolExecutor] | None = None
 

@@ -55,7 +55,7 @@ class RaggedTensorStorage(LazyTensorStorage):
     dense fields are. All reads are copies.
 
     Samplers, writers and units work as with other tensor storages. Units read ragged fields at other rows (`NStep`,
-    `Hindsight`, `SequenceUnit`), and none can stack them (`FrameStack`) or rank rows by them.
+    `Hindsight`, `SequenceUnit`), and none can stack them (`FrameStack`, `DeltaTimestamps`) or rank rows by them.
 
     Args:
         max_size: capacity in rows.

@@ -2,6 +2,7 @@
 
 from ostinato.tools.compact import CompactReport, compact
 from ostinato.tools.convert import ConvertReport, convert
+from ostinato.tools.datasets import DatasetReport, DatasetSample, inspect_dataset, sample_dataset
 from ostinato.tools.doctor import Finding, Report, examine
 from ostinato.tools.inspect import (
     ChainReport,
@@ -25,6 +26,8 @@ __all__ = [
     "CompactReport",
     "ConvertReport",
     "Damage",
+    "DatasetReport",
+    "DatasetSample",
     "FieldReport",
     "Finding",
     "KeyReport",
@@ -38,10 +41,12 @@ __all__ = [
     "convert",
     "examine",
     "inspect_checkpoint",
+    "inspect_dataset",
     "inspect_store",
     "is_store",
     "kind_of",
     "merge",
+    "sample_dataset",
     "split",
     "verify",
 ]

@@ -2,12 +2,14 @@
 
 from ostinato.units.base import SampleUnit
 from ostinato.units.chain import chain_units
+from ostinato.units.delta_timestamps import DeltaTimestamps
 from ostinato.units.frames import FrameStack
 from ostinato.units.hindsight import Hindsight, HindsightStrategy
 from ostinato.units.nstep import NStep
 from ostinato.units.sequence import Sequence, SequenceUnit, Transition
 
 __all__ = [
+    "DeltaTimestamps",
     "FrameStack",
     "Hindsight",
     "HindsightStrategy",

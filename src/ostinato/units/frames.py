@@ -113,10 +113,9 @@ class FrameStack(SampleUnit):
 
     def _check_read(self, plan: Plan, *positions: int | None) -> None:
         """Raise `OptionError` if another unit does more with a field than to read it at other rows."""
-        columns = {position: plan.changed[position] for position in positions if position in plan.changed}
-        made = sorted(i for i, column in columns.items() if column.tail or column.request.other is not None)
+        made = plan.computed(*positions)
         if made:
-            names = ", ".join(show_path(plan.schema.leaves[position].path) for position in made)
+            names = ", ".join(made)
             msg = f"another unit computes {names}, frames of it cannot be stacked: leave it out of keys"
             raise OptionError(msg)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ostinato import (
+    DeltaTimestamps,
     Episodes,
     FrameStack,
     Hindsight,
@@ -233,6 +234,7 @@ def test_named_next_fields_alone_belong_to_the_end() -> None:
         [SequenceUnit(2), FrameStack(2, ["obs"])],
         [SequenceUnit(2), Hindsight(reward_of)],
         [Hindsight(reward_of), FrameStack(2, ["obs"])],
+        [NStep(2, 0.9), FrameStack(2, ["obs"]), DeltaTimestamps(steps={"t": [0, 1]})],
         [FrameStack(2, ["obs"]), NStep(2, 0.9), SequenceUnit(2, burn_in=1)],
     ],
     ids=str,

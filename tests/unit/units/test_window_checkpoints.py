@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ostinato import (
+    DeltaTimestamps,
     Episodes,
     FrameStack,
     Hindsight,
@@ -39,6 +40,8 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "nstep": lambda: {"sample_unit": NStep(3, 0.9)},
     "nstep-prioritized": lambda: {"sample_unit": NStep(3, 0.9), "sampler": PrioritizedSampler(40, 0.7, 0.5)},
     "frames": lambda: {"sample_unit": FrameStack(3, ["obs"])},
+    "deltas": lambda: {"sample_unit": DeltaTimestamps(steps={"obs": [-1, 0], ("next", "obs"): [0, 4], "t": [0]})},
+    "windows-of-deltas": lambda: {"sample_unit": [SequenceUnit(2), DeltaTimestamps(steps={"obs": [-1, 0]})]},
     "sequence": lambda: {"sample_unit": SequenceUnit(2, burn_in=1)},
     "stop": lambda: {"sample_unit": SequenceUnit(3, "stop")},
     "reset": lambda: {"sample_unit": SequenceUnit(3, "include_reset")},

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import Episodes, FrameStack, LazyTensorStorage, NStep, ReplayBuffer, SequenceUnit, SliceSampler
+from ostinato import (
+    DeltaTimestamps,
+    Episodes,
+    FrameStack,
+    LazyTensorStorage,
+    NStep,
+    ReplayBuffer,
+    SequenceUnit,
+    SliceSampler,
+)
 from ostinato.errors import EmptyBufferError
 
 if TYPE_CHECKING:
@@ -56,6 +65,15 @@ def check_frames(batch: Any, info: dict[Any, Any]) -> None:
     assert torch.equal(batch["next"]["obs"][:, -1, 0], obs[:, -1] + 1)
 
 
+def check_deltas(batch: Any, info: dict[Any, Any]) -> None:
+    obs, pad = batch["obs"], batch["obs_is_pad"]
+    assert (obs == obs[:, :, :1]).all(), "a torn row"
+    offsets = obs[:, :, 0] - (batch["step"] + batch["stream"] * 1_000_000)[:, None]
+    wanted = torch.tensor([2.0, 0.0, -1.0], dtype=torch.float64).expand_as(offsets)
+    assert torch.equal(pad, offsets != wanted)
+    assert ((batch["step"][:, None] + offsets) // LENGTH == (batch["step"] // LENGTH)[:, None]).all()
+
+
 def check_windows(batch: Any, info: dict[Any, Any]) -> None:
     step, valid = batch["step"].view(-1, 3), info["validity_mask"].view(-1, 3)
     stream = batch["stream"].view(-1, 3)
@@ -77,6 +95,7 @@ def check_slices(batch: Any, info: dict[Any, Any]) -> None:
 CASES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Any, dict[Any, Any]], None]]] = {
     "nstep": (lambda: {"sample_unit": NStep(3, 1.0)}, check_nstep),
     "frames": (lambda: {"sample_unit": FrameStack(3, ["obs"])}, check_frames),
+    "deltas": (lambda: {"sample_unit": DeltaTimestamps(steps={"obs": [2, 0, -1]})}, check_deltas),
     "windows": (lambda: {"sample_unit": SequenceUnit(3)}, check_windows),
     "strict": (lambda: {"sample_unit": SequenceUnit(3, "strict")}, check_windows),
     "slices": (lambda: {"sampler": SliceSampler(slice_len=3)}, check_slices),

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 
 from ostinato import (
+    DeltaTimestamps,
     Episodes,
     FrameStack,
     Hindsight,
@@ -28,7 +29,16 @@ from ostinato.errors import CapacityError, CheckpointError, UsageError
 from ...effort import examples
 from ...episodes import Log, batch_of
 from ...histories import Case, buffer_for, histories, replay
-from ...windows import check_frames, check_hindsight, check_nstep, check_rows, check_sequence, check_slices, reward_of
+from ...windows import (
+    check_deltas,
+    check_frames,
+    check_hindsight,
+    check_nstep,
+    check_rows,
+    check_sequence,
+    check_slices,
+    reward_of,
+)
 from .rings import ENDS, buffer, leaves_of, slices, steps, written
 
 if TYPE_CHECKING:
@@ -48,6 +58,7 @@ def _frames_and_steps(log: Log, batch: Any, info: dict[Any, Any]) -> None:
 FLAT = {"flat": True}
 
 
+DELTAS: dict[tuple[str, ...], list[int]] = {("obs",): [0, -1, -40, 2, -1], ("t",): [3], ("next", "obs"): [-2, 1]}
 UNITS = {
     "none": Case(lambda: None, check_rows),
     "nstep-1": Case(lambda: NStep(1, 0.9), partial(check_nstep, n=1, gamma=0.9)),
@@ -59,6 +70,7 @@ UNITS = {
     "frames-zeros": Case(lambda: FrameStack(4, ["obs"], padding="zeros"), partial(check_frames, k=4, padding="zeros")),
     "frames-merged": Case(lambda: FrameStack(3, ["obs"], merge=True), partial(check_frames, k=3, merge=True)),
     "steps-frames": Case(lambda: [FrameStack(2, ["obs"]), NStep(3, 0.5)], _frames_and_steps),
+    "deltas": Case(lambda: DeltaTimestamps(steps=DELTAS), partial(check_deltas, offsets=DELTAS)),
     "pad": Case(lambda: SequenceUnit(4), partial(check_sequence, length=4)),
     "pad-burn-in": Case(
         lambda: SequenceUnit(2, burn_in=2, bootstrap=1), partial(check_sequence, length=2, burn_in=2, bootstrap=1)

@@ -1,0 +1,421 @@
+"""DatasetStorage: buffers over it sample what buffers over the same rows in memory sample, whatever the columns are."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from ostinato import (
+    DatasetStorage,
+    Episodes,
+    FrameStack,
+    Hindsight,
+    LazyTensorStorage,
+    NStep,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    SequenceUnit,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+    open_dataset,
+)
+from ostinato.core.rows import Leaf
+from ostinato.datasets.cache import BlockCache
+from ostinato.datasets.columns import BlockColumn, DenseColumn, MovedColumn, TensorColumn, TextColumn
+from ostinato.datasets.dataset import Contents
+from ostinato.datasets.decoded import HeapRows
+from ostinato.errors import CheckpointError, KeyMissingError, OptionError, SchemaError, SlotError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ostinato.datasets.columns import DatasetColumn
+
+LENGTHS = (7, 1, 12, 30, 5, 45)
+ROWS = sum(LENGTHS)
+
+
+class Blocks:
+    """Blocks of rows of a tensor; counts how often each is read."""
+
+    def __init__(self, values: torch.Tensor, cuts: list[int]) -> None:
+        self.values = values
+        self.starts = np.array([0, *sorted(set(cuts) - {0, len(values)}), len(values)])
+        self.loads: list[int] = []
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape[1:])
+
+    def load(self, block: int) -> torch.Tensor:
+        self.loads.append(block)
+        return self.values[self.starts[block] : self.starts[block + 1]].clone()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def rows_of(lengths: tuple[int, ...] = LENGTHS) -> dict[str, Any]:
+    rows = sum(lengths)
+    ends = torch.zeros(rows, dtype=torch.bool)
+    ends[torch.tensor(lengths).cumsum(0) - 1] = True
+    terminated = ends & (torch.arange(rows) % 2 == 0)
+    observation = torch.arange(rows * 3, dtype=torch.float32).view(rows, 3)
+    return {
+        "observation": observation,
+        "action": torch.arange(rows * 2, dtype=torch.float64).view(rows, 2),
+        "pixels": torch.arange(rows * 4, dtype=torch.int64).view(rows, 1, 2, 2).to(torch.uint8),
+        "next": {
+            "observation": observation + 1,
+            "reward": torch.arange(rows, dtype=torch.float32),
+            "terminated": terminated,
+            "truncated": ends & ~terminated,
+            "done": ends,
+        },
+    }
+
+
+def flat(tree: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], torch.Tensor]:
+    out: dict[tuple[str, ...], torch.Tensor] = {}
+    for key, value in tree.items():
+        out |= flat(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value}
+    return out
+
+
+def reverse(rows: torch.Tensor) -> torch.Tensor:
+    return ROWS - 1 - rows
+
+
+def column_of(kind: str, value: torch.Tensor, cache: BlockCache) -> DatasetColumn:
+    block = BlockColumn(Blocks(value, [3, 20, 21, 64, 99]), cache)
+    if kind == "dense":
+        return DenseColumn(block, len(value), HeapRows(), "x")
+    if kind == "moved":
+        return MovedColumn(TensorColumn(value.flip(0)), reverse)
+    return block if kind == "block" else TensorColumn(value)
+
+
+def dataset_of(kind: str, data: dict[str, Any], lengths: tuple[int, ...] = LENGTHS) -> DatasetStorage:
+    """A dataset whose columns are all of one kind, or of different kinds."""
+    cache = BlockCache(600)
+    columns: dict[Any, Any] = {}
+    for i, (path, value) in enumerate(flat(data).items()):
+        which = ("tensor", "block", "dense", "moved")[i % 4] if kind == "mixed" else kind
+        columns[path] = column_of(which, value, cache)
+    return DatasetStorage(Contents(kind, columns, torch.tensor(lengths)))
+
+
+def same(one: Any, two: Any) -> None:
+    ones, twos = flat(one), flat(two)
+    assert ones.keys() == twos.keys()
+    for path, value in ones.items():
+        assert value.dtype == twos[path].dtype, path
+        assert torch.equal(value, twos[path]), path
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "uniform": lambda: {"sampler": RandomSampler()},
+    "without replacement": lambda: {"sampler": SamplerWithoutReplacement()},
+    "prioritized": lambda: {"sampler": PrioritizedSampler(ROWS, 0.7, 0.5)},
+    "slices": lambda: {"sampler": SliceSampler(slice_len=4)},
+    "slices without replacement": lambda: {"sampler": SliceSamplerWithoutReplacement(slice_len=4)},
+    "n-step": lambda: {"sample_unit": NStep(3, 0.5)},
+    "sequence": lambda: {"sample_unit": SequenceUnit(4, burn_in=2, bootstrap=1)},
+    "frames": lambda: {"sample_unit": FrameStack(3, ["pixels"])},
+    "prefetch": lambda: {"prefetch": 3},
+}
+
+
+def buffers(name: str, kind: str, seed: int = 0) -> tuple[ReplayBuffer, ReplayBuffer]:
+    """A buffer over a dataset, and one over the same rows in memory."""
+    data = rows_of()
+    known = ReplayBuffer(
+        storage=LazyTensorStorage(ROWS),
+        batch_size=12,
+        generator=torch.Generator().manual_seed(seed),
+        **PARTS[name](),
+    )
+    known.extend(data)
+    opened = ReplayBuffer(
+        storage=dataset_of(kind, data),
+        batch_size=12,
+        generator=torch.Generator().manual_seed(seed),
+        **PARTS[name](),
+    )
+    return opened, known
+
+
+@pytest.mark.parametrize("kind", ["tensor", "block", "dense", "moved", "mixed"])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_dataset_is_sampled_as_the_same_rows_in_memory_are(name: str, kind: str) -> None:
+    opened, known = buffers(name, kind)
+    for _ in range(5):
+        same(opened.sample(), known.sample())
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_buffer_over_a_dataset_resumes_exactly(name: str, tmp_path: Path) -> None:
+    opened, known = buffers(name, "mixed")
+    for _ in range(3):
+        opened.sample(), known.sample()
+    opened.dumps(tmp_path / "save")
+    again, _ = buffers(name, "block", seed=9)
+    assert sum(path.stat().st_size for path in (tmp_path / "save").rglob("*")) < 60_000
+    with pytest.raises(CheckpointError, match="another dataset"):
+        again.loads(tmp_path / "save")  # its format has another name
+    again, _ = buffers(name, "mixed", seed=9)
+    again.loads(tmp_path / "save")
+    for _ in range(4):
+        expected = known.sample()
+        same(again.sample(), expected)
+        same(opened.sample(), expected)
+
+
+def test_priorities_of_a_dataset_are_updated() -> None:
+    opened, known = buffers("prioritized", "mixed")
+    for step in range(6):
+        batches = []
+        for rb in (opened, known):
+            batch, info = rb.sample(return_info=True)
+            rb.update_priority(info["index"], torch.arange(12.0) + step)
+            batches.append((batch, info))
+        same(batches[0][0], batches[1][0])
+        assert torch.equal(batches[0][1]["priority_weight"], batches[1][1]["priority_weight"])
+
+
+def test_hindsight_relabels_goals_of_a_dataset() -> None:
+    lengths = (5, 9, 6)
+    rows = sum(lengths)
+    place = torch.arange(rows, dtype=torch.float32)[:, None]
+    data = {
+        "achieved_goal": place,
+        "desired_goal": torch.full_like(place, -1),
+        "next": {"achieved_goal": place + 0.5, "reward": torch.zeros(rows)},
+    }
+    unit = Hindsight(lambda batch: batch["next"]["reward"], her_ratio=1.0)
+    rb = ReplayBuffer(storage=dataset_of("block", data, lengths), batch_size=64, sample_unit=unit)
+    batch = rb.sample()
+    episode = np.searchsorted(np.cumsum(lengths), batch["achieved_goal"][:, 0].numpy(), side="right")
+    goals = np.searchsorted(np.cumsum(lengths), batch["desired_goal"][:, 0].numpy() - 0.5, side="right")
+    assert (episode == goals).all()
+
+
+@given(st.data())
+def test_rows_are_read_at_any_index(data: st.DataObject) -> None:
+    values, kind = rows_of(), data.draw(st.sampled_from(["tensor", "block", "dense", "moved", "mixed"]))
+    dataset = dataset_of(kind, values)
+    index = torch.tensor(data.draw(st.lists(st.integers(-ROWS, ROWS - 1), max_size=20)), dtype=torch.int64)
+    same(dataset[index], {k: v[index] if not isinstance(v, dict) else {n: x[index] for n, x in v.items()}
+                          for k, v in values.items()})  # fmt: skip
+
+
+def test_blocks_are_read_once_while_they_fit_the_budget() -> None:
+    values = torch.arange(100)
+    blocks = Blocks(values, [25, 50, 75])
+    cache = BlockCache(2 * 25 * 8)
+    column = BlockColumn(blocks, cache)
+    for rows in ([3, 4], [60], [4, 61]):
+        assert column.start(torch.tensor(rows))().tolist() == rows
+    assert blocks.loads == [0, 2]
+    column.start(torch.tensor([99]))()  # the block used last but one leaves
+    assert cache.nbytes <= cache.max_bytes
+    column.start(torch.tensor([60]))()
+    assert blocks.loads == [0, 2, 3]
+    column.start(torch.tensor([3]))()
+    assert blocks.loads == [0, 2, 3, 0]
+
+
+def test_only_the_fields_that_are_asked_for_are_read() -> None:
+    one, two = Blocks(torch.arange(100), [50]), Blocks(torch.arange(100), [50])
+    cache = BlockCache(10_000)
+    columns = {("one",): BlockColumn(one, cache), ("two",): BlockColumn(two, cache)}
+    dataset = DatasetStorage(Contents("x", columns, torch.tensor([100])))  # type: ignore[arg-type]
+    assert dataset.field_at(torch.tensor([70]), ("one",)).tolist() == [70]  # type: ignore[union-attr]
+    assert (one.loads, two.loads) == ([1], [])
+
+
+def test_episodes_are_chosen_and_ordered() -> None:
+    data = rows_of()
+    dataset = open_dataset(data, episodes=[3, 0], episode_ends=np.cumsum(LENGTHS))
+    starts = np.cumsum((0, *LENGTHS))
+    rows = [*range(starts[3], starts[4]), *range(starts[0], starts[1])]
+    assert dataset["observation"].tolist() == data["observation"][rows].tolist()
+    assert dataset.episode_lengths.tolist() == [30, 7]
+    rb = ReplayBuffer(storage=dataset, sampler=SliceSampler(slice_len=7), batch_size=70)
+    first = rb.sample()["observation"][:, 0].reshape(-1, 7)
+    assert (first.diff(dim=1) == 3).all()
+    assert open_dataset(data, episodes=slice(1, 3), episode_ends=np.cumsum(LENGTHS)).episode_lengths.tolist() == [1, 12]
+    for wrong in ([], [6], 2, [-7]):
+        with pytest.raises((OptionError, SlotError)):
+            open_dataset(data, episodes=wrong, episode_ends=np.cumsum(LENGTHS))  # type: ignore[arg-type]
+
+
+def test_fields_are_chosen_and_renamed() -> None:
+    data = rows_of()
+    kept = open_dataset(data, fields=["action", "next"])
+    assert set(kept.schema.paths) == {path for path in flat(data) if path[0] in {"action", "next"}}
+    renamed = open_dataset(data, fields={"obs": "observation", ("next", "obs"): ("next", "observation")})
+    same(renamed[:], {"obs": data["observation"], "next": {"obs": data["next"]["observation"]}})
+    with pytest.raises(KeyMissingError, match="no field 'velocity': it has 'observation'"):
+        open_dataset(data, fields=["velocity"])
+    with pytest.raises(OptionError, match="list of keys"):
+        open_dataset(data, fields="action")
+
+
+def test_a_dataset_is_read_only() -> None:
+    dataset = dataset_of("mixed", rows_of())
+    rb = ReplayBuffer(storage=dataset, batch_size=4)
+    for change in (
+        lambda: rb.extend(rows_of()),
+        lambda: rb.add({"observation": 0}),
+        rb.empty,
+        lambda: rb.__setitem__(0, rb[1]),
+        lambda: dataset.set(0, rb[1]),
+        lambda: dataset.clear(),
+    ):
+        with pytest.raises(UsageError, match=r"read-only.*load_dataset"):
+            change()
+    assert len(rb) == ROWS
+    assert rb.sample()["observation"].shape == (4, 3)
+
+
+def test_text_is_read_beside_tensors() -> None:
+    codes = torch.tensor([0, 0, 1, 0, 1])
+    texts: dict[Any, TextColumn] = {("task",): TextColumn(["pick", "place"], TensorColumn(codes))}
+    contents = Contents("x", {("a",): TensorColumn(torch.arange(5))}, torch.tensor([5]), texts)
+    dataset = DatasetStorage(contents)
+    assert dataset[[1, 2, 4]]["task"] == ["pick", "place", "place"]
+    assert dataset[2]["task"] == "place"
+    assert dataset["task"] == ["pick", "pick", "place", "pick", "place"]
+    rb = ReplayBuffer(storage=dataset, batch_size=20, sample_unit=SequenceUnit(2))
+    batch = rb.sample()
+    assert batch["task"] == [("pick", "place")[int(codes[a])] for a in batch["a"]]
+
+
+def test_rows_as_tensordicts() -> None:
+    dataset = open_dataset(rows_of(), tensordict=True)
+    rb = TensorDictReplayBuffer(storage=dataset, batch_size=6, sampler=PrioritizedSampler(ROWS, 0.6, 0.4))
+    batch = rb.sample()
+    assert batch.batch_size == (6,)
+    assert (batch["next", "observation"] == batch["observation"] + 1).all()
+    batch["td_error"] = torch.ones(6)
+    rb.update_tensordict_priority(batch)
+    assert dataset[3]["next"]["reward"] == 3
+
+
+def test_wrong_mappings_say_what_is_wrong() -> None:
+    data = {"a": torch.zeros(10), "b": torch.zeros(10, 2)}
+    for ends, message in (
+        ([5, 9], "ends at row 9, the fields have 10 rows"),
+        ([5, 5, 10], r"episode 1 would be the rows \[5, 5\)"),
+        ([5, 4, 10], r"episode 1 would be the rows \[5, 4\)"),
+        ([0.5], "integers"),
+        ([], "integers"),
+        (None, "nothing tells where episodes end"),
+    ):
+        with pytest.raises(SchemaError, match=message):
+            open_dataset(data, episode_ends=ends)
+    with pytest.raises(SchemaError, match="'b' has 9 rows, 'a' has 10"):
+        open_dataset({"a": torch.zeros(10), "b": torch.zeros(9)}, episode_ends=[10])
+    with pytest.raises(SchemaError, match="no array"):
+        open_dataset({})
+    for option in ({"max_bytes": 0}, {"num_threads": 0}, {"tolerance_s": 0.0}, {"max_bytes": True}):
+        with pytest.raises(OptionError):
+            open_dataset(data, episode_ends=[10], **option)
+
+
+def test_ends_are_found_in_the_mapping() -> None:
+    values = {"a": np.arange(10)}
+    for source in (
+        {**values, "episode_ends": np.array([4, 10])},
+        {"data": values, "meta": {"episode_ends": [4, 10]}},
+        {**values, "done": np.arange(10) == 3},
+        {**values, "next": {"truncated": np.arange(10) == 3}},
+    ):
+        dataset = open_dataset(source)
+        assert dataset.episode_lengths.tolist() == [4, 6]
+        assert dataset["a"].tolist() == list(range(10))
+
+
+def test_threads_read_the_same_rows() -> None:
+    data = rows_of()
+    dataset, failed = dataset_of("mixed", data), []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(60):
+            index = torch.randint(ROWS, (16,), generator=generator)
+            if not torch.equal(dataset[index]["next"]["observation"], data["next"]["observation"][index]):
+                failed.append(seed)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def _send(dataset: DatasetStorage, queue: Any) -> None:
+    queue.put(dataset["observation"][5].tolist())
+
+
+def test_workers_of_a_data_loader_and_other_processes_read_rows() -> None:
+    data = rows_of()
+    dataset = dataset_of("mixed", data)
+    batches = list(DataLoader(dataset, batch_size=20, num_workers=2))  # type: ignore[arg-type]
+    assert torch.cat([batch["observation"] for batch in batches]).tolist() == data["observation"].tolist()
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=_send, args=(dataset, queue))
+    process.start()
+    assert queue.get(timeout=60) == data["observation"][5].tolist()
+    process.join()
+
+
+def test_copies_read_the_same_rows() -> None:
+    data = rows_of()
+    dataset = dataset_of("mixed", data)
+    dataset[:3]
+    for other in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
+        same(other[:], data)
+        assert other.fingerprint == dataset.fingerprint
+
+
+def test_episodes_of_other_fields_can_be_named() -> None:
+    data = {**rows_of(), "lap": torch.arange(ROWS) % 10 == 9}
+    laps = Episodes(end_key="lap")
+    rb = ReplayBuffer(
+        storage=dataset_of("mixed", data), sampler=SliceSampler(slice_len=10), episodes=laps, batch_size=40
+    )
+    assert (rb.sample()["lap"].reshape(-1, 10)[:, -1]).all()
+
+
+def test_it_says_what_it_holds() -> None:
+    dataset = open_dataset(rows_of())
+    assert repr(dataset).startswith("DatasetStorage(arrays, rows=100, episodes=6, fields=['observation'")
+    assert dataset.schema.leaves[0] == Leaf(("observation",), torch.float32, (3,))
+    assert (dataset.format, dataset.fps, dataset.metadata, dataset.nbytes) == (
+        "arrays",
+        None,
+        {},
+        100 * (12 + 16 + 4 + 12 + 4 + 3),
+    )
