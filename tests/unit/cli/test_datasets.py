@@ -33,7 +33,40 @@ def _minari(folder: Path) -> Model:
     return builders.minari_dataset(folder / "door-v0", lengths=LENGTHS, observation="dict")
 
 
-KINDS: dict[str, Callable[[Path], Model]] = {"minari": _minari}
+def _lerobot(folder: Path) -> Model:
+    pytest.importorskip("av")
+    cameras = {"observation.images.top": (32, 48), "observation.images.wrist": (32, 32)}
+    return builders.lerobot_v3(folder / "pusht", lengths=LENGTHS, cameras=cameras, features=builders.EVERY_KIND)
+
+
+def _lerobot_v21(folder: Path) -> Model:
+    pytest.importorskip("av")
+    return builders.lerobot_v21(folder / "pusht", lengths=LENGTHS, cameras={"observation.images.top": (32, 48)})
+
+
+def _d4rl(folder: Path) -> Model:
+    pytest.importorskip("h5py")
+    return builders.d4rl_hdf5(folder / "halfcheetah.hdf5", lengths=LENGTHS)
+
+
+def _robomimic(folder: Path) -> Model:
+    pytest.importorskip("h5py")
+    return builders.robomimic_hdf5(folder / "lift.hdf5", lengths=LENGTHS, cameras={"agentview_image": (16, 16)})
+
+
+def _zarr(folder: Path) -> Model:
+    pytest.importorskip("zarr")
+    return builders.diffusion_zarr(folder / "pusht.zarr", lengths=LENGTHS)
+
+
+KINDS: dict[str, Callable[[Path], Model]] = {
+    "lerobot v3": _lerobot,
+    "lerobot v2.1": _lerobot_v21,
+    "minari": _minari,
+    "d4rl": _d4rl,
+    "robomimic": _robomimic,
+    "zarr": _zarr,
+}
 
 
 @pytest.fixture(params=KINDS)
