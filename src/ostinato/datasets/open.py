@@ -17,7 +17,9 @@ from ostinato.datasets.checkpoints import read_checkpoint, read_torchrl, recogni
 from ostinato.datasets.columns import DenseColumn
 from ostinato.datasets.dataset import DatasetStorage, chosen_fields
 from ostinato.datasets.decoded import HeapRows, decode_once, tables_of, with_columns
+from ostinato.datasets.lerobot import read_lerobot, recognizes_lerobot
 from ostinato.datasets.minari import read_minari, recognizes_minari
+from ostinato.datasets.parquet import PictureColumn
 from ostinato.datasets.rlinf import read_rlinf, recognizes_rlinf
 from ostinato.datasets.video import VideoColumn, VideoFiles
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
@@ -66,6 +68,7 @@ class Format(NamedTuple):
 
 
 FORMATS: tuple[Format, ...] = (
+    Format("LeRobot", recognizes_lerobot, read_lerobot),
     Format("checkpoint", recognizes_checkpoint, read_checkpoint),
     Format("torchrl", recognizes_torchrl, read_torchrl),
     Format("rlinf", recognizes_rlinf, read_rlinf),
@@ -205,7 +208,8 @@ def _share(contents: Contents, used: set[FieldPath], cache: BlockCache) -> Conte
         cache.max_bytes -= nbytes
         contents, nbytes = with_columns(contents, columns, kept), 0
     videos = [column for column in columns.values() if isinstance(column, VideoColumn)]
-    whole = nbytes + sum(rows * math.prod(column.shape) for column in videos)
+    frames = [column for column in columns.values() if isinstance(column, (VideoColumn, PictureColumn))]
+    whole = nbytes + sum(rows * math.prod(column.shape) for column in frames)
     budget = cache.max_bytes
     for column in videos:
         size = rows * math.prod(column.shape)
