@@ -111,10 +111,10 @@ def ostinato(*arguments: object) -> None:
     subprocess.run([*MAIN, *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
 
 
-def shrink(source: Path, name: str) -> None:
-    """Write a picture with 96 colours: a third of the bytes."""
+def shrink(source: Path, name: str, colours: int = 96) -> None:
+    """Write a picture with few colours: a third of the bytes."""
     with Image.open(source) as image:
-        image.convert("RGB").quantize(96, dither=Image.Dither.NONE).save(HERE / name, optimize=True)
+        image.convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(HERE / name, optimize=True)
 
 
 def browse(rollouts: Path, target: Path) -> None:
@@ -155,9 +155,9 @@ def main() -> None:
         reaching = here / "reach"
         export(rollouts, reaching, "lerobot", fields=LEROBOT, fps=20, task="touch the ball", progress=False)
         ostinato("view", reaching, *once, "--episode", 33, "--step", 12)
-        shrink(here / "out.png", "view_dataset.png")
+        shrink(here / "out.png", "view_dataset.png", 255)
         ostinato("plot", reaching, "--episode", 33, "--output", here / "out.png", "--overwrite")
-        shrink(here / "out.png", "plot_dataset.png")
+        shrink(here / "out.png", "plot_dataset.png", 255)
         ostinato("demo", "--steps", 6000, "--prioritized", here / "demo")
         ostinato("plot", here / "demo" / "checkpoint", "--output", here / "out.png", "--overwrite")
         shrink(here / "out.png", "plot_report.png")

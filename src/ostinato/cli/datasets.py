@@ -59,30 +59,35 @@ def convert(source: Path, save: Path, to: str, options: dict[str, Any], *, as_js
         BadParameter: The episodes cannot be parsed.
         OstinatoError: See `ostinato.export`.
     """
-    from ostinato import export
+    from ostinato import export, open_dataset
     from ostinato.tools.datasets import data_kind
 
     data_kind(source)  # says what is there instead
+    dataset = open_dataset(source)
     chosen = options.pop("episodes", None)
-    episodes = None if chosen is None else _episodes(chosen)
+    episodes = None if chosen is None else _episodes(chosen, len(dataset.episode_lengths))
     with show.progress_bar(f"write {to}") as on_progress:
-        report = export(source, save, to, episodes=episodes, progress=on_progress, **options)
+        report = export(dataset, save, to, episodes=episodes, progress=on_progress, **options)
     show.answer(report, show.exported, as_json=as_json)
 
 
-def _episodes(text: str) -> list[int] | slice:
+def _episodes(text: str, count: int) -> list[int]:
     """Return the episodes that a text names: numbers with commas, or a range.
 
     Raises:
-        BadParameter: It names none.
+        BadParameter: It names none, or others than the first `count`.
     """
+    typer = require("typer", "cli")
     first, colon, last = text.partition(":")
     parts = [first, last] if colon else text.split(",")
     if not all(part.strip().isdecimal() or (colon and not part) for part in parts):
         msg = f"--episodes must be numbers from 0 on, such as 0,3,5, or a range, such as 0:50, got {text!r}"
-        raise require("typer", "cli").BadParameter(msg)
-    numbers = [int(part) if part else None for part in parts]
-    return slice(*numbers) if colon else [number for number in numbers if number is not None]
+        raise typer.BadParameter(msg)
+    numbers = list(range(int(first or 0), int(last or count))) if colon else [int(part) for part in parts]
+    if not numbers or max(numbers) >= count:
+        msg = f"--episodes must be some of the episodes 0 to {count - 1}, got {text!r}"
+        raise typer.BadParameter(msg)
+    return numbers
 
 
 def plot(source: DatasetSource, index: int, target: Path) -> Path:

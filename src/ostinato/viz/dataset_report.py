@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,7 +62,7 @@ def dataset_report(
         low.append(actions)
     found = _returns(source)
     if found is not None:
-        low.append(returns_of(found, "episode"))
+        low.append(replace(returns_of(found, "episode"), x_label="episode"))
     low.append(byte_shares(source.field_bytes()))
     rows += [tuple(low[:2]), tuple(low[2:])] if len(low) > 3 else [tuple(low)]
     facts = [f"{word}: {value}" for word, value in episode.facts]
