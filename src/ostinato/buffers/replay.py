@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     from ostinato.buffers.stats import BufferStats
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Episodes
+    from ostinato.datasets import DatasetStorage
+    from ostinato.datasets.dataset import Fields
+    from ostinato.durable.progress import ProgressOption
     from ostinato.storages.base import Checkpointer
     from ostinato.transforms import Compose
     from ostinato.units import SampleUnit
@@ -343,6 +346,64 @@ class ReplayBuffer(Sampling):
         placement = engine.write(data, 1, ranked=ranked, timeout_s=timeout_s)
         self._find_direct()
         return self._positions(placement)
+
+    def load_dataset(
+        self,
+        source: str | Path | Mapping[Any, Any] | DatasetStorage | ReplayBuffer,
+        *,
+        episodes: Sequence[int] | slice | Tensor | None = None,
+        rows: Sequence[int] | slice | Tensor | None = None,
+        fields: Fields = None,
+        batch_rows: int = 1024,
+        overwrite: bool = False,
+        progress: ProgressOption = None,
+    ) -> int:
+        """Copy a dataset, or a selection of it, into this buffer: its episodes in order, in chunks of rows.
+
+        Every copied episode ends. Where no flag of the dataset marks the last row of an episode, or the selection cuts
+        it, `done` and `truncated` of that row are set to True, as far as rows have them; where rows have no flag that
+        episodes of this buffer can end at, a bool field `done` (or `truncated`, if rows have `terminated` alone) is
+        added. The order of rows, and what counts as an episode, are those of the dataset. Rows are written as `extend`
+        writes them: inverse transforms run, and dtypes are cast. Memory: one chunk, and what the dataset keeps.
+
+        No other thread may write to the buffer meanwhile. Schema, room and episodes are checked before the first row is
+        written; if reading or writing fails later, the error says how many rows were written.
+
+        Args:
+            source: the path of a dataset, a mapping of arrays, a dataset that `open_dataset` returned, or another
+                buffer, which is locked meanwhile.
+            episodes: positions of the episodes to copy, in this order; None for all.
+            rows: rows to copy, of those of the chosen episodes: a slice, a mask or ascending positions; None for all.
+            fields: keys to keep, or a mapping of new keys to keys of the dataset; None for all.
+            batch_rows: rows of a chunk.
+            overwrite: let the last rows replace the oldest where there is too little room.
+            progress: a function of the number of rows done and their total; None shows a bar on a terminal after two
+                seconds, False none.
+
+        Returns:
+            The number of rows written.
+
+        Raises:
+            CapacityError: if there is too little room and `overwrite` is False.
+            UsageError: if the buffer cannot be written or has `ndim=2`, if its newest episode has not ended, or if
+                another thread writes to it.
+            SchemaError: if rows do not match those stored, or no field can mark the end of an episode.
+            OptionError: if an episode, a row or an option does not exist.
+
+        Example:
+            >>> import torch
+            >>> from ostinato import LazyTensorStorage, ReplayBuffer
+            >>> rb = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4)
+            >>> data = {"observation": torch.zeros(6, 3), "action": torch.zeros(6, 2), "episode_ends": [4, 6]}
+            >>> rb.load_dataset(data)
+            6
+            >>> rb["done"].tolist()
+            [False, False, False, True, False, True]
+        """
+        from ostinato.buffers.load_dataset import LoadOptions, load_dataset
+
+        options = LoadOptions(episodes, rows, fields, batch_rows, overwrite, progress)
+        return load_dataset(self, source, options)
 
     def _find_direct(self) -> None:
         """Look for direct calls, once after the parts have changed; see `ostinato.buffers.direct`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
@@ -120,16 +120,29 @@ class DatasetStorage(Storage):
     def _pick(self, episodes: Sequence[int] | slice | Tensor) -> None:
         """Use some episodes, in the order given."""
         lengths = self.contents.lengths
-        chosen = select(list(episodes) if isinstance(episodes, range) else episodes, (lengths.shape[0],), self.device)
-        numbers = chosen.slots if chosen.span is None else torch.arange(lengths.shape[0], device="cpu")[chosen.span]
-        if not numbers.shape[0] or chosen.batch == ():
-            msg = f"episodes must be a list or slice of one or more of {lengths.shape[0]} episodes, got {episodes!r}"
-            raise OptionError(msg)
+        numbers = _episode_numbers(episodes, lengths.shape[0])
         starts = lengths.cumsum(0) - lengths
         counts = lengths[numbers]
         first = torch.repeat_interleave(starts[numbers] - (counts.cumsum(0) - counts), counts)
         self._picked = first + torch.arange(int(counts.sum()), device="cpu")
         self.episode_lengths, self.episode_numbers = counts, numbers
+
+    def select(
+        self, *, episodes: Sequence[int] | slice | Tensor | None = None, fields: Fields = None, tensordict: bool = False
+    ) -> DatasetStorage:
+        """Return a dataset of some episodes (their positions in this one) and fields of this one. No row is read."""
+        columns = {leaf.path: column for leaf, column in zip(self._schema.leaves, self._columns, strict=True)}
+        texts = {leaf.path: text for leaf, text in zip(self._schema.objects, self._texts, strict=True)}
+        numbers = self.episode_numbers
+        if episodes is not None:
+            numbers = numbers[_episode_numbers(episodes, numbers.shape[0])]
+        whole = numbers.shape[0] == self.contents.lengths.shape[0] and self._picked is None and episodes is None
+        return DatasetStorage(
+            replace(self.contents, columns=columns, texts=texts),
+            episodes=None if whole else numbers,
+            fields=fields,
+            tensordict=tensordict or self._schema.kind == "tensordict",
+        )
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
@@ -386,6 +399,17 @@ def _positions(request: Request) -> list[int]:
 
 def _shaped(values: np.ndarray[Any, Any], batch: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return values.reshape(batch)
+
+
+def _episode_numbers(episodes: Sequence[int] | slice | Tensor, count: int) -> Tensor:
+    """Return the positions of the episodes that were chosen, int64 `[n]`."""
+    listed = list(episodes) if isinstance(episodes, range) else episodes
+    chosen = select(listed, (count,), torch.device("cpu"))
+    numbers = chosen.slots if chosen.span is None else torch.arange(count, device="cpu")[chosen.span]
+    if not numbers.shape[0] or chosen.batch == ():
+        msg = f"episodes must be a list or slice of one or more of {count} episodes, got {episodes!r}"
+        raise OptionError(msg)
+    return numbers
 
 
 def _as_key(key: Any) -> Path:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ from ostinato.datasets.arrays import read_arrays
 from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.columns import BlockColumn, DenseColumn
 from ostinato.datasets.dataset import DatasetStorage
+from ostinato.datasets.video import VideoFiles
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
 from ostinato.storages.memory import HeapMemory
 
@@ -40,6 +42,11 @@ class Reading:
     """Threads that decode video."""
     tolerance_s: float
     """Largest distance between a video frame and the timestamp of its row."""
+
+    @cached_property
+    def videos(self) -> VideoFiles:
+        """Open videos and the threads that decode them, of all cameras."""
+        return VideoFiles(self.num_threads, self.tolerance_s)
 
 
 class Format(NamedTuple):

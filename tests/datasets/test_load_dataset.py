@@ -1,0 +1,328 @@
+"""`load_dataset`: rows, ends of episodes and errors, beside plain NumPy models."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    Episodes,
+    ImmutableDatasetWriter,
+    LazyTensorStorage,
+    ListStorage,
+    NStep,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictReplayBuffer,
+    open_dataset,
+)
+from ostinato.errors import CapacityError, OptionError, OstinatoError, SchemaError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def mapping(lengths: list[int], *, flags: str = "", seed: int = 0) -> dict[str, Any]:
+    """Rows that hold their own number, with flags of a kind."""
+    rows, ends = sum(lengths), np.cumsum(lengths)
+    data: dict[str, Any] = {
+        "observation": np.arange(rows * 3, dtype=np.float32).reshape(rows, 3),
+        "row": np.arange(rows),
+    }
+    last = np.isin(np.arange(rows), ends - 1)
+    stops = last & (np.random.default_rng(seed).random(rows) < 0.5)
+    if flags == "next":
+        data["next"] = {"terminated": stops, "truncated": last & ~stops, "done": last, "reward": np.ones(rows)}
+    elif flags == "terminated":
+        data["terminated"] = stops
+    return data | {"episode_ends": ends}
+
+
+def buffer(**options: Any) -> ReplayBuffer:
+    return ReplayBuffer(**{"storage": LazyTensorStorage(500), "batch_size": 8, **options})
+
+
+@pytest.mark.parametrize("make", [ReplayBuffer, TensorDictReplayBuffer])
+def test_a_dataset_without_flags_gets_them(make: Callable[..., ReplayBuffer]) -> None:
+    rb = make(storage=LazyTensorStorage(100), batch_size=8)
+    assert rb.load_dataset(mapping([4, 1, 3])) == 8
+    assert rb["row"].tolist() == list(range(8))
+    assert rb["done"].tolist() == [False, False, False, True, True, False, False, True]
+
+
+def test_flags_of_the_dataset_stay_as_they_are() -> None:
+    data = mapping([5, 7, 2, 6], flags="next")
+    rb = buffer()
+    assert rb.load_dataset(data, batch_rows=3) == 20
+    for name in ("terminated", "truncated", "done"):
+        assert rb["next", name].tolist() == data["next"][name].tolist()
+    assert rb["next", "reward"].dtype is torch.float64
+
+
+def test_a_cut_truncates_and_does_not_terminate() -> None:
+    rb = buffer()
+    assert rb.load_dataset(mapping([5, 5], flags="next"), rows=[0, 1, 6, 7]) == 4
+    assert rb["next", "done"].tolist() == [False, True, False, True]
+    assert rb["next", "truncated"].tolist() == [False, True, False, True]
+    assert not rb["next", "terminated"].any()
+
+
+def test_rows_with_terminated_alone_get_truncated() -> None:
+    data = mapping([3, 3, 3, 3], flags="terminated", seed=1)
+    assert data["terminated"].any()
+    rb = buffer()
+    rb.load_dataset(data)
+    last = np.isin(np.arange(12), [2, 5, 8, 11])
+    assert rb["terminated"].tolist() == data["terminated"].tolist()
+    assert rb["truncated"].tolist() == (last & ~data["terminated"]).tolist()
+
+
+def test_the_end_key_of_the_buffer_is_filled() -> None:
+    rb = buffer(sampler=SliceSampler(slice_len=2, end_key="last"))
+    rb.load_dataset(mapping([4, 3]))
+    assert rb["last"].tolist() == [False, False, False, True, False, False, True]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_selection_in_any_chunks(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 9, random.integers(1, 9)).tolist()
+    data = mapping(lengths, flags=["", "next", "terminated"][seed % 3], seed=seed)
+    episode = np.repeat(np.arange(len(lengths)), lengths)
+    picked = random.permutation(len(lengths))[: random.integers(1, len(lengths) + 1)].tolist()
+    rows = np.concatenate([np.flatnonzero(episode == number) for number in picked])
+    kept: Any = random.random(rows.shape[0]) < 0.7
+    kept[random.integers(rows.shape[0])] = True
+    expected = rows[kept]
+    starts = np.flatnonzero(kept)
+    cut = np.ones(expected.shape[0], bool)
+    cut[:-1] = (starts[1:] != starts[:-1] + 1) | (episode[expected[1:]] != episode[expected[:-1]])
+    rb = buffer(sampler=SliceSampler(slice_len=3, strict_length=False))
+    chunk = int(random.integers(1, 12))
+    written = rb.load_dataset(data, episodes=picked, rows=torch.from_numpy(kept), batch_rows=chunk)
+    assert written == expected.shape[0]
+    assert rb["row"].tolist() == expected.tolist()
+    assert np.array_equal(rb["observation"].numpy(), data["observation"][expected])
+    assert rb._engine.tracker is not None
+    spans = rb._engine.tracker.table(rb.storage).episodes()
+    assert spans.rows.tolist() == np.diff(np.flatnonzero(cut), prepend=-1).tolist()
+    assert bool(spans.closed.all())
+
+
+def test_windows_of_steps_end_with_the_copied_episodes() -> None:
+    data = mapping([4, 4], flags="next")
+    rb = buffer(sample_unit=NStep(3, gamma=0.5))
+    rb.load_dataset(data)
+    batch = rb.sample()
+    left = torch.minimum(4 - batch["row"] % 4, torch.tensor(3))
+    assert torch.equal(batch["next"]["reward"].double(), 2 - 0.5 ** (left.double() - 1))
+
+
+def test_fields_are_chosen_and_renamed() -> None:
+    rb = buffer()
+    rb.load_dataset(mapping([3, 2], flags="next"), fields={"obs": "observation", "next": "next"})
+    assert sorted(rb[:]) == ["next", "obs"]
+
+
+def test_values_are_cast_to_the_rows_stored() -> None:
+    rb = buffer()
+    rb.extend({"x": torch.zeros(2), "done": torch.ones(2, dtype=torch.bool)})
+    rb.load_dataset({"x": np.array([1.5, 2.5]), "episode_ends": [2]})
+    assert rb["x"].dtype is torch.float32
+    assert rb["x"].tolist() == [0, 0, 1.5, 2.5]
+
+
+@pytest.mark.parametrize("storage", [lambda: LazyTensorStorage(8), lambda: ListStorage(8)])
+def test_more_rows_than_fit(storage: Callable[[], Any]) -> None:
+    rb = buffer(storage=storage())
+    with pytest.raises(CapacityError, match="9 rows do not fit: the buffer has room for 8 of max_size=8"):
+        rb.load_dataset(mapping([4, 5]))
+    assert len(rb) == 0
+    assert rb.load_dataset(mapping([4, 5]), overwrite=True, batch_rows=2) == 9
+    assert sorted(int(rb[i]["row"]) for i in range(8)) == list(range(1, 9))
+
+
+def test_buffers_that_cannot_be_written() -> None:
+    data = mapping([4, 5])
+    with pytest.raises(UsageError, match="read-only, its storage is DatasetStorage"):
+        ReplayBuffer(storage=open_dataset(data)).load_dataset(data)
+    with pytest.raises(UsageError, match="read-only, its writer is ImmutableDatasetWriter"):
+        buffer(writer=ImmutableDatasetWriter()).load_dataset(data)
+    with pytest.raises(UsageError, match="ndim=2"):
+        buffer(storage=LazyTensorStorage(100, ndim=2)).load_dataset(data)
+
+
+def test_an_unfinished_episode_is_not_continued() -> None:
+    rb = buffer()
+    rb.extend({"row": torch.arange(3), "done": torch.zeros(3, dtype=torch.bool)})
+    data = mapping([2, 2])
+    with pytest.raises(UsageError, match="newest episode in the buffer has not ended"):
+        rb.load_dataset(data, fields=["row"])
+    assert len(rb) == 3
+    rb.extend({"row": torch.arange(1), "done": torch.ones(1, dtype=torch.bool)})
+    assert rb.load_dataset(data, fields=["row"]) == 4
+
+
+def test_trajectory_ids_do_not_join_pieces() -> None:
+    data = {"row": np.arange(6), "episode": np.array([0, 0, 0, 1, 1, 1]), "episode_ends": [3, 6]}
+    rb = buffer(sampler=SliceSampler(slice_len=2, traj_key="episode"))
+    with pytest.raises(SchemaError, match="trajectory id 1 in 'episode'"):
+        rb.load_dataset(data, rows=[0, 3, 5])
+    assert rb.load_dataset(data) == 6
+    with pytest.raises(SchemaError, match="trajectory id 0 in 'episode'"):
+        rb.load_dataset(data)
+    assert len(rb) == 6
+
+
+def test_rows_that_lack_a_flag_that_is_stored_raise_before_a_write() -> None:
+    rb = buffer()
+    rb.extend({"row": torch.arange(2)})
+    with pytest.raises(SchemaError, match="no field 'done'"):
+        rb.load_dataset(mapping([2, 2]), fields=["row"])
+    assert len(rb) == 2
+    with pytest.raises(SchemaError):
+        rb.load_dataset(mapping([2, 2]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rows": [3, 2]},
+        {"rows": []},
+        {"rows": 3},
+        {"episodes": []},
+        {"batch_rows": 0},
+        {"batch_rows": True},
+        {"progress": "bar"},
+        {"fields": ["missing"]},
+        {"episodes": [7]},
+    ],
+)
+def test_wrong_options(options: dict[str, Any]) -> None:
+    rb = buffer()
+    with pytest.raises(OstinatoError):
+        rb.load_dataset(mapping([2, 2]), **options)
+    assert len(rb) == 0
+
+
+def test_wrong_sources() -> None:
+    rb = buffer()
+    with pytest.raises(OptionError, match="into itself"):
+        rb.load_dataset(rb)
+    with pytest.raises(TypeError, match="got int"):
+        rb.load_dataset(3)  # type: ignore[arg-type]
+
+
+def test_progress_counts_rows() -> None:
+    seen: list[tuple[int, int]] = []
+    buffer().load_dataset(mapping([4, 6]), batch_rows=4, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 10), (4, 10), (8, 10), (10, 10)]
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("ostinato.durable.progress._WAIT_S", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    buffer().load_dataset(mapping([4, 6]), batch_rows=4)
+    assert "load dataset" in capsys.readouterr().err
+    buffer().load_dataset(mapping([4, 6]), batch_rows=4, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_another_writer_is_noticed() -> None:
+    rb = buffer()
+
+    def write(done: int, total: int) -> None:
+        if done == 4:
+            rb.extend({key: value[:1] for key, value in rb[:].items()})
+
+    with pytest.raises(UsageError, match="another thread wrote"):
+        rb.load_dataset(mapping([4, 6]), batch_rows=4, progress=write)
+
+
+def test_an_error_says_how_many_rows_were_written() -> None:
+    def fail(batch: Any) -> Any:
+        if int(batch["row"][0]) >= 4:
+            msg = "no more"
+            raise ValueError(msg)
+        return batch
+
+    rb = buffer()
+    rb.append_transform(fail, invert=True)
+    with pytest.raises(ValueError, match="no more") as caught:
+        rb.load_dataset(mapping([4, 6]), batch_rows=4)
+    assert caught.value.__notes__ == ["load_dataset: 4 of 10 rows were written before"]
+
+
+# -- buffers as datasets -----------------------------------------------------------------------------------------------
+
+
+def steps(first: int, count: int, *, ends: tuple[int, ...] = ()) -> dict[str, Any]:
+    rows = torch.arange(first, first + count)
+    return {"row": rows, "done": torch.isin(rows, torch.tensor(ends))}
+
+
+@pytest.mark.parametrize("kind", ["tensors", "tracked", "list"])
+def test_a_ring_is_copied_in_the_order_of_time(kind: str) -> None:
+    storage = ListStorage(10) if kind == "list" else LazyTensorStorage(10)
+    source = buffer(storage=storage, episodes=Episodes() if kind == "tracked" else None)
+    for part in (steps(0, 8, ends=(3, 7)), steps(8, 7, ends=(11,))):
+        source.extend(TensorDict(part, [len(part["row"])]))
+    rb = buffer()
+    assert rb.load_dataset(source) == 10
+    assert rb["row"].tolist() == list(range(5, 15))
+    assert torch.nonzero(rb["done"]).flatten().tolist() == [2, 6, 9]  # the newest episode is cut
+    assert not source[4]["done"]
+
+
+def test_environments_are_copied_one_after_the_other() -> None:
+    rows = torch.arange(20).reshape(5, 4)
+    data = {"row": rows, "done": torch.zeros(5, 4, dtype=torch.bool)}
+    data["done"][2] = True
+    rb = buffer()
+    source = TensorDictReplayBuffer(storage=LazyTensorStorage(24, ndim=2), batch_size=4, dim_extend=0)
+    source.extend(TensorDict(data, [5, 4]))
+    assert rb.load_dataset(source) == 20
+    order = rb["row"].tolist()
+    ends = torch.nonzero(rb["done"]).flatten().tolist()
+    pieces = [order[a:b] for a, b in zip([0, *(e + 1 for e in ends[:-1])], [e + 1 for e in ends], strict=True)]
+    expected = [[env + 4 * step for step in span] for span in (range(3), range(3, 5)) for env in range(4)]
+    assert sorted(pieces) == sorted(expected)
+
+
+def test_a_single_copy_of_observations_is_read_as_two() -> None:
+    source = buffer(storage=LazyTensorStorage(50, single_copy=True))
+    obs = torch.randn(13, 3)
+    done = torch.tensor([False] * 5 + [True] + [False] * 5 + [True])
+    source.extend({"observation": obs[:-1], "next": {"observation": obs[1:] + done[:, None], "done": done}})
+    rb = buffer()
+    rb.load_dataset(source)
+    assert torch.equal(rb["next", "observation"], obs[1:] + done[:, None])
+
+
+def test_a_buffer_over_a_dataset_is_a_source() -> None:
+    data = mapping([4, 5])
+    rb = buffer()
+    assert rb.load_dataset(ReplayBuffer(storage=open_dataset(data)), episodes=[1]) == 5
+    assert rb["row"].tolist() == list(range(4, 9))
+
+
+def test_text_is_copied() -> None:
+    source = buffer()
+    source.extend({**steps(0, 4, ends=(1, 3)), "task": ["a", "a", "b", "b"]})
+    rb = buffer()
+    rb.load_dataset(source, episodes=[1])
+    assert list(rb[:]["task"]) == ["b", "b"]
+
+
+def test_a_list_takes_rows_as_dicts() -> None:
+    source = buffer()
+    source.extend({**steps(0, 3, ends=(2,)), "task": ["aa", "bb", "cc"]})
+    rb = buffer(storage=ListStorage(10))
+    rb.load_dataset(source)
+    assert rb[1]["task"] == "bb"
+    assert int(rb[1]["row"]) == 1
