@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ostinato import __version__
 from ostinato._optional import require
+from ostinato.cli import datasets
 from ostinato.cli import output as show
 from ostinato.errors import CheckpointError, OstinatoError, StorageMemoryError
 
@@ -64,6 +65,10 @@ _MOVE = typer.Option("--move", help="Move the files out of the source.")
 _SOURCE = typer.Option("--source-path", help="Same as the argument SOURCE_PATH.", show_default=False)
 _SAVE = typer.Option("--save-path", help="Same as the argument SAVE_PATH.", show_default=False)
 _CHECKPOINT_OR_TRAJECTORIES = "Checkpoint that dumps() wrote, or directory of trajectories."
+_ANY_DATA = (
+    "Dataset (LeRobot, Minari, D4RL, robomimic, Zarr, RLinf), checkpoint that dumps() wrote, or directory of "
+    "trajectories."
+)
 
 
 def _one_path(argument: Path | None, option: Path | None, name: str, metavar: str = "") -> Path:
@@ -196,31 +201,39 @@ def demo(
 
 
 @app.command(
-    epilog="Examples:  ostinato inspect runs/checkpoint   ·   ostinato inspect --json runs/rollouts | jq .total_samples"
+    epilog="Examples:  ostinato inspect runs/checkpoint   ·   ostinato inspect --json runs/rollouts | jq "
+    ".total_samples   ·   ostinato inspect data/pusht   ·   ostinato inspect --quick halfcheetah-medium-v2.hdf5"
 )
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help=_CHECKPOINT_OR_TRAJECTORIES)],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help=_ANY_DATA)],
     *,
     as_json: Annotated[bool, _JSON] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Read only the manifest or index: no checksums, statistics or keys.")
+        bool,
+        typer.Option("--quick", help="Read only the manifest, index or metadata: no checksums, statistics or keys."),
     ] = False,
     allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
 ) -> None:
-    """Show the contents of a checkpoint or a directory of trajectories: fields, shapes, dtypes, bytes, rows.
+    """Show the contents of a dataset, a checkpoint or a directory of trajectories: fields, shapes, dtypes, bytes, rows.
 
-    For a checkpoint, reads all files and verifies their checksums. For trajectories, checks the size and reads the
-    header of each file (`ostinato verify` reads everything). With --quick, reads neither.
+    For a dataset, also shows the format, the lengths of episodes, cameras, tasks, and what the format does not say and
+    was assumed; reads all numbers for their statistics, but no pictures. For a checkpoint, reads all files and verifies
+    their checksums. For trajectories, checks the size and reads the header of each file (`ostinato verify` reads
+    everything). With --quick, reads none of these.
 
     Exit status: 0 success, 1 missing or damaged, 2 wrong usage.
     """
     from ostinato import tools
+    from ostinato.tools.datasets import data_kind
 
-    if tools.kind_of(path) == "trajectories":
+    kind = data_kind(path)
+    if allow_pickle and kind != "trajectories":
+        raise _no_pickle_option(path)
+    if kind == "dataset":
+        datasets.inspect(path, quick=quick, as_json=as_json)
+    elif kind == "trajectories":
         report = tools.inspect_store(path, read_headers=not quick, allow_pickle=allow_pickle)
         show.answer(report, show.store, as_json=as_json)
-    elif allow_pickle:
-        raise _no_pickle_option(path)
     else:
         show.answer(tools.inspect_checkpoint(path, read_data=not quick), show.checkpoint, as_json=as_json)
 
@@ -258,19 +271,32 @@ class SampleReport:
     """Name, dtype and shape of each key."""
 
 
-@app.command(epilog="Example:  ostinato sample runs/rollouts --num-chunks 1024 --cache-size 10 --enable-cache")
+@app.command(
+    epilog="Examples:  ostinato sample runs/rollouts --num-chunks 1024 --cache-size 10 --enable-cache   ·   "
+    "ostinato sample data/pusht --num-chunks 32"
+)
 def sample(
     path: Annotated[
         Path | None,
         typer.Argument(
-            metavar="PATH", help="Directory of trajectories, written by Ostinato or RLinf.", show_default=False
+            metavar="PATH",
+            help="Directory of trajectories, written by Ostinato or RLinf, or a dataset.",
+            show_default=False,
         ),
     ] = None,
     *,
     load_path: Annotated[
         Path | None, typer.Option("--load-path", help="Same as the argument PATH.", show_default=False)
     ] = None,
-    num_chunks: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Number of transitions to sample.")] = 1024,
+    num_chunks: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=2**31 - 1,
+            help="Number of transitions to sample; default 1024, of a dataset 64.",
+            show_default=False,
+        ),
+    ] = None,
     cache_size: Annotated[
         int | None, typer.Option(min=1, help="Number of trajectories to cache with --enable-cache; default 5.")
     ] = None,
@@ -279,31 +305,45 @@ def sample(
         typer.Option("--enable-cache", help="Cache trajectories that can only be read completely (.pkl)."),
     ] = False,
     sample_window_size: Annotated[
-        int, typer.Option(min=0, help="Sample from this number of most recent trajectories; 0: from all.")
-    ] = 0,
+        int | None,
+        typer.Option(min=0, help="Sample from this number of most recent trajectories; 0, the default: from all."),
+    ] = None,
     allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Load a directory of trajectories, sample one batch, and print its keys, shapes and dtypes.
+    """Load a directory of trajectories or open a dataset, sample one batch, and print its keys, shapes and dtypes.
+
+    For a dataset, also prints statistics of the batch and its first rows.
 
     Exit status: 0 success, 1 missing or damaged, 2 wrong usage.
     """
     from ostinato.durable.trees import flatten
     from ostinato.durable.trees import show as key_name
-    from ostinato.tools import kind_of
+    from ostinato.tools.datasets import data_kind
     from ostinato.trajectories import TrajectoryReplayBuffer
 
     directory = _one_path(path, load_path, "--load-path", "PATH")
     if cache_size is not None and not enable_cache:
         msg = "--cache-size needs --enable-cache"
         raise typer.BadParameter(msg)
-    if kind_of(directory) == "buffer":
+    kind = data_kind(directory)
+    if kind == "buffer":
         msg = f"{directory} is the checkpoint of a buffer; sample needs a directory of trajectories: use inspect"
         raise CheckpointError(msg)
+    if kind == "dataset":
+        if enable_cache or sample_window_size is not None or allow_pickle:
+            msg = (
+                "--enable-cache, --cache-size, --sample-window-size and --allow-pickle apply to directories of "
+                f"trajectories, which {directory} is not"
+            )
+            raise typer.BadParameter(msg)
+        datasets.sample(directory, num_chunks, as_json=as_json)
+        return
+    num_chunks = num_chunks or 1024
     buffer = TrajectoryReplayBuffer(
         enable_cache=enable_cache,
         cache_size=cache_size or 5,
-        sample_window_size=sample_window_size,
+        sample_window_size=sample_window_size or 0,
         allow_pickle=allow_pickle,
     )
     buffer.load_checkpoint(directory)
@@ -487,19 +527,18 @@ _VIEW_OUTPUT = Path("viz.png")
 @app.command(
     epilog="Examples:  ostinato view runs/rollouts   ·   ostinato view --replay_dir runs/rollouts --headless "
     "--output viz.png   ·   ostinato view runs/rollouts --save-image --no-display --trajectory 7 --step 20   ·   "
-    "ostinato view runs/rollouts --web   ·   ostinato view runs/checkpoint"
+    "ostinato view runs/rollouts --web   ·   ostinato view runs/checkpoint   ·   ostinato view data/pusht"
 )
 def view(
-    path: Annotated[
-        Path | None, typer.Argument(metavar="PATH", help=_CHECKPOINT_OR_TRAJECTORIES, show_default=False)
-    ] = None,
+    path: Annotated[Path | None, typer.Argument(metavar="PATH", help=_ANY_DATA, show_default=False)] = None,
     *,
     replay_dir: Annotated[Path | None, typer.Option("--replay-dir", "--replay_dir", help="Same as PATH.")] = None,
     camera: Annotated[
         str | None,
         typer.Option(
             help="Observation to show: main_images, wrist_images, extra_view_images, states, ...; '*' for all "
-            "cameras. Default: main_images, otherwise the first camera, otherwise the vectors as lines.",
+            "cameras. Default: main_images, otherwise the first camera, otherwise the vectors as lines; of a dataset "
+            "all cameras.",
             show_default=False,
         ),
     ] = None,
@@ -524,7 +563,10 @@ def view(
         int | None, typer.Option(min=0, max=65535, help="Port of --web; 0, the default, selects a free port.")
     ] = None,
     trajectory: Annotated[
-        int | None, typer.Option(min=0, help="Id of the first trajectory to show.", show_default=False)
+        int | None,
+        typer.Option(
+            "--trajectory", "--episode", min=0, help="Id of the first trajectory to show.", show_default=False
+        ),
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="First step to show.", show_default=False)] = None,
     batch: Annotated[
@@ -533,7 +575,7 @@ def view(
     overwrite: Annotated[bool, _OVERWRITE] = False,
     allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
 ) -> None:
-    """Show trajectories step by step: in a window, in a terminal, in a browser, or in Rerun.
+    """Show trajectories or episodes of a dataset step by step: in a window, in a terminal, in a browser, or in Rerun.
 
     Keys of the window: left/right or p/n previous and next step (also across trajectories), up/down next and previous
     trajectory, b/v next and previous batch index, Home/End first and last step, s saves the image, q or Esc quits;
@@ -553,11 +595,14 @@ def view(
     written = rerun or ((output or _VIEW_OUTPUT) if headless or save_image else None)
     _check_free_paths(*([] if written is None else [written]), overwrite=overwrite)
     from ostinato.viz import Navigator, Position, read_frame
+    from ostinato.viz.datasets import DatasetSource
+    from ostinato.viz.frames import ALL_CAMERAS
 
     source = _open_source(directory, allow_pickle=allow_pickle)
     start = Position(_index_of(source, trajectory), step or 0, batch or 0)
     navigator = Navigator(source, start)
     _check_start(source, start, navigator.position, camera)
+    camera = ALL_CAMERAS if camera is None and isinstance(source, DatasetSource) and not web else camera
     if web:
         from ostinato.viz.web import serve
 
@@ -636,14 +681,15 @@ def _check_start(source: TrajectorySource, wanted: Position, found: Position, ca
 
 
 def _open_source(path: Path, *, allow_pickle: bool) -> TrajectorySource:
-    from ostinato.tools import kind_of
+    from ostinato.tools.datasets import data_kind
     from ostinato.viz import SavedBuffer, TrajectoryFolder
 
-    if kind_of(path) == "trajectories":
+    kind = data_kind(path)
+    if kind == "trajectories":
         return TrajectoryFolder(path, allow_pickle=allow_pickle)
     if allow_pickle:
         raise _no_pickle_option(path)
-    return SavedBuffer(path)
+    return datasets.open_source(path) if kind == "dataset" else SavedBuffer(path)
 
 
 def _index_of(source: TrajectorySource, trajectory_id: int | None) -> int:
@@ -667,22 +713,41 @@ def _input_lines() -> Iterator[str]:
         yield line
 
 
-@app.command(epilog="Examples:  ostinato plot runs/checkpoint --output report.png   ·   ostinato plot runs/rollouts")
+@app.command(
+    epilog="Examples:  ostinato plot runs/checkpoint --output report.png   ·   ostinato plot runs/rollouts   ·   "
+    "ostinato plot data/pusht --episode 3"
+)
 def plot(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help=_CHECKPOINT_OR_TRAJECTORIES)],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help=_ANY_DATA)],
     *,
+    episode: Annotated[
+        int | None,
+        typer.Option(
+            "--episode", "--trajectory", min=0, help="Id of the episode of a dataset to plot; default the first."
+        ),
+    ] = None,
     output: Annotated[Path, typer.Option(help="The image file to write.")] = Path("report.png"),
     overwrite: Annotated[bool, _OVERWRITE] = False,
     allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
 ) -> None:
     """Plot a summary of a buffer: returns, lengths, priorities, ages of rows, bytes per field.
 
+    For a dataset: pictures and curves of one episode, lengths of all episodes, the distribution of actions, returns.
+
     Exit status: 0 success, 1 missing or damaged, 2 wrong usage.
     """
     from ostinato.viz import draw
+    from ostinato.viz.datasets import DatasetSource
     from ostinato.viz.report import report
     from ostinato.viz.viewer import png_path
 
     target = png_path(output)
     _check_free_paths(target, overwrite=overwrite)
-    typer.echo(f"written: {draw(report(_open_source(path, allow_pickle=allow_pickle)), target)}")
+    source = _open_source(path, allow_pickle=allow_pickle)
+    if isinstance(source, DatasetSource):
+        typer.echo(f"written: {datasets.plot(source, _index_of(source, episode), target)}")
+        return
+    if episode is not None:
+        msg = f"--episode applies to datasets, which {path} is not: use view to see one {source.unit}"
+        raise typer.BadParameter(msg)
+    typer.echo(f"written: {draw(report(source), target)}")

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
         CheckpointReport,
         CompactReport,
         ConvertReport,
+        FieldReport,
         MoveReport,
         PriorityReport,
         StoreReport,
         VerifyReport,
     )
+    from ostinato.tools.datasets import DatasetReport, DatasetSample
 else:
     box, console, progress, table, text = (
         require(f"rich.{name}", "cli") for name in ("box", "console", "progress", "table", "text")
@@ -41,6 +43,8 @@ __all__ = [
     "checkpoint",
     "compacted",
     "converted",
+    "dataset",
+    "dataset_batch",
     "error",
     "files",
     "imported",
@@ -54,6 +58,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_MAX_TEXTS = 10
 
 
 def answer(report: _T, table: Callable[[_T], None], *, as_json: bool) -> None:
@@ -261,6 +266,56 @@ def _unlisted(out: console.Console, names: tuple[str, ...]) -> None:
     if names:
         shown = ", ".join(names[:3])
         _line(out, f"{len(names):,} trajectory files not in the index (removed or incomplete): {shown}")
+
+
+# -- datasets -----------------------------------------------------------------------------------------------------
+
+
+def dataset(report: DatasetReport) -> None:
+    """Print the report on a dataset: a table of fields, the texts, and what was assumed."""
+    out = _console()
+    _line(out, report.path, "bold")
+    _line(out, f"{report.format}: {report.rows:,} rows, {report.episodes:,} episode{'s' * (report.episodes != 1)}")
+    lengths = f"{report.shortest:,} to {report.longest:,} rows, median {report.median:,g}"
+    rate = "" if report.fps is None else f"; {report.fps:g} rows per second"
+    _line(out, f"episodes of {lengths}{rate}")
+    _line(out, f"{_size(report.nbytes)} decoded, {_size(report.file_bytes)} in files")
+    if report.cameras:
+        _line(out, f"cameras: {', '.join(report.cameras)}")
+    out.print(_statistics(report.fields))
+    _texts(out, report)
+    for text_ in report.assumptions:
+        _line(out, f"assumed: {text_}", "yellow")
+
+
+def _statistics(reports: tuple[FieldReport, ...]) -> table.Table:
+    grid = _grid(("field", "type"), ("size", "min", "mean", "max", "NaN"))
+    for field in reports:
+        numbers = (_number(n) for n in (field.minimum, field.mean, field.maximum, field.nan_count))
+        grid.add_row(*map(_plain, (field.name, field.dtype + _shape(field.shape), _size(field.nbytes), *numbers)))
+    return grid
+
+
+def _texts(out: console.Console, report: DatasetReport) -> None:
+    """Print the texts of each field, the most frequent first."""
+    for name in dict.fromkeys(each.field for each in report.texts):
+        found = [each for each in report.texts if each.field == name]
+        for each in found[:_MAX_TEXTS]:
+            _line(out, f"{name}: {each.text} ({each.rows:,} rows)")
+        if len(found) > _MAX_TEXTS:
+            _line(out, f"{name}: {len(found) - _MAX_TEXTS} more, see --json")
+
+
+def dataset_batch(report: DatasetSample) -> None:
+    """Print the fields of one batch of a dataset, with statistics and its first rows."""
+    out = _console()
+    _line(out, f"{report.format}: {report.rows:,} rows, {report.episodes:,} episodes in {report.path}")
+    _line(out, f"one batch of {report.num_chunks:,} rows in {report.sample_ms:.3g} ms, files opened included")
+    out.print(_statistics(report.fields))
+    grid = _grid(("field", *(f"episode {row.episode}, step {row.step}" for row in report.shown)), ())
+    for place, field in enumerate(report.fields):
+        grid.add_row(*map(_plain, (field.name, *(row.values[place] for row in report.shown))))
+    out.print(grid)
 
 
 # -- the demo -----------------------------------------------------------------------------------------------------

@@ -15,8 +15,10 @@ import torch
 from ostinato.core.processes import cores
 from ostinato.datasets.arrays import read_arrays
 from ostinato.datasets.cache import BlockCache
-from ostinato.datasets.columns import BlockColumn, DenseColumn
+from ostinato.datasets.columns import BlockColumn, DenseColumn, MovedColumn
 from ostinato.datasets.dataset import DatasetStorage
+from ostinato.datasets.minari import read_minari, recognizes_minari
+from ostinato.datasets.stored import EitherColumn
 from ostinato.datasets.video import VideoFiles
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
 from ostinato.storages.memory import HeapMemory
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.dataset import Contents, Fields
 
-__all__ = ["Format", "Reading", "open_dataset"]
+__all__ = ["Format", "Reading", "format_of", "known_formats", "open_dataset"]
 
 DEFAULT_BYTES = 1 << 30
 _DENSE_SHARE = 4
@@ -53,14 +55,26 @@ class Format(NamedTuple):
     """A format of datasets on disk."""
 
     name: str
-    recognizes: Callable[[Path], bool]
+    recognizes: Callable[[Any], bool]
     """Whether a path, which exists, has this format; reads as little as possible and does not raise."""
-    read: Callable[[Path, Reading], Contents]
+    read: Callable[[Any, Reading], Contents]
     """Read what the dataset holds, but no rows."""
+    objects: tuple[str, ...] = ()
+    """Classes whose objects are opened, too, by package and name: they are known without importing the package."""
 
 
-FORMATS: tuple[Format, ...] = ()
+FORMATS: tuple[Format, ...] = (Format("Minari", recognizes_minari, read_minari, ("minari.MinariDataset",)),)
 """All formats, in the order in which they are tried."""
+
+
+def format_of(path: Path) -> str | None:
+    """Return the name of the format of a path, which exists; None if it is not recognized."""
+    return next((kind.name for kind in FORMATS if kind.recognizes(path)), None)
+
+
+def known_formats() -> tuple[str, ...]:
+    """Return the names of all formats of datasets on disk."""
+    return tuple(kind.name for kind in FORMATS)
 
 
 def open_dataset(
@@ -77,7 +91,7 @@ def open_dataset(
     """Open a dataset as the read-only storage of a replay buffer. Rows are read when they are sampled.
 
     Args:
-        source: a path, or a mapping of arrays `[rows, ...]` with the ends of the episodes.
+        source: a path, a mapping of arrays `[rows, ...]` with the ends of the episodes, or a `minari.MinariDataset`.
         episodes: positions of the episodes to use, in this order; None for all.
         fields: keys to keep, or a mapping of new keys to keys of the dataset (`{"obs": "observation"}`); a nested key
             is a tuple, and a key of a nest stands for all fields below it. None for all.
@@ -109,7 +123,7 @@ def open_dataset(
         torch.Size([32, 2])
     """
     _check_budget(max_bytes, num_threads, tolerance_s)
-    if isinstance(source, Mapping):
+    if isinstance(source, Mapping) and not _formats_of(source):
         contents = read_arrays(source, episode_ends)
     else:
         if episode_ends is not None:
@@ -122,8 +136,12 @@ def open_dataset(
 
 
 def _read(source: Any, reading: Reading) -> Contents:
+    known = _formats_of(source)
+    if known:
+        return known[0].read(source, reading)
     if not isinstance(source, (str, os.PathLike)):
-        msg = f"a dataset is opened by its path, or is a mapping of arrays, got {type(source).__name__}"
+        kinds = ", ".join(name for kind in FORMATS for name in kind.objects)
+        msg = f"a dataset is opened by its path, or is a mapping of arrays, or {kinds}, got {type(source).__name__}"
         raise KindError(msg)
     path = Path(source).expanduser()
     if not path.exists():
@@ -137,19 +155,42 @@ def _read(source: Any, reading: Reading) -> Contents:
     raise KindError(msg)
 
 
+def _formats_of(source: Any) -> list[Format]:
+    """Return the formats that open objects of this class."""
+    names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(source).__mro__}
+    return [kind for kind in FORMATS if not names.isdisjoint(kind.objects)]
+
+
 def _keep_tables(contents: Contents, cache: BlockCache) -> Contents:
     """Keep small tables as tensors, which are filled block by block when their rows are first read."""
-    rows = int(contents.lengths.sum())
-    tables = {path: column for path, column in contents.columns.items() if isinstance(column, BlockColumn)}
-    nbytes = sum(rows * column.dtype.itemsize * math.prod(column.shape) for column in tables.values())
+    tables = {id(table): table for column in contents.columns.values() for table in _tables_of(column)}
+    sizes = {name: int(table.source.starts[-1]) for name, table in tables.items()}
+    nbytes = sum(sizes[i] * t.dtype.itemsize * math.prod(t.shape) for i, t in tables.items())
     if not tables or nbytes * _DENSE_SHARE > cache.max_bytes:
         return contents
     memory = HeapMemory(torch.device("cpu"))
-    kept: dict[Any, DatasetColumn] = {
-        path: DenseColumn(column, rows, memory, str(path)) for path, column in tables.items()
-    }
+    kept: dict[int, DatasetColumn] = {i: DenseColumn(t, sizes[i], memory, str(i)) for i, t in tables.items()}
     cache.max_bytes -= nbytes
-    return replace(contents, columns={**contents.columns, **kept})
+    columns = {path: _with_tables(column, kept) for path, column in contents.columns.items()}
+    return replace(contents, columns=columns)
+
+
+def _tables_of(column: DatasetColumn) -> list[BlockColumn]:
+    """Return the tables in files that a column reads."""
+    if isinstance(column, MovedColumn):
+        return _tables_of(column.column)
+    if isinstance(column, EitherColumn):
+        return [*_tables_of(column.first), *_tables_of(column.second)]
+    return [column] if isinstance(column, BlockColumn) else []
+
+
+def _with_tables(column: DatasetColumn, kept: dict[int, DatasetColumn]) -> DatasetColumn:
+    """Return a column that reads its tables where they are kept."""
+    if isinstance(column, MovedColumn):
+        return MovedColumn(_with_tables(column.column, kept), column.move)
+    if isinstance(column, EitherColumn):
+        return EitherColumn(_with_tables(column.first, kept), _with_tables(column.second, kept))
+    return kept.get(id(column), column)
 
 
 def _check_budget(max_bytes: int, num_threads: int | None, tolerance_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from ostinato.tools.compact import CompactReport, compact
 from ostinato.tools.convert import ConvertReport, convert
+from ostinato.tools.datasets import DatasetReport, DatasetSample, inspect_dataset, sample_dataset
 from ostinato.tools.inspect import (
     ChainReport,
     CheckpointReport,
@@ -24,6 +25,8 @@ __all__ = [
     "CompactReport",
     "ConvertReport",
     "Damage",
+    "DatasetReport",
+    "DatasetSample",
     "FieldReport",
     "KeyReport",
     "LinkReport",
@@ -34,10 +37,12 @@ __all__ = [
     "compact",
     "convert",
     "inspect_checkpoint",
+    "inspect_dataset",
     "inspect_store",
     "is_store",
     "kind_of",
     "merge",
+    "sample_dataset",
     "split",
     "verify",
 ]

@@ -1,6 +1,6 @@
 """Visualization: trajectories step by step, and figures of the contents of a buffer."""
 
-from ostinato.viz.figures import Bars, Curves, FigureSpec, Layer, Level, Line, Mark, Points, Shares, Stack, draw
+from ostinato.viz.figures import Bars, Curves, FigureSpec, Film, Layer, Level, Line, Mark, Points, Shares, Stack, draw
 from ostinato.viz.frames import Frame, Navigator, Position, read_frame
 from ostinato.viz.sources import SavedBuffer, TrajectoryFolder
 
@@ -8,6 +8,7 @@ __all__ = [
     "Bars",
     "Curves",
     "FigureSpec",
+    "Film",
     "Frame",
     "Layer",
     "Level",

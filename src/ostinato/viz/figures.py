@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
+    import numpy as np
+
 __all__ = [
     "FAINT",
     "GRID",
@@ -23,6 +25,7 @@ __all__ = [
     "Bars",
     "Curves",
     "FigureSpec",
+    "Film",
     "Layer",
     "Level",
     "Line",
@@ -36,8 +39,9 @@ __all__ = [
     "thin",
 ]
 
-Layer: TypeAlias = Literal["first", "second", "third", "quiet"]
-"""Colour of a series: three that are easy to distinguish, and a muted one for the background."""
+Layer: TypeAlias = Literal["first", "second", "third", "quiet"] | int
+"""Colour of a series: three that are easy to distinguish, and a muted one for the background; or, for the components
+of a vector, a number: its position in `LINES`, modulo their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +159,32 @@ class Shares:
         return ""
 
 
-Panel: TypeAlias = Curves | Points | Bars | Shares
+@dataclass(frozen=True, slots=True)
+class Film:
+    """Pictures side by side."""
+
+    title: str
+    pictures: tuple[np.ndarray, ...]
+    """uint8 `[H, W, 3]` each."""
+    notes: tuple[str, ...]
+    """Text above each picture."""
+
+    def __post_init__(self) -> None:
+        """Check the lengths."""
+        _same_length(self.title, self.pictures, self.notes)
+
+    @property
+    def x_label(self) -> str:
+        """Empty: there are no axes."""
+        return ""
+
+    @property
+    def y_label(self) -> str:
+        """Empty: there are no axes."""
+        return ""
+
+
+Panel: TypeAlias = Curves | Points | Bars | Shares | Film
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +218,14 @@ def _same_length(name: str, first: Sequence[object], second: Sequence[object]) -
         raise OptionError(msg)
 
 
-_COLOURS: dict[Layer, str] = {"first": "#0072B2", "second": "#E69F00", "third": "#56B4E9", "quiet": "#8A97A6"}
+_COLOURS: dict[str | int, str] = {"first": "#0072B2", "second": "#E69F00", "third": "#56B4E9", "quiet": "#8A97A6"}
 """The palette of Okabe and Ito, which is safe for colour-blind readers."""
 INK = "#1F2933"
 FAINT = "#52606D"
 GRID = "#E4E7EB"
 _MAP = "viridis"
+_FILM_HEIGHT = 0.75
+"""Height of a row of pictures; other rows have 1."""
 LINES = (
     "#0072B2", "#D98E00", "#009E73", "#C2649A", "#3C9FD6", "#D55E00",
     "#8A97A6", "#6A5ACD", "#A397C9", "#2E8B57", "#A6761D", "#777777",
@@ -224,6 +255,10 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 9,
 }
+
+
+def _colour(layer: Layer) -> str:
+    return LINES[layer % len(LINES)] if isinstance(layer, int) else _COLOURS[layer]
 
 
 def draw(spec: FigureSpec, path: str | os.PathLike[str], *, size: tuple[int, int] = (1600, 1000)) -> Path:
@@ -268,7 +303,8 @@ def _compose(figure: Any, spec: FigureSpec) -> None:
     ):
         fitting = min(size, room / (0.68 * max(len(text), 1)))  # a character is about 0.68 of the font size wide
         head.text(0.012, y, text, fontsize=fitting, va="center", parse_math=False, **more)
-    strips = body.subfigures(len(spec.rows), 1, squeeze=False)[:, 0]
+    heights = [_FILM_HEIGHT if all(isinstance(panel, Film) for panel in panels) else 1.0 for panels in spec.rows]
+    strips = body.subfigures(len(spec.rows), 1, squeeze=False, height_ratios=heights)[:, 0]
     for strip, panels in zip(strips, spec.rows, strict=True):
         for axes, panel in zip(strip.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             _panel(axes, panel)
@@ -286,6 +322,8 @@ def _panel(axes: Any, panel: Panel) -> None:
         _points(axes, panel)
     elif isinstance(panel, Shares):
         _shares(axes, panel)
+    elif isinstance(panel, Film):
+        _film(axes, panel)
     else:
         _bars(axes, panel)
 
@@ -313,13 +351,14 @@ def _curves(axes: Any, panel: Curves) -> None:
 
 
 def _line(axes: Any, line: Line) -> None:
-    colour = _COLOURS[line.layer]
+    colour = _colour(line.layer)
     if line.style == "dots":
         axes.plot(line.x, line.y, ".", ms=5, alpha=0.6, color=colour, mew=0, label=line.label, zorder=2)
     elif line.style == "beads":
         axes.plot(line.x, line.y, "-o", lw=1.6, ms=5, mec="white", mew=0.8, color=colour, label=line.label, zorder=4)
     else:
-        axes.plot(line.x, line.y, "-", lw=2.2, color=colour, label=line.label, zorder=3)
+        width = 1.3 if isinstance(line.layer, int) else 2.2  # components of a vector are many
+        axes.plot(line.x, line.y, "-", lw=width, color=colour, label=line.label, zorder=3)
 
 
 def _level(axes: Any, level: Level) -> None:
@@ -349,7 +388,7 @@ def _bars(axes: Any, panel: Bars) -> None:
     widths = [b - a for a, b in zip(panel.edges, panel.edges[1:], strict=False)]
     floor = [0.0] * len(left)
     for stack in panel.stacks:
-        colour = _COLOURS[stack.layer]
+        colour = _colour(stack.layer)
         axes.bar(
             left, stack.counts, widths, bottom=floor, align="edge", color=colour, label=stack.label, ec="white", lw=0.6
         )
@@ -360,6 +399,17 @@ def _bars(axes: Any, panel: Bars) -> None:
     _ticks(axes.xaxis)
     _ticks(axes.yaxis, whole=True)
     axes.legend(loc="upper left", ncols=len(panel.stacks), columnspacing=1.2, handlelength=1.0, borderaxespad=0.2)
+
+
+def _film(axes: Any, panel: Film) -> None:
+    axes.set_axis_off()
+    share = 1.0 / max(len(panel.pictures), 1)
+    for place, (pixels, note) in enumerate(zip(panel.pictures, panel.notes, strict=True)):
+        cell = axes.inset_axes((place * share, 0.0, share * 0.97, 0.94))
+        cell.imshow(pixels, interpolation="nearest", vmin=0, vmax=255)
+        cell.set_anchor("NW")
+        cell.set_axis_off()
+        cell.set_title(note, fontsize=8.5, fontweight="normal", color=FAINT, pad=3, parse_math=False)
 
 
 def _shares(axes: Any, panel: Shares) -> None:

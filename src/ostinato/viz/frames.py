@@ -27,6 +27,7 @@ __all__ = [
     "Timeline",
     "Traces",
     "ends_of",
+    "make_traces",
     "read_frame",
     "read_timeline",
 ]
@@ -192,10 +193,12 @@ def read_frame(source: TrajectorySource, position: Position, camera: str | None 
     try:
         if trajectory.columns is None:
             return _broken(title, trajectory.problem)
-        observations = (
-            _observation("current observation", trajectory, trajectory.roles.current, position, camera),
-            _observation("next observation", trajectory, trajectory.roles.following, position, camera),
-        )
+        current = _observation("current observation", trajectory, trajectory.roles.current, position, camera)
+        if current.pictures and not trajectory.roles.following:
+            following = _vectors("vectors", trajectory, trajectory.roles.current, position)
+        else:
+            following = _observation("next observation", trajectory, trajectory.roles.following, position, camera)
+        observations = (current, following)
         timeline = read_timeline(trajectory, position.env)
         facts = _facts(trajectory, trajectory.columns, position)
         return Frame(
@@ -222,8 +225,8 @@ def read_timeline(trajectory: OpenTrajectory, env: int) -> Timeline | None:
     def read() -> Timeline:
         reward = None
         if roles.reward is not None:
-            reward = _traces("reward", _flat(columns.column(roles.reward, env)).sum(axis=1))
-        action = None if roles.action is None else _traces("action", columns.column(roles.action, env))
+            reward = make_traces("reward", _flat(columns.column(roles.reward, env)).sum(axis=1))
+        action = None if roles.action is None else make_traces("action", columns.column(roles.action, env))
         return Timeline(reward, _thin_steps(ends_of(trajectory, env), trajectory.steps), action)
 
     return trajectory.cached(("timeline", env), read)
@@ -250,7 +253,8 @@ def _flat(values: np.ndarray) -> np.ndarray:
     return values.reshape(len(values), -1).astype(np.float32)
 
 
-def _traces(name: str, values: np.ndarray) -> Traces:
+def make_traces(name: str, values: np.ndarray) -> Traces:
+    """Return a vector over steps, `[T, ...]`, with at most 12 components and 2,000 points."""
     flat = _flat(values)
     kept, count = flat[:, :_MAX_TRACES], len(flat)
     if count <= _MAX_POINTS:
@@ -318,11 +322,23 @@ def _observation(
     if shown:
         return ObservationView(title, tuple(shown))
 
-    def read(name: str) -> Traces:
-        return _traces(name, columns.column(named[name], position.env))
+    vectors = {name: path for name, path in named.items() if name in selected and name not in pictures}
+    return _vectors(title, trajectory, vectors, position)
 
-    vectors = [name for name in selected if name not in pictures]
-    found = [trajectory.cached((named[name], position.env), partial(read, name)) for name in vectors]
+
+def _vectors(
+    title: str, trajectory: OpenTrajectory, named: Mapping[str, TreePath], position: Position
+) -> ObservationView:
+    """Return the observations that are no pictures, over all steps."""
+    columns = trajectory.columns
+    vectors = {} if columns is None else {k: p for k, p in named.items() if not is_picture(tuple(columns.shapes[p]))}
+    if columns is None or not vectors:
+        return ObservationView("next observation", note="not stored")
+
+    def read(name: str, path: TreePath) -> Traces:
+        return make_traces(name, columns.column(path, position.env))
+
+    found = [trajectory.cached((p, position.env), partial(read, name, p)) for name, p in vectors.items()]
     return ObservationView(title, traces=tuple(found))
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ostinato.viz.figures import Panel
     from ostinato.viz.sources import TrajectorySource
 
-__all__ = ["report"]
+__all__ = ["bars", "byte_shares", "report", "returns_of"]
 
 _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1))
 _MAX_POINTS = 5_000
@@ -30,16 +30,16 @@ def report(source: TrajectorySource) -> FigureSpec:
     """
     found = [source.returns(index) for index in range(len(source.ids))]
     lengths = np.array([source.extent(index)[0] for index in range(len(source.ids))])
-    low: list[Panel] = [_bars(f"Steps of each {source.unit}", "steps", plural(source.unit), lengths)]
+    low: list[Panel] = [bars(f"Steps of each {source.unit}", "steps", plural(source.unit), lengths)]
     if source.priorities is not None:
-        low.append(_bars("Priorities", "priority", "rows", source.priorities))
-    low.append(_bars("Age of rows", "rows added since", "rows", source.row_ages()))
-    low.append(_bytes(source.field_bytes()))
+        low.append(bars("Priorities", "priority", "rows", source.priorities))
+    low.append(bars("Age of rows", "rows added since", "rows", source.row_ages()))
+    low.append(byte_shares(source.field_bytes()))
     found = [value if value is not None and np.isfinite(value) else None for value in found]
     known = [value for value in found if value is not None]
     rows: list[tuple[Panel, ...]] = [tuple(low[:2]), tuple(low[2:])] if len(low) > 2 else [tuple(low)]
     if known:
-        rows.insert(0, (_returns(found, source.unit),))
+        rows.insert(0, (returns_of(found, source.unit),))
     unread = len(found) - len(known)
     summary = [f"mean length {format_number(lengths.mean())}"]
     if known:
@@ -51,7 +51,7 @@ def report(source: TrajectorySource) -> FigureSpec:
     return FigureSpec(source.title, " · ".join(summary), tuple(rows))
 
 
-def _returns(found: list[float | None], unit: str) -> Curves:
+def returns_of(found: list[float | None], unit: str) -> Curves:
     """Plot returns in order of insertion; returns that cannot be read leave a gap."""
     places = np.array([place for place, value in enumerate(found) if value is not None], dtype=float)
     values = np.array([value for value in found if value is not None], dtype=float)
@@ -72,7 +72,8 @@ def _returns(found: list[float | None], unit: str) -> Curves:
     )
 
 
-def _bars(title: str, x_label: str, y_label: str, values: np.ndarray) -> Bars:
+def bars(title: str, x_label: str, y_label: str, values: np.ndarray) -> Bars:
+    """Return a histogram of numbers; those that are not finite are left out."""
     finite = values[np.isfinite(values)].astype(float)
     whole = finite.size > 0 and bool((finite == np.round(finite)).all())
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
@@ -89,7 +90,8 @@ def _bars(title: str, x_label: str, y_label: str, values: np.ndarray) -> Bars:
     return Bars(title, x_label, y_label, tuple(edges.tolist()), (stack,))
 
 
-def _bytes(found: dict[str, int]) -> Shares:
+def byte_shares(found: dict[str, int]) -> Shares:
+    """Return the bytes of the largest fields."""
     order = sorted(found, key=lambda name: -found[name])
     most_shown = _MAX_FIELDS if len(order) > _MAX_FIELDS + 1 else _MAX_FIELDS + 1
     kept, rest = order[:most_shown], order[most_shown:]

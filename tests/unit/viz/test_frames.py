@@ -87,9 +87,13 @@ def test_states_alone_are_lines(tmp_path: Path) -> None:
     assert shown.current.traces[0].values.shape == (4, 3)
 
 
-def test_missing_observations_have_a_note(tmp_path: Path) -> None:
+def test_where_no_next_observation_is_stored_vectors_are_beside_the_pictures(tmp_path: Path) -> None:
     source = TrajectoryFolder(store(tmp_path / "a", next_obs=None))
-    assert read_frame(source, Position()).following.note == "not stored"
+    shown = read_frame(source, Position())
+    assert [picture.camera for picture in shown.current.pictures] == ["main_images"]
+    assert (shown.following.title, [trace.name for trace in shown.following.traces]) == ("vectors", ["states"])
+    states = TrajectoryFolder(store(tmp_path / "b", next_obs=None, images=False))
+    assert read_frame(states, Position()).following.note == "not stored"
 
 
 @pytest.mark.parametrize("form", ["safetensors", "pt"])

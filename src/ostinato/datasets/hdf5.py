@@ -1,0 +1,287 @@
+"""HDF5 files: opened when they are read, once in each process, and never a source of objects or code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
+
+from ostinato._optional import require
+from ostinato.datasets.cache import OpenHandles
+from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, torch_dtype
+from ostinato.errors import DamagedFileError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    from torch import Tensor
+
+__all__ = ["Hdf5File", "Hdf5Source", "Stored", "describe", "is_hdf5", "read_part"]
+
+_MAGIC = b"\x89HDF\r\n\x1a\n"
+
+
+def is_hdf5(path: Path) -> bool:
+    """Return whether a path is a file that begins as HDF5 files do. Does not raise."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
+def _open(path: Path) -> Any:
+    h5py = require("h5py", "h5")
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        reason = str(error)
+        if isinstance(error, BlockingIOError) or "open for write" in reason or "unable to lock" in reason:
+            msg = (
+                f"{path} is open for writing elsewhere, or was not closed by who wrote it ({reason}): close it there; "
+                "`h5clear --status` repairs a file whose writer has ended; HDF5_USE_FILE_LOCKING=FALSE reads a file on "
+                "a file system without locks"
+            )
+            raise UsageError(msg) from error
+        if isinstance(error, (FileNotFoundError, PermissionError)):
+            raise
+        msg = f"{path} is not a whole HDF5 file: {reason}. Copy or download it again"
+        raise DamagedFileError(msg) from error
+
+
+def _close(file: Any) -> None:
+    file.close()
+
+
+@final
+class Hdf5File:
+    """A group of an HDF5 file, which is opened when it is read. Thread-safe; pickled without the open file.
+
+    Args:
+        path: the file.
+        root: the group in it.
+    """
+
+    def __init__(self, path: Path, root: str = "/") -> None:
+        self.path = path
+        self.root = root
+        self._handles: OpenHandles[Any] = OpenHandles(_open, _close)
+
+    def __str__(self) -> str:
+        """The path, and the group if it is not the root."""
+        return str(self.path) if self.root == "/" else f"{self.path}:{self.root}"
+
+    @classmethod
+    def of(cls, group: Any) -> Hdf5File:
+        """Return the file of an `h5py.Group`, which is opened a second time for reading.
+
+        Raises:
+            UsageError: if the group is closed, has no file on disk, or is open for writing.
+        """
+        if not group:
+            msg = "the h5py group is closed: open its file again, or give the path of the file"
+            raise UsageError(msg)
+        file = group.file
+        if file.mode != "r" or not Path(file.filename).is_file():
+            msg = (
+                f"{file.filename} is open with mode {file.mode!r} and driver {file.driver!r}: a dataset is read from a "
+                "file on disk that is open for reading; write it, close it and give its path"
+            )
+            raise UsageError(msg)
+        return cls(Path(file.filename), group.name)
+
+    def use(self, action: Callable[[Any], Any]) -> Any:
+        """Return `action(group)`, which must not keep objects of the file."""
+        return self._handles.use(self.path, lambda file: action(file[self.root]))
+
+    def names(self) -> list[str]:
+        """Return the names of all groups and datasets below the group, such as `data/demo_0/actions`.
+
+        No object is opened, so ten thousand episodes take less than a second.
+        """
+
+        def visit(group: Any) -> list[str]:
+            found: list[bytes] = []
+            try:
+                group.id.links.visit(found.append)
+                return [name.decode() for name in found]
+            except (RuntimeError, OSError, UnicodeDecodeError) as error:
+                msg = f"{self}: its groups cannot be listed: {error}. Copy or download the file again"
+                raise DamagedFileError(msg) from error
+
+        names: list[str] = self.use(visit)
+        return names
+
+    def row_counts(self, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the number of rows of datasets, int64 `[names]`; -1 for those that are missing or no datasets."""
+        h5d = require("h5py.h5d", "h5")
+
+        def count(group: Any) -> list[int]:
+            return [_rows_of(h5d, group.id, name.encode()) for name in names]
+
+        return np.array(self.use(count), dtype=np.int64)
+
+    def close(self) -> None:
+        """Close the file; the next read opens it again."""
+        self._handles.close()
+
+
+def _rows_of(h5d: Any, group: Any, name: bytes) -> int:
+    try:
+        shape = h5d.open(group, name).shape
+    except (KeyError, RuntimeError, OSError, TypeError):
+        return -1
+    return int(shape[0]) if shape else -1
+
+
+class Stored(NamedTuple):
+    """What a dataset of an HDF5 file holds."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    chunk_rows: int | None
+    """Rows of a chunk; None if it is not chunked."""
+
+
+def describe(file: Hdf5File, name: str) -> Stored:
+    """Return what a dataset holds.
+
+    Raises:
+        DamagedFileError: if it is missing, or has no rows.
+    """
+
+    def look(group: Any) -> Stored:
+        found = _find(group, name, str(file))
+        if not found.shape:
+            msg = f"{file}, {name} is one value, but must have one row per step"
+            raise DamagedFileError(msg)
+        return Stored(found.dtype, tuple(found.shape), found.chunks[0] if found.chunks else None)
+
+    described: Stored = file.use(look)
+    return described
+
+
+def read_part(group: Any, name: str, place: str, rows: int, first: int, stop: int) -> np.ndarray[Any, Any]:
+    """Return rows `[first, stop)` of a dataset.
+
+    Args:
+        group: the group that is read.
+        name: name of the dataset.
+        place: the file, for errors.
+        rows: the rows that the dataset must have.
+        first: first row.
+        stop: row after the last one.
+
+    Raises:
+        DamagedFileError: if it is missing, has other rows, or cannot be read.
+    """
+    found = _find(group, name, place)
+    _check_rows(place, name, found.shape, rows)
+    try:
+        part: np.ndarray[Any, Any] = found[first:stop]
+    except (OSError, RuntimeError, ValueError, MemoryError) as error:
+        msg = f"{place}, {name} cannot be read, rows [{first}, {stop}): {error}. Copy or download the file again"
+        raise DamagedFileError(msg) from error
+    return part
+
+
+def _check_rows(place: str, name: str, shape: tuple[int, ...], rows: int) -> None:
+    if shape[:1] != (rows,):
+        msg = f"{place}, {name} has the shape {list(shape)}, but the other fields need {rows} rows of it"
+        raise DamagedFileError(msg)
+
+
+def _find(group: Any, name: str, place: str) -> Any:
+    try:
+        found = group[name]
+    except (KeyError, RuntimeError, OSError) as error:
+        msg = f"{place}: {name} is missing or cannot be opened ({error}). Copy or download the file again"
+        raise DamagedFileError(msg) from error
+    if not hasattr(found, "shape"):
+        msg = f"{place}: {name} is a group, but must be a dataset with one row per step"
+        raise DamagedFileError(msg)
+    return found
+
+
+@final
+class Hdf5Source:
+    """A field that is stored in datasets of one HDF5 file, one for each episode. A `BlockSource`.
+
+    Args:
+        file: the file.
+        groups: the group of each episode, such as `episode_3`; one empty text if all rows are in one dataset.
+        name: name of the dataset in each group.
+        lengths: rows of each dataset, int64 `[groups]`. They are checked when a block is read.
+        decode: turns the rows that were read into those of the field; its second argument names them in errors. None
+            if they are stored as they are.
+        form: dtype and shape of a row of the field; None are those of the first dataset.
+        block_bytes: smallest number of bytes of a block.
+
+    Raises:
+        DamagedFileError: if the dataset of the first group is missing or has no rows.
+        SchemaError: if it does not hold numbers.
+    """
+
+    def __init__(
+        self,
+        file: Hdf5File,
+        groups: Sequence[str],
+        name: str,
+        lengths: np.ndarray[Any, Any],
+        *,
+        decode: Callable[[np.ndarray[Any, Any], str], np.ndarray[Any, Any]] | None = None,
+        form: tuple[np.dtype[Any], tuple[int, ...]] | None = None,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        self._file, self._groups, self._name, self._decode = file, groups, name, decode
+        stored = describe(file, self._full(0))
+        _check_rows(str(file), self._full(0), stored.shape, int(lengths[0]))
+        self._dtype, self._shape = (stored.dtype, stored.shape[1:]) if form is None else form
+        self._torch_dtype = torch_dtype(self._dtype, f"{file}: {self._full(0)}")
+        row_bytes = self._dtype.itemsize * int(np.prod(self._shape, dtype=np.int64))
+        self._pieces = Pieces(lengths, row_bytes, stored.chunk_rows if decode is None else None, block_bytes)
+
+    def _full(self, piece: int) -> str:
+        return f"{self._groups[piece]}/{self._name}" if self._groups[piece] else self._name
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the field."""
+        return self._torch_dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the field in one row."""
+        return self._shape
+
+    @property
+    def starts(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """First row of each block, and the number of rows at the end."""
+        return self._pieces.starts
+
+    def load(self, block: int) -> Tensor:
+        """Read one block.
+
+        Raises:
+            DamagedFileError: naming file, group and dataset, if rows are missing, or differ from those of the first
+                dataset in dtype or shape.
+        """
+        piece, first, stop = self._pieces.locate(block)
+        name = self._full(piece)
+        rows = int(self._pieces.offsets[piece + 1] - self._pieces.offsets[piece])
+        part = self._file.use(lambda group: read_part(group, name, str(self._file), rows, first, stop))
+        if self._decode is not None:
+            part = self._decode(part, f"{self._file}, {name}, row {first} and following")
+        if part.shape != (stop - first, *self._shape) or part.dtype != self._dtype:
+            msg = (
+                f"{self._file}, {name}: rows are {part.dtype}{list(part.shape[1:])}, those of {self._full(0)} are "
+                f"{self._dtype}{list(self._shape)}: all episodes need the same"
+            )
+            raise DamagedFileError(msg)
+        return as_block(part)
+
+    def close(self) -> None:
+        """Close the file; the next read opens it again."""
+        self._file.close()
