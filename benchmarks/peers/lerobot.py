@@ -69,13 +69,15 @@ class _Loader:
         self._ready = workers * _QUEUED
 
     def __call__(self) -> Seconds:
-        """Return seconds a batch."""
+        """Return seconds a batch; in the end wait until the workers, which prepare the next ones, are idle."""
         for _ in range(self._ready):
             next(self._batches)
         before = time.perf_counter()
         for _ in range(_BATCHES):
             next(self._batches)
-        return Seconds((time.perf_counter() - before) / _BATCHES)
+        taken = Seconds((time.perf_counter() - before) / _BATCHES)
+        time.sleep(2 * self._ready * taken)
+        return taken
 
 
 def windows(setup: Setup) -> Call:
