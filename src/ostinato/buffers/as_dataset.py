@@ -100,7 +100,7 @@ def buffer_as_dataset(rb: ReplayBuffer, fields: Any = None) -> BufferRows:
     if isinstance(storage, DatasetStorage):
         flags = torch.ones(storage.episode_lengths.shape[0], dtype=torch.bool, device="cpu")
         return BufferRows(DatasetStorage(storage.contents, fields=fields) if fields else storage, flags)
-    if engine.sampler.leaves or not engine.writer.in_order:
+    if engine.sampler.leaves or (engine.writer.mutable and not engine.writer.in_order):
         msg = (
             f"rows between others have left this buffer ({type(engine.sampler).__name__}, "
             f"{type(engine.writer).__name__}), so its episodes have gaps: use a round-robin writer"

@@ -14,6 +14,7 @@ from ostinato.buffers.routed_writes import check_route, require_route, update_ro
 from ostinato.buffers.stats import BufferStats, combine
 from ostinato.buffers.streams import end_streams
 from ostinato.core import kinds
+from ostinato.core.episodes.keys import as_path
 from ostinato.core.group import choose, split_index
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import SamplerEnsemble
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Key
     from ostinato.samplers.ensemble import WhenEmpty
+    from ostinato.samplers.ratio import Ratio, RatioSteps, Rounding
 
 __all__ = ["ReplayBufferEnsemble", "check_buffers", "check_collates", "check_no_parts", "put_together"]
 
@@ -140,6 +142,10 @@ class ReplayBufferEnsemble:
     member is prioritized also `priority_weight` (1 for rows of other members; weights compare rows within one member)
     and `index_generation`; the latter also if the writers of all members have `track_generations`.
 
+    With `ratio` a batch is divided by an exact ratio, row by row, and is flat, `[batch_size, *shape]`: the rows of the
+    first member first. Where shares of a batch are not integers, its counts are rounded up or down so that the ratio of
+    all batches is exact; see `SamplerEnsemble` and `docs/mixing.md`.
+
     Safe to use from several threads, beside direct use of the members. Without `generator=` each member draws from its
     own source of chance, and the members of a batch are chosen by torch's global generator.
 
@@ -149,7 +155,7 @@ class ReplayBufferEnsemble:
         samplers: a `SamplerEnsemble`, which then says how to mix.
         writers: a `WriterEnsemble`.
         transform: for whole batches, after those of the members.
-        batch_size: rows that `sample()` and iteration give; divisible by `num_buffer_sampled`.
+        batch_size: rows that `sample()` and iteration give; without `ratio` divisible by `num_buffer_sampled`.
         collate_fn: makes a batch of the list of parts; None stacks them. Parts whose fields or shapes differ are
             stacked lazily where they are TensorDicts, and need a `collate_fn` where they are not.
         collate_fns: for each member what takes the place of its `collate_fn`, or None.
@@ -157,12 +163,20 @@ class ReplayBufferEnsemble:
         sample_from_all: one part from every member.
         num_buffer_sampled: parts of a batch.
         when_empty: "renormalize", the default, leaves members without rows to draw out of a batch and warns once,
-            "raise" raises EmptyBufferError for them; see `SamplerEnsemble`.
+            "raise" raises EmptyBufferError for them, "fill" leaves them out without a warning; see `SamplerEnsemble`.
+        ratio: share of each member in every batch, of two members also that of the first, or a schedule of them;
+            excludes `p`, `sample_from_all` and `num_buffer_sampled`. See `SamplerEnsemble`, also for the next three.
+        rounding: "carry", the default, or "nearest".
+        ratio_steps: what a schedule counts: "batches", the default, or "calls" of `step`.
+        min_rows: rows that a member must hold to be drawn from; 1 by default.
+        source_key: field of batches, nested ones as a tuple, that gets the number of the member of each row, int64;
+            transforms of the ensemble see it. For batches of dicts and TensorDicts.
         routing_key: field, nested ones as a tuple, that holds the number of the member of each row: with it `add` and
             `extend` of the ensemble write each row to its member.
         routing_dim: batch dimension of the data whose entries are the members, for the same; excludes `routing_key`.
         flatten: put the parts of a batch end to end, not side by side: batches, and all that names their rows, are
-            `[batch_size, ...]`, as a loss of single rows takes them. A `collate_fn` has to do so itself.
+            `[batch_size, ...]`, as a loss of single rows takes them; with `ratio` always. A `collate_fn` has to do so
+            itself.
         generator: source of all draws through the ensemble, those within members included.
         prefetch: batches to keep ready; None or 0 keeps none. Needs `batch_size`.
         shared: must be False: an ensemble serves one process.
@@ -198,6 +212,11 @@ class ReplayBufferEnsemble:
         sample_from_all: bool = False,
         num_buffer_sampled: int | None = None,
         when_empty: WhenEmpty | None = None,
+        ratio: Ratio | None = None,
+        rounding: Rounding | None = None,
+        ratio_steps: RatioSteps | None = None,
+        min_rows: int | Sequence[int] | None = None,
+        source_key: Key | None = None,
         routing_key: Key | None = None,
         routing_dim: int | None = None,
         flatten: bool = False,
@@ -208,24 +227,23 @@ class ReplayBufferEnsemble:
         delayed_init: bool = False,  # noqa: ARG002
     ) -> None:
         check_not_shared(shared=shared)
+        mix: dict[str, Any] = {
+            "p": p,
+            "sample_from_all": sample_from_all or None,
+            "num_buffer_sampled": num_buffer_sampled,
+            "when_empty": when_empty,
+            "ratio": ratio,
+            "rounding": rounding,
+            "ratio_steps": ratio_steps,
+            "min_rows": min_rows,
+        }
         if rbs:
             check_no_parts(storages, samplers, writers)
             check_buffers(rbs)
-            sampler = SamplerEnsemble(
-                *(rb.sampler for rb in rbs),
-                p=p,
-                sample_from_all=sample_from_all,
-                num_buffer_sampled=num_buffer_sampled,
-                when_empty="renormalize" if when_empty is None else when_empty,
-            )
+            given = {name: value for name, value in mix.items() if value is not None}
+            sampler = SamplerEnsemble(*(rb.sampler for rb in rbs), **given)
         else:
-            given = {
-                "p": p,
-                "sample_from_all": sample_from_all or None,
-                "num_buffer_sampled": num_buffer_sampled,
-                "when_empty": when_empty,
-            }
-            rbs, sampler = put_together(storages, samplers, writers, given)
+            rbs, sampler = put_together(storages, samplers, writers, mix)
         collate_fns = check_collates(collate_fns, len(rbs))
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         self._mixer = Mixer(
@@ -236,9 +254,10 @@ class ReplayBufferEnsemble:
             check_generator(generator),
             check_prefetch(prefetch, self._batch_size),
             flatten=bool(flatten),
+            source=None if source_key is None else as_path(source_key),
         )
         if self._batch_size is not None:
-            self._mixer.part_rows(self._batch_size)
+            sampler.part_rows(self._batch_size, self._mixer.grain)
         self._route = check_route(routing_key, routing_dim, self._mixer.members)
 
     # -- what there is ----------------------------------------------------------------------------------------
@@ -327,19 +346,17 @@ class ReplayBufferEnsemble:
 
     def _subset(self, chosen: list[int]) -> ReplayBufferEnsemble:
         mixer, sampler = self._mixer, self.sampler.subset(chosen)
-        fits = self._batch_size is not None and self._batch_size % sampler.num_buffer_sampled == 0
+        fits = self._batch_size is not None and sampler.divides(self._batch_size, mixer.grain)
         return ReplayBufferEnsemble(
             *(self.members[i] for i in chosen),
             transform=self.transform,
             batch_size=self._batch_size if fits else None,
             collate_fn=mixer.collate,
             collate_fns=[mixer.members[i].collate for i in chosen],
-            p=sampler.p,
-            sample_from_all=sampler.sample_from_all,
-            num_buffer_sampled=sampler.num_buffer_sampled,
-            when_empty=sampler.when_empty,
+            source_key=mixer.source,
             flatten=mixer.flatten,
             generator=mixer.generator,
+            **sampler.options(),
         )
 
     # -- writing ----------------------------------------------------------------------------------------------
@@ -568,6 +585,19 @@ class ReplayBufferEnsemble:
         self.transform.insert(index, transform, invert=invert)
         self._mixer.redo()
         return self
+
+    def step(self, steps: int = 1) -> None:
+        """Go on by some steps in the schedule of the ratio; batches made ahead keep theirs.
+
+        Args:
+            steps: how many, at least 0.
+
+        Raises:
+            UsageError: unless the ensemble was made with `ratio=` and `ratio_steps="calls"`.
+            OptionError: if it is not an integer of at least 0.
+        """
+        with self._mixer.lock:
+            self._mixer.sampler.step(steps)
 
     # -- the service ------------------------------------------------------------------------------------------
 
@@ -851,6 +881,7 @@ class ReplayBufferEnsemble:
                 "generator": mixer.generator,
                 "depth": mixer.prefetch.depth if mixer.prefetch else 0,
                 "flatten": mixer.flatten,
+                "source": mixer.source,
                 "queued": mixer.queued,
                 "batch_size": self._batch_size,
                 "route": self._route,
@@ -859,7 +890,8 @@ class ReplayBufferEnsemble:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start without a thread; queued draws come first."""
         self._batch_size, self._route = state["batch_size"], state["route"]
-        options = {name: state[name] for name in ("sampler", "collate", "transform", "generator", "depth", "flatten")}
+        names = ("sampler", "collate", "transform", "generator", "depth", "flatten", "source")
+        options = {name: state[name] for name in names}
         self._mixer = Mixer([Member(rb, collate) for rb, collate in state["members"]], **options)
         self._mixer.pending.extend(state["queued"])
 

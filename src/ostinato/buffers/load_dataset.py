@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -18,7 +16,7 @@ from ostinato.core.kinds import show_path
 from ostinato.core.records import Request
 from ostinato.datasets import DatasetStorage, open_dataset
 from ostinato.durable.progress import Progress
-from ostinato.errors import CapacityError, KeyMissingError, KindError, OptionError, SchemaError, UsageError
+from ostinato.errors import CapacityError, KeyMissingError, OptionError, SchemaError, UsageError
 from ostinato.storages import ListStorage
 
 if TYPE_CHECKING:
@@ -102,13 +100,7 @@ def _open(source: Any, options: LoadOptions) -> DatasetStorage:
         source = buffer_as_dataset(source).dataset
     if isinstance(source, DatasetStorage):
         return source if episodes is None and fields is None else source.select(episodes=episodes, fields=fields)
-    if isinstance(source, (str, os.PathLike, Mapping)):
-        return open_dataset(source, episodes=episodes, fields=fields)
-    msg = (
-        f"a dataset is a path, a mapping of arrays, what open_dataset returns, or a ReplayBuffer, got "
-        f"{type(source).__name__}"
-    )
-    raise KindError(msg)
+    return open_dataset(source, episodes=episodes, fields=fields)
 
 
 def _row_at(data: Any, at: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -12,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.engine import LocalEngine
-from ostinato.buffers.options import warn_of_sampler
+from ostinato.buffers.options import leaves_by_path, warn_of_sampler
 from ostinato.buffers.pipeline import Prefetcher, Steps
 from ostinato.buffers.priority_updates import (
     as_sampler,
@@ -41,6 +42,7 @@ from ostinato.errors import (
     UsageError,
 )
 from ostinato.samplers.base import check_rows
+from ostinato.samplers.ratio import Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -63,6 +65,7 @@ __all__ = [
     "unpack",
     "update_from_batch",
     "update_members",
+    "with_source",
 ]
 
 
@@ -379,10 +382,16 @@ class Mixer:
         depth: int,
         *,
         flatten: bool,
+        source: tuple[str, ...] | None = None,
+        named: bool = True,
     ) -> None:
         self.members = members
-        self.flatten = flatten
+        self.flatten = flatten or sampler.ratio_step is not None
         self.sampler = sampler
+        self.source = source
+        """Field of batches that has the member of each row."""
+        self.named = named
+        """Whether TensorDict batches carry the names of their rows though no member has priorities."""
         self.collate = collate
         self.transform = transform
         self.generator = generator
@@ -399,17 +408,11 @@ class Mixer:
         """Whether some member keeps priorities; samples then carry weights and generations."""
         return any(member.engine.sampler.prioritized for member in self.members)
 
-    def part_rows(self, batch_size: int) -> int:
-        """Return the rows of each part of a batch.
-
-        Raises:
-            OptionError: if the parts cannot be of equal size.
-        """
-        parts = self.sampler.num_buffer_sampled
-        if batch_size % parts:
-            msg = f"The batch size must be divisible by num_buffer_sampled={parts}, got {batch_size}"
-            raise OptionError(msg)
-        return batch_size // parts
+    @property
+    def grain(self) -> int:
+        """Rows that members give together: the length of slices, 1 where none are drawn."""
+        samplers = [member.engine.sampler for member in self.members if member.engine.sampler.slices]
+        return math.lcm(*(getattr(sampler, "slice_len", None) or 1 for sampler in samplers))
 
     @property
     def queued(self) -> list[Mix]:
@@ -432,8 +435,10 @@ class Mixer:
                 made = self._make(mix)
             else:
                 mix, made = self.prefetch.next(Steps(lambda: self._draw(size, ahead=True), self._make))
-            if made is None:
-                continue  # a member was emptied in between: draw again, or learn that it is empty
+            if made is None:  # a member was emptied in between: draw again, or learn that it is empty
+                with self.lock:
+                    self.sampler.undrew(mix.owed)
+                continue
             names = made.names
             members = [self.members[i] for i in mix.members]
             for member, ticket in zip(members, made.tickets, strict=True):
@@ -448,57 +453,48 @@ class Mixer:
         with self.lock, locked(self.members):  # one moment: what is checked of a member holds when it draws
             if self.pending:
                 return self.pending.popleft()
-            rows = self.part_rows(size)
             rng = None if self.generator is None else self.generator.get_state()
             tickets: list[Ticket] = []
-            chosen: list[int] = []
+            split = Split([], [])
             try:
-                chosen = self._choose(rows)
-                for i in chosen:
-                    tickets.append(self.members[i].draw(rows, self.generator, ranked=self.ranked))  # noqa: PERF401
+                split = self._plan(size)
+                for i, rows in zip(split.members, split.sizes, strict=True):
+                    tickets.append(self.members[i].draw(rows, self.generator, ranked=self.ranked))
             except Exception:  # a member has too few rows: what the others gave, and the generator, go back
-                for i, ticket in zip(chosen, tickets, strict=False):
+                for i, ticket in zip(split.members, tickets, strict=False):
                     self.members[i].engine.give_back(ticket)
                 if rng is not None and self.generator is not None:
                     self.generator.set_state(rng)
                 raise
-            return Mix(chosen, tickets, rng if ahead else None)
+            self.sampler.drew(split.owed)
+            return Mix(split.members, tickets, rng if ahead else None, split.owed)
 
     def can_draw(self, size: int) -> bool:
         """Whether a draw of `size` rows does not raise, whichever members are chosen."""
         sampler = self.sampler
-        if size % sampler.num_buffer_sampled:
-            return False
         with self.lock, locked(self.members):
             if self.pending:
                 return True
-            shares = (
-                sampler.p
-                if isinstance(sampler.p, Tensor)
-                else torch.ones(len(self.members), dtype=torch.float64, device="cpu")
-            )
-            able = []
-            for share, member in zip(shares.tolist(), self.members, strict=True):
-                try:
-                    member.check_draw(size // sampler.num_buffer_sampled, self.generator)
-                except OstinatoError as error:
-                    if share > 0 and not _no_rows(error):
-                        return False
-                    able += [False] if share > 0 else []
-                else:
-                    able += [True] if share > 0 else []
-            return any(able) if sampler.when_empty == "renormalize" or sampler.p == "sampleable" else all(able)
+            try:
+                held, refusals = self._held(sampler.asked(size, self.grain))
+            except OptionError:
+                return False
+            if sampler.ratio_step is None:
+                shares = sampler.p if isinstance(sampler.p, Tensor) else [1] * len(held)
+                return sampler.ready(held) and not any(shares[i] > 0 for i in refusals)
+            if not sampler.ready(held):
+                return False
+            try:
+                self._check(sampler.plan(size, held, self.generator, self.grain))
+            except OstinatoError:
+                return False
+            return True
 
-    def _choose(self, rows: int) -> list[int]:
-        """Choose the members of the next batch; all of them can draw `rows` rows, else nothing has changed but chance.
-
-        Raises:
-            EmptyBufferError: if no member has rows to draw.
-            OstinatoError: if a member that was chosen cannot draw for another reason.
-        """
+    def _held(self, asked: list[int]) -> tuple[list[int], dict[int, OstinatoError]]:
+        """Return the rows of each member, 0 where none can be drawn, and why some cannot draw what they are asked."""
         held: list[int] = []
         refusals: dict[int, OstinatoError] = {}
-        for i, member in enumerate(self.members):
+        for i, (member, rows) in enumerate(zip(self.members, asked, strict=True)):
             held.append(len(member.engine.storage))
             try:
                 member.check_draw(rows, self.generator)
@@ -507,32 +503,54 @@ class Mixer:
                     held[i] = 0
                 else:
                     refusals[i] = error
-        chosen = self.sampler.choose(held, self.generator)
-        for i in chosen:
+        return held, refusals
+
+    def _plan(self, size: int) -> Split:
+        """Divide the next batch; its members can draw their rows, else nothing has changed but chance.
+
+        Raises:
+            EmptyBufferError: if no member has rows to draw.
+            OstinatoError: if a member that was chosen cannot draw for another reason.
+        """
+        asked = self.sampler.asked(size, self.grain)
+        held, refusals = self._held(asked)
+        split = self.sampler.plan(size, held, self.generator, self.grain)
+        if split.owed is not None:  # of other sizes than those asked for
+            self._check(split)
+            return split
+        for i in split.members:
             if i in refusals:
                 raise refusals[i]
-        return chosen
+        return split
+
+    def _check(self, split: Split) -> None:
+        """Raise what a member would raise that is to give its part of a batch."""
+        for i, rows in zip(split.members, split.sizes, strict=True):
+            self.members[i].check_draw(rows, self.generator)
 
     def _make(self, mix: Mix) -> Made | None:
         """Make the batch of a draw; None if a member was emptied since. Runs in the prefetch thread if there is one."""
         parts, rows, notes = [], [], []
+        named = self.named or self.ranked
         for i, ticket in zip(mix.members, mix.tickets, strict=True):
             made = self.members[i].make(ticket)
             if made is None:
                 return None
             data, source, said = made
-            if kinds.is_tensordict(data):
+            if kinds.is_tensordict(data) and (named or isinstance(self.members[i].buffer, TensorDictReplayBuffer)):
                 own = [key for key in _OWN_KEYS if key in data.keys()]  # noqa: SIM118 (a TensorDict iterates over rows)
                 data = data.exclude(*own) if own else data
             parts.append(data)
             rows.append(source)
             notes.append(said)
-        batch = self.join(parts, flatten=self.flatten)
-        if self.transform:
-            batch = self.transform.forward(batch)
+        batch = self.join(parts, flatten=self.flatten, members=mix.members)
         tickets = [source.ticket for source in rows]
         names = {**self._names(mix.members, tickets), **self._notes(mix.members, notes)}
-        if kinds.is_tensordict(batch):
+        if self.source is not None:
+            batch = with_source(batch, self.source, names["index", "buffer_ids"])
+        if self.transform:
+            batch = self.transform.forward(batch)
+        if named and kinds.is_tensordict(batch):
             lead = names["index", "buffer_ids"].shape
             if batch.batch_size[: len(lead)] != lead:
                 lead = torch.Size([lead.numel()])
@@ -542,17 +560,26 @@ class Mixer:
                 kinds.put(batch, plain, len(lead))
         return Made(batch, tickets, rows, names)
 
-    def join(self, parts: list[Any], *, flatten: bool = False) -> Any:
-        """Collate the parts of a batch: stack them, or put them end to end.
+    def join(self, parts: list[Any], *, flatten: bool = False, members: Sequence[int] = ()) -> Any:
+        """Collate the parts of a batch, of these members: stack them, or put them end to end.
 
         Raises:
-            KindError: if they cannot be put together, and there is no `collate_fn`.
+            KindError: if they cannot be put together, and there is no `collate_fn`; names the fields that differ.
         """
         if self.collate is not None:
             return self.collate(parts)
+        if flatten and len(parts) == 1:
+            return parts[0]
         try:
             return kinds.concatenate(parts) if flatten else kinds.stack_parts(parts)
         except (KindError, SchemaError) as error:
+            if flatten and (apart := _fields_apart(parts, members)):
+                msg = (
+                    f"the parts of a batch cannot be concatenated end to end, their fields differ: {apart}. Select the "
+                    "fields that all members have, with open_dataset(path, fields=...) or a transform of the member, "
+                    "write the other fields as well, or give the ensemble a collate_fn, such as list"
+                )
+                raise KindError(msg) from error
             msg = (
                 f"the parts of a batch, of type {type(parts[0]).__name__}, cannot be "
                 f"{'put end to end' if flatten else 'stacked'} ({error}): give the ensemble a collate_fn, such as list"
@@ -605,6 +632,8 @@ class Mixer:
         with self.lock:
             dropped = [*([] if self.prefetch is None else self.prefetch.clear()), *self.pending]
             self.pending.clear()
+            for mix in dropped:
+                self.sampler.undrew(mix.owed)
             if dropped and dropped[0].rng is not None and self.generator is not None:
                 self.generator.set_state(dropped[0].rng)
 
@@ -639,6 +668,37 @@ class Mixer:
         with self.lock:
             if self.prefetch is not None:
                 self.pending.extendleft(reversed(self.prefetch.clear()))
+
+
+def with_source(batch: Any, path: tuple[str, ...], ids: Tensor) -> Any:
+    """Return a batch with the member of each row in a field of its own.
+
+    Raises:
+        KindError: if the batch has no fields, or other rows than its parts.
+        SchemaError: if it has this field already.
+    """
+    if not kinds.is_mapping(batch):
+        msg = f"source_key={kinds.show_path(path)} needs batches with fields, got {type(batch).__name__}: leave it out"
+        raise KindError(msg)
+    if kinds.find_field(batch, path) is not None:
+        msg = f"rows have the field {kinds.show_path(path)} already: give another source_key"
+        raise SchemaError(msg)
+    if isinstance(batch, dict):
+        return kinds.with_fields(batch, {path: ids})
+    if batch.batch_size[: ids.ndim] != ids.shape:  # the caller's collate_fn has put the parts end to end
+        ids = ids.reshape(-1)
+    kinds.put(batch, {path if len(path) > 1 else path[0]: ids}, ids.ndim)
+    return batch
+
+
+def _fields_apart(parts: Sequence[Any], members: Sequence[int]) -> str:
+    """Return the fields that not all parts have, as text; empty if there are none, or parts have no names."""
+    if not all(isinstance(part, dict) or kinds.is_tensordict(part) for part in parts):
+        return ""
+    fields = dict(zip(members, (set(leaves_by_path(part)) for part in parts), strict=True))
+    every = set.intersection(*fields.values())
+    extra = {i: sorted(mine - every, key=str) for i, mine in fields.items() if mine - every}
+    return "; ".join(f"member {i} has also {', '.join(map(kinds.show_path, more))}" for i, more in extra.items())
 
 
 def _row_shape(value: Tensor, names: dict[Any, Tensor]) -> tuple[int, ...]:

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final, overload
 
 import torch
 
 from ostinato._optional import require
-from ostinato.buffers.options import check_size, part, positive, real
+from ostinato.buffers.checkpoint.load import with_state
+from ostinato.buffers.checkpoint.save import Saving, save_buffer
+from ostinato.buffers.checkpoint.state import FORMAT, checker, own_tensors, read_generator
+from ostinato.buffers.engine import LocalEngine
+from ostinato.buffers.ensemble import check_buffers
+from ostinato.buffers.mixing import Member, Mixer, show_names, update_from_batch, update_members, with_source
+from ostinato.buffers.options import check_generator, check_size, part, positive, real
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
-from ostinato.errors import CheckpointError, KindError, OptionError, UsageError
+from ostinato.core.episodes.keys import as_path
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
+from ostinato.samplers import RandomSampler, SamplerEnsemble
 from ostinato.storages import LazyTensorStorage, Storage
+from ostinato.storages.checkpoint import readable
 from ostinato.transforms import Compose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
     from types import ModuleType
 
     from torch import Tensor
+
+    from ostinato.core.episodes.keys import Key
+    from ostinato.samplers.ensemble import WhenEmpty
+    from ostinato.samplers.ratio import Rounding
 
 __all__ = ["OfflineToOnlineReplayBuffer", "prefill_replay_buffer"]
 
@@ -31,11 +46,17 @@ class OfflineToOnlineReplayBuffer:
     """A fixed dataset and a growing buffer, of which every batch holds an exact ratio, as in TorchRL.
 
     A batch of `B` rows has `round(offline_fraction * B)` rows of the dataset, followed by rows of the online buffer.
-    While the online buffer is empty all rows are of the dataset, and none once `anneal` has reached 0. `extend` writes
-    to the online buffer alone.
+    With `rounding="carry"` the fractions of a row that this leaves count for the next batch, so that the ratio of all
+    batches is exact. While the online buffer is empty all rows are of the dataset, and none once `anneal` has reached
+    0. `extend` writes to the online buffer alone.
 
-    Each of the two draws with its own sampler and generator. Samples carry no `index`: a `ReplayBufferEnsemble` with
-    `flatten=True` names the rows of both, brings priorities back, and saves both in one checkpoint.
+    It is a `ReplayBufferEnsemble` of two members with `ratio=offline_fraction` under TorchRL's names; that one has also
+    schedules, more members, prefetch, and checkpoints of all members. Samples of TensorDicts carry names of their rows
+    (`("index", "buffer_ids")`, 0 for the dataset, and `("index", "index")`) and `priority_weight` only if one of the
+    two is prioritized.
+
+    Datasets that an ensemble cannot draw from (of another library, shared between processes, or with a `rate_limiter`)
+    are sampled by their own `sample(n)`: their rows have no names.
 
     Safe to use from several threads. Not a `ReplayBuffer`: it has two of them.
 
@@ -43,10 +64,16 @@ class OfflineToOnlineReplayBuffer:
         offline_dataset: a `ReplayBuffer`, a dataset of TorchRL (any object with `sample(n)` and a length), or the name
             of one, such as `"minari:mujoco/hopper/expert-v0"`, which TorchRL loads; it must be installed then.
         online_storage: storage of the online buffer, or else
-        online_capacity: rows of a `LazyTensorStorage` for it.
+        online_capacity: rows of a `LazyTensorStorage` for it, or else
+        online_buffer: the online buffer, such as one with priorities.
         offline_fraction: share of the dataset, in (0, 1).
         batch_size: rows that `sample()` gives; needed with the name of a dataset.
         transform: for whole batches: a callable, or an object with `forward`.
+        rounding: "nearest" rounds each batch on its own, "carry" makes the ratio of all batches exact.
+        when_empty: "fill" lets the dataset fill batches while the online buffer has no row to draw; "renormalize" does
+            so with a warning, "raise" raises EmptyBufferError.
+        source_key: field of batches that gets 0 for rows of the dataset and 1 for the others, int64; transforms see it.
+        generator: source of all draws; None lets each of the two use its own.
         **dataset_kwargs: for the constructor of a dataset that is given by its name.
 
     Raises:
@@ -73,29 +100,49 @@ class OfflineToOnlineReplayBuffer:
         *,
         online_storage: Storage | None = None,
         online_capacity: int | None = None,
+        online_buffer: ReplayBuffer | None = None,
         offline_fraction: float = 0.5,
         batch_size: int | None = None,
         transform: Any = None,
+        rounding: Rounding = "nearest",
+        when_empty: WhenEmpty = "fill",
+        source_key: Key | None = None,
+        generator: torch.Generator | None = None,
         **dataset_kwargs: Any,
     ) -> None:
-        if (online_storage is None) == (online_capacity is None):
-            given = "neither" if online_storage is None else "both"
-            said = (
-                "Provide one of online_storage or online_capacity"
-                if online_storage is None
-                else ("Provide online_storage OR online_capacity, not both")
-            )
-            msg = f"{said}, got {given}"
-            raise OptionError(msg)
-        if not 0.0 < real("offline_fraction", offline_fraction) < 1.0:
+        _check_one(online_storage, online_capacity, online_buffer)
+        self._base = real("offline_fraction", offline_fraction)
+        if not 0.0 < self._base < 1.0:
             msg = f"offline_fraction must be in (0, 1), got {offline_fraction!r}: for one of the two use it alone"
             raise OptionError(msg)
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
-        storage = LazyTensorStorage(online_capacity) if online_capacity is not None else online_storage
-        self._online = ReplayBuffer(storage=part("online_storage", storage, Storage))
+        self._online = _online(online_storage, online_capacity, online_buffer)
         self._offline = _dataset(offline_dataset, self._batch_size, dataset_kwargs)
-        self._base = self._fraction = float(offline_fraction)
+        own = isinstance(self._offline, ReplayBuffer)
+        self._sampler = SamplerEnsemble(
+            self._offline.sampler if own else RandomSampler(),  # a dataset of another library draws by itself
+            self._online.sampler,
+            ratio=self._base,
+            rounding=rounding,
+            when_empty=when_empty,
+        )
         self._transform = Compose.of(transform)
+        self._source = None if source_key is None else as_path(source_key)
+        self._mixer = self._mixed(check_generator(generator))
+
+    def _mixed(self, generator: torch.Generator | None) -> Mixer | None:
+        """Return what draws from both; None if the dataset draws by itself."""
+        offline, online = self._offline, self._online
+        if not _mixable(offline, online):
+            if generator is not None:
+                msg = f"{type(offline).__name__} draws by itself, from its own source: leave generator= out"
+                raise OptionError(msg)
+            return None
+        check_buffers([offline, online])
+        members = [Member(offline, None), Member(online, None)]
+        return Mixer(
+            members, self._sampler, None, self._transform, generator, 0, flatten=True, source=self._source, named=False
+        )
 
     @property
     def offline_buffer(self) -> Any:
@@ -110,7 +157,7 @@ class OfflineToOnlineReplayBuffer:
     @property
     def offline_fraction(self) -> float:
         """Share of the dataset now; `anneal` changes it."""
-        return self._fraction
+        return float(self._sampler.share or 0)
 
     @property
     def batch_size(self) -> int | None:
@@ -134,11 +181,18 @@ class OfflineToOnlineReplayBuffer:
         """
         return self._online.extend(data)
 
-    def sample(self, batch_size: int | None = None) -> Any:
+    @overload
+    def sample(self, batch_size: int | None = None, return_info: Literal[False] = False) -> Any: ...  # noqa: FBT002
+    @overload
+    def sample(self, batch_size: int | None = None, *, return_info: Literal[True]) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(self, batch_size: int | None, return_info: Literal[True]) -> tuple[Any, dict[Any, Any]]: ...
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:  # noqa: FBT001, FBT002
         """Draw a batch: rows of the dataset, then rows of the online buffer.
 
         Args:
             batch_size: rows; None takes the constructor's.
+            return_info: return `(batch, info)`; the info names the rows, as that of `ReplayBufferEnsemble`.
 
         Returns:
             The rows, `[B, *shape]`, transformed. Copy.
@@ -146,19 +200,41 @@ class OfflineToOnlineReplayBuffer:
         Raises:
             OptionError: if there is no batch size.
             EmptyBufferError: if the dataset is empty.
-            SchemaError: if rows of both cannot be put together.
+            SchemaError, KindError: if rows of both cannot be put together; names the fields that differ.
+            UsageError: with `return_info` if the dataset draws by itself.
         """
         if batch_size is None and self._batch_size is None:
             msg = "batch_size must be provided either in the constructor or to sample()"
             raise OptionError(msg)
         size = check_size(batch_size, self._batch_size, fixed=False)
-        offline = size if len(self._online) == 0 else round(self._fraction * size)
-        parts = []
-        if offline:
-            parts += [_plain(batch, self._offline) for batch in _draw(self._offline, offline)]
-        if offline < size:
-            parts.append(self._online.sample(size - offline))
-        batch = parts[0] if len(parts) == 1 else kinds.concatenate(parts)
+        if len(self._offline) == 0 and self._sampler.share:
+            msg = "Cannot sample from an empty storage: the dataset holds no rows"
+            raise EmptyBufferError(msg)
+        if self._mixer is None:
+            if return_info:
+                raise UsageError(_no_names(self._offline))
+            return self._sample_apart(size)
+        data, names = self._mixer.next(size)
+        return (data, show_names(names, as_tensordict=kinds.is_tensordict(data))) if return_info else data
+
+    def _sample_apart(self, size: int) -> Any:
+        """Draw from a dataset that draws by itself, and from the online buffer."""
+        online, lock = self._online, self._online._engine.lock  # noqa: SLF001
+        with lock:
+            split = self._sampler.plan(size, [len(self._offline), len(online)], None)
+            self._sampler.drew(split.owed)
+        counts = dict(zip(split.members, split.sizes, strict=True))
+        try:
+            parts = [_plain(batch, self._offline) for batch in _draw(self._offline, counts.get(0, 0))]
+            parts += [online.sample(counts[1])] if 1 in counts else []
+            batch = parts[0] if len(parts) == 1 else kinds.concatenate(parts)
+        except BaseException:
+            with lock:
+                self._sampler.undrew(split.owed)
+            raise
+        if self._source is not None:
+            ids = [torch.full((rows,), i, dtype=torch.int64, device="cpu") for i, rows in counts.items()]
+            batch = with_source(batch, self._source, torch.cat(ids))
         return self._transform.forward(batch) if self._transform.steps else batch
 
     def __iter__(self) -> Iterator[Any]:
@@ -187,27 +263,141 @@ class OfflineToOnlineReplayBuffer:
         if not (end > 0 and done >= 0):
             msg = f"anneal() needs step >= 0 and total_steps > 0, got step={step} and total_steps={total_steps}"
             raise OptionError(msg)
-        self._fraction = self._base * max(0.0, 1.0 - done / end)
+        self._sampler.share = self._base * max(0.0, 1.0 - done / end)
+
+    def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
+        """Give rows new priorities, each in its buffer; see `ReplayBufferEnsemble.update_priority`.
+
+        Raises:
+            PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
+            SlotError: if a row is out of range; nothing is changed.
+            UsageError: if the dataset draws by itself.
+        """
+        update_members(self._members(), index, priority, generation)
+
+    def update_tensordict_priority(self, data: Any) -> None:
+        """Give the rows of a sample the priorities in it; see `ReplayBufferEnsemble.update_tensordict_priority`.
+
+        Raises:
+            KeyMissingError: if the key of a prioritized buffer is missing; nothing is changed.
+            PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
+            UsageError: if the dataset draws by itself.
+        """
+        update_from_batch(self._members(), data)
+
+    def _members(self) -> Sequence[Member]:
+        if self._mixer is None:
+            raise UsageError(_no_names(self._offline))
+        return self._mixer.members
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the online buffer's state and the share of the dataset. Copy.
+        """Return the online buffer's state, and where mixing and draws are. Copy.
 
-        The dataset is not part of it. For a checkpoint in a directory use `online_buffer.dumps` and `anneal`.
+        The rows of the dataset are not part of it; its sampler and generator are, unless it draws by itself.
         """
-        return {"online": self._online.state_dict(), "offline_fraction": self._fraction}
+        with self._locked():
+            return {"online": self._online.state_dict(), **own_tensors(self._mixing_state())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, by copy.
+        """Restore what `state_dict` returned, by copy; sampling goes on exactly where it was.
 
         Raises:
             CheckpointError: if the state does not fit; nothing is changed.
         """
-        fraction = state.get("offline_fraction")
-        if not isinstance(fraction, float) or not 0.0 <= fraction < 1.0 or "online" not in state:
-            msg = f"the state must hold `online` and `offline_fraction` in [0, 1), got {sorted(map(str, state))}"
+        if "online" not in state:
+            msg = f"the state must hold `online` and `offline_fraction`, got {sorted(map(str, state))}"
             raise CheckpointError(msg)
-        self._online.load_state_dict(state["online"])
-        self._fraction = fraction
+        with self._online._engine.saves.lock, self._locked():  # noqa: SLF001
+            then = self._mixing_loader(state)
+            self._online.load_state_dict(state["online"])
+            then()
+
+    def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
+        """Save the online buffer, and where mixing and draws are, to the directory `path`.
+
+        The rows of the dataset are not saved: give the same dataset before `loads`. Its sampler and generator are,
+        unless it draws by itself. The checkpoint is one of the online buffer with more entries: `ReplayBuffer.loads`
+        reads it, too. Options, costs and errors are those of `ReplayBuffer.dumps`.
+        """
+        online = self._online
+        online.synchronize()
+        engine = online._engine  # noqa: SLF001
+
+        def state() -> dict[str, Any]:
+            return {**online._state(), "offline": self._mixing_state()}  # noqa: SLF001
+
+        if isinstance(engine, LocalEngine):
+            saving = Saving([engine], state, self._locked, lambda: checker(engine), FORMAT)
+            save_buffer(path, saving, incremental=incremental)
+        else:
+            engine.save(path, state, incremental=incremental)
+
+    def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
+        """Restore what `dumps` saved; options and errors are those of `ReplayBuffer.loads`."""
+
+        def restore(state: dict[str, Any]) -> None:
+            if "offline" not in state:
+                msg = f"{path} is the checkpoint of a buffer, without a dataset: load it with online_buffer.loads(path)"
+                raise CheckpointError(msg)
+            then = self._mixing_loader(state["offline"])
+            self._online.load_state_dict({key: value for key, value in state.items() if key != "offline"})
+            then()
+
+        engine = self._online._engine  # noqa: SLF001
+        with engine.saves.lock, self._locked():
+            engine.load(path, restore, verify=verify, mmap=mmap)
+
+    def _locked(self) -> AbstractContextManager[Any]:
+        """Take all locks; no batch is drawn meanwhile."""
+        return self._online._engine.lock if self._mixer is None else self._mixer.locked()  # noqa: SLF001
+
+    def _mixing_state(self) -> dict[str, Any]:
+        """Return all state but the rows; nothing is copied."""
+        mixer = self._mixer
+        source = None if mixer is None or mixer.generator is None else mixer.generator.get_state()
+        draws = None if mixer is None else _draws_of(mixer.members[0].engine)
+        fraction = self.offline_fraction
+        return {"offline_fraction": fraction, "mixing": self._sampler.state_dict(), "generator": source, "draws": draws}
+
+    def _mixing_loader(self, state: dict[str, Any]) -> Callable[[], None]:
+        """Check what `_mixing_state` returned, and return what restores it.
+
+        Raises:
+            CheckpointError: if it does not fit.
+        """
+        fraction = state.get("offline_fraction")
+        if not isinstance(fraction, float) or not 0.0 <= fraction < 1.0:
+            msg = f"the state must hold `offline_fraction` in [0, 1), got {sorted(map(str, state))}"
+            raise CheckpointError(msg)
+        mixing, draws, mixer = state.get("mixing"), state.get("draws"), self._mixer
+        with readable("this mixture"):
+            if mixing is not None:
+                self._sampler.check_state(mixing)
+            generator = read_generator(state.get("generator"), self._online.storage.device)
+            again = None if mixer is None or draws is None else _draws_loader(mixer.members[0].engine, draws)
+
+        def then() -> None:
+            if mixing is None:  # of a version that kept the fraction alone
+                self._sampler.share = fraction
+            else:
+                self._sampler.load_state_dict(mixing)
+            if mixer is not None and generator is not None:
+                mixer.generator = with_state(mixer.generator, generator)
+            if again is not None:
+                again()
+
+        return then
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickling copies both; locks are new."""
+        state = {name: value for name, value in vars(self).items() if name != "_mixer"}
+        return {**state, "generator": None if self._mixer is None else self._mixer.generator}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Mix the copies."""
+        generator = state.pop("generator")
+        vars(self).update(state)
+        self._mixer = self._mixed(generator)
 
     def __len__(self) -> int:
         """Rows of the dataset and of the online buffer."""
@@ -217,8 +407,106 @@ class OfflineToOnlineReplayBuffer:
         """Dataset, share and sizes."""
         return (
             f"OfflineToOnlineReplayBuffer(offline={type(self._offline).__name__}, offline_size={len(self._offline)}, "
-            f"offline_fraction={self._fraction:.3f}, online_size={len(self._online)}, batch_size={self._batch_size})"
+            f"offline_fraction={self.offline_fraction:.3f}, online_size={len(self._online)}, "
+            f"batch_size={self._batch_size})"
         )
+
+
+def _check_one(storage: Any, capacity: Any, buffer: Any) -> None:
+    """Check that the online buffer is given in one way.
+
+    Raises:
+        OptionError: if it is not.
+    """
+    count = sum(given is not None for given in (storage, capacity, buffer))
+    if count != 1:
+        said = (
+            "Provide one of online_storage or online_capacity (or online_buffer), got neither"
+            if count == 0
+            else "Provide online_storage OR online_capacity, not both, and neither with online_buffer"
+        )
+        raise OptionError(said)
+
+
+def _online(storage: Any, capacity: int | None, buffer: Any) -> ReplayBuffer:
+    """Return the online buffer.
+
+    Raises:
+        KindError: if something is not of its class.
+    """
+    if buffer is not None:
+        if not isinstance(buffer, ReplayBuffer):
+            msg = f"online_buffer must be a ReplayBuffer, got {type(buffer).__name__}"
+            raise KindError(msg)
+        return buffer
+    made = LazyTensorStorage(capacity) if capacity is not None else storage
+    return ReplayBuffer(storage=part("online_storage", made, Storage))
+
+
+def _mixable(dataset: Any, online: ReplayBuffer) -> bool:
+    """Whether an ensemble can draw from a dataset.
+
+    Raises:
+        OptionError: if it cannot, and the dataset has priorities.
+    """
+    if not isinstance(dataset, ReplayBuffer):
+        return False
+    sampler = dataset.sampler
+    able = (
+        isinstance(dataset._engine, LocalEngine)  # noqa: SLF001
+        and dataset.rate_limiter is None
+        and not sampler.counting
+        and not (sampler.epochal and sampler.episodes is not None)
+        and dataset.storage.ndim == online.storage.ndim
+    )
+    if not able and sampler.prioritized:
+        msg = (
+            f"the dataset draws by priorities ({type(sampler).__name__}), and its rows cannot be named: it is shared, "
+            "has a rate_limiter, or another storage.ndim than the online buffer"
+        )
+        raise OptionError(msg)
+    return able
+
+
+def _draws_of(engine: LocalEngine) -> dict[str, Any]:
+    """Return the state of the draws of a dataset: all but its rows."""
+    return {
+        "class": type(engine.sampler).__name__,
+        "rows": len(engine.storage),
+        "sampler": engine.sampler.state_dict(),
+        "generator": None if engine.generator is None else engine.generator.get_state(),
+    }
+
+
+def _draws_loader(engine: LocalEngine, state: dict[str, Any]) -> Callable[[], None]:
+    """Check what `_draws_of` returned, and return what restores it.
+
+    Raises:
+        CheckpointError: if the checkpoint was made with another dataset or sampler.
+    """
+    for name, mine in (("class", type(engine.sampler).__name__), ("rows", len(engine.storage))):
+        if state[name] != mine:
+            what = "a sampler of the class" if name == "class" else "a dataset of rows:"
+            msg = f"the checkpoint was made with {what} {state[name]!r}, this one has {mine!r}: give the same dataset"
+            raise CheckpointError(msg)
+    engine.sampler.check_state(state["sampler"], len(engine.storage))
+    generator = read_generator(state["generator"], engine.storage.device)
+
+    def then() -> None:
+        engine.parts_changed()
+        engine.sampler.load_state_dict(state["sampler"])
+        engine.begin_sampler()
+        if generator is not None:
+            engine.generator = with_state(engine.generator, generator)
+
+    return then
+
+
+def _no_names(dataset: Any) -> str:
+    return (
+        f"{type(dataset).__name__} draws by itself, and its rows have no names: make the dataset a ReplayBuffer of "
+        "this process without a rate_limiter"
+    )
 
 
 def prefill_replay_buffer(
@@ -308,17 +596,13 @@ def _dataset(given: Any, batch_size: int | None, options: dict[str, Any]) -> Any
             f"TorchRL, got {type(given).__name__}"
         )
         raise KindError(msg)
-    if isinstance(given, ReplayBuffer) and given.sampler.prioritized:
-        msg = (
-            f"the dataset draws by priorities ({type(given.sampler).__name__}), whose weights and updates need the "
-            "names of rows: use ReplayBufferEnsemble(dataset, online, flatten=True)"
-        )
-        raise OptionError(msg)
     return given
 
 
 def _draw(dataset: Any, rows: int) -> list[Any]:
-    """Draw rows of a dataset, in several batches where passes end within them."""
+    """Draw rows of a dataset, in several batches where passes end within them; no batch for no rows."""
+    if rows == 0:
+        return []
     if not (isinstance(dataset, ReplayBuffer) and dataset.sampler.epochal):
         return [dataset.sample(rows)]
     batches = []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Sequence
+    from fractions import Fraction
     from pathlib import Path
 
     import torch
@@ -81,6 +82,8 @@ class Mix(NamedTuple):
     tickets: list[Ticket]
     rng: Tensor | None = None
     """As in `Ticket`."""
+    owed: tuple[Fraction, ...] | None = None
+    """What the batch left of the exact share of each member; see `Split`."""
     last: bool = False
     """Ensembles have no epochs."""
 

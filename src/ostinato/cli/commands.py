@@ -280,7 +280,7 @@ def sample(
         Path | None,
         typer.Argument(
             metavar="PATH",
-            help="Directory of trajectories, written by Ostinato or RLinf, or a dataset.",
+            help=_ANY_DATA,
             show_default=False,
         ),
     ] = None,
@@ -326,11 +326,7 @@ def sample(
     if cache_size is not None and not enable_cache:
         msg = "--cache-size needs --enable-cache"
         raise typer.BadParameter(msg)
-    kind = data_kind(directory)
-    if kind == "buffer":
-        msg = f"{directory} is the checkpoint of a buffer; sample needs a directory of trajectories: use inspect"
-        raise CheckpointError(msg)
-    if kind == "dataset":
+    if data_kind(directory) != "trajectories":
         if enable_cache or sample_window_size is not None or allow_pickle:
             msg = (
                 "--enable-cache, --cache-size, --sample-window-size and --allow-pickle apply to directories of "

@@ -13,10 +13,12 @@ import torch
 from ostinato.core.group import Group
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 from ostinato.samplers.base import Sampler, check_replacement
+from ostinato.samplers.ratio import MixingRatio, Ratio, RatioSteps, Rounding, Split
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
+    from fractions import Fraction
 
     from torch import Tensor
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SamplerEnsemble", "WhenEmpty"]
 
-WhenEmpty: TypeAlias = Literal["renormalize", "raise"]
+WhenEmpty: TypeAlias = Literal["renormalize", "raise", "fill"]
 """How an ensemble handles a member without rows to draw."""
 _WHEN_EMPTY = get_args(WhenEmpty)
 _SAMPLEABLE = "sampleable"
@@ -45,6 +47,13 @@ class SamplerEnsemble(Group[Sampler]):
     has one: the weights of the other members are divided by their sum, with one warning. With `sample_from_all` the
     other members then have equal weights. `when_empty="raise"` raises instead.
 
+    With `ratio` a batch is divided row by row, not into equal parts: of `B` rows a member of the share `f` gives
+    `B * f`, the rows of the first member first. Where that is no integer it gives `floor(B * f)` or `ceil(B * f)`: what
+    is left of a row counts for the next batch, so that after every batch each of two members has given the sum of its
+    `B * f` up to half a row (error diffusion; of more members up to a few rows). No random numbers are used for it, and
+    the carry is part of checkpoints. Shares are the numbers as they are written: 0.1 is one tenth. Members that draw
+    slices give whole slices.
+
     Args:
         *samplers: at least one.
         p: weights of the members, finite numbers of at least 0, which are divided by their sum; None for equal ones;
@@ -52,19 +61,33 @@ class SamplerEnsemble(Group[Sampler]):
         sample_from_all: one part from every member; excludes `p`.
         num_buffer_sampled: parts of a batch; None is the number of members.
         when_empty: "renormalize" excludes members without rows from a batch, "raise" raises EmptyBufferError for them.
-            With `p="sampleable"` they always have the weight 0.
+            With `p="sampleable"` they always have the weight 0. "fill" is "renormalize" without a warning, and if only
+            members of weight 0 have rows, all rows come from the first of these.
+        ratio: share of each member in every batch; excludes `p`, `sample_from_all` and `num_buffer_sampled`. One number
+            of at least 0 for each member, divided by their sum; or for two members one number, the share of the first.
+            A number may be a float, an integer, a `Fraction`, or text such as `"1/3"`. A schedule is a mapping of step
+            numbers to these, with straight lines in between and constant outside; or a function `step -> shares`,
+            called with 0 at first, under the lock of the ensemble.
+        rounding: "carry" as above, or "nearest": each batch is rounded on its own, `round(B * f)`, as TorchRL's
+            `OfflineToOnlineReplayBuffer` does it; shares are then exact only where `B * f` is an integer.
+        ratio_steps: what a schedule counts: "batches" that were drawn (with prefetch, ahead), or "calls" of `step`.
+        min_rows: rows that a member must hold to be drawn from, for all or one number for each; with fewer it counts as
+            empty. With 1, rows of a small member are repeated to make its share.
         replacement: must be True; samplers without replacement are given as members.
 
     Raises:
         KindError: if an argument is not a sampler, or an option of the wrong type.
         OptionError: if an option is out of range.
-        UsageError: if `p` is given with `sample_from_all`.
+        UsageError: if `p` is given with `sample_from_all`, or one of them with `ratio`.
 
     Example:
         >>> from ostinato import RandomSampler, SamplerEnsemble
         >>> mix = SamplerEnsemble(RandomSampler(), RandomSampler(), p=[3, 1], num_buffer_sampled=4)
         >>> sorted(mix.choose([100, 100], None))
         [0, 0, 0, 1]
+        >>> mix = SamplerEnsemble(RandomSampler(), RandomSampler(), ratio=0.3)
+        >>> mix.plan(256, [100, 100], None).sizes
+        [77, 179]
     """
 
     def __init__(
@@ -74,15 +97,27 @@ class SamplerEnsemble(Group[Sampler]):
         sample_from_all: bool = False,
         num_buffer_sampled: int | None = None,
         when_empty: WhenEmpty = "renormalize",
+        ratio: Ratio | None = None,
+        rounding: Rounding = "carry",
+        ratio_steps: RatioSteps = "batches",
+        min_rows: int | Sequence[int] = 1,
         replacement: bool = True,
     ) -> None:
         check_replacement(type(self), replacement=replacement)
         super().__init__(samplers, Sampler)
         if when_empty not in _WHEN_EMPTY:
-            msg = f'when_empty must be "renormalize" or "raise", got {when_empty!r}'
+            msg = f"when_empty must be one of {', '.join(map(repr, _WHEN_EMPTY))}, got {when_empty!r}"
             raise OptionError(msg)
         self.when_empty: WhenEmpty = when_empty
         self._warned = False
+        self.min_rows = _min_rows(min_rows, len(samplers))
+        if ratio is not None and (p is not None or sample_from_all or num_buffer_sampled is not None):
+            msg = (
+                f"ratio= divides a batch row by row, and p={p!r}, sample_from_all={sample_from_all} and "
+                f"num_buffer_sampled={num_buffer_sampled} into equal parts: give one or the other"
+            )
+            raise UsageError(msg)
+        self._ratio = MixingRatio.of(ratio, len(samplers), rounding, ratio_steps)
         if sample_from_all and p is not None:
             msg = (
                 "Cannot pass both `p` argument and `sample_from_all=True`: the latter takes equal parts from all "
@@ -98,6 +133,9 @@ class SamplerEnsemble(Group[Sampler]):
         shares = "sample_from_all=True" if self.sample_from_all else f"p={self._show_p()}"
         members = ", ".join(map(repr, self.members))
         empty = "" if self.when_empty == "renormalize" else f", when_empty={self.when_empty!r}"
+        empty += "" if set(self.min_rows) == {1} else f", min_rows={list(self.min_rows)}"
+        if self._ratio is not None:
+            return f"SamplerEnsemble({members}, ratio={self._ratio!r}{empty})"
         return f"SamplerEnsemble({members}, {shares}, num_buffer_sampled={self.num_buffer_sampled}{empty})"
 
     @property
@@ -110,10 +148,121 @@ class SamplerEnsemble(Group[Sampler]):
         if value is not None and self.sample_from_all:
             msg = "an ensemble with sample_from_all=True takes equal parts from all members: p cannot be set"
             raise OptionError(msg)
+        if value is not None and self._ratio is not None:
+            msg = "this ensemble divides batches by its ratio: set ratio, not p"
+            raise OptionError(msg)
         if isinstance(value, str) and value != _SAMPLEABLE:
             msg = f"The only dynamic SamplerEnsemble probability is 'sampleable', got p={value!r}: or give numbers"
             raise OptionError(msg)
         self._p = value if value is None or isinstance(value, str) else _shares(value, len(self.members))
+
+    @property
+    def ratio(self) -> list[Fraction] | None:
+        """Share of each member in the next batch, of sum 1; None without a ratio.
+
+        May be set at any time to what the constructor takes as `ratio`, if the ensemble was made with one; steps and
+        carry go on.
+        """
+        return None if self._ratio is None else self._ratio.shares()
+
+    @ratio.setter
+    def ratio(self, value: Ratio) -> None:
+        self._require_ratio("ratio").set(value)
+
+    @property
+    def share(self) -> float | None:
+        """Share of the first of two members in the next batch; None without a ratio. May be set: a scheduler can."""
+        return None if self._ratio is None else float(self._ratio.shares()[0])
+
+    @share.setter
+    def share(self, value: float) -> None:
+        self._require_ratio("share").set(value)
+
+    @property
+    def ratio_step(self) -> int | None:
+        """Steps that the schedule of the ratio has counted; None without a ratio."""
+        return None if self._ratio is None else self._ratio.step
+
+    def step(self, steps: int = 1) -> None:
+        """Go on by some steps in the schedule of the ratio.
+
+        Raises:
+            UsageError: unless the ensemble was made with `ratio_steps="calls"`.
+            OptionError: if it is not an integer of at least 0.
+        """
+        self._require_ratio("step").advance(steps)
+
+    def _require_ratio(self, name: str) -> MixingRatio:
+        if self._ratio is None:
+            msg = f"{name} belongs to an ensemble with a ratio, and this one draws equal parts: make it with ratio="
+            raise UsageError(msg)
+        return self._ratio
+
+    def asked(self, batch_size: int, grain: int = 1) -> list[int]:
+        """Return the rows that each member may be asked for in the next batch if all have rows, at least `grain`.
+
+        Args:
+            batch_size: rows of the batch.
+            grain: see `plan`.
+
+        Raises:
+            OptionError: if a batch cannot be divided so.
+        """
+        if self._ratio is None:
+            return [self.part_rows(batch_size)] * len(self.members)
+        counts, _ = self._ratio.split(self.part_rows(batch_size, grain), self._ratio.shares())
+        return [grain * max(1, count) for count in counts]
+
+    def part_rows(self, batch_size: int, grain: int = 1) -> int:
+        """Return the rows of each part of a batch; with a ratio the number of its grains.
+
+        Raises:
+            OptionError: if the parts cannot be of equal size.
+        """
+        parts, name = (self.num_buffer_sampled, "num_buffer_sampled") if self._ratio is None else (grain, "slice_len")
+        if not self.divides(batch_size, grain):
+            msg = f"The batch size must be divisible by {name}={parts}, got {batch_size}"
+            raise OptionError(msg)
+        return batch_size // parts
+
+    def divides(self, batch_size: int, grain: int = 1) -> bool:
+        """Return whether `part_rows` would not raise."""
+        parts = self.num_buffer_sampled if self._ratio is None else grain
+        return batch_size >= parts and batch_size % parts == 0
+
+    def plan(self, batch_size: int, rows: Sequence[int], generator: torch.Generator | None, grain: int = 1) -> Split:
+        """Divide the next batch among the members; steps and carry of a ratio change with `drew` only.
+
+        Args:
+            batch_size: rows of the batch.
+            rows: rows in each member now; 0 if none of them can be drawn.
+            generator: see `choose`; not used with a ratio.
+            grain: with a ratio, members give multiples of so many rows: the length of slices.
+
+        Returns:
+            The member and the size of each part.
+
+        Raises:
+            OptionError: if the batch cannot be divided so.
+            EmptyBufferError: see `choose`.
+        """
+        if self._ratio is None:
+            size = self.part_rows(batch_size)
+            chosen = self.choose(rows, generator)
+            return Split(chosen, [size] * len(chosen))
+        counts, owed = self._ratio.split(self.part_rows(batch_size, grain), self._present(rows)[0])
+        chosen = [i for i, count in enumerate(counts) if count]
+        return Split(chosen, [grain * counts[i] for i in chosen], owed)
+
+    def drew(self, owed: tuple[Fraction, ...] | None) -> None:
+        """Count a batch of `plan` that was drawn, by what it left owed."""
+        if self._ratio is not None and owed is not None:
+            self._ratio.drew(owed)
+
+    def undrew(self, owed: tuple[Fraction, ...] | None) -> None:
+        """Take back a batch that was drawn and dropped."""
+        if self._ratio is not None and owed is not None:
+            self._ratio.undrew(owed)
 
     def choose(self, rows: Sequence[int], generator: torch.Generator | None) -> list[int]:
         """Draw which members the parts of the next batch come from.
@@ -129,13 +278,20 @@ class SamplerEnsemble(Group[Sampler]):
             EmptyBufferError: if no member that may be drawn has rows, with `when_empty="raise"` if one of them has
                 none; nothing is drawn then.
         """
-        shares = self._shares_now(rows)
-        lacking = [i for i, share in enumerate(shares) if share > 0 and rows[i] == 0]
-        if lacking:
-            shares = self._without(lacking, shares)
-        elif self.sample_from_all:
+        if self._ratio is not None:
+            msg = "an ensemble with a ratio divides batches row by row: call plan()"
+            raise UsageError(msg)
+        shares, whole = self._present(rows)
+        if whole and self.sample_from_all:
             return list(range(len(self.members)))
         return _systematic(shares, self.num_buffer_sampled, generator)
+
+    def _present(self, rows: Sequence[int]) -> tuple[list[Any], bool]:
+        """Return the shares of the next batch, 0 for members that cannot be drawn, and whether all of them can."""
+        rows = [count if count >= least else 0 for count, least in zip(rows, self.min_rows, strict=True)]
+        shares = self._shares_now(rows)
+        lacking = [i for i, share in enumerate(shares) if share > 0 and rows[i] == 0]
+        return (self._without(lacking, shares, rows), False) if lacking else (shares, True)
 
     def sample(
         self, storage: Sequence[BareStorage], batch_size: int, *, generator: torch.Generator | None = None
@@ -144,7 +300,7 @@ class SamplerEnsemble(Group[Sampler]):
 
         Args:
             storage: the members' storages, such as a `StorageEnsemble`.
-            batch_size: rows to draw, a multiple of `num_buffer_sampled`.
+            batch_size: rows to draw, without a ratio a multiple of `num_buffer_sampled`.
             generator: the only source of random numbers; None stands for torch's global one.
 
         Returns:
@@ -159,16 +315,16 @@ class SamplerEnsemble(Group[Sampler]):
         if len(storage) != len(self.members):
             msg = f"there must be one storage for each of the {len(self.members)} samplers, got {len(storage)}"
             raise OptionError(msg)
-        size, rest = divmod(batch_size, self.num_buffer_sampled)
-        if rest or size < 1:
-            msg = (
-                "The batch size must be divisible by num_buffer_sampled, and not 0: got "
-                f"batch_size={batch_size} and num_buffer_sampled={self.num_buffer_sampled}"
-            )
-            raise OptionError(msg)
         pairs = list(zip(self.members, storage, strict=True))
-        chosen = self.choose([len(x) if member.can_sample(x, size) else 0 for member, x in pairs], generator)
-        drawn = [pairs[i][0].sample(pairs[i][1], size, generator=generator) for i in chosen]
+        asked = self.asked(batch_size)
+        able = [len(x) if member.can_sample(x, size) else 0 for (member, x), size in zip(pairs, asked, strict=True)]
+        split = self.plan(batch_size, able, generator)
+        chosen = split.members
+        drawn = [
+            pairs[i][0].sample(pairs[i][1], size, generator=generator)
+            for i, size in zip(chosen, split.sizes, strict=True)
+        ]
+        self.drew(split.owed)
         index = [found[0] if isinstance(found, tuple) and len(found) == 1 else found for found, _ in drawn]
         rows = [found for found in index if isinstance(found, torch.Tensor)]
         same = len(rows) == len(index) and len({found.shape for found in rows}) == 1
@@ -179,15 +335,27 @@ class SamplerEnsemble(Group[Sampler]):
 
     def can_sample(self, storage: Sequence[BareStorage], batch_size: int) -> bool:
         """Return whether `sample` can draw a batch now: with `sample_from_all` from all members, else from one."""
-        size, rest = divmod(batch_size, self.num_buffer_sampled)
-        if rest or size < 1 or len(storage) != len(self.members):
+        if len(storage) != len(self.members):
             return False
-        ready = [member.can_sample(x, size) for member, x in zip(self.members, storage, strict=True)]
-        if self.sample_from_all or self.when_empty == "raise":
-            return all(ready)
-        if isinstance(self._p, torch.Tensor):
-            return any(able and share > 0 for able, share in zip(ready, self._p.tolist(), strict=True))
-        return any(ready)
+        try:
+            asked = self.asked(batch_size)
+        except OptionError:
+            return False
+        ready = [member.can_sample(x, n) for member, x, n in zip(self.members, storage, asked, strict=True)]
+        return (
+            all(ready)
+            if self.sample_from_all
+            else self.ready([i * len(x) for i, x in zip(ready, storage, strict=True)])
+        )
+
+    def ready(self, rows: Sequence[int]) -> bool:
+        """Return whether `plan` would not raise for members with so many rows that can be drawn."""
+        held = [count >= least for count, least in zip(rows, self.min_rows, strict=True)]
+        if self._p == _SAMPLEABLE or self.when_empty == "fill":
+            return any(held)
+        shares = self._shares_now(rows)
+        wanted = [able for able, share in zip(held, shares, strict=True) if share > 0]
+        return all(wanted) if self.when_empty == "raise" else any(wanted)
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save the members' states to the directories `0`, `1`, ... of a directory; see `Sampler.dumps`."""
@@ -199,31 +367,38 @@ class SamplerEnsemble(Group[Sampler]):
         for number, member in enumerate(self.members):
             member.loads(Path(path) / str(number))
 
-    def _without(self, lacking: list[int], shares: list[float]) -> list[float]:
+    def _without(self, lacking: list[int], shares: list[Any], rows: Sequence[int]) -> list[Any]:
         """Return the shares of a batch without some members, of sum 1.
 
         Raises:
             EmptyBufferError: if there are no other members, or with `when_empty="raise"`.
         """
-        left = [0.0 if i in lacking else share for i, share in enumerate(shares)]
+        left = [0 * share if i in lacking else share for i, share in enumerate(shares)]
         total = sum(left)
+        if self.when_empty == "fill" and total <= 0 and any(rows):
+            first = next(i for i, count in enumerate(rows) if count)
+            left = [share + (i == first) for i, share in enumerate(left)]
+            total = sum(left)
         if self.when_empty == "raise" or total <= 0:
-            others = "" if total > 0 else ", and no other member has p > 0"
+            few = f", or fewer than min_rows={list(self.min_rows)}" if max(self.min_rows) > 1 else ""
+            others = few if total > 0 else f"{few}, and no other member has p > 0"
             msg = f"Cannot sample from an empty storage: members {lacking} of the ensemble have no rows to draw{others}"
             msg_0 = f"{msg}; add some first"
             raise EmptyBufferError(msg_0)
-        if not self._warned:
+        if not self._warned and self.when_empty != "fill":
             self._warned = True
             warnings.warn(
                 f"members {lacking} of the ensemble have no rows to draw: batches come from the other members, in the "
-                f"ratio {[round(share / total, 6) for share in left]}, until these have some. Set "
+                f"ratio {[round(float(share / total), 6) for share in left]}, until these have some. Set "
                 'when_empty="raise" to raise instead. This warning is shown once',
                 UserWarning,
                 stacklevel=2,
             )
         return [share / total for share in left]
 
-    def _shares_now(self, rows: Sequence[int]) -> list[float]:
+    def _shares_now(self, rows: Sequence[int]) -> list[Any]:
+        if self._ratio is not None:
+            return self._ratio.shares()
         if isinstance(self._p, torch.Tensor):
             return [float(share) for share in self._p]
         if self._p is None:
@@ -234,27 +409,49 @@ class SamplerEnsemble(Group[Sampler]):
             raise EmptyBufferError(msg)
         return [count / total for count in rows]
 
+    def options(self) -> dict[str, Any]:
+        """Return how the members are mixed, as the constructor and `ReplayBufferEnsemble` take it."""
+        mix: dict[str, Any] = {"when_empty": self.when_empty, "min_rows": self.min_rows}
+        if self._ratio is not None:
+            return {**mix, "ratio": self._ratio}
+        parts = None if self.sample_from_all else self.num_buffer_sampled
+        return {**mix, "p": self._p, "sample_from_all": self.sample_from_all, "num_buffer_sampled": parts}
+
     def subset(self, chosen: list[int]) -> Self:
         """Return an ensemble of some of the samplers, with the same ratio of shares and number of parts."""
-        return type(self)(
-            *(self.members[i] for i in chosen),
-            p=self._p[chosen] if isinstance(self._p, torch.Tensor) else self._p,
-            sample_from_all=self.sample_from_all,
-            num_buffer_sampled=None if self.sample_from_all else self.num_buffer_sampled,
-            when_empty=self.when_empty,
-        )
+        options = self.options() | {"min_rows": [self.min_rows[i] for i in chosen]}
+        if self._ratio is not None:
+            options["ratio"] = self._ratio.subset(chosen)
+        elif isinstance(self._p, torch.Tensor):
+            options["p"] = self._p[chosen]
+        return type(self)(*(self.members[i] for i in chosen), **options)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the distribution; the states of the members belong to their buffers."""
         p = self._p.tolist() if isinstance(self._p, torch.Tensor) else self._p
-        return {"p": p, "sample_from_all": self.sample_from_all, "num_buffer_sampled": self.num_buffer_sampled}
+        state = {"p": p, "sample_from_all": self.sample_from_all, "num_buffer_sampled": self.num_buffer_sampled}
+        return state if self._ratio is None else {**state, "ratio": self._ratio.state_dict()}
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Check that a state is of the same distribution; `p` may differ, since it may be set at any time.
+        """Check that a state is of the same distribution; `p` and numbers of `ratio` may differ: they may be set.
 
         Raises:
             CheckpointError: naming what differs.
         """
+        saved = state.get("ratio")
+        if (saved is None) != (self._ratio is None):
+            how = ("a ratio", "equal parts")
+            msg = (
+                f"the checkpoint is of an ensemble that mixes by {how[saved is None]}, this one by "
+                f"{how[self._ratio is None]}: make it with the same options"
+            )
+            raise CheckpointError(msg)
+        if self._ratio is not None and saved is not None:
+            self._ratio.check_state(saved)
+            return
+        self._check_parts_state(state)
+
+    def _check_parts_state(self, state: dict[str, Any]) -> None:
         for name in ("sample_from_all", "num_buffer_sampled"):
             if state[name] != getattr(self, name):
                 msg = (
@@ -275,8 +472,11 @@ class SamplerEnsemble(Group[Sampler]):
             raise CheckpointError(msg) from None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, including `p`."""
+        """Restore what `state_dict` returned, including `p` and the ratio, its step and its carry."""
         self.check_state(state)
+        if self._ratio is not None:
+            self._ratio.load_state_dict(state["ratio"])
+            return
         p = state["p"]
         # not divided by its sum again, which would change the last digits
         self._p = torch.tensor(p, dtype=torch.float64, device="cpu") if isinstance(p, list) else p
@@ -299,6 +499,18 @@ class SamplerEnsemble(Group[Sampler]):
 
     def _show_p(self) -> Any:
         return [round(share, 6) for share in self._p.tolist()] if isinstance(self._p, torch.Tensor) else repr(self._p)
+
+
+def _min_rows(value: Any, members: int) -> tuple[int, ...]:
+    values = value if isinstance(value, list | tuple) else [value] * members
+    for least in values:
+        if isinstance(least, bool) or not hasattr(least, "__index__"):
+            msg = f"min_rows must be an integer, or one for each member, got {value!r}"
+            raise KindError(msg)
+    if len(values) != members or min(values) < 1:
+        msg = f"min_rows must be at least 1, for all or for each of the {members} members, got {value!r}"
+        raise OptionError(msg)
+    return tuple(int(least.__index__()) for least in values)
 
 
 def _shares(value: Any, members: int) -> Tensor:

@@ -13,20 +13,15 @@ import numpy as np
 import torch
 
 from ostinato.buffers.checkpoint.state import FORMAT
-from ostinato.core.episodes.keys import Episodes, as_flags
-from ostinato.core.episodes.table import EpisodeTable
-from ostinato.core.records import Run
 from ostinato.core.ring import Ring
-from ostinato.core.rows import Leaf, column_name
+from ostinato.datasets.checkpoints import map_fields, saved_episodes
 from ostinato.durable import CheckpointReader
-from ostinato.durable.dtypes import DTYPES
 from ostinato.durable.files import open_file
 from ostinato.durable.headers import Placed
 from ostinato.durable.positioned_reads import read_strided, read_tensor
 from ostinato.durable.tensorfile import check_format, read_header, read_tree
 from ostinato.durable.trees import flatten, show
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
-from ostinato.storages.codec_table import BlobReader
 from ostinato.trajectories.index import layout_of, read_index
 from ostinato.viz.figures import format_number
 
@@ -35,6 +30,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.core.episodes.table import EpisodeTable
+    from ostinato.datasets.checkpoints import SavedField
     from ostinato.durable.headers import Header
     from ostinato.durable.trees import TreePath
     from ostinato.trajectories.layout import Layout
@@ -486,7 +483,7 @@ class SavedBuffer:
             msg = f"{path} holds rows that saving hooks have converted: load it, and save it without hooks to see it"
             raise CheckpointError(msg)
         self.rows, self.capacity = int(storage["rows"]), int(storage["capacity"])
-        self.columns = _mapped(reader, storage)
+        self.columns: dict[TreePath, SavedField] = map_fields(reader, storage)
         self._late = {".".join(path): reader.open_mapped(name).nbytes for path, name, _ in storage["late"]}
         self._num_envs = max(1, int(storage["lanes"]))
         ring = Ring(self.capacity)
@@ -500,7 +497,7 @@ class SavedBuffer:
         """Priority of each row, float `[rows]`; None if the sampler has no priorities."""
         self.rows_drawn, self.rows_written = int(state["rows_drawn"]), int(state["rows_written"])
         self._roles = _buffer_roles(self.columns, prioritized=self.priorities is not None)
-        self.unit, self._slots, self.ids = self._split(_episode_table(state, storage, self.columns, self.rows))
+        self.unit, self._slots, self.ids = self._split(saved_episodes(state.get("episodes"), storage, self.columns))
         self._index_of = {number: index for index, number in enumerate(self.ids)}
         what = self.unit if len(self.ids) == 1 else plural(self.unit)
         self.title = f"{name_of(path)}, {self.rows:,} of {self.capacity:,} rows, {len(self.ids):,} {what}"
@@ -588,29 +585,6 @@ class _Rows:
         return array_of(self._saved.at(path, self._slots))
 
 
-@final
-class _Column:
-    """One memory-mapped field; a compressed one is decompressed row by row.
-
-    With `single_copy`, a next observation is the observation of the next row, unless it is stored separately.
-    """
-
-    def __init__(self, mapped: Tensor | BlobReader, apart: Tensor | None = None, nexts: Tensor | None = None) -> None:
-        self._mapped, self._apart, self._nexts = mapped, apart, nexts
-        self._rank = None if apart is None else apart.cumsum(0) - 1
-        self.shape = tuple(mapped.shape[1:])
-        self.nbytes = mapped.nbytes if nexts is None else nexts.nbytes
-
-    def rows(self, slots: Tensor, after: Tensor) -> Tensor:
-        """Return the values at `slots`, `[N, ...]`; `after` has the slots of the next rows."""
-        if self._apart is None or self._rank is None or self._nexts is None:
-            return self._mapped.index_select(0, slots)
-        found = self._mapped.index_select(0, after)
-        aside = self._apart[slots]
-        found[aside] = self._nexts[self._rank[slots[aside]]]
-        return found
-
-
 def _history(drawn: int, written: int) -> str:
     if not drawn:
         return "no row drawn so far"
@@ -618,53 +592,7 @@ def _history(drawn: int, written: int) -> str:
     return f"{drawn:,} rows drawn so far, {each} for each row written (counted in all, not row by row)"
 
 
-def _mapped(reader: CheckpointReader, storage: dict[str, Any]) -> dict[TreePath, _Column]:
-    """Map the columns that every row has; columns that only some rows have, and ragged ones, are left out."""
-    leaves = storage["schema"]["leaves"]
-    paths = [tuple(str(key) for key in leaf["path"]) for leaf in leaves]
-    names = [column_name(leaf["path"], position) for position, leaf in enumerate(leaves)]
-    mates = dict(storage.get("single_copy") or ())
-    apart = reader.read("apart") if mates else None
-    coded = storage.get("codec") or {}
-    found = {}
-    for position, (path, name) in enumerate(zip(paths, names, strict=True)):
-        mate = mates.get(position)
-        if name in storage.get("ragged", ()):
-            continue
-        if name in coded:
-            leaf = Leaf(path, DTYPES[leaves[position]["dtype"]], tuple(leaves[position]["shape"]))
-            blobs = BlobReader(leaf, coded[name], reader.open_mapped(f"{name}.blobs"), reader.read(f"{name}.ends"))
-            found[path] = _Column(blobs)
-        elif mate is None:
-            found[path] = _Column(reader.open_mapped(name))
-        else:
-            found[path] = _Column(reader.open_mapped(names[mate]), apart, reader.read(f"{name}.apart"))
-    return found
-
-
-def _episode_table(
-    state: dict[str, Any], storage: dict[str, Any], columns: dict[TreePath, _Column], rows: int
-) -> EpisodeTable | None:
-    """Return the saved episodes, or the episodes that the default flags mark; None if there are no such flags."""
-    table = EpisodeTable(int(storage["capacity"]), max(1, int(storage["lanes"])))
-    if state.get("episodes"):
-        table.load_state_dict({key: value for key, value in state["episodes"].items() if key != "read"})
-        return table
-    try:
-        wanted = Episodes().resolve(set(columns))
-    except OstinatoError:
-        return None
-    full = rows == table.capacity
-    run = Run(int(storage["cursor"]) if full else 0, rows, table.capacity)
-    everything, ends = torch.arange(rows, device="cpu"), torch.zeros(rows, dtype=torch.bool, device="cpu")
-    for path in wanted.end_paths:
-        column = columns[tuple(str(key) for key in path)]
-        ends |= as_flags(column.rows(everything, everything), path, rows)
-    table.record(run, ends[run.slots(torch.device("cpu"))], None, None)
-    return table
-
-
-def _buffer_roles(columns: dict[TreePath, _Column], *, prioritized: bool) -> FieldRoles:
+def _buffer_roles(columns: dict[TreePath, SavedField], *, prioritized: bool) -> FieldRoles:
     """Assign roles to fields by the names that TorchRL uses and by common flat names."""
 
     def find(names: tuple[str, ...]) -> TreePath | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -37,6 +37,9 @@ from ostinato.errors import (
 
 from ...effort import examples
 from ...stats.chi_square import p_value
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def dataset(rows: int = 20, **options: Any) -> ReplayBuffer:
@@ -169,9 +172,153 @@ def test_sampling_goes_on_where_it_was(door: str) -> None:
     assert [again.sample()["id"].tolist() for _ in range(3)] == expected
 
 
+def ranked(rows: int = 20, **options: Any) -> TensorDictReplayBuffer:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=PrioritizedSampler(20, 1.0, 1.0, eps=0.0))
+    if rows:
+        rb.extend(TensorDict({"id": torch.arange(rows), **options}, [rows]))
+    return rb
+
+
+def priorities(rb: Any) -> torch.Tensor:
+    found: torch.Tensor = rb.sampler.priorities
+    return found
+
+
+def test_prioritized_members_get_weights_and_priorities() -> None:
+    online = ranked(0)
+    rb = OfflineToOnlineReplayBuffer(ranked(), online_buffer=online, offline_fraction=0.25, batch_size=8)
+    rb.extend(TensorDict({"id": torch.arange(1000, 1010)}, [10]))
+    batch, info = rb.sample(return_info=True)
+    assert batch["priority_weight"].shape == (8,)
+    assert batch["index", "buffer_ids"].tolist() == [0, 0] + [1] * 6
+    rb.update_priority(batch, batch["id"] + 1.0)
+    batch["td_error"] = batch["id"] + 3.0
+    rb.update_tensordict_priority(batch)
+    for row, owner in zip(info["index"]["index"].tolist(), info["index"]["buffer_ids"].tolist(), strict=True):
+        member = online if owner else rb.offline_buffer
+        assert priorities(member)[row] == row + 1000 * owner + 3
+    rb.update_priority(info, torch.zeros(8))
+    assert priorities(online).count_nonzero() == 10 - batch["id"][2:].unique().numel()
+
+
+def test_one_prioritized_member_is_enough_for_names() -> None:
+    rb = OfflineToOnlineReplayBuffer(ranked(), online_capacity=9, batch_size=4)
+    rb.extend(TensorDict({"id": torch.arange(3)}, [3]))
+    assert sorted(map(str, rb.sample().keys())) == ["id", "index", "index_generation", "priority_weight"]
+    assert (rb.sample()["priority_weight"][2:] == 1).all()
+
+
+@pytest.mark.parametrize("door", ["dumps", "incremental", "state_dict", "pickle"])
+@pytest.mark.parametrize("kind", ["prioritized", "pass", "foreign"])
+def test_it_goes_on_at_every_point_with_its_own_generators(kind: str, door: str, tmp_path: Path) -> None:
+    def make() -> OfflineToOnlineReplayBuffer:
+        torch.manual_seed(0)
+        generator = None if kind == "foreign" else torch.Generator().manual_seed(3)
+        data = {"prioritized": ranked, "pass": lambda: dataset(sampler=SamplerWithoutReplacement())}.get(kind)
+        return OfflineToOnlineReplayBuffer(
+            Foreign(10) if data is None else data(),
+            online_storage=LazyTensorStorage(30),
+            offline_fraction=0.3,
+            batch_size=5,
+            rounding="carry",
+            generator=generator,
+        )
+
+    def step(rb: OfflineToOnlineReplayBuffer, number: int) -> tuple[list[int], int]:
+        row = {"id": torch.tensor([1000 + number])}
+        rb.extend(row if kind == "pass" else TensorDict(row, [1]))
+        ids = rb.sample()["id"].long()
+        if kind == "prioritized":
+            rb.offline_buffer.update_priority([number % 20], 5.0)
+        return ids.tolist() if kind != "foreign" else [], int((ids < 1000).sum())
+
+    reference = make()
+    expected = [step(reference, number) for number in range(10)]
+    assert [count for _, count in expected] == [2, 1, 2, 1, 2, 1, 2, 1, 2, 1]
+    rb = make()
+    for point in range(10):
+        other = make()
+        if kind == "prioritized":
+            other.offline_buffer.update_priority(range(20), 2.0)  # is replaced by what was saved
+        if door == "pickle":
+            other = pickle.loads(pickle.dumps(rb))
+        elif door == "state_dict":
+            other.load_state_dict(rb.state_dict())
+        else:
+            rb.dumps(tmp_path / "saved", incremental=door == "incremental")
+            other.loads(tmp_path / "saved")
+        assert [step(other, number) for number in range(point, 10)] == expected[point:]
+        assert step(rb, point) == expected[point]
+
+
+def test_a_checkpoint_is_one_of_the_online_buffer_with_more(tmp_path: Path) -> None:
+    rb = pair(online=5, batch_size=4)
+    rb.anneal(1, 2)
+    rb.dumps(tmp_path / "saved")
+    alone = ReplayBuffer(storage=LazyTensorStorage(50))
+    alone.loads(tmp_path / "saved")
+    assert alone["id"].tolist() == list(range(1000, 1005))
+    again = pair(batch_size=4)
+    again.loads(tmp_path / "saved")
+    assert (again.offline_fraction, len(again)) == (0.25, 25)
+    alone.dumps(tmp_path / "alone")
+    smaller = pair(rows=7, online=2)
+    for other, name, words in ((again, "alone", "online_buffer.loads"), (smaller, "saved", "20, this one has 7")):
+        before = other.online_buffer["id"].tolist()
+        with pytest.raises(CheckpointError, match=words):
+            other.loads(tmp_path / name)
+        assert other.online_buffer["id"].tolist() == before
+
+
+def test_states_of_versions_that_kept_the_share_alone_load() -> None:
+    rb, state = pair(), pair(online=3).state_dict()
+    rb.load_state_dict({"online": state["online"], "offline_fraction": 0.125})
+    assert (len(rb.online_buffer), rb.offline_fraction) == (3, 0.125)
+
+
+def test_rounding_may_carry_what_is_left() -> None:
+    rb = pair(online=5, offline_fraction=0.3, batch_size=5, rounding="carry", source_key="source")
+    batches = [rb.sample() for _ in range(8)]
+    assert [int((batch["source"] == 0).sum()) for batch in batches] == [2, 1] * 4
+    assert all(torch.equal(batch["source"], (batch["id"] >= 1000).long()) for batch in batches)
+
+
+def test_datasets_that_draw_by_themselves() -> None:
+    rb = OfflineToOnlineReplayBuffer(Foreign(10), online_capacity=5, source_key="source", rounding="carry")
+    rb.extend(TensorDict({"id": torch.ones(3)}, [3]))
+    assert rb.sample(4)["source"].tolist() == [0, 0, 1, 1]
+    for call in (lambda: rb.sample(4, return_info=True), lambda: rb.update_priority([0], 1.0)):
+        with pytest.raises(UsageError, match="draws by itself"):
+            call()
+    with pytest.raises(OptionError, match="generator"):
+        OfflineToOnlineReplayBuffer(Foreign(10), online_capacity=5, generator=torch.Generator())
+    shared = ReplayBuffer(storage=LazyTensorStorage(20), sampler=PrioritizedSampler(20, 1.0, 1.0), shared=True)
+    with pytest.raises(OptionError, match="shared"):
+        OfflineToOnlineReplayBuffer(shared, online_capacity=5)
+    limited = dataset(5, consume_after_n_samples=10)
+    assert (OfflineToOnlineReplayBuffer(limited, online_capacity=5).sample(4)["id"] < 5).all()
+
+
+def test_an_empty_online_buffer_may_raise() -> None:
+    rb = pair(when_empty="raise", batch_size=4)
+    with pytest.raises(EmptyBufferError, match=r"members \[1\]"):
+        rb.sample()
+    rb.extend({"id": torch.tensor([1000])})
+    assert (rb.sample()["id"] == 1000).sum() == 2
+
+
 def test_states_that_do_not_fit_change_nothing() -> None:
     rb, good = pair(online=3), pair(online=5).state_dict()
-    for state in ({}, {**good, "offline_fraction": 1.5}, {"offline_fraction": 0.5}, {**good, "online": {}}):
+    other = pair(rounding="carry").state_dict()
+    torn = {**good, "draws": {**good["draws"], "rows": 3}}
+    for state in (
+        {},
+        {**good, "offline_fraction": 1.5},
+        {"offline_fraction": 0.5},
+        {**good, "online": {}},
+        other,
+        torn,
+    ):
         with pytest.raises(CheckpointError):
             rb.load_state_dict(state)
     assert (len(rb.online_buffer), rb.offline_fraction) == (3, 0.5)
@@ -184,10 +331,6 @@ def test_it_shows_what_it_mixes() -> None:
     )
 
 
-def prioritized() -> ReplayBuffer:
-    return ReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 1.0, 1.0))
-
-
 REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda: OfflineToOnlineReplayBuffer(dataset()), OptionError, "Provide one of online_storage or online_capacity"),
     (
@@ -195,6 +338,13 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
         OptionError,
         "OR online_capacity, not both",
     ),
+    (lambda: pair(online_buffer=dataset()), OptionError, "neither with online_buffer"),
+    (
+        lambda: OfflineToOnlineReplayBuffer(dataset(), online_buffer=Foreign(3)),  # type: ignore[arg-type]
+        KindError,
+        "got Foreign",
+    ),
+    (lambda: pair(rounding="up"), OptionError, "rounding must be one of"),
     (lambda: pair(offline_fraction=0.0), OptionError, r"offline_fraction must be in \(0, 1\)"),
     (lambda: pair(offline_fraction=1.0), OptionError, r"offline_fraction must be in \(0, 1\)"),
     (lambda: pair(batch_size=0), OptionError, "at least 1"),
@@ -202,7 +352,6 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda: OfflineToOnlineReplayBuffer([1, 2], online_capacity=3), KindError, "got list"),
     (lambda: OfflineToOnlineReplayBuffer("minari:x", online_capacity=3), OptionError, "batch_size must be provided"),
     (lambda: pair(split=True), OptionError, r"only forwarded when offline_dataset is a string, got \['split'\]"),
-    (lambda: OfflineToOnlineReplayBuffer(prioritized(), online_capacity=3), OptionError, "ReplayBufferEnsemble"),
     (lambda: pair().sample(), OptionError, "batch_size must be provided"),
     (lambda: next(iter(pair())), UsageError, "batch_size was not specified"),
     (lambda: pair(rows=0).sample(3), EmptyBufferError, "empty"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ostinato.buffers.checkpoint.state import (
     ENSEMBLE_FORMAT,
@@ -428,7 +428,7 @@ def restore_ensemble(mixer: Mixer, state: dict[str, Any], batch_size: int | None
 
     def then() -> None:
         mixer.sampler.load_state_dict(state["mixing"])
-        revived.extend(mix for mix in (_revive_mix(mixer, *mix) for mix in queue) if mix is not None)
+        revived.extend(mix for mix in (_revive_mix(mixer, mix) for mix in queue) if mix is not None)
 
     try:
         with readable("these transforms"):
@@ -450,7 +450,7 @@ def restore_ensemble(mixer: Mixer, state: dict[str, Any], batch_size: int | None
 
 def _check_ensemble(
     mixer: Mixer, state: dict[str, Any], batch_size: int | None
-) -> tuple[list[tuple[list[int], list[Ticket], Tensor | None]], torch.Generator | None]:
+) -> tuple[list[Mix], torch.Generator | None]:
     """Check what is the ensemble's own; return draws made ahead, and a generator in the saved state."""
     members = mixer.members
     if len(state["members"]) != len(members):
@@ -488,13 +488,34 @@ def _check_ensemble(
             read_ticket(turn_ticket(ticket, seams[i], rows[i]), rows[i], members[i].engine, schemas[i])
             for i, ticket in pairs
         ]
-        queue.append((chosen, draws, mix["rng"]))
+        queue.append(Mix(chosen, draws, mix["rng"], _owed(mix, len(members))))
     device = devices[0] if mixer.generator is None else mixer.generator.device
     return queue, read_generator(state["generator"], device)
 
 
-def _revive_mix(mixer: Mixer, chosen: list[int], draws: list[Ticket], rng: Tensor | None) -> Mix | None:
-    engines = [mixer.members[i].engine for i in chosen]
-    tickets = [revive(engine, ticket) for engine, ticket in zip(engines, draws, strict=True)]
+def _owed(mix: dict[str, Any], members: int) -> tuple[Fraction, ...] | None:
+    """Return what a queued draw left of the exact share of each member; None without a ratio.
+
+    Raises:
+        CheckpointError: if it is damaged.
+    """
+    if "owed" not in mix:
+        return None
+    try:
+        owed = tuple(Fraction(rows) for rows in mix["owed"])
+    except (ValueError, TypeError, ZeroDivisionError):
+        owed = ()
+    if len(owed) != members:
+        msg = f"the checkpoint holds a queued draw that owes rows {mix['owed']!r:.80}: it is damaged"
+        raise CheckpointError(msg)
+    return owed
+
+
+def _revive_mix(mixer: Mixer, mix: Mix) -> Mix | None:
+    engines = [mixer.members[i].engine for i in mix.members]
+    tickets = [revive(engine, ticket) for engine, ticket in zip(engines, mix.tickets, strict=True)]
     whole = [ticket for ticket in tickets if ticket is not None]
-    return Mix(chosen, whole, rng) if len(whole) == len(tickets) else None
+    if len(whole) < len(tickets):
+        mixer.sampler.undrew(mix.owed)
+        return None
+    return mix._replace(tickets=whole)

@@ -406,6 +406,7 @@ def ensemble_state(mixer: Mixer, batch_size: int | None) -> dict[str, Any]:
                     for i, ticket in zip(mix.members, mix.tickets, strict=True)
                 ],
                 "rng": mix.rng,
+                **({} if mix.owed is None else {"owed": [str(rows) for rows in mix.owed]}),
             }
             for mix in mixer.queued
         ],

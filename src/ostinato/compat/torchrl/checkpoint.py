@@ -18,16 +18,14 @@ import torch
 from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
 from ostinato.buffers.checkpoint.save import save_state
 from ostinato.buffers.checkpoint.state import FORMAT
-from ostinato.compat.torchrl.files import Folder, damaged
 from ostinato.core import kinds
 from ostinato.core.kinds import Node
-from ostinato.core.rows import column_name, describe
 from ostinato.durable.files import open_file
-from ostinato.durable.ted import Flat2TED
+from ostinato.durable.torchrl_files import Folder, damaged, is_checkpoint
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, OptionError
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler, SamplerWithoutReplacement
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage
-from ostinato.storages.object_columns import ObjectColumns
+from ostinato.storages.torchrl_rows import SavedRing, read_rows
 from ostinato.transforms import Compose
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
@@ -66,22 +64,11 @@ class ImportReport:
 class _Found(NamedTuple):
     """A TorchRL checkpoint as the state of a buffer."""
 
-    ring: _Ring
+    ring: SavedRing
     state: dict[str, Any]
     sampler: Sampler
     indexed: bool
     notes: tuple[str, ...]
-
-
-def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Return whether a directory has the files of TorchRL's `rb.dumps`; their contents are not read.
-
-    Example:
-        >>> is_checkpoint(".")
-        False
-    """
-    root = Path(path)
-    return (root / "storage" / "storage_metadata.json").is_file() and (root / "buffer_metadata.json").is_file()
 
 
 def load_checkpoint(
@@ -207,7 +194,7 @@ def _find(root: Path, ndim: int | None, max_size: int | None, *, allow_pickle: b
         msg = f"max_size and allow_pickle are for files of list storages, but {root} is a directory: leave them out"
         raise OptionError(msg)
     folder = Folder(root)
-    stored = _read_rows(folder, ndim)
+    stored = read_rows(folder, ndim)
     sampler, sampling = _sampler_of(folder, stored.ring)
     options = {"generator": _generator_state(folder), "batch_size": _batch_size(folder)}
     _note_the_rest(folder)
@@ -247,7 +234,7 @@ def _has_position(item: Any, place: int) -> bool:
 
 
 def _state(
-    ring: _Ring, storage: dict[str, Any], sampler: Sampler, sampling: dict[str, Any], *, indexed: bool
+    ring: SavedRing, storage: dict[str, Any], sampler: Sampler, sampling: dict[str, Any], *, indexed: bool
 ) -> dict[str, Any]:
     """Return the state of a buffer without generator and batch size."""
     writer = TensorDictRoundRobinWriter if indexed else RoundRobinWriter
@@ -265,176 +252,6 @@ def _state(
     }
 
 
-_SINGLE = "_-single-tensor-_"
-
-
-class _Ring(NamedTuple):
-    """The rows of a storage (cells, with `ndim=2`)."""
-
-    ndim: int
-    num_envs: int
-    capacity: int
-    rows: int
-    cursor: int
-    written: int
-    """Number of rows ever written."""
-
-
-class _Stored(NamedTuple):
-    """The rows of a checkpoint."""
-
-    ring: _Ring
-    state: dict[str, Any]
-    """State of an Ostinato storage."""
-    indexed: bool
-    """Whether the rows come from a TorchRL TensorDictReplayBuffer, which writes the position into each row."""
-
-
-def _read_rows(folder: Folder, ndim: int | None) -> _Stored:
-    """Read `storage/` and `writer/`; arrays are mapped, not read.
-
-    Raises:
-        CheckpointError: The storage or writer has no counterpart.
-        OptionError: `ndim` is required, or contradicts the files.
-        DamagedFileError: A file is damaged.
-    """
-    if folder.has("storage", "data_indices.json"):
-        msg = f"{folder.root} was written from a CompressedListStorage, which has no counterpart in Ostinato"
-        raise CheckpointError(msg)
-    about = folder.json("storage", "storage_metadata.json")
-    path = folder.root / "storage" / "storage_metadata.json"
-    rows, tree = about.get("len"), about.get("is_pytree")
-    if type(rows) is not int or rows < 0 or not isinstance(tree, bool) or not isinstance(about.get("metadata"), dict):
-        damaged(path, f"it must have the number of rows and their kind, got {str(about)[:200]}")
-    data = _read_tree(folder, about["metadata"]) if tree else folder.tensordict("storage")
-    if not tree and data.batch_dims == 0:
-        folder.notes.append("the rows were saved with TED2Flat: they were converted back by Flat2TED with its defaults")
-        data = Flat2TED()(data)
-    shape = tuple(data.batch_size) if kinds.is_tensordict(data) else _common(data, path)
-    ring = _ring(folder, shape, rows, ndim)
-    data, indexed = _without_index(data, ring, folder)
-    schema = describe(data, ring.ndim)
-    leaves, batch, _, objects = schema.flatten(data, None, ring.ndim)
-    flat = [x.flatten(0, 1) if ring.ndim > 1 else x for x in leaves]
-    columns = {
-        column_name(leaf.path, i): x[: ring.rows] for i, (leaf, x) in enumerate(zip(schema.leaves, flat, strict=True))
-    }
-    state = {
-        "form": "tensors",
-        "rows": ring.rows,
-        "cursor": ring.cursor,
-        "lanes": ring.num_envs,
-        "ndim": ring.ndim,
-        "capacity": ring.capacity,
-        "schema": schema.to_json(),
-        "single_copy": None,
-        "columns": columns,
-        "late": [],
-    }
-    if schema.objects:
-        kept = ObjectColumns.of(schema.objects, objects, math.prod(batch))
-        state |= kept.state(ring.rows, allow_pickle=False)
-    return _Stored(ring, state, indexed)
-
-
-def _ring(folder: Folder, shape: tuple[int, ...], rows: int, ndim: int | None) -> _Ring:
-    """Determine `ndim` from shape and cursor, since TorchRL does not save it."""
-    path = folder.root / "writer" / "metadata.json"
-    about = folder.json("writer", "metadata.json")
-    cursor, written = about.get("cursor"), about.get("write_count", 0)
-    if "rank_key" in about:
-        msg = f"{path} belongs to a TensorDictMaxValueWriter: only checkpoints of round-robin writers are read"
-        raise CheckpointError(msg)
-    if type(cursor) is not int or type(written) is not int or written < 0:
-        damaged(path, f"it must have the cursor and the write count, got {str(about)[:200]}")
-    if "generation_shape" in about:
-        folder.notes.append("the generations of rows (track_generations) are not converted: Ostinato tracks its own")
-    found = {}
-    for dims in range(1, len(shape) + 1):
-        num_envs = math.prod(shape[1:dims])
-        steps, rest = divmod(rows, num_envs) if num_envs else (0, 1)
-        if rest == 0 and 0 <= cursor < shape[0] and (steps == shape[0] or steps == cursor):
-            found[dims] = _Ring(
-                dims, num_envs, shape[0] * num_envs, rows, cursor * num_envs, max(written * num_envs, rows)
-            )
-    good = list(found)
-    if not good:
-        damaged(path, f"cursor {cursor} and {rows} rows contradict the shape {list(shape)} of the storage")
-    if ndim is None and len(good) > 1:
-        msg = (
-            f"{folder.root} may be a storage with ndim={' or ndim='.join(map(str, good))} (its shape is {list(shape)}, "
-            "and TorchRL does not save ndim): pass ndim"
-        )
-        raise OptionError(msg)
-    dims = good[0] if ndim is None else ndim
-    if dims not in good or dims > 2:
-        msg = f"{folder.root} holds a storage with ndim={good[0]}, got ndim={ndim!r}; ndim=1 and ndim=2 can be read"
-        raise OptionError(msg)
-    return found[dims]
-
-
-def _without_index(data: Any, ring: _Ring, folder: Folder) -> tuple[Any, bool]:
-    """Remove the field `index` that TorchRL's TensorDictReplayBuffer writes into rows."""
-    index = kinds.find_field(data, ("index",)) if kinds.is_tensordict(data) else None
-    if not isinstance(index, torch.Tensor) or index.dtype is not torch.int64 or len(data.keys()) < 2:
-        return data, False
-    steps = ring.rows // ring.num_envs
-    places = torch.arange(steps, device="cpu")
-    for _ in range(index.ndim - 1):
-        places = places.unsqueeze(-1)
-    if not bool((index[:steps] == places).all()):
-        folder.notes.append("the field 'index' is not the position of the rows: it is kept as data")
-        return data, False
-    return data.exclude("index"), True
-
-
-def _read_tree(folder: Folder, entries: dict[str, Any]) -> Any:
-    """Read a tree of tensors: a nested dict by the parts of the names, or a single tensor."""
-    if set(entries) == {_SINGLE}:
-        return folder.array(entries[_SINGLE], "storage", f"{_SINGLE}.memmap")
-    root: dict[str, Any] = {}
-    numbered = False
-    for name, entry in entries.items():
-        parts = name.split(".")
-        if not folder.has("storage", *parts[:-1], f"{parts[-1]}.memmap") and folder.has("storage", f"{name}.memmap"):
-            parts = [name]  # a key that has dots
-        numbered = numbered or any(part.isdigit() for part in parts)
-        level = root
-        for part in parts[:-1]:
-            level = level.setdefault(part, {})
-            if not isinstance(level, dict):
-                damaged(folder.root / "storage" / "storage_metadata.json", f"{name[:80]!r} is both a tensor and a tree")
-        if parts[-1] in level:
-            damaged(folder.root / "storage" / "storage_metadata.json", f"{name[:80]!r} appears twice")
-        level[parts[-1]] = folder.array(entry, "storage", *parts[:-1], f"{parts[-1]}.memmap")
-    if not root:
-        damaged(folder.root / "storage" / "storage_metadata.json", "it has no field")
-    if numbered:
-        folder.notes.append(
-            "the rows are a tree with numbers as keys; TorchRL does not save which nodes are lists, tuples or dicts, "
-            "so all are loaded as dicts with string keys ('0', '1', ...)"
-        )
-    return root
-
-
-def _common(data: Any, path: Path) -> tuple[int, ...]:
-    """Return the leading dimensions that all tensors of a tree have in common."""
-    shapes = [tuple(leaf.shape) for leaf in _leaves(data)]
-    shared = list(shapes[0])
-    for shape in shapes[1:]:
-        same = [one == other for one, other in zip(shared, shape, strict=False)]
-        shared = shared[: (same + [False]).index(False)]  # noqa: RUF005
-    if not shared:
-        damaged(path, f"its tensors have no dimension in common: {shapes[:4]}")
-    return tuple(shared)
-
-
-def _leaves(data: Any) -> list[Tensor]:
-    if isinstance(data, torch.Tensor):
-        return [data]
-    return [leaf for value in data.values() for leaf in _leaves(value)]
-
-
 _SAMPLERS = "RandomSampler, PrioritizedSampler and SamplerWithoutReplacement are supported"
 _EMPTY_QUEUE_BYTES = 4096
 _CALLS = frozenset(
@@ -443,7 +260,7 @@ _CALLS = frozenset(
 """Opcodes that the pickle of an empty queue does not have."""
 
 
-def _sampler_of(folder: Folder, ring: _Ring) -> tuple[Sampler, dict[str, Any]]:
+def _sampler_of(folder: Folder, ring: SavedRing) -> tuple[Sampler, dict[str, Any]]:
     """Return a sampler of the saved kind, and its state.
 
     Raises:
@@ -462,7 +279,7 @@ def _sampler_of(folder: Folder, ring: _Ring) -> tuple[Sampler, dict[str, Any]]:
     return sampler, sampler.state_dict()
 
 
-def _prioritized(folder: Folder, ring: _Ring) -> tuple[Sampler, dict[str, Any]]:
+def _prioritized(folder: Folder, ring: SavedRing) -> tuple[Sampler, dict[str, Any]]:
     path = folder.root / "sampler" / "sampler_metadata.json"
     about = folder.json("sampler", "sampler_metadata.json")
     alpha, beta, eps, capacity = (_number(about.get(f"_{name}")) for name in ("alpha", "beta", "eps", "max_capacity"))
@@ -495,7 +312,7 @@ def _number(value: Any) -> float | None:
     return float(value) if good else None
 
 
-def _epochs(folder: Folder, ring: _Ring) -> tuple[Sampler, dict[str, Any]]:
+def _epochs(folder: Folder, ring: SavedRing) -> tuple[Sampler, dict[str, Any]]:
     path = folder.root / "sampler" / "meta.json"
     saved = folder.tensordict("sampler")
     found = dict(saved.items())
@@ -514,7 +331,7 @@ def _epochs(folder: Folder, ring: _Ring) -> tuple[Sampler, dict[str, Any]]:
     return sampler, state
 
 
-def _order(left: Any, rows: Any, ring: _Ring) -> Tensor | None:
+def _order(left: Any, rows: Any, ring: SavedRing) -> Tensor | None:
     """Return an order with the rows sampled so far first; None if the saved list does not match the rows."""
     if not (isinstance(left, torch.Tensor) and left.dtype is torch.int64 and left.ndim == 1 and ring.num_envs == 1):
         return None
@@ -639,7 +456,7 @@ def _read_listed(path: Path, *, allow_pickle: bool) -> dict[str, Any]:
     return {**state, "items": [_row(item, path) for item in items]}
 
 
-def _ring_of(path: Path, state: dict[str, Any], max_size: int | None) -> _Ring:
+def _ring_of(path: Path, state: dict[str, Any], max_size: int | None) -> SavedRing:
     """Return the numbers of rows and the cursor; TorchRL does not save the capacity.
 
     Raises:
@@ -657,7 +474,7 @@ def _ring_of(path: Path, state: dict[str, Any], max_size: int | None) -> _Ring:
     if max_size is not None and (capacity != max_size or max_size < max(rows, 1)):
         msg = f"{path} holds {rows} rows {'in a full storage' if wrapped else ''}, got max_size={max_size}"
         raise OptionError(msg)
-    return _Ring(1, 1, capacity, rows, cursor % capacity, max(written, rows))
+    return SavedRing(1, 1, capacity, rows, cursor % capacity, max(written, rows))
 
 
 def _generator_of(path: Path, state: dict[str, Any]) -> Tensor | None:

@@ -17,12 +17,23 @@ from ostinato.durable.files import open_file
 from ostinato.durable.manifest import parse_json
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
 
-__all__ = ["Folder", "damaged"]
+__all__ = ["Folder", "damaged", "is_checkpoint"]
 
 _MAX_JSON_BYTES = 16 * 2**20
 _MAX_DEPTH = 64
 _TENSORDICT = "<class 'tensordict._td.TensorDict'>"
 _PLAIN = (bool, int, float, str, list, type(None))
+
+
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Return whether a directory has the files of TorchRL's `rb.dumps`; their contents are not read.
+
+    Example:
+        >>> is_checkpoint(".")
+        False
+    """
+    root = Path(path)
+    return (root / "storage" / "storage_metadata.json").is_file() and (root / "buffer_metadata.json").is_file()
 
 
 @final

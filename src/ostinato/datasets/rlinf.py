@@ -1,0 +1,223 @@
+"""Directories of trajectories, as RLinf and `TrajectoryReplayBuffer` write them, as datasets. Nothing is unpickled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+
+from ostinato.core.kinds import show_path
+from ostinato.core.processes import whole_in_forks
+from ostinato.datasets.columns import TensorColumn
+from ostinato.datasets.dataset import Contents
+from ostinato.durable.dtypes import DTYPES
+from ostinato.durable.positioned_reads import OpenFiles
+from ostinato.durable.trees import flatten, show
+from ostinato.errors import CheckpointError, DamagedFileError, SchemaError
+from ostinato.trajectories.gather import BatchMemory, RowSources, gather
+from ostinato.trajectories.index import has_index, read_index
+from ostinato.trajectories.trajectory_list import DrawnTransitions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from ostinato.core.rows import Path as FieldPath
+    from ostinato.datasets.columns import DatasetColumn
+    from ostinato.datasets.open import Reading
+    from ostinato.durable.trees import TreePath
+    from ostinato.trajectories.index import Entry, TrajectoryData
+    from ostinato.trajectories.layout import Signature
+
+__all__ = ["read_rlinf", "recognizes_rlinf"]
+
+_NAMES: dict[str, FieldPath] = {
+    "actions": ("action",),
+    "curr_obs": ("observation",),
+    "next_obs": ("next", "observation"),
+    "rewards": ("next", "reward"),
+    "terminations": ("next", "terminated"),
+    "truncations": ("next", "truncated"),
+    "dones": ("next", "done"),
+}
+"""Fields of trajectories by their names in datasets; other fields keep theirs."""
+_ENDS = ("terminations", "truncations", "dones")
+_MAX_OPEN = 64
+_READ_ROWS = 65_536
+
+
+def recognizes_rlinf(path: Path) -> bool:
+    """Whether a path is a directory of trajectories, or holds one for each rank (`rank_0`, `rank_1`, ...)."""
+    return path.is_dir() and (has_index(path) or bool(_ranks(path)))
+
+
+def _ranks(path: Path) -> list[Path]:
+    """Return the directories of ranks in their order."""
+    found = [(int(one.name[5:]), one) for one in path.glob("rank_*") if one.name[5:].isdecimal() and has_index(one)]
+    return [one for _, one in sorted(found)]
+
+
+def read_rlinf(path: Path, reading: Reading) -> Contents:  # noqa: ARG001 (a format's signature)
+    """Return the transitions of all trajectories: of each trajectory one environment after the other, in steps.
+
+    Rows are read by their positions in the files. Opening reads the header of each file that Ostinato's index does not
+    describe, and the flags of all transitions.
+
+    Raises:
+        CheckpointError: if the trajectories are pickled.
+        DamagedFileError: if the index or a file is damaged.
+        SchemaError: if trajectories have different fields, or there are none.
+    """
+    entries = [entry for folder in (_ranks(path) if not has_index(path) else [path]) for entry in _entries(folder)]
+    if not entries:
+        msg = f"{path} lists no trajectory"
+        raise SchemaError(msg)
+    fields, notes = _common_fields(entries)
+    rows = _Rows(entries)
+    lengths, flags = _lengths(rows, fields, notes)
+    columns: dict[FieldPath, DatasetColumn] = {}
+    for name, (dtype, shape) in fields.items():
+        column: DatasetColumn = _RowColumn(rows, name, dtype, shape)
+        columns[_path_of(name)] = TensorColumn(flags[name]) if name in flags else column
+    metadata = {
+        "trajectories": len(entries),
+        "num_envs": [entry.layout.envs for entry in entries],
+        "model_weights_id": [entry.info.model_weights_id for entry in entries],
+    }
+    return Contents("rlinf", columns, lengths, metadata=metadata, assumptions=tuple(notes))
+
+
+def _entries(folder: Path) -> list[Entry]:
+    """Return the trajectories of a directory in the order of their ids, with the positions of their fields."""
+    index = read_index(folder.absolute())
+    if index.head.trajectory_format == "pkl":
+        msg = (
+            f"{folder} holds pickled trajectories, which are not read since unpickling runs code: convert files that "
+            "you trust with ostinato convert --allow-pickle"
+        )
+        raise CheckpointError(msg)
+    found = []
+    for _, entry in index.check_files(index.infos, allow_pickle=False):
+        if isinstance(entry, DamagedFileError):
+            raise entry
+        found.append(entry)
+    return found
+
+
+def _common_fields(entries: list[Entry]) -> tuple[Signature, list[str]]:
+    """Return the fields that all trajectories have, and sentences on what was assumed or left out."""
+    first = entries[0].layout.signature
+    missing: set[TreePath] = set()
+    for entry in entries:
+        found = entry.layout.signature
+        if found is first:
+            continue
+        missing |= set(first) ^ set(found)
+        for path in set(first) & set(found):
+            if first[path] != found[path]:
+                msg = (
+                    f"{entry.path()}: {show(path)} is {found[path][0]}{list(found[path][1])} in each transition, it is "
+                    f"{first[path][0]}{list(first[path][1])} in {entries[0].path()}: datasets have rows of one shape"
+                )
+                raise SchemaError(msg)
+    fields = {path: form for path, form in first.items() if path not in missing}
+    notes = ["The end of a trajectory ends the episodes in it."]
+    if missing:
+        notes.append(f"Fields that some trajectories lack are left out: {', '.join(sorted(map(show, missing)))}.")
+    if not any((name,) in fields for name in ("terminations", "truncations")):
+        notes.append("The files do not tell terminated from truncated episodes.")
+    return fields, notes
+
+
+def _path_of(name: TreePath) -> FieldPath:
+    return (*_NAMES.get(str(name[0]), (str(name[0]),)), *map(str, name[1:]))
+
+
+@final
+class _Rows:
+    """Where each row of the dataset lies. Pickled without open files; usable in forked processes."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self.entries = entries
+        counts = [entry.layout.num_samples for entry in entries]
+        self.which = np.repeat(np.arange(len(entries)), counts)
+        """Position of the trajectory of each row, int64 `[rows]`."""
+        numbers = [
+            np.arange(entry.layout.num_samples).reshape(entry.layout.steps, entry.layout.envs).T.reshape(-1)
+            for entry in entries
+        ]
+        self.transitions = np.concatenate(numbers)
+        """Number of each row in its trajectory, int64 `[rows]`."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._files = OpenFiles(_MAX_OPEN)
+        self._sources = RowSources(self._files, _read_whole, BatchMemory())
+        whole_in_forks(self, self._files.lock)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The positions of rows."""
+        return {"entries": self.entries, "which": self.which, "transitions": self.transitions}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin without open files."""
+        self.__dict__.update(state)
+        self._begin()
+
+    def read(self, fields: Signature, rows: np.ndarray[Any, Any]) -> dict[TreePath, Tensor]:
+        """Return some fields of rows, `[n, *shape]` each. Copy."""
+        used, which = np.unique(self.which[rows], return_inverse=True)
+        drawn = DrawnTransitions([self.entries[i] for i in used.tolist()], which, self.transitions[rows])
+        return flatten(gather(drawn, fields, self._sources), where="trajectory")
+
+    def close(self) -> None:
+        """Close all files."""
+        self._files.close()
+
+
+def _read_whole(entry: Entry) -> TrajectoryData:
+    msg = f"{entry.path()} has no positions of fields: convert it with ostinato convert"
+    raise CheckpointError(msg)
+
+
+@final
+class _RowColumn:
+    """One field of the trajectories; each row is read by its position in its file."""
+
+    def __init__(self, rows: _Rows, name: TreePath, dtype: str, shape: tuple[int, ...]) -> None:
+        self._rows, self._name, self._form = rows, name, (dtype, shape)
+        self.dtype: torch.dtype = DTYPES[dtype]
+        """Dtype of the field."""
+        self.shape = shape
+        """Shape of the field in one row."""
+
+    def start(self, rows: Tensor) -> Callable[[], Tensor]:
+        """Return a function that reads rows; see `DatasetColumn`."""
+        return lambda: self._rows.read({self._name: self._form}, rows.numpy())[self._name]
+
+    def close(self) -> None:
+        """Close files."""
+        self._rows.close()
+
+
+def _lengths(rows: _Rows, fields: Signature, notes: list[str]) -> tuple[Tensor, dict[TreePath, Tensor]]:
+    """Return the rows of each episode, int64 `[episodes]`, and the flags, which stay in memory."""
+    count = rows.which.shape[0]
+    wanted: Signature = {(name,): fields[name,] for name in _ENDS if (name,) in fields}
+    parts = [
+        rows.read(wanted, np.arange(first, min(first + _READ_ROWS, count))) for first in range(0, count, _READ_ROWS)
+    ]
+    flags: dict[TreePath, Tensor] = {name: torch.cat([part[name] for part in parts]) for name in wanted}
+    ends = torch.zeros(count, dtype=torch.bool, device="cpu")
+    for values in flags.values():
+        ends |= values.reshape(count, -1).bool().any(1)
+    if not flags:
+        names = ", ".join(show_path((name,)) for name in _ENDS)
+        notes.append(f"No trajectory has {names}: each environment of a trajectory is one episode.")
+    steps = np.repeat([entry.layout.steps for entry in rows.entries], [entry.layout.envs for entry in rows.entries])
+    ends[torch.from_numpy(np.cumsum(steps) - 1)] = True
+    at = ends.nonzero().flatten() + 1
+    return at.diff(prepend=at.new_zeros(1)), flags

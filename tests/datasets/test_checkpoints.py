@@ -1,0 +1,208 @@
+"""Checkpoints as datasets: the rows of saved buffers in the order of time, beside the buffers themselves."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    ConsumingSampler,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    NStep,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SliceSampler,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+    ZlibCodec,
+    open_dataset,
+)
+from ostinato.errors import CheckpointError, DamagedFileError, KindError, SchemaError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def steps(first: int, count: int, ends: set[int]) -> dict[str, Any]:
+    rows = torch.arange(first, first + count)
+    done = torch.tensor([int(row) in ends for row in rows])
+    return {
+        "observation": torch.stack([rows.float(), -rows.float()], -1),
+        "row": rows,
+        "next": {"observation": torch.stack([rows.float(), -rows.float()], -1) + 1, "reward": rows * 1.0, "done": done},
+    }
+
+
+STORAGES: dict[str, Callable[[], Any]] = {
+    "tensors": lambda: LazyTensorStorage(10),
+    "mapped": lambda: LazyMemmapStorage(10),
+    "single copy": lambda: LazyTensorStorage(10, single_copy=True),
+    "codec": lambda: LazyTensorStorage(10, codec={"observation": ZlibCodec()}),
+}
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("kind", list(STORAGES))
+@pytest.mark.parametrize("rows", [6, 10, 14, 23])
+def test_rows_come_in_the_order_of_time(tmp_path: Path, kind: str, rows: int, tracked: bool) -> None:
+    random = np.random.default_rng(rows)
+    ends = set(np.flatnonzero(random.random(rows) < 0.3).tolist())
+    sampler = SliceSampler(slice_len=2, strict_length=False) if tracked else None
+    rb = ReplayBuffer(storage=STORAGES[kind](), batch_size=4, sampler=sampler)
+    for first in range(0, rows, 3):
+        rb.extend(steps(first, min(3, rows - first), ends))
+    rb.dumps(tmp_path / "saved")
+    dataset = open_dataset(tmp_path / "saved")
+    present = list(range(max(0, rows - 10), rows))
+    assert dataset.format == "checkpoint"
+    assert dataset["row"].tolist() == present
+    expected = steps(present[0], len(present), ends)
+    for key in ("observation", "row", ("next", "observation"), ("next", "done")):
+        wanted = expected[key] if isinstance(key, str) else expected[key[0]][key[1]]
+        assert torch.equal(dataset[key], wanted), key
+    cuts = [row for row in present if row in ends or row == present[-1]]
+    assert dataset.episode_lengths.tolist() == np.diff([present[0] - 1, *cuts]).tolist()
+
+
+def test_environments_follow_each_other(tmp_path: Path) -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=4, dim_extend=0)
+    for first in (0, 3):
+        rows = torch.arange(first * 3, first * 3 + 9).reshape(3, 3)
+        done = torch.zeros(3, 3, dtype=torch.bool)
+        rb.extend(TensorDict({"row": rows, "done": done}, [3, 3]))
+    rb.dumps(tmp_path / "saved")
+    dataset = open_dataset(tmp_path / "saved")
+    pieces = [piece.tolist() for piece in dataset["row"].split(dataset.episode_lengths.tolist())]
+    assert sorted(pieces) == [[6 + env, 9 + env, 12 + env, 15 + env] for env in range(3)]
+
+
+def test_a_saved_storage_is_a_dataset(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+    rb.extend(steps(0, 14, {6, 9}))
+    rb.storage.dumps(tmp_path / "saved")
+    dataset = open_dataset(tmp_path / "saved")
+    assert dataset["row"].tolist() == list(range(4, 14))
+    assert dataset.episode_lengths.tolist() == [3, 3, 4]
+
+
+def test_incremental_saves_are_read(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+    rb.extend(steps(0, 50, {20, 49}))
+    rb.dumps(tmp_path / "saved")
+    rb.extend(steps(50, 5, {54}))
+    rb.dumps(tmp_path / "saved", incremental=True)
+    assert open_dataset(tmp_path / "saved")["row"].tolist() == list(range(55))
+
+
+def test_it_is_sampled_in_windows(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+    rb.extend(steps(0, 17, {8, 12}))
+    rb.dumps(tmp_path / "saved")
+    found = ReplayBuffer(storage=open_dataset(tmp_path / "saved"), sample_unit=NStep(3, gamma=1.0), batch_size=64)
+    batch = found.sample()
+    after = batch["next"]["observation"][:, 0] - batch["observation"][:, 0]
+    row = batch["row"]
+    end = torch.where(row <= 8, 8, torch.where(row <= 12, 12, 16))
+    assert torch.equal(after.long(), torch.minimum(end - row + 1, torch.tensor(3)))
+
+
+def test_it_is_read_only_and_pickled_as_a_path(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(4000), batch_size=4)
+    rb.extend(steps(0, 4000, {1999, 3999}))
+    rb.dumps(tmp_path / "saved")
+    dataset = open_dataset(tmp_path / "saved")
+    with pytest.raises(UsageError, match="read-only"):
+        ReplayBuffer(storage=dataset).extend(steps(0, 1, set()))
+    sent = pickle.dumps(dataset)
+    other = pickle.loads(sent)
+    assert torch.equal(other["observation"], dataset["observation"])
+    rb.extend(steps(4000, 1, set()))
+    rb.dumps(tmp_path / "saved")
+    with pytest.raises(CheckpointError, match="another checkpoint was saved"):
+        pickle.loads(sent)
+
+
+def test_rows_without_flags_are_their_own_episodes(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+    rb.extend({"x": torch.arange(5)})
+    rb.dumps(tmp_path / "saved")
+    dataset = open_dataset(tmp_path / "saved")
+    assert dataset.episode_lengths.tolist() == [1] * 5
+    assert "nothing tells where episodes end" in dataset.assumptions[0]
+
+
+@pytest.mark.parametrize("kind", ["ranked", "consumed"])
+def test_rows_with_gaps_are_their_own_episodes(tmp_path: Path, kind: str) -> None:
+    rows = TensorDict(
+        {"row": torch.arange(12), "score": torch.arange(12.0), "done": torch.zeros(12, dtype=torch.bool)}, [12]
+    )
+    if kind == "ranked":
+        writer = TensorDictMaxValueWriter(rank_key="score")
+        rb: ReplayBuffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), writer=writer, batch_size=2)
+    else:
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=ConsumingSampler(1), batch_size=4)
+    rb.extend(rows)
+    if kind == "consumed":
+        rb.sample()
+    rb.dumps(tmp_path / "saved")
+    dataset = open_dataset(tmp_path / "saved")
+    assert set(dataset.episode_lengths.tolist()) == {1}
+    assert "have left the buffer" in dataset.assumptions[0]
+
+
+def test_what_is_no_dataset(tmp_path: Path) -> None:
+    listed = ReplayBuffer(storage=ListStorage(10))
+    listed.extend([1, 2, 3])
+    listed.dumps(tmp_path / "listed")
+    with pytest.raises(KindError, match="Python objects"):
+        open_dataset(tmp_path / "listed")
+    empty = ReplayBuffer(storage=LazyTensorStorage(10))
+    empty.extend({"x": torch.arange(5)})
+    empty.empty()
+    empty.dumps(tmp_path / "empty")
+    with pytest.raises(SchemaError, match="no rows"):
+        open_dataset(tmp_path / "empty")
+    both = ReplayBufferEnsemble(*(ReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(2)))
+    both.members[0].extend({"x": torch.arange(5)})
+    both.dumps(tmp_path / "both")
+    with pytest.raises(KindError, match="ensemble"):
+        open_dataset(tmp_path / "both")
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4)
+    rb.extend(steps(0, 1000, {999}))
+    rb.dumps(tmp_path / "saved")
+    largest = max((tmp_path / "saved").rglob("*"), key=lambda file: file.stat().st_size if file.is_file() else 0)
+    largest.write_bytes(largest.read_bytes()[:-8])
+    with pytest.raises(DamagedFileError, match=largest.name):
+        open_dataset(tmp_path / "saved")
+
+
+# -- TorchRL -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [6, 10, 14])
+def test_torchrl_checkpoints(tmp_path: Path, rows: int) -> None:
+    torchrl = pytest.importorskip("torchrl.data")
+    rb = torchrl.TensorDictReplayBuffer(storage=torchrl.LazyTensorStorage(10), batch_size=4)
+    ends = {3, 7, 12}
+    rb.extend(TensorDict(steps(0, min(rows, 10), ends), [min(rows, 10)]))
+    if rows > 10:
+        rb.extend(TensorDict(steps(10, rows - 10, ends), [rows - 10]))
+    rb.dumps(tmp_path / "saved")
+    dataset = open_dataset(tmp_path / "saved")
+    present = list(range(max(0, rows - 10), rows))
+    assert dataset.format == "torchrl checkpoint"
+    assert dataset["row"].tolist() == present
+    cuts = [row for row in present if row in ends or row == present[-1]]
+    assert dataset.episode_lengths.tolist() == np.diff([present[0] - 1, *cuts]).tolist()
+    assert torch.equal(pickle.loads(pickle.dumps(dataset))["observation"], dataset["observation"])

@@ -1,0 +1,359 @@
+"""Ensembles with an exact ratio: rows of each batch, resume at every point, sources, priorities, refusals."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+import warnings
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from ostinato import (
+    ImmutableDatasetWriter,
+    LazyTensorStorage,
+    LinearScheduler,
+    PrioritizedSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SamplerEnsemble,
+    SamplerWithoutReplacement,
+    SequenceUnit,
+    SliceSampler,
+    StorageEnsemble,
+    TensorDictReplayBuffer,
+    TensorStorage,
+    WriterEnsemble,
+)
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, SchemaError, UsageError
+
+from ...effort import examples
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def plain(base: int, count: int = 10, **options: Any) -> ReplayBuffer:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), **options)
+    if count:
+        rb.extend({"id": torch.arange(base, base + count)})
+    return rb
+
+
+def tds(base: int, count: int = 10, *, ranked: bool = False) -> TensorDictReplayBuffer:
+    options: dict[str, Any] = {"sampler": PrioritizedSampler(10, 1.0, 1.0, eps=0.0)} if ranked else {}
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), **options)
+    if count:
+        rb.extend(TensorDict({"id": torch.arange(base, base + count)}, [count]))
+    return rb
+
+
+def pair(ratio: Any = 0.5, online: int = 10, **options: Any) -> ReplayBufferEnsemble:
+    return ReplayBufferEnsemble(plain(0), plain(100, online), ratio=ratio, **{"generator": seeded(), **options})
+
+
+def offline(batch: Any) -> int:
+    return int((batch["id"] < 100).sum())
+
+
+RATIOS: dict[str, Any] = {
+    "number": 0.3,
+    "weights": [2, 5],
+    "mapping": {0: 0.9, 4: "1/7", 9: 0},
+    "function": lambda step: Fraction(1, 2 + step),
+}
+
+
+@examples(1)
+@given(st.fractions(0, 1, max_denominator=300), st.lists(st.integers(1, 120), min_size=1, max_size=6))
+def test_batches_are_flat_and_of_the_exact_ratio(share: Fraction, sizes: list[int]) -> None:
+    rb, drawn, due = pair(share), 0, Fraction(0)
+    for size in sizes:
+        batch, info = rb.sample(size, return_info=True)
+        count = offline(batch)
+        assert batch["id"].shape == (size,)
+        assert (batch["id"][:count] < 100).all(), "the rows of the first member come first"
+        assert torch.equal(info["index"]["buffer_ids"], (batch["id"] >= 100).long())
+        assert torch.equal(info["index"]["index"], batch["id"] % 100)
+        drawn, due = drawn + count, due + size * share
+        assert abs(drawn - due) <= Fraction(1, 2)
+        assert (size * share).denominator > 1 or count == size * share
+
+
+@pytest.mark.parametrize("door", ["dumps", "state_dict", "pickle"])
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("kind", ["mapping", "function", "number"])
+def test_sampling_goes_on_after_a_save_at_every_point(kind: str, prefetch: int, door: str) -> None:
+    if door == "pickle" and kind == "function":
+        pytest.skip("a lambda cannot be pickled")
+    options = {"batch_size": 7, "prefetch": prefetch}
+    expected = batches(pair(RATIOS[kind], **options), 12)
+    assert len({tuple(ids) for ids in expected}) > 6
+    for point in range(12):
+        rb, other = pair(RATIOS[kind], **options), pair(RATIOS[kind], **options)
+        batches(rb, point)
+        if door == "pickle":
+            other = pickle.loads(pickle.dumps(rb))
+        elif door == "state_dict":
+            other.load_state_dict(rb.state_dict())
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                rb.dumps(Path(folder) / "saved")
+                other.loads(Path(folder) / "saved")
+        assert batches(other, 12 - point) == expected[point:]
+        rb.close()
+        other.close()
+
+
+def batches(rb: ReplayBufferEnsemble, count: int) -> list[list[int]]:
+    return [rb.sample()["id"].tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", RATIOS)
+def test_prefetch_makes_the_same_batches(kind: str) -> None:
+    ahead = pair(RATIOS[kind], batch_size=9, prefetch=3)
+    assert batches(ahead, 20) == batches(pair(RATIOS[kind], batch_size=9), 20)
+    ahead.close()
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_batches_made_ahead_and_dropped_are_not_counted(loaded: bool) -> None:
+    rb = pair({0: 1.0, 10: 0.0}, batch_size=11, prefetch=3)
+    rb.sample()
+    assert rb.sampler.ratio_step == 4
+    if loaded:
+        other = pair({0: 1.0, 10: 0.0}, batch_size=11, prefetch=3)
+        other.load_state_dict(rb.state_dict())
+        rb.close()
+        rb = other
+    rb.set_rng(seeded(5))
+    assert rb.sampler.ratio_step == 1
+    reference = pair({0: 1.0, 10: 0.0}, batch_size=11)
+    counts = [offline(reference.sample()) for _ in range(8)]
+    assert [offline(rb.sample()) for _ in range(7)] == counts[1:]
+    rb.close()
+
+
+def test_the_offline_part_fills_up_until_there_are_online_rows() -> None:
+    rb = pair(0.25, 0, batch_size=8)
+    with pytest.warns(UserWarning, match=r"members \[1\]"):
+        assert offline(rb.sample()) == 8
+    rb[1].extend({"id": torch.tensor([100])})
+    assert offline(rb.sample()) == 2, "one row is repeated to make the share"
+    quiet = pair(0.25, 3, batch_size=8, when_empty="fill", min_rows=[1, 6])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert offline(quiet.sample()) == 8
+        quiet[1].extend({"id": torch.arange(103, 106)})
+        assert offline(quiet.sample()) == 2
+    strict = pair(0.25, 5, batch_size=8, when_empty="raise", min_rows=6)
+    assert not strict.can_sample()
+    with pytest.raises(EmptyBufferError, match="min_rows"):
+        strict.sample()
+    strict[1].extend({"id": torch.tensor([105])})
+    assert strict.can_sample()
+    assert offline(strict.sample()) == 2
+
+
+def test_a_failed_draw_is_not_counted() -> None:
+    rb = pair({0: 1.0, 10: 0.0}, batch_size=10)
+    rb[0].set_sampler(PrioritizedSampler(10, 1.0, 1.0, eps=0.0))
+    rb.sample()
+    rb[0].update_priority(torch.arange(10), torch.zeros(10))
+    before = rb.state_dict()
+    with pytest.raises(ValueError, match="priority"):
+        rb.sample()
+    after = rb.state_dict()
+    assert before["mixing"] == after["mixing"]
+    assert torch.equal(before["generator"], after["generator"])
+
+
+@pytest.mark.parametrize("kind", ["dict", "tensordict"])
+@pytest.mark.parametrize("key", ["source", ("info", "source")])
+def test_the_source_of_each_row_is_a_field(kind: str, key: Any) -> None:
+    members = [plain(0), plain(100)] if kind == "dict" else [tds(0), tds(100)]
+    seen: list[Any] = []
+
+    def check(batch: Any) -> Any:
+        seen.append(batch)
+        return batch
+
+    rb = ReplayBufferEnsemble(*members, ratio=0.5, source_key=key, transform=check, batch_size=6)
+    batch = rb.sample()
+    source = batch["info"]["source"] if isinstance(key, tuple) else batch["source"]
+    assert source.dtype is torch.int64
+    assert source.tolist() == [0, 0, 0, 1, 1, 1] == (seen[0]["id"] >= 100).long().tolist()
+    parts = ReplayBufferEnsemble(*members, sample_from_all=True, source_key=key)
+    found = pickle.loads(pickle.dumps(parts)).sample(4)
+    assert (found["info"]["source"] if isinstance(key, tuple) else found["source"]).tolist() == [[0, 0], [1, 1]]
+
+
+def test_sources_that_cannot_be_named_are_refused() -> None:
+    with pytest.raises(SchemaError, match="'id' already"):
+        pair(source_key="id").sample(4)
+    numbers = [ReplayBuffer(storage=LazyTensorStorage(4)) for _ in range(2)]
+    for rb in numbers:
+        rb.extend(torch.arange(4))
+    with pytest.raises(KindError, match="needs batches with fields"):
+        ReplayBufferEnsemble(*numbers, ratio=0.5, source_key="source").sample(4)
+    with pytest.raises(OptionError, match="a key is"):
+        pair(source_key=3)
+
+
+def test_priorities_reach_the_member_of_each_row() -> None:
+    rb = ReplayBufferEnsemble(tds(0, ranked=True), tds(100, ranked=True), ratio=0.25, batch_size=8, generator=seeded())
+    batch, info = rb.sample(return_info=True)
+    assert batch["priority_weight"].shape == batch["index_generation"].shape == (8,)
+    rb.update_priority(batch, batch["id"] + 1.0)
+    for row in batch["id"].tolist():
+        member: Any = rb[row // 100].sampler
+        assert member.priorities[row % 100] == row + 1
+    batch["td_error"] = batch["id"] + 7.0
+    rb.update_tensordict_priority(batch)
+    rb[0].extend(TensorDict({"id": torch.arange(10)}, [10]))  # the rows that were sampled are replaced
+    before = rb[0].sampler.priorities.clone()
+    rb.update_priority(info["index"], torch.full((8,), 99.0), info["index_generation"])
+    assert torch.equal(rb[0].sampler.priorities, before)
+    assert (rb[1].sampler.priorities == 99).sum() == batch["id"][2:].unique().numel()
+
+
+def test_a_mixed_batch_of_one_prioritized_member_has_weights_of_1_for_the_other() -> None:
+    rb = ReplayBufferEnsemble(tds(0), tds(100, ranked=True), ratio=0.5, batch_size=8)
+    rb[1].update_priority(torch.arange(10), torch.arange(1.0, 11.0))
+    batch = rb.sample()
+    assert (batch["priority_weight"][:4] == 1).all()
+    assert (batch["priority_weight"][4:] <= 1).all()
+
+
+def test_read_only_members_are_written_by_nobody() -> None:
+    data = TensorStorage({"id": torch.arange(10)})
+    fixed = ReplayBuffer(storage=data, writer=ImmutableDatasetWriter())
+    rb = ReplayBufferEnsemble(fixed, plain(100), ratio=0.5)
+    with pytest.raises(UsageError, match="member 0 does not allow writing"):
+        rb.empty()
+    with pytest.raises(UsageError):
+        rb[0].extend({"id": torch.arange(3)})
+    rb[1].extend({"id": torch.arange(100, 103)})
+    assert offline(rb.sample(6)) == 3
+
+
+def test_passes_without_repetition_go_on_over_batches() -> None:
+    members = [plain(100 * i, sampler=SamplerWithoutReplacement()) for i in range(2)]
+    rb = ReplayBufferEnsemble(*members, ratio=0.3, generator=seeded())
+    ids = torch.cat([rb.sample(10)["id"] for _ in range(10)])
+    assert torch.bincount(ids[ids < 100]).tolist() == [3] * 10
+    assert torch.bincount(ids[ids >= 100] - 100).tolist() == [7] * 10
+
+
+def steps(base: int, **options: Any) -> ReplayBuffer:
+    rb = ReplayBuffer(storage=LazyTensorStorage(40), **options)
+    t = torch.arange(40)
+    rb.extend({"id": base + t, "t": t % 20, "done": t % 20 == 19})
+    return rb
+
+
+def test_slices_stay_whole() -> None:
+    members = [steps(100 * i, sampler=SliceSampler(slice_len=4, end_key="done")) for i in range(2)]
+    rb = ReplayBufferEnsemble(*members, ratio=0.3, batch_size=20)
+    counts = []
+    for _ in range(10):
+        batch = rb.sample()
+        assert (batch["t"].view(-1, 4).diff(dim=1) == 1).all()
+        counts.append(offline(batch))
+    assert set(counts) == {4, 8}
+    assert sum(counts) == 60
+    with pytest.raises(OptionError, match="divisible by slice_len=4, got 18"):
+        rb.sample(18)
+    assert not rb.can_sample(18)
+
+
+def test_windows_count_as_one_row() -> None:
+    members = [steps(100 * i, sample_unit=SequenceUnit(4, "strict", "done")) for i in range(2)]
+    rb = ReplayBufferEnsemble(*members, ratio=0.25, source_key="source")
+    batch = rb.sample(8)
+    windows = batch["id"].view(8, 4)
+    assert (windows.diff(dim=1) == 1).all()
+    assert (windows < 100).all(1).tolist() == [True] * 2 + [False] * 6
+    assert batch["source"].view(8, 4)[:, 0].tolist() == [0] * 2 + [1] * 6
+
+
+@pytest.mark.parametrize("kind", ["dict", "tensordict"])
+def test_members_of_more_fields_are_named(kind: str) -> None:
+    more = {"id": torch.arange(5), "next": {"reward": torch.zeros(5), "info": torch.zeros(5)}}
+    less = {"id": torch.arange(5), "next": {"reward": torch.zeros(5)}, "mask": torch.zeros(5)}
+    members = [ReplayBuffer(storage=LazyTensorStorage(5)) for _ in range(2)]
+    for rb, rows in zip(members, (more, less), strict=True):
+        rb.extend(rows if kind == "dict" else TensorDict(rows, [5]))
+    words = r"member 0 has also \('next', 'info'\); member 1 has also 'mask'.*[Ss]elect the fields"
+    with pytest.raises(KindError, match=words):
+        ReplayBufferEnsemble(*members, ratio=0.5).sample(4)
+
+
+def test_parts_make_an_ensemble_with_a_ratio_too() -> None:
+    rb = plain(0), plain(100)
+    samplers = SamplerEnsemble(*(one.sampler for one in rb), ratio=[1, 3])
+    writers = WriterEnsemble(*(one.writer for one in rb))
+    mixed = ReplayBufferEnsemble(
+        storages=StorageEnsemble(*(one.storage for one in rb)), samplers=samplers, writers=writers
+    )
+    mixed[0].extend({"id": torch.arange(4)})
+    mixed[1].extend({"id": torch.arange(100, 104)})
+    assert offline(mixed.sample(8)) == 2
+    with pytest.raises(OptionError, match="ratio to it"):
+        ReplayBufferEnsemble(
+            storages=StorageEnsemble(*(one.storage for one in rb)), samplers=samplers, writers=writers, ratio=0.5
+        )
+
+
+def test_three_members_a_subset_and_its_schedule() -> None:
+    rb = ReplayBufferEnsemble(
+        plain(0), plain(100), plain(200), ratio={0: [2, 1, 1], 4: [0, 1, 3]}, batch_size=8, source_key="from"
+    )
+    assert torch.bincount(rb.sample()["from"], minlength=3).tolist() == [4, 2, 2]
+    for _ in range(3):
+        rb.sample()
+    assert torch.bincount(rb.sample()["from"], minlength=3).tolist() == [0, 2, 6]
+    last = rb[1:]
+    assert last.sampler.ratio == [Fraction(1, 4), Fraction(3, 4)]
+    assert torch.bincount(last.sample()["from"], minlength=2).tolist() == [2, 6]
+    assert "ratio=schedule at step 5" in repr(rb)
+    assert "ratio=[1/3, 2/3]" in repr(pair([1, 2]))
+
+
+def test_schedulers_and_calls_of_step_change_the_share() -> None:
+    rb = pair(0.5)
+    scheduler = LinearScheduler(rb, "share", final_value=0.0, num_steps=5)
+    counts = []
+    for _ in range(6):
+        counts.append(offline(rb.sample(20)))
+        scheduler.step()
+    assert counts == [10, 8, 6, 4, 2, 0]
+    other = pair({0: 0.5, 5: 0}, ratio_steps="calls")
+    for expected in counts:
+        assert offline(other.sample(20)) == offline(other.sample(20)) == expected
+        other.step()
+    with pytest.raises(UsageError, match="ratio_steps"):
+        rb.step()
+
+
+def test_checkpoints_of_another_mixture_are_refused_and_change_nothing() -> None:
+    rb = pair(0.3, batch_size=6)
+    rb.sample()
+    before = rb.state_dict()
+    queued = pair(0.3, batch_size=6, prefetch=2)
+    queued.sample()
+    damaged = queued.state_dict()
+    damaged["pending"][0]["owed"] = ["1/2"]
+    queued.close()
+    parts = ReplayBufferEnsemble(plain(0), plain(100), batch_size=6)
+    for state in (parts.state_dict(), pair(0.3, rounding="nearest").state_dict(), damaged):
+        with pytest.raises(CheckpointError):
+            rb.load_state_dict(state)
+    assert rb.state_dict()["mixing"] == before["mixing"]

@@ -1,0 +1,324 @@
+"""Exact ratios: rows of each batch against plain arithmetic of fractions, schedules, and states."""
+
+from __future__ import annotations
+
+import json
+import math
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato import RandomSampler, SamplerEnsemble
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
+
+from ...effort import examples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HALF = Fraction(1, 2)
+
+
+def mix(ratio: Any, members: int = 2, **options: Any) -> SamplerEnsemble:
+    return SamplerEnsemble(*(RandomSampler() for _ in range(members)), ratio=ratio, **options)
+
+
+def counts(sampler: SamplerEnsemble, size: int, rows: list[int] | None = None) -> list[int]:
+    """Draw a batch and return the rows of each member."""
+    split = sampler.plan(size, rows or [100] * len(sampler), None)
+    sampler.drew(split.owed)
+    found = [0] * len(sampler)
+    for member, count in zip(split.members, split.sizes, strict=True):
+        assert count > 0
+        found[member] = count
+    assert sum(found) == size
+    return found
+
+
+def after(sampler: SamplerEnsemble) -> Any:
+    """What a checkpoint holds of it, as its file does."""
+    return json.loads(json.dumps(sampler.state_dict()["ratio"]))
+
+
+SHARES = st.one_of(
+    st.floats(0, 1),
+    st.fractions(0, 1, max_denominator=1000),
+    st.decimals(0, 1, places=4),
+    st.sampled_from(["1/3", "0.1", 0, 1]),
+)
+
+
+@examples(3)
+@given(SHARES, st.lists(st.integers(1, 300), min_size=1, max_size=30))
+def test_of_two_members_each_has_its_share_up_to_half_a_row_after_every_batch(share: Any, sizes: list[int]) -> None:
+    sampler, exact = mix(share), Fraction(str(share))
+    drawn = due = Fraction(0)
+    for size in sizes:
+        count = counts(sampler, size)[0]
+        assert count in (math.floor(size * exact), math.ceil(size * exact))
+        drawn, due = drawn + count, due + size * exact
+        assert abs(drawn - due) <= HALF
+
+
+@examples(3)
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=6).filter(any), st.integers(1, 64))
+def test_of_many_members_no_batch_is_a_row_off_and_the_sum_stays_close(weights: list[int], size: int) -> None:
+    sampler, drawn = mix(weights, len(weights)), [0] * len(weights)
+    for batch in range(1, 60):
+        for i, count in enumerate(counts(sampler, size)):
+            share = Fraction(size * weights[i], sum(weights))
+            assert count in (math.floor(share), math.ceil(share))
+            drawn[i] += count
+            assert abs(drawn[i] - batch * share) < 2
+
+
+@pytest.mark.parametrize("share", [0.1, np.float32(0.1), np.float64(0.1), Decimal("0.1"), "0.1", Fraction(1, 10)])
+def test_shares_are_the_numbers_that_were_written(share: Any) -> None:
+    sampler = mix(share)
+    assert sampler.ratio == [Fraction(1, 10), Fraction(9, 10)]
+    assert [counts(sampler, 10) for _ in range(50)] == [[1, 9]] * 50
+
+
+@pytest.mark.parametrize("given", [[1, 3], (0.25, 0.75), torch.tensor([0.5, 1.5]), np.array([2, 6]), ["1/4", "3/4"]])
+def test_weights_of_all_members_are_divided_by_their_sum(given: Any) -> None:
+    assert mix(given).ratio == [Fraction(1, 4), Fraction(3, 4)]
+
+
+@examples(2)
+@given(
+    st.dictionaries(st.integers(0, 40), st.fractions(0, 1, max_denominator=50), min_size=1, max_size=5),
+    st.integers(1, 100),
+)
+def test_a_mapping_is_a_line_between_its_steps(points: dict[int, Fraction], size: int) -> None:
+    sampler, drawn, due = mix(points), 0, Fraction(0)
+    for step in range(50):
+        low, high = [p for p in points if p <= step], [p for p in points if p >= step]
+        left, right = max(low, default=min(points)), min(high, default=max(points))
+        slope = Fraction(0) if left == right else (points[right] - points[left]) / (right - left)
+        share = points[left] + slope * (step - left if low else 0)
+        assert sampler.ratio == [share, 1 - share]
+        drawn, due = drawn + counts(sampler, size)[0], due + size * share
+        assert abs(drawn - due) <= HALF
+    assert sampler.ratio_step == 50
+
+
+def halves(step: int) -> list[Fraction]:
+    return [Fraction(1, 2 + step), 1 - Fraction(1, 2 + step)]
+
+
+def test_a_function_is_called_with_the_number_of_batches_drawn_before() -> None:
+    sampler = mix(halves)
+    assert [counts(sampler, 12)[0] for _ in range(3)] == [6, 4, 3]
+    wrong: list[tuple[Callable[[int], Any], type[Exception]]] = [
+        (lambda _: [0.5], OptionError),
+        (lambda _: float("nan"), OptionError),
+        (lambda _: None, KindError),
+        (lambda _: 1.5, OptionError),
+    ]
+    for function, error in wrong:
+        with pytest.raises(error, match="at step 0"):
+            mix(function).plan(4, [1, 1], None)
+
+
+def test_steps_are_counted_by_calls_if_asked_to() -> None:
+    sampler = mix({0: 1.0, 10: 0.0}, ratio_steps="calls")
+    assert counts(sampler, 10) == counts(sampler, 10) == [10, 0]
+    sampler.step()
+    assert counts(sampler, 10) == [9, 1]
+    sampler.step(4)
+    assert sampler.ratio_step == 5
+    assert counts(sampler, 10) == [5, 5]
+    with pytest.raises(OptionError, match="integers of at least 0"):
+        sampler.step(-1)
+    with pytest.raises(UsageError, match="ratio_steps"):
+        mix(0.5).step()
+    with pytest.raises(UsageError, match="ratio="):
+        SamplerEnsemble(RandomSampler()).step()
+
+
+def test_nearest_rounds_each_batch_on_its_own() -> None:
+    sampler = mix(0.3, rounding="nearest")
+    assert [counts(sampler, 5)[0] for _ in range(4)] == [2, 2, 2, 2]
+    carried = mix(0.3)
+    assert sorted(counts(carried, 5)[0] for _ in range(4)) == [1, 1, 2, 2]
+
+
+@examples(1)
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=5).filter(any), st.integers(1, 64))
+def test_nearest_is_within_a_row_of_the_share(weights: list[int], size: int) -> None:
+    for i, count in enumerate(counts(mix(weights, len(weights), rounding="nearest"), size)):
+        assert abs(count - Fraction(size * weights[i], sum(weights))) <= 1
+
+
+@examples(2)
+@given(
+    st.sampled_from([0.3, [1, 2, 4], {0: 0.9, 7: "1/7"}, halves]),
+    st.lists(st.integers(1, 50), min_size=1, max_size=12),
+    st.randoms(use_true_random=False),
+)
+def test_batches_that_are_dropped_in_any_order_leave_no_trace(ratio: Any, sizes: list[int], rng: Any) -> None:
+    sampler = mix(ratio, 3 if isinstance(ratio, list) else 2)
+    before, owed = after(sampler), []
+    for size in sizes:
+        split = sampler.plan(size, [9] * len(sampler), None)
+        sampler.drew(split.owed)
+        owed.append(split.owed)
+    rng.shuffle(owed)
+    for one in owed:
+        sampler.undrew(one)
+    assert after(sampler) == before
+
+
+@examples(2)
+@given(
+    st.sampled_from([0.3, [1, 2], {0: 0.9, 7: "1/7"}, halves]),
+    st.lists(st.integers(1, 50), min_size=1, max_size=12),
+    st.integers(0, 12),
+)
+def test_it_goes_on_after_a_save_at_any_point(ratio: Any, sizes: list[int], point: int) -> None:
+    sampler, other = mix(ratio), mix(ratio)
+    for size in sizes[:point]:
+        counts(sampler, size)
+    other.load_state_dict({**other.state_dict(), "ratio": after(sampler)})
+    assert [counts(other, size) for size in sizes] == [counts(sampler, size) for size in sizes]
+
+
+def test_members_without_rows_are_made_up_for_by_the_others_and_owed_nothing() -> None:
+    sampler = mix([1, 2, 3], 3)
+    with pytest.warns(UserWarning, match=r"members \[2\].*ratio \[0.333333, 0.666667, 0.0\]"):
+        assert counts(sampler, 9, [5, 5, 0]) == [3, 6, 0]
+    assert counts(sampler, 9, [5, 0, 5]) in ([2, 0, 7], [3, 0, 6])
+    for _ in range(10):
+        assert counts(sampler, 6) == [1, 2, 3]
+
+
+def test_small_members_wait_for_min_rows() -> None:
+    sampler = mix(0.5, min_rows=[1, 8], when_empty="fill")
+    assert counts(sampler, 10, [3, 7]) == [10, 0]
+    assert counts(sampler, 10, [3, 8]) == [5, 5]
+    with pytest.raises(EmptyBufferError, match=r"members \[1\]"):
+        mix(0.5, min_rows=8, when_empty="raise").plan(10, [8, 7], None)
+    assert "min_rows=[1, 8]" in repr(sampler)
+
+
+def test_fill_takes_any_member_where_no_other_has_a_share() -> None:
+    assert counts(mix(0.0, when_empty="fill"), 4, [3, 0]) == [4, 0]
+    with pytest.raises(EmptyBufferError, match="no other member has p > 0"):
+        mix(0.0).plan(4, [3, 0], None)
+    with pytest.raises(EmptyBufferError):
+        mix(0.0, when_empty="fill").plan(4, [0, 0], None)
+
+
+def test_a_schedule_of_ever_new_denominators_keeps_the_carry_small() -> None:
+    sampler, drawn, due = mix(lambda step: [step + 1, 7919]), 0, 0.0
+    for step in range(3000):
+        drawn += counts(sampler, 33)[0]
+        due += 33 * (step + 1) / (step + 7920)
+    assert abs(drawn - due) < 0.51
+    assert max(len(text) for text in after(sampler)["carry"]) < 1000
+
+
+def test_a_subset_keeps_the_schedule() -> None:
+    whole = mix({0: [1, 1, 2], 10: [1, 3, 4]}, 3)
+    for _ in range(10):
+        counts(whole, 4)
+    part = whole.subset([0, 1])
+    assert part.ratio == [Fraction(1, 4), Fraction(3, 4)]
+    assert part.ratio_step == 10
+    assert mix(lambda step: [1, 2, step], 3).subset([2, 1]).share == 0
+    with pytest.raises(OptionError, match="must not be 0"):
+        mix([1, 0, 0], 3).subset([1, 2])
+
+
+def test_the_ratio_may_be_set_at_any_time() -> None:
+    sampler = mix(0.5)
+    sampler.share = 0.25
+    assert counts(sampler, 8) == [2, 6]
+    sampler.ratio = [3, 1]
+    assert sampler.share == 0.75
+    with pytest.raises(OptionError, match="set ratio"):
+        sampler.p = [1, 1]
+    with pytest.raises(UsageError, match="ratio="):
+        SamplerEnsemble(RandomSampler()).ratio = 0.5
+    assert SamplerEnsemble(RandomSampler()).share is None
+
+
+REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    (1.5, {}, OptionError, r"in \[0, 1\]"),
+    (-0.5, {}, OptionError, r"in \[0, 1\]"),
+    (float("nan"), {}, OptionError, "finite"),
+    ("half", {}, OptionError, "finite"),
+    ("1/0", {}, OptionError, "finite"),
+    ([0, 0], {}, OptionError, "must not be 0"),
+    ([1, -1], {}, OptionError, "at least 0"),
+    ([1, 1, 1], {}, OptionError, "each of the 2 members"),
+    (True, {}, KindError, "True"),
+    ({}, {}, OptionError, "empty mapping"),
+    ({-1: 0.5}, {}, OptionError, "steps"),
+    ({0: 2.0}, {}, OptionError, r"in \[0, 1\]"),
+    (object(), {}, KindError, "got object"),
+    (0.5, {"rounding": "up"}, OptionError, "rounding must be one of 'carry', 'nearest'"),
+    (0.5, {"ratio_steps": "days"}, OptionError, "ratio_steps must be one of"),
+    (0.5, {"p": [1, 1]}, UsageError, "one or the other"),
+    (0.5, {"num_buffer_sampled": 4}, UsageError, "one or the other"),
+    (0.5, {"min_rows": 0}, OptionError, "min_rows"),
+    (0.5, {"min_rows": [1]}, OptionError, "min_rows"),
+    (0.5, {"min_rows": 1.5}, KindError, "min_rows"),
+    (None, {"rounding": "nearest"}, OptionError, "give ratio="),
+]
+
+
+@pytest.mark.parametrize(("ratio", "options", "error", "words"), REFUSED)
+def test_refused_options(ratio: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        mix(ratio, **options)
+
+
+DAMAGED: list[tuple[dict[str, Any], str]] = [
+    ({"rounding": "nearest"}, "rounding"),
+    ({"steps": "calls"}, "ratio_steps"),
+    ({"points": None}, "functions are not saved"),
+    ({"points": [[0, ["1/2", "1/3"]]]}, "no shares"),
+    ({"points": [[0, ["1"]]]}, "no shares"),
+    ({"points": []}, "damaged"),
+    ({"step": -1}, "steps"),
+    ({"carry": ["1/2", "0"]}, "damaged"),
+    ({"carry": ["0"]}, "damaged"),
+    ({"carry": ["x", "0"]}, "does not fit"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), DAMAGED)
+def test_states_of_others_are_refused_and_change_nothing(change: dict[str, Any], words: str) -> None:
+    sampler = mix(0.3)
+    counts(sampler, 5)
+    before = after(sampler)
+    with pytest.raises(CheckpointError, match=words):
+        sampler.load_state_dict({**sampler.state_dict(), "ratio": {**before, **change}})
+    assert after(sampler) == before
+
+
+def test_states_with_and_without_a_ratio_are_told_apart() -> None:
+    parts = SamplerEnsemble(RandomSampler(), RandomSampler())
+    with pytest.raises(CheckpointError, match="equal parts, this one by a ratio"):
+        mix(0.5).load_state_dict(parts.state_dict())
+    with pytest.raises(CheckpointError, match="a ratio, this one by equal parts"):
+        parts.load_state_dict(mix(0.5).state_dict())
+
+
+def test_bare_storages_are_drawn_by_the_ratio() -> None:
+    from ostinato import TensorStorage
+
+    storages = [TensorStorage({"id": torch.arange(10) + 100 * i}) for i in range(2)]
+    sampler = mix(0.25)
+    index, info = sampler.sample(storages, 8)
+    assert [len(part) for part in index["index"]] == [2, 6]
+    assert index["buffer_ids"].tolist() == [0, 1]
+    assert len(info["parts"]) == 2
+    assert sampler.can_sample(storages, 1)
