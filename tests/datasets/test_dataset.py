@@ -36,8 +36,8 @@ from ostinato.core.rows import Leaf
 from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.columns import BlockColumn, DenseColumn, MovedColumn, TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
+from ostinato.datasets.decoded import HeapRows
 from ostinato.errors import CheckpointError, KeyMissingError, OptionError, SchemaError, SlotError, UsageError
-from ostinato.storages.memory import HeapMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,7 +107,7 @@ def reverse(rows: torch.Tensor) -> torch.Tensor:
 def column_of(kind: str, value: torch.Tensor, cache: BlockCache) -> DatasetColumn:
     block = BlockColumn(Blocks(value, [3, 20, 21, 64, 99]), cache)
     if kind == "dense":
-        return DenseColumn(block, len(value), HeapMemory(torch.device("cpu")), "x")
+        return DenseColumn(block, len(value), HeapRows(), "x")
     if kind == "moved":
         return MovedColumn(TensorColumn(value.flip(0)), reverse)
     return block if kind == "block" else TensorColumn(value)

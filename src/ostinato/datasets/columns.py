@@ -15,9 +15,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.datasets.cache import BlockCache
-    from ostinato.storages.memory import Memory
 
-__all__ = ["BlockColumn", "BlockSource", "DatasetColumn", "DenseColumn", "MovedColumn", "TensorColumn", "TextColumn"]
+__all__ = [
+    "BlockColumn",
+    "BlockSource",
+    "DatasetColumn",
+    "DenseColumn",
+    "MovedColumn",
+    "ReadTogether",
+    "RowMemory",
+    "TensorColumn",
+    "TextColumn",
+]
 
 
 class DatasetColumn(Protocol):
@@ -129,6 +138,16 @@ class MovedColumn:
         self.column.close()
 
 
+class ReadTogether(Protocol):
+    """Columns whose blocks one read of a file can bring."""
+
+    def announce(self, name: int) -> object:
+        """Expect that blocks of the column with this name will be read, until `settle(token)`; return the token."""
+
+    def settle(self, token: object) -> None:
+        """The blocks of a column that was announced have been read."""
+
+
 @final
 class BlockColumn:
     """A field whose rows lie in blocks of files, such as row groups of a table; blocks are kept in a cache.
@@ -138,12 +157,14 @@ class BlockColumn:
     Args:
         source: reads blocks.
         cache: keeps the blocks read last, of all columns of a dataset.
+        together: the columns that are read with this one, when all of them are started first; None if there are none.
     """
 
-    def __init__(self, source: BlockSource, cache: BlockCache) -> None:
-        self.source = source
+    def __init__(self, source: BlockSource, cache: BlockCache, together: ReadTogether | None = None) -> None:
+        self.source, self._together = source, together
         self._cache = cache
-        self._name = cache.register()
+        self.name = cache.register()
+        """Of the blocks in the cache: their keys are `(name, block)`."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -157,7 +178,17 @@ class BlockColumn:
 
     def start(self, rows: Tensor) -> Callable[[], Tensor]:
         """Return a function that reads rows; see `DatasetColumn`."""
-        return lambda: self._read(rows)
+        if self._together is None:
+            return lambda: self._read(rows)
+        together, token = self._together, self._together.announce(self.name)
+
+        def read() -> Tensor:
+            try:
+                return self._read(rows)
+            finally:
+                together.settle(token)
+
+        return read
 
     def _read(self, rows: Tensor) -> Tensor:
         starts = self.source.starts
@@ -169,7 +200,7 @@ class BlockColumn:
         cuts = np.flatnonzero(np.diff(ordered)) + 1
         for part in np.split(order, cuts) if at.shape[0] else []:
             block = int(blocks[part[0]])
-            found = self._cache.get((self._name, block), lambda block=block: self.source.load(block))  # type: ignore[misc]
+            found = self._cache.get((self.name, block), lambda block=block: self.source.load(block))  # type: ignore[misc]
             places = torch.from_numpy(part)
             as_bits(out)[places] = as_bits(found)[torch.from_numpy(at[part] - starts[block])]
         return out
@@ -179,33 +210,52 @@ class BlockColumn:
         self.source.close()
 
 
+class RowMemory(Protocol):
+    """Where rows are kept after they were read."""
+
+    def open(self, name: str, rows: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Return memory for rows `[rows, *shape]`, and which of them it holds, bool `[rows]`."""
+
+    def kept(self, nbytes: int) -> None:
+        """Note that rows of so many bytes were added."""
+
+    def flush(self) -> None:
+        """Save rows, if they persist."""
+
+
 @final
 class DenseColumn:
     """A column whose rows are kept after the first read, in memory or in a mapped file: each row is decoded once.
 
-    Safe to use from several threads: two that need the same row at once may both decode it, to the same bytes.
+    Safe to use from several threads and processes: two that need the same row at once may both decode it, to the same
+    bytes.
 
     Args:
         column: the column that is read.
         rows: number of rows of the dataset.
-        memory: where rows are kept.
-        name: of the block of memory.
-        filled: bool `[rows]`: the rows that the memory holds already; None for none. Taken over.
+        memory: where rows are kept. A pickled copy of the column opens it again.
+        name: of the column in the memory.
 
     Raises:
         StorageMemoryError: if there is too little memory or disk.
     """
 
-    def __init__(
-        self, column: DatasetColumn, rows: int, memory: Memory, name: str, filled: Tensor | None = None
-    ) -> None:
+    def __init__(self, column: DatasetColumn, rows: int, memory: RowMemory, name: str) -> None:
         self.column = column
-        nbytes = rows * column.dtype.itemsize * int(np.prod(column.shape, dtype=np.int64))
-        memory.check(nbytes)
-        self.tensor = memory.block(name, nbytes).view(column.dtype).view(rows, *column.shape)
-        """The rows `[rows, *shape]`; those that were never read are undefined."""
-        self.filled = torch.zeros(rows, dtype=torch.bool, device="cpu") if filled is None else filled
-        """bool `[rows]`: the rows that were read."""
+        self._rows, self._memory, self._name = rows, memory, name
+        self._begin()
+
+    def _begin(self) -> None:
+        self.tensor, self.filled = self._memory.open(self._name, self._rows, self.dtype, self.shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The column and where its rows are kept."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("tensor", "filled")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the memory."""
+        self.__dict__.update(state)
+        self._begin()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -232,6 +282,7 @@ class DenseColumn:
         def finish() -> None:
             as_bits(self.tensor).index_copy_(0, wanted, as_bits(read()))
             self.filled[wanted] = True  # after the rows: another thread may read them from now on
+            self._memory.kept(wanted.shape[0] * self.tensor.element_size() * self.tensor[0].numel())
 
         return finish
 
@@ -247,8 +298,9 @@ class DenseColumn:
         return read
 
     def close(self) -> None:
-        """Close files."""
+        """Close files, and save rows if they persist."""
         self.column.close()
+        self._memory.flush()
 
 
 @final

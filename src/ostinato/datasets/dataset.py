@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path
     from ostinato.datasets.columns import DatasetColumn
 
-__all__ = ["Contents", "DatasetStorage", "Fields"]
+__all__ = ["Contents", "DatasetStorage", "Fields", "chosen_fields"]
 
 Fields = Mapping[Any, Any] | Sequence[Any] | None
 """Fields of a dataset to keep: keys, or new keys and those of the dataset; None for all."""
@@ -49,7 +49,7 @@ class Contents:
     """Fields of text by path."""
     fps: float | None = None
     """Rows per second, where the format knows."""
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     """What else the format knows of the dataset, as plain values."""
     assumptions: tuple[str, ...] = ()
     """What the format does not say, and how it was read; one sentence each."""
@@ -101,7 +101,7 @@ class DatasetStorage(Storage):
         """Position of each episode in the dataset, int64 `[episodes]`."""
         if episodes is not None:
             self._pick(episodes)
-        columns = _chosen({**contents.columns, **contents.texts}, fields)
+        columns = chosen_fields({**contents.columns, **contents.texts}, fields)
         self._schema = _schema(columns, tensordict=tensordict)
         self._columns: list[DatasetColumn] = [columns[leaf.path] for leaf in self._schema.leaves]
         self._texts: list[TextColumn] = [columns[leaf.path] for leaf in self._schema.objects]
@@ -116,6 +116,15 @@ class DatasetStorage(Storage):
         self._places = {position: place for place, (position, _) in enumerate(dense)}
         leaves = [self._schema.leaves[position] for position, _ in dense]
         self._table = Table.adopt(Schema(None, leaves), [tensor for _, tensor in dense]) if dense else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the table, whose tensors belong to the columns."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_table", "_places")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Collect the tensors of the columns again."""
+        self.__dict__.update(state)
+        self._begin()
 
     def _pick(self, episodes: Sequence[int] | slice | Tensor) -> None:
         """Use some episodes, in the order given."""
@@ -157,7 +166,7 @@ class DatasetStorage(Storage):
         return self.contents.fps
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Mapping[str, Any]:
         """What else the format knows of the dataset, as plain values."""
         return self.contents.metadata
 
@@ -416,10 +425,15 @@ def _as_key(key: Any) -> Path:
     return (key,) if isinstance(key, str) else tuple(key)
 
 
-def _chosen(columns: dict[Path, Any], fields: Fields) -> dict[Path, Any]:
-    """Return the columns that were chosen, by their new paths."""
+def chosen_fields(columns: Mapping[Path, Any], fields: Fields) -> dict[Path, Any]:
+    """Return the columns that were chosen, by their new paths.
+
+    Raises:
+        OptionError: if `fields` is neither a list of keys nor a mapping.
+        KeyMissingError: if there is no such field.
+    """
     if fields is None:
-        return columns
+        return dict(columns)
     if isinstance(fields, str) or not isinstance(fields, (Mapping, Sequence)):
         msg = f"fields must be a list of keys, or a mapping of new keys to keys of the dataset, got {fields!r}"
         raise OptionError(msg)

@@ -5,27 +5,32 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ostinato.core.processes import cores
 from ostinato.datasets.arrays import read_arrays
 from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.checkpoints import read_checkpoint, read_torchrl, recognizes_checkpoint, recognizes_torchrl
-from ostinato.datasets.columns import BlockColumn, DenseColumn, MovedColumn
-from ostinato.datasets.dataset import DatasetStorage
+from ostinato.datasets.columns import DenseColumn
+from ostinato.datasets.d4rl import read_d4rl, recognizes_d4rl
+from ostinato.datasets.dataset import DatasetStorage, chosen_fields
+from ostinato.datasets.decoded import HeapRows, decode_once, tables_of, with_columns
+from ostinato.datasets.lerobot import read_lerobot, recognizes_lerobot
 from ostinato.datasets.minari import read_minari, recognizes_minari
+from ostinato.datasets.parquet import PictureColumn
 from ostinato.datasets.rlinf import read_rlinf, recognizes_rlinf
-from ostinato.datasets.stored import EitherColumn
-from ostinato.datasets.video import VideoFiles
+from ostinato.datasets.robomimic import read_robomimic, recognizes_robomimic
+from ostinato.datasets.video import VideoColumn, VideoFiles
+from ostinato.datasets.zarr import read_zarr, recognizes_zarr
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
-from ostinato.storages.memory import HeapMemory
 
 if TYPE_CHECKING:
+    import torch
+
+    from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.dataset import Contents, Fields
 
@@ -46,6 +51,10 @@ class Reading:
     """Threads that decode video."""
     tolerance_s: float
     """Largest distance between a video frame and the timestamp of its row."""
+    filter_key: str | None = None
+    """Name of the demonstrations to use."""
+    max_episode_steps: int | None = None
+    """Steps after which episodes are cut off, where the file does not say."""
 
     @cached_property
     def videos(self) -> VideoFiles:
@@ -63,13 +72,19 @@ class Format(NamedTuple):
     """Read what the dataset holds, but no rows."""
     objects: tuple[str, ...] = ()
     """Classes whose objects are opened, too, by package and name: they are known without importing the package."""
+    options: tuple[str, ...] = ()
+    """Those of `filter_key` and `max_episode_steps` that apply."""
 
 
 FORMATS: tuple[Format, ...] = (
+    Format("LeRobot", recognizes_lerobot, read_lerobot),
     Format("checkpoint", recognizes_checkpoint, read_checkpoint),
     Format("torchrl", recognizes_torchrl, read_torchrl),
     Format("rlinf", recognizes_rlinf, read_rlinf),
     Format("Minari", recognizes_minari, read_minari, ("minari.MinariDataset",)),
+    Format("robomimic", recognizes_robomimic, read_robomimic, ("h5py.Group",), ("filter_key",)),
+    Format("D4RL", recognizes_d4rl, read_d4rl, ("h5py.Group",), ("max_episode_steps",)),
+    Format("Zarr", recognizes_zarr, read_zarr, ("zarr.Group",)),
 )
 """All formats, in the order in which they are tried."""
 
@@ -90,24 +105,36 @@ def open_dataset(
     episodes: Sequence[int] | slice | torch.Tensor | None = None,
     fields: Fields = None,
     episode_ends: Any = None,
+    filter_key: str | None = None,
+    max_episode_steps: int | None = None,
     max_bytes: int = DEFAULT_BYTES,
     num_threads: int | None = None,
     tolerance_s: float = 1e-4,
+    cache: Literal["memory", "disk"] | None = None,
+    cache_dir: str | Path | None = None,
     tensordict: bool = False,
 ) -> DatasetStorage:
     """Open a dataset as the read-only storage of a replay buffer. Rows are read when they are sampled.
 
     Args:
-        source: a path, a mapping of arrays `[rows, ...]` with the ends of the episodes, or a `minari.MinariDataset`.
+        source: a path, a mapping of arrays `[rows, ...]` with the ends of the episodes, a `minari.MinariDataset`, an
+            `h5py.File` or `h5py.Group`, or a `zarr.Group`.
         episodes: positions of the episodes to use, in this order; None for all.
         fields: keys to keep, or a mapping of new keys to keys of the dataset (`{"obs": "observation"}`); a nested key
             is a tuple, and a key of a nest stands for all fields below it. None for all.
         episode_ends: for a mapping of arrays: the row after the last one of each episode, integers `[episodes]`. None
             takes them from the mapping, or from its flags `done`, `terminated` and `truncated`.
+        filter_key: for robomimic: the name in `mask` of the demonstrations to use; None for all.
+        max_episode_steps: for D4RL files without `timeouts`: the time limit of the environment, at which episodes were
+            cut off.
         max_bytes: budget for rows and decoded frames that are kept in memory.
         num_threads: threads that decode video; None is one for each core of this process.
         tolerance_s: largest distance in seconds between a video frame and the timestamp of its row; a frame that is
             further away raises an error, so that no frame is ever shifted.
+        cache: "memory" keeps every row that was read, decoded, in memory that processes forked later share; "disk" in
+            files that are mapped. Each row is then decoded once. None keeps what fits in `max_bytes`.
+        cache_dir: for `cache="disk"`: a directory where decoded rows persist for the next run, in one process at a
+            time. Changed files of the dataset raise an error. None for temporary files.
         tensordict: rows are TensorDicts, as `TensorDictReplayBuffer` needs them; else dicts.
 
     Returns:
@@ -118,6 +145,9 @@ def open_dataset(
         KindError: if the format is not recognized.
         MissingExtraError: naming the extra to install for the format.
         DamagedFileError: if a file cannot be read; the message names it.
+        StorageMemoryError: if there is too little memory or disk for `cache`.
+        DirectoryInUseError: if another process uses `cache_dir`.
+        CheckpointError: if `cache_dir` holds rows of another dataset, or the dataset has changed.
         OptionError: if an option does not apply to the format, or is out of its range.
 
     Example:
@@ -129,37 +159,55 @@ def open_dataset(
         >>> rb.sample()["action"].shape
         torch.Size([32, 2])
     """
-    _check_budget(max_bytes, num_threads, tolerance_s)
+    _check_budget(max_bytes, num_threads, tolerance_s, max_episode_steps)
+    _check_cache(source, cache, cache_dir)
+    options = {"filter_key": filter_key, "max_episode_steps": max_episode_steps}
     if isinstance(source, Mapping) and not _formats_of(source):
+        _check_options("a mapping of arrays", (), options)
         contents = read_arrays(source, episode_ends)
+        return DatasetStorage(contents, episodes=episodes, fields=fields, tensordict=tensordict)
+    if episode_ends is not None:
+        msg = f"episode_ends is for a mapping of arrays, got it with {source!r}: the files say where episodes end"
+        raise OptionError(msg)
+    blocks = BlockCache(max_bytes)
+    threads = cores() if num_threads is None else num_threads
+    found, kind = _recognize(source)
+    _check_options(kind.name, kind.options, options)
+    contents = kind.read(found, Reading(blocks, threads, tolerance_s, filter_key, max_episode_steps))
+    used = _used(contents, fields)
+    if cache is None:
+        contents = _share(contents, used, blocks)
     else:
-        if episode_ends is not None:
-            msg = f"episode_ends is for a mapping of arrays, got it with {source!r}: the files say where episodes end"
-            raise OptionError(msg)
-        cache = BlockCache(max_bytes)
-        threads = cores() if num_threads is None else num_threads
-        contents = _keep_tables(_read(source, Reading(cache, threads, tolerance_s)), cache)
+        rows = len(DatasetStorage(contents, episodes=episodes))
+        contents = decode_once(contents, used, rows, cache, source, cache_dir)
     return DatasetStorage(contents, episodes=episodes, fields=fields, tensordict=tensordict)
 
 
-def _read(source: Any, reading: Reading) -> Contents:
+def _recognize(source: Any) -> tuple[Any, Format]:
+    """Return the path or object of a dataset, and its format."""
     known = _formats_of(source)
-    if known:
-        return known[0].read(source, reading)
-    if not isinstance(source, (str, os.PathLike)):
+    if not known and not isinstance(source, (str, os.PathLike)):
         kinds = ", ".join(name for kind in FORMATS for name in kind.objects)
         msg = f"a dataset is opened by its path, or is a mapping of arrays, or {kinds}, got {type(source).__name__}"
         raise KindError(msg)
-    path = Path(source).expanduser()
-    if not path.exists():
+    path = source if known else Path(source).expanduser()
+    if not known and not path.exists():
         msg = f"{path} does not exist: give the folder or file of a dataset"
         raise CheckpointNotFoundError(msg)
-    for kind in FORMATS:
+    for kind in known or FORMATS:
         if kind.recognizes(path):
-            return kind.read(path, reading)
+            return path, kind
     names = ", ".join(kind.name for kind in FORMATS)
     msg = f"the format of {path} is not recognized: known formats are {names}, and a mapping of arrays"
     raise KindError(msg)
+
+
+def _check_options(name: str, applicable: tuple[str, ...], options: dict[str, Any]) -> None:
+    for option, value in options.items():
+        if value is not None and option not in applicable:
+            kinds = ", ".join(kind.name for kind in FORMATS if option in kind.options)
+            msg = f"{option} is for {kinds}, got {option}={value!r} with a dataset of the format {name}"
+            raise OptionError(msg)
 
 
 def _formats_of(source: Any) -> list[Format]:
@@ -168,43 +216,56 @@ def _formats_of(source: Any) -> list[Format]:
     return [kind for kind in FORMATS if not names.isdisjoint(kind.objects)]
 
 
-def _keep_tables(contents: Contents, cache: BlockCache) -> Contents:
-    """Keep small tables as tensors, which are filled block by block when their rows are first read."""
-    tables = {id(table): table for column in contents.columns.values() for table in _tables_of(column)}
-    sizes = {name: int(table.source.starts[-1]) for name, table in tables.items()}
+def _used(contents: Contents, fields: Fields) -> set[FieldPath]:
+    """Return the paths in the dataset of the fields that were chosen."""
+    chosen = {id(column) for column in chosen_fields({**contents.columns, **contents.texts}, fields).values()}
+    return {path for path, column in contents.columns.items() if id(column) in chosen}
+
+
+def _share(contents: Contents, used: set[FieldPath], cache: BlockCache) -> Contents:
+    """Divide the budget: small tables are kept whole, frames and larger tables share the rest in proportion.
+
+    Tables that are kept become tensors, which are filled block by block when their rows are first read.
+    """
+    rows = int(contents.lengths.sum())
+    columns = {path: contents.columns[path] for path in contents.columns if path in used}
+    tables = {id(table): table for column in columns.values() for table in tables_of(column)}
+    sizes = {i: int(table.source.starts[-1]) for i, table in tables.items()}
     nbytes = sum(sizes[i] * t.dtype.itemsize * math.prod(t.shape) for i, t in tables.items())
-    if not tables or nbytes * _DENSE_SHARE > cache.max_bytes:
-        return contents
-    memory = HeapMemory(torch.device("cpu"))
-    kept: dict[int, DatasetColumn] = {i: DenseColumn(t, sizes[i], memory, str(i)) for i, t in tables.items()}
-    cache.max_bytes -= nbytes
-    columns = {path: _with_tables(column, kept) for path, column in contents.columns.items()}
-    return replace(contents, columns=columns)
+    if nbytes * _DENSE_SHARE <= cache.max_bytes:
+        memory = HeapRows()
+        kept: dict[int, DatasetColumn] = {i: DenseColumn(t, sizes[i], memory, str(i)) for i, t in tables.items()}
+        cache.max_bytes -= nbytes
+        contents, nbytes = with_columns(contents, columns, kept), 0
+    videos = [column for column in columns.values() if isinstance(column, VideoColumn)]
+    frames = [column for column in columns.values() if isinstance(column, (VideoColumn, PictureColumn))]
+    whole = nbytes + sum(rows * math.prod(column.shape) for column in frames)
+    budget = cache.max_bytes
+    for column in videos:
+        size = rows * math.prod(column.shape)
+        share = min(size, budget * size // whole)
+        column.keep_frames(rows, share)
+        cache.max_bytes -= share
+    return contents
 
 
-def _tables_of(column: DatasetColumn) -> list[BlockColumn]:
-    """Return the tables in files that a column reads."""
-    if isinstance(column, MovedColumn):
-        return _tables_of(column.column)
-    if isinstance(column, EitherColumn):
-        return [*_tables_of(column.first), *_tables_of(column.second)]
-    return [column] if isinstance(column, BlockColumn) else []
-
-
-def _with_tables(column: DatasetColumn, kept: dict[int, DatasetColumn]) -> DatasetColumn:
-    """Return a column that reads its tables where they are kept."""
-    if isinstance(column, MovedColumn):
-        return MovedColumn(_with_tables(column.column, kept), column.move)
-    if isinstance(column, EitherColumn):
-        return EitherColumn(_with_tables(column.first, kept), _with_tables(column.second, kept))
-    return kept.get(id(column), column)
-
-
-def _check_budget(max_bytes: int, num_threads: int | None, tolerance_s: float) -> None:
-    for name, value in (("max_bytes", max_bytes), ("num_threads", 1 if num_threads is None else num_threads)):
-        if type(value) is not int or value < 1:
+def _check_budget(max_bytes: int, num_threads: int | None, tolerance_s: float, max_steps: int | None) -> None:
+    for name, value in (("max_bytes", max_bytes), ("num_threads", num_threads), ("max_episode_steps", max_steps)):
+        if value is not None and (type(value) is not int or value < 1):
             msg = f"{name} must be an integer of at least 1, got {value!r}"
             raise OptionError(msg)
     if not 0 < tolerance_s < float("inf"):
         msg = f"tolerance_s must be a positive number of seconds, got {tolerance_s!r}"
+        raise OptionError(msg)
+
+
+def _check_cache(source: Any, cache: str | None, cache_dir: str | Path | None) -> None:
+    if cache not in (None, "memory", "disk"):
+        msg = f'cache must be "memory", "disk" or None, got {cache!r}'
+        raise OptionError(msg)
+    if cache is not None and isinstance(source, Mapping) and not _formats_of(source):
+        msg = f"cache={cache!r} is for datasets in files: a mapping of arrays is in memory already, leave it out"
+        raise OptionError(msg)
+    if cache_dir is not None and cache != "disk":
+        msg = f'cache_dir is for cache="disk", got {cache_dir!r} with cache={cache!r}'
         raise OptionError(msg)

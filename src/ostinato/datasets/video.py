@@ -15,7 +15,7 @@ import torch
 
 from ostinato._optional import require
 from ostinato.core.processes import whole_in_forks
-from ostinato.datasets.cache import OpenHandles
+from ostinato.datasets.cache import OpenHandles, RowCache, new_rows
 from ostinato.errors import DamagedFileError, MissingExtraError, MissingFileError, SchemaError
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.datasets.open import Reading
+
+    _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 __all__ = ["VideoColumn", "VideoFiles"]
 
@@ -41,9 +43,9 @@ class _Wanted(NamedTuple):
     path: Path
     seconds: np.ndarray[Any, np.dtype[np.float64]]
     """`[k]`: when each frame is shown."""
-    places: np.ndarray[Any, np.dtype[np.int64]]
+    places: _Numbers
     """`[k]`: its position in the batch."""
-    rows: np.ndarray[Any, np.dtype[np.int64]]
+    rows: _Numbers
     """`[k]`: its row, for messages."""
 
     def part(self, begin: int, end: int) -> _Wanted:
@@ -141,6 +143,12 @@ class VideoColumn:
         self.fps = fps
         self._locate, self.describe = locate, describe
         self.videos = reading.videos
+        self.kept: RowCache | None = None
+        """Frames that were decoded last."""
+
+    def keep_frames(self, rows: int, max_bytes: int) -> None:
+        """Keep decoded frames in memory, of `rows` rows in all, up to `max_bytes` bytes."""
+        self.kept = RowCache(rows, self.shape, max_bytes)
 
     def start(self, rows: Tensor) -> Callable[[], Tensor]:
         """Begin to decode rows, int64 `[n]`.
@@ -155,9 +163,13 @@ class VideoColumn:
             MissingExtraError: by that function: PyAV is not installed, or it cannot decode the codec.
             SchemaError: by that function: a frame has another size than `shape`.
         """
-        out = torch.empty((rows.shape[0], *self.shape), dtype=torch.uint8, device="cpu")
+        if self.kept is None:
+            out, places = new_rows(rows.shape[0], self.shape), np.arange(rows.shape[0])
+        else:
+            out, found = self.kept.read(rows.numpy())
+            places = np.flatnonzero(~found)
         jobs = _Jobs(self, out.numpy())
-        repeated = self._submit(rows, jobs)
+        repeated = self._submit(rows, places, jobs) if places.shape[0] else None
 
         def read() -> Tensor:
             jobs.wait()
@@ -167,26 +179,27 @@ class VideoColumn:
 
         return read
 
-    def _submit(self, rows: Tensor, jobs: _Jobs) -> tuple[Tensor, Tensor] | None:
-        """Begin to decode; return the places of the batch that repeat a frame, and the places which they repeat."""
-        if not rows.shape[0]:
-            return None
-        numbers, seconds = (values.numpy() for values in self._locate(rows))
+    def _submit(self, rows: Tensor, places: _Numbers, jobs: _Jobs) -> tuple[Tensor, Tensor] | None:
+        """Begin to decode the rows for some places of the batch.
+
+        Returns:
+            The places that repeat a frame, and the places whose frames they repeat.
+        """
+        at = rows.numpy()[places]
+        numbers, seconds = (values.numpy() for values in self._locate(torch.from_numpy(at)))
         order = np.lexsort((seconds, numbers))
         numbers, seconds = numbers[order], seconds[order].astype(np.float64, copy=False)
-        changed = numbers[1:] != numbers[:-1]
-        new = np.concatenate([[True], changed | (seconds[1:] != seconds[:-1])])
-        places = order[new]
-        of_file = numbers[new]
-        cuts = [0, *(np.flatnonzero(np.diff(of_file)) + 1).tolist(), places.shape[0]]
-        wanted, at = seconds[new], rows.numpy()[places]
+        places, at = places[order], at[order]
+        new = np.concatenate([[True], (numbers[1:] != numbers[:-1]) | (seconds[1:] != seconds[:-1])])
+        first = places[new]
+        numbers, seconds, at = numbers[new], seconds[new], at[new]
+        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), first.shape[0]]
         for begin, end in itertools.pairwise(cuts):
             span = slice(begin, end)
-            jobs.submit(_Wanted(self.files[int(of_file[begin])], wanted[span], places[span], at[span]), share=True)
-        if places.shape[0] == rows.shape[0]:
+            jobs.submit(_Wanted(self.files[int(numbers[begin])], seconds[span], first[span], at[span]), share=True)
+        if first.shape[0] == places.shape[0]:
             return None
-        first = places[np.cumsum(new) - 1]
-        return torch.from_numpy(order[~new]), torch.from_numpy(first[~new])
+        return torch.from_numpy(places[~new]), torch.from_numpy(first[np.cumsum(new) - 1][~new])
 
     def close(self) -> None:
         """Close the videos; the next read opens them again."""
@@ -244,6 +257,9 @@ class _Jobs:
                 ticks = [bound[: bounds[1]] for bound in ticks]
             places = wanted.places.tolist()
             video.read(ticks, lambda at, frame: self._keep(video, at, places[at], frame), fps)
+            if self.column.kept is not None:
+                count = len(ticks[1])
+                self.column.kept.keep(wanted.rows[:count], self.out, wanted.places[:count])
 
         try:
             self.videos.handles.use(wanted.path, action)

@@ -210,14 +210,17 @@ def sample_dataset(path: str | os.PathLike[str], num_chunks: int) -> DatasetSamp
     leaves, objects = _leaves(dataset), list(dataset.schema.objects)
     values = [_at(batch, path) for path in [*(leaf.path for leaf in leaves), *(leaf.path for leaf in objects)]]
     fields = [_summarized(leaf, value) for leaf, value in zip(leaves, values, strict=False)]
-    fields += [FieldReport(_name(leaf.path), "text", (), num_chunks, 0) for leaf in objects]
+    fields += [
+        FieldReport(_name(leaf.path), "text", (), num_chunks, sum(len(str(text).encode()) for text in texts))
+        for leaf, texts in zip(objects, values[len(leaves) :], strict=True)
+    ]
     ends = dataset.episode_lengths.cumsum(0)
     shown = []
     for place, row in enumerate(info["index"][:_SHOWN_ROWS].tolist()):
         position = int(torch.searchsorted(ends, row, right=True))
         first = int(ends[position] - dataset.episode_lengths[position])
-        texts = tuple(_short(value[place]) for value in values)
-        shown.append(RowReport(int(dataset.episode_numbers[position]), row - first, texts))
+        short = tuple(_short(value[place]) for value in values)
+        shown.append(RowReport(int(dataset.episode_numbers[position]), row - first, short))
     return DatasetSample(
         str(path), dataset.format, len(dataset), len(ends), num_chunks, seconds * 1000, tuple(fields), tuple(shown)
     )

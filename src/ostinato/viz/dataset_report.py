@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["dataset_report", "size_of"]
 
-_PICTURES = 6
+_PICTURES = 12
+"""Pictures in a row of the figure, of all cameras."""
 _MAX_CAMERAS = 2
 _MAX_COMPONENTS = 12
 _MAX_ROWS = 200_000
@@ -76,9 +77,10 @@ def size_of(spec: FigureSpec) -> tuple[int, int]:
 
 def _films(source: DatasetSource, index: int, episode: OpenTrajectory) -> list[Panel]:
     """Return some pictures of each camera, evenly spaced over the episode."""
-    steps = np.unique(np.linspace(0, episode.steps - 1, _PICTURES).astype(int)).tolist()
-    if not any(is_picture(source.shapes[path]) for path in episode.roles.current.values()):
+    cameras = sum(is_picture(source.shapes[path]) for path in episode.roles.current.values())
+    if not cameras:
         return []
+    steps = np.unique(np.linspace(0, episode.steps - 1, _PICTURES // min(cameras, _MAX_CAMERAS)).astype(int)).tolist()
     shown: dict[str, list[tuple[np.ndarray, str]]] = {}
     for step in steps:
         frame = read_frame(source, Position(index, step), ALL_CAMERAS)
@@ -98,6 +100,7 @@ def _curves(episode: OpenTrajectory) -> list[Panel]:
     if columns is None:
         return []
     vectors = [(name, path) for name, path in roles.current.items() if not is_picture(tuple(columns.shapes[path]))]
+    vectors.sort(key=lambda found: columns.row(found[1], 0, 0).dtype.kind != "f")  # flags and counts come last
     wanted = [("action", roles.action), *vectors[:1], ("reward", roles.reward)]
     panels: list[Panel] = []
     for name, path in wanted:

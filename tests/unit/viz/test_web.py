@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,14 @@ import torch
 
 from ostinato.viz import Position, TrajectoryFolder
 from tests.unit.viz.rollouts import file_of, store
+from tests.unit.viz.serving import served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 pytest.importorskip("starlette", reason="the extra web is not installed")
-uvicorn = pytest.importorskip("uvicorn", reason="the extra web is not installed")
+pytest.importorskip("uvicorn", reason="the extra web is not installed")
 
 CHROMIUM = os.environ.get("OSTINATO_CHROMIUM") or shutil.which("chromium")
 pytestmark = pytest.mark.xdist_group("browser")
@@ -39,25 +39,6 @@ HAS_BLUE = """canvas => {
   for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 200 && data[i + 2] > 150 && data[i] < 60) return true;
   return false;
 }"""
-
-
-@contextmanager
-def served(path: Path, start: Position | None = None) -> Iterator[str]:
-    """Serve a directory from a thread."""
-    import socket
-
-    from ostinato.viz.web import make_app
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(make_app(TrajectoryFolder(path), start or Position()), log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        listener.close()
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +81,7 @@ def colours(trajectory: int, step: int, env: int = 0) -> list[tuple[int, int, in
 
 
 def test_all_cameras_of_the_right_step(browser: Any, tmp_path: Path) -> None:
-    with served(store(tmp_path / "a")) as url, opened(browser, url) as page:
+    with served(TrajectoryFolder(store(tmp_path / "a"))) as url, opened(browser, url) as page:
         assert at(page, 0, 0) == colours(0, 0)
         page.keyboard.press("ArrowRight")
         assert at(page, 0, 1) == colours(0, 1)
@@ -130,7 +111,10 @@ def test_all_cameras_of_the_right_step(browser: Any, tmp_path: Path) -> None:
 
 
 def test_the_list_filters_and_jumps(browser: Any, tmp_path: Path) -> None:
-    with served(store(tmp_path / "a", [(3, 1), (2, 1), (4, 1), (9, 1)])) as url, opened(browser, url) as page:
+    with (
+        served(TrajectoryFolder(store(tmp_path / "a", [(3, 1), (2, 1), (4, 1), (9, 1)]))) as url,
+        opened(browser, url) as page,
+    ):
         page.locator("#count", has_text=re.compile("^4 of 4$")).wait_for()
         returns = [row.inner_text().split() for row in page.locator("#rows .row").all()]
         expected = ["0 3 1 0.03", "1 2 1 2.01", "2 4 1 8.06", "3 9 1 27.36"]
@@ -153,12 +137,12 @@ def test_the_list_filters_and_jumps(browser: Any, tmp_path: Path) -> None:
 def test_broken_and_stateless_trajectories(browser: Any, tmp_path: Path) -> None:
     path = store(tmp_path / "a")
     file_of(path, 1).unlink()
-    with served(path, Position(1)) as url, opened(browser, url) as page:
+    with served(TrajectoryFolder(path), Position(1)) as url, opened(browser, url) as page:
         assert at(page, 1, 0) == []
         assert "missing" in page.locator("#current .note").inner_text()
         page.keyboard.press("ArrowRight")
         assert at(page, 2, 0) == colours(2, 0)
-    with served(store(tmp_path / "b", images=False)) as url, opened(browser, url) as page:
+    with served(TrajectoryFolder(store(tmp_path / "b", images=False))) as url, opened(browser, url) as page:
         assert at(page, 0, 0) == []
         deadline = time.monotonic() + 20
         while not page.locator("#current canvas").evaluate(HAS_BLUE):
@@ -166,7 +150,7 @@ def test_broken_and_stateless_trajectories(browser: Any, tmp_path: Path) -> None
 
 
 def test_scrubbing_ends_where_it_ends(browser: Any, tmp_path: Path) -> None:
-    with served(store(tmp_path / "a", [(40, 1)])) as url, opened(browser, url) as page:
+    with served(TrajectoryFolder(store(tmp_path / "a", [(40, 1)]))) as url, opened(browser, url) as page:
         at(page, 0, 0)
         page.evaluate(
             """() => { const s = document.getElementById('scrub');
@@ -179,7 +163,10 @@ def test_scrubbing_ends_where_it_ends(browser: Any, tmp_path: Path) -> None:
 
 
 def test_the_list_as_filtered_is_walked(browser: Any, tmp_path: Path) -> None:
-    with served(store(tmp_path / "a", [(3, 2), (2, 2), (4, 2), (9, 2)])) as url, opened(browser, url) as page:
+    with (
+        served(TrajectoryFolder(store(tmp_path / "a", [(3, 2), (2, 2), (4, 2), (9, 2)]))) as url,
+        opened(browser, url) as page,
+    ):
         at(page, 0, 0)
         page.locator("#length-low").fill("3")
         page.keyboard.press("ArrowRight")  # of the field, not of the page
@@ -199,7 +186,7 @@ def test_the_list_as_filtered_is_walked(browser: Any, tmp_path: Path) -> None:
 
 
 def test_a_phone_shows_all_and_scrolls_one_way(browser: Any, tmp_path: Path) -> None:
-    with served(store(tmp_path / "a", [(3, 1)] * 40)) as url, opened(browser, url) as page:
+    with served(TrajectoryFolder(store(tmp_path / "a", [(3, 1)] * 40))) as url, opened(browser, url) as page:
         at(page, 0, 0)
         page.set_viewport_size({"width": 375, "height": 740})
         assert page.evaluate("document.documentElement.scrollWidth") == 375
@@ -212,7 +199,7 @@ def test_a_phone_shows_all_and_scrolls_one_way(browser: Any, tmp_path: Path) -> 
 
 
 def test_the_dark_is_dark(browser: Any, tmp_path: Path) -> None:
-    with served(store(tmp_path / "a")) as url, opened(browser, url) as page:
+    with served(TrajectoryFolder(store(tmp_path / "a"))) as url, opened(browser, url) as page:
         at(page, 0, 0)
         paper = "getComputedStyle(document.body).backgroundColor"
         assert page.evaluate(paper) == "rgb(255, 255, 255)"
@@ -221,7 +208,7 @@ def test_the_dark_is_dark(browser: Any, tmp_path: Path) -> None:
 
 
 def test_numbers_beside_the_lines_fit_with_their_signs(browser: Any, tmp_path: Path) -> None:
-    with served(store(tmp_path / "a")) as url, opened(browser, url) as page:
+    with served(TrajectoryFolder(store(tmp_path / "a"))) as url, opened(browser, url) as page:
         at(page, 0, 0)
         values = [-0.0846, -32_412_345.0, 1.234e-7, 0, -1.5e20]
         words = page.evaluate("values => values.map(brief)", values)
@@ -236,7 +223,7 @@ def test_numbers_beside_the_lines_fit_with_their_signs(browser: Any, tmp_path: P
 
 def test_unknown_returns_are_no_error(browser: Any, tmp_path: Path) -> None:
     path = store(tmp_path / "a", [(3, 1)], rewards=None, prev_logprobs=torch.zeros(3, 1, 1))
-    with served(path) as url, opened(browser, url) as page:
+    with served(TrajectoryFolder(path)) as url, opened(browser, url) as page:
         at(page, 0, 0)
         page.locator("#rows .row", has_text="\u2013").wait_for()
         page.locator("#action").wait_for()
@@ -246,7 +233,7 @@ def test_unknown_returns_are_no_error(browser: Any, tmp_path: Path) -> None:
 def test_answers_are_for_this_machine_alone(tmp_path: Path) -> None:
     import http.client
 
-    with served(store(tmp_path / "a")) as url:
+    with served(TrajectoryFolder(store(tmp_path / "a"))) as url:
         host = url.removeprefix("http://")
 
         def ask(path: str, **headers: str) -> tuple[int, bytes]:

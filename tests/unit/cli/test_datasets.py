@@ -1,0 +1,193 @@
+"""The commands `inspect`, `sample`, `view` and `plot` on datasets that other libraries have written."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from ostinato import LazyTensorStorage, ReplayBuffer
+from tests.command import run_here as ostinato
+from tests.datasets import builders
+from tests.unit.viz.rollouts import store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.datasets.builders import Model
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+
+PNG = b"\x89PNG\r\n\x1a\n"
+LENGTHS = (12, 5, 9)
+
+
+def _minari(folder: Path) -> Model:
+    pytest.importorskip("minari")
+    return builders.minari_dataset(folder / "door-v0", lengths=LENGTHS, observation="dict")
+
+
+KINDS: dict[str, Callable[[Path], Model]] = {"minari": _minari}
+
+
+@pytest.fixture(params=KINDS)
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
+    """A dataset of each kind."""
+    return KINDS[request.param](tmp_path)
+
+
+def report(*arguments: object) -> dict[str, Any]:
+    done = ostinato(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def columns(model: Model) -> dict[str, np.ndarray]:
+    return {key if isinstance(key, str) else ".".join(key): value for key, value in model.columns.items()}
+
+
+def test_inspect_reports_what_the_dataset_holds(model: Model) -> None:
+    found = report("inspect", model.path)
+    assert (found["rows"], found["episodes"]) == (sum(LENGTHS), len(LENGTHS))
+    assert (found["shortest"], found["median"], found["longest"]) == (5, 9.0, 12)
+    assert found["fps"] == model.fps
+    fields = {field["name"]: field for field in found["fields"]}
+    for name, values in columns(model).items():
+        if name not in fields or values.dtype.kind not in "fiub":
+            continue
+        field = fields[name]
+        assert (field["shape"], field["rows"]) == (list(values.shape[1:]), sum(LENGTHS))
+        if name in found["cameras"]:
+            assert field["mean"] is None
+        else:
+            assert field["minimum"] == pytest.approx(float(values.min()))
+            assert field["maximum"] == pytest.approx(float(values.max()))
+            assert field["mean"] == pytest.approx(float(values.astype(np.float64).mean()), abs=1e-6)
+    assert {"action"} <= set(fields)
+    assert found["nbytes"] == sum(field["nbytes"] for field in found["fields"] if field["dtype"] != "text")
+    files = [model.path] if model.path.is_file() else [file for file in model.path.rglob("*") if file.is_file()]
+    assert found["file_bytes"] == sum(file.stat().st_size for file in files)
+
+
+def test_inspect_quick_reads_no_rows(model: Model) -> None:
+    found = report("inspect", "--quick", model.path)
+    assert all(field["mean"] is None for field in found["fields"])
+    assert found["texts"] == []
+    assert found["rows"] == sum(LENGTHS)
+
+
+def test_the_tables_name_every_field(model: Model) -> None:
+    done = ostinato("inspect", model.path, COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    assert "26 rows, 3 episodes" in done.stdout
+    assert "episodes of 5 to 12 rows, median 9" in done.stdout
+    names = {field["name"] for field in report("inspect", "--quick", model.path)["fields"]}
+    assert all(name in done.stdout for name in names)
+    done = ostinato("sample", model.path, "--num-chunks", 4, COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    assert "one batch of 4 rows" in done.stdout
+    assert all(done.stdout.count(name) >= 2 for name in names), "statistics and rows"
+    assert re.search(r"episode \d, step \d", done.stdout)
+
+
+def test_sample_draws_rows_of_the_dataset(model: Model) -> None:
+    found = report("sample", model.path, "--num-chunks", 7)
+    assert (found["num_chunks"], found["rows"], found["episodes"]) == (7, sum(LENGTHS), len(LENGTHS))
+    actions = columns(model)["action"]
+    (field,) = [field for field in found["fields"] if field["name"] == "action"]
+    assert (field["shape"], field["rows"]) == (list(actions.shape[1:]), 7)
+    assert actions.min() <= field["minimum"] <= field["mean"] <= field["maximum"] <= actions.max()
+    place = [field["name"] for field in found["fields"]].index("action")
+    starts = np.cumsum((0, *LENGTHS))
+    for row in found["shown"]:
+        values = actions[starts[row["episode"]] + row["step"]].reshape(-1)[:3]
+        shown = [float(number) for number in re.findall(r"-?[\d.]+(?:e-?\d+)?", row["values"][place])]
+        assert shown == pytest.approx(values.tolist(), rel=1e-3)
+    assert report("sample", model.path)["num_chunks"] == 64
+
+
+def test_view_writes_a_picture_of_a_step(model: Model, tmp_path: Path) -> None:
+    output = tmp_path / "one.png"
+    options = ("--save-image", "--no-display", "--output", output)
+    assert ostinato("view", model.path, *options, "--episode", 2, "--step", 8).returncode == 0
+    assert output.read_bytes()[:8] == PNG
+    first = output.read_bytes()
+    assert ostinato("view", model.path, *options, "--episode", 1, "--overwrite").returncode == 0
+    assert output.read_bytes() != first
+    for wrong, words in (
+        (("--step", 12), "must be below 12 and 1"),
+        (("--episode", 3), "there is no episode 3: ids are 0 to 2, 3 in all"),
+        (("--camera", "left"), "has no observation 'left'"),
+        (("--allow-pickle",), "--allow-pickle applies to directories of trajectories"),
+    ):
+        done = ostinato("view", model.path, *options, "--overwrite", *wrong)
+        assert done.returncode == 2
+        assert words in " ".join(done.stderr.replace("│", "").split())
+
+
+def test_plot_writes_a_page(model: Model, tmp_path: Path) -> None:
+    output = tmp_path / "page.png"
+    done = ostinato("plot", model.path, "--output", output, "--episode", 1)
+    assert (done.returncode, done.stdout) == (0, f"written: {output}\n"), done.stderr
+    assert output.read_bytes()[:8] == PNG
+    assert ostinato("plot", model.path, "--output", output).returncode == 1, "it exists"
+    assert ostinato("plot", model.path, "--output", output, "--overwrite", "--episode", 9).returncode == 2
+
+
+def test_options_for_trajectories_are_refused(model: Model, tmp_path: Path) -> None:
+    for command in (
+        ("sample", model.path, "--enable-cache"),
+        ("sample", model.path, "--sample-window-size", 0),
+        ("sample", model.path, "--allow-pickle"),
+        ("inspect", model.path, "--allow-pickle"),
+        ("plot", model.path, "--allow-pickle", "--output", tmp_path / "page.png"),
+    ):
+        done = ostinato(*command)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "directories of trajectories" in " ".join(done.stderr.replace("│", "").split())
+
+
+def test_checkpoints_and_the_trajectories_of_all_ranks_are_datasets_too(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(20))
+    row = torch.arange(30)
+    rb.extend({"observation": row, "action": row % 3, "next": {"reward": row.float(), "done": row % 6 == 5}})
+    rb.dumps(tmp_path / "buffer")
+    found = report("sample", tmp_path / "buffer", "--num-chunks", 5)
+    assert (found["rows"], found["num_chunks"]) == (20, 5)
+    for rank in range(2):
+        store(tmp_path / "ranks" / f"rank_{rank}", [(3, 2), (4, 1)], images=False)
+    found = report("inspect", tmp_path / "ranks")
+    assert (found["rows"], found["episodes"]) == (20, 6)
+    page = tmp_path / "page.png"
+    assert ostinato("plot", tmp_path / "ranks", "--output", page, "--episode", 5).returncode == 0
+    done = ostinato("plot", tmp_path / "ranks" / "rank_0", "--output", page, "--overwrite", "--episode", 0)
+    assert done.returncode == 2
+    assert "--episode applies to datasets" in " ".join(done.stderr.replace("│", "").split())
+
+
+def test_a_torchrl_checkpoint_is_inspected_without_conversion() -> None:
+    found = report("inspect", Path(__file__).parents[2] / "data" / "torchrl_0_14" / "tree")
+    assert (found["format"], found["rows"]) == ("torchrl checkpoint", 4)
+    assert any("episode" in text for text in found["assumptions"])
+
+
+def test_files_of_an_unknown_format_are_an_error_that_names_the_known_ones(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    for command in (("inspect",), ("sample",), ("view",), ("plot", "--output", tmp_path / "page.png")):
+        done = ostinato(*command, tmp_path / "notes.txt")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "notes.txt is a file" in done.stderr
+        assert "Minari" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_help_names_datasets() -> None:
+    for command in ("inspect", "sample", "view", "plot"):
+        assert "data/pusht" in ostinato(command, "--help").stdout, command
