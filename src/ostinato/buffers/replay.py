@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Episodes
     from ostinato.datasets import DatasetStorage
     from ostinato.datasets.dataset import Fields
+    from ostinato.datasets.export import ExportOptions, ExportReport
     from ostinato.durable.progress import ProgressOption
     from ostinato.storages.base import Checkpointer
     from ostinato.transforms import Compose
@@ -404,6 +405,21 @@ class ReplayBuffer(Sampling):
 
         options = LoadOptions(episodes, rows, fields, batch_rows, overwrite, progress)
         return load_dataset(self, source, options)
+
+    def export(
+        self,
+        path: str | Path,
+        format: str = "lerobot",  # noqa: A002 (the word of the command line)
+        *,
+        fields: Fields = None,
+        overwrite: bool = False,
+        progress: ProgressOption = None,
+        **options: Unpack[ExportOptions],
+    ) -> ExportReport:
+        """Write the episodes of this buffer in the format of another tool; see `ostinato.export`."""
+        from ostinato.buffers.export import export
+
+        return export(self, path, format, fields=fields, overwrite=overwrite, progress=progress, **options)
 
     def _find_direct(self) -> None:
         """Look for direct calls, once after the parts have changed; see `ostinato.buffers.direct`."""

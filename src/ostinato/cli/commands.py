@@ -13,7 +13,7 @@ from ostinato import __version__
 from ostinato._optional import require
 from ostinato.cli import datasets
 from ostinato.cli import output as show
-from ostinato.errors import CheckpointError, OstinatoError, StorageMemoryError
+from ostinato.errors import CheckpointError, CheckpointNotFoundError, KindError, OstinatoError, StorageMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -256,6 +256,76 @@ def verify(
     show.answer(report, show.verified, as_json=as_json)
     if report.damage:
         raise typer.Exit(1)
+
+
+@app.command(
+    epilog="Examples:  ostinato doctor data/pusht   ·   ostinato doctor data/pusht --full --plots doctor.png   ·   "
+    "ostinato doctor --json demo.hdf5 | jq '.findings[].check'"
+)
+def doctor(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH",
+            help="Dataset (LeRobot, Minari, D4RL, robomimic, Zarr), directory of trajectories, or checkpoint.",
+        ),
+    ],
+    *,
+    full: Annotated[
+        bool, typer.Option("--full", help="Decode all frames; otherwise 12 of each episode, of at most 200 episodes.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there are warnings, too.")] = False,
+    plots: Annotated[
+        Path | None,
+        typer.Option(help="Draw a page of plots: a .png file, or a directory for doctor.png.", show_default=False),
+    ] = None,
+    overwrite: Annotated[bool, _OVERWRITE] = False,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Look for faults in a dataset, and say where they are and what to do.
+
+    Compares metadata with tables and videos, and looks for unreadable files, wrong times, NaN, jumps, copies of
+    episodes, and cameras that are black or frozen. Changes nothing. Errors are rows that cannot be read or are wrong,
+    warnings are probably faults of the recording, notes are good to know.
+
+    Exit status: 0 no errors, 1 errors (with --strict: or warnings), 2 not a dataset, or wrong usage.
+    """
+    from ostinato import tools
+
+    target = None if plots is None else _plots_path(plots)
+    _check_free_paths(*([] if target is None else [target]), overwrite=overwrite)
+    try:
+        with show.progress_bar("doctor") as on_progress:
+            report = tools.examine(path, full=full, on_progress=on_progress)
+    except (CheckpointNotFoundError, KindError) as error:
+        show.error(str(error))
+        raise typer.Exit(2) from None
+    if target is not None:
+        from ostinato.viz.doctor_page import draw_page
+
+        draw_page(report, target)
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        show.examined(report)
+        if target is not None:
+            typer.echo(f"written: {target}")
+    if not report.ok or (strict and report.counts["warning"]):
+        raise typer.Exit(1)
+
+
+def _plots_path(given: Path) -> Path:
+    """Return the file of the plots: the given one, or `doctor.png` in a directory.
+
+    Raises:
+        BadParameter: It is neither a directory nor a .png file.
+    """
+    if given.is_dir():
+        return given / "doctor.png"
+    if given.suffix.lower() != ".png":
+        msg = f"--plots must be a file that ends in .png, or a directory that exists, got {given}"
+        raise typer.BadParameter(msg)
+    return given
 
 
 @dataclass(frozen=True, slots=True)

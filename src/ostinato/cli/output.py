@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         StoreReport,
         VerifyReport,
     )
+    from ostinato.tools import Report as Examination
     from ostinato.tools.datasets import DatasetReport, DatasetSample
 else:
     box, console, progress, table, text = (
@@ -46,6 +47,7 @@ __all__ = [
     "dataset",
     "dataset_batch",
     "error",
+    "examined",
     "files",
     "imported",
     "moved",
@@ -260,6 +262,26 @@ def verified(report: VerifyReport) -> None:
         _line(out, f"damaged: {damage.file}{number}: {damage.problem}", "bold red")
     if not report.damage:
         _line(out, "no damage found")
+
+
+def examined(report: Examination) -> None:
+    """Print what the doctor found: errors in red, warnings in yellow, each with what to do."""
+    out = _console()
+    _line(out, f"{report.path}: {report.format}, {report.episodes:,} episodes, {report.rows:,} rows")
+    if report.decoded:
+        _line(out, report.decoded)
+    styles = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+    for finding in report.findings:
+        out.print()
+        place = f" in {finding.place}" if finding.place else ""
+        _line(out, f"{finding.severity}: {finding.check}{place}", styles[finding.severity])
+        _line(out, f"  {finding.message}")
+        _line(out, f"  {finding.advice}", "dim")
+    if report.findings:
+        out.print()
+    for check, count in report.omitted.items():
+        _line(out, f"{count:,} more findings of {check}")
+    _line(out, report.verdict, "bold" if report.findings else "bold green")
 
 
 def _unlisted(out: console.Console, names: tuple[str, ...]) -> None:

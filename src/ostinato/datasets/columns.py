@@ -22,6 +22,7 @@ __all__ = [
     "DatasetColumn",
     "DenseColumn",
     "MovedColumn",
+    "ReadTogether",
     "RowMemory",
     "TensorColumn",
     "TextColumn",
@@ -137,6 +138,16 @@ class MovedColumn:
         self.column.close()
 
 
+class ReadTogether(Protocol):
+    """Columns whose blocks one read of a file can bring."""
+
+    def announce(self, name: int) -> object:
+        """Expect that blocks of the column with this name will be read, until `settle(token)`; return the token."""
+
+    def settle(self, token: object) -> None:
+        """The blocks of a column that was announced have been read."""
+
+
 @final
 class BlockColumn:
     """A field whose rows lie in blocks of files, such as row groups of a table; blocks are kept in a cache.
@@ -146,12 +157,14 @@ class BlockColumn:
     Args:
         source: reads blocks.
         cache: keeps the blocks read last, of all columns of a dataset.
+        together: the columns that are read with this one, when all of them are started first; None if there are none.
     """
 
-    def __init__(self, source: BlockSource, cache: BlockCache) -> None:
-        self.source = source
+    def __init__(self, source: BlockSource, cache: BlockCache, together: ReadTogether | None = None) -> None:
+        self.source, self._together = source, together
         self._cache = cache
-        self._name = cache.register()
+        self.name = cache.register()
+        """Of the blocks in the cache: their keys are `(name, block)`."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -165,7 +178,17 @@ class BlockColumn:
 
     def start(self, rows: Tensor) -> Callable[[], Tensor]:
         """Return a function that reads rows; see `DatasetColumn`."""
-        return lambda: self._read(rows)
+        if self._together is None:
+            return lambda: self._read(rows)
+        together, token = self._together, self._together.announce(self.name)
+
+        def read() -> Tensor:
+            try:
+                return self._read(rows)
+            finally:
+                together.settle(token)
+
+        return read
 
     def _read(self, rows: Tensor) -> Tensor:
         starts = self.source.starts
@@ -177,7 +200,7 @@ class BlockColumn:
         cuts = np.flatnonzero(np.diff(ordered)) + 1
         for part in np.split(order, cuts) if at.shape[0] else []:
             block = int(blocks[part[0]])
-            found = self._cache.get((self._name, block), lambda block=block: self.source.load(block))  # type: ignore[misc]
+            found = self._cache.get((self.name, block), lambda block=block: self.source.load(block))  # type: ignore[misc]
             places = torch.from_numpy(part)
             as_bits(out)[places] = as_bits(found)[torch.from_numpy(at[part] - starts[block])]
         return out

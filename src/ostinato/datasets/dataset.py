@@ -49,7 +49,7 @@ class Contents:
     """Fields of text by path."""
     fps: float | None = None
     """Rows per second, where the format knows."""
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     """What else the format knows of the dataset, as plain values."""
     assumptions: tuple[str, ...] = ()
     """What the format does not say, and how it was read; one sentence each."""
@@ -166,7 +166,7 @@ class DatasetStorage(Storage):
         return self.contents.fps
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Mapping[str, Any]:
         """What else the format knows of the dataset, as plain values."""
         return self.contents.metadata
 

@@ -1,0 +1,210 @@
+"""Writes datasets in the formats of other tools: LeRobot, Minari, and HDF5 as robomimic and D4RL have it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
+
+from ostinato.core.kinds import show_path
+from ostinato.datasets.lerobot_writer import LeRobotOptions, check_lerobot_options, plan_lerobot, write_lerobot
+from ostinato.durable.files import fsync_dir, new_token, sync_file
+from ostinato.durable.progress import Progress
+from ostinato.errors import CheckpointError, KeyMissingError, OptionError
+from ostinato.trajectories.checkpoint import new_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ostinato.core.rows import Path as FieldPath
+    from ostinato.datasets.dataset import DatasetStorage
+    from ostinato.durable.progress import ProgressOption
+
+__all__ = ["ExportOptions", "ExportReport", "write_dataset"]
+
+
+class ExportOptions(TypedDict, total=False):
+    """Options of `export` that belong to some formats."""
+
+    fps: float
+    """LeRobot: rows per second; by default that of the source, where its format knows."""
+    task: str | Sequence[str]
+    """LeRobot: the task of all episodes, or a list with one for each; by default the field of text `task`, or ""."""
+    task_key: str | tuple[str, ...]
+    """LeRobot: another field of text that holds the task of each row."""
+    images: str
+    """LeRobot: "video" (default) writes images to MP4, "png" writes them without loss to the tables."""
+    codec: str
+    """LeRobot: "h264" (default), "av1", or "lossless", which is H.264 in RGB and bit-exact."""
+    keyframe_interval: int
+    """LeRobot: largest distance of keyframes, in frames; 2 by default. Random reads decode at most so many frames."""
+    data_file_mb: float
+    """LeRobot: a table is ended by the episode that would exceed this; 100 by default."""
+    video_file_mb: float
+    """LeRobot: a video is ended by the episode that exceeds this; 200 by default."""
+    robot_type: str
+    """LeRobot: name of the robot in `info.json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """The result of an export."""
+
+    path: str
+    """The new folder or file."""
+    format: str
+    """Name of the format."""
+    episodes: int
+    """Number of episodes."""
+    rows: int
+    """Number of rows."""
+    nbytes: int
+    """Bytes of all files."""
+
+
+def write_dataset(
+    dataset: DatasetStorage,
+    path: str | Path,
+    format: str,  # noqa: A002 (the name in the public call)
+    options: ExportOptions,
+    *,
+    overwrite: bool = False,
+    progress: ProgressOption = None,
+) -> ExportReport:
+    """Write a dataset; see `ostinato.export`.
+
+    Args:
+        dataset: the rows.
+        path: the new folder or file.
+        format: "lerobot".
+        options: those of the format.
+        overwrite: replace what is at the path.
+        progress: see `Progress`.
+    """
+    target = Path(path).expanduser().absolute()
+    if format not in _FORMATS:
+        msg = f"format must be one of {', '.join(_FORMATS)}, got {format!r}"
+        raise OptionError(msg)
+    known, prepare = _FORMATS[format]
+    wrong = [name for name in options if name not in known]
+    if wrong:
+        every = get_type_hints(ExportOptions)
+        what = f"for format={format!r}" if wrong[0] in every else "of export"
+        msg = f"{wrong[0]} is no option {what}: it has {', '.join(known)}"
+        raise OptionError(msg)
+    if target.exists() and not overwrite and (not target.is_dir() or any(target.iterdir())):
+        msg = f"{target} exists: choose another path, or give overwrite=True to replace it"
+        raise CheckpointError(msg)
+    write = prepare(dataset, options, target)
+    rows, episodes = len(dataset), int(dataset.episode_lengths.shape[0])
+    with Progress(progress, f"export {format}", rows) as bar, _replacing(target) as place:
+        write(place, bar)
+        nbytes = _sync(place)
+    return ExportReport(str(target), format, episodes, rows, nbytes)
+
+
+def _sync(place: Path) -> int:
+    """Wait until all files are on the disk; return their bytes."""
+    nbytes = 0
+    for path in sorted(place.rglob("*")):
+        if path.is_dir():
+            fsync_dir(path)
+        else:
+            sync_file(path)
+            nbytes += path.stat().st_size
+    return nbytes
+
+
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `target` at the end, or is removed after an error."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        with new_directory(target) as place:
+            yield place
+        return
+    fresh = target.with_name(f"{target.name}.{new_token()}.new")
+    old = target.with_name(f"{target.name}.{new_token()}.old")
+    with new_directory(fresh) as place:
+        yield place
+    target.rename(old)
+    fresh.rename(target)
+    fsync_dir(target.parent)
+    if old.is_dir() and not old.is_symlink():
+        shutil.rmtree(old)
+    else:
+        old.unlink()
+
+
+# -- LeRobot -----------------------------------------------------------------------------------------------------------
+
+
+def _prepare_lerobot(
+    dataset: DatasetStorage,
+    given: ExportOptions,
+    target: Path,  # noqa: ARG001 (a format's signature)
+) -> Callable[[Path, Progress], None]:
+    fps: Any = given.get("fps", dataset.fps)
+    if fps is None:
+        msg = f"LeRobot needs the frame rate, which the source ({dataset.format}) does not know: give fps="
+        raise OptionError(msg)
+    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
+        msg = f"fps must be a positive number of rows per second, got {fps!r}"
+        raise OptionError(msg)
+    options = LeRobotOptions(
+        float(fps),
+        *_tasks(dataset, given),
+        given.get("images", "video"),
+        given.get("codec", "h264"),
+        given.get("keyframe_interval", 2),
+        given.get("data_file_mb", 100),
+        given.get("video_file_mb", 200),
+        given.get("robot_type"),
+    )
+    check_lerobot_options(options)
+    features = plan_lerobot(dataset, options)
+    return lambda place, bar: write_lerobot(dataset, features, options, place, bar)
+
+
+def _tasks(dataset: DatasetStorage, given: ExportOptions) -> tuple[Sequence[str], FieldPath | None]:
+    """Return the task of each episode, or else the field that holds it."""
+    texts = [leaf.path for leaf in dataset.schema.objects]
+    episodes = int(dataset.episode_lengths.shape[0])
+    if "task_key" in given:
+        key = given["task_key"]
+        path: FieldPath = (key,) if isinstance(key, str) else tuple(key)
+        if "task" in given or path not in texts:
+            why = "task and task_key exclude each other" if "task" in given else f"rows have no text {show_path(path)}"
+            msg = f"{why}: fields of text are {', '.join(map(show_path, texts)) or 'none'}"
+            raise (OptionError if "task" in given else KeyMissingError)(msg)
+        return (), path
+    task: Any = given.get("task")
+    if task is None:
+        return ((), ("task",)) if ("task",) in texts else ([""] * episodes, None)
+    if isinstance(task, str):
+        return [task] * episodes, None
+    if not isinstance(task, Sequence) or len(task) != episodes or not all(isinstance(one, str) for one in task):
+        msg = f"task must be a text, or a list of {episodes} texts, one for each episode, got {str(task)[:200]}"
+        raise OptionError(msg)
+    return list(task), None
+
+
+_FORMATS: dict[str, tuple[tuple[str, ...], Callable[[Any, ExportOptions, Path], Callable[[Path, Progress], None]]]] = {
+    "lerobot": (
+        (
+            "fps",
+            "task",
+            "task_key",
+            "images",
+            "codec",
+            "keyframe_interval",
+            "data_file_mb",
+            "video_file_mb",
+            "robot_type",
+        ),
+        _prepare_lerobot,
+    ),
+}
