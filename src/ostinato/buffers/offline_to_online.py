@@ -17,6 +17,7 @@ from ostinato.buffers.options import check_generator, check_size, part, positive
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
+from ostinato.datasets import DatasetStorage
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 from ostinato.samplers import RandomSampler, SamplerEnsemble
 from ostinato.storages import LazyTensorStorage, Storage
@@ -473,9 +474,16 @@ def _draws_of(engine: LocalEngine) -> dict[str, Any]:
     return {
         "class": type(engine.sampler).__name__,
         "rows": len(engine.storage),
+        "fingerprint": _fingerprint(engine),
         "sampler": engine.sampler.state_dict(),
         "generator": None if engine.generator is None else engine.generator.get_state(),
     }
+
+
+def _fingerprint(engine: LocalEngine) -> str | None:
+    """Return what tells a dataset of files from others; None for rows in memory."""
+    storage = engine.storage
+    return storage.fingerprint if isinstance(storage, DatasetStorage) else None
 
 
 def _draws_loader(engine: LocalEngine, state: dict[str, Any]) -> Callable[[], None]:
@@ -484,10 +492,17 @@ def _draws_loader(engine: LocalEngine, state: dict[str, Any]) -> Callable[[], No
     Raises:
         CheckpointError: if the checkpoint was made with another dataset or sampler.
     """
-    for name, mine in (("class", type(engine.sampler).__name__), ("rows", len(engine.storage))):
-        if state[name] != mine:
-            what = "a sampler of the class" if name == "class" else "a dataset of rows:"
-            msg = f"the checkpoint was made with {what} {state[name]!r}, this one has {mine!r}: give the same dataset"
+    now = _draws_of(engine)
+    for name, what in (
+        ("class", "a sampler of the class"),
+        ("rows", "a dataset of rows:"),
+        ("fingerprint", "a dataset"),
+    ):
+        if state[name] != now[name]:
+            msg = (
+                f"the checkpoint was made with {what} {state[name]!r}, this one has {now[name]!r}: give the same "
+                "dataset, with the same episodes, fields and sampler"
+            )
             raise CheckpointError(msg)
     engine.sampler.check_state(state["sampler"], len(engine.storage))
     generator = read_generator(state["generator"], engine.storage.device)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
-from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, torch_dtype
+from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, name_rows, torch_dtype
 from ostinato.errors import DamagedFileError, UsageError
 
 if TYPE_CHECKING:
@@ -18,15 +18,19 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Hdf5File", "Hdf5Source", "Stored", "describe", "is_hdf5", "read_part"]
+__all__ = ["Hdf5File", "Hdf5Source", "Stored", "describe", "is_hdf5", "plain_values", "read_all", "read_part"]
 
+_SMALL = 16
+"""Numbers of a dataset that is read as a plain value."""
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 
 
-def is_hdf5(path: Path) -> bool:
-    """Return whether a path is a file that begins as HDF5 files do. Does not raise."""
+def is_hdf5(source: Any) -> bool:
+    """Return whether a source is an object of h5py, or a file that begins as HDF5 files do. Does not raise."""
+    if not isinstance(source, Path):
+        return True
     try:
-        with path.open("rb") as file:
+        with source.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
     except OSError:
         return False
@@ -96,6 +100,11 @@ class Hdf5File:
         """Return `action(group)`, which must not keep objects of the file."""
         return self._handles.use(self.path, lambda file: action(file[self.root]))
 
+    @classmethod
+    def find(cls, source: Any) -> Hdf5File:
+        """Return the file of a path or of an `h5py.Group`."""
+        return cls(source) if isinstance(source, Path) else cls.of(source)
+
     def names(self) -> list[str]:
         """Return the names of all groups and datasets below the group, such as `data/demo_0/actions`.
 
@@ -113,6 +122,16 @@ class Hdf5File:
 
         names: list[str] = self.use(visit)
         return names
+
+    def children(self, name: str) -> list[str]:
+        """Return the names in a group; none if it cannot be read. Does not raise."""
+        try:
+            found: list[str] = self.use(lambda group: list(group if name == "/" else group[name]))
+        except (OSError, ImportError, LookupError, RuntimeError, TypeError, ValueError):
+            return []
+        finally:
+            self.close()
+        return found
 
     def row_counts(self, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the number of rows of datasets, int64 `[names]`; -1 for those that are missing or no datasets."""
@@ -163,7 +182,34 @@ def describe(file: Hdf5File, name: str) -> Stored:
     return described
 
 
-def read_part(group: Any, name: str, place: str, rows: int, first: int, stop: int) -> np.ndarray[Any, Any]:
+def read_all(file: Hdf5File, name: str, rows: int) -> np.ndarray[Any, Any]:
+    """Return all rows of a dataset; see `read_part`."""
+    found: np.ndarray[Any, Any] = file.use(lambda group: read_part(group, name, str(file), rows, 0, rows))
+    return found
+
+
+def plain_values(file: Hdf5File, names: Sequence[str]) -> dict[str, Any]:
+    """Return small datasets as plain values by name, and what larger ones hold as a text."""
+
+    def read(group: Any) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for name in names:
+            found = group[name]
+            if not hasattr(found, "shape"):
+                continue
+            small = found.shape is not None and found.size <= _SMALL and found.dtype.kind in "biufSO"
+            value = found[()] if small else f"{found.dtype}{list(found.shape or ())}"
+            value = value.tolist() if hasattr(value, "tolist") else value
+            out[name] = value.decode(errors="replace") if isinstance(value, bytes) else value
+        return out
+
+    values: dict[str, Any] = file.use(read)
+    return values
+
+
+def read_part(
+    group: Any, name: str, place: str, rows: int, first: int, stop: int, what: str = "all rows"
+) -> np.ndarray[Any, Any]:
     """Return rows `[first, stop)` of a dataset.
 
     Args:
@@ -173,6 +219,7 @@ def read_part(group: Any, name: str, place: str, rows: int, first: int, stop: in
         rows: the rows that the dataset must have.
         first: first row.
         stop: row after the last one.
+        what: these rows, for errors.
 
     Raises:
         DamagedFileError: if it is missing, has other rows, or cannot be read.
@@ -182,7 +229,7 @@ def read_part(group: Any, name: str, place: str, rows: int, first: int, stop: in
     try:
         part: np.ndarray[Any, Any] = found[first:stop]
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
-        msg = f"{place}, {name} cannot be read, rows [{first}, {stop}): {error}. Copy or download the file again"
+        msg = f"{place}, {name} cannot be read, {what}: {error}. Copy or download the file again"
         raise DamagedFileError(msg) from error
     return part
 
@@ -214,6 +261,7 @@ class Hdf5Source:
         groups: the group of each episode, such as `episode_3`; one empty text if all rows are in one dataset.
         name: name of the dataset in each group.
         lengths: rows of each dataset, int64 `[groups]`. They are checked when a block is read.
+        stops: for errors, if all rows are in one dataset: the row after the last one of each episode.
         decode: turns the rows that were read into those of the field; its second argument names them in errors. None
             if they are stored as they are.
         form: dtype and shape of a row of the field; None are those of the first dataset.
@@ -231,11 +279,12 @@ class Hdf5Source:
         name: str,
         lengths: np.ndarray[Any, Any],
         *,
+        stops: np.ndarray[Any, Any] | None = None,
         decode: Callable[[np.ndarray[Any, Any], str], np.ndarray[Any, Any]] | None = None,
         form: tuple[np.dtype[Any], tuple[int, ...]] | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        self._file, self._groups, self._name, self._decode = file, groups, name, decode
+        self._file, self._groups, self._name, self._decode, self._stops = file, groups, name, decode, stops
         stored = describe(file, self._full(0))
         _check_rows(str(file), self._full(0), stored.shape, int(lengths[0]))
         self._dtype, self._shape = (stored.dtype, stored.shape[1:]) if form is None else form
@@ -271,9 +320,10 @@ class Hdf5Source:
         piece, first, stop = self._pieces.locate(block)
         name = self._full(piece)
         rows = int(self._pieces.offsets[piece + 1] - self._pieces.offsets[piece])
-        part = self._file.use(lambda group: read_part(group, name, str(self._file), rows, first, stop))
+        place = f"rows [{first}, {stop})" if self._stops is None else name_rows(first, stop, self._stops)
+        part = self._file.use(lambda group: read_part(group, name, str(self._file), rows, first, stop, place))
         if self._decode is not None:
-            part = self._decode(part, f"{self._file}, {name}, row {first} and following")
+            part = self._decode(part, f"{self._file}, {name}, {place}")
         if part.shape != (stop - first, *self._shape) or part.dtype != self._dtype:
             msg = (
                 f"{self._file}, {name}: rows are {part.dtype}{list(part.shape[1:])}, those of {self._full(0)} are "

@@ -30,6 +30,7 @@ from ostinato import (
     TensorDictReplayBuffer,
     TensorStorage,
     WriterEnsemble,
+    open_dataset,
 )
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, SchemaError, UsageError
 
@@ -242,6 +243,41 @@ def test_read_only_members_are_written_by_nobody() -> None:
         rb[0].extend({"id": torch.arange(3)})
     rb[1].extend({"id": torch.arange(100, 103)})
     assert offline(rb.sample(6)) == 3
+
+
+def fixed(ids: torch.Tensor) -> Any:
+    return open_dataset({"id": ids, "done": torch.arange(len(ids)) % 5 == 4})
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_dataset_of_files_is_mixed_by_priorities_and_resumed(prefetch: int, tmp_path: Path) -> None:
+    def make(rows: int = 40) -> ReplayBufferEnsemble:
+        offline = ReplayBuffer(storage=fixed(torch.arange(rows)), sampler=PrioritizedSampler(rows, 0.7, 0.5))
+        online = ReplayBuffer(storage=LazyTensorStorage(50))
+        ratio = {0: 1.0, 8: 0.25}
+        return ReplayBufferEnsemble(
+            offline, online, ratio=ratio, batch_size=9, prefetch=prefetch, generator=seeded(), when_empty="fill"
+        )
+
+    def step(rb: ReplayBufferEnsemble, number: int) -> list[int]:
+        rb[1].extend({"id": torch.tensor([100 + number]), "done": torch.tensor([False])})
+        batch, info = rb.sample(return_info=True)
+        rb.update_priority(info, batch["id"] + 1.0)
+        return list(batch["id"].tolist())
+
+    rb, other = make(), make()
+    for number in range(4):
+        step(rb, number)
+    rb.dumps(tmp_path / "saved")
+    other.loads(tmp_path / "saved")
+    for number in range(4, 12):
+        assert step(rb, number) == step(other, number)
+    with pytest.raises(CheckpointError):
+        make(41).loads(tmp_path / "saved")
+    with pytest.raises(UsageError, match="read-only"):
+        rb[0].extend({"id": torch.arange(2), "done": torch.zeros(2, dtype=torch.bool)})
+    for each in (rb, other):
+        each.close()
 
 
 def test_passes_without_repetition_go_on_over_batches() -> None:

@@ -23,6 +23,7 @@ from ostinato import (
     SamplerWithoutReplacement,
     SliceSampler,
     TensorDictReplayBuffer,
+    open_dataset,
     prefill_replay_buffer,
 )
 from ostinato.errors import (
@@ -268,6 +269,18 @@ def test_a_checkpoint_is_one_of_the_online_buffer_with_more(tmp_path: Path) -> N
         with pytest.raises(CheckpointError, match=words):
             other.loads(tmp_path / name)
         assert other.online_buffer["id"].tolist() == before
+
+
+def test_another_dataset_is_told_by_its_episodes() -> None:
+    def make(length: int) -> OfflineToOnlineReplayBuffer:
+        data = {"id": torch.arange(20)}
+        storage = open_dataset(data, episode_ends=list(range(length, 21, length)))
+        return OfflineToOnlineReplayBuffer(ReplayBuffer(storage=storage), online_capacity=5, batch_size=4)
+
+    make(5).load_state_dict(make(5).state_dict())
+    with pytest.raises(CheckpointError, match="give the same dataset"):
+        make(5).load_state_dict(make(10).state_dict())
+    assert (make(5).sample()["id"] < 20).all()
 
 
 def test_states_of_versions_that_kept_the_share_alone_load() -> None:
