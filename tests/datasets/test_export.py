@@ -454,7 +454,7 @@ def test_minari_is_read_back_bit_by_bit(tmp_path: Path) -> None:
     check_round_trip(tmp_path / "out", parts)
     official = minari.MinariDataset(tmp_path / "out" / "data")
     assert official.spec.dataset_id == "maze/expert-v2"
-    assert official.action_space.n == 4  # type: ignore[attr-defined]
+    assert official.action_space.n == 4
     for episode, part in zip(official.iterate_episodes(), parts, strict=True):
         assert np.array_equal(episode.observations["state"][1:], part["next"]["observation"]["state"])
         assert np.array_equal(episode.observations["image"][:-1], part["observation"]["image"])
