@@ -255,7 +255,7 @@ def test_blocks_cover_all_rows_once_and_end_with_chunks_and_episodes(lengths: li
 
 @pytest.mark.parametrize("how", ["plain", "user block", "chunks", "external", "big-endian", "empty"])
 def test_rows_are_read_at_their_places_or_in_blocks(tmp_path: Path, how: str) -> None:
-    lengths = [40, 1, 25]
+    lengths = [40, 9, 25]
     values = (
         np.random.default_rng(0).standard_normal((sum(lengths), 3, 2)).astype(">f8" if how == "big-endian" else "f8")
     )
