@@ -46,7 +46,7 @@ def _lerobot_v21(folder: Path) -> Model:
 
 def _d4rl(folder: Path) -> Model:
     pytest.importorskip("h5py")
-    return builders.d4rl_hdf5(folder / "halfcheetah.hdf5", lengths=LENGTHS)
+    return builders.d4rl_hdf5(folder / "halfcheetah.hdf5", lengths=LENGTHS, next_observations=True)
 
 
 def _robomimic(folder: Path) -> Model:
@@ -63,6 +63,9 @@ KINDS: dict[str, Callable[[Path], Model]] = {
     "lerobot v3": _lerobot,
     "lerobot v2.1": _lerobot_v21,
     "minari": _minari,
+    "d4rl": _d4rl,
+    "robomimic": _robomimic,
+    "zarr": _zarr,
 }
 
 
