@@ -322,6 +322,17 @@ def test_metadata_cut_short_is_named(small: Model, tmp_path: Path) -> None:
                 open_dataset(path)
 
 
+def test_numbers_of_tasks_are_bounded(small: Model, tmp_path: Path) -> None:
+    path = copied(small, tmp_path)
+    lines, table = path / "meta/tasks.jsonl", path / "meta/tasks.parquet"
+    if lines.exists():
+        lines.write_text('{"task_index": 1000000000000, "task": "pick"}')
+    else:
+        rewrite(table, changed("task_index", lambda values: values.__setitem__(0, 1 << 40)))
+    with pytest.raises(DamagedFileError, match=r"tasks.*line 1: task_index must be an integer of at least 0 and below"):
+        open_dataset(path)
+
+
 def damage_v3(path: Path, name: str, change: Callable[[list[Any]], Any]) -> None:
     rewrite(path / "meta/episodes/chunk-000/file-000.parquet", changed(name, change))
 
