@@ -595,7 +595,6 @@ def convert(
     from ostinato.compat import torchrl
     from ostinato.datasets.open import format_of
     from ostinato.durable.tensorfile import FORMATS
-    from ostinato.tools.datasets import data_kind
 
     source, save = _source_and_save(source, source_path, save, save_path)
     given = {"episodes": episodes, "fps": fps, "task": task, "images": images, "codec": codec}
@@ -623,11 +622,7 @@ def convert(
     if ndim is not None or max_size is not None:
         msg = f"--ndim and --max-size apply to checkpoints of TorchRL, which {source} is not"
         raise typer.BadParameter(msg)
-    kind = data_kind(source)
-    if kind != "trajectories":
-        what = "the checkpoint of a buffer in the current format" if kind == "buffer" else "a dataset"
-        msg = f"{source} is {what}: nothing to convert without --format {', '.join(datasets.FORMATS)}"
-        raise CheckpointError(msg)
+    datasets.require_trajectories(source)
     with show.progress_bar("convert") as on_progress:
         report = tools.convert(source, save, to or "safetensors", allow_pickle=allow_pickle, on_progress=on_progress)
     show.answer(report, show.converted, as_json=as_json)

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato._optional import require
 from ostinato.cli import output as show
+from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.viz.datasets import DatasetSource
 
-__all__ = ["FORMATS", "convert", "inspect", "open_source", "plot", "sample"]
+__all__ = ["FORMATS", "convert", "inspect", "open_source", "plot", "require_trajectories", "sample"]
 
 FORMATS = ("lerobot", "minari", "hdf5")
 """Formats of datasets that are written."""
@@ -43,6 +44,28 @@ def open_source(path: Path) -> DatasetSource:
     from ostinato.viz.datasets import DatasetSource
 
     return DatasetSource(open_dataset(path), path)
+
+
+def require_trajectories(source: Path) -> None:
+    """Check that a path is a directory of trajectories, which can get another format of trajectories.
+
+    Raises:
+        CheckpointError: It is something else.
+    """
+    from ostinato.datasets.open import format_of
+    from ostinato.tools import kind_of
+
+    advice = f"give --format {', '.join(FORMATS)} to write it as a dataset"
+    try:
+        kind = kind_of(source)
+    except CheckpointError as error:
+        if source.exists() and format_of(source) is not None:
+            msg = f"{error}; or {advice}"
+            raise type(error)(msg) from error
+        raise
+    if kind == "buffer":
+        msg = f"{source} is the checkpoint of a buffer in the current format: nothing to convert; {advice}"
+        raise CheckpointError(msg)
 
 
 def convert(source: Path, save: Path, to: str, options: dict[str, Any], *, as_json: bool) -> None:
