@@ -27,7 +27,7 @@ from ostinato import (
     export,
     open_dataset,
 )
-from ostinato.errors import CheckpointError, KeyMissingError, OptionError, OstinatoError, SchemaError
+from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, OstinatoError, SchemaError
 
 from .videos import keyframes_of, pictures
 
@@ -226,6 +226,7 @@ def test_names_and_choices_of_fields(tmp_path: Path) -> None:
         ({}, {"fps": 10, "task_key": "goal"}, KeyMissingError, "rows have no text 'goal'"),
         ({}, {"fps": 10, "layout": "d4rl"}, OptionError, "layout is no option"),
         ({}, {"fps": 10, "format": "csv"}, OptionError, "format must be one of"),
+        ({}, {"fps": 10, "images": "png", "codec": "av1"}, OptionError, "codec is for images='video'"),
         ({"action": None}, {"fps": 10}, SchemaError, "needs the field 'action'"),
         ({"a/b": torch.float32}, {"fps": 10}, SchemaError, "no '/'"),
         ({"action.x": torch.complex64}, {"fps": 10}, SchemaError, "complex64"),
@@ -245,6 +246,13 @@ def test_what_lerobot_cannot_hold(
                 part[name] = torch.zeros(len(part["task"]), dtype=dtype)
     with pytest.raises(error, match=text):
         export(parts, tmp_path / "out", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_frames_that_an_encoder_does_not_take_are_refused_before_a_write(tmp_path: Path) -> None:
+    parts = [{"observation": torch.zeros(3, 3, 2, 2, dtype=torch.uint8), "action": torch.zeros(3)}]
+    with pytest.raises(KindError, match="frames of 2x2"):
+        export(parts, tmp_path / "out", fps=10, codec="av1")
     assert not list(tmp_path.iterdir())
 
 

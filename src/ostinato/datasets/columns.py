@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ __all__ = [
     "MovedColumn",
     "ReadTogether",
     "RowMemory",
+    "RowSource",
     "TensorColumn",
     "TextColumn",
 ]
@@ -76,6 +77,18 @@ class BlockSource(Protocol):
 
     def close(self) -> None:
         """Close files; the next read opens them again."""
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """A `BlockSource` whose files may hold rows at known places, where single rows cost less than blocks."""
+
+    def read_rows(self, rows: Tensor) -> Tensor | None:
+        """Read rows, int64 `[n]`, in any order; None if they must be read in blocks.
+
+        Raises:
+            DamagedFileError: naming the file.
+        """
 
 
 @final
@@ -163,6 +176,7 @@ class BlockColumn:
 
     def __init__(self, source: BlockSource, cache: BlockCache, together: ReadTogether | None = None) -> None:
         self.source, self._together = source, together
+        self._rows = source if isinstance(source, RowSource) else None
         self._cache = cache
         self.name = cache.register()
         """Of the blocks in the cache: their keys are `(name, block)`."""
@@ -192,6 +206,10 @@ class BlockColumn:
         return read
 
     def _read(self, rows: Tensor) -> Tensor:
+        found = None if self._rows is None else self._rows.read_rows(rows)
+        return self._read_blocks(rows) if found is None else found
+
+    def _read_blocks(self, rows: Tensor) -> Tensor:
         starts = self.source.starts
         at = rows.numpy()
         blocks = np.searchsorted(starts, at, side="right") - 1

@@ -157,6 +157,10 @@ def _prepare_lerobot(dataset: DatasetStorage, given: ExportOptions) -> Callable[
         given.get("robot_type"),
     )
     check_lerobot_options(options)
+    for name in ("codec", "keyframe_interval", "video_file_mb"):
+        if name in given and options.images == "png":
+            msg = f"{name} is for images='video', and images='png' writes no video: leave it out"
+            raise OptionError(msg)
     features = plan_lerobot(dataset, options)
     return lambda place, bar: write_lerobot(dataset, features, options, place, bar)
 
