@@ -191,6 +191,25 @@ def test_only_files_of_the_rows_are_read(whole: Model, tmp_path: Path) -> None:
         dataset.field_at(torch.tensor([20]), ("action",))
 
 
+@pytest.mark.parametrize("max_bytes", [4000, 1 << 30])
+def test_the_columns_of_an_episode_are_read_together(
+    small: Model, monkeypatch: pytest.MonkeyPatch, max_bytes: int
+) -> None:
+    reads: list[list[str]] = []
+    read = pq.ParquetFile.read_row_group
+
+    def counted(file: Any, group: int, **options: Any) -> Any:
+        reads.append(options["columns"])
+        return read(file, group, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    dataset = open_dataset(small.path, max_bytes=max_bytes)
+    assert dataset.field_at(torch.tensor([0]), ("action",)).shape == (1, 2)  # type: ignore[union-attr]
+    assert sorted(reads.pop()) == ["action", "episode_index", "index"]
+    check_rows(dataset, small.columns, small.lengths)
+    assert len(reads) == len(small.lengths)
+
+
 # -- what is known of a dataset --------------------------------------------------------------------------------------
 
 
