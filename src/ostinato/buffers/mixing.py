@@ -410,9 +410,23 @@ class Mixer:
 
     @property
     def grain(self) -> int:
-        """Rows that members give together: the length of slices, 1 where none are drawn."""
-        samplers = [member.engine.sampler for member in self.members if member.engine.sampler.slices]
-        return math.lcm(*(getattr(sampler, "slice_len", None) or 1 for sampler in samplers))
+        """Rows that members give together with a ratio: the length of slices, 1 where none are drawn.
+
+        Raises:
+            OptionError: if the length of slices would change with the share.
+        """
+        lengths = [1]
+        for i, member in enumerate(self.members if self.sampler.ratio_step is not None else ()):
+            sampler = member.engine.sampler
+            length = getattr(sampler, "slice_len", 1) if sampler.slices else 1
+            if length is None:
+                msg = (
+                    f"member {i} draws slices whose length depends on the rows of its share ({sampler!r}): give "
+                    "slice_len, not num_slices"
+                )
+                raise OptionError(msg)
+            lengths.append(length)
+        return math.lcm(*lengths)
 
     @property
     def queued(self) -> list[Mix]:
@@ -573,12 +587,9 @@ class Mixer:
         try:
             return kinds.concatenate(parts) if flatten else kinds.stack_parts(parts)
         except (KindError, SchemaError) as error:
-            if flatten and (apart := _fields_apart(parts, members)):
-                msg = (
-                    f"the parts of a batch cannot be concatenated end to end, their fields differ: {apart}. Select the "
-                    "fields that all members have, with open_dataset(path, fields=...) or a transform of the member, "
-                    "write the other fields as well, or give the ensemble a collate_fn, such as list"
-                )
+            apart = _differences(parts, members) if flatten else ""
+            if apart:
+                msg = f"the parts of a batch cannot be concatenated end to end: {apart}, or give a collate_fn (list)"
                 raise KindError(msg) from error
             msg = (
                 f"the parts of a batch, of type {type(parts[0]).__name__}, cannot be "
@@ -691,14 +702,30 @@ def with_source(batch: Any, path: tuple[str, ...], ids: Tensor) -> Any:
     return batch
 
 
-def _fields_apart(parts: Sequence[Any], members: Sequence[int]) -> str:
-    """Return the fields that not all parts have, as text; empty if there are none, or parts have no names."""
-    if not all(isinstance(part, dict) or kinds.is_tensordict(part) for part in parts):
+def _differences(parts: Sequence[Any], members: Sequence[int]) -> str:
+    """Return how parts differ in kind, fields or shapes, and what to do about it; empty if they do not."""
+    named = [isinstance(part, dict) or kinds.is_tensordict(part) for part in parts]
+    types = {i: type(part).__name__ for i, part in zip(members, parts, strict=True)}
+    if any(named) and len({isinstance(part, dict) for part in parts}) > 1:
+        said = ", ".join(f"member {i} gives rows as {name}" for i, name in types.items())
+        return f"{said}: make them alike, datasets with open_dataset(path, tensordict=True)"
+    if not all(named):
         return ""
-    fields = dict(zip(members, (set(leaves_by_path(part)) for part in parts), strict=True))
-    every = set.intersection(*fields.values())
-    extra = {i: sorted(mine - every, key=str) for i, mine in fields.items() if mine - every}
-    return "; ".join(f"member {i} has also {', '.join(map(kinds.show_path, more))}" for i, more in extra.items())
+    fields = {i: leaves_by_path(part) for i, part in zip(members, parts, strict=True)}
+    every = set.intersection(*(set(mine) for mine in fields.values()))
+    extra = {i: sorted(set(mine) - every, key=str) for i, mine in fields.items() if set(mine) - every}
+    if extra:
+        said = "; ".join(f"member {i} has also {', '.join(map(kinds.show_path, more))}" for i, more in extra.items())
+        return (
+            f"their fields differ: {said}. Select the fields that all members have, with "
+            "open_dataset(path, fields=...) or a transform of the member, write the other fields as well"
+        )
+    for path in sorted(every, key=str):
+        shapes = {i: list(getattr(mine[path], "shape", ())[1:]) for i, mine in fields.items()}
+        if len({str(shape) for shape in shapes.values()}) > 1:
+            said = ", ".join(f"{shape} in member {i}" for i, shape in shapes.items())
+            return f"rows of {kinds.show_path(path)} are {said}. Give them one shape with a transform of the member"
+    return ""
 
 
 def _row_shape(value: Tensor, names: dict[Any, Tensor]) -> tuple[int, ...]:
