@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ __all__ = [
     "TensorColumn",
     "TextColumn",
 ]
+
+T = TypeVar("T")
 
 
 class DatasetColumn(Protocol):
@@ -193,17 +195,26 @@ class BlockColumn:
 
     def start(self, rows: Tensor) -> Callable[[], Tensor]:
         """Return a function that reads rows; see `DatasetColumn`."""
+        return self.started(partial(self._read, rows))
+
+    def started(self, read: Callable[[], T]) -> Callable[[], T]:
+        """Return `read`, which will read blocks of this column: until then it may be read together with others."""
         if self._together is None:
-            return lambda: self._read(rows)
+            return read
         together, token = self._together, self._together.announce(self.name)
 
-        def read() -> Tensor:
+        def finish() -> T:
             try:
-                return self._read(rows)
+                return read()
             finally:
                 together.settle(token)
 
-        return read
+        return finish
+
+    def take(self, block: int) -> Tensor:
+        """Return a block, which the cache does not keep."""
+        found = self._cache.take((self.name, block))
+        return self.source.load(block) if found is None else found
 
     def _read(self, rows: Tensor) -> Tensor:
         found = None if self._rows is None else self._rows.read_rows(rows)
@@ -296,7 +307,7 @@ class DenseColumn:
         if not missing.shape[0]:
             return None
         if isinstance(self.column, BlockColumn):
-            return partial(self._fill_blocks, self.column.source, missing)
+            return self.column.started(partial(self._fill_blocks, self.column, missing))
         wanted = torch.unique(missing)
         read = self.column.start(wanted)
 
@@ -307,12 +318,12 @@ class DenseColumn:
 
         return finish
 
-    def _fill_blocks(self, source: BlockSource, rows: Tensor) -> None:
+    def _fill_blocks(self, column: BlockColumn, rows: Tensor) -> None:
         """Read the blocks that hold `rows`, and keep all of their rows: reading a part costs as much."""
-        starts = source.starts
+        starts = column.source.starts
         for block in np.unique(np.searchsorted(starts, rows.numpy(), side="right") - 1).tolist():
             span = slice(int(starts[block]), int(starts[block + 1]))
-            found = source.load(block)
+            found = column.take(block)
             as_bits(self.tensor[span]).numpy()[...] = as_bits(found).numpy()
             self.filled[span] = True  # after the rows: another thread may read them from now on
             self._memory.kept(found.nbytes)
