@@ -78,9 +78,9 @@ test: $(VENV)/.installed ## The tests, those that depend on the native extension
 
 # Ray starts a cluster, which needs both cores for itself.
 .PHONY: test-peers
-test-peers: $(VENV)/.all ## The tests beside TorchRL, and those in a Ray cluster (PYTEST_ARGS=...)
+test-peers: $(VENV)/.all build/lerobot/.installed ## The tests beside TorchRL, LeRobot and Minari, and in a Ray cluster (PYTEST_ARGS=...)
 	@status=0; \
-	echo "== tests beside TorchRL"; \
+	echo "== tests beside TorchRL, LeRobot and Minari"; \
 	$(call run,$(PYTEST) -m "parity and not slow" $(or $(PYTEST_ARGS),tests/parity)); \
 	echo "== tests in a Ray cluster"; \
 	$(call run,$(BIN)/python -m pytest -m "ray and not slow" $(or $(PYTEST_ARGS),tests/distributed tests/e2e)); \
@@ -103,7 +103,7 @@ check: $(VENV)/.installed ## Style and types: ruff, mypy, clang-format, the hous
 	$(BIN)/python -m pytest -q tests/test_house.py
 
 .PHONY: bench
-bench: $(VENV)/.all build/peers/.installed ## Measure against the peers that can be installed (BENCH_ARGS=...)
+bench: $(VENV)/.all build/peers/.installed build/lerobot/.installed ## Measure against the peers that can be installed (BENCH_ARGS=...)
 	OSTINATO_BENCH_PEERS_PYTHON=build/peers/bin/python $(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 # Peers have an environment of their own. One that cannot be installed here does not stop the others.
@@ -113,6 +113,14 @@ build/peers/.installed: benchmarks/requirements.txt
 		build/peers/bin/python -m pip --disable-pip-version-check -q install -c $< "$$peer" \
 			|| echo "make: $$peer cannot be installed here, going on without it"; \
 	done
+	@touch $@
+
+# LeRobot's pins contradict ours and each other. Its video reader loads the libraries of ffmpeg, which apt installs.
+LEROBOT_PIP := build/lerobot/bin/python -m pip --disable-pip-version-check -q install
+build/lerobot/.installed: tests/parity/datasets/requirements.txt
+	test -x build/lerobot/bin/python || $(PYTHON) -m venv build/lerobot
+	@{ $(LEROBOT_PIP) -r $< && $(LEROBOT_PIP) --no-deps lerobot==0.4.4 torchvision==0.29.2 torchcodec==0.13.0; } \
+		|| echo "make: lerobot cannot be installed here, going on without it"
 	@touch $@
 
 .PHONY: pictures

@@ -46,7 +46,12 @@ class Seat:
     adapter: str
     is_peer: bool = False
     environment: dict[str, str] = field(default_factory=dict)
+    variable: str | None = None
+    """Environment variable that names an interpreter of this library's own; see `OWN`."""
 
+
+OWN: Final = {"OSTINATO_LEROBOT_PYTHON": ROOT / "build/lerobot/bin/python"}
+"""Where the interpreters are that peers have for themselves, if the variable is not set."""
 
 SEATS: Final = (
     Seat("ostinato", "Ostinato", "ostinato"),
@@ -62,7 +67,16 @@ SEATS: Final = (
     Seat("rlox", "rlox", "rlox", is_peer=True),
     Seat("rlinf", "RLinf", "rlinf", is_peer=True),
     Seat("isaacgymenvs", "IsaacGymEnvs style", "isaacgymenvs"),
+    Seat("lerobot", "LeRobot", "lerobot", is_peer=True, variable="OSTINATO_LEROBOT_PYTHON"),
 )
+
+
+def _python(seat: Seat, peers_python: str) -> str:
+    """Return the interpreter of a library: its own, if it is there; the peers' one says what is missing."""
+    if seat.variable is not None:
+        own = os.environ.get(seat.variable) or str(OWN[seat.variable])
+        return own if shutil.which(own) else peers_python
+    return peers_python if seat.is_peer else sys.executable
 
 
 class Worker:
@@ -150,7 +164,7 @@ class Table:
             msg = f"the peers' interpreter must be a program, got {peers_python}: see benchmarks/README.md"
             raise ValueError(msg)
         seats = [seat for seat in SEATS if seat.name in chosen]
-        self._workers = [Worker(seat, peers_python if seat.is_peer else sys.executable) for seat in seats]
+        self._workers = [Worker(seat, _python(seat, peers_python)) for seat in seats]
         self.libraries: list[Library] = []
         self.present: list[Worker] = []
 

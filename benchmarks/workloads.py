@@ -324,6 +324,34 @@ WORKLOADS: tuple[Workload, ...] = (
             ("map", "open 1,000,000 rows by mapping their files", (AtMost(0.05),)),
         )
     ),
+    *(
+        Workload(
+            f"dataset.{kind}",
+            f"{batch} windows of 8 frames {size} of two cameras, {how}",
+            "nothing",
+            rows,
+            batch,
+            seconds=0.5,
+            min_calls=3,
+            targets=(TimesPeer("lerobot", times),),
+        )
+        for size, name, rows, batch in (("96x96", "96", 2_000, 16), ("480x640", "480", 400, 4))
+        for kind, how, times in (
+            (name, "each decoded for its batch", 2.5),
+            (f"{name}-cached", "decoded once and kept in memory", 20),
+        )
+    ),
+    Workload(
+        "dataset.open",
+        "open a dataset of 10,000 episodes and sample its first 16 windows",
+        "nothing",
+        100_000,
+        16,
+        seconds=0,
+        min_calls=3,
+        warmup_s=0,
+        targets=(AtMost(1), TimesPeer("lerobot", 1)),
+    ),
     Workload(
         "start.import",
         "import of the buffer and its storage, in a process that has imported torch",

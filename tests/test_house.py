@@ -29,6 +29,7 @@ FLOORS = (
 NEIGHBOURS = {
     ("_backend", "errors"): "the switch of the native part raises the tree's errors",
     ("_optional", "errors"): "the importer of extras raises the tree's errors",
+    ("viz", "tools"): "the page of the doctor draws its report",
     ("demo", "viz"): "the demo draws its report with the library's own plots",
 }
 """Pairs on one floor that may meet, and why."""

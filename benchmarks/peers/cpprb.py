@@ -25,6 +25,7 @@ LACKS = dict.fromkeys(("uniform", "extend", "add", "prioritized"), _OWN_KIND) | 
     "priority-update": "sizes are compared for Ostinato alone",
     "trajectories": "no rollouts in files",
     "checkpoint": "compared with plain writes and reads",
+    "dataset": "no videos",
     "amp": "no sampling without replacement",
     "start.import": "does not import torch",
     **dict.fromkeys(("uniform-out", "images-out"), "no batch that it could fill"),

@@ -9,6 +9,7 @@ LACKS = {
     "trajectories": "see the limit in torch",
     "checkpoint": "see the limit in torch",
     "prioritized-threads": "Ostinato alone",
+    "dataset": "no limit",
     "latency": "no limit: a tail beside a median",
     "priority-update": "Ostinato alone",
     **dict.fromkeys(("n-step", "frame-stack", "single-copy", "shared", "threads"), "see the limit by plain samples"),

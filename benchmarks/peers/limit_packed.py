@@ -6,6 +6,7 @@ from benchmarks.peers import _limits
 
 LACKS = {
     "prioritized-threads": "Ostinato alone",
+    "dataset": "no limit",
     "latency": "no limit: a tail beside a median",
     "priority-update": "Ostinato alone",
     "images": "wide fields: see the limit by field",

@@ -36,6 +36,7 @@ _IN_C = (
     "latency",
 )
 LACKS = dict.fromkeys(_IN_C, "see the limits in C") | {
+    "dataset": "no limit",
     "start.import": "it adds nothing to torch",
     "checkpoint.patch": "no plain way to compare with",
     "checkpoint.map": "no plain way to compare with",

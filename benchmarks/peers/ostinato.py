@@ -11,7 +11,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from benchmarks import data
-from benchmarks.peers import _checkpoints, _episodes, _prioritized, _shared, _threads, _trajectories
+from benchmarks.peers import _checkpoints, _datasets, _episodes, _prioritized, _shared, _threads, _trajectories
 from benchmarks.peers._composable import filled, workloads
 from benchmarks.peers._torch import as_kind
 
@@ -44,7 +44,7 @@ def out(setup: Setup, make: Callable[[int], Rows]) -> Call:
 
 
 _OFF = os.environ.get("OSTINATO_NATIVE") == "0"
-_OWN = ("prioritized-rows", "prioritized-threads", "priority-update", "slices-rows", "shared")
+_OWN = ("prioritized-rows", "prioritized-threads", "priority-update", "slices-rows", "shared", "dataset")
 LACKS = {"start": "imports the same", **dict.fromkeys(_OWN, "see the compiled way")} if _OFF else {}
 _ALL = {
     **workloads("ostinato"),
@@ -53,6 +53,7 @@ _ALL = {
     **_shared.WORKLOADS,
     **_trajectories.WORKLOADS,
     **_checkpoints.WORKLOADS,
+    **_datasets.WORKLOADS,
     **_threads.workloads("ostinato"),
     "uniform-out.dict": lambda setup: out(setup, data.transitions),
     "images-out.dict": lambda setup: out(setup, data.frames),

@@ -25,6 +25,7 @@ LACKS = dict.fromkeys(("uniform", "extend", "add"), _OWN_KIND) | {
     "priority-update": "no prioritized sampling",
     "trajectories": "no rollouts in files",
     "checkpoint": "compared with plain writes and reads",
+    "dataset": "no videos",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",
     **dict.fromkeys(("uniform-out", "images-out"), "no batch that it could fill"),

@@ -15,6 +15,7 @@ LACKS = {
     **dict.fromkeys(("uniform-out", "images-out"), "no batch that it could fill"),
     "trajectories": "no rollouts in files",
     "checkpoint": "compared with plain writes and reads",
+    "dataset": "decodes whole files, one frame a call",
     **dict.fromkeys(("n-step", "frame-stack", "single-copy", "shared"), "compared with Ostinato's plain samples"),
 }
 _ALL = {**workloads("torchrl.data"), **_episodes.slices("torchrl.data"), **_threads.workloads("torchrl.data")}

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
         prefill_replay_buffer,
         traj,
     )
+    from ostinato.buffers.export import export
     from ostinato.collect import VectorEnvRecorder
     from ostinato.core.episodes.boundaries import DEFAULT_DONE_KEYS, find_start_stop_traj
     from ostinato.core.episodes.keys import Episodes
@@ -197,6 +198,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "WriterEnsemble",
     "ZlibCodec",
     "ZstdCodec",
+    "export",
     "filter_trajectories",
     "find_start_stop_traj",
     "iter_trajectories",
@@ -228,6 +230,7 @@ _MODULES = {
         "prefill_replay_buffer",
         "traj",
     ),
+    "buffers.export": ("export",),
     "collect": ("VectorEnvRecorder",),
     "core.episodes.boundaries": ("DEFAULT_DONE_KEYS", "find_start_stop_traj"),
     "core.episodes.keys": ("Episodes",),

@@ -139,7 +139,7 @@ def lerobot_v3(
         fixed_lists: Vectors as fixed-size lists, as the official writer has them; False for the lists of its converter.
         seed: Seed of all values.
     """
-    cameras, images = dict(cameras or {}), dict(images or {})
+    cameras, images, spans = dict(cameras or {}), dict(images or {}), _spans(lengths)
     columns = _values(lengths, features, fps, tasks, seed)
     sources = _sources(sum(lengths), {**cameras, **images}, seed)
     episodes = _episode_rows(lengths, tasks)
@@ -161,9 +161,7 @@ def lerobot_v3(
         for episode in group:
             episodes[episode] |= {"data/chunk_index": chunk, "data/file_index": number}
         path = folder / f"data/chunk-{chunk:03d}/file-{number:03d}.parquet"
-        _write_rows(
-            path, columns, encoded, described, [_span(lengths, episode) for episode in group], fixed=fixed_lists
-        )
+        _write_rows(path, columns, encoded, described, [spans[episode] for episode in group], fixed=fixed_lists)
     _v3_meta(folder, lengths, tasks, fps, described, files_per_chunk, episodes, _merged(columns, sources))
     return _lerobot_model(folder, lengths, tasks, fps, columns)
 
@@ -206,8 +204,8 @@ def lerobot_v21(
     encoded = {name: _png(sources[name]) for name in images}
     columns |= {name: sources[name].transpose(0, 3, 1, 2) for name in images}
     decoded: dict[str, list[NDArray[np.uint8]]] = {name: [] for name in cameras}
-    for episode in range(len(lengths)):
-        chunk, span = episode // episodes_per_chunk, _span(lengths, episode)
+    for episode, span in enumerate(_spans(lengths)):
+        chunk = episode // episodes_per_chunk
         for name in cameras:
             path = folder / f"videos/chunk-{chunk:03d}/{name}/episode_{episode:06d}.mp4"
             write_video(path, sources[name][span], fps=fps, codec=codec, keyframes=keyframes, b_frames=b_frames)
@@ -255,11 +253,11 @@ def _episode_rows(lengths: Sequence[int], tasks: int) -> list[dict[str, Any]]:
         {
             "episode_index": episode,
             "tasks": [_task(episode % tasks)],
-            "length": length,
-            "dataset_from_index": _span(lengths, episode).start,
-            "dataset_to_index": _span(lengths, episode).stop,
+            "length": span.stop - span.start,
+            "dataset_from_index": span.start,
+            "dataset_to_index": span.stop,
         }
-        for episode, length in enumerate(lengths)
+        for episode, span in enumerate(_spans(lengths))
     ]
 
 
@@ -273,9 +271,9 @@ def _task(number: int) -> str:
     return f"Put the {['red', 'green', 'blue'][number % 3]} cube into box {number}."
 
 
-def _span(lengths: Sequence[int], episode: int) -> slice:
-    start = sum(lengths[:episode])
-    return slice(start, start + lengths[episode])
+def _spans(lengths: Sequence[int]) -> list[slice]:
+    """The rows of each episode."""
+    return [slice(end - length, end) for length, end in zip(lengths, itertools.accumulate(lengths), strict=True)]
 
 
 def _groups(count: int, size: int) -> Iterator[range]:
@@ -294,11 +292,11 @@ def _v3_videos(
     options: Mapping[str, Any],
 ) -> NDArray[np.uint8]:
     """Write the MP4 files of one camera, note where each episode lies, and return its frames as they decode."""
-    decoded = []
+    decoded, spans = [], _spans(lengths)
     for file, group in enumerate(_groups(len(lengths), per_file)):
         chunk, number = divmod(file, files_per_chunk)
         path = folder / f"videos/{name}/chunk-{chunk:03d}/file-{number:03d}.mp4"
-        span = slice(_span(lengths, group[0]).start, _span(lengths, group[-1]).stop)
+        span = slice(spans[group[0]].start, spans[group[-1]].stop)
         before = np.zeros((skipped, *frames.shape[1:]), np.uint8)
         write_video(path, np.concatenate([before, frames[span]]), **options)
         decoded.append(decode_video(path)[skipped:])
@@ -471,8 +469,8 @@ def _v3_meta(
         "data_path": f"data/{pattern}.parquet",
         "video_path": f"videos/{{video_key}}/{pattern}.mp4" if cameras else None,
     }
-    for episode, row in enumerate(episodes):
-        statistics = _all_statistics(described, columns, _span(lengths, episode))
+    for row, span in zip(episodes, _spans(lengths), strict=True):
+        statistics = _all_statistics(described, columns, span)
         for name, entry in statistics.items():
             row |= {f"stats/{name}/{kind}": value for kind, value in entry.items()}
         row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
@@ -526,7 +524,7 @@ def _v21_meta(
         else None,
     }
     count = range(len(lengths))
-    statistics = [_all_statistics(described, columns, _span(lengths, e), quantiles=False) for e in count]
+    statistics = [_all_statistics(described, columns, span, quantiles=False) for span in _spans(lengths)]
     lines = {
         "tasks": [{"task_index": n, "task": _task(n)} for n in range(info["total_tasks"])],
         "episodes": [{"episode_index": e, "tasks": [_task(e % tasks)], "length": lengths[e]} for e in count],
@@ -671,9 +669,9 @@ def robomimic_hdf5(
         data = file.create_group("data")
         data.attrs["total"] = sum(lengths)
         data.attrs["env_args"] = json.dumps({"env_name": "Lift", "type": 1, "env_kwargs": {}})
-        for n, length in enumerate(lengths):
-            demo, span = data.create_group(f"demo_{n}"), _span(lengths, n)
-            demo.attrs["num_samples"], demo.attrs["model_file"] = length, "<mujoco/>"
+        for n, span in enumerate(_spans(lengths)):
+            demo = data.create_group(f"demo_{n}")
+            demo.attrs["num_samples"], demo.attrs["model_file"] = lengths[n], "<mujoco/>"
             arrays = {"actions": actions, "rewards": rewards, "dones": last.astype("int64"), "states": states}
             arrays |= {f"obs/{name}": values for name, values in current.items()}
             arrays |= {f"next_obs/{name}": values for name, values in later.items()} if next_observations else {}

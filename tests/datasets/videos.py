@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import av
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -39,21 +41,24 @@ def pictures(rows: int, height: int, width: int, *, seed: int = 0) -> NDArray[np
 
 def write_video(
     path: Path,
-    frames: NDArray[np.uint8],
+    frames: Iterable[NDArray[np.uint8]],
     *,
     fps: int = 10,
     codec: str = "libx264",
     keyframes: int = 2,
     b_frames: int = 0,
     pixel_format: str | None = None,
+    crf: int = 23,
 ) -> None:
-    """Write `frames` `[T, H, W, 3]` as one MP4 with a keyframe at least every `keyframes` frames.
+    """Write frames `[H, W, 3]`, or an array of them, as one MP4 with a keyframe at least every `keyframes` frames.
 
     `codec` is an encoder of PyAV: libx264, libx265 (sides that are multiples of 16, at least 64), libsvtav1, mpeg4 or
     ffv1 (no loss but that of YUV).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    height, width = frames.shape[1:3]
+    images = iter(frames)
+    first = next(images)
+    height, width = first.shape[:2]
     odd = height % 2 or width % 2
     if codec == "libx265" and (height % 16 or width % 16 or min(height, width) < 64):
         message = "libx265 corrupts memory where a side is below 64, or no multiple of 16"
@@ -64,14 +69,14 @@ def write_video(
         "libx265": {"preset": "ultrafast", "x265-params": x265},
         "libsvtav1": {"preset": "12", "svtav1-params": "lp=1"},
     }
-    options = {"g": str(keyframes), "bf": str(b_frames), "crf": "23", **speed.get(codec, {})}
+    options = {"g": str(keyframes), "bf": str(b_frames), "crf": str(crf), **speed.get(codec, {})}
     if codec == "mpeg4":
         options = {"g": str(keyframes), "bf": str(b_frames), "qscale": "2"}
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream(codec, rate=fps, options=options)
         stream.width, stream.height = width, height
         stream.pix_fmt = pixel_format or ("yuv444p" if odd and codec == "libx264" else "yuv420p")
-        for frame in frames:
+        for frame in itertools.chain([first], images):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode(None))
 

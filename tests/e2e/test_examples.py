@@ -44,6 +44,44 @@ def test_the_agent_takes_on_the_demonstrated_motion(tmp_path: Path) -> None:
     assert moved["without replay"][1] < first
 
 
+def test_the_example_of_a_dataset_and_live_steps_runs(tmp_path: Path) -> None:
+    pytest.importorskip("minari")
+    printed = run("offline_to_online_sac.py", tmp_path, "--quick")
+    assert "dataset: 400 steps of 2 episodes" in printed
+    assert "dataset and live steps: 100 steps, 9% of the batch from the dataset" in printed
+    assert "live steps alone: 100 steps, 0% of the batch from the dataset" in printed
+    assert (tmp_path / "offline_to_online_sac.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_dataset_saves_live_steps(tmp_path: Path) -> None:
+    """The whole of it, in about a minute on an idle core."""
+    pytest.importorskip("minari")
+    printed = run("offline_to_online_sac.py", tmp_path)
+    found = re.findall(r"controller after (\d+) steps, return (-\d+) at the end", printed)
+    (mixed, last), (alone, _) = [(int(steps), int(end)) for steps, end in found]
+    assert mixed < alone
+    assert last > -250, "a random policy has about -1200"
+
+
+def test_the_example_of_a_lerobot_dataset_runs(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    printed = run("behaviour_cloning_lerobot.py", tmp_path, "--quick")
+    assert "DatasetStorage(lerobot v3.0, rows=40, episodes=4" in printed
+    assert (tmp_path / "behaviour_cloning.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_policy_is_cloned_from_videos(tmp_path: Path) -> None:
+    """The whole of it, in about a minute on an idle core."""
+    pytest.importorskip("av")
+    printed = run("behaviour_cloning_lerobot.py", tmp_path)
+    found = re.search(r"the policy reaches the disc: (\d+)%, before training (\d+)%", printed)
+    assert found is not None
+    after, before = map(int, found.groups())
+    assert before < 30 < 70 < after
+
+
 def test_the_example_of_shared_writers_runs(tmp_path: Path) -> None:
     printed = run("shared_writers.py", tmp_path, "--collectors", "1", "--batches", "20")
     assert re.search(r"1344 rows from 1 processes, \d+ batches", printed) or "is not possible here" in printed

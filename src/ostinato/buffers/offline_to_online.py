@@ -17,6 +17,7 @@ from ostinato.buffers.options import check_generator, check_size, part, positive
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
+from ostinato.datasets import DatasetStorage
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 from ostinato.samplers import RandomSampler, SamplerEnsemble
 from ostinato.storages import LazyTensorStorage, Storage
@@ -61,8 +62,9 @@ class OfflineToOnlineReplayBuffer:
     Safe to use from several threads. Not a `ReplayBuffer`: it has two of them.
 
     Args:
-        offline_dataset: a `ReplayBuffer`, a dataset of TorchRL (any object with `sample(n)` and a length), or the name
-            of one, such as `"minari:mujoco/hopper/expert-v0"`, which TorchRL loads; it must be installed then.
+        offline_dataset: a `ReplayBuffer`, what `open_dataset` returns, a dataset of TorchRL (any object with
+            `sample(n)` and a length), or the name of one, such as `"minari:mujoco/hopper/expert-v0"`, which TorchRL
+            loads; it must be installed then.
         online_storage: storage of the online buffer, or else
         online_capacity: rows of a `LazyTensorStorage` for it, or else
         online_buffer: the online buffer, such as one with priorities.
@@ -473,9 +475,16 @@ def _draws_of(engine: LocalEngine) -> dict[str, Any]:
     return {
         "class": type(engine.sampler).__name__,
         "rows": len(engine.storage),
+        "fingerprint": _fingerprint(engine),
         "sampler": engine.sampler.state_dict(),
         "generator": None if engine.generator is None else engine.generator.get_state(),
     }
+
+
+def _fingerprint(engine: LocalEngine) -> str | None:
+    """Return what tells a dataset of files from others; None for rows in memory."""
+    storage = engine.storage
+    return storage.fingerprint if isinstance(storage, DatasetStorage) else None
 
 
 def _draws_loader(engine: LocalEngine, state: dict[str, Any]) -> Callable[[], None]:
@@ -484,10 +493,17 @@ def _draws_loader(engine: LocalEngine, state: dict[str, Any]) -> Callable[[], No
     Raises:
         CheckpointError: if the checkpoint was made with another dataset or sampler.
     """
-    for name, mine in (("class", type(engine.sampler).__name__), ("rows", len(engine.storage))):
-        if state[name] != mine:
-            what = "a sampler of the class" if name == "class" else "a dataset of rows:"
-            msg = f"the checkpoint was made with {what} {state[name]!r}, this one has {mine!r}: give the same dataset"
+    now = _draws_of(engine)
+    for name, what in (
+        ("class", "a sampler of the class"),
+        ("rows", "a dataset of rows:"),
+        ("fingerprint", "a dataset"),
+    ):
+        if state[name] != now[name]:
+            msg = (
+                f"the checkpoint was made with {what} {state[name]!r}, this one has {now[name]!r}: give the same "
+                "dataset, with the same episodes, fields and sampler"
+            )
             raise CheckpointError(msg)
     engine.sampler.check_state(state["sampler"], len(engine.storage))
     generator = read_generator(state["generator"], engine.storage.device)
@@ -519,8 +535,8 @@ def prefill_replay_buffer(
 
     Args:
         rb: the buffer.
-        dataset: a `ReplayBuffer`, whose oldest row is copied first, a dataset of TorchRL, or the name of one; see
-            `OfflineToOnlineReplayBuffer`.
+        dataset: a `ReplayBuffer`, whose oldest row is copied first, what `open_dataset` returns, a dataset of TorchRL,
+            or the name of one; see `OfflineToOnlineReplayBuffer`.
         n_samples: most rows to copy, drawn uniformly without replacement if the dataset has more; None copies all.
         chunk_size: rows that are copied at a time.
 
@@ -590,10 +606,12 @@ def _dataset(given: Any, batch_size: int | None, options: dict[str, Any]) -> Any
             "the constructor of the dataset"
         )
         raise OptionError(msg)
+    if isinstance(given, DatasetStorage):
+        given = ReplayBuffer(storage=given)
     if not (callable(getattr(given, "sample", None)) and hasattr(given, "__len__")):
         msg = (
-            "a dataset must be a ReplayBuffer, another object with sample(n) and a length, or the name of a dataset of "
-            f"TorchRL, got {type(given).__name__}"
+            "a dataset must be a ReplayBuffer, what open_dataset returns, another object with sample(n) and a length, "
+            f"or the name of a dataset of TorchRL, got {type(given).__name__}"
         )
         raise KindError(msg)
     return given

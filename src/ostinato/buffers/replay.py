@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Episodes
     from ostinato.datasets import DatasetStorage
     from ostinato.datasets.dataset import Fields
+    from ostinato.datasets.export import ExportOptions, ExportReport
     from ostinato.durable.progress import ProgressOption
     from ostinato.storages.base import Checkpointer
     from ostinato.transforms import Compose
@@ -354,7 +355,7 @@ class ReplayBuffer(Sampling):
         episodes: Sequence[int] | slice | Tensor | None = None,
         rows: Sequence[int] | slice | Tensor | None = None,
         fields: Fields = None,
-        batch_rows: int = 1024,
+        batch_rows: int | None = None,
         overwrite: bool = False,
         progress: ProgressOption = None,
     ) -> int:
@@ -375,7 +376,7 @@ class ReplayBuffer(Sampling):
             episodes: positions of the episodes to copy, in this order; None for all.
             rows: rows to copy, of those of the chosen episodes: a slice, a mask or ascending positions; None for all.
             fields: keys to keep, or a mapping of new keys to keys of the dataset; None for all.
-            batch_rows: rows of a chunk.
+            batch_rows: rows of a chunk; None is as many as take 64 MiB, 1024 at most.
             overwrite: let the last rows replace the oldest where there is too little room.
             progress: a function of the number of rows done and their total; None shows a bar on a terminal after two
                 seconds, False none.
@@ -404,6 +405,21 @@ class ReplayBuffer(Sampling):
 
         options = LoadOptions(episodes, rows, fields, batch_rows, overwrite, progress)
         return load_dataset(self, source, options)
+
+    def export(
+        self,
+        path: str | Path,
+        format: str = "lerobot",  # noqa: A002 (the word of the command line)
+        *,
+        fields: Fields = None,
+        overwrite: bool = False,
+        progress: ProgressOption = None,
+        **options: Unpack[ExportOptions],
+    ) -> ExportReport:
+        """Write the episodes of this buffer in the format of another tool; see `ostinato.export`."""
+        from ostinato.buffers.export import export
+
+        return export(self, path, format, fields=fields, overwrite=overwrite, progress=progress, **options)
 
     def _find_direct(self) -> None:
         """Look for direct calls, once after the parts have changed; see `ostinato.buffers.direct`."""

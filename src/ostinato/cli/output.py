@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ostinato.cli.commands import SampleReport
     from ostinato.compat.torchrl import ImportReport
+    from ostinato.datasets.export import ExportReport
     from ostinato.demo import DqnConfig, Progress, Reopened, Report
     from ostinato.tools import (
         ChainReport,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         StoreReport,
         VerifyReport,
     )
+    from ostinato.tools import Report as Examination
     from ostinato.tools.datasets import DatasetReport, DatasetSample
 else:
     box, console, progress, table, text = (
@@ -46,6 +48,8 @@ __all__ = [
     "dataset",
     "dataset_batch",
     "error",
+    "examined",
+    "exported",
     "files",
     "imported",
     "moved",
@@ -86,7 +90,7 @@ def _json_value(value: Any) -> Any:
 
 def error(message: str) -> None:
     """Print a message as one red line on stderr, with the names of command-line options."""
-    line = " ".join(message.split()).replace("allow_pickle=True", "--allow-pickle")
+    line = " ".join(message.split()).replace("allow_pickle=True", "--allow-pickle").replace("give fps=", "give --fps")
     console.Console(stderr=True).print(_plain(f"error: {line}", "bold red"), soft_wrap=True)
 
 
@@ -262,6 +266,26 @@ def verified(report: VerifyReport) -> None:
         _line(out, "no damage found")
 
 
+def examined(report: Examination) -> None:
+    """Print what the doctor found: errors in red, warnings in yellow, each with what to do."""
+    out = _console()
+    _line(out, f"{report.path}: {report.format}, {report.episodes:,} episodes, {report.rows:,} rows")
+    if report.decoded:
+        _line(out, report.decoded)
+    styles = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+    for finding in report.findings:
+        out.print()
+        place = f" in {finding.place}" if finding.place else ""
+        _line(out, f"{finding.severity}: {finding.check}{place}", styles[finding.severity])
+        _line(out, f"  {finding.message}")
+        _line(out, f"  {finding.advice}", "dim")
+    if report.findings:
+        out.print()
+    for check, count in report.omitted.items():
+        _line(out, f"{count:,} more findings of {check}")
+    _line(out, report.verdict, "bold" if report.findings else "bold green")
+
+
 def _unlisted(out: console.Console, names: tuple[str, ...]) -> None:
     if names:
         shown = ", ".join(names[:3])
@@ -286,6 +310,12 @@ def dataset(report: DatasetReport) -> None:
     _texts(out, report)
     for text_ in report.assumptions:
         _line(out, f"assumed: {text_}", "yellow")
+
+
+def exported(report: ExportReport) -> None:
+    """Print the report on a dataset that was written."""
+    counts = f"{report.rows:,} rows, {report.episodes:,} episode{'s' * (report.episodes != 1)}"
+    _line(_console(), f"{counts} as {report.format} in {report.path} ({_size(report.nbytes)} written)")
 
 
 def _statistics(reports: tuple[FieldReport, ...]) -> table.Table:

@@ -73,13 +73,29 @@ class BlockCache:
                 self._blocks.move_to_end(key)
                 return found
         block = load()
+        self.put(key, block)
+        return block
+
+    def put(self, key: Hashable, block: Tensor) -> None:
+        """Keep a block that was read, unless there is one with this key. The caller must not change it."""
         with self._lock:
             if key not in self._blocks and block.nbytes <= self.max_bytes:
                 self._blocks[key] = block
                 self.nbytes += block.nbytes
                 while self.nbytes > self.max_bytes:
                     self.nbytes -= self._blocks.popitem(last=False)[1].nbytes
-        return block
+
+    def take(self, key: Hashable) -> Tensor | None:
+        """Return a block and forget it; None if it is not kept."""
+        with self._lock:
+            found = self._blocks.pop(key, None)
+            self.nbytes -= 0 if found is None else found.nbytes
+        return found
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a block is kept."""
+        with self._lock:
+            return key in self._blocks
 
     def clear(self) -> None:
         """Drop all blocks."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,10 +24,14 @@ __all__ = [
     "DatasetColumn",
     "DenseColumn",
     "MovedColumn",
+    "ReadTogether",
     "RowMemory",
+    "RowSource",
     "TensorColumn",
     "TextColumn",
 ]
+
+T = TypeVar("T")
 
 
 class DatasetColumn(Protocol):
@@ -75,6 +80,18 @@ class BlockSource(Protocol):
 
     def close(self) -> None:
         """Close files; the next read opens them again."""
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """A `BlockSource` whose files may hold rows at known places, where single rows cost less than blocks."""
+
+    def read_rows(self, rows: Tensor) -> Tensor | None:
+        """Read rows, int64 `[n]`, in any order; None if they must be read in blocks.
+
+        Raises:
+            DamagedFileError: naming the file.
+        """
 
 
 @final
@@ -138,6 +155,16 @@ class MovedColumn:
         self.column.close()
 
 
+class ReadTogether(Protocol):
+    """Columns whose blocks one read of a file can bring."""
+
+    def announce(self, name: int) -> object:
+        """Expect that blocks of the column with this name will be read, until `settle(token)`; return the token."""
+
+    def settle(self, token: object) -> None:
+        """The blocks of a column that was announced have been read."""
+
+
 @final
 class BlockColumn:
     """A field whose rows lie in blocks of files, such as row groups of a table; blocks are kept in a cache.
@@ -147,12 +174,15 @@ class BlockColumn:
     Args:
         source: reads blocks.
         cache: keeps the blocks read last, of all columns of a dataset.
+        together: the columns that are read with this one, when all of them are started first; None if there are none.
     """
 
-    def __init__(self, source: BlockSource, cache: BlockCache) -> None:
-        self.source = source
+    def __init__(self, source: BlockSource, cache: BlockCache, together: ReadTogether | None = None) -> None:
+        self.source, self._together = source, together
+        self._rows = source if isinstance(source, RowSource) else None
         self._cache = cache
-        self._name = cache.register()
+        self.name = cache.register()
+        """Of the blocks in the cache: their keys are `(name, block)`."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -166,21 +196,44 @@ class BlockColumn:
 
     def start(self, rows: Tensor) -> Callable[[], Tensor]:
         """Return a function that reads rows; see `DatasetColumn`."""
-        return lambda: self._read(rows)
+        return self.started(partial(self._read, rows))
+
+    def started(self, read: Callable[[], T]) -> Callable[[], T]:
+        """Return `read`, which will read blocks of this column: until then it may be read together with others."""
+        if self._together is None:
+            return read
+        together, token = self._together, self._together.announce(self.name)
+
+        def finish() -> T:
+            try:
+                return read()
+            finally:
+                together.settle(token)
+
+        return finish
+
+    def take(self, block: int) -> Tensor:
+        """Return a block, which the cache does not keep."""
+        found = self._cache.take((self.name, block))
+        return self.source.load(block) if found is None else found
 
     def _read(self, rows: Tensor) -> Tensor:
+        found = None if self._rows is None else self._rows.read_rows(rows)
+        return self._read_blocks(rows) if found is None else found
+
+    def _read_blocks(self, rows: Tensor) -> Tensor:
         starts = self.source.starts
         at = rows.numpy()
         blocks = np.searchsorted(starts, at, side="right") - 1
         out = torch.empty((at.shape[0], *self.shape), dtype=self.dtype, device="cpu")
+        bits = as_bits(out).numpy()  # NumPy copies a few rows faster, since it starts no threads
         order = np.argsort(blocks, kind="stable")
         ordered = blocks[order]
         cuts = np.flatnonzero(np.diff(ordered)) + 1
         for part in np.split(order, cuts) if at.shape[0] else []:
             block = int(blocks[part[0]])
-            found = self._cache.get((self._name, block), lambda block=block: self.source.load(block))  # type: ignore[misc]
-            places = torch.from_numpy(part)
-            as_bits(out)[places] = as_bits(found)[torch.from_numpy(at[part] - starts[block])]
+            found = self._cache.get((self.name, block), lambda block=block: self.source.load(block))  # type: ignore[misc]
+            bits[part] = as_bits(found).numpy()[at[part] - starts[block]]
         return out
 
     def close(self) -> None:
@@ -256,7 +309,10 @@ class DenseColumn:
         missing = np.unique(at[~filled[at]])
         if not missing.shape[0]:
             return None
-        read = self.column.start(torch.from_numpy(missing))
+        wanted = torch.from_numpy(missing)
+        if isinstance(self.column, BlockColumn):
+            return self.column.started(partial(self._fill_blocks, self.column, wanted))
+        read = self.column.start(wanted)
 
         def finish() -> None:
             _bytes_of(self.tensor)[missing] = _bytes_of(read())
@@ -264,6 +320,16 @@ class DenseColumn:
             self._memory.kept(missing.shape[0] * _bytes_of(self.tensor).shape[1])
 
         return finish
+
+    def _fill_blocks(self, column: BlockColumn, rows: Tensor) -> None:
+        """Read the blocks that hold `rows`, and keep all of their rows: reading a part costs as much."""
+        starts = column.source.starts
+        for block in np.unique(np.searchsorted(starts, rows.numpy(), side="right") - 1).tolist():
+            span = slice(int(starts[block]), int(starts[block + 1]))
+            found = column.take(block)
+            _bytes_of(self.tensor)[span] = _bytes_of(found)
+            self.filled.numpy()[span] = True  # after the rows: another thread may read them from now on
+            self._memory.kept(found.nbytes)
 
     def start(self, rows: Tensor) -> Callable[[], Tensor]:
         """Begin to read rows; see `DatasetColumn`."""

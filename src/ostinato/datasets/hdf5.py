@@ -6,27 +6,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
+import torch
 
 from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
-from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, torch_dtype
+from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, name_rows, torch_dtype
+from ostinato.durable.positioned_reads import OpenFile, read_pieces
 from ostinato.errors import DamagedFileError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
     from torch import Tensor
 
-__all__ = ["Hdf5File", "Hdf5Source", "Stored", "describe", "is_hdf5", "read_part"]
+__all__ = ["Hdf5File", "Hdf5Source", "Stored", "describe", "is_hdf5", "plain_values", "read_all", "read_part"]
 
+_UNKNOWN, _IN_BLOCKS = -1, -2
+_SMALL = 16
+"""Numbers of a dataset that is read as a plain value."""
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 
 
-def is_hdf5(path: Path) -> bool:
-    """Return whether a path is a file that begins as HDF5 files do. Does not raise."""
+def is_hdf5(source: Any) -> bool:
+    """Return whether a source is an object of h5py, or a file that begins as HDF5 files do. Does not raise."""
+    if not isinstance(source, Path):
+        return True
     try:
-        with path.open("rb") as file:
+        with source.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
     except OSError:
         return False
@@ -68,6 +74,22 @@ class Hdf5File:
         self.path = path
         self.root = root
         self._handles: OpenHandles[Any] = OpenHandles(_open, _close)
+        self._file: OpenFile | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The path and the group."""
+        return {**self.__dict__, "_file": None}
+
+    def descriptor(self) -> OpenFile:
+        """Return the file, open for positioned reads, which need no lock and are safe in forked processes.
+
+        Raises:
+            DamagedFileError: if it is missing.
+        """
+        file = self._file
+        if file is None:
+            file = self._file = OpenFile(self.path)
+        return file
 
     def __str__(self) -> str:
         """The path, and the group if it is not the root."""
@@ -96,6 +118,11 @@ class Hdf5File:
         """Return `action(group)`, which must not keep objects of the file."""
         return self._handles.use(self.path, lambda file: action(file[self.root]))
 
+    @classmethod
+    def find(cls, source: Any) -> Hdf5File:
+        """Return the file of a path or of an `h5py.Group`."""
+        return cls(source) if isinstance(source, Path) else cls.of(source)
+
     def names(self) -> list[str]:
         """Return the names of all groups and datasets below the group, such as `data/demo_0/actions`.
 
@@ -114,6 +141,16 @@ class Hdf5File:
         names: list[str] = self.use(visit)
         return names
 
+    def children(self, name: str) -> list[str]:
+        """Return the names in a group; none if it cannot be read. Does not raise."""
+        try:
+            found: list[str] = self.use(lambda group: list(group if name == "/" else group[name]))
+        except (OSError, ImportError, LookupError, RuntimeError, TypeError, ValueError):
+            return []
+        finally:
+            self.close()
+        return found
+
     def row_counts(self, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the number of rows of datasets, int64 `[names]`; -1 for those that are missing or no datasets."""
         h5d = require("h5py.h5d", "h5")
@@ -126,6 +163,7 @@ class Hdf5File:
     def close(self) -> None:
         """Close the file; the next read opens it again."""
         self._handles.close()
+        self._file = None
 
 
 def _rows_of(h5d: Any, group: Any, name: bytes) -> int:
@@ -163,7 +201,34 @@ def describe(file: Hdf5File, name: str) -> Stored:
     return described
 
 
-def read_part(group: Any, name: str, place: str, rows: int, first: int, stop: int) -> np.ndarray[Any, Any]:
+def read_all(file: Hdf5File, name: str, rows: int) -> np.ndarray[Any, Any]:
+    """Return all rows of a dataset; see `read_part`."""
+    found: np.ndarray[Any, Any] = file.use(lambda group: read_part(group, name, str(file), rows, 0, rows))
+    return found
+
+
+def plain_values(file: Hdf5File, names: Sequence[str]) -> dict[str, Any]:
+    """Return small datasets as plain values by name, and what larger ones hold as a text."""
+
+    def read(group: Any) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for name in names:
+            found = group[name]
+            if not hasattr(found, "shape"):
+                continue
+            small = found.shape is not None and found.size <= _SMALL and found.dtype.kind in "biufSO"
+            value = found[()] if small else f"{found.dtype}{list(found.shape or ())}"
+            value = value.tolist() if hasattr(value, "tolist") else value
+            out[name] = value.decode(errors="replace") if isinstance(value, bytes) else value
+        return out
+
+    values: dict[str, Any] = file.use(read)
+    return values
+
+
+def read_part(
+    group: Any, name: str, place: str, rows: int, first: int, stop: int, what: str = "all rows"
+) -> np.ndarray[Any, Any]:
     """Return rows `[first, stop)` of a dataset.
 
     Args:
@@ -173,6 +238,7 @@ def read_part(group: Any, name: str, place: str, rows: int, first: int, stop: in
         rows: the rows that the dataset must have.
         first: first row.
         stop: row after the last one.
+        what: these rows, for errors.
 
     Raises:
         DamagedFileError: if it is missing, has other rows, or cannot be read.
@@ -182,7 +248,7 @@ def read_part(group: Any, name: str, place: str, rows: int, first: int, stop: in
     try:
         part: np.ndarray[Any, Any] = found[first:stop]
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
-        msg = f"{place}, {name} cannot be read, rows [{first}, {stop}): {error}. Copy or download the file again"
+        msg = f"{place}, {name} cannot be read, {what}: {error}. Copy or download the file again"
         raise DamagedFileError(msg) from error
     return part
 
@@ -214,6 +280,7 @@ class Hdf5Source:
         groups: the group of each episode, such as `episode_3`; one empty text if all rows are in one dataset.
         name: name of the dataset in each group.
         lengths: rows of each dataset, int64 `[groups]`. They are checked when a block is read.
+        stops: for errors, if all rows are in one dataset: the row after the last one of each episode.
         decode: turns the rows that were read into those of the field; its second argument names them in errors. None
             if they are stored as they are.
         form: dtype and shape of a row of the field; None are those of the first dataset.
@@ -231,17 +298,23 @@ class Hdf5Source:
         name: str,
         lengths: np.ndarray[Any, Any],
         *,
+        stops: np.ndarray[Any, Any] | None = None,
         decode: Callable[[np.ndarray[Any, Any], str], np.ndarray[Any, Any]] | None = None,
         form: tuple[np.dtype[Any], tuple[int, ...]] | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        self._file, self._groups, self._name, self._decode = file, groups, name, decode
+        self._file, self._groups, self._name, self._decode, self._stops = file, groups, name, decode, stops
         stored = describe(file, self._full(0))
         _check_rows(str(file), self._full(0), stored.shape, int(lengths[0]))
         self._dtype, self._shape = (stored.dtype, stored.shape[1:]) if form is None else form
         self._torch_dtype = torch_dtype(self._dtype, f"{file}: {self._full(0)}")
         row_bytes = self._dtype.itemsize * int(np.prod(self._shape, dtype=np.int64))
+        self._row_bytes = row_bytes
         self._pieces = Pieces(lengths, row_bytes, stored.chunk_rows if decode is None else None, block_bytes)
+        is_plain = decode is None and stored.chunk_rows is None and self._dtype.isnative and self._dtype.kind in "iuf"
+        self._places = np.full(len(groups), _UNKNOWN, np.int64) if is_plain else None
+        """Offset of the dataset of each piece in the file: `_UNKNOWN` until rows of it are read, `_IN_BLOCKS` if HDF5
+        does not store its rows one after the other; None if that holds for all."""
 
     def _full(self, piece: int) -> str:
         return f"{self._groups[piece]}/{self._name}" if self._groups[piece] else self._name
@@ -271,9 +344,10 @@ class Hdf5Source:
         piece, first, stop = self._pieces.locate(block)
         name = self._full(piece)
         rows = int(self._pieces.offsets[piece + 1] - self._pieces.offsets[piece])
-        part = self._file.use(lambda group: read_part(group, name, str(self._file), rows, first, stop))
+        place = f"rows [{first}, {stop})" if self._stops is None else name_rows(first, stop, self._stops)
+        part = self._file.use(lambda group: read_part(group, name, str(self._file), rows, first, stop, place))
         if self._decode is not None:
-            part = self._decode(part, f"{self._file}, {name}, row {first} and following")
+            part = self._decode(part, f"{self._file}, {name}, {place}")
         if part.shape != (stop - first, *self._shape) or part.dtype != self._dtype:
             msg = (
                 f"{self._file}, {name}: rows are {part.dtype}{list(part.shape[1:])}, those of {self._full(0)} are "
@@ -281,6 +355,46 @@ class Hdf5Source:
             )
             raise DamagedFileError(msg)
         return as_block(part)
+
+    def read_rows(self, rows: Tensor) -> Tensor | None:
+        """Read rows at their places in the file; None if the file is chunked or compressed."""
+        if self._places is None:
+            return None
+        at = rows.numpy()
+        offsets = self._pieces.offsets
+        pieces = np.searchsorted(offsets, at, side="right") - 1
+        missing = np.unique(pieces[self._places[pieces] == _UNKNOWN])
+        if missing.shape[0]:
+            self._file.use(lambda group: self._find_places(group, missing.tolist()))
+        places = self._places[pieces]
+        if (places == _IN_BLOCKS).any():
+            return None
+        places = places + (at - offsets[pieces]) * self._row_bytes
+        order = np.argsort(places, kind="stable")
+        out = torch.empty((at.shape[0], *self._shape), dtype=self._torch_dtype, device="cpu")
+        file = self._file.descriptor()
+        full = np.full_like(places, file.fd), np.full_like(places, self._row_bytes)
+        read = read_pieces(full[0], places[order], full[1], out.data_ptr() + order * self._row_bytes)
+        if read < at.shape[0]:
+            piece = int(pieces[order[read]])
+            msg = f"{self._file}, {self._full(piece)}: the file ends before row {at[order[read]] - offsets[piece]}"
+            raise DamagedFileError(msg)
+        return out
+
+    def _find_places(self, group: Any, pieces: list[int]) -> None:
+        h5d = require("h5py.h5d", "h5")
+        for piece in pieces:
+            name = self._full(piece)
+            found = _find(group, name, str(self._file))
+            rows = int(self._pieces.offsets[piece + 1] - self._pieces.offsets[piece])
+            _check_rows(str(self._file), name, found.shape, rows)
+            is_plain = (
+                found.id.get_create_plist().get_layout() == h5d.CONTIGUOUS
+                and not found.external
+                and (found.shape[1:], found.dtype) == (self._shape, self._dtype)
+                and found.id.get_offset() is not None
+            )
+            self._places[piece] = found.id.get_offset() if is_plain else _IN_BLOCKS  # type: ignore[index]
 
     def close(self) -> None:
         """Close the file; the next read opens it again."""

@@ -15,11 +15,16 @@ from ostinato.datasets.arrays import read_arrays
 from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.checkpoints import read_checkpoint, read_torchrl, recognizes_checkpoint, recognizes_torchrl
 from ostinato.datasets.columns import DenseColumn
+from ostinato.datasets.d4rl import read_d4rl, recognizes_d4rl
 from ostinato.datasets.dataset import DatasetStorage, chosen_fields
 from ostinato.datasets.decoded import HeapRows, decode_once, tables_of, with_columns
+from ostinato.datasets.lerobot import read_lerobot, recognizes_lerobot
 from ostinato.datasets.minari import read_minari, recognizes_minari
+from ostinato.datasets.parquet import PictureColumn
 from ostinato.datasets.rlinf import read_rlinf, recognizes_rlinf
+from ostinato.datasets.robomimic import read_robomimic, recognizes_robomimic
 from ostinato.datasets.video import VideoColumn, VideoFiles
+from ostinato.datasets.zarr import read_zarr, recognizes_zarr
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
 
 if TYPE_CHECKING:
@@ -46,6 +51,10 @@ class Reading:
     """Threads that decode video."""
     tolerance_s: float
     """Largest distance between a video frame and the timestamp of its row."""
+    filter_key: str | None = None
+    """Name of the demonstrations to use."""
+    max_episode_steps: int | None = None
+    """Steps after which episodes are cut off, where the file does not say."""
 
     @cached_property
     def videos(self) -> VideoFiles:
@@ -63,13 +72,19 @@ class Format(NamedTuple):
     """Read what the dataset holds, but no rows."""
     objects: tuple[str, ...] = ()
     """Classes whose objects are opened, too, by package and name: they are known without importing the package."""
+    options: tuple[str, ...] = ()
+    """Those of `filter_key` and `max_episode_steps` that apply."""
 
 
 FORMATS: tuple[Format, ...] = (
+    Format("LeRobot", recognizes_lerobot, read_lerobot),
     Format("checkpoint", recognizes_checkpoint, read_checkpoint),
     Format("torchrl", recognizes_torchrl, read_torchrl),
     Format("rlinf", recognizes_rlinf, read_rlinf),
     Format("Minari", recognizes_minari, read_minari, ("minari.MinariDataset",)),
+    Format("robomimic", recognizes_robomimic, read_robomimic, ("h5py.Group",), ("filter_key",)),
+    Format("D4RL", recognizes_d4rl, read_d4rl, ("h5py.Group",), ("max_episode_steps",)),
+    Format("Zarr", recognizes_zarr, read_zarr, ("zarr.Group",)),
 )
 """All formats, in the order in which they are tried."""
 
@@ -90,6 +105,8 @@ def open_dataset(
     episodes: Sequence[int] | slice | torch.Tensor | None = None,
     fields: Fields = None,
     episode_ends: Any = None,
+    filter_key: str | None = None,
+    max_episode_steps: int | None = None,
     max_bytes: int = DEFAULT_BYTES,
     num_threads: int | None = None,
     tolerance_s: float = 1e-4,
@@ -100,12 +117,16 @@ def open_dataset(
     """Open a dataset as the read-only storage of a replay buffer. Rows are read when they are sampled.
 
     Args:
-        source: a path, a mapping of arrays `[rows, ...]` with the ends of the episodes, or a `minari.MinariDataset`.
+        source: a path, a mapping of arrays `[rows, ...]` with the ends of the episodes, a `minari.MinariDataset`, an
+            `h5py.File` or `h5py.Group`, or a `zarr.Group`.
         episodes: positions of the episodes to use, in this order; None for all.
         fields: keys to keep, or a mapping of new keys to keys of the dataset (`{"obs": "observation"}`); a nested key
             is a tuple, and a key of a nest stands for all fields below it. None for all.
         episode_ends: for a mapping of arrays: the row after the last one of each episode, integers `[episodes]`. None
             takes them from the mapping, or from its flags `done`, `terminated` and `truncated`.
+        filter_key: for robomimic: the name in `mask` of the demonstrations to use; None for all.
+        max_episode_steps: for D4RL files without `timeouts`: the time limit of the environment, at which episodes were
+            cut off.
         max_bytes: budget for rows and decoded frames that are kept in memory.
         num_threads: threads that decode video; None is one for each core of this process.
         tolerance_s: largest distance in seconds between a video frame and the timestamp of its row; a frame that is
@@ -138,16 +159,21 @@ def open_dataset(
         >>> rb.sample()["action"].shape
         torch.Size([32, 2])
     """
-    _check_budget(max_bytes, num_threads, tolerance_s)
+    _check_budget(max_bytes, num_threads, tolerance_s, max_episode_steps)
     _check_cache(source, cache, cache_dir)
+    options = {"filter_key": filter_key, "max_episode_steps": max_episode_steps}
     if isinstance(source, Mapping) and not _formats_of(source):
+        _check_options("a mapping of arrays", (), options)
         contents = read_arrays(source, episode_ends)
         return DatasetStorage(contents, episodes=episodes, fields=fields, tensordict=tensordict)
     if episode_ends is not None:
         msg = f"episode_ends is for a mapping of arrays, got it with {source!r}: the files say where episodes end"
         raise OptionError(msg)
     blocks = BlockCache(max_bytes)
-    contents = _read(source, Reading(blocks, cores() if num_threads is None else num_threads, tolerance_s))
+    threads = cores() if num_threads is None else num_threads
+    found, kind = _recognize(source)
+    _check_options(kind.name, kind.options, options)
+    contents = kind.read(found, Reading(blocks, threads, tolerance_s, filter_key, max_episode_steps))
     used = _used(contents, fields)
     if cache is None:
         contents = _share(contents, used, blocks)
@@ -157,24 +183,31 @@ def open_dataset(
     return DatasetStorage(contents, episodes=episodes, fields=fields, tensordict=tensordict)
 
 
-def _read(source: Any, reading: Reading) -> Contents:
+def _recognize(source: Any) -> tuple[Any, Format]:
+    """Return the path or object of a dataset, and its format."""
     known = _formats_of(source)
-    if known:
-        return known[0].read(source, reading)
-    if not isinstance(source, (str, os.PathLike)):
-        kinds = ", ".join(name for kind in FORMATS for name in kind.objects)
-        msg = f"a dataset is opened by its path, or is a mapping of arrays, or {kinds}, got {type(source).__name__}"
+    if not known and not isinstance(source, (str, os.PathLike)):
+        kinds = ", ".join(dict.fromkeys(name for kind in FORMATS for name in kind.objects))
+        msg = f"a dataset is a path, a mapping of arrays, or one of {kinds}, got {type(source).__name__}"
         raise KindError(msg)
-    path = Path(source).expanduser()
-    if not path.exists():
+    path = source if known else Path(source).expanduser()
+    if not known and not path.exists():
         msg = f"{path} does not exist: give the folder or file of a dataset"
         raise CheckpointNotFoundError(msg)
-    for kind in FORMATS:
+    for kind in known or FORMATS:
         if kind.recognizes(path):
-            return kind.read(path, reading)
+            return path, kind
     names = ", ".join(kind.name for kind in FORMATS)
     msg = f"the format of {path} is not recognized: known formats are {names}, and a mapping of arrays"
     raise KindError(msg)
+
+
+def _check_options(name: str, applicable: tuple[str, ...], options: dict[str, Any]) -> None:
+    for option, value in options.items():
+        if value is not None and option not in applicable:
+            kinds = ", ".join(kind.name for kind in FORMATS if option in kind.options)
+            msg = f"{option} is for {kinds}, got {option}={value!r} with a dataset of the format {name}"
+            raise OptionError(msg)
 
 
 def _formats_of(source: Any) -> list[Format]:
@@ -205,7 +238,8 @@ def _share(contents: Contents, used: set[FieldPath], cache: BlockCache) -> Conte
         cache.max_bytes -= nbytes
         contents, nbytes = with_columns(contents, columns, kept), 0
     videos = [column for column in columns.values() if isinstance(column, VideoColumn)]
-    whole = nbytes + sum(rows * math.prod(column.shape) for column in videos)
+    frames = [column for column in columns.values() if isinstance(column, (VideoColumn, PictureColumn))]
+    whole = nbytes + sum(rows * math.prod(column.shape) for column in frames)
     budget = cache.max_bytes
     for column in videos:
         size = rows * math.prod(column.shape)
@@ -215,9 +249,9 @@ def _share(contents: Contents, used: set[FieldPath], cache: BlockCache) -> Conte
     return contents
 
 
-def _check_budget(max_bytes: int, num_threads: int | None, tolerance_s: float) -> None:
-    for name, value in (("max_bytes", max_bytes), ("num_threads", 1 if num_threads is None else num_threads)):
-        if type(value) is not int or value < 1:
+def _check_budget(max_bytes: int, num_threads: int | None, tolerance_s: float, max_steps: int | None) -> None:
+    for name, value in (("max_bytes", max_bytes), ("num_threads", num_threads), ("max_episode_steps", max_steps)):
+        if value is not None and (type(value) is not int or value < 1):
             msg = f"{name} must be an integer of at least 1, got {value!r}"
             raise OptionError(msg)
     if not 0 < tolerance_s < float("inf"):
@@ -229,7 +263,7 @@ def _check_cache(source: Any, cache: str | None, cache_dir: str | Path | None) -
     if cache not in (None, "memory", "disk"):
         msg = f'cache must be "memory", "disk" or None, got {cache!r}'
         raise OptionError(msg)
-    if cache is not None and isinstance(source, Mapping):
+    if cache is not None and isinstance(source, Mapping) and not _formats_of(source):
         msg = f"cache={cache!r} is for datasets in files: a mapping of arrays is in memory already, leave it out"
         raise OptionError(msg)
     if cache_dir is not None and cache != "disk":

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
 
-from ostinato.errors import SchemaError
+from ostinato.datasets.columns import MovedColumn, TensorColumn
+from ostinato.errors import DamagedFileError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
+    from ostinato.core.rows import Path as Key
     from ostinato.datasets.columns import DatasetColumn
 
-__all__ = ["BLOCK_BYTES", "EitherColumn", "Pieces", "StoredRows", "as_block", "torch_dtype"]
+__all__ = [
+    "BLOCK_BYTES",
+    "EitherColumn",
+    "Ends",
+    "Pieces",
+    "StoredRows",
+    "as_block",
+    "as_flags",
+    "name_rows",
+    "torch_dtype",
+]
 
 BLOCK_BYTES = 1 << 18
 """Bytes of a block where the file has no chunks: reading it costs about as much as finding it."""
@@ -41,6 +53,19 @@ def as_block(array: np.ndarray[Any, Any]) -> Tensor:
     """Return an array that was just read as a tensor. No copy if its bytes are in the order of this machine."""
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(np.require(native, requirements=["C", "W"]))
+
+
+def name_rows(first: int, stop: int, stops: np.ndarray[Any, Any]) -> str:
+    """Return rows `[first, stop)` as a text, with their episodes.
+
+    Args:
+        first: first row.
+        stop: row after the last one.
+        stops: row after the last one of each episode, int64 `[episodes]`.
+    """
+    episodes = np.searchsorted(stops, [first, stop - 1], side="right").tolist()
+    which = f"episode {episodes[0]}" if episodes[0] == episodes[1] else f"episodes {episodes[0]} to {episodes[1]}"
+    return f"rows [{first}, {stop}) of {which}"
 
 
 @final
@@ -100,6 +125,82 @@ class StoredRows:
         episodes = torch.searchsorted(self.ends, rows, right=True)
         stored = rows + self.shifts[episodes] + self.step
         return stored if self.last is None else torch.minimum(stored, self.last[episodes])
+
+
+class Ends(NamedTuple):
+    """The rows of a dataset whose episodes end with flags, and where they are stored."""
+
+    lengths: Tensor
+    """Rows of each episode, int64 `[episodes]`."""
+    flags: dict[Key, DatasetColumn]
+    """`terminated`, `truncated` and `done` under `next`."""
+    now: StoredRows | None
+    """Where the rows are stored; None if the rows of the dataset are all that are stored."""
+    after: StoredRows
+    """Where the observations after the steps are stored, if that is the next row."""
+    left_out: int
+    """Stored rows that are not in the dataset."""
+
+    @classmethod
+    def of(
+        cls,
+        lengths: np.ndarray[Any, Any],
+        terminated: np.ndarray[Any, Any],
+        truncated: np.ndarray[Any, Any],
+        *,
+        drop: bool,
+    ) -> Ends:
+        """Return the rows of stored episodes. The last row of an episode without a flag is truncated.
+
+        Args:
+            lengths: stored rows of each episode, int64 `[episodes]`, at least 1.
+            terminated: bool `[stored rows]`.
+            truncated: bool `[stored rows]`.
+            drop: leave out the last row of each episode that is not terminated: the file does not have the observation
+                after it. The row before, whose next observation is that of the row left out, is truncated instead.
+        """
+        stops = np.cumsum(lengths)
+        cut = ~terminated[stops - 1]
+        flags = truncated.copy()
+        flags[stops[cut] - 1] = True
+        keep = np.ones(flags.shape[0], bool)
+        if drop:
+            keep[stops[cut] - 1] = False
+            flags[stops[cut & (lengths > 1)] - 2] = True
+        counts = lengths - (cut & drop)
+        left, stops, starts = counts[counts > 0], stops[counts > 0], (stops - lengths)[counts > 0]
+        ends = np.cumsum(left)
+        shifts = torch.from_numpy(starts - (ends - left))
+        rows, last = torch.from_numpy(ends), torch.from_numpy(stops - 1)
+        found = {"terminated": terminated[keep], "truncated": flags[keep], "done": (terminated | flags)[keep]}
+        return cls(
+            torch.from_numpy(left),
+            {("next", name): TensorColumn(torch.from_numpy(value)) for name, value in found.items()},
+            None if bool(keep.all()) else StoredRows(rows, shifts),
+            StoredRows(rows, shifts, 1, last),
+            int((~keep).sum()),
+        )
+
+    def place(self, column: DatasetColumn) -> DatasetColumn:
+        """Return a stored column at the rows of the dataset."""
+        return column if self.now is None else MovedColumn(column, self.now)
+
+
+def as_flags(values: np.ndarray[Any, Any], place: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return flags, bool `[rows]`, that may be stored as numbers `[rows]` or `[rows, 1]`.
+
+    Raises:
+        DamagedFileError: if one is neither 0 nor 1, or there are several for a row.
+    """
+    flat = values.reshape(values.shape[0], -1)
+    if flat.shape[1:] != (1,) or values.dtype.kind not in "biuf":
+        msg = f"{place} must be one flag per row, got {values.dtype}{list(values.shape[1:])}"
+        raise DamagedFileError(msg)
+    wrong = np.flatnonzero((flat != 0) & (flat != 1))
+    if wrong.shape[0]:
+        msg = f"{place}, row {wrong[0]}: a flag must be 0 or 1, got {flat[wrong[0], 0]}"
+        raise DamagedFileError(msg)
+    return flat[:, 0].astype(np.bool_)
 
 
 @final

@@ -3,6 +3,7 @@
 from ostinato.tools.compact import CompactReport, compact
 from ostinato.tools.convert import ConvertReport, convert
 from ostinato.tools.datasets import DatasetReport, DatasetSample, inspect_dataset, sample_dataset
+from ostinato.tools.doctor import Finding, Report, examine
 from ostinato.tools.inspect import (
     ChainReport,
     CheckpointReport,
@@ -28,14 +29,17 @@ __all__ = [
     "DatasetReport",
     "DatasetSample",
     "FieldReport",
+    "Finding",
     "KeyReport",
     "LinkReport",
     "MoveReport",
     "PriorityReport",
+    "Report",
     "StoreReport",
     "VerifyReport",
     "compact",
     "convert",
+    "examine",
     "inspect_checkpoint",
     "inspect_dataset",
     "inspect_store",

@@ -30,6 +30,7 @@ from ostinato import (
     TensorDictReplayBuffer,
     TensorStorage,
     WriterEnsemble,
+    open_dataset,
 )
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, SchemaError, UsageError
 
@@ -244,6 +245,41 @@ def test_read_only_members_are_written_by_nobody() -> None:
     assert offline(rb.sample(6)) == 3
 
 
+def fixed(ids: torch.Tensor) -> Any:
+    return open_dataset({"id": ids, "done": torch.arange(len(ids)) % 5 == 4})
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_dataset_of_files_is_mixed_by_priorities_and_resumed(prefetch: int, tmp_path: Path) -> None:
+    def make(rows: int = 40) -> ReplayBufferEnsemble:
+        offline = ReplayBuffer(storage=fixed(torch.arange(rows)), sampler=PrioritizedSampler(rows, 0.7, 0.5))
+        online = ReplayBuffer(storage=LazyTensorStorage(50))
+        ratio = {0: 1.0, 8: 0.25}
+        return ReplayBufferEnsemble(
+            offline, online, ratio=ratio, batch_size=9, prefetch=prefetch, generator=seeded(), when_empty="fill"
+        )
+
+    def step(rb: ReplayBufferEnsemble, number: int) -> list[int]:
+        rb[1].extend({"id": torch.tensor([100 + number]), "done": torch.tensor([False])})
+        batch, info = rb.sample(return_info=True)
+        rb.update_priority(info, batch["id"] + 1.0)
+        return list(batch["id"].tolist())
+
+    rb, other = make(), make()
+    for number in range(4):
+        step(rb, number)
+    rb.dumps(tmp_path / "saved")
+    other.loads(tmp_path / "saved")
+    for number in range(4, 12):
+        assert step(rb, number) == step(other, number)
+    with pytest.raises(CheckpointError):
+        make(41).loads(tmp_path / "saved")
+    with pytest.raises(UsageError, match="read-only"):
+        rb[0].extend({"id": torch.arange(2), "done": torch.zeros(2, dtype=torch.bool)})
+    for each in (rb, other):
+        each.close()
+
+
 def test_passes_without_repetition_go_on_over_batches() -> None:
     members = [plain(100 * i, sampler=SamplerWithoutReplacement()) for i in range(2)]
     rb = ReplayBufferEnsemble(*members, ratio=0.3, generator=seeded())
@@ -274,6 +310,16 @@ def test_slices_stay_whole() -> None:
     assert not rb.can_sample(18)
 
 
+def test_slices_need_a_length() -> None:
+    members = [steps(100 * i, sampler=SliceSampler(num_slices=2, end_key="done")) for i in range(2)]
+    assert ReplayBufferEnsemble(*members, sample_from_all=True).sample(8)["id"].shape == (2, 4)
+    rb = ReplayBufferEnsemble(*members, ratio=0.5)
+    with pytest.raises(OptionError, match="give slice_len"):
+        rb.sample(8)
+    with pytest.raises(OptionError, match="member 0"):
+        ReplayBufferEnsemble(*members, ratio=0.5, batch_size=8)
+
+
 def test_windows_count_as_one_row() -> None:
     members = [steps(100 * i, sample_unit=SequenceUnit(4, "strict", "done")) for i in range(2)]
     rb = ReplayBufferEnsemble(*members, ratio=0.25, source_key="source")
@@ -294,6 +340,15 @@ def test_members_of_more_fields_are_named(kind: str) -> None:
     words = r"member 0 has also \('next', 'info'\); member 1 has also 'mask'.*[Ss]elect the fields"
     with pytest.raises(KindError, match=words):
         ReplayBufferEnsemble(*members, ratio=0.5).sample(4)
+
+
+def test_members_of_other_kinds_and_shapes_are_named() -> None:
+    with pytest.raises(KindError, match=r"member 0 gives rows as dict, member 1 .* as TensorDict.*tensordict=True"):
+        ReplayBufferEnsemble(plain(0), tds(100), ratio=0.5).sample(4)
+    wide = ReplayBuffer(storage=LazyTensorStorage(10))
+    wide.extend({"id": torch.zeros(5, 3)})
+    with pytest.raises(KindError, match=r"rows of 'id' are \[\] in member 0, \[3\] in member 1"):
+        ReplayBufferEnsemble(plain(0), wide, ratio=0.5).sample(4)
 
 
 def test_parts_make_an_ensemble_with_a_ratio_too() -> None:

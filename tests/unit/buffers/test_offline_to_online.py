@@ -23,6 +23,7 @@ from ostinato import (
     SamplerWithoutReplacement,
     SliceSampler,
     TensorDictReplayBuffer,
+    open_dataset,
     prefill_replay_buffer,
 )
 from ostinato.errors import (
@@ -270,6 +271,18 @@ def test_a_checkpoint_is_one_of_the_online_buffer_with_more(tmp_path: Path) -> N
         assert other.online_buffer["id"].tolist() == before
 
 
+def test_another_dataset_is_told_by_its_episodes() -> None:
+    def make(length: int) -> OfflineToOnlineReplayBuffer:
+        data = {"id": torch.arange(20)}
+        storage = open_dataset(data, episode_ends=list(range(length, 21, length)))
+        return OfflineToOnlineReplayBuffer(storage, online_capacity=5, batch_size=4)
+
+    make(5).load_state_dict(make(5).state_dict())
+    with pytest.raises(CheckpointError, match="give the same dataset"):
+        make(5).load_state_dict(make(10).state_dict())
+    assert (make(5).sample()["id"] < 20).all()
+
+
 def test_states_of_versions_that_kept_the_share_alone_load() -> None:
     rb, state = pair(), pair(online=3).state_dict()
     rb.load_state_dict({"online": state["online"], "offline_fraction": 0.125})
@@ -423,6 +436,12 @@ def test_transforms_of_both_run() -> None:
     rb.append_transform(lambda batch: {"id": batch["id"] * 2}, invert=True)
     prefill_replay_buffer(rb, source)
     assert rb.storage[:]["id"].tolist() == [2 * (row + 100) for row in range(20)]
+
+
+def test_a_dataset_of_files_is_copied_in_order() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(30))
+    prefill_replay_buffer(rb, open_dataset({"id": torch.arange(20)}, episode_ends=[8, 20]), chunk_size=7)
+    assert rb["id"].tolist() == list(range(20))
 
 
 def test_lists_and_empty_datasets() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato import LazyTensorStorage, ReplayBuffer
+from ostinato import LazyTensorStorage, ReplayBuffer, open_dataset
 from tests.command import run_here as ostinato
 from tests.datasets import builders
 from tests.unit.viz.rollouts import store
@@ -33,7 +33,40 @@ def _minari(folder: Path) -> Model:
     return builders.minari_dataset(folder / "door-v0", lengths=LENGTHS, observation="dict")
 
 
-KINDS: dict[str, Callable[[Path], Model]] = {"minari": _minari}
+def _lerobot(folder: Path) -> Model:
+    pytest.importorskip("av")
+    cameras = {"observation.images.top": (32, 48), "observation.images.wrist": (32, 32)}
+    return builders.lerobot_v3(folder / "pusht", lengths=LENGTHS, cameras=cameras, features=builders.EVERY_KIND)
+
+
+def _lerobot_v21(folder: Path) -> Model:
+    pytest.importorskip("av")
+    return builders.lerobot_v21(folder / "pusht", lengths=LENGTHS, cameras={"observation.images.top": (32, 48)})
+
+
+def _d4rl(folder: Path) -> Model:
+    pytest.importorskip("h5py")
+    return builders.d4rl_hdf5(folder / "halfcheetah.hdf5", lengths=LENGTHS, next_observations=True)
+
+
+def _robomimic(folder: Path) -> Model:
+    pytest.importorskip("h5py")
+    return builders.robomimic_hdf5(folder / "lift.hdf5", lengths=LENGTHS, cameras={"agentview_image": (16, 16)})
+
+
+def _zarr(folder: Path) -> Model:
+    pytest.importorskip("zarr")
+    return builders.diffusion_zarr(folder / "pusht.zarr", lengths=LENGTHS)
+
+
+KINDS: dict[str, Callable[[Path], Model]] = {
+    "lerobot v3": _lerobot,
+    "lerobot v2.1": _lerobot_v21,
+    "minari": _minari,
+    "d4rl": _d4rl,
+    "robomimic": _robomimic,
+    "zarr": _zarr,
+}
 
 
 @pytest.fixture(params=KINDS)
@@ -139,6 +172,115 @@ def test_plot_writes_a_page(model: Model, tmp_path: Path) -> None:
     assert output.read_bytes()[:8] == PNG
     assert ostinato("plot", model.path, "--output", output).returncode == 1, "it exists"
     assert ostinato("plot", model.path, "--output", output, "--overwrite", "--episode", 9).returncode == 2
+
+
+def test_convert_writes_episodes_as_a_lerobot_dataset(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    model = _lerobot(tmp_path)
+    found = report(
+        "convert", model.path, tmp_path / "new", "--format", "lerobot", "--episodes", "2,0", "--images", "png"
+    )
+    assert (found["format"], found["rows"], found["episodes"]) == ("lerobot", 21, 2)
+    old, new = open_dataset(model.path), open_dataset(tmp_path / "new")
+    rows = torch.tensor([*range(17, 26), *range(12)])
+    for key in ("action", "observation.state", "observation.images.wrist", "next.success"):
+        assert torch.equal(new.read(key), old.read(rows)[key]), key
+    assert new.read("task") == old.read(rows)["task"]
+
+
+def test_convert_takes_checkpoints_and_says_what_is_missing(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    rb = ReplayBuffer(storage=LazyTensorStorage(20))
+    row = torch.arange(20)
+    rb.extend({"observation": row.float(), "action": row.float(), "done": row % 10 == 9})
+    rb.dumps(tmp_path / "buffer")
+    arguments = ("convert", tmp_path / "buffer", tmp_path / "new", "--format", "lerobot")
+    done = ostinato(*arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "give --fps" in done.stderr
+    assert not (tmp_path / "new").exists()
+    done = ostinato(*arguments, "--fps", 5, "--task", "count")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("20 rows, 2 episodes as lerobot in ")
+    new = open_dataset(tmp_path / "new")
+    assert new.fps == 5
+    assert new.read("action").tolist() == list(range(20))
+    assert set(new.read("task")) == {"count"}
+    assert ostinato(*arguments, "--fps", 5).returncode == 1, "it exists"
+    for wrong, words in (
+        (("--episodes", "a"), "must be numbers from 0 on"),
+        (("--episodes", "2:"), "must be some of the episodes 0 to 1"),
+        (("--episodes", "0,2"), "must be some of the episodes 0 to 1"),
+        (("--ndim", 1), "do not apply to --format lerobot"),
+    ):
+        done = ostinato("convert", tmp_path / "buffer", tmp_path / "other", "--format", "lerobot", "--fps", 5, *wrong)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert words in " ".join(done.stderr.replace("│", "").split())
+    done = ostinato("convert", tmp_path / "buffer", tmp_path / "other", "--fps", 5)
+    assert done.returncode == 2
+    assert "--fps applies to --format lerobot, minari, hdf5" in " ".join(done.stderr.replace("│", "").split())
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(("to", "layout"), [("minari", ""), ("hdf5", ""), ("hdf5", "d4rl")])
+def test_convert_writes_minari_and_hdf5(to: str, layout: str, tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    pytest.importorskip("minari")
+    rb = ReplayBuffer(storage=LazyTensorStorage(20))
+    row = torch.arange(20)
+    pair = torch.stack([row, -row], 1).float()
+    following = torch.stack([row + 1, -row - 1], 1).float()
+    after = {"observation": following, "reward": row.double(), "terminated": row % 10 == 9, "truncated": row < 0}
+    rb.extend({"observation": pair, "action": pair * 2, "next": {**after, "done": row % 10 == 9}})
+    rb.dumps(tmp_path / "buffer")
+    target = tmp_path / ("new-v0" if to == "minari" else "new.hdf5")
+    more = ("--layout", layout) if layout else ()
+    observation = ("observation",) if to == "minari" or layout else ("observation", "state")  # robomimic nests it
+    done = ostinato("convert", tmp_path / "buffer", target, "--format", to, *more, "--episodes", 1)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"10 rows, 1 episode as {to} in {target}")
+    new = open_dataset(target)
+    assert torch.equal(new.read(observation), pair[10:])
+    assert torch.equal(new.read(("next", *observation)), following[10:])
+    assert torch.equal(new.read("action"), pair[10:] * 2)
+    assert new.read(("next", "terminated")).tolist() == [False] * 9 + [True]
+    done = ostinato("convert", tmp_path / "buffer", tmp_path / "other", "--format", to, "--codec", "av1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "codec" in done.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_commands_for_other_data_say_what_a_dataset_can_be_used_with(model: Model, tmp_path: Path) -> None:
+    for command, words in (
+        (("verify", model.path), "ostinato doctor"),
+        (("convert", model.path, tmp_path / "new"), "give --format lerobot, minari, hdf5"),
+    ):
+        done = ostinato(*command)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert words in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    model = _lerobot(tmp_path)
+    video = min(model.path.rglob("*.mp4"))
+    video.write_bytes(video.read_bytes()[: video.stat().st_size // 3])
+    assert ostinato("inspect", model.path).returncode == 0, "it reads no pictures"
+    page = tmp_path / "page.png"
+    for command in (("sample", model.path), ("plot", model.path, "--output", page)):
+        done = ostinato(*command)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert video.name in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not page.exists()
+    options = ("--save-image", "--no-display", "--output", page)
+    assert ostinato("view", model.path, *options).returncode == 0, "it shows the problem"
+    table = min((model.path / "data").rglob("*.parquet"))
+    table.write_bytes(table.read_bytes()[:100])
+    done = ostinato("inspect", model.path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert table.name in done.stderr
 
 
 def test_options_for_trajectories_are_refused(model: Model, tmp_path: Path) -> None:

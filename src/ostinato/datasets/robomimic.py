@@ -1,0 +1,231 @@
+"""robomimic's HDF5 files: a group of arrays for each demonstration, and filter keys that name some of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ostinato.datasets.columns import BlockColumn, MovedColumn
+from ostinato.datasets.dataset import Contents
+from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, describe, is_hdf5, read_part
+from ostinato.datasets.stored import Ends, as_flags
+from ostinato.errors import DamagedFileError, OptionError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.core.rows import Path as Key
+    from ostinato.datasets.columns import DatasetColumn
+    from ostinato.datasets.open import Reading
+
+__all__ = ["read_robomimic", "recognizes_robomimic"]
+
+_DEMO = re.compile(r"demo_(\d+)")
+
+
+def recognizes_robomimic(source: Any) -> bool:
+    """Return whether a path or an object is an HDF5 file with the group `data/demo_N`. Does not raise."""
+    if not is_hdf5(source):
+        return False
+    try:
+        return any(_DEMO.fullmatch(name) for name in Hdf5File.find(source).children("data"))
+    except UsageError:  # a group that cannot be opened again: reading it raises
+        return False
+
+
+class _Demos(NamedTuple):
+    """The demonstrations that are used, and their datasets."""
+
+    file: Hdf5File
+    groups: list[str]
+    lengths: np.ndarray[Any, np.dtype[np.int64]]
+    names: list[str]
+    """Datasets with one row per step in all of them, such as `obs/object`."""
+
+    def column(self, name: str, reading: Reading) -> DatasetColumn:
+        """Return a dataset of all demonstrations."""
+        return BlockColumn(Hdf5Source(self.file, self.groups, name, self.lengths), reading.cache)
+
+
+def read_robomimic(source: Any, reading: Reading) -> Contents:
+    """Return the contents of a robomimic file.
+
+    Args:
+        source: path of the file, or an `h5py.File` or `h5py.Group`.
+        reading: how files are read; `filter_key` chooses the demonstrations that `mask/<filter_key>` names.
+
+    Raises:
+        OptionError: if there is no such filter key.
+        DamagedFileError: if a demonstration lacks a field, or its fields differ in their number of rows.
+    """
+    file = Hdf5File.find(source)
+    names = file.names()
+    groups = _groups(file, names, reading.filter_key)
+    demos, said = _demos(file, names, groups)
+    current = [name for name in demos.names if name.startswith("obs/")]
+    unknown = [name for name in current if f"next_{name}" not in demos.names]
+    ends = _ends(demos, said, drop=bool(unknown))
+    columns: dict[Key, DatasetColumn] = {}
+    for name in demos.names:
+        if name == "dones":
+            continue
+        stored = demos.column(name, reading)
+        columns[_key(name)] = ends.place(stored)
+        if name in unknown:
+            columns["next", *_key(name)] = MovedColumn(stored, ends.after)
+    columns |= ends.flags
+    masks = sorted(name[5:] for name in names if name.startswith("mask/"))
+    metadata = {**_attributes(file), "filter_keys": masks, "demos": [group[5:] for group in groups]}
+    return Contents("robomimic", columns, ends.lengths, {}, None, metadata, tuple(said), reading.filter_key or "")
+
+
+def _key(name: str) -> Key:
+    """Return the path of a dataset: observations, actions and rewards have the names of the library."""
+    top, *rest = name.split("/")
+    known: dict[str, Key] = {
+        "obs": ("observation",),
+        "next_obs": ("next", "observation"),
+        "actions": ("action",),
+        "rewards": ("next", "reward"),
+    }
+    return (*known.get(top, (top,)), *rest)
+
+
+def _groups(file: Hdf5File, names: list[str], filter_key: str | None) -> list[str]:
+    """Return the demonstrations in the order of their numbers."""
+    there = [name for name in names if name.startswith("data/") and _DEMO.fullmatch(name[5:])]
+    if filter_key is not None:
+        masks = sorted(name[5:] for name in names if name.startswith("mask/"))
+        if filter_key not in masks:
+            msg = f"{file} has no filter key {filter_key!r}: it has {', '.join(masks) or 'none'}"
+            raise OptionError(msg)
+        chosen = file.use(lambda group: _texts(group[f"mask/{filter_key}"][()]))
+        missing = [name for name in chosen if f"data/{name}" not in there]
+        if missing or not chosen:
+            what = f"names {missing[0]}, which is missing" if missing else "names no demonstration"
+            msg = f"{file}: the filter key {filter_key} {what}"
+            raise DamagedFileError(msg)
+        there = [f"data/{name}" for name in chosen]
+    return sorted(there, key=lambda name: int(name.rpartition("_")[2]))
+
+
+def _texts(values: Any) -> list[str]:
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in np.asarray(values).reshape(-1)]
+
+
+def _demos(file: Hdf5File, names: list[str], groups: list[str]) -> tuple[_Demos, list[str]]:
+    """Return demonstrations whose fields have the same rows, and what was left out."""
+    inner: dict[str, list[str]] = {group: [] for group in groups}
+    parents = {name.rpartition("/")[0] for name in names}
+    for name in names:
+        group = "/".join(name.split("/", 2)[:2])
+        if group in inner and name != group and name not in parents:
+            inner[group].append(name[len(group) + 1 :])
+    lengths = file.row_counts([f"{group}/actions" for group in groups])
+    for group, length in zip(groups, lengths, strict=True):
+        if length < 1:
+            msg = f"{file}: {group} has no actions" + (": it has no rows" if length == 0 else "")
+            raise DamagedFileError(msg)
+    _check_samples(file, groups, lengths)
+    counts = Counter(name for found in inner.values() for name in found)
+    kept: list[str] = []
+    said: list[str] = []
+    for name in sorted(counts):
+        reason = _left_out(file, name, groups, lengths, counts[name])
+        if reason is None:
+            kept.append(name)
+        else:
+            said.append(f"{name} {reason}, and is left out.")
+    return _Demos(file, groups, lengths, kept), said
+
+
+def _check_samples(file: Hdf5File, groups: list[str], lengths: np.ndarray[Any, Any]) -> None:
+    samples = file.use(lambda root: [root[group].attrs.get("num_samples") for group in groups])
+    for group, length, count in zip(groups, lengths, samples, strict=True):
+        if count is not None and int(count) != length:
+            msg = f"{file}: {group} has {length} actions, but its attribute num_samples says {count}"
+            raise DamagedFileError(msg)
+
+
+def _left_out(file: Hdf5File, name: str, groups: list[str], lengths: np.ndarray[Any, Any], count: int) -> str | None:
+    """Return why a dataset is no field; None if it is one.
+
+    Raises:
+        DamagedFileError: if a demonstration lacks a field that it must have, or has other rows of it.
+    """
+    needed = name.split("/", maxsplit=1)[0] in {"obs", "next_obs", "actions", "rewards", "dones", "states"}
+    rows = file.row_counts([f"{group}/{name}" for group in groups])
+    wrong = np.flatnonzero(rows != lengths)
+    if wrong.shape[0] and needed:
+        place = f"{file}, {groups[wrong[0]]}/{name}"
+        had = f"has {rows[wrong[0]]} rows" if rows[wrong[0]] >= 0 else "is missing"
+        msg = f"{place} {had}, but the demonstration has {lengths[wrong[0]]} actions"
+        raise DamagedFileError(msg)
+    if count != len(groups):
+        return f"is in {count} of {len(groups)} demonstrations"
+    if wrong.shape[0]:
+        return "does not have one row per step"
+    kind = describe(file, f"{groups[0]}/{name}").dtype
+    if kind.kind not in "biuf":
+        return f"does not hold numbers ({kind})"
+    return None
+
+
+def _ends(demos: _Demos, said: list[str], *, drop: bool) -> Ends:
+    """Return the rows of the dataset; add what was assumed of their ends."""
+    rows = int(demos.lengths.sum())
+    terminated = np.zeros(rows, bool)
+    stops = np.cumsum(demos.lengths)
+    if "dones" in demos.names:
+        parts = demos.file.use(lambda root: _read_dones(root, demos))
+        terminated = np.concatenate(parts)
+        said.append(
+            "dones are read as terminations: robomimic sets them at success, at the end of each demonstration, or both "
+            "(done_mode); a demonstration whose last row is not done was cut off."
+        )
+        early = np.delete(terminated, stops - 1)
+        if bool(early.any()):
+            said.append(
+                f"{int(early.sum())} rows are done before the last one of their demonstration; an episode is a whole "
+                "demonstration."
+            )
+    else:
+        said.append("The file has no dones: every demonstration was cut off at its last row.")
+    ends = Ends.of(demos.lengths, terminated, np.zeros(rows, bool), drop=drop)
+    if ends.left_out:
+        said.append(
+            f"The file has no next_obs: the last row of each of the {ends.left_out} demonstrations that were cut off "
+            "is left out, since the observation after it is unknown; the row before it is truncated."
+        )
+    if drop and bool(terminated[stops - 1].any()):
+        said.append("The file has no next_obs: the next observation of a last row that is done is its own observation.")
+    return ends
+
+
+def _read_dones(root: Any, demos: _Demos) -> Sequence[np.ndarray[Any, np.dtype[np.bool_]]]:
+    out = []
+    for group, length in zip(demos.groups, demos.lengths, strict=True):
+        name = f"{group}/dones"
+        rows = int(length)
+        out.append(as_flags(read_part(root, name, str(demos.file), rows, 0, rows), f"{demos.file}, {name}"))
+    return out
+
+
+def _attributes(file: Hdf5File) -> dict[str, Any]:
+    """Return the attributes of the group `data` as plain values; `env_args` is decoded."""
+    found: dict[str, Any] = file.use(lambda root: dict(root["data"].attrs))
+    out: dict[str, Any] = {}
+    for name, value in found.items():
+        plain = value.tolist() if hasattr(value, "tolist") else value
+        if name == "env_args" and isinstance(plain, (str, bytes)):
+            try:
+                plain = json.loads(plain)
+            except ValueError as error:
+                msg = f"{file}: the attribute env_args of data is not JSON: {error}"
+                raise DamagedFileError(msg) from error
+        out[name] = plain
+    return out

@@ -1,0 +1,409 @@
+"""The checks of LeRobot datasets: their metadata, their tables, and what both say about each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from ostinato._optional import require
+from ostinato.tools.doctor.arrow import column_problem, leaf_type, to_array
+from ostinato.tools.doctor.lerobot_metadata import read_metadata, whole_number
+from ostinato.tools.doctor.numbers import Moments
+from ostinato.tools.doctor.report import READ_ERRORS, Place, first_line
+from ostinato.tools.doctor.rows import RowChecks
+from ostinato.tools.doctor.statistics import wrong_statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from ostinato.tools.doctor.checks import Severity
+    from ostinato.tools.doctor.lerobot_metadata import EpisodeEntry, LeRobotMetadata
+    from ostinato.tools.doctor.report import Findings, Profile
+
+__all__ = ["LeRobotTables"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_BATCH_ROWS = 8192
+_BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+_SLACK_S = 1e-4
+"""Largest distance between a timestamp and its frame, as LeRobot has it."""
+
+
+@final
+class LeRobotTables:
+    """Reads the metadata and every table of a dataset once, and adds what is wrong to the findings.
+
+    Args:
+        root: the dataset.
+        findings: where findings are added.
+        profile: takes the numbers for plots.
+    """
+
+    def __init__(self, root: Path, findings: Findings, profile: Profile) -> None:
+        self.meta: LeRobotMetadata = read_metadata(root, findings)
+        self.rows = RowChecks(findings)
+        self.numbers: dict[int, int] = {}
+        """Rows found of each episode."""
+        self.starts: dict[int, int] = {}
+        """First row of each episode found."""
+        self.total = 0
+        """Rows found."""
+        self._findings = findings
+        self._profile = profile
+        self._complete = True
+        self._reported: set[tuple[str, str]] = set()
+        self._used_tasks: set[int] = set()
+        self._entries = {entry.number: entry for entry in self.meta.episodes}
+        self._last = -1
+
+    def check(self, on_progress: Callable[[int, int], None]) -> None:
+        """Check metadata and tables."""
+        self._check_metadata()
+        files = self._files()
+        for done, name in enumerate(files, 1):
+            self._read_file(name)
+            on_progress(done, len(files))
+        self._check_lengths()
+        self._check_counts()
+        self._check_tasks()
+        self.rows.finish(self._profile)
+        self._check_statistics()
+
+    # -- the metadata alone --------------------------------------------------------------------------------------------
+
+    def _check_metadata(self) -> None:
+        meta, add = self.meta, self._findings.add
+        table = "meta/episodes" if meta.version.startswith("v3") else "meta/episodes.jsonl"
+        if [entry.number for entry in meta.episodes] != list(range(len(meta.episodes))):
+            numbers = [entry.number for entry in meta.episodes]
+            at = next(n for n, number in enumerate(numbers) if number != n)
+            add(
+                "metadata-invalid",
+                f"episode {numbers[at]} stands where {at} is expected",
+                Place(file=table, episode=at),
+            )
+        row = 0
+        for entry in meta.episodes:
+            if entry.start is None or entry.stop is None:
+                continue
+            if entry.length is not None and entry.stop - entry.start != entry.length:
+                text = (
+                    f"length is {entry.length}, the rows [{entry.start}, {entry.stop}) are {entry.stop - entry.start}"
+                )
+                add("episode-bounds", text, Place(file=table, episode=entry.number))
+            elif entry.start != row:
+                what = "overlap the episode before, which ends at" if entry.start < row else "leave a gap after"
+                text = f"its rows [{entry.start}, {entry.stop}) {what} row {row}"
+                add("episode-bounds", text, Place(file=table, episode=entry.number))
+            row = entry.stop
+        for name in meta.features:
+            if meta.shape(name) is None:
+                text = f"shape is {meta.features[name].get('shape')!r}, a list of integers expected"
+                add("metadata-invalid", text, Place(file="meta/info.json", field=name))
+
+    def _check_counts(self) -> None:
+        info, episodes = self.meta.info, len(self.meta.episodes)
+        found: dict[str, tuple[int, str]] = {"total_episodes": (episodes, "the table of episodes has {}")}
+        if self._complete:
+            found["total_frames"] = (self.total, "the tables have {} rows")
+        if self.meta.tasks is not None:
+            found["total_tasks"] = (len(self.meta.tasks), "the table of tasks has {}")
+        for key, (count, words) in found.items():
+            if info and whole_number(info.get(key)) != count:
+                text = f"{key} is {info.get(key)!r}, but {words.format(f'{count:,}')}"
+                self._findings.add("count-mismatch", text, Place(file="meta/info.json", field=key))
+        videos = len(self.meta.cameras) * episodes
+        if "total_videos" in info and info["total_videos"] != videos:
+            text = f"total_videos is {info['total_videos']!r}, but {videos:,} belong to the episodes"
+            self._findings.add(
+                "count-mismatch", text, Place(file="meta/info.json", field="total_videos"), severity="warning"
+            )
+        self._check_splits(info.get("splits"), episodes)
+
+    def _check_splits(self, splits: Any, episodes: int) -> None:
+        for name, words in splits.items() if isinstance(splits, dict) else ():
+            start, _, stop = str(words).partition(":")
+            valid = start.isdigit() and stop.isdigit()
+            if not valid or not 0 <= int(start) <= int(stop) <= episodes:
+                text = f"split {name!r} is {words!r}, but there are {episodes:,} episodes"
+                self._findings.add("split-invalid", text, Place(file="meta/info.json", field="splits"))
+
+    def _check_tasks(self) -> None:
+        tasks = self.meta.tasks
+        file = "meta/tasks.parquet" if self.meta.version.startswith("v3") else "meta/tasks.jsonl"
+        seen: dict[str, int] = {}
+        for number, text in (tasks or {}).items():
+            if not text.strip() or text == "None":
+                self._findings.add("task-text", f"task {number} has no text", Place(file=file))
+            elif text in seen:
+                self._findings.add("task-text", f"tasks {seen[text]} and {number} are both {text!r}", Place(file=file))
+            seen.setdefault(text, number)
+            if self._complete and number not in self._used_tasks:
+                self._findings.add("task-unused", f"no episode has task {number} ({text!r})", Place(file=file))
+
+    # -- the tables ----------------------------------------------------------------------------------------------------
+
+    def _files(self) -> list[str]:
+        """Return the tables in the order of their episodes; those that are missing or not listed become findings."""
+        listed: dict[str, int] = {}
+        for entry in self.meta.episodes:
+            if entry.file is not None:
+                listed.setdefault(entry.file, entry.number)
+        root = self.meta.root
+        there = sorted(path.relative_to(root).as_posix() for path in (root / "data").rglob("*.parquet"))
+        if not listed:
+            return there
+        for name in there:
+            if name not in listed:
+                self._findings.add("file-unlisted", "no episode lies in this file", Place(file=name))
+        for name, episode in listed.items():
+            if name not in there:
+                count = sum(entry.file == name for entry in self.meta.episodes)
+                text = f"{count} episode{'s' if count > 1 else ''} should lie in it"
+                self._findings.add("file-missing", text, Place(file=name, episode=episode))
+                self._complete = False
+        return [name for name in listed if name in there]
+
+    def _read_file(self, name: str) -> None:
+        parquet = require("pyarrow.parquet", "lerobot")
+        expected = [entry for entry in self.meta.episodes if entry.file == name]
+        if expected and expected[0].start is not None and not self._complete:
+            self.total = expected[0].start
+        try:
+            with parquet.ParquetFile(self.meta.root / name) as file:
+                columns = self._columns(file.schema_arrow, name)
+                for number, arrays in self._episodes(file, columns, name, expected):
+                    self._episode(number, arrays, name)
+        except READ_ERRORS as error:
+            self._complete = False
+            first = next((entry.number for entry in expected if entry.number not in self.numbers), None)
+            self._findings.add("file-unreadable", first_line(error), Place(file=name, episode=first))
+
+    def _columns(self, schema: Any, file: str) -> list[str]:
+        """Compare the columns of a file with the features; return those to read."""
+        meta, read = self.meta, []
+        pictures = {*meta.cameras, *meta.images}
+        for name in (*meta.features, *(n for n in _BOOKKEEPING if n not in meta.features)):
+            if name not in schema.names:
+                if name not in meta.cameras:
+                    self._once("field-missing", "the table has no such column", file, name)
+                continue
+            if name in pictures:
+                continue
+            declared, found = meta.features.get(name, {}).get("dtype"), leaf_type(schema.field(name).type)
+            if declared is not None and declared != found and declared not in {"language", "list"}:
+                alike = _kind(str(declared)) == _kind(found)
+                text = f"the features say {declared}, the table has {found}"
+                self._once("dtype-mismatch", text, file, name, severity="note" if alike else "error")
+            if found != "string":
+                read.append(name)
+        for name in schema.names:
+            if name not in meta.features and name not in _BOOKKEEPING and meta.features:
+                self._once("field-unlisted", "the features do not have this column", file, name)
+        return read
+
+    def _once(self, check: str, text: str, file: str, name: str, severity: Severity | None = None) -> None:
+        """Add a finding about a column, once for all files."""
+        if (check, name) not in self._reported:
+            self._reported.add((check, name))
+            self._findings.add(check, text, Place(file=file, field=name), severity=severity)
+
+    def _episodes(
+        self, file: Any, columns: list[str], name: str, expected: list[EpisodeEntry]
+    ) -> Iterator[tuple[int, dict[str, Array]]]:
+        """Yield the rows of one episode after the other."""
+        current = 0
+        parts: list[dict[str, Array]] = []
+        row = 0
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+            arrays = self._arrays(batch, columns, name, row)
+            numbers = self._numbers_of(arrays, batch.num_rows, row, expected)
+            row += batch.num_rows
+            cuts = np.flatnonzero(np.diff(numbers)) + 1
+            for first, stop in zip([0, *cuts], [*cuts, len(numbers)], strict=True):
+                if parts and numbers[first] != current:
+                    yield current, _joined(parts)
+                    parts = []
+                current = int(numbers[first])
+                parts.append({key: values[first:stop] for key, values in arrays.items()})
+        if parts:
+            yield current, _joined(parts)
+
+    @staticmethod
+    def _numbers_of(arrays: dict[str, Array], rows: int, first: int, expected: list[EpisodeEntry]) -> Array:
+        """Return the episode of each row: by its column, otherwise by the lengths in the metadata."""
+        found = arrays.get("episode_index")
+        if found is not None and found.shape[1] == 1:
+            return found[:, 0].astype(np.int64)
+        ends = np.cumsum([entry.length or 0 for entry in expected])
+        if not len(ends):
+            return np.zeros(rows, np.int64)
+        at = np.searchsorted(ends, np.arange(first, first + rows), side="right")
+        return np.array([entry.number for entry in expected])[np.minimum(at, len(expected) - 1)]
+
+    def _arrays(self, batch: Any, columns: list[str], file: str, row: int) -> dict[str, Array]:
+        arrays = {}
+        for name in columns:
+            column = batch.column(batch.schema.get_field_index(name))
+            problem = column_problem(column)
+            if problem is not None:
+                check, text, at = problem
+                frame = None if at is None else row + at
+                where = "" if frame is None else f", first in row {frame} of the file"
+                self._once(check, text + where, file, name)
+                continue
+            values = to_array(column)
+            shape = self.meta.shape(name) if name in self.meta.features else (1,)
+            size = None if shape is None else int(np.prod(shape, dtype=np.int64))
+            if values is None:
+                continue
+            if size is not None and values.shape[1] != size:
+                text = f"the features say {list(shape or ())}, rows have {values.shape[1]} values"
+                self._once("shape-mismatch", text, file, name)
+            arrays[name] = values
+        arrays["episode_index"] = arrays.get("episode_index", np.zeros((0, 0)))
+        if arrays["episode_index"].shape[0] != batch.num_rows:
+            del arrays["episode_index"]
+        return arrays
+
+    # -- one episode ---------------------------------------------------------------------------------------------------
+
+    def _episode(self, number: int, arrays: dict[str, Array], file: str) -> None:
+        rows = max((values.shape[0] for values in arrays.values()), default=0)
+        entry = self._entries.get(number)
+        where = Place(file, number)
+        if number in self.numbers:
+            text = "its rows are in more than one place"
+            self._findings.add("index-order", text, where._replace(field="episode_index"))
+        elif entry is None and self._entries:
+            text = f"the table has {rows} rows of episode {number}, which the metadata lacks"
+            self._findings.add("episode-bounds", text, where)
+        elif number < self._last:
+            text = f"its rows come after those of episode {self._last}"
+            self._findings.add("index-order", text, where._replace(field="episode_index"))
+        elif entry is not None and entry.file not in {None, file}:
+            text = f"the metadata says that it lies in {entry.file}"
+            self._findings.add("episode-bounds", text, where)
+        self._last = max(self._last, number)
+        self.starts.setdefault(number, self.total)
+        self.numbers[number] = self.numbers.get(number, 0) + rows
+        self._check_order(arrays, rows, where)
+        self._check_times(arrays, where)
+        self._check_episode_task(arrays, entry, where)
+        content = {key: values for key, values in arrays.items() if key not in _BOOKKEEPING}
+        self.rows.episode(number, content, rows, file=file)
+        if entry is not None:
+            self._check_episode_statistics(entry, content, file)
+        self.total += rows
+
+    def _check_order(self, arrays: dict[str, Array], rows: int, where: Place) -> None:
+        for name, first in (("frame_index", 0), ("index", self.total)):
+            if name not in arrays:
+                continue
+            values = arrays[name][:, 0]
+            wrong = np.flatnonzero(values != np.arange(first, first + rows))
+            if wrong.shape[0]:
+                at = int(wrong[0])
+                text = f"is {values[at]} where {first + at} is expected ({wrong.shape[0]:,} rows are off)"
+                self._findings.add("index-order", text, where._replace(frame=at, field=name))
+
+    def _check_times(self, arrays: dict[str, Array], where: Place) -> None:
+        if "timestamp" not in arrays:
+            return
+        times = arrays["timestamp"][:, 0].astype(np.float64)
+        if not np.isfinite(times).all():
+            at = int(np.flatnonzero(~np.isfinite(times))[0])
+            self._findings.add("value-nan", f"is {times[at]}", where._replace(frame=at, field="timestamp"))
+            return
+        steps = np.diff(times)
+        back = np.flatnonzero(~(steps > 0))
+        if back.shape[0]:
+            at = int(back[0]) + 1
+            text = f"{times[at]:g} s follows {times[at - 1]:g} s"
+            self._findings.add("timestamp-order", text, where._replace(frame=at, field="timestamp"))
+        fps = self.meta.fps
+        if fps is None or not times.shape[0]:
+            return
+        self._profile.jitter_ms.append(float(np.abs(steps - 1 / fps).max() * 1000) if steps.shape[0] else 0.0)
+        slack = _SLACK_S + 4 * np.finfo(np.float32).eps * float(np.abs(times).max())
+        late = np.flatnonzero(~(np.abs(times - np.arange(times.shape[0]) / fps) <= slack))
+        if late.shape[0] and not back.shape[0]:
+            at = int(late[0])
+            severity: Severity = "error" if self.meta.cameras else "warning"
+            text = f"is {times[at]:.6g} s, {at / fps:.6g} s expected at {fps:g} fps ({late.shape[0]:,} rows are off)"
+            self._findings.add("timestamp-rate", text, where._replace(frame=at, field="timestamp"), severity=severity)
+
+    def _check_episode_task(self, arrays: dict[str, Array], entry: EpisodeEntry | None, where: Place) -> None:
+        if "task_index" not in arrays:
+            return
+        values, tasks = arrays["task_index"][:, 0], self.meta.tasks
+        numbers = {int(number) for number in np.unique(values)}
+        self._used_tasks |= numbers
+        if tasks is None:
+            return
+        for number in sorted(numbers - set(tasks)):
+            at = int(np.flatnonzero(values == number)[0])
+            text = f"task {number} is not in the table of tasks"
+            self._findings.add("task-unknown", text, where._replace(frame=at, field="task_index"))
+        if entry is None or not isinstance(entry.tasks, list) or numbers - set(tasks):
+            return
+        texts = {tasks[number] for number in numbers}
+        if not entry.tasks:
+            self._findings.add("task-unknown", "the table of episodes gives it no task", where)
+        elif texts != set(entry.tasks):
+            text = f"the table of episodes says {sorted(entry.tasks)}, its rows {sorted(texts)}"
+            self._findings.add("task-mismatch", text, where)
+
+    def _check_episode_statistics(self, entry: EpisodeEntry, content: dict[str, Array], file: str) -> None:
+        for name, given in entry.statistics.items():
+            values = content.get(name)
+            if values is None or not np.isfinite(values).all():
+                continue
+            moments = Moments(values.shape[1])
+            moments.feed(values.astype(np.float64))
+            problems = wrong_statistics(given, moments)
+            if problems:
+                text = "statistics of the episode: " + "; ".join(problems)
+                self._findings.add("statistics-mismatch", text, Place(file=file, episode=entry.number, field=name))
+
+    # -- both together -------------------------------------------------------------------------------------------------
+
+    def _check_lengths(self) -> None:
+        for entry in self.meta.episodes:
+            found = self.numbers.get(entry.number, 0)
+            missing = entry.number not in self.numbers and not self._complete
+            if entry.length is not None and found != entry.length and not missing:
+                text = f"the metadata says {entry.length} rows, the table has {found}"
+                self._findings.add("episode-length", text, Place(file=entry.file, episode=entry.number))
+
+    def _check_statistics(self) -> None:
+        known = self.meta.statistics
+        if known is None or not self._complete:
+            return
+        for name in self.meta.features:
+            moments = self.rows.moments(name)
+            if moments is None or moments.count.min() != self.total:
+                continue
+            given = known.get(name)
+            if not isinstance(given, dict):
+                text = "there are no statistics of this feature"
+                self._findings.add("statistics-mismatch", text, Place(file="meta/stats.json", field=name))
+                continue
+            problems = wrong_statistics(given, moments)
+            if problems:
+                self._findings.add(
+                    "statistics-mismatch", "; ".join(problems), Place(file="meta/stats.json", field=name)
+                )
+
+
+def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    fitting = [name for name in names if len({part[name].shape[1] for part in parts}) == 1]
+    return {name: np.concatenate([part[name] for part in parts]) for name in fitting}
+
+
+def _kind(dtype: str) -> str:
+    return dtype.rstrip("0123456789").removeprefix("u")

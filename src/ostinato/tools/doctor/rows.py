@@ -1,0 +1,313 @@
+"""Checks of the values of a dataset, fed episode by episode: the same for every format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import xxhash
+
+from ostinato.tools.doctor.numbers import FieldNumbers
+from ostinato.tools.doctor.report import FieldProfile, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from ostinato.tools.doctor.checks import Severity
+    from ostinato.tools.doctor.numbers import Event, Moments
+    from ostinato.tools.doctor.report import Findings, Profile
+
+__all__ = ["Role", "RowChecks", "role_of"]
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+
+Role: TypeAlias = Literal["action", "state", "reward", "terminated", "truncated", "done", "place", "other"]
+"""What a field is for. `place` numbers rows or times them: its values are not content."""
+
+_NAMES: dict[str, Role] = {
+    "action": "action",
+    "actions": "action",
+    "reward": "reward",
+    "rewards": "reward",
+    "terminals": "terminated",
+    "terminations": "terminated",
+    "terminated": "terminated",
+    "timeouts": "truncated",
+    "truncations": "truncated",
+    "truncated": "truncated",
+    "done": "done",
+    "dones": "done",
+    "timestamp": "place",
+    "frame_index": "place",
+    "episode_index": "place",
+    "index": "place",
+    "task_index": "place",
+}
+_STATES = {"observation", "observations", "observation.state", "state", "agent_pos", "qpos"}
+_FLAGS = ("terminated", "truncated", "done")
+_CELLS = 9
+"""Positions of each episode at which its state is kept, to tell whether anything moved."""
+_SHOWN = 8
+_FEW_VALUES = 16
+"""Dimensions with so few values are switches or classes: they are at their limits often."""
+_PIECE_VALUES = 1 << 19
+
+
+def role_of(name: str) -> Role:
+    """Return the role of a field by its name."""
+    last = name.replace("/", ".").removeprefix("next.").rpartition(".")[2]
+    if name.removeprefix("next.") in _NAMES:
+        return _NAMES[name.removeprefix("next.")]
+    if name in _STATES or name.startswith(("observation", "obs", "state")):
+        return "state"
+    return _NAMES.get(last, "other") if last in {"reward", "terminated", "truncated", "done", "action"} else "other"
+
+
+class _Copy(NamedTuple):
+    """What is kept of an episode to find its copies."""
+
+    episode: int
+    rows: int
+    continuous: bool
+
+
+class RowChecks:
+    """Checks values: NaN, constant and saturated dimensions, jumps, copies of episodes, flags and rewards.
+
+    Args:
+        findings: where findings are added.
+        roles: roles of fields by name; fields that are not in it have the role of their name.
+        end_flags: whether `done`, `terminated` and `truncated` may only be set in the last row of an episode.
+    """
+
+    def __init__(self, findings: Findings, *, roles: Mapping[str, Role] | None = None, end_flags: bool = True) -> None:
+        self._findings = findings
+        self._roles = dict(roles or {})
+        self._end_flags = end_flags
+        self._numbers: dict[str, FieldNumbers] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._copies: dict[bytes, _Copy] = {}
+        self._set: dict[str, bool] = {}
+        self._cells: dict[int, NDArray[np.float32]] = {}
+        self.lengths: list[int] = []
+        """Rows of each episode fed so far."""
+
+    def role(self, name: str) -> Role:
+        """Return the role of a field."""
+        return self._roles.get(name) or role_of(name)
+
+    def moments(self, name: str) -> Moments | None:
+        """Return the statistics of a field, None if it was not fed."""
+        return self._numbers[name].moments if name in self._numbers else None
+
+    def episode(self, number: int, fields: Mapping[str, Array], rows: int, *, file: str | None = None) -> None:
+        """Check one episode.
+
+        Args:
+            number: its position in the dataset.
+            fields: numbers `[n, *shape]` by name; `n` may differ between fields.
+            rows: its number of rows.
+            file: where it lies, for the findings.
+        """
+        self.lengths.append(rows)
+        digest, continuous, states = xxhash.xxh3_128(), False, []
+        for name, values in fields.items():
+            flat = values.reshape(values.shape[0], -1)
+            if not flat.shape[1] or not flat.shape[0]:
+                continue
+            self._feed(name, flat, number, file)
+            role = self.role(name)
+            if role in {"action", "state", "reward", "other"}:
+                digest.update(name.encode())
+                digest.update(np.ascontiguousarray(flat).view(np.uint8).data)
+                continuous |= role in {"action", "state"} and _is_continuous(flat)
+            if role == "state":
+                states.append(flat[np.linspace(0, flat.shape[0] - 1, _CELLS).astype(int)])
+            if role in _FLAGS:
+                self._flag(name, role, flat, number, file)
+        self._copy(digest.digest(), number, rows, continuous=continuous, file=file)
+        if states:
+            self._cells[number] = np.concatenate([cell.astype(np.float32) for cell in states], 1)
+
+    def _feed(self, name: str, flat: Array, episode: int, file: str | None) -> None:
+        numbers = self._numbers.get(name)
+        if numbers is None:
+            steps = self.role(name) == "action" or name in {"observation.state", "state", "agent_pos"}
+            numbers = self._numbers[name] = FieldNumbers(flat.shape[1], steps=steps)
+        elif numbers.moments.count.shape[0] != flat.shape[1]:
+            expected = numbers.moments.count.shape[0]
+            text = f"rows have {flat.shape[1]} values, those of other episodes {expected}"
+            self._findings.add("shape-mismatch", text, Place(file=file, episode=episode, field=name))
+            return
+        piece = max(2, _PIECE_VALUES // flat.shape[1])
+        for first in range(0, flat.shape[0], piece):
+            numbers.feed(flat[first : first + piece].astype(np.float64), episode, first)
+        if flat.dtype.kind in "fc":
+            self._finite(name, flat, episode, file)
+
+    def _finite(self, name: str, flat: Array, episode: int, file: str | None) -> None:
+        if np.isfinite(flat).all():
+            return
+        severity: Severity = "warning" if self.role(name) == "other" else "error"
+        for check, found, what in (
+            ("value-nan", np.isnan(flat), "NaN"),
+            ("value-infinite", np.isinf(flat), "infinities"),
+        ):
+            if found.any():
+                steps, dimensions = np.nonzero(found)
+                text = f"{found.sum():,} {what} in {_dimensions(np.unique(dimensions), flat.shape[1])}"
+                self._findings.add(check, text, Place(file, episode, steps[0], name), severity=severity)
+
+    def _flag(self, name: str, role: str, flat: Array, episode: int, file: str | None) -> None:
+        raised = (flat != 0).any(1)
+        self._set[role] = self._set.get(role, False) or bool(raised.any())
+        early = np.flatnonzero(raised[:-1])
+        if early.shape[0] and self._end_flags:
+            text = f"is set in {early.shape[0]:,} rows before the last one of the episode, which has {len(flat):,} rows"
+            self._findings.add("flag-position", text, Place(file=file, episode=episode, frame=early[0], field=name))
+
+    def _copy(self, digest: bytes, episode: int, rows: int, *, continuous: bool, file: str | None) -> None:
+        """Compare the content of an episode with those before it. Short or discrete ones may be equal by chance."""
+        known = self._copies.setdefault(digest, _Copy(episode, rows, continuous))
+        if known.episode == episode or rows < 3:
+            return
+        severity: Severity = "warning" if continuous else "note"
+        text = f"all {rows:,} rows are equal to those of episode {known.episode}"
+        self._findings.add("episode-duplicate", text, Place(file=file, episode=episode), severity=severity)
+
+    def zero_share(self, name: str) -> float:
+        """Return the share of rows of a field that are all zeros, of evenly spaced ones."""
+        numbers = self._numbers.get(name)
+        sample = numbers.sample if numbers is not None else np.zeros((0, 1))
+        return float((sample == 0).all(1).mean()) if sample.shape[0] else 1.0
+
+    def motion(self, episode: int, start: float, stop: float) -> float | None:
+        """Return how far the state moves within a part of an episode, as a share of its range in the dataset.
+
+        Args:
+            episode: its position in the dataset.
+            start: begin of the part, from 0 to 1.
+            stop: end of the part.
+
+        Returns:
+            The largest share of all dimensions; None if the episode has no state.
+        """
+        cells = self._cells.get(episode)
+        states = [n.moments for name, n in self._numbers.items() if self.role(name) == "state"]
+        if cells is None or sum(m.low.shape[0] for m in states) != cells.shape[1]:
+            return None
+        low, high = np.concatenate([m.low for m in states]), np.concatenate([m.high for m in states])
+        first, last = int(np.ceil(start * (_CELLS - 1) - 1e-9)), int(np.floor(stop * (_CELLS - 1) + 1e-9))
+        part = cells[first : last + 1]
+        spread = np.where(high > low, high - low, np.inf)
+        return float((np.ptp(part, axis=0) / spread).max()) if part.shape[0] > 1 else 0.0
+
+    # -- at the end ----------------------------------------------------------------------------------------------------
+
+    def finish(self, profile: Profile) -> None:
+        """Add the findings about the whole dataset, and the numbers for plots."""
+        profile.lengths = self.lengths
+        for name, numbers in self._numbers.items():
+            role = self.role(name)
+            if role in {"action", "state", "other"}:
+                self._limits(name, role, numbers)
+            if role == "reward" and self._is_constant(numbers):
+                text = f"all {numbers.moments.count.max():,} rewards are {numbers.moments.low[0]:g}"
+                self._findings.add("reward-constant", text, Place(field=name))
+            if role in {"action", "state", "reward"}:
+                profile.fields.append(_profile(name, numbers))
+            self._jumps(name, numbers, profile)
+        raised = [role for role in _FLAGS if self._set.get(role)]
+        if self._set and not raised:
+            self._findings.add("flag-missing", f"{' and '.join(self._set)} are never set: no episode ends by a flag")
+
+    @staticmethod
+    def _is_constant(numbers: FieldNumbers) -> bool:
+        moments = numbers.moments
+        return bool(moments.count.max() > 1 and (moments.low == moments.high).all())
+
+    def _limits(self, name: str, role: Role, numbers: FieldNumbers) -> None:
+        moments, width = numbers.moments, numbers.moments.count.shape[0]
+        if moments.count.max() < 20:
+            return
+        constant = np.flatnonzero(moments.low == moments.high)
+        if constant.shape[0]:
+            whole = constant.shape[0] == width
+            values = f" (always {moments.low[constant[0]]:g})" if constant.shape[0] == 1 else ""
+            text = f"{_dimensions(constant, width)} never change{'s' if constant.shape[0] == 1 < width else ''}{values}"
+            severity: Severity = "warning" if whole and role == "action" else "note"
+            self._findings.add("dimension-constant", text, Place(field=name), severity=severity)
+        many = numbers.distinct() > _FEW_VALUES
+        share = np.maximum(moments.at_low, moments.at_high) / np.maximum(moments.count, 1)
+        stuck = np.flatnonzero(many & (share >= 0.1) & (moments.count >= 50))
+        if stuck.shape[0]:
+            worst = stuck[np.argmax(share[stuck])]
+            limit = moments.low if moments.at_low[worst] > moments.at_high[worst] else moments.high
+            text = (
+                f"{_dimensions(stuck, width)} often at the smallest or largest value: dimension {worst} is "
+                f"{limit[worst]:g} in {share[worst]:.0%} of the rows"
+            )
+            self._findings.add("dimension-saturated", text, Place(field=name))
+
+    def _jumps(self, name: str, numbers: FieldNumbers, profile: Profile) -> None:
+        ratios = numbers.ratios()
+        if ratios.shape[0]:
+            profile.jumps[name] = ratios
+        events = numbers.events()
+        by_dimension: dict[int, list[Event]] = {}
+        for event in events:
+            by_dimension.setdefault(event.dimension, []).append(event)
+        for found in by_dimension.values():
+            usual = self._is_habit(found)
+            if usual and all(event.switch for event in found):
+                continue  # a gripper that opens and closes
+            for event in found[:1] if usual else found:
+                severity: Severity = "note" if usual or event.switch else "warning"
+                text = (
+                    f"dimension {event.dimension} steps from {event.before:.4g} to {event.after:.4g}, "
+                    f"{event.ratio:.0f} times a usual step" + (f"; {len(found)} such steps" if usual else "")
+                )
+                place = Place(None, event.episode, event.step, name)
+                self._findings.add("value-jump", text, place, severity=severity)
+
+    def _is_habit(self, events: list[Event]) -> bool:
+        """Whether a dimension makes such steps in its ordinary course: in many episodes, or back and forth."""
+        episodes = len({event.episode for event in events})
+        if len(events) >= 8 or (episodes >= 3 and episodes >= 0.2 * len(self.lengths)):
+            return True
+        sizes = [abs(event.after - event.before) for event in events]
+        alike = len(events) > 1 and max(sizes) < 1.2 * min(sizes)
+        return alike and all(event.switch for event in events)
+
+
+def _is_continuous(flat: Array) -> bool:
+    """Whether most rows have a fraction and differ from the one before."""
+    if flat.dtype.kind != "f":
+        return False
+    values = flat.astype(np.float64)
+    fractions = (values != np.round(values)).any(1)
+    changes = (flat[1:] != flat[:-1]).any(1)
+    return bool(fractions.mean() > 0.5 and changes.mean() > 0.5) if changes.shape[0] else False
+
+
+def _dimensions(found: NDArray[np.int64], width: int) -> str:
+    if width == 1:
+        return "the values"
+    if found.shape[0] == width:
+        return f"all {width} dimensions"
+    shown = ", ".join(str(number) for number in found[:_SHOWN]) + (", ..." if found.shape[0] > _SHOWN else "")
+    return f"dimension{'s' if found.shape[0] > 1 else ''} {shown} of {width}"
+
+
+def _profile(name: str, numbers: FieldNumbers) -> FieldProfile:
+    moments, sample = numbers.moments, numbers.sample
+    clean = np.where(np.isfinite(sample), sample, 0.0)
+    some = clean if clean.shape[0] else np.zeros((1, clean.shape[1]))
+    quantiles = np.quantile(some, (0.05, 0.25, 0.5, 0.75, 0.95), axis=0)
+    known = moments.count > 0
+    low, high = np.where(known, moments.low, 0.0), np.where(known, moments.high, 0.0)
+    share = np.stack([moments.at_low, moments.at_high]) / np.maximum(moments.count, 1)
+    share[:, numbers.distinct() <= _FEW_VALUES] = 0.0
+    return FieldProfile(name, low, high, quantiles, share)

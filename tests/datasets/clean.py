@@ -1,0 +1,312 @@
+"""Datasets without faults, of varied formats and contents: the doctor must be silent about all of them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from ostinato import LazyTensorStorage, ReplayBuffer, TrajectoryReplayBuffer
+
+from ..unit.trajectories.rollouts import rollout
+from . import builders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["ARM", "CLEAN", "arm", "episode_table", "fill", "locomotion", "write_statistics"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+ARM: builders.Features = {"observation.state": ("float32", (8,)), "action": ("float32", (7,))}
+
+
+def arm(lengths: list[int], seed: int = 0) -> dict[str, Array]:
+    """Teleoperation of an arm: smooth joints with pauses, a wrist angle that wraps, a gripper that opens and closes."""
+    generator = np.random.default_rng(seed)
+    actions, states = [], []
+    for length in lengths:
+        time = np.linspace(0, 1, length)
+        knots = generator.uniform(-1, 1, (6, 5))
+        path = np.stack([np.interp(time, np.linspace(0, 1, 6), knots[:, n]) for n in range(5)], 1)
+        pause = slice(length // 3, length // 3 + length // 10)
+        path[pause] = path[pause.start]
+        wrist = (np.cumsum(generator.uniform(0, 0.3, length)) + np.pi) % (2 * np.pi) - np.pi
+        opened = np.where((time > 0.3) & (time < generator.uniform(0.6, 0.8)), 0.0, 0.08)
+        gripper = opened + generator.normal(0, 2e-4, length)
+        action = np.concatenate([path, wrist[:, None], opened[:, None]], 1)
+        measured = path + generator.normal(0, 1e-3, path.shape)
+        state = np.concatenate([measured, wrist[:, None], gripper[:, None], np.full((length, 1), 0.5)], 1)
+        actions.append(action)
+        states.append(state)
+    return {
+        "action": np.concatenate(actions).astype(np.float32),
+        "observation.state": np.concatenate(states).astype(np.float32),
+    }
+
+
+def locomotion(lengths: list[int], seed: int = 0) -> dict[str, Array]:
+    """Reinforcement learning: velocities with contacts, actions that an exploring policy saturates, a quaternion."""
+    generator = np.random.default_rng(seed)
+    rows = sum(lengths)
+    actions = np.clip(generator.normal(0, 1.2, (rows, 4)), -1, 1)
+    walk = np.cumsum(generator.normal(0, 0.1, (rows, 3)), 0)
+    contact = generator.standard_t(2.5, (rows, 3)) * (generator.random((rows, 1)) < 0.2)
+    angle = np.cumsum(generator.normal(0, 0.05, rows))
+    quaternion = np.stack([np.cos(angle), np.sin(angle), 0 * angle, 0 * angle], 1)
+    quaternion *= np.where(np.cos(angle) < 0, -1, 1)[:, None]  # one of the two signs, as many simulators do it
+    observation = np.concatenate([walk, contact, quaternion], 1)
+    return {
+        "observations": observation.astype(np.float32),
+        "actions": actions.astype(np.float32),
+        "rewards": (walk[:, 0] - 0.1 * (actions**2).sum(1)).astype(np.float32),
+    }
+
+
+# -- LeRobot with values of one's own ---------------------------------------------------------------------------------
+
+
+def tables(folder: Path) -> list[Path]:
+    return sorted((folder / "data").rglob("*.parquet"))
+
+
+def fill(folder: Path, values: dict[str, Array]) -> None:
+    """Replace columns of all tables, in the order of the rows; statistics are those of the new values."""
+    row = 0
+    for path in tables(folder):
+        table = pq.read_table(path)
+        for name, new in values.items():
+            part = new[row : row + table.num_rows]
+            flat = pa.array(part.reshape(-1))
+            column = flat if part.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, part.shape[1])
+            at = table.column_names.index(name)
+            table = table.set_column(at, table.field(at).name, column)
+        row += table.num_rows
+        pq.write_table(table, path)
+    write_statistics(folder, values)
+
+
+def write_statistics(folder: Path, values: dict[str, Array]) -> None:
+    """Write the statistics of columns: of the dataset, and of each episode."""
+    info = json.loads((folder / "meta/info.json").read_text())
+    if info["codebase_version"] == "v3.0":
+        path = folder / "meta/stats.json"
+        stats = json.loads(path.read_text())
+        stats |= {name: builders._statistics(column, camera=False, quantiles=True) for name, column in values.items()}
+        path.write_text(json.dumps(stats))
+        episodes = pq.read_table(folder / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+        for row in episodes:
+            span = slice(row["dataset_from_index"], row["dataset_to_index"])
+            for name, column in values.items():
+                for kind, value in builders._statistics(column[span], camera=False, quantiles=True).items():
+                    row[f"stats/{name}/{kind}"] = value
+        pq.write_table(pa.Table.from_pylist(episodes), folder / "meta/episodes/chunk-000/file-000.parquet")
+
+
+def episode_table(folder: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
+    """Change the rows of the table of episodes of a LeRobot v3 dataset."""
+    path = folder / "meta/episodes/chunk-000/file-000.parquet"
+    rows = pq.read_table(path).to_pylist()
+    change(rows)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+# -- the datasets -----------------------------------------------------------------------------------------------------
+
+
+def _v3_arm(folder: Path) -> Path:
+    lengths = [60, 45, 80, 52]
+    builders.lerobot_v3(folder, lengths=lengths, features=ARM, cameras={"observation.images.top": (32, 32)}, fps=30)
+    fill(folder, arm(lengths))
+    return folder
+
+
+def _v3_paused_camera(folder: Path) -> Path:
+    """A robot that stands still for a while: its camera shows the same picture, as it should."""
+    lengths = [60, 50]
+    builders.lerobot_v3(folder, lengths=lengths, features=ARM, cameras={"observation.images.top": (32, 32)})
+    values = arm(lengths)
+    state = values["observation.state"].copy()
+    state[10:55] = state[10]
+    frames = builders.pictures(60, 32, 32)
+    frames[10:55] = frames[10]
+    later = builders.pictures(50, 32, 32, seed=4)
+    path = folder / "videos/observation.images.top/chunk-000/file-000.mp4"
+    builders.write_video(path, np.concatenate([frames, later]), fps=10)
+    fill(folder, {**values, "observation.state": state})
+    return folder
+
+
+def _v3_rewards(folder: Path) -> Path:
+    """Imitation data: all rewards are zero, as is the flag of success."""
+    features: builders.Features = {**ARM, "next.reward": ("float32", (1,)), "next.done": ("bool", (1,))}
+    lengths = [40, 30]
+    builders.lerobot_v3(folder, lengths=lengths, features=features)
+    fill(folder, {**arm(lengths), "next.reward": np.zeros(70, np.float32)})
+    return folder
+
+
+def _d4rl_locomotion(path: Path) -> Path:
+    import h5py
+
+    lengths = [1000, 400, 700]
+    values = locomotion(lengths)
+    last = np.concatenate([np.arange(length) == length - 1 for length in lengths])
+    with h5py.File(path, "w") as file:
+        for name, array in values.items():
+            file[name] = array
+        file["terminals"], file["timeouts"] = np.zeros_like(last), last
+        file["infos/action_log_probs"] = -np.abs(values["rewards"])
+    return path
+
+
+def _zarr_pusht(path: Path) -> Path:
+    """Positions in pixels, and a chunk of actions that are zero: Zarr writes no file for it."""
+    import zarr
+
+    lengths = [120, 80, 150]
+    generator = np.random.default_rng(1)
+    root = zarr.open_group(path, mode="w")
+    data, meta = root.create_group("data"), root.create_group("meta")
+    state = np.cumsum(generator.normal(0, 3, (350, 5)), 0) + 256
+    action = np.where((np.arange(350) // 10 % 2 == 0)[:, None], 0, generator.normal(0, 5, (350, 2)))
+    for name, values in (("state", state.astype("float32")), ("action", action.astype("float32"))):
+        array = data.create_array(name, shape=values.shape, dtype=values.dtype, chunks=(10, values.shape[1]))
+        array[:] = values
+    ends = np.cumsum(lengths)
+    meta.create_array("episode_ends", shape=ends.shape, dtype=ends.dtype, chunks=ends.shape)[:] = ends
+    return path
+
+
+def _cartpole(path: Path) -> Path:
+    """Discrete actions and rewards that are all one."""
+    import h5py
+
+    generator = np.random.default_rng(2)
+    lengths = [20, 9, 33, 14]
+    last = np.concatenate([np.arange(length) == length - 1 for length in lengths])
+    with h5py.File(path, "w") as file:
+        file["observations"] = np.cumsum(generator.normal(0, 0.1, (76, 4)), 0).astype("float32")
+        file["actions"], file["rewards"] = generator.integers(0, 2, 76), np.ones(76, "float32")
+        file["terminals"], file["timeouts"] = last, np.zeros_like(last)
+    return path
+
+
+def _grid_world(path: Path) -> Path:
+    """Discrete observations: short episodes are equal by chance."""
+    import h5py
+
+    moves = [[0, 1, 2], [0, 1, 2], [3, 4, 5, 6], [0, 1, 2]]
+    states = np.concatenate(moves)
+    last = np.concatenate([np.arange(len(part)) == len(part) - 1 for part in moves])
+    with h5py.File(path, "w") as file:
+        file["observations"], file["actions"], file["rewards"] = states, states % 2, last.astype("float32")
+        file["terminals"], file["timeouts"] = last, np.zeros_like(last)
+    return path
+
+
+def _robomimic_arm(path: Path) -> Path:
+    """Demonstrations that report success in more rows than the last one."""
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs["total"] = 180
+        for n, length in enumerate([60, 50, 70]):
+            values, demo = arm([length], seed=n), data.create_group(f"demo_{n}")
+            demo.attrs["num_samples"] = length
+            demo["actions"], demo["obs/joints"] = values["action"], values["observation.state"]
+            demo["obs/top_image"] = builders.pictures(length, 16, 16, seed=n)
+            demo["dones"] = (np.arange(length) >= length - 5).astype("int64")
+            demo["rewards"] = (np.arange(length) >= length - 5).astype("float64")
+    return path
+
+
+def _one_row_episodes(folder: Path) -> Path:
+    return builders.lerobot_v3(folder, lengths=[1, 2, 1, 3], features=builders.STATE).path
+
+
+def _two_cameras(folder: Path) -> Path:
+    cameras = {"observation.images.top": (32, 32), "observation.images.wrist": (48, 32)}
+    return builders.lerobot_v3(
+        folder,
+        cameras=cameras,
+        features=builders.EVERY_KIND,
+        episodes_per_video={"observation.images.top": 3, "observation.images.wrist": 1},
+    ).path
+
+
+def _trajectories(folder: Path) -> Path:
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=folder) as buffer:
+        buffer.add_trajectories([rollout(number, 6) for number in range(3)])
+    return folder
+
+
+def _ranks(folder: Path) -> Path:
+    for rank in range(2):
+        _trajectories(folder / f"rank_{rank}")
+    return folder
+
+
+def _checkpoint(folder: Path) -> Path:
+    values = locomotion([300, 200])
+    buffer = ReplayBuffer(storage=LazyTensorStorage(500))
+    last = torch.zeros(500, dtype=torch.bool)
+    last[[299, 499]] = True
+    row = {"observation": torch.from_numpy(values["observations"]), "action": torch.from_numpy(values["actions"])}
+    following = {"reward": torch.from_numpy(values["rewards"]), "done": last, "terminated": last}
+    buffer.extend({**row, "next": following})
+    buffer.dumps(folder)
+    return folder
+
+
+TOP = {"observation.images.top": (32, 32)}
+CLEAN: dict[str, Callable[[Path], Path]] = {
+    "v3-small": lambda p: builders.lerobot_v3(p).path,
+    "v3-two-cameras": _two_cameras,
+    "v3-pictures": lambda p: builders.lerobot_v3(p, images={"observation.images.a": (16, 24)}).path,
+    "v3-lists": lambda p: builders.lerobot_v3(p, features=builders.EVERY_KIND, fixed_lists=False).path,
+    "v3-b-frames": lambda p: builders.lerobot_v3(p, cameras=TOP, b_frames=2, keyframes=9, fps=25).path,
+    "v3-hevc": lambda p: builders.lerobot_v3(p, cameras={"observation.images.top": (64, 64)}, codec="libx265").path,
+    "v3-av1": lambda p: builders.lerobot_v3(p, cameras={"observation.images.top": (64, 64)}, codec="libsvtav1").path,
+    "v3-skipped-frames": lambda p: (
+        builders.lerobot_v3(p, cameras=TOP, skipped_frames={"observation.images.top": 4}).path
+    ),
+    "v3-many-files": lambda p: (
+        builders.lerobot_v3(
+            p, lengths=[5] * 9, episodes_per_file=2, episodes_per_video=4, files_per_chunk=2, cameras=TOP
+        ).path
+    ),
+    "v3-one-row-episodes": _one_row_episodes,
+    "v3-arm": _v3_arm,
+    "v3-paused-camera": _v3_paused_camera,
+    "v3-zero-rewards": _v3_rewards,
+    "v21-camera": lambda p: builders.lerobot_v21(p, cameras=TOP, features=builders.EVERY_KIND).path,
+    "v21-chunks": lambda p: builders.lerobot_v21(p, lengths=[4] * 7, episodes_per_chunk=3, cameras=TOP, fps=30).path,
+    "minari": lambda p: builders.minari_dataset(p).path,
+    "minari-arrow": lambda p: builders.minari_dataset(p, data_format="arrow", observation="dict").path,
+    "minari-parquet": lambda p: builders.minari_dataset(p, data_format="parquet", action="discrete").path,
+    "minari-pictures": lambda p: builders.minari_dataset(p, observation="image", infos=False).path,
+    "d4rl": lambda p: builders.d4rl_hdf5(p.with_suffix(".hdf5")).path,
+    "d4rl-no-timeouts": lambda p: builders.d4rl_hdf5(p.with_suffix(".hdf5"), timeouts=False).path,
+    "d4rl-locomotion": lambda p: _d4rl_locomotion(p.with_suffix(".hdf5")),
+    "cartpole": lambda p: _cartpole(p.with_suffix(".hdf5")),
+    "grid-world": lambda p: _grid_world(p.with_suffix(".hdf5")),
+    "robomimic": lambda p: (
+        builders.robomimic_hdf5(p.with_suffix(".hdf5"), lengths=[3] * 11, cameras={"top": (16, 16)}).path
+    ),
+    "robomimic-arm": lambda p: _robomimic_arm(p.with_suffix(".hdf5")),
+    "trajectories": _trajectories,
+    "ranks": _ranks,
+    "checkpoint": _checkpoint,
+    "zarr-2": lambda p: builders.diffusion_zarr(p).path,
+    "zarr-3": lambda p: builders.diffusion_zarr(p, zarr_format=3, picture_dtype="float32").path,
+    "zarr-zip": lambda p: builders.diffusion_zarr(p.with_suffix(".zarr.zip")).path,
+    "zarr-pusht": _zarr_pusht,
+}
+"""Name -> function that writes the dataset at a path and returns where it is."""

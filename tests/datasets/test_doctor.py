@@ -1,0 +1,146 @@
+"""The doctor: silent about clean datasets, and every planted fault is found at its place."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ostinato.errors import CheckpointNotFoundError, KindError
+from ostinato.tools import examine
+from ostinato.tools.doctor.checks import CHECKS
+
+from ..command import run_here
+from . import builders
+from .clean import CLEAN, arm, locomotion
+from .faults import FAULTS
+
+DOCS = Path(__file__).parents[2] / "docs" / "doctor.md"
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_clean_datasets_raise_no_alarm(name: str, tmp_path: Path) -> None:
+    path = CLEAN[name](tmp_path / "data")
+    for full in (False, True):
+        report = examine(path, full=full)
+        assert report.ok
+        assert [str(f) for f in report.findings if f.severity != "note"] == []
+        assert report.episodes > 0
+        assert report.rows == sum(report.profile.lengths)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_are_found(name: str, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    report = examine(fault.write(tmp_path / "data"))
+    found = [f for f in report.findings if f.check == fault.check and f.severity == fault.severity]
+    places = [{key: getattr(f, key) for key in fault.place} for f in found]
+    assert fault.place in places, str(report)
+    alarms = {f.check for f in report.findings if f.severity != "note"}
+    assert alarms <= {fault.check, *fault.consequences}, str(report)
+
+
+def test_every_check_has_a_planted_fault_and_a_row_in_the_documentation() -> None:
+    documented = set(re.findall(r"^\| `([a-z-]+)` \|", DOCS.read_text(), flags=re.MULTILINE))
+    assert documented == set(CHECKS)
+    assert {fault.check for fault in FAULTS.values()} == set(CHECKS)
+
+
+def test_a_report_is_printed_and_written_as_json(tmp_path: Path) -> None:
+    report = examine(FAULTS["an_action_jumps"].write(tmp_path / "data"))
+    assert report.ok
+    assert report.counts["warning"] == 1
+    finding = next(f for f in report.findings if f.severity == "warning")
+    assert finding.place == "episode 2, frame 20, field action"
+    assert f"warning: value-jump [{finding.place}]" in str(report)
+    assert finding.advice in str(report)
+    plain = json.loads(report.to_json())
+    assert plain["ok"]
+    assert plain["counts"] == report.counts
+    assert [f["check"] for f in plain["findings"]] == [f.check for f in report.findings]
+
+
+def test_further_findings_of_a_check_are_counted(tmp_path: Path) -> None:
+    values = arm([10] * 50)
+    values["action"][::10] = np.nan
+    report = examine({**values, "episode_ends": np.arange(10, 501, 10)})
+    assert len([f for f in report.findings if f.check == "value-nan"]) == 20
+    assert report.omitted == {"value-nan": 30}
+    assert "30 more of value-nan" in str(report)
+
+
+def test_no_jump_is_seen_in_angles_quaternions_grippers_and_noise() -> None:
+    for seed in range(8):
+        values = {**arm([300, 200, 250], seed), **locomotion([300, 200, 250], seed)}
+        report = examine(values, episode_ends=[300, 500, 750])
+        assert not [f for f in report.findings if f.severity != "note"], str(report)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_spikes_and_offsets_are_seen_at_their_place(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    values = arm([300, 200, 250], seed)["action"]
+    row, dimension = int(generator.integers(310, 480)), int(generator.integers(0, 5))
+    values[row, dimension] += 4.0
+    report = examine({"action": values, "observation": values[:, :2]}, episode_ends=[300, 500, 750])
+    found = [(f.episode, f.frame, f.field) for f in report.findings if f.check == "value-jump"]
+    assert found == [(1, row - 300, "action")]
+
+
+def test_full_decodes_all_frames(tmp_path: Path) -> None:
+    path = builders.lerobot_v3(tmp_path, lengths=[30, 40], cameras={"observation.images.top": (32, 32)}).path
+    assert examine(path).decoded.startswith("24 of 70 pictures decoded")
+    assert examine(path, full=True).decoded == "70 of 70 pictures decoded: all frames"
+
+
+def test_progress_reaches_its_total(tmp_path: Path) -> None:
+    path = builders.lerobot_v3(tmp_path, cameras={"observation.images.top": (32, 32)}).path
+    seen: list[tuple[int, int]] = []
+    examine(path, on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 2), (2, 2), (2, 3), (3, 3)]
+
+
+def test_what_is_no_dataset_raises(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError, match="does not exist"):
+        examine(tmp_path / "none")
+    (tmp_path / "notes.txt").write_text("no data")
+    for path in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(KindError, match="not a dataset of a known format"):
+            examine(path)
+
+
+def test_the_command_prints_findings_and_sets_the_exit_status(tmp_path: Path) -> None:
+    clean = CLEAN["v3-small"](tmp_path / "clean")
+    broken = FAULTS["a_table_is_cut"].write(tmp_path / "broken")
+    odd = FAULTS["an_action_jumps"].write(tmp_path / "odd")
+    done = run_here("doctor", clean)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no findings" in done.stdout
+    done = run_here("doctor", broken)
+    assert done.returncode == 1
+    assert "error: file-unreadable in data/chunk-000/file-000.parquet, episode 0" in done.stdout
+    assert run_here("doctor", odd).returncode == 0
+    assert run_here("doctor", odd, "--strict").returncode == 1
+    done = run_here("doctor", odd, "--json")
+    assert json.loads(done.stdout)["counts"]["warning"] == 1
+    done = run_here("doctor", tmp_path)
+    assert done.returncode == 2
+    assert "not a dataset of a known format" in done.stderr
+    assert run_here("doctor", tmp_path / "none").returncode == 2
+
+
+def test_the_command_draws_a_page(tmp_path: Path) -> None:
+    path = FAULTS["a_camera_is_frozen"].write(tmp_path / "data")
+    target = tmp_path / "page.png"
+    assert run_here("doctor", path, "--plots", target).returncode == 0
+    assert target.read_bytes()[:4] == b"\x89PNG"
+    done = run_here("doctor", path, "--plots", target)
+    assert done.returncode == 1
+    assert "--overwrite" in done.stderr
+    assert run_here("doctor", path, "--plots", target, "--overwrite").returncode == 0
+    assert run_here("doctor", path, "--plots", tmp_path).returncode == 0
+    assert (tmp_path / "doctor.png").exists()
+    assert run_here("doctor", path, "--plots", tmp_path / "page.pdf").returncode == 2

@@ -1,0 +1,406 @@
+"""D4RL and robomimic files are read row by row as written; ends of episodes are those that the files tell."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("h5py")
+
+import h5py
+
+from ostinato import NStep, ReplayBuffer, open_dataset
+from ostinato.datasets.cache import BlockCache
+from ostinato.datasets.columns import BlockColumn
+from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source
+from ostinato.datasets.stored import Pieces
+from ostinato.errors import DamagedFileError, KindError, OptionError, UsageError
+
+from .builders import Model, d4rl_hdf5, robomimic_hdf5
+from .samples import check_processes, check_rows, check_samples, flat
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def kept(model: Model) -> tuple[dict[Any, Any], list[int], np.ndarray[Any, Any]]:
+    """Leave out the last rows of episodes that were cut off, if the model does not know the observation after them."""
+    assert model.known_next is not None
+    stops = np.array(model.ends)
+    done = model.columns["next", "done"]
+    terminated = model.columns.get(("next", "terminated"), done)
+    drop = np.zeros(len(done), bool)
+    drop[stops - 1] = ~terminated[stops - 1] & ~model.known_next[stops - 1]
+    lengths = np.array(model.lengths) - drop[stops - 1]
+    columns = {key: values[~drop] for key, values in model.columns.items()}
+    ends = np.cumsum(lengths[lengths > 0]) - 1
+    flag = columns["next", "terminated"] if ("next", "terminated") in columns else columns["next", "done"]
+    truncated = columns.get(("next", "truncated"), np.zeros_like(flag)).copy()
+    truncated[ends[~flag[ends]]] = True
+    columns["next", "truncated"], columns["next", "done"] = truncated, flag | truncated
+    columns["next", "terminated"] = flag
+    return columns, lengths[lengths > 0].tolist(), ~drop
+
+
+# -- D4RL --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", [(6, 4, 8), (3, 1, 1, 5), (1,), (7,)])
+@pytest.mark.parametrize("following", [True, False])
+@pytest.mark.parametrize("timeouts", [True, False])
+def test_d4rl_rows_are_those_of_the_file(
+    tmp_path: Path, lengths: Sequence[int], following: bool, timeouts: bool
+) -> None:
+    terminated = [0] if len(lengths) < 3 else [0, 2]
+    model = d4rl_hdf5(
+        tmp_path / "a.hdf5", lengths=lengths, terminated=terminated, next_observations=following, timeouts=timeouts
+    )
+    columns, counts, keep = kept(model)
+    known = model.known_next[keep]  # type: ignore[index]
+    columns["next", "observation"][~known] = columns["observation"][~known]
+    columns |= {("info", name[6:]): values[keep] for name, values in model.infos.items()}
+    dataset = open_dataset(model.path)
+    check_rows(dataset, columns, counts)
+    assert flat(dataset[:]).keys() == {(key,) if isinstance(key, str) else key for key in columns}
+    assert dataset.metadata == {"algorithm": "SAC", "iteration": 100, "policy/fc0/weight": [[1.0] * 3] * 2}
+    said = " ".join(dataset.assumptions)
+    assert ("no timeouts" in said) == (not timeouts)
+    assert ("left out" in said) == (len(keep) > sum(counts))
+    assert ("its own observation" in said) == (not following)
+
+
+def test_d4rl_next_observations_are_those_of_d4rl_for_learning(tmp_path: Path) -> None:
+    """The transitions of `d4rl.qlearning_dataset`, but for the next observations of terminated ones."""
+    model = d4rl_hdf5(tmp_path / "a.hdf5", lengths=(6, 4, 8, 3), terminated=(0, 2))
+    with h5py.File(model.path) as file:
+        data = {name: file[name][:] for name in ("observations", "actions", "rewards", "terminals", "timeouts")}
+    expected = [
+        (data["observations"][i], data["actions"][i], data["rewards"][i], data["terminals"][i])
+        for i in range(len(data["rewards"]) - 1)
+        if not data["timeouts"][i]
+    ]
+    rows = open_dataset(model.path)[:]
+    assert len(rows["action"]) == len(expected)
+    for i, (observation, action, reward, terminal) in enumerate(expected):
+        np.testing.assert_array_equal(rows["observation"][i], observation)
+        np.testing.assert_array_equal(rows["action"][i], action)
+        assert (rows["next"]["reward"][i], rows["next"]["terminated"][i]) == (reward, terminal)
+
+
+def test_d4rl_rows_after_the_last_flag_are_an_episode(tmp_path: Path) -> None:
+    model = d4rl_hdf5(tmp_path / "a.hdf5", lengths=(6, 4, 8), terminated=(0, 1))
+    with h5py.File(model.path, "a") as file:
+        file["timeouts"][...] = False
+    dataset = open_dataset(model.path)
+    assert dataset.episode_lengths.tolist() == [6, 4, 7]
+    assert "The last 8 rows" in dataset.assumptions[0]
+    assert dataset["next", "truncated"].nonzero().flatten().tolist() == [16]
+
+
+def test_d4rl_time_limits_are_given_where_the_file_has_none(tmp_path: Path) -> None:
+    model = d4rl_hdf5(tmp_path / "a.hdf5", lengths=(5, 3, 5, 5, 2), terminated=(1, 4), timeouts=False)
+    dataset = open_dataset(model.path, max_episode_steps=5)
+    assert dataset.episode_lengths.tolist() == [4, 3, 4, 4, 2]
+    assert "after 5 steps, as max_episode_steps says" in dataset.assumptions[0]
+    whole = d4rl_hdf5(tmp_path / "b.hdf5")
+    with pytest.raises(OptionError, match="has timeouts, which say where"):
+        open_dataset(whole.path, max_episode_steps=5)
+    with pytest.raises(OptionError, match="at least 1"):
+        open_dataset(model.path, max_episode_steps=0)
+    with pytest.raises(OptionError, match=r"filter_key is for robomimic, got filter_key='train' .* D4RL"):
+        open_dataset(model.path, filter_key="train")
+    with pytest.raises(OptionError, match="mapping of arrays"):
+        open_dataset({"a": torch.zeros(3)}, episode_ends=[3], max_episode_steps=3)
+
+
+def test_n_step_returns_bootstrap_after_a_truncation_and_not_after_a_termination(tmp_path: Path) -> None:
+    model = d4rl_hdf5(tmp_path / "a.hdf5", lengths=(6, 4, 8), terminated=(0, 2))
+    columns, counts, _ = kept(model)
+    ends = np.cumsum(counts)
+    rb = ReplayBuffer(storage=open_dataset(model.path), sample_unit=NStep(3, 0.5), batch_size=200)
+    batch, info = rb.sample(return_info=True)
+    for i, row in enumerate(np.asarray(info["index"]).tolist()):
+        last = min(row + 2, ends[np.searchsorted(ends, row, side="right")] - 1)
+        reward = sum(0.5**k * columns["next", "reward"][row + k] for k in range(last - row + 1))
+        assert batch["next"]["reward"][i] == pytest.approx(reward, abs=1e-6)
+        assert batch["steps_to_next_obs"][i] == last - row + 1
+        assert batch["next"]["terminated"][i] == columns["next", "terminated"][last]
+        if not batch["next"]["terminated"][i]:  # the observation that the target bootstraps from
+            at = np.flatnonzero((model.columns["observation"] == columns["observation"][last]).all(1))[0]
+            np.testing.assert_array_equal(batch["next"]["observation"][i], model.columns["observation"][at + 1])
+
+
+@pytest.mark.parametrize("following", [True, False])
+def test_buffers_over_d4rl_sample_what_they_sample_of_arrays(tmp_path: Path, following: bool) -> None:
+    model = d4rl_hdf5(tmp_path / "a.hdf5", lengths=(6, 4, 8, 5), terminated=(0, 2), next_observations=following)
+    columns, lengths, keep = kept(model)
+    known = model.known_next[keep]  # type: ignore[index]
+    columns["next", "observation"][~known] = columns["observation"][~known]
+    plain = Model(model.path, lengths, columns)
+    check_samples(lambda: open_dataset(model.path), plain, tmp_path, frames="observation")
+    check_samples(lambda: open_dataset(model.path, max_bytes=100), plain, tmp_path)
+    check_processes(open_dataset(model.path, max_bytes=100), columns, spawn=following)
+
+
+def test_d4rl_other_arrays_are_kept_or_named(tmp_path: Path) -> None:
+    model = d4rl_hdf5(tmp_path / "a.hdf5", next_observations=True)
+    with h5py.File(model.path, "a") as file:
+        file["qpos"] = np.arange(18)[:, None]
+        file["notes"] = [b"x"] * 18
+        file["start"] = np.zeros(3)
+        file["extra/deep"] = np.arange(18, dtype=">i4")
+    dataset = open_dataset(model.path)
+    check_rows(dataset, {"qpos": np.arange(18)[:, None], ("extra", "deep"): np.arange(18, dtype="i4")}, model.lengths)
+    assert [line.split()[0] for line in dataset.assumptions] == ["notes", "start"]
+
+
+def test_hdf5_objects_are_opened(tmp_path: Path) -> None:
+    model = d4rl_hdf5(tmp_path / "a.hdf5", next_observations=True)
+    with h5py.File(model.path) as file:
+        dataset = open_dataset(file)
+        inner = file["infos"]
+    check_rows(dataset, model.columns, model.lengths)
+    with pytest.raises(UsageError, match="closed"):
+        open_dataset(inner)
+    with h5py.File(tmp_path / "b.hdf5", "w") as outer:
+        with h5py.File(model.path) as file:
+            for name in file:
+                file.copy(name, outer.require_group("deep/er"))
+        with pytest.raises(UsageError, match="open with mode"):
+            open_dataset(outer)
+    with h5py.File(tmp_path / "b.hdf5") as outer:
+        check_rows(open_dataset(outer["deep/er"]), model.columns, model.lengths)
+        with pytest.raises(KindError, match="not recognized"):
+            open_dataset(outer)
+    with h5py.File("memory", "w", driver="core", backing_store=False) as file, pytest.raises(UsageError, match="disk"):
+        open_dataset(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("rewards", None, "a.hdf5 has no rewards"),
+        ("terminals", None, "a.hdf5 has no terminals"),
+        ("observations", None, "a.hdf5 has no observations"),
+        ("actions", np.zeros((17, 2)), r"a.hdf5, actions has the shape \[17, 2\].*18 rows"),
+        ("rewards", np.zeros(19), r"a.hdf5, rewards has the shape \[19\].*18 rows"),
+        ("timeouts", np.zeros(17, bool), r"a.hdf5, timeouts has the shape \[17\]"),
+        (
+            "terminals",
+            np.array([0.0] * 4 + [np.nan] + [0.0] * 13),
+            "a.hdf5, terminals, row 4: a flag must be 0 or 1",
+        ),
+        ("timeouts", np.full(18, 2), "a.hdf5, timeouts, row 0"),
+        ("terminals", np.zeros((18, 2), bool), "one flag per row"),
+        ("infos/qpos", np.zeros((17, 2)), r"a.hdf5, infos/qpos has 17 rows, but observations has 18"),
+        ("observations", np.float32(3), "observations is one value"),
+        ("observations", np.zeros((0, 3)), "has no rows"),
+        ("rewards", [b"x"] * 18, "rewards.*tensors cannot have"),
+    ],
+)
+def test_damaged_d4rl_files_are_named(tmp_path: Path, name: str, values: Any, message: str) -> None:
+    model = d4rl_hdf5(tmp_path / "a.hdf5")
+    with h5py.File(model.path, "a") as file:
+        del file[name]
+        if values is not None:
+            file[name] = values
+    with pytest.raises((DamagedFileError, ValueError), match=message):
+        open_dataset(model.path)
+
+
+def test_objects_in_hdf5_are_never_loaded(tmp_path: Path) -> None:
+    model = d4rl_hdf5(tmp_path / "a.hdf5")
+    with h5py.File(model.path, "a") as file:
+        del file["actions"]
+        actions = file.create_dataset("actions", 18, h5py.vlen_dtype(np.uint8))
+        actions[0] = np.frombuffer(b"cos\nsystem\n(S'false'\ntR.", np.uint8)
+    with pytest.raises(ValueError, match="actions has the dtype object"):
+        open_dataset(model.path)
+
+
+def test_hdf5_files_that_were_cut_short_or_changed_are_named(tmp_path: Path) -> None:
+    model = d4rl_hdf5(tmp_path / "a.hdf5", lengths=(600,), next_observations=True)
+    content = model.path.read_bytes()
+    with h5py.File(model.path) as file:
+        place = file["observations"].id.get_chunk_info(0).byte_offset
+    damaged = bytearray(content)
+    damaged[place : place + 200] = os.urandom(200)
+    model.path.write_bytes(damaged)
+    dataset = open_dataset(model.path)
+    with pytest.raises(DamagedFileError, match=r"a.hdf5, observations cannot be read, rows \["):
+        dataset["observation"]
+    for share in (0.2, 0.7, 0.99):
+        model.path.write_bytes(content[: int(len(content) * share)])
+        with pytest.raises(DamagedFileError, match=r"a.hdf5 is not a whole HDF5 file: .*truncated"):
+            open_dataset(model.path)
+    model.path.write_bytes(b"text")
+    with pytest.raises(KindError, match="not recognized"):
+        open_dataset(model.path)
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 7, 64])
+@pytest.mark.parametrize("lengths", [[5], [1, 30, 2], [64, 64, 1]])
+def test_blocks_cover_all_rows_once_and_end_with_chunks_and_episodes(lengths: list[int], chunk: int | None) -> None:
+    pieces = Pieces(np.array(lengths), 4, chunk, 16)
+    found = [pieces.locate(block) for block in range(len(pieces.starts) - 1)]
+    rows = [(piece, row) for piece, first, stop in found for row in range(first, stop)]
+    assert rows == [(piece, row) for piece, length in enumerate(lengths) for row in range(length)]
+    assert all(first % (chunk or 1) == 0 for _, first, _ in found)
+
+
+@pytest.mark.parametrize("how", ["plain", "user block", "chunks", "external", "big-endian", "empty"])
+def test_rows_are_read_at_their_places_or_in_blocks(tmp_path: Path, how: str) -> None:
+    lengths = [40, 9, 25]
+    values = (
+        np.random.default_rng(0).standard_normal((sum(lengths), 3, 2)).astype(">f8" if how == "big-endian" else "f8")
+    )
+    path = tmp_path / "a.hdf5"
+    options: dict[str, Any] = {"chunks": (7, 3, 2)} if how == "chunks" else {}
+    with h5py.File(path, "w", userblock_size=512 if how == "user block" else 0) as file:
+        for n, part in enumerate(np.split(values, np.cumsum(lengths)[:-1])):
+            if how == "external":
+                options["external"] = [(str(tmp_path / f"{n}.raw"), 0, h5py.h5f.UNLIMITED)]
+            if how == "empty":  # never written: no place in the file
+                file.create_dataset(f"demo_{n}/x", part.shape, "f8")
+            else:
+                file.create_dataset(f"demo_{n}/x", data=part, **options)
+    expected = np.zeros_like(values) if how == "empty" else values.astype("f8")
+    source = Hdf5Source(Hdf5File(path), [f"demo_{n}" for n in range(3)], "x", np.array(lengths))
+    rows = torch.randint(0, sum(lengths), (200,))
+    found = source.read_rows(rows)
+    assert (found is not None) == (how in {"plain", "user block"})
+    if found is not None:
+        np.testing.assert_array_equal(found.numpy(), expected[rows])
+    column = BlockColumn(source, BlockCache(1000))
+    np.testing.assert_array_equal(column.start(rows)().numpy(), expected[rows])
+    if how == "plain":
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(DamagedFileError, match=r"a.hdf5, demo_\d/x: the file ends before row"):
+            column.start(torch.arange(sum(lengths)))()
+
+
+# -- robomimic ---------------------------------------------------------------------------------------------------------
+
+ELEVEN = (3, 1, 2, 4, 1, 2, 3, 5, 2, 1, 4, 6)
+
+
+@pytest.mark.parametrize("following", [True, False])
+@pytest.mark.parametrize("cameras", [{}, {"front": (12, 16)}])
+def test_robomimic_rows_are_those_of_the_file(tmp_path: Path, following: bool, cameras: Any) -> None:
+    model = robomimic_hdf5(tmp_path / "a.hdf5", lengths=ELEVEN, next_observations=following, cameras=cameras)
+    columns, counts, _ = kept(model)
+    known = model.known_next
+    assert known is not None
+    for key in [key for key in columns if key[:2] == ("next", "observation")]:
+        columns[key] = columns[key].copy()
+        columns[key][~known] = columns[key[1:]][~known]
+    dataset = open_dataset(model.path)
+    check_rows(dataset, columns | model.infos, counts)
+    assert counts == list(ELEVEN)
+    assert dataset.metadata["env_args"]["env_name"] == "Lift"
+    assert dataset.metadata["filter_keys"] == ["train", "valid"]
+    assert dataset.metadata["demos"][:3] == ["demo_0", "demo_1", "demo_2"]
+    assert dataset.assumptions[0].startswith("dones are read as terminations")
+
+
+def test_robomimic_filter_keys_choose_demonstrations(tmp_path: Path) -> None:
+    model = robomimic_hdf5(tmp_path / "a.hdf5", lengths=ELEVEN)
+    train = open_dataset(model.path, filter_key="train")
+    rows = slice(ELEVEN[0], None)
+    check_rows(train, {key: values[rows] for key, values in model.columns.items()}, list(ELEVEN[1:]))
+    assert open_dataset(model.path, filter_key="valid").episode_lengths.tolist() == [3]
+    assert train.fingerprint != open_dataset(model.path, episodes=slice(1, None)).fingerprint
+    with pytest.raises(OptionError, match="no filter key 'test': it has train, valid"):
+        open_dataset(model.path, filter_key="test")
+    with pytest.raises(OptionError, match="max_episode_steps is for D4RL"):
+        open_dataset(model.path, max_episode_steps=3)
+    bare = robomimic_hdf5(tmp_path / "b.hdf5", masks=False)
+    with pytest.raises(OptionError, match="it has none"):
+        open_dataset(bare.path, filter_key="train")
+    train.close()
+    with h5py.File(model.path, "a") as file:
+        del file["data/demo_4"]
+    with pytest.raises(DamagedFileError, match="filter key train names demo_4, which is missing"):
+        open_dataset(model.path, filter_key="train")
+
+
+def test_robomimic_demonstrations_that_are_not_done_were_cut_off(tmp_path: Path) -> None:
+    model = robomimic_hdf5(tmp_path / "a.hdf5", lengths=(4, 3, 5), next_observations=False)
+    with h5py.File(model.path, "a") as file:
+        file["data/demo_1/dones"][-1] = 0
+        file["data/demo_2/dones"][1] = 1
+    dataset = open_dataset(model.path)
+    assert dataset.episode_lengths.tolist() == [4, 2, 5]
+    assert dataset["next", "truncated"].nonzero().flatten().tolist() == [5]
+    assert dataset["next", "terminated"].nonzero().flatten().tolist() == [3, 7, 10]
+    said = " ".join(dataset.assumptions)
+    assert "1 rows are done before the last one" in said
+    assert "each of the 1 demonstrations that were cut off" in said
+    dataset.close()
+    with h5py.File(model.path, "a") as file:
+        for n in range(3):
+            del file[f"data/demo_{n}/dones"]
+    dataset = open_dataset(model.path)
+    assert dataset["next", "truncated"].nonzero().flatten().tolist() == [2, 4, 8]
+    assert not dataset["next", "terminated"].any()
+    assert "no dones" in dataset.assumptions[0]
+
+
+def test_robomimic_other_arrays_are_kept_or_named(tmp_path: Path) -> None:
+    model = robomimic_hdf5(tmp_path / "a.hdf5")
+    with h5py.File(model.path, "a") as file:
+        for n, length in enumerate(model.lengths):
+            file[f"data/demo_{n}/datagen_info/target"] = np.full((length, 2), n)
+            file[f"data/demo_{n}/source"] = b"human"
+        file["data/demo_1/late"] = np.zeros(model.lengths[1])
+    dataset = open_dataset(model.path)
+    target = np.repeat(np.arange(3), model.lengths)[:, None].repeat(2, 1)
+    check_rows(dataset, {("datagen_info", "target"): target}, model.lengths)
+    assert [line.split()[0] for line in dataset.assumptions[:2]] == ["late", "source"]
+
+
+def test_buffers_over_robomimic_sample_what_they_sample_of_arrays(tmp_path: Path) -> None:
+    model = robomimic_hdf5(tmp_path / "a.hdf5", lengths=(6, 4, 8, 5), cameras={"front": (12, 16)})
+    frames = ("observation", "front")
+    check_samples(lambda: open_dataset(model.path), model, tmp_path, frames=frames)
+    check_samples(lambda: open_dataset(model.path, max_bytes=3000), model, tmp_path, frames=frames)
+    check_processes(open_dataset(model.path, max_bytes=3000), model.columns)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("actions", None, "data/demo_1 has no actions"),
+        ("actions", np.zeros((0, 3)), "data/demo_1 has no actions: it has no rows"),
+        ("actions", np.zeros((5, 3)), "data/demo_1 has 5 actions, but its attribute num_samples says 4"),
+        ("rewards", np.zeros(3), "data/demo_1/rewards has 3 rows, but the demonstration has 4 actions"),
+        ("obs/object", np.zeros((5, 2)), "data/demo_1/obs/object has 5 rows"),
+        ("obs/object", None, "data/demo_1/obs/object is missing"),
+        ("next_obs", None, "data/demo_1/next_obs/object is missing"),
+        ("dones", np.array([0, 0, np.nan, 1]), "data/demo_1/dones, row 2: a flag"),
+    ],
+)
+def test_damaged_robomimic_files_are_named(tmp_path: Path, name: str, values: Any, message: str) -> None:
+    model = robomimic_hdf5(tmp_path / "a.hdf5")
+    with h5py.File(model.path, "a") as file:
+        del file[f"data/demo_1/{name}"]
+        if values is not None:
+            file[f"data/demo_1/{name}"] = values
+    with pytest.raises(DamagedFileError, match=message):
+        open_dataset(model.path)
+
+
+def test_robomimic_rows_of_another_shape_are_named_when_they_are_read(tmp_path: Path) -> None:
+    model = robomimic_hdf5(tmp_path / "a.hdf5")
+    with h5py.File(model.path, "a") as file:
+        del file["data/demo_1/obs/object"]
+        file["data/demo_1/obs/object"] = np.zeros((4, 3))
+    dataset = open_dataset(model.path)
+    assert dataset[:6]["action"].shape == (6, 3)
+    with pytest.raises(DamagedFileError, match=r"data/demo_1/obs/object: rows are float64\[3\], those of data/demo_0"):
+        dataset[6]

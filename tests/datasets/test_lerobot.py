@@ -1,0 +1,538 @@
+"""LeRobot datasets: every number and frame is that of the files, and damage is named, never read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("av")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ostinato import DeltaTimestamps, ReplayBuffer, SliceSampler, open_dataset
+from ostinato.errors import DamagedFileError, KindError, MissingFileError, SchemaError
+
+from .builders import EVERY_KIND, Model, lerobot_v3, lerobot_v21
+from .samples import check_processes, check_rows, check_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+WRITERS: dict[str, Callable[..., Model]] = {"v3": lerobot_v3, "v2.1": lerobot_v21}
+KINDS = {**EVERY_KIND, "observation.bytes": ("uint8", (3,)), "observation.one": ("int32", (1,))}
+TOP, WRIST, DEPTH = "observation.images.top", "observation.images.wrist", "observation.images.still"
+CAMERAS = {TOP: (32, 48), WRIST: (48, 32)}
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A dataset with every kind of field; not to be changed."""
+    return WRITERS[request.param](
+        tmp_path_factory.mktemp("whole") / "data",
+        features=KINDS,
+        cameras=CAMERAS,
+        images={DEPTH: (16, 24)},
+        keyframes=3,
+        b_frames=2,
+    )
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A dataset of numbers; not to be changed."""
+    return WRITERS[request.param](tmp_path_factory.mktemp("small") / "data", lengths=(4, 3, 5, 2))
+
+
+def tables_of(model: Model) -> list[Path]:
+    return sorted((model.path / "data").rglob("*.parquet"))
+
+
+def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
+    """Write a Parquet file anew."""
+    pq.write_table(change(pq.read_table(path)), path, **options)
+
+
+def changed(name: str, change: Callable[[list[Any]], Any]) -> Callable[[pa.Table], pa.Table]:
+    """Return what changes one column of a table."""
+
+    def apply(table: pa.Table) -> pa.Table:
+        at, values = table.column_names.index(name), table.column(name).to_pylist()
+        change(values)
+        return table.set_column(at, name, pa.array(values, table.schema.field(name).type))
+
+    return apply
+
+
+def copied(model: Model, folder: Path) -> Path:
+    """Return a copy of a dataset, to be damaged."""
+    return shutil.copytree(model.path, folder / "copy")
+
+
+# -- every number and frame ----------------------------------------------------------------------------------------
+
+
+def test_every_field_of_every_row(whole: Model) -> None:
+    dataset = open_dataset(whole.path)
+    check_rows(dataset, whole.columns, whole.lengths)
+    assert {path[0] for path in dataset.schema.paths} == {*whole.columns, "task"}
+    assert dataset["task"] == whole.tasks
+    assert dataset[[20, 3]]["task"] == [whole.tasks[20], whole.tasks[3]]
+    assert dataset.fps == whole.fps
+
+
+@pytest.mark.parametrize("max_bytes", [1, 20_000])
+def test_a_budget_below_the_tables_changes_no_row(whole: Model, max_bytes: int) -> None:
+    check_rows(open_dataset(whole.path, max_bytes=max_bytes), whole.columns, whole.lengths)
+
+
+def test_buffers_sample_what_the_rows_in_memory_give(whole: Model, tmp_path: Path) -> None:
+    check_samples(lambda: open_dataset(whole.path), whole, tmp_path, reward=False, frames=TOP)
+
+
+def test_windows_of_seconds(whole: Model) -> None:
+    dataset = open_dataset(whole.path)
+    times = {TOP: [-0.3, 0.0], DEPTH: [0.0, 0.1], "action": [0.0, 0.1, 0.2], "timestamp": [-0.1]}
+    unit = DeltaTimestamps(times, fps=dataset.fps)
+    batch = ReplayBuffer(storage=dataset, batch_size=40, sample_unit=unit).sample()
+    rows, episodes = batch["index"], np.repeat(np.arange(len(whole.lengths)), whole.lengths)
+    starts, ends = np.array(whole.starts)[episodes], np.array(whole.ends)[episodes]
+    for name, seconds in times.items():
+        for at, second in enumerate(seconds):
+            moved = rows.numpy() + round(second * 10)
+            clamped = np.clip(moved, starts[rows], ends[rows] - 1)
+            np.testing.assert_array_equal(batch[name][:, at].numpy(), whole.columns[name][clamped], strict=True)
+            assert batch[f"{name}_is_pad"][:, at].tolist() == (moved != clamped).tolist()
+
+
+def test_slices_do_not_leave_their_episodes(whole: Model) -> None:
+    sampler = SliceSampler(slice_len=3)
+    batch = ReplayBuffer(storage=open_dataset(whole.path), sampler=sampler, batch_size=60).sample()
+    np.testing.assert_array_equal(batch[WRIST].numpy(), whole.columns[WRIST][batch["index"]])
+    assert (batch["index"].view(-1, 3).diff(dim=1) == 1).all()
+    assert (batch["episode_index"].view(-1, 3).diff(dim=1) == 0).all()
+
+
+def test_processes_and_copies_read_the_same_rows(whole: Model) -> None:
+    dataset = open_dataset(whole.path, fields=["action", TOP, DEPTH, "timestamp"])
+    columns = {name: whole.columns[name] for name in ("action", TOP, DEPTH, "timestamp")}
+    check_processes(dataset, columns, spawn=True)
+
+
+@pytest.mark.parametrize("max_bytes", [20_000, 1 << 30])
+def test_threads_read_the_same_rows(whole: Model, max_bytes: int) -> None:
+    dataset = open_dataset(whole.path, max_bytes=max_bytes)
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            check_rows(dataset, whole.columns, whole.lengths)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"episodes_per_file": 1, "episodes_per_video": 1, "files_per_chunk": 1},
+        {"episodes_per_file": 9, "episodes_per_video": {TOP: 3, WRIST: 2}, "skipped_frames": {WRIST: 2}},
+        {"episodes_per_file": 2, "fixed_lists": False, "files_per_chunk": 1, "tasks": 1},
+    ],
+)
+def test_any_layout_of_files(tmp_path: Path, layout: dict[str, Any]) -> None:
+    model = lerobot_v3(tmp_path / "data", lengths=(4, 3, 1, 5), features=KINDS, cameras=CAMERAS, **layout)
+    check_rows(open_dataset(model.path), model.columns, model.lengths)
+
+
+@pytest.mark.parametrize("group", [2, 3, 1000])
+@pytest.mark.parametrize("max_bytes", [1, 1 << 30])
+def test_row_groups_need_not_be_episodes(tmp_path: Path, group: int, max_bytes: int) -> None:
+    model = lerobot_v3(tmp_path / "data", lengths=(4, 3, 5), features=KINDS, images={DEPTH: (16, 24)})
+    for path in tables_of(model):
+        rewrite(path, lambda table: table, row_group_size=group)
+    check_rows(open_dataset(model.path, max_bytes=max_bytes), model.columns, model.lengths)
+
+
+def test_episodes_and_fields_are_chosen(whole: Model) -> None:
+    dataset = open_dataset(whole.path, episodes=[2, 0], fields={"image": TOP, "state": "observation.state"})
+    rows = [*range(whole.starts[2], whole.ends[2]), *range(whole.ends[0])]
+    assert dataset.schema.paths == [("image",), ("state",)]
+    np.testing.assert_array_equal(dataset["image"].numpy(), whole.columns[TOP][rows])
+    np.testing.assert_array_equal(dataset["state"].numpy(), whole.columns["observation.state"][rows])
+
+
+def test_only_files_of_the_rows_are_read(whole: Model, tmp_path: Path) -> None:
+    path = copied(whole, tmp_path)
+    shutil.rmtree(path / "videos")
+    for table in sorted((path / "data").rglob("*.parquet"))[1:]:
+        table.unlink()
+    dataset = open_dataset(path)  # no table and no video is opened
+    assert dataset.metadata["features"].keys() <= {*whole.columns, "task"}
+    np.testing.assert_array_equal(
+        dataset.field_at(torch.arange(7), ("action",)).numpy(),  # type: ignore[union-attr]
+        whole.columns["action"][:7],
+    )
+    with pytest.raises(MissingFileError, match=r"is missing: it holds episode 2"):
+        dataset.field_at(torch.tensor([20]), ("action",))
+
+
+@pytest.mark.parametrize("max_bytes", [4000, 1 << 30])
+def test_the_columns_of_an_episode_are_read_together(
+    small: Model, monkeypatch: pytest.MonkeyPatch, max_bytes: int
+) -> None:
+    reads: list[list[str]] = []
+    read = pq.ParquetFile.read_row_group
+
+    def counted(file: Any, group: int, **options: Any) -> Any:
+        reads.append(options["columns"])
+        return read(file, group, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    dataset = open_dataset(small.path, max_bytes=max_bytes)
+    assert dataset.field_at(torch.tensor([0]), ("action",)).shape == (1, 2)  # type: ignore[union-attr]
+    assert sorted(reads.pop()) == ["action", "episode_index", "index"]
+    check_rows(dataset, small.columns, small.lengths)
+    assert len(reads) == len(small.lengths)
+
+
+# -- what is known of a dataset --------------------------------------------------------------------------------------
+
+
+def test_metadata(whole: Model) -> None:
+    dataset = open_dataset(whole.path)
+    known = dict(dataset.metadata)
+    json.dumps(known)
+    assert known["cameras"] == [TOP, WRIST, DEPTH]
+    assert known["robot_type"] == "builder"
+    assert known["splits"] == {"train": "0:3"}
+    assert list(known["tasks"].values()) == list(dict.fromkeys(whole.tasks))
+    actions = whole.columns["action"].astype(np.float64)
+    found = known["stats"]["action"]
+    for kind, value in (("min", actions.min(0)), ("max", actions.max(0)), ("mean", actions.mean(0))):
+        np.testing.assert_allclose(found[kind], value)
+    np.testing.assert_allclose(found["std"], actions.std(0))
+    assert np.shape(known["stats"][TOP]["mean"]) == (3, 1, 1)
+    assert "terminated from truncated" in dataset.assumptions[0]
+
+
+def test_the_folder_of_metadata_is_the_dataset(small: Model) -> None:
+    for path in (small.path, str(small.path), small.path / "meta", small.path / "meta" / "info.json"):
+        check_rows(open_dataset(path), small.columns, small.lengths)
+
+
+def test_version_2_0_and_missing_episodes(tmp_path: Path) -> None:
+    model = lerobot_v21(tmp_path / "data", lengths=(4, 3, 5))
+    edit_info(model.path, codebase_version="v2.0", total_episodes=2, total_frames=9)
+    (model.path / "meta/episodes_stats.jsonl").unlink()
+    (model.path / "meta/stats.json").write_text('{"action": {"mean": [1.0, 2.0]}}')
+    lines = (model.path / "meta/episodes.jsonl").read_text().splitlines()
+    (model.path / "meta/episodes.jsonl").write_text("\n".join([lines[2], lines[0]]))
+    dataset = open_dataset(model.path)
+    rows = [*range(4), *range(7, 12)]
+    check_rows(dataset, {name: values[rows] for name, values in model.columns.items()}, [4, 5])
+    assert dataset.metadata["episode_index"] == [0, 2]
+    assert dataset.metadata["stats"] == {"action": {"mean": [1.0, 2.0]}}
+
+
+def test_a_field_done_of_the_dataset_stays(tmp_path: Path) -> None:
+    model = lerobot_v3(tmp_path / "data", features={"done": ("bool", (1,)), "action": ("float32", (2,))})
+    dataset = open_dataset(model.path)
+    stored = np.concatenate([pq.read_table(path).column("done").to_numpy() for path in tables_of(model)])
+    assert dataset["done"].tolist() == stored.tolist()
+    assert "field of the dataset" in dataset.assumptions[0]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_features_of_text(tmp_path: Path, kind: pa.DataType) -> None:
+    model = lerobot_v3(tmp_path / "data", lengths=(4, 3, 5))
+    features = json.loads((model.path / "meta/info.json").read_text())["features"]
+    edit_info(model.path, features={**features, "note": {"dtype": "string", "shape": [1], "names": None}})
+    texts = [f"row {'ä' * (row % 3)}" for row in range(12)]
+    texts[5] = ""
+    paths = tables_of(model)
+    for path, values in zip(paths, (texts[:7], texts[7:]), strict=True):
+        pq.write_table(pq.read_table(path).append_column("note", pa.array(values, kind)), path)
+    dataset = open_dataset(model.path)
+    assert dataset["note"] == texts
+    assert dataset[[11, 2, 11]]["note"] == [texts[11], texts[2], texts[11]]
+    check_rows(dataset, model.columns, model.lengths)
+    rewrite(paths[1], lambda table: table.set_column(table.num_columns - 1, "note", pa.array(["x", None] + ["y"] * 3)))
+    with pytest.raises(DamagedFileError, match=r"file-001.parquet, column 'note', episode 2, frame 1: the row has no"):
+        open_dataset(model.path)["note"]
+
+
+def test_features_of_other_kinds_are_named(tmp_path: Path) -> None:
+    model = lerobot_v3(tmp_path / "data")
+    features = json.loads((model.path / "meta/info.json").read_text())["features"]
+    edit_info(model.path, features={**features, "sound": {"dtype": "audio", "shape": [1], "names": None}})
+    dataset = open_dataset(model.path)
+    assert dataset.assumptions[1:] == ("The feature 'sound' is not read: its dtype is audio.",)
+    check_rows(dataset, model.columns, model.lengths)
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+def edit_info(path: Path, **entries: Any) -> None:
+    file = path / "meta" / "info.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+
+
+@pytest.mark.parametrize("version", ["v1.6", "v4.0", "v2.2", None])
+def test_other_versions_are_named(small: Model, tmp_path: Path, version: Any) -> None:
+    path = copied(small, tmp_path)
+    edit_info(path, codebase_version=version)
+    with pytest.raises(KindError, match=rf"codebase_version is {version!r}.*convert"):
+        open_dataset(path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"fps": 0}, "fps must be a positive number, got 0"),
+        ({"fps": None}, "fps must be a positive number"),
+        ({"features": {}}, "features must name"),
+        ({"features": {"a": {"dtype": "float32"}}}, "feature 'a' must have a dtype and a shape"),
+        ({"features": {"a": {"dtype": "image", "shape": [3]}}}, r"feature 'a' must have a shape \[height"),
+        ({"features": {"a": {"dtype": "video", "shape": [8, 8, 3]}}}, "videos|video_path"),
+        ({"data_path": None}, "data_path must be the template"),
+        ({"data_path": "../{episode_index}{file_index}"}, "no template|leads out"),
+        ({"data_path": "/etc/passwd"}, "leads out of the folder"),
+        ({"data_path": "data/../../x"}, "leads out of the folder"),
+        ({"data_path": "data/{nothing}"}, "no template of paths"),
+        ({"total_frames": 15}, "gives total_frames 15, but .*episodes.* gives 14"),
+        ({"total_episodes": 3}, "gives total_episodes 3, but .*episodes.* gives 4"),
+    ],
+)
+def test_wrong_entries_of_the_info_are_named(
+    small: Model, tmp_path: Path, entries: dict[str, Any], message: str
+) -> None:
+    path = copied(small, tmp_path)
+    edit_info(path, **entries)
+    with pytest.raises(DamagedFileError, match=message):
+        open_dataset(path)
+
+
+def test_metadata_cut_short_is_named(small: Model, tmp_path: Path) -> None:
+    for number, file in enumerate(sorted((small.path / "meta").rglob("*.*"))):
+        path = copied(small, tmp_path / str(number))
+        other = path / file.relative_to(small.path)
+        other.write_bytes(file.read_bytes()[: file.stat().st_size * 2 // 3])
+        with pytest.raises(DamagedFileError, match=other.name):
+            open_dataset(path).metadata["stats"]
+        other.unlink()
+        if "stats" not in other.name:
+            with pytest.raises((MissingFileError, KindError), match=r"is missing|has no Parquet file|not recognized"):
+                open_dataset(path)
+
+
+def test_numbers_of_tasks_are_bounded(small: Model, tmp_path: Path) -> None:
+    path = copied(small, tmp_path)
+    lines, table = path / "meta/tasks.jsonl", path / "meta/tasks.parquet"
+    if lines.exists():
+        lines.write_text('{"task_index": 1000000000000, "task": "pick"}')
+    else:
+        rewrite(table, changed("task_index", lambda values: values.__setitem__(0, 1 << 40)))
+    with pytest.raises(DamagedFileError, match=r"tasks.*line 1: task_index must be an integer of at least 0 and below"):
+        open_dataset(path)
+
+
+def damage_v3(path: Path, name: str, change: Callable[[list[Any]], Any]) -> None:
+    rewrite(path / "meta/episodes/chunk-000/file-000.parquet", changed(name, change))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("length", 5, r"row 0 has episode 0 of 5 rows at \[0, 4\)"),
+        ("length", 0, "episode 0 has 0 rows"),
+        ("dataset_to_index", 5, r"episode 0 of 4 rows at \[0, 5\), where episode 0 at \[0, 4\)"),
+        ("dataset_from_index", 1, r"row 0 has episode 0 of 4 rows at \[1, 4\)"),
+        ("episode_index", 1, "row 0 has episode 1"),
+        ("data/file_index", 1, "apart from the episodes before it"),
+    ],
+)
+def test_wrong_episodes_of_version_3(tmp_path: Path, name: str, value: int, message: str) -> None:
+    model = lerobot_v3(tmp_path / "data", lengths=(4, 3, 5, 2), episodes_per_file=1)
+    if name == "data/file_index":
+        damage_v3(model.path, name, lambda values: values.__setitem__(2, 0))
+    else:
+        damage_v3(model.path, name, lambda values: values.__setitem__(0, value))
+    with pytest.raises(DamagedFileError, match=message):
+        open_dataset(model.path)
+
+
+def test_wrong_ends_of_episodes_are_found_by_their_rows(tmp_path: Path) -> None:
+    model = lerobot_v3(tmp_path / "data", lengths=(4, 3), episodes_per_file=2)
+    damage_v3(model.path, "length", lambda values: values.reverse())
+    damage_v3(model.path, "dataset_to_index", lambda values: values.__setitem__(0, 3))
+    damage_v3(model.path, "dataset_from_index", lambda values: values.__setitem__(1, 3))
+    dataset = open_dataset(model.path)
+    assert dataset[:3]["index"].tolist() == [0, 1, 2]
+    with pytest.raises(DamagedFileError, match=r"file-000.parquet has a row of episode 0 where episode 1, frame 0"):
+        dataset[3]
+
+
+def test_wrong_lines_of_version_2_1(tmp_path: Path) -> None:
+    model = lerobot_v21(tmp_path / "data", lengths=(4, 3))
+    file = model.path / "meta/episodes.jsonl"
+    first, second = file.read_text().splitlines()
+    for lines, message in (
+        ([first, first], "has episode 0 twice"),
+        ([first, second.replace("3}", "2.5}")], "line 2: length must be an integer"),
+        ([first, second.replace("3}", "-3}")], "line 2: length must be an integer"),
+        ([first, "[]"], "line 2, is no JSON object"),
+        ([first, second[:-3]], "line 2 of 2, cannot be read as JSON"),
+        ([first], "total_episodes 2, but .*episodes.jsonl gives 1"),
+    ):
+        file.write_text("\n".join(lines) + "\n")
+        with pytest.raises(DamagedFileError, match=message):
+            open_dataset(model.path)
+    file.write_text("")
+    with pytest.raises(SchemaError, match="has no episode"):
+        open_dataset(model.path)
+    file.write_text(f"{first}\n{second.replace('3}', '4}')}\n")
+    edit_info(model.path, total_frames=8)
+    dataset = open_dataset(model.path)
+    with pytest.raises(DamagedFileError, match=r"episode_000001.parquet has 3 rows, but .* gives 4 rows to episode 1"):
+        dataset[5]
+    assert dataset[3]["index"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.drop_columns("action"), r"parquet \(episode \d\) has no column 'action': it has"),
+        (lambda table: table.slice(1), "rows, but .*episodes.* gives .* rows to"),
+        (
+            lambda table: table.take([0, 2, 1, *range(3, len(table))]),
+            "has index 2 in episode 0, frame 1, where index 1",
+        ),
+        (changed("episode_index", lambda v: v.__setitem__(1, 2)), "row of episode 2 where episode 0, frame 1, should"),
+        (changed("action", lambda v: v.__setitem__(1, None)), r"'action', episode 0, frame 1: there is no value"),
+        (changed("task_index", lambda v: v.__setitem__(2, 7)), "'task_index', episode 0, frame 2: 7 is not the number"),
+        (
+            lambda table: table.set_column(
+                table.column_names.index("action"), "action", pa.array([[1.0]] * len(table), pa.list_(pa.float32()))
+            ),
+            r"'action', episode 0, frame 0: a list of 1 values, where the shape \[2\] asks for 2",
+        ),
+        (
+            lambda table: table.set_column(
+                table.column_names.index("action"), "action", pa.array([["a", "b"]] * len(table))
+            ),
+            "'action', episode 0, frame 0: values are of type string",
+        ),
+        (
+            lambda table: table.set_column(
+                table.column_names.index("index"), "index", table.column("index").cast(pa.float64())
+            ),
+            "'index', episode 0, frame 0: values are float64, where int64",
+        ),
+    ],
+)
+def test_wrong_tables_are_named(
+    small: Model, tmp_path: Path, change: Callable[[pa.Table], pa.Table], message: str
+) -> None:
+    path = copied(small, tmp_path)
+    first = min((path / "data").rglob("*.parquet"))
+    rewrite(first, change)
+    with pytest.raises(DamagedFileError, match=message) as found:
+        open_dataset(path)[:]
+    assert first.name in str(found.value)
+
+
+def test_tables_cut_short_are_named(small: Model, tmp_path: Path) -> None:
+    path = copied(small, tmp_path)
+    last = max((path / "data").rglob("*.parquet"))
+    dataset = open_dataset(path)
+    for share in (0.0, 0.3, 0.9):
+        last.write_bytes(last.read_bytes()[: int(last.stat().st_size * share)])
+        with pytest.raises(DamagedFileError, match=rf"{last.name} cannot be read \(episode 3, frames \[0, 2\)\)"):
+            dataset[-1]
+    assert dataset[0]["index"] == 0
+
+
+def test_numbers_may_be_stored_in_wider_types(tmp_path: Path) -> None:
+    model = lerobot_v21(tmp_path / "data", lengths=(4, 3))
+
+    def widen(table: pa.Table) -> pa.Table:
+        wide = {"action": pa.list_(pa.float64()), "task_index": pa.int32(), "timestamp": pa.float64()}
+        return table.cast(pa.schema([field.with_type(wide.get(field.name, field.type)) for field in table.schema]))
+
+    for path in tables_of(model):
+        rewrite(path, widen)
+    check_rows(open_dataset(model.path), model.columns, model.lengths)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_damaged_videos_are_named(writer: str, tmp_path: Path) -> None:
+    model = WRITERS[writer](tmp_path / "data", lengths=(6, 5), cameras={TOP: (32, 48)}, keyframes=2)
+    video = max((model.path / "videos").rglob("*.mp4"))
+    content = video.read_bytes()
+    dataset = open_dataset(model.path)
+    video.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DamagedFileError, match=rf"{video.name}: episode 1, frame"):
+        dataset[6:]
+    video.unlink()
+    with pytest.raises(MissingFileError, match=rf"{video.name}: episode 1, frame"):
+        dataset[10]
+    video.write_bytes(content)
+    dataset.close()
+    np.testing.assert_array_equal(dataset[6:][TOP].numpy(), model.columns[TOP][6:])
+
+
+def test_frames_off_the_times_of_their_rows_raise(tmp_path: Path) -> None:
+    model = lerobot_v3(tmp_path / "data", lengths=(6, 5), cameras={TOP: (32, 48)})
+    damage_v3(model.path, f"videos/{TOP}/from_timestamp", lambda values: values.__setitem__(1, 0.65))
+    dataset = open_dataset(model.path)
+    np.testing.assert_array_equal(dataset[:6][TOP].numpy(), model.columns[TOP][:6])
+    with pytest.raises(DamagedFileError, match=r"episode 1, frame \d"):
+        dataset[6:]
+    damage_v3(model.path, f"videos/{TOP}/from_timestamp", lambda values: values.__setitem__(1, 60.0))
+    with pytest.raises(DamagedFileError, match=r"episode 1, frame 4"):
+        open_dataset(model.path)[10]
+
+
+def picture(value: Any) -> Callable[[pa.Table], pa.Table]:
+    return changed(DEPTH, lambda values: values.__setitem__(1, {"bytes": value, "path": "x.png"}))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (b"no picture", "cannot be decoded"),
+        (None, "no picture"),
+        (b"\x89PNG\r\n\x1a\n", "cannot be decoded"),
+    ],
+)
+def test_damaged_pictures_are_named(tmp_path: Path, value: Any, message: str) -> None:
+    model = lerobot_v3(tmp_path / "data", images={DEPTH: (16, 24)})
+    path = tables_of(model)[0]
+    rewrite(path, picture(value))
+    with pytest.raises(DamagedFileError, match=rf"{path.name}, column '{DEPTH}', episode 0, frame 1: .*{message}"):
+        open_dataset(model.path)[1]
+
+
+def test_pictures_of_another_size_are_named(tmp_path: Path) -> None:
+    model = lerobot_v3(tmp_path / "data", images={DEPTH: (16, 24)})
+    features = json.loads((model.path / "meta/info.json").read_text())["features"]
+    features[DEPTH]["shape"] = [8, 24, 3]
+    edit_info(model.path, features=features)
+    with pytest.raises(DamagedFileError, match=r"frame 4: the picture is uint8 \[16, 24, 3\].*\[3, 8, 24\]"):
+        open_dataset(model.path)[4]

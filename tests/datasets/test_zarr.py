@@ -1,0 +1,196 @@
+"""Zarr replay buffers are read chunk by chunk, as NumPy has them; damage is named, and objects are never loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("zarr")
+
+import numcodecs
+import zarr
+
+from ostinato import open_dataset
+from ostinato.errors import DamagedFileError, EpisodesError, KindError, OptionError, SchemaError
+
+from .builders import Model, diffusion_zarr
+from .samples import check_processes, check_rows, check_samples, flat
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KINDS = [(2, ".zarr"), (2, ".zarr.zip"), (3, ".zarr"), (3, ".zarr.zip")]
+
+
+def with_done(model: Model) -> dict[Any, Any]:
+    done = np.zeros(sum(model.lengths), bool)
+    done[np.array(model.ends) - 1] = True
+    return {**model.columns, "done": done}
+
+
+@pytest.mark.parametrize(("version", "suffix"), KINDS)
+@pytest.mark.parametrize("chunk", [1, 5, 100])
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_every_number_is_that_of_the_arrays(tmp_path: Path, version: int, suffix: str, chunk: int, dtype: str) -> None:
+    model = diffusion_zarr(tmp_path / f"a{suffix}", zarr_format=version, chunk_rows=chunk, picture_dtype=dtype)
+    dataset = open_dataset(model.path)
+    check_rows(dataset, with_done(model), model.lengths)
+    assert flat(dataset[:]).keys() == {("action",), ("state",), ("img",), ("done",)}
+    assert [text for text in dataset.assumptions if "not stored" not in text] == [dataset.assumptions[-1]]
+    check_rows(open_dataset(model.path, max_bytes=100), model.columns, model.lengths)
+
+
+@pytest.mark.parametrize(("version", "suffix"), KINDS)
+def test_groups_are_opened(tmp_path: Path, version: int, suffix: str) -> None:
+    model = diffusion_zarr(tmp_path / f"a{suffix}", zarr_format=version)
+    store: Any = zarr.storage.ZipStore(model.path) if suffix.endswith("zip") else str(model.path)
+    check_rows(open_dataset(zarr.open_group(store, mode="r")), model.columns, model.lengths)
+    memory: dict[str, Any] = {}
+    group = zarr.open_group(memory, mode="w", zarr_format=version)  # type: ignore[arg-type]
+    for name, values in model.columns.items():
+        group.create_array(f"data/{name}", data=values)
+    group.create_array("meta/episode_ends", data=np.array(model.ends))
+    group.create_array("meta/seed", data=np.array([3, 4]))
+    dataset = open_dataset(group)
+    check_rows(dataset, model.columns, model.lengths)
+    assert dataset.metadata == {"seed": [3, 4]}
+
+
+def test_a_group_within_a_store_is_opened(tmp_path: Path) -> None:
+    model = diffusion_zarr(tmp_path / "a.zarr", zarr_format=2)
+    outer = zarr.open_group(str(tmp_path / "b.zarr"), mode="w", zarr_format=2)
+    outer.create_group("in")
+    shutil.copytree(model.path, tmp_path / "b.zarr" / "in" / "ner")
+    check_rows(open_dataset(outer["in/ner"]), model.columns, model.lengths)
+    with pytest.raises(DamagedFileError, match=r"b.zarr has no meta/episode_ends"):
+        open_dataset(tmp_path / "b.zarr")
+
+
+@pytest.mark.parametrize(("version", "suffix"), [(2, ".zarr"), (3, ".zarr.zip")])
+def test_buffers_sample_what_they_sample_of_arrays(tmp_path: Path, version: int, suffix: str) -> None:
+    model = diffusion_zarr(tmp_path / f"a{suffix}", zarr_format=version, lengths=(6, 4, 8, 5))
+    check_samples(lambda: open_dataset(model.path), model, tmp_path, reward=False, frames="img")
+    check_samples(lambda: open_dataset(model.path, max_bytes=4000), model, tmp_path, reward=False, frames="img")
+
+
+@pytest.mark.parametrize(("version", "suffix"), KINDS)
+def test_processes_read_files_of_their_own(tmp_path: Path, version: int, suffix: str) -> None:
+    model = diffusion_zarr(tmp_path / f"a{suffix}", zarr_format=version)
+    check_processes(open_dataset(model.path, max_bytes=4000), model.columns, spawn=version == 3 and suffix == ".zarr")
+
+
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        ([6, 10, 19], "ends at row 19, the fields have 18 rows"),
+        ([6, 10], "ends at row 10"),
+        ([6, 5, 18], r"episode 1 would be the rows \[6, 5\)"),
+        ([6, 6, 18], r"episode 1 would be the rows \[6, 6\)"),
+        ([0, 18], r"episode 0 would be the rows \[0, 0\)"),
+        ([-1, 18], "episode 0"),
+        ([6.0, 18.0], "must be integers"),
+        ([[6], [18]], "must be integers"),
+        ([], "must be integers"),
+    ],
+)
+def test_wrong_ends_of_episodes_are_named(tmp_path: Path, ends: Any, message: str) -> None:
+    model = diffusion_zarr(tmp_path / "a.zarr")
+    zarr.open_group(str(model.path), mode="a").create_array("meta/episode_ends", data=np.array(ends), overwrite=True)
+    with pytest.raises(EpisodesError, match=rf"a.zarr: meta/episode_ends .*{message}"):
+        open_dataset(model.path)
+
+
+def test_arrays_that_disagree_are_named(tmp_path: Path) -> None:
+    model = diffusion_zarr(tmp_path / "a.zarr")
+    group = zarr.open_group(str(model.path), mode="a")
+    group.create_array("data/force", data=np.zeros(17))
+    with pytest.raises(DamagedFileError, match=r"data/force has 17 rows, data/action has 18"):
+        open_dataset(model.path)
+    group.create_array("data/force", data=np.array(3.0), overwrite=True)
+    with pytest.raises(DamagedFileError, match="data/force is one value"):
+        open_dataset(model.path)
+    shutil.rmtree(model.path / "data")
+    with pytest.raises(DamagedFileError, match="no array in data"):
+        open_dataset(model.path)
+    with pytest.raises(OptionError, match="filter_key"):
+        open_dataset(model.path, filter_key="train")
+
+
+class Hostile:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, ("/tmp/ostinato-was-here",))
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".zarr.zip"])
+@pytest.mark.parametrize("where", ["object_codec", "filter"])
+def test_pickled_objects_are_never_loaded(tmp_path: Path, suffix: str, where: str) -> None:
+    model = diffusion_zarr(tmp_path / "a.zarr", zarr_format=2)
+    folder = model.path / "data" / "action"
+    description = json.loads((folder / ".zarray").read_text())
+    description["filters"] = [numcodecs.Pickle().get_config()]
+    if where == "object_codec":
+        description |= {"dtype": "|O", "fill_value": None}
+    (folder / ".zarray").write_text(json.dumps(description))
+    for file in folder.glob("[0-9]*"):
+        file.write_bytes(pickle.dumps(Hostile()))
+    path = model.path
+    if suffix.endswith("zip"):
+        path = tmp_path / "b.zarr.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            for file in sorted(model.path.rglob("*")):
+                archive.write(file, file.relative_to(model.path))
+    with pytest.raises(SchemaError, match="data/action holds pickled Python objects, which are never loaded"):
+        open_dataset(path)
+    if suffix == ".zarr":
+        store = zarr.storage.MemoryStore()
+        group = zarr.open_group(store, mode="w", zarr_format=2)
+        group.create_array("data/text", data=np.array(["a", "b"], dtype="U1"))
+        group.create_array("meta/episode_ends", data=np.array([2]))
+        with pytest.raises(SchemaError, match="data/text does not hold numbers"):
+            open_dataset(group)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_damaged_chunks_are_named_when_they_are_read(tmp_path: Path, version: int) -> None:
+    model = diffusion_zarr(tmp_path / "a.zarr", zarr_format=version)
+    chunk = model.path / "data" / "state" / ("1.0" if version == 2 else "c/1/0")
+    content = chunk.read_bytes()
+    for damaged in (content[: len(content) // 2], content[:-1], content[:20], b"", b"\x00" * len(content)):
+        chunk.write_bytes(damaged)
+        dataset = open_dataset(model.path)
+        assert dataset[:5]["state"].shape == (5, 5)
+        with pytest.raises(DamagedFileError, match=r"data/state cannot be read, rows \[5, 10\) of episodes 0 to 1"):
+            dataset[5]
+    chunk.unlink()
+    dataset = open_dataset(model.path)
+    assert dataset.assumptions[0] == "1 of 4 chunks of data/state are not stored; Zarr reads their rows as 0.0."
+
+
+def test_damaged_descriptions_and_archives_are_named(tmp_path: Path) -> None:
+    model = diffusion_zarr(tmp_path / "a.zarr", zarr_format=2)
+    path = model.path / "data" / "state" / ".zarray"
+    text = path.read_text()
+    path.write_text(text[:20])
+    with pytest.raises(DamagedFileError, match=r"a.zarr: data/state: its description is not JSON"):
+        open_dataset(model.path)
+    path.write_text(text.replace('"blosc"', '"unheard of"'))
+    with pytest.raises(DamagedFileError, match=r"data/state cannot be opened: .*unheard of.*codec"):
+        open_dataset(model.path)
+    archive = diffusion_zarr(tmp_path / "b.zarr.zip")
+    content = archive.path.read_bytes()
+    archive.path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DamagedFileError, match=r"b.zarr.zip is not a whole zip archive"):
+        open_dataset(archive.path)
+    with zipfile.ZipFile(tmp_path / "c.zip", "w") as other:
+        other.writestr("readme", "text")
+    with pytest.raises(KindError, match="not recognized"):
+        open_dataset(tmp_path / "c.zip")
