@@ -1,0 +1,342 @@
+"""What a dataset keeps: frames within its budget, or every decoded row in memory or on disk; never a wrong one."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from ostinato import DatasetStorage, open_dataset
+from ostinato.datasets.cache import RowCache
+from ostinato.datasets.video import VideoFiles
+from ostinato.durable import files
+from ostinato.errors import (
+    CheckpointError,
+    DamagedFileError,
+    DirectoryInUseError,
+    OptionError,
+    StorageMemoryError,
+)
+
+from .builders import Model, lerobot_v3
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOP, WRIST = "observation.images.top", "observation.images.wrist"
+LENGTHS = (17, 12, 21)
+ROWS = sum(LENGTHS)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    cameras = {TOP: (32, 48), WRIST: (24, 32)}
+    return lerobot_v3(tmp_path / "data", lengths=LENGTHS, cameras=cameras, keyframes=5, b_frames=1)
+
+
+def agrees(dataset: DatasetStorage, model: Model, rows: Any) -> bool:
+    """Whether rows equal those of the model."""
+    batch = dataset[torch.as_tensor(rows)]
+    return all((batch[key].numpy() == model.columns[key][rows]).all() for key in (TOP, WRIST, "observation.state"))
+
+
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets an entry for every job of a decoder."""
+    jobs: list[int] = []
+    submit = VideoFiles.submit
+
+    def counted(self: VideoFiles, work: Any) -> Any:
+        jobs.append(1)
+        return submit(self, work)
+
+    monkeypatch.setattr(VideoFiles, "submit", counted)
+    return jobs
+
+
+# -- the budget --------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 12), st.lists(st.lists(st.integers(0, 19), max_size=14), max_size=8))
+def test_rows_are_kept_within_the_budget(most: int, reads: list[list[int]]) -> None:
+    rows = np.arange(20 * 6, dtype=np.uint8).reshape(20, 2, 3)
+    cache = RowCache(20, (2, 3), most * 6 + 3)
+    for wanted in reads:
+        at = np.array(wanted, np.int64)
+        got, found = cache.read(at)
+        np.testing.assert_array_equal(got.numpy()[found], rows[at][found])
+        missing = at[~found]
+        cache.keep(missing, rows, missing)
+        assert cache.used <= min(most, 20)
+        assert cache.nbytes <= most * 6 + 3
+        if len(set(wanted)) <= most:
+            assert cache.read(at)[1].all()
+    cache.clear()
+    assert not cache.read(np.arange(20))[1].any()
+
+
+def test_the_rows_used_least_recently_leave() -> None:
+    rows = np.zeros((100, 8), np.uint8)
+    cache = RowCache(100, (8,), 10 * 8)
+    hot = np.array([1, 2, 3])
+    for row in range(100):
+        cache.read(hot)
+        cache.keep(hot, rows, hot)
+        cache.keep(np.array([row]), rows, np.array([row]))
+    assert cache.read(hot)[1].all()
+    assert cache.read(np.arange(93, 100))[1].all()
+
+
+@pytest.mark.parametrize("max_bytes", [1, 20_000, 60_000, 1 << 30])
+def test_frames_are_right_with_any_budget(model: Model, max_bytes: int) -> None:
+    dataset = open_dataset(model.path, max_bytes=max_bytes, num_threads=2)
+    generator = np.random.default_rng(0)
+    for size in generator.integers(1, 20, 30):
+        assert agrees(dataset, model, generator.integers(0, ROWS, size))
+    dataset.close()
+
+
+def test_frames_that_are_kept_are_not_decoded_again(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = decoded(monkeypatch)
+    dataset = open_dataset(model.path)
+    assert agrees(dataset, model, np.arange(ROWS))
+    count = len(jobs)
+    assert count
+    assert agrees(dataset, model, np.arange(ROWS)[::-1].copy())
+    assert len(jobs) == count
+
+
+MEMORY = """
+import sys, numpy as np, psutil, torch
+from pathlib import Path
+from tests.datasets.videos import pictures, write_video
+from tests.datasets.test_video import Spans, say
+from ostinato.datasets.cache import BlockCache
+from ostinato.datasets.open import Reading
+from ostinato.datasets.video import VideoColumn
+path = Path(sys.argv[1])
+write_video(path, pictures(40, 240, 320), fps=30, keyframes=2, codec="mpeg4")
+budget = 96 << 20  # of 221 MB of frames
+reading = Reading(BlockCache(1), 2, 1e-4)
+spans = Spans(torch.tensor([40]), torch.zeros(1, dtype=torch.float64), 30)
+generator = np.random.default_rng(0)
+films = [VideoColumn([path], spans, (3, 240, 320), say, reading, 30) for _ in range(24)]
+draw = lambda: torch.from_numpy((generator.integers(0, 32, 2)[:, None] + np.arange(8)).ravel())
+for film in films * 2:
+    film.start(draw())()
+before = psutil.Process().memory_info().rss
+for film in films:
+    film.keep_frames(40, budget // 24)
+peak = 0
+for film in films * 10:
+    film.start(draw())()
+    peak = max(peak, psutil.Process().memory_info().rss - before)
+print(peak / budget, sum(film.kept.nbytes for film in films) / budget)
+"""
+
+
+def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(tmp_path / "a.mp4")], capture_output=True, text=True, check=True, timeout=120
+    )
+    resident, kept = map(float, run.stdout.split())
+    assert kept > 0.9
+    assert resident < 1.1
+
+
+# -- every row once ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_every_row_is_decoded_once(model: Model, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = decoded(monkeypatch)
+    dataset = open_dataset(model.path, cache=kind, max_bytes=1)
+    assert agrees(dataset, model, np.array([3, 40, 3, 18]))
+    assert agrees(dataset, model, np.arange(ROWS))
+    count = len(jobs)
+    assert agrees(dataset, model, np.arange(ROWS)[::-2].copy())
+    assert len(jobs) == count
+    dataset.close()
+    assert agrees(dataset, model, np.arange(ROWS))
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_forked_processes_share_the_rows(model: Model, kind: Any) -> None:
+    dataset = open_dataset(model.path, cache=kind)
+    process = os.fork()
+    if not process:
+        os._exit(0 if agrees(dataset, model, np.arange(5, 30)) else 1)
+    assert os.waitpid(process, 0)[1] == 0
+    column: Any = dataset.contents.columns[TOP,]
+    assert column.filled.nonzero().flatten().tolist() == list(range(5, 30))
+    assert agrees(dataset, model, np.arange(ROWS))
+
+
+@pytest.mark.parametrize(("kind", "method"), [(None, "fork"), ("memory", "fork"), ("disk", "fork"), ("disk", "spawn")])
+def test_workers_of_a_data_loader_read(model: Model, kind: Any, method: str) -> None:
+    dataset = open_dataset(model.path, cache=kind, fields=[TOP, "observation.state"])
+    source: Any = dataset
+    loader: Any = DataLoader(source, batch_size=10, num_workers=2, multiprocessing_context=method)
+    frames = torch.cat([batch[TOP] for batch in loader]).numpy()
+    np.testing.assert_array_equal(frames, model.columns[TOP])
+
+
+@pytest.mark.parametrize("kind", [None, "memory", "disk"])
+def test_copies_read(model: Model, kind: Any) -> None:
+    dataset = open_dataset(model.path, cache=kind)
+    assert agrees(dataset, model, np.arange(9))
+    for other in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
+        assert agrees(other, model, np.arange(ROWS))
+
+
+def test_rows_on_disk_persist(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "cache"
+    dataset = open_dataset(model.path, cache="disk", cache_dir=folder)
+    assert agrees(dataset, model, np.arange(0, 30))
+    dataset.close()
+    del dataset
+    jobs = decoded(monkeypatch)
+    dataset = open_dataset(model.path, cache="disk", cache_dir=folder)
+    assert agrees(dataset, model, np.arange(0, 30))
+    assert not jobs
+    assert agrees(dataset, model, np.arange(ROWS))
+    assert jobs
+    again = open_dataset(model.path, cache="disk", cache_dir=folder, fields=[WRIST])  # in the same process
+    np.testing.assert_array_equal(again[:][WRIST].numpy(), model.columns[WRIST])
+
+
+def test_temporary_files_are_removed(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
+    (tmp_path / "t").mkdir()
+    dataset = open_dataset(model.path, cache="disk")
+    assert agrees(dataset, model, np.arange(9))
+    assert list((tmp_path / "t").iterdir())
+    del dataset
+    assert not list((tmp_path / "t").iterdir())
+
+
+KILLED = """
+import sys, numpy as np, torch
+import ostinato.datasets.decoded as decoded
+from ostinato import open_dataset
+decoded._FLUSH_BYTES = 20_000
+dataset = open_dataset(sys.argv[1], cache="disk", cache_dir=sys.argv[2])
+generator = np.random.default_rng(int(sys.argv[3]))
+print("open", flush=True)
+while True:
+    dataset[torch.from_numpy(generator.integers(0, len(dataset), 3))]
+"""
+
+
+def start(model: Model, folder: Path, seed: int = 0) -> subprocess.Popen[str]:
+    """Start a process that decodes rows to a directory until it is killed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(model.path), str(folder), str(seed)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    return process
+
+
+def test_a_killed_process_leaves_no_wrong_row(model: Model, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    kept = 0
+    for seed, delay in enumerate((0.0, 0.4, 0.8)):
+        process = start(model, folder, seed)
+        with pytest.raises(DirectoryInUseError, match="used by another process"):
+            open_dataset(model.path, cache="disk", cache_dir=folder)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        dataset = open_dataset(model.path, cache="disk", cache_dir=folder)
+        column: Any = dataset.contents.columns[TOP,]
+        count = int(column.filled.sum())
+        assert count >= kept
+        kept = count
+        rows = column.filled.nonzero().flatten().numpy()
+        np.testing.assert_array_equal(column.tensor.numpy()[rows], model.columns[TOP][rows])
+        del dataset, column
+    assert kept > 0
+    dataset = open_dataset(model.path, cache="disk", cache_dir=folder)
+    assert agrees(dataset, model, np.arange(ROWS))
+
+
+def test_a_changed_dataset_and_other_directories_are_refused(model: Model, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    dataset = open_dataset(model.path, cache="disk", cache_dir=folder)
+    assert agrees(dataset, model, np.arange(4))
+    del dataset
+    video = next(model.path.rglob("*.mp4"))
+    status = video.stat()
+    os.utime(video, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    with pytest.raises(CheckpointError, match="have changed since"):
+        open_dataset(model.path, cache="disk", cache_dir=folder)
+    os.utime(video, ns=(status.st_atime_ns, status.st_mtime_ns))
+    open_dataset(model.path, cache="disk", cache_dir=folder)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("important")
+    with pytest.raises(OptionError, match=r"thesis\.txt"):
+        open_dataset(model.path, cache="disk", cache_dir=tmp_path / "other")
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.txt"]
+
+
+def test_damaged_files_of_the_cache(model: Model, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+
+    def fill() -> None:
+        dataset = open_dataset(model.path, cache="disk", cache_dir=folder)
+        assert agrees(dataset, model, np.arange(ROWS))
+        dataset.close()
+
+    fill()
+    rows = next(folder.glob("observation_images_top*.bin"))
+    rows.write_bytes(rows.read_bytes()[:-100])  # cut short: its rows are decoded again
+    fill()
+    rows.unlink()
+    fill()
+    marks = rows.with_name(f"{rows.name}.rows")
+    marks.write_bytes(marks.read_bytes()[:-1] + b"\x00")
+    with pytest.raises(DamagedFileError, match=r"\.rows is damaged: remove"):
+        fill()
+    marks.unlink()
+    fill()
+    (folder / "ostinato-decoded.json").write_text("{")
+    with pytest.raises(DamagedFileError, match="is damaged: remove"):
+        fill()
+
+
+def test_too_little_memory_and_disk_are_said_at_once(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    psutil = pytest.importorskip("psutil")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
+    with pytest.raises(StorageMemoryError, match=r'cache="memory" needs \d+ bytes .* 1000 bytes'):
+        open_dataset(model.path, cache="memory")
+    open_dataset(model.path, cache="memory", episodes=[0], fields=["timestamp"])
+    monkeypatch.setattr(files, "free_bytes", lambda _: 1000)
+    with pytest.raises(StorageMemoryError, match=r'cache="disk" needs \d+ bytes .* 1000 bytes'):
+        open_dataset(model.path, cache="disk", cache_dir=tmp_path / "cache")
+
+
+def test_options_that_do_not_apply_are_errors(model: Model, tmp_path: Path) -> None:
+    arrays: Any = {"x": torch.zeros(3)}
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (model.path, {"cache": "gpu"}, 'cache must be "memory", "disk" or None'),
+        (model.path, {"cache": "memory", "cache_dir": tmp_path}, 'cache_dir is for cache="disk"'),
+        (model.path, {"cache_dir": tmp_path}, 'cache_dir is for cache="disk"'),
+        (arrays, {"cache": "memory", "episode_ends": [3]}, "is in memory already"),
+    ]
+    for source, options, message in wrong:
+        with pytest.raises(OptionError, match=message):
+            open_dataset(source, **options)
