@@ -310,6 +310,16 @@ def test_slices_stay_whole() -> None:
     assert not rb.can_sample(18)
 
 
+def test_slices_need_a_length() -> None:
+    members = [steps(100 * i, sampler=SliceSampler(num_slices=2, end_key="done")) for i in range(2)]
+    assert ReplayBufferEnsemble(*members, sample_from_all=True).sample(8)["id"].shape == (2, 4)
+    rb = ReplayBufferEnsemble(*members, ratio=0.5)
+    with pytest.raises(OptionError, match="give slice_len"):
+        rb.sample(8)
+    with pytest.raises(OptionError, match="member 0"):
+        ReplayBufferEnsemble(*members, ratio=0.5, batch_size=8)
+
+
 def test_windows_count_as_one_row() -> None:
     members = [steps(100 * i, sample_unit=SequenceUnit(4, "strict", "done")) for i in range(2)]
     rb = ReplayBufferEnsemble(*members, ratio=0.25, source_key="source")
@@ -330,6 +340,15 @@ def test_members_of_more_fields_are_named(kind: str) -> None:
     words = r"member 0 has also \('next', 'info'\); member 1 has also 'mask'.*[Ss]elect the fields"
     with pytest.raises(KindError, match=words):
         ReplayBufferEnsemble(*members, ratio=0.5).sample(4)
+
+
+def test_members_of_other_kinds_and_shapes_are_named() -> None:
+    with pytest.raises(KindError, match=r"member 0 gives rows as dict, member 1 .* as TensorDict.*tensordict=True"):
+        ReplayBufferEnsemble(plain(0), tds(100), ratio=0.5).sample(4)
+    wide = ReplayBuffer(storage=LazyTensorStorage(10))
+    wide.extend({"id": torch.zeros(5, 3)})
+    with pytest.raises(KindError, match=r"rows of 'id' are \[\] in member 0, \[3\] in member 1"):
+        ReplayBufferEnsemble(plain(0), wide, ratio=0.5).sample(4)
 
 
 def test_parts_make_an_ensemble_with_a_ratio_too() -> None:
