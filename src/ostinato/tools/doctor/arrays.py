@@ -55,7 +55,7 @@ def check_size(array: Any) -> None:
     Raises:
         ValueError: if its values cannot be in the bytes that the file has for it.
     """
-    number = getattr(array, "id", None)
+    number: Any = getattr(array, "id", None)
     if not hasattr(number, "get_storage_size"):
         return
     nbytes, stored = int(array.nbytes), int(number.get_storage_size())
