@@ -509,6 +509,24 @@ def test_frames_off_the_times_of_their_rows_raise(tmp_path: Path) -> None:
         open_dataset(model.path)[10]
 
 
+def test_times_are_exact_late_in_a_long_episode(tmp_path: Path) -> None:
+    model = lerobot_v3(tmp_path / "data", lengths=(6, 5), cameras={TOP: (32, 48)})
+    late = 9000.0
+    damage_v3(
+        model.path,
+        f"videos/{TOP}/from_timestamp",
+        lambda values: values.__setitem__(slice(None), [value - late for value in values]),
+    )
+    table = tables_of(model)[0]
+    rewrite(
+        table,
+        changed("timestamp", lambda values: values.__setitem__(slice(None), [late + round(v, 3) for v in values])),
+    )
+    stored = pq.read_table(table).column("timestamp").to_numpy()
+    assert np.abs(stored - np.round(stored.astype(np.float64), 1)).max() > 1e-4, "float32 is off by too much"
+    np.testing.assert_array_equal(open_dataset(model.path)[:][TOP].numpy(), model.columns[TOP])
+
+
 def picture(value: Any) -> Callable[[pa.Table], pa.Table]:
     return changed(DEPTH, lambda values: values.__setitem__(1, {"bytes": value, "path": "x.png"}))
 
