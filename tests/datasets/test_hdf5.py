@@ -314,6 +314,7 @@ def test_robomimic_filter_keys_choose_demonstrations(tmp_path: Path) -> None:
     rows = slice(ELEVEN[0], None)
     check_rows(train, {key: values[rows] for key, values in model.columns.items()}, list(ELEVEN[1:]))
     assert open_dataset(model.path, filter_key="valid").episode_lengths.tolist() == [3]
+    assert train.fingerprint != open_dataset(model.path, episodes=slice(1, None)).fingerprint
     with pytest.raises(OptionError, match="no filter key 'test': it has train, valid"):
         open_dataset(model.path, filter_key="test")
     with pytest.raises(OptionError, match="max_episode_steps is for D4RL"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -409,26 +408,6 @@ class Mixer:
         return any(member.engine.sampler.prioritized for member in self.members)
 
     @property
-    def grain(self) -> int:
-        """Rows that members give together with a ratio: the length of slices, 1 where none are drawn.
-
-        Raises:
-            OptionError: if the length of slices would change with the share.
-        """
-        lengths = [1]
-        for i, member in enumerate(self.members if self.sampler.ratio_step is not None else ()):
-            sampler = member.engine.sampler
-            length = getattr(sampler, "slice_len", 1) if sampler.slices else 1
-            if length is None:
-                msg = (
-                    f"member {i} draws slices whose length depends on the rows of its share ({sampler!r}): give "
-                    "slice_len, not num_slices"
-                )
-                raise OptionError(msg)
-            lengths.append(length)
-        return math.lcm(*lengths)
-
-    @property
     def queued(self) -> list[Mix]:
         """Draws that were made ahead, oldest first."""
         return [*([] if self.prefetch is None else self.prefetch.tickets), *self.pending]
@@ -490,7 +469,7 @@ class Mixer:
             if self.pending:
                 return True
             try:
-                held, refusals = self._held(sampler.asked(size, self.grain))
+                held, refusals = self._held(size)
             except OptionError:
                 return False
             if sampler.ratio_step is None:
@@ -499,16 +478,21 @@ class Mixer:
             if not sampler.ready(held):
                 return False
             try:
-                self._check(sampler.plan(size, held, self.generator, self.grain))
+                self._check(sampler.plan(size, held, self.generator))
             except OstinatoError:
                 return False
             return True
 
-    def _held(self, asked: list[int]) -> tuple[list[int], dict[int, OstinatoError]]:
-        """Return the rows of each member, 0 where none can be drawn, and why some cannot draw what they are asked."""
+    def _held(self, size: int) -> tuple[list[int], dict[int, OstinatoError]]:
+        """Return the rows of each member, 0 where none can be drawn, and why some cannot draw their part of a batch.
+
+        Raises:
+            OptionError: if a batch of this size cannot be divided.
+        """
+        self.sampler.members = tuple(member.engine.sampler for member in self.members)  # some may be exchanged
         held: list[int] = []
         refusals: dict[int, OstinatoError] = {}
-        for i, (member, rows) in enumerate(zip(self.members, asked, strict=True)):
+        for i, (member, rows) in enumerate(zip(self.members, self.sampler.asked(size), strict=True)):
             held.append(len(member.engine.storage))
             try:
                 member.check_draw(rows, self.generator)
@@ -526,9 +510,8 @@ class Mixer:
             EmptyBufferError: if no member has rows to draw.
             OstinatoError: if a member that was chosen cannot draw for another reason.
         """
-        asked = self.sampler.asked(size, self.grain)
-        held, refusals = self._held(asked)
-        split = self.sampler.plan(size, held, self.generator, self.grain)
+        held, refusals = self._held(size)
+        split = self.sampler.plan(size, held, self.generator)
         if split.owed is not None:  # of other sizes than those asked for
             self._check(split)
             return split

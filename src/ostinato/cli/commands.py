@@ -251,6 +251,7 @@ def verify(
     """
     from ostinato import tools
 
+    datasets.kind_or_advice(path, "examine it as a dataset with ostinato doctor")
     with show.progress_bar("verify") as on_progress:
         report = tools.verify(path, allow_pickle=allow_pickle, on_progress=on_progress)
     show.answer(report, show.verified, as_json=as_json)

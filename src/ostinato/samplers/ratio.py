@@ -273,7 +273,9 @@ class MixingRatio:
     def __repr__(self) -> str:
         """Show the shares now, and how they change."""
         shown = ", ".join(map(str, self._points[0][1])) if self._points and len(self._points) == 1 else None
-        return f"[{shown}]" if shown is not None else f"schedule at step {self.step}"
+        whole = f"[{shown}]" if shown is not None else f"schedule at step {self.step}"
+        whole += "" if self.rounding == "carry" else f", rounding={self.rounding!r}"
+        return whole + ("" if self.clock == "batches" else f", ratio_steps={self.clock!r}")
 
 
 def _shares(given: Any, count: int, where: str = "") -> list[Fraction]:

@@ -250,10 +250,21 @@ def test_convert_writes_minari_and_hdf5(to: str, layout: str, tmp_path: Path) ->
     assert not (tmp_path / "other").exists()
 
 
+def test_commands_for_other_data_say_what_a_dataset_can_be_used_with(model: Model, tmp_path: Path) -> None:
+    for command, words in (
+        (("verify", model.path), "ostinato doctor"),
+        (("convert", model.path, tmp_path / "new"), "give --format lerobot, minari, hdf5"),
+    ):
+        done = ostinato(*command)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert words in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
     pytest.importorskip("av")
     model = _lerobot(tmp_path)
-    video = sorted(model.path.rglob("*.mp4"))[0]
+    video = min(model.path.rglob("*.mp4"))
     video.write_bytes(video.read_bytes()[: video.stat().st_size // 3])
     assert ostinato("inspect", model.path).returncode == 0, "it reads no pictures"
     page = tmp_path / "page.png"
@@ -265,7 +276,7 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
     assert not page.exists()
     options = ("--save-image", "--no-display", "--output", page)
     assert ostinato("view", model.path, *options).returncode == 0, "it shows the problem"
-    table = sorted((model.path / "data").rglob("*.parquet"))[0]
+    table = min((model.path / "data").rglob("*.parquet"))
     table.write_bytes(table.read_bytes()[:100])
     done = ostinato("inspect", model.path)
     assert (done.returncode, done.stdout) == (1, "")
