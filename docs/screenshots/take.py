@@ -1,7 +1,7 @@
 """Take the screenshots of docs/viewing.md: output of `ostinato view` and `ostinato plot`, and the page in Chromium.
 
-The rollouts are those of an arm of two links that reaches for a ball, made here; the checkpoint is one that
-`ostinato demo` saved.
+The rollouts are those of an arm of two links that reaches for a ball, made here, also as a LeRobot dataset; the
+checkpoint is one that `ostinato demo` saved.
 """
 
 from __future__ import annotations
@@ -18,13 +18,20 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from ostinato import Trajectory, TrajectoryReplayBuffer
+from ostinato import Trajectory, TrajectoryReplayBuffer, export
 
 HERE = Path(__file__).parent
 MAIN = [sys.executable, "-c", "from ostinato.cli.main import main; main()"]
 SIZE = 96
 SHOULDER = np.array([48.0, 82.0])
 LINKS = (30.0, 26.0)
+LEROBOT = {
+    "observation.images.scene": ("observation", "main_images"),
+    "observation.images.wrist": ("observation", "wrist_images"),
+    "observation.state": ("observation", "states"),
+    "action": "action",
+    "next.reward": ("next", "reward"),
+}
 SCALE = 3  # drawn larger and shrunk: smooth edges
 
 
@@ -104,10 +111,10 @@ def ostinato(*arguments: object) -> None:
     subprocess.run([*MAIN, *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
 
 
-def shrink(source: Path, name: str) -> None:
-    """Write a picture with 96 colours: a third of the bytes."""
+def shrink(source: Path, name: str, colours: int = 96) -> None:
+    """Write a picture with few colours: a third of the bytes."""
     with Image.open(source) as image:
-        image.convert("RGB").quantize(96, dither=Image.Dither.NONE).save(HERE / name, optimize=True)
+        image.convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(HERE / name, optimize=True)
 
 
 def browse(rollouts: Path, target: Path) -> None:
@@ -145,6 +152,12 @@ def main() -> None:
         shrink(here / "out.png", "view_states.png")
         browse(rollouts, here / "web.png")
         shrink(here / "web.png", "view_web.png")
+        reaching = here / "reach"
+        export(rollouts, reaching, "lerobot", fields=LEROBOT, fps=20, task="touch the ball", progress=False)
+        ostinato("view", reaching, *once, "--episode", 33, "--step", 12)
+        shrink(here / "out.png", "view_dataset.png", 255)
+        ostinato("plot", reaching, "--episode", 33, "--output", here / "out.png", "--overwrite")
+        shrink(here / "out.png", "plot_dataset.png", 255)
         ostinato("demo", "--steps", 6000, "--prioritized", here / "demo")
         ostinato("plot", here / "demo" / "checkpoint", "--output", here / "out.png", "--overwrite")
         shrink(here / "out.png", "plot_report.png")

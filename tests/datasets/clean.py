@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
+from ostinato import LazyTensorStorage, ReplayBuffer, TrajectoryReplayBuffer
+
+from ..unit.trajectories.rollouts import rollout
 from . import builders
 
 if TYPE_CHECKING:
@@ -237,6 +241,30 @@ def _two_cameras(folder: Path) -> Path:
     ).path
 
 
+def _trajectories(folder: Path) -> Path:
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=folder) as buffer:
+        buffer.add_trajectories([rollout(number, 6) for number in range(3)])
+    return folder
+
+
+def _ranks(folder: Path) -> Path:
+    for rank in range(2):
+        _trajectories(folder / f"rank_{rank}")
+    return folder
+
+
+def _checkpoint(folder: Path) -> Path:
+    values = locomotion([300, 200])
+    buffer = ReplayBuffer(storage=LazyTensorStorage(500))
+    last = torch.zeros(500, dtype=torch.bool)
+    last[[299, 499]] = True
+    row = {"observation": torch.from_numpy(values["observations"]), "action": torch.from_numpy(values["actions"])}
+    following = {"reward": torch.from_numpy(values["rewards"]), "done": last, "terminated": last}
+    buffer.extend({**row, "next": following})
+    buffer.dumps(folder)
+    return folder
+
+
 TOP = {"observation.images.top": (32, 32)}
 CLEAN: dict[str, Callable[[Path], Path]] = {
     "v3-small": lambda p: builders.lerobot_v3(p).path,
@@ -273,6 +301,9 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
         builders.robomimic_hdf5(p.with_suffix(".hdf5"), lengths=[3] * 11, cameras={"top": (16, 16)}).path
     ),
     "robomimic-arm": lambda p: _robomimic_arm(p.with_suffix(".hdf5")),
+    "trajectories": _trajectories,
+    "ranks": _ranks,
+    "checkpoint": _checkpoint,
     "zarr-2": lambda p: builders.diffusion_zarr(p).path,
     "zarr-3": lambda p: builders.diffusion_zarr(p, zarr_format=3, picture_dtype="float32").path,
     "zarr-zip": lambda p: builders.diffusion_zarr(p.with_suffix(".zarr.zip")).path,

@@ -643,6 +643,38 @@ def a_mapping_has_nan(folder: Path) -> dict[str, Any]:
     return {"observation": values["observation.state"], "action": values["action"], "episode_ends": [20, 40]}
 
 
+@planted("not-opened", file="data")
+def minari_has_a_strange_space(folder: Path) -> Path:
+    path = builders.minari_dataset(folder).path
+    edit_json(path / "data/metadata.json", lambda meta: meta.update(observation_space="a box"))
+    return path
+
+
+@planted("file-missing", file="data/1/metadata.json", episode=1)
+def minari_lost_the_metadata_of_an_episode(folder: Path) -> Path:
+    path = builders.minari_dataset(folder, data_format="parquet").path
+    (path / "data/1/metadata.json").unlink()
+    return path
+
+
+@planted("statistics-mismatch", "warning", file="meta/stats.json", camera=TOP)
+def the_statistics_of_a_camera_are_wrong(folder: Path) -> Path:
+    v3(folder, cameras=True)
+    edit_json(folder / "meta/stats.json", lambda stats: stats[TOP].update(mean=[[[0.9]], [[0.9]], [[0.9]]]))
+    return folder
+
+
+@planted("value-nan", episode=12, frame=0, field="next.reward")
+def a_saved_trajectory_has_nan(folder: Path) -> Path:
+    trajectories = [rollout(number, 3) for number in range(3)]
+    rewards = trajectories[2].rewards
+    assert rewards is not None
+    rewards[1] = float("nan")
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=folder) as buffer:
+        buffer.add_trajectories(trajectories)
+    return folder
+
+
 @planted("saved-damaged", file="metadata.json")
 def saved_trajectories_count_wrong(folder: Path) -> Path:
     with TrajectoryReplayBuffer(auto_save=True, auto_save_path=folder) as buffer:

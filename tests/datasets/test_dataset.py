@@ -243,6 +243,15 @@ def test_blocks_are_read_once_while_they_fit_the_budget() -> None:
     assert blocks.loads == [0, 2, 3, 0]
 
 
+def test_a_block_that_was_read_is_kept_whole() -> None:
+    blocks = Blocks(torch.arange(200).view(100, 2), [25, 50, 75])
+    column = DenseColumn(BlockColumn(blocks, BlockCache(1)), 100, HeapRows(), "x")
+    for rows in ([3, 60, 4], [20, 70, 0], [50, 24, 99], [98, 75]):
+        assert column.start(torch.tensor(rows))().tolist() == [[2 * row, 2 * row + 1] for row in rows]
+    assert blocks.loads == [0, 2, 3]
+    assert column.filled.tolist() == [True] * 25 + [False] * 25 + [True] * 50
+
+
 def test_only_the_fields_that_are_asked_for_are_read() -> None:
     one, two = Blocks(torch.arange(100), [50]), Blocks(torch.arange(100), [50])
     cache = BlockCache(10_000)

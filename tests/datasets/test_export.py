@@ -27,7 +27,7 @@ from ostinato import (
     export,
     open_dataset,
 )
-from ostinato.errors import CheckpointError, KeyMissingError, OptionError, OstinatoError, SchemaError
+from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, OstinatoError, SchemaError
 
 from .videos import keyframes_of, pictures
 
@@ -226,6 +226,7 @@ def test_names_and_choices_of_fields(tmp_path: Path) -> None:
         ({}, {"fps": 10, "task_key": "goal"}, KeyMissingError, "rows have no text 'goal'"),
         ({}, {"fps": 10, "layout": "d4rl"}, OptionError, "layout is no option"),
         ({}, {"fps": 10, "format": "csv"}, OptionError, "format must be one of"),
+        ({}, {"fps": 10, "images": "png", "codec": "av1"}, OptionError, "codec is for images='video'"),
         ({"action": None}, {"fps": 10}, SchemaError, "needs the field 'action'"),
         ({"a/b": torch.float32}, {"fps": 10}, SchemaError, "no '/'"),
         ({"action.x": torch.complex64}, {"fps": 10}, SchemaError, "complex64"),
@@ -245,6 +246,13 @@ def test_what_lerobot_cannot_hold(
                 part[name] = torch.zeros(len(part["task"]), dtype=dtype)
     with pytest.raises(error, match=text):
         export(parts, tmp_path / "out", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_frames_that_an_encoder_does_not_take_are_refused_before_a_write(tmp_path: Path) -> None:
+    parts = [{"observation": torch.zeros(3, 3, 2, 2, dtype=torch.uint8), "action": torch.zeros(3)}]
+    with pytest.raises(KindError, match="frames of 2x2"):
+        export(parts, tmp_path / "out", fps=10, codec="av1")
     assert not list(tmp_path.iterdir())
 
 
@@ -378,3 +386,200 @@ export(parts, sys.argv[1], fps=10, progress=progress)
     assert list(tmp_path.iterdir())  # the files beside it
     export(episodes(), target, fps=10)
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
+def test_lerobot_is_read_back_bit_by_bit(tmp_path: Path) -> None:
+    parts = episodes()
+    export(parts, tmp_path / "out", fps=10, codec="lossless", data_file_mb=0.0005, video_file_mb=0.001)
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset.episode_lengths.tolist() == list(LENGTHS)
+    assert torch.equal(dataset["observation.image"], joined(parts, "observation", "image"))
+    assert torch.equal(dataset["observation.state"], joined(parts, "observation", "state"))
+    assert torch.equal(dataset["observation.grid"], joined(parts, "observation", "grid"))
+    assert torch.equal(dataset["action"], joined(parts, "action"))
+    again = export(dataset, tmp_path / "again", codec="lossless", episodes=[2, 1])
+    assert again.rows == 13
+    found, given = open_dataset(tmp_path / "again"), dataset.select(episodes=[2, 1])
+    for key in ("observation.image", "observation.state", "action", "next.reward", "timestamp", "frame_index"):
+        assert torch.equal(found[key], given[key]), key
+    assert list(found["task"]) == list(given["task"])
+
+
+# -- Minari and HDF5 ---------------------------------------------------------------------------------------------------
+
+
+def transitions(lengths: tuple[int, ...] = (5, 3, 7), *, nested: bool = True) -> list[dict[str, Any]]:
+    """Episodes with the fields of reinforcement learning; the second one is cut off."""
+    random = np.random.default_rng(0)
+    found = []
+    for number, length in enumerate(lengths):
+        state = random.standard_normal((length + 1, 3)).astype("float32")
+        image = random.integers(0, 255, (length + 1, 8, 8, 3)).astype("uint8")
+        stop, cut = np.zeros(length, bool), np.zeros(length, bool)
+        stop[-1], cut[-1] = number != 1, number == 1
+        found.append(
+            {
+                "observation": {"state": state[:-1], "image": image[:-1]} if nested else state[:-1],
+                "action": random.integers(0, 4, length),
+                "next": {
+                    "observation": {"state": state[1:], "image": image[1:]} if nested else state[1:],
+                    "reward": random.standard_normal(length),
+                    "terminated": stop,
+                    "truncated": cut,
+                    "done": stop | cut,
+                },
+                "info": {"q": random.standard_normal((length, 2))},
+            }
+        )
+    return found
+
+
+def leaves_of(tree: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    out: dict[tuple[str, ...], Any] = {}
+    for key, value in tree.items():
+        out |= leaves_of(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value}
+    return out
+
+
+def check_round_trip(path: Path, parts: list[dict[str, Any]]) -> None:
+    dataset = open_dataset(path)
+    given = [leaves_of(part) for part in parts]
+    assert dataset.episode_lengths.tolist() == [len(part["action"]) for part in parts]
+    assert set(dataset.schema.paths) == set(given[0])
+    for key in given[0]:
+        expected = np.concatenate([part[key] for part in given])
+        found = dataset[key].numpy()
+        assert found.dtype == expected.dtype, key
+        assert np.array_equal(found, expected), key
+
+
+def test_minari_is_read_back_bit_by_bit(tmp_path: Path) -> None:
+    import minari
+
+    parts = transitions()
+    report = export(parts, tmp_path / "out", format="minari", dataset_id="maze/expert-v2")
+    assert (report.format, report.episodes, report.rows) == ("minari", 3, 15)
+    check_round_trip(tmp_path / "out", parts)
+    official = minari.MinariDataset(tmp_path / "out" / "data")
+    assert official.spec.dataset_id == "maze/expert-v2"
+    assert official.action_space.n == 4
+    for episode, part in zip(official.iterate_episodes(), parts, strict=True):
+        assert np.array_equal(episode.observations["state"][1:], part["next"]["observation"]["state"])
+        assert np.array_equal(episode.observations["image"][:-1], part["observation"]["image"])
+        assert np.array_equal(episode.terminations, part["next"]["terminated"])
+        assert np.array_equal(episode.truncations, part["next"]["truncated"])
+
+
+def test_minari_of_a_buffer_with_an_unfinished_episode(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+    for part in transitions(nested=False):
+        rb.extend(part)
+    cut = {**transitions((4,), nested=False)[0]}
+    cut["next"] = {**cut["next"], "terminated": np.zeros(4, bool), "done": np.zeros(4, bool)}
+    rb.extend(cut)
+    rb.export(tmp_path / "out", "minari")
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset.episode_lengths.tolist() == [5, 3, 7, 4]
+    assert dataset["next", "truncated"].tolist() == [row in (7, 18) for row in range(19)]
+
+
+def test_minari_holds_each_observation_once(tmp_path: Path) -> None:
+    parts = transitions(nested=False)
+    parts[1]["next"]["observation"] = parts[1]["next"]["observation"].copy()
+    parts[1]["next"]["observation"][1] += 1
+    with pytest.raises(SchemaError, match="episode 1, step 1"):
+        export(parts, tmp_path / "out", format="minari")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_last_observation_is_said(tmp_path: Path) -> None:
+    parts = transitions(nested=False)
+    for part in parts:
+        del part["next"]["observation"]
+    with pytest.warns(UserWarning, match="the observation after the last step"):
+        export(parts, tmp_path / "out", format="minari")
+
+
+def test_done_alone_is_said_to_be_terminated(tmp_path: Path) -> None:
+    parts = transitions((3, 4), nested=False)
+    for part in parts:
+        part["next"] = {key: part["next"][key] for key in ("observation", "reward", "done")}
+    parts[1]["next"]["done"] = np.zeros(4, bool)
+    with pytest.warns(UserWarning, match="gets done as terminated"):
+        export(parts, tmp_path / "out", format="minari")
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset["next", "terminated"].tolist() == [False, False, True, *[False] * 4]
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_d4rl_is_read_back_bit_by_bit(tmp_path: Path, compression: str) -> None:
+    parts = transitions(nested=False)
+    path = tmp_path / "data.hdf5"
+    report = export(parts, path, format="hdf5", layout="d4rl", compression=compression)
+    assert report.nbytes == path.stat().st_size
+    assert [file.name for file in tmp_path.iterdir()] == ["data.hdf5"]
+    check_round_trip(path, parts)
+
+
+def test_robomimic_is_read_back_bit_by_bit(tmp_path: Path) -> None:
+    import h5py
+
+    parts = transitions()
+    export(parts, tmp_path / "data.hdf5", format="hdf5", env_args={"env_name": "Lift", "type": 1})
+    check_round_trip(tmp_path / "data.hdf5", parts)
+    with h5py.File(tmp_path / "data.hdf5") as file:
+        assert file["data"].attrs["total"] == 15
+        assert json.loads(file["data"].attrs["env_args"])["env_name"] == "Lift"
+        assert [file[f"data/demo_{n}"].attrs["num_samples"] for n in range(3)] == [5, 3, 7]
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "error", "text"),
+    [
+        ({"action": None}, {"format": "minari"}, SchemaError, "Minari needs the field 'action'"),
+        ({"observation": None}, {"format": "hdf5"}, SchemaError, "robomimic needs the field 'observation'"),
+        ({"next": None}, {"format": "minari"}, SchemaError, "needs the field 'next', 'reward'"),
+        ({"next": None}, {"format": "hdf5", "layout": "d4rl"}, SchemaError, "needs the field 'next', 'reward'"),
+        ({"extra": np.zeros(7)}, {"format": "minari"}, SchemaError, "no 'extra'"),
+        ({"task": ["a"] * 7}, {"format": "minari"}, SchemaError, "written without text"),
+        ({"x": torch.zeros(7, dtype=torch.bfloat16)}, {"format": "hdf5"}, SchemaError, "bfloat16"),
+        ({}, {"format": "minari", "dataset_id": "no version"}, OptionError, "dataset_id must be"),
+        ({}, {"format": "hdf5", "layout": "other"}, OptionError, "layout must be one of"),
+        ({}, {"format": "hdf5", "compression": "zip"}, OptionError, "compression must be one of"),
+        ({}, {"format": "hdf5", "env_args": {"x": object()}}, OptionError, "env_args must be"),
+        ({}, {"format": "hdf5", "layout": "d4rl", "env_args": {}}, OptionError, "env_args is for layout='robomimic'"),
+        ({}, {"format": "hdf5", "fps": 10}, OptionError, "fps is no option of format='hdf5'"),
+    ],
+)
+def test_what_other_formats_cannot_hold(
+    tmp_path: Path, change: dict[str, Any], options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    parts = transitions((7,), nested=False)
+    for name, value in change.items():
+        if value is None:
+            del parts[0][name]
+        else:
+            parts[0][name] = value
+    with pytest.raises(error, match=text):
+        export(parts, tmp_path / "out", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_flags_within_an_episode_are_refused(tmp_path: Path) -> None:
+    parts = transitions((7,), nested=False)
+    parts[0]["next"]["truncated"][2] = True
+    with pytest.raises(SchemaError, match="row 2 ends its episode"):
+        export(parts, tmp_path / "out", format="hdf5")
+
+
+def test_an_existing_file_is_replaced_on_demand(tmp_path: Path) -> None:
+    path = tmp_path / "data.hdf5"
+    path.write_bytes(b"mine")
+    with pytest.raises(CheckpointError, match="overwrite=True"):
+        export(transitions(), path, format="hdf5")
+    assert path.read_bytes() == b"mine"
+    export(transitions(), path, format="hdf5", overwrite=True)
+    check_round_trip(path, transitions())
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CheckpointError, match="is a folder"):
+        export(transitions(), tmp_path / "folder", format="hdf5", overwrite=True)

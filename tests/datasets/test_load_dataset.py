@@ -23,8 +23,11 @@ from ostinato import (
 )
 from ostinato.errors import CapacityError, OptionError, OstinatoError, SchemaError, UsageError
 
+from .builders import lerobot_v3
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 def mapping(lengths: list[int], *, flags: str = "", seed: int = 0) -> dict[str, Any]:
@@ -326,3 +329,24 @@ def test_a_list_takes_rows_as_dicts() -> None:
     rb.load_dataset(source)
     assert rb[1]["task"] == "bb"
     assert int(rb[1]["row"]) == 1
+
+
+def test_a_dataset_on_disk_is_copied_frame_by_frame(tmp_path: Path) -> None:
+    model = lerobot_v3(tmp_path / "data", cameras={"observation.images.top": (32, 48)}, lengths=(7, 5, 9))
+    rb = buffer(sampler=SliceSampler(slice_len=3), batch_size=24)
+    assert rb.load_dataset(tmp_path / "data", episodes=[2, 0], batch_rows=4) == 16
+    rows = [*range(12, 21), *range(7)]
+    for key in ("observation.images.top", "observation.state", "action", "timestamp", "episode_index"):
+        assert np.array_equal(rb[key].numpy(), model.columns[key][rows]), key
+    assert torch.nonzero(rb["done"]).flatten().tolist() == [8, 15]
+    assert list(rb[:]["task"]) == [model.tasks[row] for row in rows]
+    steps = rb.sample()["frame_index"].reshape(-1, 3)
+    assert torch.equal(steps[:, 1:] - steps[:, :-1], torch.ones(8, 2, dtype=torch.int64))
+
+
+def test_a_shared_buffer_is_filled_and_copied() -> None:
+    rb = buffer(shared=True)
+    assert rb.load_dataset(mapping([4, 5], flags="next"), batch_rows=2) == 9
+    other = buffer()
+    assert other.load_dataset(rb, episodes=[1]) == 5
+    assert other["row"].tolist() == list(range(4, 9))

@@ -142,6 +142,14 @@ def test_fields_that_differ(tmp_path: Path) -> None:
         open_dataset(tmp_path / "wide")
 
 
+def test_two_fields_of_one_name(tmp_path: Path) -> None:
+    one = rollout(0)
+    one.extra = {"action": torch.zeros(6, 2, 1)}
+    write(tmp_path, [one])
+    with pytest.raises(SchemaError, match="two fields would be 'action'"):
+        open_dataset(tmp_path)
+
+
 @pytest.mark.parametrize("how", ["missing", "short"])
 def test_damaged_files_are_named(tmp_path: Path, how: str) -> None:
     write(tmp_path, [rollout(0), rollout(1)])

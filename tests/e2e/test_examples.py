@@ -64,6 +64,24 @@ def test_a_dataset_saves_live_steps(tmp_path: Path) -> None:
     assert last > -250, "a random policy has about -1200"
 
 
+def test_the_example_of_a_lerobot_dataset_runs(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    printed = run("behaviour_cloning_lerobot.py", tmp_path, "--quick")
+    assert "DatasetStorage(lerobot v3.0, rows=40, episodes=4" in printed
+    assert (tmp_path / "behaviour_cloning.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_policy_is_cloned_from_videos(tmp_path: Path) -> None:
+    """The whole of it, in about a minute on an idle core."""
+    pytest.importorskip("av")
+    printed = run("behaviour_cloning_lerobot.py", tmp_path)
+    found = re.search(r"the policy reaches the disc: (\d+)%, before training (\d+)%", printed)
+    assert found is not None
+    after, before = map(int, found.groups())
+    assert before < 30 < 80 < after
+
+
 def test_the_example_of_shared_writers_runs(tmp_path: Path) -> None:
     printed = run("shared_writers.py", tmp_path, "--collectors", "1", "--batches", "20")
     assert re.search(r"1344 rows from 1 processes, \d+ batches", printed) or "is not possible here" in printed

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadOptions", "load_dataset"]
 
-_FLAGS = ("done", "terminated", "truncated")
+_CHUNK_BYTES = 64 << 20
+_MOST_ROWS = 1024
 
 
 class LoadOptions(NamedTuple):
@@ -40,7 +41,7 @@ class LoadOptions(NamedTuple):
     episodes: Sequence[int] | slice | Tensor | None
     rows: Sequence[int] | slice | Tensor | None
     fields: Fields
-    batch_rows: int
+    batch_rows: int | None
     overwrite: bool
     progress: ProgressOption
 
@@ -53,7 +54,7 @@ def load_dataset(rb: ReplayBuffer, source: Any, options: LoadOptions) -> int:
         source: a dataset.
         options: what is copied, and how.
     """
-    size = positive("batch_rows", options.batch_rows)
+    given = None if options.batch_rows is None else positive("batch_rows", options.batch_rows)
     from ostinato.buffers.replay import ReplayBuffer
     from ostinato.buffers.tensordict import TensorDictReplayBuffer
 
@@ -66,7 +67,8 @@ def load_dataset(rb: ReplayBuffer, source: Any, options: LoadOptions) -> int:
                 msg = "a buffer cannot be copied into itself: give another buffer, or the path of a dataset"
                 raise OptionError(msg)
             locks.enter_context(source._engine.lock)  # noqa: SLF001 (one package)
-        dataset = _open(source, options)
+        dataset = _open(source, options, locks)
+        size = given or max(1, min(_MOST_ROWS, _CHUNK_BYTES // max(1, dataset.schema.nbytes)))
         chosen = _chosen_rows(dataset, options.rows)
         _check_room(rb, int(chosen.shape[0]), overwrite=options.overwrite)
         pieces = _Pieces.of(dataset, chosen)
@@ -91,8 +93,8 @@ def load_dataset(rb: ReplayBuffer, source: Any, options: LoadOptions) -> int:
     return written
 
 
-def _open(source: Any, options: LoadOptions) -> DatasetStorage:
-    """Return the source as a dataset of the chosen episodes and fields."""
+def _open(source: Any, options: LoadOptions, stack: ExitStack) -> DatasetStorage:
+    """Return the source as a dataset of the chosen episodes and fields; files opened here are closed with the stack."""
     from ostinato.buffers.replay import ReplayBuffer
 
     episodes, fields = options.episodes, options.fields
@@ -100,7 +102,7 @@ def _open(source: Any, options: LoadOptions) -> DatasetStorage:
         source = buffer_as_dataset(source).dataset
     if isinstance(source, DatasetStorage):
         return source if episodes is None and fields is None else source.select(episodes=episodes, fields=fields)
-    return open_dataset(source, episodes=episodes, fields=fields)
+    return stack.enter_context(open_dataset(source, episodes=episodes, fields=fields))
 
 
 def _row_at(data: Any, at: int) -> Any:

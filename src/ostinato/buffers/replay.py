@@ -355,7 +355,7 @@ class ReplayBuffer(Sampling):
         episodes: Sequence[int] | slice | Tensor | None = None,
         rows: Sequence[int] | slice | Tensor | None = None,
         fields: Fields = None,
-        batch_rows: int = 1024,
+        batch_rows: int | None = None,
         overwrite: bool = False,
         progress: ProgressOption = None,
     ) -> int:
@@ -376,7 +376,7 @@ class ReplayBuffer(Sampling):
             episodes: positions of the episodes to copy, in this order; None for all.
             rows: rows to copy, of those of the chosen episodes: a slice, a mask or ascending positions; None for all.
             fields: keys to keep, or a mapping of new keys to keys of the dataset; None for all.
-            batch_rows: rows of a chunk.
+            batch_rows: rows of a chunk; None is as many as take 64 MiB, 1024 at most.
             overwrite: let the last rows replace the oldest where there is too little room.
             progress: a function of the number of rows done and their total; None shows a bar on a terminal after two
                 seconds, False none.

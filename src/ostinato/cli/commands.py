@@ -525,22 +525,51 @@ def compact(
     show.answer(report, show.compacted, as_json=as_json)
 
 
-@app.command(epilog="Example:  ostinato convert runs/rollouts runs/fast --format safetensors")
+@app.command(
+    epilog="Examples:  ostinato convert runs/rollouts runs/fast --format safetensors   ·   "
+    "ostinato convert demo.hdf5 data/demo --format lerobot --fps 20 --task 'lift the cube'   ·   "
+    "ostinato convert data/pusht pusht-v0 --format minari --episodes 0:50"
+)
 def convert(
     source: Annotated[
         Path | None,
         typer.Argument(
             metavar="SOURCE_PATH",
-            help="Directory of trajectories, written by Ostinato or RLinf; or a checkpoint that TorchRL wrote.",
+            help="Directory of trajectories, written by Ostinato or RLinf; a checkpoint that TorchRL wrote; for the "
+            "formats lerobot, minari and hdf5, any dataset, checkpoint or directory of trajectories.",
             show_default=False,
         ),
     ] = None,
-    save: Annotated[Path | None, typer.Argument(metavar="SAVE_PATH", help="New directory.", show_default=False)] = None,
+    save: Annotated[
+        Path | None, typer.Argument(metavar="SAVE_PATH", help="New directory or file.", show_default=False)
+    ] = None,
     *,
     source_path: Annotated[Path | None, _SOURCE] = None,
     save_path: Annotated[Path | None, _SAVE] = None,
     to: Annotated[
-        str | None, typer.Option("--format", help="Format of trajectories: safetensors (the default), pt or pkl.")
+        str | None,
+        typer.Option(
+            "--format",
+            help="Format of trajectories: safetensors (the default), pt or pkl; or a dataset: lerobot, minari or hdf5.",
+        ),
+    ] = None,
+    episodes: Annotated[
+        str | None,
+        typer.Option(help="Episodes of a dataset: 0,3,5 or the range 0:50; default all.", show_default=False),
+    ] = None,
+    fps: Annotated[
+        float | None,
+        typer.Option(help="Rows per second of lerobot; default those of the source.", show_default=False),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Task of all episodes of lerobot; default the text task.", show_default=False)
+    ] = None,
+    images: Annotated[
+        str | None,
+        typer.Option(help="Images of lerobot: video (the default) or png, without loss.", show_default=False),
+    ] = None,
+    codec: Annotated[
+        str | None, typer.Option(help="Videos of lerobot: h264 (the default), av1 or lossless.", show_default=False)
     ] = None,
     ndim: Annotated[
         int | None, typer.Option(min=1, max=2, help="ndim of the TorchRL storage, if the files do not determine it.")
@@ -551,7 +580,10 @@ def convert(
     allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Convert a directory of trajectories to another format, or a checkpoint of TorchRL to one of Ostinato.
+    """Convert trajectories to another format, a checkpoint of TorchRL to one of Ostinato, or any data to a dataset.
+
+    With --format lerobot, minari or hdf5, the source is whatever `ostinato inspect` reads. Fields that the new format
+    cannot hold are an error before anything is written.
 
     Trajectories keep their ids, the seed and the generator. For a checkpoint of TorchRL (a directory that rb.dumps
     wrote, or the file of torch.save(rb.state_dict(), file) with a ListStorage), lists what could not be converted.
@@ -561,10 +593,23 @@ def convert(
     """
     from ostinato import tools
     from ostinato.compat import torchrl
+    from ostinato.datasets.open import format_of
     from ostinato.durable.tensorfile import FORMATS
 
     source, save = _source_and_save(source, source_path, save, save_path)
-    if torchrl.is_checkpoint(source) or source.is_file():
+    given = {"episodes": episodes, "fps": fps, "task": task, "images": images, "codec": codec}
+    options = {name: value for name, value in given.items() if value is not None}
+    if to in datasets.FORMATS:
+        if ndim is not None or max_size is not None or allow_pickle:
+            msg = f"--ndim, --max-size and --allow-pickle do not apply to --format {to}"
+            raise typer.BadParameter(msg)
+        datasets.convert(source, save, to, options, as_json=as_json)
+        return
+    if options:
+        names = ", ".join(f"--{name}" for name in options)
+        msg = f"{names} applies to --format {', '.join(datasets.FORMATS)}, got {to or 'none'}"
+        raise typer.BadParameter(msg)
+    if torchrl.is_checkpoint(source) or (source.is_file() and format_of(source) is None):
         if to is not None:
             msg = f"--format applies to directories of trajectories, which {source} is not"
             raise typer.BadParameter(msg)
@@ -572,14 +617,12 @@ def convert(
         show.answer(imported, show.imported, as_json=as_json)
         return
     if to is not None and to not in FORMATS:
-        msg = f"--format must be one of {', '.join(FORMATS)}, got {to!r}"
+        msg = f"--format must be one of {', '.join([*FORMATS, *datasets.FORMATS])}, got {to!r}"
         raise typer.BadParameter(msg)
     if ndim is not None or max_size is not None:
         msg = f"--ndim and --max-size apply to checkpoints of TorchRL, which {source} is not"
         raise typer.BadParameter(msg)
-    if tools.kind_of(source) == "buffer":
-        msg = f"{source} is the checkpoint of a buffer in the current format: nothing to convert"
-        raise CheckpointError(msg)
+    datasets.require_trajectories(source)
     with show.progress_bar("convert") as on_progress:
         report = tools.convert(source, save, to or "safetensors", allow_pickle=allow_pickle, on_progress=on_progress)
     show.answer(report, show.converted, as_json=as_json)

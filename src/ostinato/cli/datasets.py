@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ostinato._optional import require
 from ostinato.cli import output as show
+from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.viz.datasets import DatasetSource
 
-__all__ = ["inspect", "open_source", "plot", "sample"]
+__all__ = ["FORMATS", "convert", "inspect", "open_source", "plot", "require_trajectories", "sample"]
+
+FORMATS = ("lerobot", "minari", "hdf5")
+"""Formats of datasets that are written."""
 
 DEFAULT_ROWS = 64
 """Rows of a batch of `sample`: few enough for video."""
@@ -39,6 +44,73 @@ def open_source(path: Path) -> DatasetSource:
     from ostinato.viz.datasets import DatasetSource
 
     return DatasetSource(open_dataset(path), path)
+
+
+def require_trajectories(source: Path) -> None:
+    """Check that a path is a directory of trajectories, which can get another format of trajectories.
+
+    Raises:
+        CheckpointError: It is something else.
+    """
+    from ostinato.datasets.open import format_of
+    from ostinato.tools import kind_of
+
+    advice = f"give --format {', '.join(FORMATS)} to write it as a dataset"
+    try:
+        kind = kind_of(source)
+    except CheckpointError as error:
+        if source.exists() and format_of(source) is not None:
+            msg = f"{error}; or {advice}"
+            raise type(error)(msg) from error
+        raise
+    if kind == "buffer":
+        msg = f"{source} is the checkpoint of a buffer in the current format: nothing to convert; {advice}"
+        raise CheckpointError(msg)
+
+
+def convert(source: Path, save: Path, to: str, options: dict[str, Any], *, as_json: bool) -> None:
+    """Write data as a dataset of another library.
+
+    Args:
+        source: Whatever `open_dataset` recognizes.
+        save: The new directory or file.
+        to: One of `FORMATS`.
+        options: Those of `ostinato.export` that were given, episodes as text.
+        as_json: Print JSON.
+
+    Raises:
+        BadParameter: The episodes cannot be parsed.
+        OstinatoError: See `ostinato.export`.
+    """
+    from ostinato import export, open_dataset
+    from ostinato.tools.datasets import data_kind
+
+    data_kind(source)  # says what is there instead
+    dataset = open_dataset(source)
+    chosen = options.pop("episodes", None)
+    episodes = None if chosen is None else _episodes(chosen, len(dataset.episode_lengths))
+    with show.progress_bar(f"write {to}") as on_progress:
+        report = export(dataset, save, to, episodes=episodes, progress=on_progress, **options)
+    show.answer(report, show.exported, as_json=as_json)
+
+
+def _episodes(text: str, count: int) -> list[int]:
+    """Return the episodes that a text names: numbers with commas, or a range.
+
+    Raises:
+        BadParameter: It names none, or others than the first `count`.
+    """
+    typer = require("typer", "cli")
+    first, colon, last = text.partition(":")
+    parts = [first, last] if colon else text.split(",")
+    if not all(part.strip().isdecimal() or (colon and not part) for part in parts):
+        msg = f"--episodes must be numbers from 0 on, such as 0,3,5, or a range, such as 0:50, got {text!r}"
+        raise typer.BadParameter(msg)
+    numbers = list(range(int(first or 0), int(last or count))) if colon else [int(part) for part in parts]
+    if not numbers or max(numbers) >= count:
+        msg = f"--episodes must be some of the episodes 0 to {count - 1}, got {text!r}"
+        raise typer.BadParameter(msg)
+    return numbers
 
 
 def plot(source: DatasetSource, index: int, target: Path) -> Path:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ostinato.cli.commands import SampleReport
     from ostinato.compat.torchrl import ImportReport
+    from ostinato.datasets.export import ExportReport
     from ostinato.demo import DqnConfig, Progress, Reopened, Report
     from ostinato.tools import (
         ChainReport,
@@ -48,6 +49,7 @@ __all__ = [
     "dataset_batch",
     "error",
     "examined",
+    "exported",
     "files",
     "imported",
     "moved",
@@ -88,7 +90,7 @@ def _json_value(value: Any) -> Any:
 
 def error(message: str) -> None:
     """Print a message as one red line on stderr, with the names of command-line options."""
-    line = " ".join(message.split()).replace("allow_pickle=True", "--allow-pickle")
+    line = " ".join(message.split()).replace("allow_pickle=True", "--allow-pickle").replace("give fps=", "give --fps")
     console.Console(stderr=True).print(_plain(f"error: {line}", "bold red"), soft_wrap=True)
 
 
@@ -308,6 +310,12 @@ def dataset(report: DatasetReport) -> None:
     _texts(out, report)
     for text_ in report.assumptions:
         _line(out, f"assumed: {text_}", "yellow")
+
+
+def exported(report: ExportReport) -> None:
+    """Print the report on a dataset that was written."""
+    counts = f"{report.rows:,} rows, {report.episodes:,} episode{'s' * (report.episodes != 1)}"
+    _line(_console(), f"{counts} as {report.format} in {report.path} ({_size(report.nbytes)} written)")
 
 
 def _statistics(reports: tuple[FieldReport, ...]) -> table.Table:

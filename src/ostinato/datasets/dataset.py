@@ -16,6 +16,7 @@ from ostinato.core.kinds import show_path
 from ostinato.core.records import Request
 from ostinato.core.rows import Flat, Schema, as_bits, describe
 from ostinato.datasets.columns import DenseColumn, TensorColumn, TextColumn
+from ostinato.datasets.parquet import TextBlocks
 from ostinato.errors import CheckpointError, KeyMissingError, OptionError, SchemaError, UsageError
 from ostinato.storages import Storage
 from ostinato.storages.table import Table
@@ -45,7 +46,7 @@ class Contents:
     """Fields by path."""
     lengths: Tensor
     """Rows of each episode, int64 `[episodes]`, all at least 1; the rows of episodes follow each other."""
-    texts: dict[Path, TextColumn] = field(default_factory=dict)
+    texts: Mapping[Path, TextColumn | TextBlocks] = field(default_factory=dict)
     """Fields of text by path."""
     fps: float | None = None
     """Rows per second, where the format knows."""
@@ -104,7 +105,7 @@ class DatasetStorage(Storage):
         columns = chosen_fields({**contents.columns, **contents.texts}, fields)
         self._schema = _schema(columns, tensordict=tensordict)
         self._columns: list[DatasetColumn] = [columns[leaf.path] for leaf in self._schema.leaves]
-        self._texts: list[TextColumn] = [columns[leaf.path] for leaf in self._schema.objects]
+        self._texts: list[TextColumn | TextBlocks] = [columns[leaf.path] for leaf in self._schema.objects]
         self._rows = int(self.episode_lengths.sum())
         self.episode_ends = torch.zeros(self._rows, dtype=torch.bool, device="cpu")
         self.episode_ends[self.episode_lengths.cumsum(0) - 1] = True
@@ -459,7 +460,7 @@ def _schema(columns: dict[Path, Any], *, tensordict: bool) -> Schema:
             level = level.setdefault(str(key), {})
         level[str(path[-1])] = (
             [""]
-            if isinstance(column, TextColumn)
+            if isinstance(column, (TextColumn, TextBlocks))
             else torch.empty((1, *column.shape), dtype=column.dtype, device="cpu")
         )
     return describe(kinds.as_tensordict(row, 1) if tensordict else row, 1)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ostinato.core.kinds import show_path
+from ostinato.datasets.hdf5_writer import (
+    HdfOptions,
+    plan_d4rl,
+    plan_robomimic,
+    write_d4rl,
+    write_robomimic,
+)
 from ostinato.datasets.lerobot_writer import LeRobotOptions, check_lerobot_options, plan_lerobot, write_lerobot
-from ostinato.durable.files import fsync_dir, new_token, sync_file
+from ostinato.datasets.minari_writer import plan_minari, write_minari
+from ostinato.durable.files import fsync_dir, sync_file
+from ostinato.durable.new_paths import new_directory, new_file
 from ostinato.durable.progress import Progress
 from ostinato.errors import CheckpointError, KeyMissingError, OptionError
-from ostinato.trajectories.checkpoint import new_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.dataset import DatasetStorage
@@ -48,6 +54,14 @@ class ExportOptions(TypedDict, total=False):
     """LeRobot: a video is ended by the episode that exceeds this; 200 by default."""
     robot_type: str
     """LeRobot: name of the robot in `info.json`."""
+    dataset_id: str
+    """Minari: name of the dataset, `name-v0` or `namespace/name-v0`; "ostinato/export-v0" by default."""
+    layout: str
+    """HDF5: "robomimic" (default), a group for each episode, or "d4rl", one array for each field."""
+    env_args: dict[str, Any]
+    """HDF5 of robomimic: how it makes the environment; stored as JSON."""
+    compression: str
+    """HDF5: "none" (default), "gzip" or "lzf"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +94,7 @@ def write_dataset(
     Args:
         dataset: the rows.
         path: the new folder or file.
-        format: "lerobot".
+        format: "lerobot", "minari" or "hdf5".
         options: those of the format.
         overwrite: replace what is at the path.
         progress: see `Progress`.
@@ -89,19 +103,21 @@ def write_dataset(
     if format not in _FORMATS:
         msg = f"format must be one of {', '.join(_FORMATS)}, got {format!r}"
         raise OptionError(msg)
-    known, prepare = _FORMATS[format]
+    known, prepare, is_file = _FORMATS[format]
     wrong = [name for name in options if name not in known]
     if wrong:
-        every = get_type_hints(ExportOptions)
-        what = f"for format={format!r}" if wrong[0] in every else "of export"
-        msg = f"{wrong[0]} is no option {what}: it has {', '.join(known)}"
+        msg = f"{wrong[0]} is no option of format={format!r}: it has {', '.join(known)}"
         raise OptionError(msg)
     if target.exists() and not overwrite and (not target.is_dir() or any(target.iterdir())):
         msg = f"{target} exists: choose another path, or give overwrite=True to replace it"
         raise CheckpointError(msg)
-    write = prepare(dataset, options, target)
+    if is_file and target.is_dir():
+        msg = f"{target} is a folder, and {format} is one file: give the path of the file"
+        raise CheckpointError(msg)
+    write = prepare(dataset, options)
     rows, episodes = len(dataset), int(dataset.episode_lengths.shape[0])
-    with Progress(progress, f"export {format}", rows) as bar, _replacing(target) as place:
+    new_path = new_file if is_file else new_directory
+    with Progress(progress, f"export {format}", rows) as bar, new_path(target, overwrite=overwrite) as place:
         write(place, bar)
         nbytes = _sync(place)
     return ExportReport(str(target), format, episodes, rows, nbytes)
@@ -110,7 +126,7 @@ def write_dataset(
 def _sync(place: Path) -> int:
     """Wait until all files are on the disk; return their bytes."""
     nbytes = 0
-    for path in sorted(place.rglob("*")):
+    for path in [*sorted(place.rglob("*")), *([place] if place.is_file() else [])]:
         if path.is_dir():
             fsync_dir(path)
         else:
@@ -119,34 +135,10 @@ def _sync(place: Path) -> int:
     return nbytes
 
 
-@contextlib.contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `target` at the end, or is removed after an error."""
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        with new_directory(target) as place:
-            yield place
-        return
-    fresh = target.with_name(f"{target.name}.{new_token()}.new")
-    old = target.with_name(f"{target.name}.{new_token()}.old")
-    with new_directory(fresh) as place:
-        yield place
-    target.rename(old)
-    fresh.rename(target)
-    fsync_dir(target.parent)
-    if old.is_dir() and not old.is_symlink():
-        shutil.rmtree(old)
-    else:
-        old.unlink()
-
-
 # -- LeRobot -----------------------------------------------------------------------------------------------------------
 
 
-def _prepare_lerobot(
-    dataset: DatasetStorage,
-    given: ExportOptions,
-    target: Path,  # noqa: ARG001 (a format's signature)
-) -> Callable[[Path, Progress], None]:
+def _prepare_lerobot(dataset: DatasetStorage, given: ExportOptions) -> Callable[[Path, Progress], None]:
     fps: Any = given.get("fps", dataset.fps)
     if fps is None:
         msg = f"LeRobot needs the frame rate, which the source ({dataset.format}) does not know: give fps="
@@ -165,6 +157,10 @@ def _prepare_lerobot(
         given.get("robot_type"),
     )
     check_lerobot_options(options)
+    for name in ("codec", "keyframe_interval", "video_file_mb"):
+        if name in given and options.images == "png":
+            msg = f"{name} is for images='video', and images='png' writes no video: leave it out"
+            raise OptionError(msg)
     features = plan_lerobot(dataset, options)
     return lambda place, bar: write_lerobot(dataset, features, options, place, bar)
 
@@ -192,19 +188,42 @@ def _tasks(dataset: DatasetStorage, given: ExportOptions) -> tuple[Sequence[str]
     return list(task), None
 
 
-_FORMATS: dict[str, tuple[tuple[str, ...], Callable[[Any, ExportOptions, Path], Callable[[Path, Progress], None]]]] = {
-    "lerobot": (
-        (
-            "fps",
-            "task",
-            "task_key",
-            "images",
-            "codec",
-            "keyframe_interval",
-            "data_file_mb",
-            "video_file_mb",
-            "robot_type",
-        ),
-        _prepare_lerobot,
-    ),
+# -- Minari and HDF5 ---------------------------------------------------------------------------------------------------
+
+
+def _prepare_minari(dataset: DatasetStorage, given: ExportOptions) -> Callable[[Path, Progress], None]:
+    name = given.get("dataset_id", "ostinato/export-v0")
+    plan = plan_minari(dataset, name)
+    return lambda place, bar: write_minari(dataset, plan, name, place, bar)
+
+
+def _prepare_hdf5(dataset: DatasetStorage, given: ExportOptions) -> Callable[[Path, Progress], None]:
+    for name, known in (("layout", ("robomimic", "d4rl")), ("compression", ("none", "gzip", "lzf"))):
+        if given.get(name, known[0]) not in known:
+            msg = f"{name} must be one of {', '.join(known)}, got {given.get(name)!r}"
+            raise OptionError(msg)
+    compression: Any = given.get("compression", "none")
+    options = HdfOptions(None if compression == "none" else compression, given.get("env_args"))
+    if given.get("layout") == "d4rl":
+        if options.env_args is not None:
+            msg = "env_args is for layout='robomimic', D4RL has no place for it: leave it out"
+            raise OptionError(msg)
+        arrays = plan_d4rl(dataset)
+        return lambda place, bar: write_d4rl(dataset, arrays, options, place, bar)
+    fields = plan_robomimic(dataset, options)
+    return lambda place, bar: write_robomimic(dataset, fields, options, place, bar)
+
+
+class _Format(NamedTuple):
+    options: tuple[str, ...]
+    prepare: Callable[[DatasetStorage, ExportOptions], Callable[[Path, Progress], None]]
+    """Make all checks; return what writes to the new path."""
+    is_file: bool
+
+
+_LEROBOT = ("fps", "task", "task_key", "images", "codec", "keyframe_interval", "data_file_mb", "video_file_mb")
+_FORMATS = {
+    "lerobot": _Format((*_LEROBOT, "robot_type"), _prepare_lerobot, is_file=False),
+    "minari": _Format(("dataset_id",), _prepare_minari, is_file=False),
+    "hdf5": _Format(("layout", "env_args", "compression"), _prepare_hdf5, is_file=True),
 }

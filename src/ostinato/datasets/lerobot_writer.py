@@ -145,8 +145,9 @@ def plan_lerobot(dataset: DatasetStorage, options: LeRobotOptions) -> list[_Feat
     if ("action",) not in {feature.path for feature in features}:
         msg = "LeRobot needs the field 'action': name it with fields={'action': ..., ...}"
         raise SchemaError(msg)
-    if any(feature.kind == "video" for feature in features):
-        _check_encoder(options.codec)
+    for feature in features:
+        if feature.kind == "video":
+            _check_encoder(feature, options)
     if any(feature.kind == "image" for feature in features):
         require("PIL.Image", "lerobot")
     _check_timestamps(dataset, options.fps)
@@ -191,13 +192,21 @@ def _rows(dataset: DatasetStorage) -> Any:
     return torch.arange(len(dataset), device="cpu")
 
 
-def _check_encoder(codec: str) -> None:
+def _check_encoder(feature: _Feature, options: LeRobotOptions) -> None:
+    """Check that the encoder is there, and takes frames of this size."""
     av = require("av", "lerobot")
-    encoder = CODECS[codec][0]
+    encoder, given = CODECS[options.codec]
+    height, width, _ = feature.shape
     try:
-        av.codec.Codec(encoder, "w")
-    except Exception as error:
-        msg = f"this build of PyAV has no encoder {encoder} for codec={codec!r}: choose another codec, or images='png'"
+        context = av.CodecContext.create(encoder, "w")
+        context.width, context.height, context.time_base = width, height, Fraction(1, 25)
+        context.pix_fmt, context.options = _pixel_format(options.codec, height, width), dict(given)
+        context.open()
+    except (ValueError, OSError, LookupError, av.error.FFmpegError) as error:
+        msg = (
+            f"this build of PyAV has no encoder {encoder} for codec={options.codec!r}, or none for frames of "
+            f"{height}x{width} ({show_path(feature.path)}): choose another codec, or images='png'"
+        )
         raise KindError(msg) from error
 
 

@@ -1,4 +1,4 @@
-"""Rows of episodes in Parquet files: numbers of any shape, and pictures, read when their rows are."""
+"""Rows of episodes in Parquet files: numbers of any shape, text and pictures, read when their rows are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.cache import BlockCache
     from ostinato.datasets.video import VideoFiles
 
-__all__ = ["EpisodeFiles", "NumberField", "PictureColumn"]
+__all__ = ["EpisodeFiles", "NumberField", "PictureColumn", "TextBlocks"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -407,6 +407,95 @@ def _cast(found: np.ndarray[Any, Any], dtype: np.dtype[Any], each: int) -> np.nd
     return out
 
 
+class _Bytes:
+    """Values of different lengths in one column: text, or the files of pictures. Row groups are kept in the cache.
+
+    Args:
+        files: the files and the episodes in them.
+        name: of the column: text or bytes, or a struct with the field `bytes`.
+        kind: what the values are, for messages.
+    """
+
+    def __init__(self, files: EpisodeFiles, name: str, kind: str) -> None:
+        self.files, self.name, self.kind = files, name, kind
+        self.key = files.cache.register()
+
+    def at(self, row: int, last: dict[tuple[int, int], Tensor]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return the bytes of a row. `last` holds the row group read last, empty at first."""
+        packed, at = self._group(row, self.files.episode_of(row), last)
+        count = int(packed[:8].view(torch.int64))
+        ends = packed[8 : 8 * (count + 2)].view(torch.int64)
+        data = packed[8 * (count + 2) :]
+        return data[int(ends[at]) : int(ends[at + 1])].numpy()
+
+    def _group(self, row: int, episode: int, last: dict[tuple[int, int], Tensor]) -> tuple[Tensor, int]:
+        """Return the row group that has a row, and the position of the row in it.
+
+        The group is one tensor of bytes: the number of values, where each begins, the end, and their bytes.
+        """
+        at = int(self.files.file_of[episode])
+        before = self.files.first_row(episode)
+
+        def find(file: _File) -> tuple[Tensor, int]:
+            self.files.check(episode, file)
+            group, start, _ = next(file.pieces(row - before, row - before + 1))
+            if (at, group) not in last:
+                pack = partial(self._pack, file, group, before + int(file.bounds[group]), episode)
+                found = self.files.cache.get((self.key, at, group), pack)
+                last.clear()
+                last[at, group] = found
+            return last[at, group], start
+
+        found: tuple[Tensor, int] = self.files.use(episode, find)
+        return found
+
+    def _pack(self, file: _File, group: int, row: int, episode: int) -> Tensor:
+        self.files.raise_missing(self.name, file, episode)
+        arrow = require("pyarrow", "lerobot")
+        types, array = arrow.types, file.columns([self.name], group)[self.name]
+        array = array.dictionary_decode() if types.is_dictionary(array.type) else getattr(array, "storage", array)
+        if types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
+            array = array.field("bytes")
+        large = types.is_large_binary(array.type) or types.is_large_string(array.type)
+        if not (large or types.is_binary(array.type) or types.is_string(array.type)):
+            self.files.raise_wrong(self.name, row, f"values are of type {array.type}, where {self.kind} is described")
+        if array.null_count:
+            empty = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+            what = f"the row has no {self.kind} (null): values in files of their own are not read"
+            self.files.raise_wrong(self.name, row + empty, what)
+        _, offsets, data = array.buffers()
+        ends = np.frombuffer(offsets, np.int64 if large else np.int32)[array.offset : array.offset + len(array) + 1]
+        parts = [np.array([len(array)]), ends.astype(np.int64) - ends[0]]
+        values = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+        return torch.from_numpy(np.concatenate([*(part.view(np.uint8) for part in parts), values]))
+
+
+@final
+class TextBlocks:
+    """A field of text in Parquet files, different in each row; see `TextColumn`. Thread-safe.
+
+    Args:
+        files: the files and the episodes in them.
+        name: of the column.
+    """
+
+    def __init__(self, files: EpisodeFiles, name: str) -> None:
+        self._values = _Bytes(files, name, "text")
+
+    def read(self, rows: Tensor) -> np.ndarray[Any, Any]:
+        """Return the texts of rows, an object array `[n]`."""
+        wanted, places = np.unique(rows.numpy(), return_inverse=True)
+        last: dict[tuple[int, int], Tensor] = {}
+        found = np.empty(wanted.shape[0], dtype=object)
+        for at, row in enumerate(wanted.tolist()):
+            try:
+                found[at] = self._values.at(row, last).tobytes().decode()
+            except UnicodeDecodeError as error:
+                self._values.files.raise_wrong(self._values.name, row, f"the text is not UTF-8: {error}")
+        texts: np.ndarray[Any, Any] = found[places]
+        return texts
+
+
 @final
 class PictureColumn:
     """Pictures stored as PNG or JPEG files in a column of bytes, decoded when their rows are read. Thread-safe.
@@ -423,8 +512,8 @@ class PictureColumn:
     dtype = torch.uint8
 
     def __init__(self, files: EpisodeFiles, name: str, shape: tuple[int, ...], videos: VideoFiles) -> None:
-        self._files, self._name, self.shape, self._videos = files, name, shape, videos
-        self._key = files.cache.register()
+        self.shape, self._videos = shape, videos
+        self._values = _Bytes(files, name, "picture")
 
     def start(self, rows: Tensor) -> Callable[[], Tensor]:
         """Begin to decode rows; see `DatasetColumn`."""
@@ -448,71 +537,24 @@ class PictureColumn:
     def _fill(self, out: Tensor, rows: list[int]) -> None:
         """Decode neighbouring rows into a part of a batch."""
         last: dict[tuple[int, int], Tensor] = {}
+        cache, key = self._values.files.cache, self._values.key
         for place, row in enumerate(rows):
-            out[place] = self._files.cache.get((self._key, "row", row), partial(self._picture, row, last))
+            out[place] = cache.get((key, "row", row), partial(self._decode, row, last))
 
-    def _picture(self, row: int, last: dict[tuple[int, int], Tensor]) -> Tensor:
+    def _decode(self, row: int, last: dict[tuple[int, int], Tensor]) -> Tensor:
         """Decode the picture of a row, uint8 `[C, H, W]`; `last` has the row group read last."""
-        packed, at = self._packed(row, self._files.episode_of(row), last)
-        count = int(packed[:8].view(torch.int64))
-        ends = packed[8 : 8 * (count + 2)].view(torch.int64)
-        data = packed[8 * (count + 2) :]
-        return self._decode(data[int(ends[at]) : int(ends[at + 1])].numpy(), row)
-
-    def _packed(self, row: int, episode: int, last: dict[tuple[int, int], Tensor]) -> tuple[Tensor, int]:
-        """Return the row group that has a row, and the position of the row in it.
-
-        The group is one tensor of bytes: the number of pictures, where each begins, the end, and their files.
-        """
-        at = int(self._files.file_of[episode])
-        before = self._files.first_row(episode)
-
-        def find(file: _File) -> tuple[Tensor, int]:
-            self._files.check(episode, file)
-            group, start, _ = next(file.pieces(row - before, row - before + 1))
-            if (at, group) not in last:
-                first = before + int(file.bounds[group])
-                pack = partial(self._pack, file, group, first, episode)
-                found = self._files.cache.get((self._key, at, group), pack)
-                last.clear()
-                last[at, group] = found
-            return last[at, group], start
-
-        found: tuple[Tensor, int] = self._files.use(episode, find)
-        return found
-
-    def _pack(self, file: _File, group: int, row: int, episode: int) -> Tensor:
-        self._files.raise_missing(self._name, file, episode)
-        types = require("pyarrow", "lerobot").types
-        array = file.columns([self._name], group)[self._name]
-        array = getattr(array, "storage", array)
-        if types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
-            array = array.field("bytes")
-        if not (types.is_binary(array.type) or types.is_large_binary(array.type)):
-            self._files.raise_wrong(self._name, row, f"values are of type {array.type}, where pictures are described")
-        if array.null_count:
-            empty = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-            what = "the row has no bytes of a picture: pictures in files of their own are not read"
-            self._files.raise_wrong(self._name, row + empty, what)
-        width = np.int64 if types.is_large_binary(array.type) else np.int32
-        _, offsets, data = array.buffers()
-        ends = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-        parts = [np.array([len(array)]), ends - ends[0]]
-        files = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]] if data is not None else np.empty(0, np.uint8)
-        return torch.from_numpy(np.concatenate([*(part.view(np.uint8) for part in parts), files]))
-
-    def _decode(self, data: np.ndarray[Any, Any], row: int) -> Tensor:
-        image = require("PIL.Image", "lerobot")
+        image, data = require("PIL.Image", "lerobot"), self._values.at(row, last).tobytes()
+        fail = partial(self._values.files.raise_wrong, self._values.name, row)
         try:
-            pixels = np.asarray(image.open(io.BytesIO(data.tobytes())))
+            pixels = np.asarray(image.open(io.BytesIO(data)))
         except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
-            self._files.raise_wrong(self._name, row, f"the picture cannot be decoded: {error}")
+            fail(f"the picture cannot be decoded: {error}")
         pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
         if pixels.dtype != np.uint8 or pixels.shape != (*self.shape[1:], self.shape[0]):
             what = f"the picture is {pixels.dtype} {list(pixels.shape)}, where uint8 [H, W, C] of {list(self.shape)}"
-            self._files.raise_wrong(self._name, row, f"{what} [C, H, W] is described")
+            fail(f"{what} [C, H, W] is described")
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
     def close(self) -> None:
         """Close files."""
-        self._files.close()
+        self._values.files.close()

@@ -81,6 +81,9 @@ def read_rlinf(path: Path, reading: Reading) -> Contents:  # noqa: ARG001 (a for
     columns: dict[FieldPath, DatasetColumn] = {}
     for name, (dtype, shape) in fields.items():
         column: DatasetColumn = _RowColumn(rows, name, dtype, shape)
+        if _path_of(name) in columns:
+            msg = f"{path}: two fields would be {show_path(_path_of(name))}, one of them is {show(name)}: rename it"
+            raise SchemaError(msg)
         columns[_path_of(name)] = TensorColumn(flags[name]) if name in flags else column
     metadata = {
         "trajectories": len(entries),

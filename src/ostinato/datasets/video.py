@@ -138,7 +138,7 @@ class VideoColumn:
         if list(shape[:-2]) != [3]:
             msg = f"frames of videos are [3, H, W], the dataset describes them as {list(shape)}: correct its metadata"
             raise SchemaError(msg)
-        self.files = list(files)
+        self.files = files
         self.shape: tuple[int, ...] = tuple(shape)
         self.fps = fps
         self._locate, self.describe = locate, describe

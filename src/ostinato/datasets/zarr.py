@@ -7,7 +7,7 @@ import os
 import zipfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
 import torch
@@ -57,19 +57,28 @@ def recognizes_zarr(source: Any) -> bool:
         return False
 
 
-class _Handle(NamedTuple):
-    """An open group, and the archive that it is in."""
+@final
+class _Handle:
+    """An open group, and the archive that it is in. Arrays are looked up once: Zarr needs milliseconds for it."""
 
-    group: Any
-    store: Any
+    def __init__(self, group: Any, store: Any = None) -> None:
+        self.group, self.store = group, store
+        self._arrays: dict[str, Any] = {}
+
+    def array(self, name: str) -> Any:
+        """Return an array."""
+        if name not in self._arrays:
+            self._arrays[name] = self.group[name]
+        return self._arrays[name]
 
 
-def _open(path: Path) -> _Handle:
+def _open(path: Path, inner: str) -> _Handle:
     zarr = require("zarr", "zarr")
     try:
         store = zarr.storage.ZipStore(str(path), mode="r") if path.is_file() else None
         options = {} if zarr.__version__.startswith("2.") else {"use_consolidated": False}
-        return _Handle(zarr.open_group(str(path) if store is None else store, mode="r", **options), store)
+        group = zarr.open_group(str(path) if store is None else store, mode="r", **options)
+        return _Handle(group[inner] if inner else group, store)
     except _READ_ERRORS as error:
         msg = f"{path} cannot be opened as Zarr: {error}. Copy or download it again"
         raise DamagedFileError(msg) from error
@@ -91,12 +100,13 @@ class _Root:
     """
 
     def __init__(self, path: Path | None, inner: str = "", group: Any = None) -> None:
-        self._path, self._inner, self._group = path, inner.strip("/"), group
-        self._handles: OpenHandles[_Handle] = OpenHandles(_open, _close)
+        self._path, self._inner = path, inner.strip("/")
+        self._object = None if group is None else _Handle(group)
+        self._handles: OpenHandles[_Handle] = OpenHandles(partial(_open, inner=self._inner), _close)
 
     def __str__(self) -> str:
         """The path, and the group if it is not the root."""
-        place = str(self._path) if self._path is not None else str(self._group)
+        place = str(self._path) if self._object is None else str(self._object.group)
         return f"{place}:{self._inner}" if self._inner else place
 
     @classmethod
@@ -115,13 +125,11 @@ class _Root:
             return cls(Path(place), source.path)
         return cls(None, group=source)
 
-    def use(self, action: Callable[[Any], Any]) -> Any:
-        """Return `action(group)`."""
-        if self._path is None:
-            return action(self._group)
-        return self._handles.use(
-            self._path, lambda handle: action(handle.group[self._inner] if self._inner else handle.group)
-        )
+    def use(self, action: Callable[[_Handle], Any]) -> Any:
+        """Return `action(handle)`."""
+        if self._object is not None:
+            return action(self._object)
+        return self._handles.use(cast("Path", self._path), action)
 
     def arrays(self) -> list[str]:
         """Return the names of all arrays, such as `data/img`.
@@ -132,7 +140,7 @@ class _Root:
                 such objects.
         """
         if self._path is None:
-            return sorted(self.use(lambda group: list(_names(group, ""))))
+            return sorted(self.use(lambda handle: list(_names(handle.group, ""))))
         found = []
         for name, text in _descriptions(self._path, self._inner):
             place = f"{self._path}: {name}"
@@ -229,7 +237,7 @@ def read_zarr(source: Any, reading: Reading) -> Contents:
 
 
 def _metadata(root: _Root, names: list[str]) -> dict[str, Any]:
-    sizes: list[int] = root.use(lambda group: [group[name].size for name in names])
+    sizes: list[int] = root.use(lambda handle: [handle.array(name).size for name in names])
     small = [name for name, size in zip(names, sizes, strict=True) if size <= _SMALL]
     return {name.partition("/")[2]: _read(root, name, (), "").tolist() for name in small}
 
@@ -241,7 +249,7 @@ def _read(root: _Root, name: str, rows: Any, place: str) -> np.ndarray[Any, Any]
         DamagedFileError: if they cannot be read; `place` names them.
     """
     try:
-        found: np.ndarray[Any, Any] = np.asarray(root.use(lambda group: group[name][rows]))
+        found: np.ndarray[Any, Any] = np.asarray(root.use(lambda handle: handle.array(name)[rows]))
     except DamagedFileError:
         raise
     except _READ_ERRORS as error:
@@ -269,7 +277,7 @@ class ZarrSource:
         self.name = name
         """Name of the array, such as `data/img`."""
         try:
-            dtype, shape, self._chunks, codecs = root.use(lambda group: _describe(group[name]))
+            dtype, shape, self._chunks, codecs = root.use(lambda handle: _describe(handle.array(name)))
         except _READ_ERRORS as error:
             msg = (
                 f"{root}: {name} cannot be opened: {error}. If a codec is missing, install and import its package "
@@ -307,8 +315,8 @@ class ZarrSource:
     def missing_chunks(self) -> str | None:
         """Return a sentence about chunks that are not stored, which Zarr reads as a fixed value; None if all are."""
 
-        def count(group: Any) -> tuple[int, int, Any]:
-            array = group[self.name]
+        def count(handle: _Handle) -> tuple[int, int, Any]:
+            array = handle.array(self.name)
             if getattr(array, "shards", None) is not None:
                 return 0, 0, None
             return int(array.nchunks), int(array.nchunks_initialized), array.fill_value
@@ -355,9 +363,9 @@ class ZarrSource:
         self._root.close()
 
 
-def _chunk_key(group: Any, name: str, at: tuple[int, ...]) -> str:
+def _chunk_key(handle: _Handle, name: str, at: tuple[int, ...]) -> str:
     """Return the path of a chunk in the store."""
-    array = group[name]
+    array = handle.array(name)
     if hasattr(array, "metadata"):
         return f"{array.path}/{array.metadata.encode_chunk_key(at)}"
     return str(array._chunk_key(at))  # noqa: SLF001 (zarr 2 has no other name for it)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostinato.durable.new_paths import new_directory
 from ostinato.durable.tensorfile import check_format, read_tree, write_tree
 from ostinato.errors import CheckpointError
 from ostinato.tools.verify import check_file
-from ostinato.trajectories.checkpoint import new_directory
 from ostinato.trajectories.index import Entry, SavedFile, layout_of, read_index, write_index
 from ostinato.trajectories.trajectory import Trajectory, owned_tree
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 from ostinato.durable.files import atomic_write, check_free, copy_file, fsync_dir, link_file, open_file
 from ostinato.durable.locks import DirectoryLock
 from ostinato.durable.manifest import canonical, parse_json
+from ostinato.durable.new_paths import check_new_path, new_directory
 from ostinato.durable.positioned_reads import pread
 from ostinato.errors import (
     CheckpointError,
@@ -31,7 +32,6 @@ from ostinato.errors import (
     OstinatoError,
 )
 from ostinato.tools.verify import check_header
-from ostinato.trajectories.checkpoint import check_new_path, new_directory
 from ostinato.trajectories.index import (
     INDEX,
     JOURNAL,

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
 import warnings
 from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
 import torch
 
-from ostinato.durable.files import fsync_dir, link_or_copy, make_directories, new_token
-from ostinato.durable.locks import DirectoryLock
+from ostinato.durable.files import link_or_copy
+from ostinato.durable.new_paths import new_directory
 from ostinato.durable.tensorfile import write_tree
 from ostinato.errors import CheckpointError, DamagedFileError
 from ostinato.trajectories.index import Entry, Head, SavedFile, read_index, write_index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from ostinato.trajectories.index import TrajectoryData
 
-__all__ = ["BufferState", "LoadedCheckpoint", "Snapshot", "check_new_path", "load", "new_directory", "save"]
-
-_SUFFIX = ".ostinato-tmp"
+__all__ = ["BufferState", "LoadedCheckpoint", "Snapshot", "load", "save"]
 
 
 @final
@@ -58,66 +53,6 @@ class Snapshot(NamedTuple):
     entry: Entry
     data: TrajectoryData | None
     file: SavedFile | None
-
-
-def check_new_path(path: Path) -> None:
-    """Raise if a path exists and is not an empty directory.
-
-    Raises:
-        CheckpointError: The message names the path.
-    """
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        msg = f"{path} exists and is no directory: choose a new path"
-        raise CheckpointError(msg)
-    if path.is_dir() and any(path.iterdir()):
-        msg = f"{path} exists and is not empty: choose a new path, or remove it first"
-        raise CheckpointError(msg)
-
-
-@contextlib.contextmanager
-def new_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside `path` that is renamed to `path` at the end, or removed after an error.
-
-    Temporary directories that killed processes left are removed.
-
-    Raises:
-        CheckpointError: The path exists and is not an empty directory.
-    """
-    check_new_path(path)
-    make_directories(path.parent)
-    _remove_abandoned(path)
-    temporary = path.with_name(f".{path.name}.{new_token()}{_SUFFIX}")
-    temporary.mkdir()
-    lock = DirectoryLock(temporary)
-    try:
-        lock.acquire()
-        yield temporary
-        fsync_dir(temporary)
-        if os.name == "nt":  # a directory with an open file cannot be renamed on Windows
-            lock.release()
-            if path.is_dir():
-                path.rmdir()
-        temporary.rename(path)
-        lock.release(path)  # not before: an unlocked temporary directory counts as abandoned
-    except BaseException:
-        lock.release()
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    fsync_dir(path.parent)
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove temporary directories of this path that no process has locked."""
-    for left in path.parent.iterdir():
-        name = left.name
-        token = name.removeprefix(f".{path.name}.").removesuffix(_SUFFIX)
-        if name != f".{path.name}.{token}{_SUFFIX}" or len(token) != len(new_token()) or "." in token:
-            continue  # of another path whose name begins with this one
-        lock = DirectoryLock(left)
-        with contextlib.suppress(CheckpointError, OSError):
-            lock.acquire()
-            shutil.rmtree(left, ignore_errors=True)
-            lock.release()
 
 
 def save(path: Path, head: Head, snapshots: Sequence[Snapshot]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from ostinato.errors import DamagedFileError, OstinatoError
+from ostinato.errors import DamagedFileError
 from ostinato.viz.figures import Curves, FigureSpec, Film, Level, Line, format_number
 from ostinato.viz.frames import ALL_CAMERAS, Position, make_traces, read_frame
 from ostinato.viz.report import bars, byte_shares, returns_of
@@ -61,7 +62,7 @@ def dataset_report(
         low.append(actions)
     found = _returns(source)
     if found is not None:
-        low.append(returns_of(found, "episode"))
+        low.append(replace(returns_of(found, "episode"), x_label="episode"))
     low.append(byte_shares(source.field_bytes()))
     rows += [tuple(low[:2]), tuple(low[2:])] if len(low) > 3 else [tuple(low)]
     facts = [f"{word}: {value}" for word, value in episode.facts]
@@ -147,12 +148,6 @@ def _actions(source: DatasetSource, on_progress: Callable[[int, int], None] | No
 
 
 def _returns(source: DatasetSource) -> list[float | None] | None:
-    """Return the return of each episode; None without rewards."""
-    if source.roles.reward is None:
-        return None
-    try:
-        found = [source.returns(index) for index in range(len(source.ids))]
-    except OstinatoError:
-        return None
-    known = [value if value is not None and np.isfinite(value) else None for value in found]
-    return known if any(value is not None for value in known) else None
+    """Return the return of each episode; None without rewards that can be read."""
+    found = [value if value is not None and np.isfinite(value) else None for value in source.all_returns() or ()]
+    return found if any(value is not None for value in found) else None

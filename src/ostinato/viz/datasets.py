@@ -26,6 +26,8 @@ _REWARDS, _ACTIONS = {"reward", "rewards"}, {"action", "actions"}
 _ENDS = {"done": "done", "dones": "done", "terminated": "terminated", "truncated": "truncated"}
 _NEXT = "next"
 _MAX_TEXTS = 3
+_CHUNK = 65_536
+"""Rows read at a time."""
 
 
 @final
@@ -107,6 +109,18 @@ class DatasetSource:
         except (OstinatoError, OSError):
             return None
         return float(rewards.astype(np.float64).sum())
+
+    def all_returns(self) -> list[float | None] | None:
+        """Return the returns of all episodes, reading all rewards once; None if the dataset has no rewards."""
+        if self.roles.reward is None:
+            return None
+        rows, starts = torch.arange(len(self.dataset), device="cpu"), np.array(self._starts)
+        try:
+            parts = [self.at(self.roles.reward, part) for part in torch.split(rows, _CHUNK)]
+        except (OstinatoError, OSError):  # a part of them is readable
+            return [self.returns(index) for index in range(len(self.ids))]
+        rewards = np.concatenate(parts).astype(np.float64).reshape(len(rows), -1).sum(axis=1)
+        return [float(value) for value in np.add.reduceat(rewards, starts)]
 
     def at(self, path: TreePath, rows: torch.Tensor) -> np.ndarray:
         """Return a field of rows, int64 `[n]`, as a copy `[n, *shape]`.

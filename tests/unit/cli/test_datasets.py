@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato import LazyTensorStorage, ReplayBuffer
+from ostinato import LazyTensorStorage, ReplayBuffer, open_dataset
 from tests.command import run_here as ostinato
 from tests.datasets import builders
 from tests.unit.viz.rollouts import store
@@ -33,7 +33,37 @@ def _minari(folder: Path) -> Model:
     return builders.minari_dataset(folder / "door-v0", lengths=LENGTHS, observation="dict")
 
 
-KINDS: dict[str, Callable[[Path], Model]] = {"minari": _minari}
+def _lerobot(folder: Path) -> Model:
+    pytest.importorskip("av")
+    cameras = {"observation.images.top": (32, 48), "observation.images.wrist": (32, 32)}
+    return builders.lerobot_v3(folder / "pusht", lengths=LENGTHS, cameras=cameras, features=builders.EVERY_KIND)
+
+
+def _lerobot_v21(folder: Path) -> Model:
+    pytest.importorskip("av")
+    return builders.lerobot_v21(folder / "pusht", lengths=LENGTHS, cameras={"observation.images.top": (32, 48)})
+
+
+def _d4rl(folder: Path) -> Model:
+    pytest.importorskip("h5py")
+    return builders.d4rl_hdf5(folder / "halfcheetah.hdf5", lengths=LENGTHS)
+
+
+def _robomimic(folder: Path) -> Model:
+    pytest.importorskip("h5py")
+    return builders.robomimic_hdf5(folder / "lift.hdf5", lengths=LENGTHS, cameras={"agentview_image": (16, 16)})
+
+
+def _zarr(folder: Path) -> Model:
+    pytest.importorskip("zarr")
+    return builders.diffusion_zarr(folder / "pusht.zarr", lengths=LENGTHS)
+
+
+KINDS: dict[str, Callable[[Path], Model]] = {
+    "lerobot v3": _lerobot,
+    "lerobot v2.1": _lerobot_v21,
+    "minari": _minari,
+}
 
 
 @pytest.fixture(params=KINDS)
@@ -139,6 +169,54 @@ def test_plot_writes_a_page(model: Model, tmp_path: Path) -> None:
     assert output.read_bytes()[:8] == PNG
     assert ostinato("plot", model.path, "--output", output).returncode == 1, "it exists"
     assert ostinato("plot", model.path, "--output", output, "--overwrite", "--episode", 9).returncode == 2
+
+
+def test_convert_writes_episodes_as_a_lerobot_dataset(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    model = _lerobot(tmp_path)
+    found = report(
+        "convert", model.path, tmp_path / "new", "--format", "lerobot", "--episodes", "2,0", "--images", "png"
+    )
+    assert (found["format"], found["rows"], found["episodes"]) == ("lerobot", 21, 2)
+    old, new = open_dataset(model.path), open_dataset(tmp_path / "new")
+    rows = torch.tensor([*range(17, 26), *range(12)])
+    for key in ("action", "observation.state", "observation.images.wrist", "next.success"):
+        assert torch.equal(new.read(key), old.read(rows)[key]), key
+    assert new.read("task") == old.read(rows)["task"]
+
+
+def test_convert_takes_checkpoints_and_says_what_is_missing(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    rb = ReplayBuffer(storage=LazyTensorStorage(20))
+    row = torch.arange(20)
+    rb.extend({"observation": row.float(), "action": row.float(), "done": row % 10 == 9})
+    rb.dumps(tmp_path / "buffer")
+    arguments = ("convert", tmp_path / "buffer", tmp_path / "new", "--format", "lerobot")
+    done = ostinato(*arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "give --fps" in done.stderr
+    assert not (tmp_path / "new").exists()
+    done = ostinato(*arguments, "--fps", 5, "--task", "count")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("20 rows, 2 episodes as lerobot in ")
+    new = open_dataset(tmp_path / "new")
+    assert new.fps == 5
+    assert new.read("action").tolist() == list(range(20))
+    assert set(new.read("task")) == {"count"}
+    assert ostinato(*arguments, "--fps", 5).returncode == 1, "it exists"
+    for wrong, words in (
+        (("--episodes", "a"), "must be numbers from 0 on"),
+        (("--episodes", "2:"), "must be some of the episodes 0 to 1"),
+        (("--episodes", "0,2"), "must be some of the episodes 0 to 1"),
+        (("--ndim", 1), "do not apply to --format lerobot"),
+    ):
+        done = ostinato("convert", tmp_path / "buffer", tmp_path / "other", "--format", "lerobot", "--fps", 5, *wrong)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert words in " ".join(done.stderr.replace("│", "").split())
+    done = ostinato("convert", tmp_path / "buffer", tmp_path / "other", "--fps", 5)
+    assert done.returncode == 2
+    assert "--fps applies to --format lerobot, minari, hdf5" in " ".join(done.stderr.replace("│", "").split())
+    assert not (tmp_path / "other").exists()
 
 
 def test_options_for_trajectories_are_refused(model: Model, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from ostinato import (
     SequenceUnit,
     SliceSampler,
     TensorDictReplayBuffer,
+    open_dataset,
 )
 from ostinato.errors import KeyMissingError, KindError, OptionError, OstinatoError, SchemaError, UsageError
 
@@ -330,3 +331,22 @@ def test_units_pickle_and_are_fixed() -> None:
     rb.extend(steps())
     last = rb.sample(64)["t"][:, 0]
     assert ((last % 7 == 6) | (last == 39)).all()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_the_episodes_of_a_dataset_are_those_of_the_offsets(prefetch: int) -> None:
+    lengths = [3, 1, 4]
+    row = np.arange(8)
+    dataset = open_dataset({STATE: np.stack([row, -row], 1), ACTION: row}, episode_ends=np.cumsum(lengths))
+    rb = ReplayBuffer(
+        storage=dataset,
+        sampler=SamplerWithoutReplacement(shuffle=False),
+        sample_unit=DeltaTimestamps(steps={STATE: [-1, 0], ACTION: range(3)}),
+        batch_size=8,
+        prefetch=prefetch,
+    )
+    batch = rb.sample()
+    for key, values, offsets in ((STATE, np.stack([row, -row], 1), [-1, 0]), (ACTION, row, [0, 1, 2])):
+        expected, pad = model(values, lengths, offsets)
+        assert torch.equal(batch[key], torch.from_numpy(expected))
+        assert torch.equal(batch[f"{key}_is_pad"], torch.from_numpy(pad))

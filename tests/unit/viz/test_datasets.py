@@ -104,7 +104,7 @@ def test_next_observations_and_curves_of_an_episode() -> None:
     assert timeline.reward is not None
     assert timeline.reward.values[:, 0].tolist() == list(range(6, 14))
     assert timeline.ends.tolist() == [7]
-    assert [made.returns(index) for index in range(3)] == [10.0, 5.0, 76.0]
+    assert [made.returns(index) for index in range(3)] == made.all_returns() == [10.0, 5.0, 76.0]
     assert [made.extent(index) for index in range(3)] == [(5, 1), (1, 1), (8, 1)]
     assert made.title == "pusht, 14 rows, 3 episodes, arrays"
 
@@ -162,6 +162,8 @@ def test_a_damaged_file_is_shown_as_such() -> None:
     assert "episode 2, frame 1 cannot be decoded" in seen.problem
     with pytest.raises(DamagedFileError, match="frame 1"):
         dataset_report(made, 0)
+    made = source(data, columns={**columns, ("next.reward",): Broken()})
+    assert made.all_returns() == [None] * 3
     made = source(data, texts={("task",): TextColumn(["lift"], Broken())})
     assert "frame 1" in made.open(0).problem
     with pytest.raises(DamagedFileError, match="frame 1"):

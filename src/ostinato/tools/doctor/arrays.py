@@ -9,7 +9,7 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes, sampled_frames
-from ostinato.tools.doctor.report import Place
+from ostinato.tools.doctor.report import READ_ERRORS, Place, first_line
 from ostinato.tools.doctor.rows import RowChecks
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def pieces_of_episodes(
         for name in list(readers):
             try:
                 fields[name] = readers[name].rows(start, stop)
-            except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-                text = (str(error).splitlines() or [type(error).__name__])[0]
+            except READ_ERRORS as error:
+                text = first_line(error)
                 findings.add("file-unreadable", text, Place(file, number, field=name))
                 del readers[name]
         yield fields, stop - start
@@ -120,7 +120,7 @@ class _Reader:
     def _read(self, start: int, stop: int) -> Array:
         try:
             return np.asarray(self._array[start : max(stop, start + self._rows)])
-        except (OSError, ValueError, RuntimeError):
+        except READ_ERRORS:
             return np.asarray(self._array[start:stop])  # the fault may lie behind these rows
 
 
@@ -177,8 +177,8 @@ class ArrayChecks:
             camera = CameraChecks(name, self._findings, self.rows, None)
             try:
                 looks(array, ends, camera, file=None, full=self._full)
-            except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-                text = (str(error).splitlines() or [type(error).__name__])[0]
+            except READ_ERRORS as error:
+                text = first_line(error)
                 self._findings.add("file-unreadable", text, Place(camera=name))
             self.decoded += camera.decoded
             self._profile.cameras.append(camera.profile())
@@ -241,8 +241,8 @@ class ZarrFolder:
         for name in data:
             try:
                 array = data[name]
-            except (KeyError, OSError, ValueError, TypeError) as error:
-                self._findings.add("file-unreadable", str(error).splitlines()[0], Place(f"data/{name}", field=name))
+            except READ_ERRORS as error:
+                self._findings.add("file-unreadable", first_line(error), Place(f"data/{name}", field=name))
                 continue
             if hasattr(array, "shape"):
                 arrays[name] = array
@@ -255,8 +255,8 @@ class ZarrFolder:
             return np.asarray(root["meta/episode_ends"][:])
         except KeyError:
             self._findings.add("file-missing", "the ends of the episodes are missing", Place("meta/episode_ends"))
-        except (OSError, ValueError, TypeError, RuntimeError) as error:
-            self._findings.add("file-unreadable", str(error).splitlines()[0], Place("meta/episode_ends"))
+        except READ_ERRORS as error:
+            self._findings.add("file-unreadable", first_line(error), Place("meta/episode_ends"))
         return None
 
     def _check_chunks(self, name: str, array: Any) -> None:

@@ -68,6 +68,7 @@ CHECKS: dict[str, Check] = {
     "camera-blank": Check("warning", "check cable and exposure; record these episodes again, or leave the camera out"),
     "camera-frozen": Check("warning", "check cable and driver; record these episodes again, or leave the camera out"),
     # saved by Ostinato or RLinf
+    "not-opened": Check("error", "the message says what open_dataset needs"),
     "saved-damaged": Check("error", "restore the file from a copy"),
 }
 """All checks by name. `docs/doctor.md` describes each."""

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from ostinato._optional import require
-from ostinato.errors import CheckpointNotFoundError, KindError, OstinatoError
+from ostinato.datasets import open_dataset
+from ostinato.datasets.checkpoints import recognizes_torchrl
+from ostinato.datasets.open import known_formats
+from ostinato.durable.manifest import MANIFEST_NAME
+from ostinato.errors import CheckpointNotFoundError, KindError, MissingExtraError, OptionError, OstinatoError
 from ostinato.tools.doctor.arrays import ArrayChecks, ZarrFolder
 from ostinato.tools.doctor.hdf5 import D4rlFile, RobomimicFile, number_in_name
 from ostinato.tools.doctor.lerobot import LeRobotTables
 from ostinato.tools.doctor.lerobot_cameras import LeRobotCameras
 from ostinato.tools.doctor.minari import MinariFolder
-from ostinato.tools.doctor.report import Findings, Place, Profile, Report
+from ostinato.tools.doctor.opened import OpenedChecks
+from ostinato.tools.doctor.report import READ_ERRORS, Findings, Place, Profile, Report, first_line
 from ostinato.tools.inspect import is_store
 from ostinato.tools.verify import verify
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
 
-    OnProgress = Callable[[int, int], None]
+    from ostinato.datasets import DatasetStorage
 
 __all__ = ["examine"]
 
+OnProgress: TypeAlias = Callable[[int, int], None]
+
+_OPEN_ERRORS: tuple[type[Exception], ...] = (OstinatoError, *READ_ERRORS)
 _HDF5_SUFFIXES = {".h5", ".hdf5", ".he5", ".hdf"}
 _FLAGS = {"done", "terminated", "truncated"}
 _MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -40,7 +48,7 @@ def examine(
     full: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Report:
-    """Look for faults in a dataset: LeRobot, Minari, D4RL, robomimic, Zarr, a mapping of arrays, or saved trajectories.
+    """Look for faults in a dataset of any format that `open_dataset` reads, or in a mapping of arrays.
 
     All tables are read once; of pictures and videos, 12 frames of each episode are decoded, of at most 200 episodes
     for each camera. Nothing is changed. Faults become findings of the report: `docs/doctor.md` describes each check.
@@ -72,33 +80,69 @@ def examine(
         >>> report.findings[0].check
         'episode-bounds'
     """
-    findings, profile = Findings(), Profile()
-    progress = on_progress or _silent
+    run = _Run(Findings(), Profile(), full, on_progress or _silent)
     if isinstance(source, Mapping):
-        return _examine_mapping(source, episode_ends, findings, profile, full=full, on_progress=progress)
+        return run.report("(mapping)", _mapping(source, episode_ends, run))
+    if episode_ends is not None:
+        msg = f"episode_ends is for a mapping of arrays, got it with {source!r}: the files say where episodes end"
+        raise OptionError(msg)
     path = Path(source).expanduser()
     if not path.exists():
         msg = f"{path} does not exist: give the folder or file of a dataset"
         raise CheckpointNotFoundError(msg)
-    for recognizes, look in _FORMATS:
-        if recognizes(path):
-            try:
-                return look(path, findings, profile, full, progress)
-            except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-                if isinstance(error, OstinatoError):
-                    raise
-                text = (str(error).splitlines() or [type(error).__name__])[0]
-                findings.add("file-unreadable", text, Place(path.name))
-                return Report(str(path), "unreadable", 0, 0, "", findings.listed, findings.omitted, profile)
-    msg = (
-        f"{path} is not a dataset of a known format: LeRobot (meta/info.json), Minari (data/metadata.json), D4RL or "
-        "robomimic (HDF5), Zarr (data/ and meta/), trajectories or a checkpoint that Ostinato wrote"
-    )
-    raise KindError(msg)
+    look = next((look for recognizes, look in _FORMATS if recognizes(path)), None)
+    if look is None:
+        msg = f"{path} is not a dataset of a known format: these are {', '.join(known_formats())}, and RLinf"
+        raise KindError(msg)
+    try:
+        found = look(path, run)
+    except READ_ERRORS as error:
+        if isinstance(error, OstinatoError):
+            raise
+        run.findings.add("file-unreadable", first_line(error), Place(path.name))
+        found = _Found("unreadable", 0, 0, "")
+    if not run.findings.has("error"):
+        _open(path, run)
+    return run.report(str(path), found)
+
+
+class _Found(NamedTuple):
+    """What a dataset holds."""
+
+    format: str
+    episodes: int
+    rows: int
+    decoded: str
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One examination."""
+
+    findings: Findings
+    profile: Profile
+    full: bool
+    progress: OnProgress
+
+    def report(self, path: str, found: _Found) -> Report:
+        return Report(path, *found, self.findings.listed, self.findings.omitted, self.profile)
 
 
 def _silent(done: int, total: int) -> None:
     """Show nothing."""
+
+
+def _open(path: Path, run: _Run) -> DatasetStorage | None:
+    """Open a dataset as users do; what prevents it becomes a finding."""
+    try:
+        dataset = open_dataset(path)
+        dataset.read(len(dataset) - 1)
+    except MissingExtraError:
+        raise
+    except _OPEN_ERRORS as error:
+        run.findings.add("not-opened", first_line(error), Place(path.name))
+        return None
+    return dataset
 
 
 # -- formats ----------------------------------------------------------------------------------------------------------
@@ -110,26 +154,28 @@ def _is_lerobot(path: Path) -> bool:
     return any((meta / name).is_file() for name in names) or (meta / "episodes").is_dir()
 
 
-def _lerobot(path: Path, findings: Findings, profile: Profile, full: bool, progress: OnProgress) -> Report:  # noqa: FBT001
-    tables = LeRobotTables(path, findings, profile)
-    tables.check(progress)
-    cameras = LeRobotCameras(tables, findings, profile, full=full)
-    cameras.check(progress)
-    count = len(tables.meta.cameras) + len(tables.meta.images)
-    decoded = _decoded(cameras.decoded, tables.total * count, full=full)
-    name, episodes = f"lerobot {tables.meta.version}", len(tables.numbers)
-    return Report(str(path), name, episodes, tables.total, decoded, findings.listed, findings.omitted, profile)
+def _lerobot(path: Path, run: _Run) -> _Found:
+    tables = LeRobotTables(path, run.findings, run.profile)
+    tables.check(run.progress)
+    cameras = LeRobotCameras(tables, run.findings, run.profile, full=run.full)
+    cameras.check(run.progress)
+    total = tables.total * (len(tables.meta.cameras) + len(tables.meta.images))
+    words = "all frames" if run.full else "a sample (12 frames of each episode, of 200 episodes)"
+    decoded = f"{cameras.decoded:,} of {total:,} pictures decoded: {words}" if total else ""
+    return _Found(f"lerobot {tables.meta.version}", len(tables.numbers), tables.total, decoded)
 
 
 def _is_minari(path: Path) -> bool:
-    if path.is_dir() and (path / "main_data.hdf5").exists():
-        return True
     inside = path / "data" if (path / "data").is_dir() else path
     if (inside / "main_data.hdf5").exists():
         return True
-    if not inside.is_dir() or not (inside / "metadata.json").is_file():
+    if not (inside / "metadata.json").is_file():
         return False
     return any(child.name.isdigit() and child.is_dir() for child in inside.iterdir())
+
+
+def _minari(path: Path, run: _Run) -> _Found:
+    return _checked("minari", MinariFolder(path, run.findings, run.profile, full=run.full), run)
 
 
 def _is_hdf5(path: Path) -> bool:
@@ -139,66 +185,76 @@ def _is_hdf5(path: Path) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC or path.suffix.lower() in _HDF5_SUFFIXES
 
 
-def _hdf5(path: Path, findings: Findings, profile: Profile, full: bool, progress: OnProgress) -> Report:  # noqa: FBT001
+def _hdf5(path: Path, run: _Run) -> _Found:
     h5py = require("h5py", "h5")
     with h5py.File(path, "r") as file:
         data = file.get("data")
-        names = list(data) if isinstance(data, h5py.Group) else []
-        known = any(name in file for name in ("observations", "actions", "rewards", "terminals"))
-    if any(number_in_name(name) >= 0 for name in names):
-        return _checked(
-            "robomimic", RobomimicFile(path, findings, profile, full=full), path, findings, profile, progress
-        )
-    if known:
-        return _checked("d4rl", D4rlFile(path, findings, profile, full=full), path, findings, profile, progress)
-    msg = (
-        f"{path} has neither the arrays of D4RL (observations, actions, ...) nor the groups of robomimic (data/demo_0)"
-    )
+        demonstrations = isinstance(data, h5py.Group) and any(number_in_name(name) >= 0 for name in data)
+        flat = any(name in file for name in ("observations", "actions", "rewards", "terminals"))
+    if demonstrations:
+        return _checked("robomimic", RobomimicFile(path, run.findings, run.profile, full=run.full), run)
+    if flat:
+        return _checked("d4rl", D4rlFile(path, run.findings, run.profile, full=run.full), run)
+    msg = f"{path} has neither the arrays of D4RL (observations, ...) nor the groups of robomimic (data/demo_0, ...)"
     raise KindError(msg)
-
-
-def _minari(path: Path, findings: Findings, profile: Profile, full: bool, progress: OnProgress) -> Report:  # noqa: FBT001
-    return _checked("minari", MinariFolder(path, findings, profile, full=full), path, findings, profile, progress)
 
 
 def _is_zarr(path: Path) -> bool:
     if path.is_file():
-        return path.name.endswith(".zarr.zip") or (path.suffix == ".zip" and _is_archive(path))
+        return path.suffix == ".zip"
     names = (".zgroup", "zarr.json", "data/.zgroup", "data/zarr.json", "meta/episode_ends")
     return any((path / name).exists() for name in names)
 
 
-def _is_archive(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2) == b"PK"
+def _zarr(path: Path, run: _Run) -> _Found:
+    return _checked("zarr", ZarrFolder(path, run.findings, run.profile, full=run.full), run)
 
 
-def _zarr(path: Path, findings: Findings, profile: Profile, full: bool, progress: OnProgress) -> Report:  # noqa: FBT001
-    return _checked("zarr", ZarrFolder(path, findings, profile, full=full), path, findings, profile, progress)
+def _checked(name: str, checks: D4rlFile | RobomimicFile | MinariFolder | ZarrFolder, run: _Run) -> _Found:
+    checks.check(run.progress)
+    return _Found(name, len(checks.rows.lengths), sum(checks.rows.lengths), _pictures(checks.decoded))
+
+
+def _pictures(count: int) -> str:
+    return f"{count:,} pictures looked at" if count else ""
+
+
+# -- saved by Ostinato, RLinf or TorchRL ------------------------------------------------------------------------------
 
 
 def _is_saved(path: Path) -> bool:
-    return path.is_dir() and (is_store(path) or (path / "manifest.json").exists())
+    return path.is_dir() and (bool(_stores(path)) or (path / MANIFEST_NAME).exists() or recognizes_torchrl(path))
 
 
-def _saved(path: Path, findings: Findings, profile: Profile, full: bool, progress: OnProgress) -> Report:  # noqa: ARG001, FBT001
-    try:
-        report = verify(path, on_progress=progress)
-    except (OstinatoError, OSError) as error:
-        findings.add("saved-damaged", str(error), Place(path.name))
-        return Report(str(path), "ostinato", 0, 0, "", findings.listed, findings.omitted, profile)
-    for damage in report.damage:
-        findings.add("saved-damaged", damage.problem, Place(damage.file, damage.trajectory_id))
-    for name in report.unlisted:
-        findings.add("file-unlisted", "it is not in the index", Place(name))
-    decoded = f"{report.files:,} files read, {report.checksums:,} checksums verified"
-    episodes = report.files if report.kind == "trajectories" else 0
-    return Report(
-        str(path), f"ostinato {report.kind}", episodes, 0, decoded, findings.listed, findings.omitted, profile
-    )
+def _stores(path: Path) -> list[Path]:
+    """Return the directories of trajectories at a path: itself, or one for each rank."""
+    return [path] if is_store(path) else sorted(one for one in path.glob("rank_*") if is_store(one))
 
 
-_FORMATS = (
+def _saved(path: Path, run: _Run) -> _Found:
+    """Verify the files, then check the rows that `open_dataset` reads."""
+    notes = []
+    for root in _stores(path) or ([path] if (path / MANIFEST_NAME).exists() else []):
+        try:
+            report = verify(root, on_progress=run.progress)
+        except _OPEN_ERRORS as error:
+            run.findings.add("saved-damaged", first_line(error), Place(root.name))
+            continue
+        for damage in report.damage:
+            run.findings.add("saved-damaged", damage.problem, Place(damage.file, damage.trajectory_id))
+        for name in report.unlisted:
+            run.findings.add("file-unlisted", "it is not in the index", Place(name))
+        notes.append(f"{report.files:,} files read, {report.checksums:,} checksums verified")
+    dataset = None if run.findings.has("error") else _open(path, run)
+    if dataset is None:
+        return _Found("ostinato", 0, 0, "; ".join(notes))
+    checks = OpenedChecks(dataset, run.findings, run.profile, full=run.full)
+    checks.check(run.progress)
+    notes += [_pictures(checks.decoded)] if checks.decoded else []
+    return _Found(dataset.format, len(dataset.episode_lengths), len(dataset), "; ".join(notes))
+
+
+_FORMATS: tuple[tuple[Callable[[Path], bool], Callable[[Path, _Run], _Found]], ...] = (
     (_is_lerobot, _lerobot),
     (_is_saved, _saved),
     (_is_minari, _minari),
@@ -207,30 +263,10 @@ _FORMATS = (
 )
 
 
-def _checked(
-    name: str,
-    checks: D4rlFile | RobomimicFile | MinariFolder | ZarrFolder,
-    path: Path,
-    findings: Findings,
-    profile: Profile,
-    progress: OnProgress,
-) -> Report:
-    checks.check(progress)
-    lengths = checks.rows.lengths
-    decoded = f"{checks.decoded:,} pictures looked at" if checks.decoded else ""
-    return Report(str(path), name, len(lengths), sum(lengths), decoded, findings.listed, findings.omitted, profile)
+# -- mappings ---------------------------------------------------------------------------------------------------------
 
 
-def _decoded(frames: int, total: int, *, full: bool) -> str:
-    if not total:
-        return ""
-    words = "all frames" if full else "a sample of the frames (12 of each episode, of 200 episodes)"
-    return f"{frames:,} of {total:,} pictures decoded: {words}"
-
-
-def _examine_mapping(
-    source: Mapping[Any, Any], ends: Any, findings: Findings, profile: Profile, *, full: bool, on_progress: OnProgress
-) -> Report:
+def _mapping(source: Mapping[Any, Any], ends: Any, run: _Run) -> _Found:
     """Examine arrays in memory."""
     tree = dict(source)
     meta = tree.pop("meta") if isinstance(tree.get("meta"), Mapping) else {}
@@ -239,15 +275,10 @@ def _examine_mapping(
         tree |= tree.pop("data")
     arrays = _arrays_of(tree, ())
     ends = known if ends is None else ends
-    if ends is None:
-        ends = _ends_of_flags(arrays)
-    checks = ArrayChecks(findings, profile, full=full)
-    checks.check(arrays, None if ends is None else _as_array(ends), on_progress)
-    lengths = checks.rows.lengths
-    decoded = f"{checks.decoded:,} pictures looked at" if checks.decoded else ""
-    return Report(
-        "(mapping)", "arrays", len(lengths), sum(lengths), decoded, findings.listed, findings.omitted, profile
-    )
+    ends = _ends_of_flags(arrays) if ends is None else _as_array(ends)
+    checks = ArrayChecks(run.findings, run.profile, full=run.full)
+    checks.check(arrays, ends, run.progress)
+    return _Found("arrays", len(checks.rows.lengths), sum(checks.rows.lengths), _pictures(checks.decoded))
 
 
 def _ends_of_flags(arrays: Mapping[str, Any]) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from ostinato._optional import require
 from ostinato.tools.doctor.arrays import is_picture, looks, pieces_of_episodes, usual_rows
 from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes
-from ostinato.tools.doctor.report import Place
+from ostinato.tools.doctor.report import READ_ERRORS, Place, first_line
 from ostinato.tools.doctor.rows import RowChecks
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def datasets_of(group: Any) -> dict[str, Any]:
     for name in group:
         try:
             value = group[name]
-        except (KeyError, OSError):
+        except READ_ERRORS:
             continue
         if isinstance(value, h5py.Dataset):
             found[name] = value
@@ -105,7 +105,7 @@ class D4rlFile:
             if name in arrays and arrays[name].shape[0] == rows:
                 try:
                     flags |= np.asarray(arrays[name][:]).reshape(rows, -1).any(1)
-                except (OSError, ValueError, TypeError):
+                except READ_ERRORS:
                     continue  # the pass over all arrays reports it
         flags[-1] = True
         ends: list[int] = (np.flatnonzero(flags) + 1).tolist()
@@ -152,8 +152,8 @@ class RobomimicFile:
             for number, name in enumerate(names):
                 try:
                     length, pictures = self._demonstration(number, name, data[name])
-                except (OSError, KeyError, ValueError, TypeError) as error:
-                    text = str(error).splitlines()[0]
+                except READ_ERRORS as error:
+                    text = first_line(error)
                     self._findings.add("file-unreadable", text, Place(f"{self._path.name}/data/{name}", number))
                     continue
                 if number in chosen and pictures:

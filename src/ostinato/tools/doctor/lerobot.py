@@ -10,7 +10,7 @@ from ostinato._optional import require
 from ostinato.tools.doctor.arrow import column_problem, leaf_type, to_array
 from ostinato.tools.doctor.lerobot_metadata import read_metadata, whole_number
 from ostinato.tools.doctor.numbers import Moments
-from ostinato.tools.doctor.report import Place
+from ostinato.tools.doctor.report import READ_ERRORS, Place, first_line
 from ostinato.tools.doctor.rows import RowChecks
 from ostinato.tools.doctor.statistics import wrong_statistics
 
@@ -177,10 +177,10 @@ class LeRobotTables:
                 columns = self._columns(file.schema_arrow, name)
                 for number, arrays in self._episodes(file, columns, name, expected):
                     self._episode(number, arrays, name)
-        except (OSError, ValueError, KeyError) as error:  # pyarrow's errors derive from these
+        except READ_ERRORS as error:
             self._complete = False
             first = next((entry.number for entry in expected if entry.number not in self.numbers), None)
-            self._findings.add("file-unreadable", str(error).splitlines()[0], Place(file=name, episode=first))
+            self._findings.add("file-unreadable", first_line(error), Place(file=name, episode=first))
 
     def _columns(self, schema: Any, file: str) -> list[str]:
         """Compare the columns of a file with the features; return those to read."""

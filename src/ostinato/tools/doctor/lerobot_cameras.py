@@ -10,7 +10,8 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes, sampled_frames
-from ostinato.tools.doctor.report import Place
+from ostinato.tools.doctor.report import READ_ERRORS, Place
+from ostinato.tools.doctor.statistics import flat_numbers
 from ostinato.tools.doctor.video_file import BrokenFrameError, gray_frames, read_header
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["LeRobotCameras"]
 
 _SLACK_S = 1e-4
+_MEAN_SLACK = 0.15
+"""Statistics of cameras are those of some frames, before they were encoded; so is the brightness of a sample."""
 _CODECS = {"libx264": "h264", "libx265": "hevc", "h265": "hevc", "libsvtav1": "av1", "libdav1d": "av1", "avc1": "h264"}
 
 
@@ -64,7 +67,24 @@ class LeRobotCameras:
                 on_progress(min(done, total), total)
             self.decoded += checks.decoded
             self._profile.cameras.append(checks.profile())
+            self._check_statistics(name, checks.profile().brightness)
         self._check_unlisted()
+
+    def _check_statistics(self, name: str, brightness: NDArray[np.float64]) -> None:
+        """Compare the mean of a camera, three colors from 0 to 1, with the brightness of the frames looked at."""
+        known, place = self._meta.statistics, Place("meta/stats.json", camera=name)
+        if known is None:
+            return
+        entry = known.get(name)
+        colors = flat_numbers(entry.get("mean")) if isinstance(entry, dict) else None
+        if colors is None or colors.shape[0] not in {1, 3} or not np.isfinite(colors).all():
+            self._findings.add("statistics-mismatch", "there is no mean of its colors", place)
+            return
+        weights = np.array([0.299, 0.587, 0.114]) if colors.shape[0] == 3 else np.ones(1)
+        given, found = float(colors @ weights), float(brightness.mean() / 255) if brightness.shape[0] else None
+        if found is not None and abs(given - found) > _MEAN_SLACK:
+            text = f"the mean brightness is {given:.3g}, that of the frames looked at {found:.3g} (black 0, white 1)"
+            self._findings.add("statistics-mismatch", text, place)
 
     def _check_unlisted(self) -> None:
         listed = {clip.file for entry in self._meta.episodes for clip in entry.clips.values()}
@@ -104,7 +124,7 @@ class LeRobotCameras:
             return None
         try:
             header = read_header(path)
-        except (OSError, ValueError, AttributeError) as error:
+        except READ_ERRORS as error:
             self._findings.add("file-unreadable", f"not a readable video: {error}", place)
             return None
         if not header.codec:
@@ -225,7 +245,7 @@ class LeRobotCameras:
                     with parquet.ParquetFile(path) as table:
                         if name in table.schema_arrow.names:
                             self._look_at_rows(checks, table, file, episodes)
-                except (OSError, ValueError, KeyError):  # the pass over the tables reported it
+                except READ_ERRORS:  # the pass over the tables reported it
                     pass
             yield len(episodes)
 
@@ -262,7 +282,7 @@ class LeRobotCameras:
         try:
             with image.open(io.BytesIO(data)) as picture:
                 gray: NDArray[np.uint8] = np.asarray(picture.convert("L"))
-        except (OSError, ValueError, SyntaxError) as error:
+        except READ_ERRORS as error:
             self._findings.add("file-unreadable", f"not a readable picture: {error}", place)
             return None
         shape = self._meta.shape(name)

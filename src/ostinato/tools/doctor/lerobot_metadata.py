@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ostinato._optional import require
-from ostinato.tools.doctor.report import Place
+from ostinato.tools.doctor.report import READ_ERRORS, Place, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,7 +121,7 @@ def _read_text(path: Path, root: Path, findings: Findings, *, needed: bool = Tru
     except FileNotFoundError:
         if needed:
             findings.add("file-missing", "the dataset needs this file", Place(file=name))
-    except (OSError, UnicodeDecodeError) as error:
+    except READ_ERRORS as error:
         findings.add("file-unreadable", str(error), Place(file=name))
     return None
 
@@ -170,8 +170,8 @@ def _read_table(path: Path, root: Path, findings: Findings, *, columns: list[str
         return None
     try:
         return parquet.ParquetFile(path).read(columns=columns)
-    except (OSError, ValueError, KeyError) as error:  # pyarrow's errors derive from these
-        findings.add("file-unreadable", str(error).splitlines()[0], Place(file=name))
+    except READ_ERRORS as error:
+        findings.add("file-unreadable", first_line(error), Place(file=name))
         return None
 
 
@@ -265,7 +265,7 @@ def _file_name(meta: LeRobotMetadata, key: str, default: str, place: dict[str, A
     pattern = meta.info.get(key) or default
     try:
         name = str(pattern).format(**place)
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError):
+    except (LookupError, ValueError, TypeError, AttributeError):
         return None  # a missing number was reported, and a wrong pattern leads to missing files
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:

@@ -13,7 +13,7 @@ from ostinato.tools.doctor.arrays import gray, is_picture, usual_rows
 from ostinato.tools.doctor.arrow import column_problem, to_array
 from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes, sampled_frames
 from ostinato.tools.doctor.hdf5 import datasets_of, number_in_name
-from ostinato.tools.doctor.report import Place
+from ostinato.tools.doctor.report import READ_ERRORS, Place, first_line
 from ostinato.tools.doctor.rows import RowChecks
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class MinariFolder:
         except FileNotFoundError:
             self._findings.add("file-missing", "the dataset needs this file", place)
             return {}
-        except (OSError, ValueError) as error:
+        except READ_ERRORS as error:
             self._findings.add("file-unreadable", f"not valid JSON: {error}", place)
             return {}
         if not isinstance(found, dict):
@@ -105,8 +105,8 @@ class MinariFolder:
                     arrays = {k: v for k, v in datasets_of(group).items() if v.ndim}
                     declared = group.attrs.get("total_steps")
                     self._episode(number, arrays, None if declared is None else int(declared), place)
-                except (OSError, KeyError, ValueError, RuntimeError) as error:
-                    self._findings.add("file-unreadable", str(error).splitlines()[0], place)
+                except READ_ERRORS as error:
+                    self._findings.add("file-unreadable", first_line(error), place)
                     self._complete = False
                 on_progress(number + 1, len(names))
         return len(names)
@@ -133,19 +133,26 @@ class MinariFolder:
                 continue
             try:
                 columns = dict(_leaves(_read_table(parts[0]), ""))
-                self._episode(number, self._arrays(columns, number, name), self._declared(folder), Place(name, number))
-            except (OSError, ValueError, KeyError) as error:  # pyarrow's errors derive from these
-                text = str(error).splitlines()[0]
+                self._episode(
+                    number, self._arrays(columns, number, name), self._declared(folder, number), Place(name, number)
+                )
+            except READ_ERRORS as error:
+                text = first_line(error)
                 self._findings.add("file-unreadable", text, Place(f"{name}/{parts[0].name}", number))
                 self._complete = False
             on_progress(number + 1, len(folders))
         return len(folders)
 
-    @staticmethod
-    def _declared(folder: Path) -> int | None:
+    def _declared(self, folder: Path, number: int) -> int | None:
+        """Return the steps of an episode that its metadata gives."""
+        place = Place(f"{self._prefix}{folder.name}/metadata.json", number)
         try:
             steps = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))["total_steps"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except FileNotFoundError:
+            self._findings.add("file-missing", "the episode needs this file", place)
+            return None
+        except READ_ERRORS as error:
+            self._findings.add("file-unreadable", f"does not tell the steps of the episode: {first_line(error)}", place)
             return None
         return steps if isinstance(steps, int) else None
 
@@ -219,7 +226,7 @@ class MinariFolder:
         try:
             rows = sampled_frames(len(array), full=self._full)
             frames = [(row, gray(_picture(array[row]))) for row in rows]
-        except (OSError, ValueError, SyntaxError) as error:
+        except READ_ERRORS as error:
             text = f"a picture cannot be decoded: {error}"
             self._findings.add("file-unreadable", text, place._replace(camera=name))
             return

@@ -133,6 +133,8 @@ class FieldNumbers:
             self._keep_top(values, sizes, episode, step, first)
 
     def _keep_top(self, values: Floats, sizes: Floats, episode: int, step: int, first: int) -> None:
+        if self._top.shape[0] == _TOP and (sizes.max(0) <= self._top[-1]).all():
+            return
         kept = min(_TOP, sizes.shape[0])
         at = np.argpartition(-sizes, kept - 1, axis=0)[:kept]
         columns = np.arange(sizes.shape[1])
@@ -232,12 +234,15 @@ def _wraps(around: Floats) -> bool:
 def _turned(values: Floats) -> NDArray[np.bool_]:
     """Return where four values are a quaternion that changes its sign, which is the same rotation: `[n - 1, D]`."""
     found = np.zeros((values.shape[0] - 1, values.shape[1]), bool)
-    for first in range(values.shape[1] - 3):
+    if values.shape[1] < 4:
+        return found
+    squares = values * values
+    unit = np.abs(squares[:, :-3] + squares[:, 1:-2] + squares[:, 2:-1] + squares[:, 3:] - 1) < 0.02
+    for first in np.flatnonzero(unit.mean(0) > 0.5):
         four = values[:, first : first + 4]
-        unit = np.abs((four**2).sum(1) - 1) < 0.02
-        if unit.any():
-            opposite = (four[1:] * four[:-1]).sum(1) < -0.9
-            found[:, first : first + 4] |= (unit[1:] & unit[:-1] & opposite)[:, None]
+        opposite = (four[1:] * four[:-1]).sum(1) < -0.9
+        both = unit[1:, first] & unit[:-1, first]
+        found[:, first : first + 4] |= (both & opposite)[:, None]
     return found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zipfile
+import zlib
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +16,21 @@ if TYPE_CHECKING:
 
     from ostinato.tools.doctor.checks import Severity
 
-__all__ = ["CameraProfile", "FieldProfile", "Finding", "Findings", "Place", "Profile", "Report"]
+__all__ = [
+    "READ_ERRORS",
+    "CameraProfile",
+    "FieldProfile",
+    "Finding",
+    "Findings",
+    "Place",
+    "Profile",
+    "Report",
+    "first_line",
+]
+
+READ_ERRORS: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError)
+READ_ERRORS += (EOFError, ArithmeticError, MemoryError, SyntaxError, zipfile.BadZipFile, zlib.error)
+"""What libraries raise for damaged files."""
 
 _KEPT = 20
 """Findings of one check that a report lists; further ones are counted."""
@@ -177,6 +193,11 @@ class Report:
         more = sum(self.omitted.values())
         shown = [f"{counts[name]} {name}{'' if counts[name] == 1 else 's'}" for name in ("error", "warning", "note")]
         return ", ".join(shown) + (f", {more:,} more not listed" if more else "")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the message of an error on one line, its class if it has none."""
+    return (str(error).splitlines() or [""])[0] or type(error).__name__
 
 
 class Findings:

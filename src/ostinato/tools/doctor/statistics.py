@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ostinato.tools.doctor.numbers import Moments
 
-__all__ = ["wrong_statistics"]
+__all__ = ["flat_numbers", "wrong_statistics"]
 
 
 def wrong_statistics(given: Mapping[str, Any], moments: Moments) -> list[str]:
@@ -36,7 +36,7 @@ def wrong_statistics(given: Mapping[str, Any], moments: Moments) -> list[str]:
     ):
         if kind not in given:
             continue
-        found = _flat(given[kind])
+        found = flat_numbers(given[kind])
         if found is None or found.shape != expected.shape:
             problems.append(f"{kind} does not have {expected.shape[0]} numbers")
             continue
@@ -46,13 +46,14 @@ def wrong_statistics(given: Mapping[str, Any], moments: Moments) -> list[str]:
         if off.any():
             at = int(np.flatnonzero(off)[0])
             problems.append(f"{kind} of dimension {at} is {found[at]:.6g}, that of the data {expected[at]:.6g}")
-    count = _flat(given["count"]) if "count" in given else None
+    count = flat_numbers(given["count"]) if "count" in given else None
     if count is not None and count.shape[0] and count[0] != moments.count.max():
         problems.append(f"count is {count[0]:.0f}, the data has {moments.count.max()} rows")
     return problems
 
 
-def _flat(value: Any) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+def flat_numbers(value: Any) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    """Return the numbers of nested lists in one array `[n]`, None if they are something else."""
     while isinstance(value, list) and value and isinstance(value[0], list):
         try:
             value = [number for inner in value for number in inner]

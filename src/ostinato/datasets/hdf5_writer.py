@@ -1,0 +1,174 @@
+"""Writes HDF5 files as robomimic and D4RL have them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ostinato._optional import require
+from ostinato.core.kinds import show_path
+from ostinato.datasets.transitions import Transitions
+from ostinato.errors import OptionError, SchemaError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ostinato.core.rows import Path as FieldPath
+    from ostinato.datasets.dataset import DatasetStorage
+    from ostinato.durable.progress import Progress
+
+__all__ = ["HdfOptions", "HdfPlan", "plan_d4rl", "plan_robomimic", "write_d4rl", "write_robomimic"]
+
+_CHUNK_BYTES = 32 << 20
+
+
+class HdfOptions(NamedTuple):
+    """How files are written; see `export`."""
+
+    compression: str | None
+    env_args: dict[str, Any] | None
+
+
+class HdfPlan(NamedTuple):
+    """What is written."""
+
+    rows: Transitions
+    names: dict[str, FieldPath]
+    """Fields by their names in the file."""
+
+
+def plan_d4rl(dataset: DatasetStorage) -> HdfPlan:
+    """Return what is written to a file of D4RL.
+
+    Raises:
+        SchemaError: if rows lack a field, or have several observations or actions.
+        MissingExtraError: naming the extra to install.
+    """
+    require("h5py", "h5")
+    rows = Transitions(dataset, "D4RL")
+    for leaves in (rows.observations, rows.actions):
+        if len(leaves) > 1 or len(leaves[0].path) > 1:
+            msg = (
+                f"D4RL holds one array of observations and one of actions, rows have {show_path(leaves[0].path)}: "
+                "choose one with fields={'observation': ..., 'action': ..., 'next': 'next'}, or use layout='robomimic'"
+            )
+            raise SchemaError(msg)
+    names: dict[FieldPath, str] = {
+        ("observation",): "observations",
+        ("action",): "actions",
+        ("next", "reward"): "rewards",
+        ("next", "observation"): "next_observations",
+    }
+    others = {path: _joined(("infos", *path[1:]) if path[0] == "info" else path) for path in rows.leaves}
+    return HdfPlan(rows, _named(rows, {**others, **names}, ("terminals", "timeouts")))
+
+
+def plan_robomimic(dataset: DatasetStorage, options: HdfOptions) -> HdfPlan:
+    """Return what is written to a file of robomimic.
+
+    Raises:
+        OptionError: if `env_args` is not JSON.
+        SchemaError: if rows lack a field, or have several actions.
+        MissingExtraError: naming the extra to install.
+    """
+    require("h5py", "h5")
+    if options.env_args is not None:
+        try:
+            if not isinstance(options.env_args, dict):
+                raise TypeError
+            json.dumps(options.env_args, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            msg = f"env_args must be a dict of JSON values, got {str(options.env_args)[:200]}"
+            raise OptionError(msg) from error
+    rows = Transitions(dataset, "robomimic", reward=False)
+    if len(rows.actions[0].path) > 1:
+        msg = (
+            f"robomimic holds one array of actions, rows have {show_path(rows.actions[0].path)}: choose it with fields="
+        )
+        raise SchemaError(msg)
+    names: dict[FieldPath, str] = {}
+    known: dict[FieldPath, str] = {("action",): "actions", ("next", "reward"): "rewards"}
+    for path in rows.leaves:
+        inner, prefix = (path[1:], "next_obs") if path[:2] == ("next", "observation") else (path, "obs")
+        if inner[0] == "observation":
+            names[path] = _joined((prefix, *(inner[1:] or ("state",))))
+        else:
+            names[path] = known.get(path) or _joined(path)
+    return HdfPlan(rows, _named(rows, names, ("dones",)))
+
+
+def _joined(path: FieldPath) -> str:
+    bad = [key for key in path if "/" in str(key) or key in {"", ".", ".."}]
+    if bad:
+        msg = f"names in HDF5 have no '/', got {bad[0]!r} in {show_path(path)}: rename it with fields="
+        raise SchemaError(msg)
+    return "/".join(map(str, path))
+
+
+def _named(rows: Transitions, names: dict[FieldPath, str], own: tuple[str, ...]) -> dict[str, FieldPath]:
+    """Return fields by their names in the file, without flags.
+
+    Raises:
+        SchemaError: if two have one name.
+    """
+    found: dict[str, FieldPath] = {}
+    for path in rows.leaves:
+        if path in rows.flag_paths:
+            continue
+        name = names[path]
+        taken = next((other for other in (*found, *own) if (other + "/").startswith(name + "/")), None)
+        taken = taken or next((other for other in (*found, *own) if (name + "/").startswith(other + "/")), None)
+        if taken is not None:
+            msg = f"{show_path(path)} would be {name} in the file, where {taken} is: rename it with fields="
+            raise SchemaError(msg)
+        found[name] = path
+    return found
+
+
+def write_d4rl(dataset: DatasetStorage, plan: HdfPlan, options: HdfOptions, path: Path, progress: Progress) -> None:
+    """Write a file with one array for each field, in chunks of rows."""
+    rows, count = plan.rows, len(dataset)
+    with require("h5py", "h5").File(path, "w") as file:
+        targets = {
+            name: _create(file, name, (count, *rows.leaves[field].shape), rows.rows(field, 0, 1).dtype, options)
+            for name, field in plan.names.items()
+        }
+        for name, values in (("terminals", rows.terminated), ("timeouts", rows.truncated)):
+            _create(file, name, (count,), np.dtype(bool), options)[:] = values
+        largest = max(leaf.nbytes for leaf in rows.leaves.values())
+        size = max(1, _CHUNK_BYTES // max(1, largest))
+        for first in range(0, count, size):
+            last = min(first + size, count)
+            for name, field in plan.names.items():
+                targets[name][first:last] = rows.rows(field, first, last)
+            progress.advance(last - first)
+
+
+def write_robomimic(
+    dataset: DatasetStorage, plan: HdfPlan, options: HdfOptions, path: Path, progress: Progress
+) -> None:
+    """Write a file with a group for each episode."""
+    rows = plan.rows
+    with require("h5py", "h5").File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs["total"] = len(dataset)
+        data.attrs["env_args"] = json.dumps(options.env_args or {})
+        for episode, (first, last) in enumerate(rows.spans()):
+            group = data.create_group(f"demo_{episode}")
+            group.attrs["num_samples"] = last - first
+            for name, field in plan.names.items():
+                shape, dtype = rows.leaves[field].shape, rows.rows(field, first, first + 1).dtype
+                target = _create(group, name, (last - first, *shape), dtype, options)
+                size = max(1, _CHUNK_BYTES // max(1, dtype.itemsize * math.prod(shape)))
+                for at in range(first, last, size):
+                    end = min(at + size, last)
+                    target[at - first : end - first] = rows.rows(field, at, end)
+            _create(group, "dones", (last - first,), np.dtype(np.uint8), options)[:] = rows.terminated[first:last]
+            progress.advance(last - first)
+
+
+def _create(group: Any, name: str, shape: tuple[int, ...], dtype: Any, options: HdfOptions) -> Any:
+    return group.create_dataset(name, shape=shape, dtype=dtype, compression=options.compression)
