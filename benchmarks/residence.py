@@ -1,7 +1,7 @@
 """Memory of the process that samples a video dataset, beside its budget: `python -m benchmarks.residence`.
 
 Each line is a process of its own: it opens 400 rows of two cameras of 480x640 (740 MB decoded), samples windows at
-random until every frame was drawn about twelve times, and reports by how much its resident memory grew beyond one batch.
+random until every frame was drawn about twelve times, and reports how much its resident memory grew beyond a batch.
 """
 
 from __future__ import annotations

@@ -59,6 +59,10 @@ class BareStorage(Protocol):
     def schema(self) -> Schema | None:
         """Schema of a row; None for storages without fields."""
 
+    @property
+    def episode_ends(self) -> torch.Tensor | None:
+        """Bool `[rows]`: the last rows of episodes, of a storage that knows them without its fields; else None."""
+
     def __len__(self) -> int:
         """Rows present: the slots `[0, len)`."""
 
