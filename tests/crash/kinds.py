@@ -72,13 +72,13 @@ def _make(storage: Any = LazyTensorStorage, **options: Any) -> TensorDictReplayB
     return TensorDictReplayBuffer(storage=made, batch_size=6, generator=seeded(), **options)
 
 
-def _ensemble() -> ReplayBufferEnsemble:
+def _ensemble(**mix: Any) -> ReplayBufferEnsemble:
     members = [
         TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5)),
         TensorDictReplayBuffer(storage=ListStorage(CAPACITY), sampler=SamplerWithoutReplacement()),
         TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=RandomSampler(), writer=_reservoir()),
     ]
-    return ReplayBufferEnsemble(*members, p=[1, 2, 3], batch_size=6, generator=seeded(1))
+    return ReplayBufferEnsemble(*members, **(mix or {"p": [1, 2, 3]}), batch_size=6, generator=seeded(1))
 
 
 def _reached(batch: Any) -> Tensor:
@@ -94,6 +94,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "prioritized": lambda: _make(sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5), transform=Scale()),
     "list": lambda: _make(ListStorage, sampler=SamplerWithoutReplacement()),
     "ensemble": _ensemble,
+    "exact ratio, ahead": lambda: _ensemble(ratio={0: [3, 1, 1], 20: ["1/3", 2, 4]}, prefetch=2),
     "single_copy, n-step": lambda: _make(LazyTensorStorage(CAPACITY, single_copy=True), sample_unit=NStep(2, 0.5)),
     "mapped, slices": lambda: _make(LazyMemmapStorage, sampler=SliceSampler(slice_len=2, end_key=END)),
     "slices in passes": lambda: _make(sampler=SliceSamplerWithoutReplacement(slice_len=2, end_key=END)),

@@ -583,3 +583,20 @@ def test_an_existing_file_is_replaced_on_demand(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(CheckpointError, match="is a folder"):
         export(transitions(), tmp_path / "folder", format="hdf5", overwrite=True)
+
+
+@pytest.mark.parametrize("options", [{"format": "hdf5"}, {"format": "minari", "fields": "numbers"}])
+def test_lerobot_datasets_are_written_as_others(tmp_path: Path, options: dict[str, Any]) -> None:
+    parts = episodes()
+    export(parts, tmp_path / "robot", fps=10, images="png")
+    source = open_dataset(tmp_path / "robot")
+    if options.get("fields") == "numbers":
+        options = {"format": "minari", "fields": [path for path in source.schema.paths if path != ("task",)]}
+    with pytest.warns(UserWarning, match=r"is unknown|gets done as terminated"):
+        export(source, tmp_path / "out", **options)
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset.episode_lengths.tolist() == list(LENGTHS)
+    assert torch.equal(dataset["observation", "state"], joined(parts, "observation", "state"))
+    assert torch.equal(dataset["observation", "image"], joined(parts, "observation", "image"))
+    assert torch.equal(dataset["action"], joined(parts, "action"))
+    assert torch.equal(dataset["next", "reward"], joined(parts, "next", "reward"))

@@ -14,6 +14,9 @@ pytest.importorskip("h5py")
 import h5py
 
 from ostinato import NStep, ReplayBuffer, open_dataset
+from ostinato.datasets.cache import BlockCache
+from ostinato.datasets.columns import BlockColumn
+from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source
 from ostinato.datasets.stored import Pieces
 from ostinato.errors import DamagedFileError, KindError, OptionError, UsageError
 
@@ -250,6 +253,37 @@ def test_blocks_cover_all_rows_once_and_end_with_chunks_and_episodes(lengths: li
     assert all(first % (chunk or 1) == 0 for _, first, _ in found)
 
 
+@pytest.mark.parametrize("how", ["plain", "user block", "chunks", "external", "big-endian", "empty"])
+def test_rows_are_read_at_their_places_or_in_blocks(tmp_path: Path, how: str) -> None:
+    lengths = [40, 9, 25]
+    values = (
+        np.random.default_rng(0).standard_normal((sum(lengths), 3, 2)).astype(">f8" if how == "big-endian" else "f8")
+    )
+    path = tmp_path / "a.hdf5"
+    options: dict[str, Any] = {"chunks": (7, 3, 2)} if how == "chunks" else {}
+    with h5py.File(path, "w", userblock_size=512 if how == "user block" else 0) as file:
+        for n, part in enumerate(np.split(values, np.cumsum(lengths)[:-1])):
+            if how == "external":
+                options["external"] = [(str(tmp_path / f"{n}.raw"), 0, h5py.h5f.UNLIMITED)]
+            if how == "empty":  # never written: no place in the file
+                file.create_dataset(f"demo_{n}/x", part.shape, "f8")
+            else:
+                file.create_dataset(f"demo_{n}/x", data=part, **options)
+    expected = np.zeros_like(values) if how == "empty" else values.astype("f8")
+    source = Hdf5Source(Hdf5File(path), [f"demo_{n}" for n in range(3)], "x", np.array(lengths))
+    rows = torch.randint(0, sum(lengths), (200,))
+    found = source.read_rows(rows)
+    assert (found is not None) == (how in {"plain", "user block"})
+    if found is not None:
+        np.testing.assert_array_equal(found.numpy(), expected[rows])
+    column = BlockColumn(source, BlockCache(1000))
+    np.testing.assert_array_equal(column.start(rows)().numpy(), expected[rows])
+    if how == "plain":
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(DamagedFileError, match=r"a.hdf5, demo_\d/x: the file ends before row"):
+            column.start(torch.arange(sum(lengths)))()
+
+
 # -- robomimic ---------------------------------------------------------------------------------------------------------
 
 ELEVEN = (3, 1, 2, 4, 1, 2, 3, 5, 2, 1, 4, 6)
@@ -280,6 +314,7 @@ def test_robomimic_filter_keys_choose_demonstrations(tmp_path: Path) -> None:
     rows = slice(ELEVEN[0], None)
     check_rows(train, {key: values[rows] for key, values in model.columns.items()}, list(ELEVEN[1:]))
     assert open_dataset(model.path, filter_key="valid").episode_lengths.tolist() == [3]
+    assert train.fingerprint != open_dataset(model.path, episodes=slice(1, None)).fingerprint
     with pytest.raises(OptionError, match="no filter key 'test': it has train, valid"):
         open_dataset(model.path, filter_key="test")
     with pytest.raises(OptionError, match="max_episode_steps is for D4RL"):

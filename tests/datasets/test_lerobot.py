@@ -191,6 +191,25 @@ def test_only_files_of_the_rows_are_read(whole: Model, tmp_path: Path) -> None:
         dataset.field_at(torch.tensor([20]), ("action",))
 
 
+@pytest.mark.parametrize("max_bytes", [4000, 1 << 30])
+def test_the_columns_of_an_episode_are_read_together(
+    small: Model, monkeypatch: pytest.MonkeyPatch, max_bytes: int
+) -> None:
+    reads: list[list[str]] = []
+    read = pq.ParquetFile.read_row_group
+
+    def counted(file: Any, group: int, **options: Any) -> Any:
+        reads.append(options["columns"])
+        return read(file, group, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    dataset = open_dataset(small.path, max_bytes=max_bytes)
+    assert dataset.field_at(torch.tensor([0]), ("action",)).shape == (1, 2)  # type: ignore[union-attr]
+    assert sorted(reads.pop()) == ["action", "episode_index", "index"]
+    check_rows(dataset, small.columns, small.lengths)
+    assert len(reads) == len(small.lengths)
+
+
 # -- what is known of a dataset --------------------------------------------------------------------------------------
 
 
@@ -320,6 +339,17 @@ def test_metadata_cut_short_is_named(small: Model, tmp_path: Path) -> None:
         if "stats" not in other.name:
             with pytest.raises((MissingFileError, KindError), match=r"is missing|has no Parquet file|not recognized"):
                 open_dataset(path)
+
+
+def test_numbers_of_tasks_are_bounded(small: Model, tmp_path: Path) -> None:
+    path = copied(small, tmp_path)
+    lines, table = path / "meta/tasks.jsonl", path / "meta/tasks.parquet"
+    if lines.exists():
+        lines.write_text('{"task_index": 1000000000000, "task": "pick"}')
+    else:
+        rewrite(table, changed("task_index", lambda values: values.__setitem__(0, 1 << 40)))
+    with pytest.raises(DamagedFileError, match=r"tasks.*line 1: task_index must be an integer of at least 0 and below"):
+        open_dataset(path)
 
 
 def damage_v3(path: Path, name: str, change: Callable[[list[Any]], Any]) -> None:

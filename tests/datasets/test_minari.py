@@ -104,6 +104,9 @@ def test_objects_and_their_filtered_episodes_are_used(tmp_path: Path, kind: str)
     some = whole.filter_episodes(lambda episode: len(episode) in {1, 2})
     rows = np.array([3, 9, 10])
     check_rows(open_dataset(some), {key: values[rows] for key, values in model.columns.items()}, [1, 2])
+    assert open_dataset(whole).fingerprint == open_dataset(model.path).fingerprint
+    prints = [open_dataset(MinariDataset(model.path / "data", np.array(part))).fingerprint for part in ([0, 1], [1, 0])]
+    assert len({*prints, open_dataset(model.path).fingerprint}) == 3
     with pytest.raises(SchemaError, match="no episodes"):
         open_dataset(whole.filter_episodes(lambda episode: False))
 

@@ -13,7 +13,13 @@ import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ["hindsight_bit_flip", "recurrent_burn_in", "sb3_prioritized_dqn"]
-ELSEWHERE = ["amp_discriminator", "behaviour_cloning_lerobot", "distributed_dqn", "offline_to_online_sac", "shared_writers"]
+ELSEWHERE = [
+    "amp_discriminator",
+    "behaviour_cloning_lerobot",
+    "distributed_dqn",
+    "offline_to_online_sac",
+    "shared_writers",
+]
 """Tested in `tests/e2e/test_examples.py`."""
 
 

@@ -85,3 +85,29 @@ def test_rows_are_uniform_within_members() -> None:
     assert sum(drawn[i] for i in range(8)) == 6000
     assert LOW < p_value([drawn[i] for i in range(8)]) < HIGH
     assert LOW < p_value([drawn[i] for i in range(100, 116)]) < HIGH
+
+
+def test_an_exact_ratio_leaves_rows_uniform_within_members() -> None:
+    """7000 batches of 11 rows at 2/7: 22,000 rows of the first member, to the row."""
+    members = []
+    for base, count in ((0, 8), (100, 16)):
+        rb = ReplayBuffer(storage=LazyTensorStorage(16))
+        rb.extend(torch.arange(base, base + count))
+        members.append(rb)
+    mix = ReplayBufferEnsemble(*members, ratio=[2, 5], batch_size=11, generator=seeded(8))
+    ids = torch.cat([mix.sample() for _ in range(7000)])
+    drawn = Counter(ids.tolist())
+    assert sum(drawn[i] for i in range(8)) == 22_000
+    assert LOW < p_value([drawn[i] for i in range(8)]) < HIGH
+    assert LOW < p_value([drawn[i] for i in range(100, 116)]) < HIGH
+
+
+def test_a_schedule_gives_the_sum_of_its_shares() -> None:
+    mix = SamplerEnsemble(RandomSampler(), RandomSampler(), ratio={0: 1, 10_000: 0})
+    counts = []
+    for _ in range(10_001):
+        split = mix.plan(32, [1, 1], None)
+        mix.drew(split.owed)
+        counts.append(dict(zip(split.members, split.sizes, strict=True)).get(0, 0))
+    assert sum(counts) == 32 * 10_001 // 2
+    assert all(abs(count - 32 * (1 - step / 10_000)) < 1 for step, count in enumerate(counts))

@@ -257,7 +257,7 @@ class ReplayBufferEnsemble:
             source=None if source_key is None else as_path(source_key),
         )
         if self._batch_size is not None:
-            sampler.part_rows(self._batch_size, self._mixer.grain)
+            sampler.part_rows(self._batch_size)
         self._route = check_route(routing_key, routing_dim, self._mixer.members)
 
     # -- what there is ----------------------------------------------------------------------------------------
@@ -346,11 +346,13 @@ class ReplayBufferEnsemble:
 
     def _subset(self, chosen: list[int]) -> ReplayBufferEnsemble:
         mixer, sampler = self._mixer, self.sampler.subset(chosen)
-        fits = self._batch_size is not None and sampler.divides(self._batch_size, mixer.grain)
+        size = self._batch_size
+        if size is not None and sampler.ratio_step is None and size % sampler.num_buffer_sampled:
+            size = None
         return ReplayBufferEnsemble(
             *(self.members[i] for i in chosen),
             transform=self.transform,
-            batch_size=self._batch_size if fits else None,
+            batch_size=size,
             collate_fn=mixer.collate,
             collate_fns=[mixer.members[i].collate for i in chosen],
             source_key=mixer.source,

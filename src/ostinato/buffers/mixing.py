@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -409,12 +408,6 @@ class Mixer:
         return any(member.engine.sampler.prioritized for member in self.members)
 
     @property
-    def grain(self) -> int:
-        """Rows that members give together: the length of slices, 1 where none are drawn."""
-        samplers = [member.engine.sampler for member in self.members if member.engine.sampler.slices]
-        return math.lcm(*(getattr(sampler, "slice_len", None) or 1 for sampler in samplers))
-
-    @property
     def queued(self) -> list[Mix]:
         """Draws that were made ahead, oldest first."""
         return [*([] if self.prefetch is None else self.prefetch.tickets), *self.pending]
@@ -476,7 +469,7 @@ class Mixer:
             if self.pending:
                 return True
             try:
-                held, refusals = self._held(sampler.asked(size, self.grain))
+                held, refusals = self._held(size)
             except OptionError:
                 return False
             if sampler.ratio_step is None:
@@ -485,16 +478,21 @@ class Mixer:
             if not sampler.ready(held):
                 return False
             try:
-                self._check(sampler.plan(size, held, self.generator, self.grain))
+                self._check(sampler.plan(size, held, self.generator))
             except OstinatoError:
                 return False
             return True
 
-    def _held(self, asked: list[int]) -> tuple[list[int], dict[int, OstinatoError]]:
-        """Return the rows of each member, 0 where none can be drawn, and why some cannot draw what they are asked."""
+    def _held(self, size: int) -> tuple[list[int], dict[int, OstinatoError]]:
+        """Return the rows of each member, 0 where none can be drawn, and why some cannot draw their part of a batch.
+
+        Raises:
+            OptionError: if a batch of this size cannot be divided.
+        """
+        self.sampler.members = tuple(member.engine.sampler for member in self.members)  # some may be exchanged
         held: list[int] = []
         refusals: dict[int, OstinatoError] = {}
-        for i, (member, rows) in enumerate(zip(self.members, asked, strict=True)):
+        for i, (member, rows) in enumerate(zip(self.members, self.sampler.asked(size), strict=True)):
             held.append(len(member.engine.storage))
             try:
                 member.check_draw(rows, self.generator)
@@ -512,9 +510,8 @@ class Mixer:
             EmptyBufferError: if no member has rows to draw.
             OstinatoError: if a member that was chosen cannot draw for another reason.
         """
-        asked = self.sampler.asked(size, self.grain)
-        held, refusals = self._held(asked)
-        split = self.sampler.plan(size, held, self.generator, self.grain)
+        held, refusals = self._held(size)
+        split = self.sampler.plan(size, held, self.generator)
         if split.owed is not None:  # of other sizes than those asked for
             self._check(split)
             return split
@@ -573,12 +570,9 @@ class Mixer:
         try:
             return kinds.concatenate(parts) if flatten else kinds.stack_parts(parts)
         except (KindError, SchemaError) as error:
-            if flatten and (apart := _fields_apart(parts, members)):
-                msg = (
-                    f"the parts of a batch cannot be concatenated end to end, their fields differ: {apart}. Select the "
-                    "fields that all members have, with open_dataset(path, fields=...) or a transform of the member, "
-                    "write the other fields as well, or give the ensemble a collate_fn, such as list"
-                )
+            apart = _differences(parts, members) if flatten else ""
+            if apart:
+                msg = f"the parts of a batch cannot be concatenated end to end: {apart}, or give a collate_fn (list)"
                 raise KindError(msg) from error
             msg = (
                 f"the parts of a batch, of type {type(parts[0]).__name__}, cannot be "
@@ -691,14 +685,30 @@ def with_source(batch: Any, path: tuple[str, ...], ids: Tensor) -> Any:
     return batch
 
 
-def _fields_apart(parts: Sequence[Any], members: Sequence[int]) -> str:
-    """Return the fields that not all parts have, as text; empty if there are none, or parts have no names."""
-    if not all(isinstance(part, dict) or kinds.is_tensordict(part) for part in parts):
+def _differences(parts: Sequence[Any], members: Sequence[int]) -> str:
+    """Return how parts differ in kind, fields or shapes, and what to do about it; empty if they do not."""
+    named = [isinstance(part, dict) or kinds.is_tensordict(part) for part in parts]
+    types = {i: type(part).__name__ for i, part in zip(members, parts, strict=True)}
+    if any(named) and len({isinstance(part, dict) for part in parts}) > 1:
+        said = ", ".join(f"member {i} gives rows as {name}" for i, name in types.items())
+        return f"{said}: make them alike, datasets with open_dataset(path, tensordict=True)"
+    if not all(named):
         return ""
-    fields = dict(zip(members, (set(leaves_by_path(part)) for part in parts), strict=True))
-    every = set.intersection(*fields.values())
-    extra = {i: sorted(mine - every, key=str) for i, mine in fields.items() if mine - every}
-    return "; ".join(f"member {i} has also {', '.join(map(kinds.show_path, more))}" for i, more in extra.items())
+    fields = {i: leaves_by_path(part) for i, part in zip(members, parts, strict=True)}
+    every = set.intersection(*(set(mine) for mine in fields.values()))
+    extra = {i: sorted(set(mine) - every, key=str) for i, mine in fields.items() if set(mine) - every}
+    if extra:
+        said = "; ".join(f"member {i} has also {', '.join(map(kinds.show_path, more))}" for i, more in extra.items())
+        return (
+            f"their fields differ: {said}. Select the fields that all members have, with "
+            "open_dataset(path, fields=...) or a transform of the member, write the other fields as well"
+        )
+    for path in sorted(every, key=str):
+        shapes = {i: list(getattr(mine[path], "shape", ())[1:]) for i, mine in fields.items()}
+        if len({str(shape) for shape in shapes.values()}) > 1:
+            said = ", ".join(f"{shape} in member {i}" for i, shape in shapes.items())
+            return f"rows of {kinds.show_path(path)} are {said}. Give them one shape with a transform of the member"
+    return ""
 
 
 def _row_shape(value: Tensor, names: dict[Any, Tensor]) -> tuple[int, ...]:

@@ -62,8 +62,9 @@ class OfflineToOnlineReplayBuffer:
     Safe to use from several threads. Not a `ReplayBuffer`: it has two of them.
 
     Args:
-        offline_dataset: a `ReplayBuffer`, a dataset of TorchRL (any object with `sample(n)` and a length), or the name
-            of one, such as `"minari:mujoco/hopper/expert-v0"`, which TorchRL loads; it must be installed then.
+        offline_dataset: a `ReplayBuffer`, what `open_dataset` returns, a dataset of TorchRL (any object with
+            `sample(n)` and a length), or the name of one, such as `"minari:mujoco/hopper/expert-v0"`, which TorchRL
+            loads; it must be installed then.
         online_storage: storage of the online buffer, or else
         online_capacity: rows of a `LazyTensorStorage` for it, or else
         online_buffer: the online buffer, such as one with priorities.
@@ -534,8 +535,8 @@ def prefill_replay_buffer(
 
     Args:
         rb: the buffer.
-        dataset: a `ReplayBuffer`, whose oldest row is copied first, a dataset of TorchRL, or the name of one; see
-            `OfflineToOnlineReplayBuffer`.
+        dataset: a `ReplayBuffer`, whose oldest row is copied first, what `open_dataset` returns, a dataset of TorchRL,
+            or the name of one; see `OfflineToOnlineReplayBuffer`.
         n_samples: most rows to copy, drawn uniformly without replacement if the dataset has more; None copies all.
         chunk_size: rows that are copied at a time.
 
@@ -605,10 +606,12 @@ def _dataset(given: Any, batch_size: int | None, options: dict[str, Any]) -> Any
             "the constructor of the dataset"
         )
         raise OptionError(msg)
+    if isinstance(given, DatasetStorage):
+        given = ReplayBuffer(storage=given)
     if not (callable(getattr(given, "sample", None)) and hasattr(given, "__len__")):
         msg = (
-            "a dataset must be a ReplayBuffer, another object with sample(n) and a length, or the name of a dataset of "
-            f"TorchRL, got {type(given).__name__}"
+            "a dataset must be a ReplayBuffer, what open_dataset returns, another object with sample(n) and a length, "
+            f"or the name of a dataset of TorchRL, got {type(given).__name__}"
         )
         raise KindError(msg)
     return given

@@ -251,6 +251,7 @@ def verify(
     """
     from ostinato import tools
 
+    datasets.kind_or_advice(path, "examine it as a dataset with ostinato doctor")
     with show.progress_bar("verify") as on_progress:
         report = tools.verify(path, allow_pickle=allow_pickle, on_progress=on_progress)
     show.answer(report, show.verified, as_json=as_json)
@@ -571,6 +572,9 @@ def convert(
     codec: Annotated[
         str | None, typer.Option(help="Videos of lerobot: h264 (the default), av1 or lossless.", show_default=False)
     ] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="Layout of hdf5: robomimic (the default) or d4rl.", show_default=False)
+    ] = None,
     ndim: Annotated[
         int | None, typer.Option(min=1, max=2, help="ndim of the TorchRL storage, if the files do not determine it.")
     ] = None,
@@ -597,7 +601,7 @@ def convert(
     from ostinato.durable.tensorfile import FORMATS
 
     source, save = _source_and_save(source, source_path, save, save_path)
-    given = {"episodes": episodes, "fps": fps, "task": task, "images": images, "codec": codec}
+    given = {"episodes": episodes, "fps": fps, "task": task, "images": images, "codec": codec, "layout": layout}
     options = {name: value for name, value in given.items() if value is not None}
     if to in datasets.FORMATS:
         if ndim is not None or max_size is not None or allow_pickle:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ostinato.viz.datasets import DatasetSource
 
-__all__ = ["FORMATS", "convert", "inspect", "open_source", "plot", "require_trajectories", "sample"]
+__all__ = ["FORMATS", "convert", "inspect", "kind_or_advice", "open_source", "plot", "require_trajectories", "sample"]
 
 FORMATS = ("lerobot", "minari", "hdf5")
 """Formats of datasets that are written."""
@@ -52,20 +52,28 @@ def require_trajectories(source: Path) -> None:
     Raises:
         CheckpointError: It is something else.
     """
+    advice = f"give --format {', '.join(FORMATS)} to write it as a dataset"
+    if kind_or_advice(source, advice) == "buffer":
+        msg = f"{source} is the checkpoint of a buffer in the current format: nothing to convert; {advice}"
+        raise CheckpointError(msg)
+
+
+def kind_or_advice(path: Path, advice: str) -> str:
+    """Return "trajectories" or "buffer", as `tools.kind_of`.
+
+    Raises:
+        CheckpointError: It is neither; for a dataset the message ends with the advice.
+    """
     from ostinato.datasets.open import format_of
     from ostinato.tools import kind_of
 
-    advice = f"give --format {', '.join(FORMATS)} to write it as a dataset"
     try:
-        kind = kind_of(source)
+        return kind_of(path)
     except CheckpointError as error:
-        if source.exists() and format_of(source) is not None:
+        if path.exists() and format_of(path) is not None:
             msg = f"{error}; or {advice}"
             raise type(error)(msg) from error
         raise
-    if kind == "buffer":
-        msg = f"{source} is the checkpoint of a buffer in the current format: nothing to convert; {advice}"
-        raise CheckpointError(msg)
 
 
 def convert(source: Path, save: Path, to: str, options: dict[str, Any], *, as_json: bool) -> None:

@@ -85,6 +85,13 @@ class BlockCache:
                 while self.nbytes > self.max_bytes:
                     self.nbytes -= self._blocks.popitem(last=False)[1].nbytes
 
+    def take(self, key: Hashable) -> Tensor | None:
+        """Return a block and forget it; None if it is not kept."""
+        with self._lock:
+            found = self._blocks.pop(key, None)
+            self.nbytes -= 0 if found is None else found.nbytes
+        return found
+
     def __contains__(self, key: Hashable) -> bool:
         """Whether a block is kept."""
         with self._lock:

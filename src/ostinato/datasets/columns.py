@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,9 +26,12 @@ __all__ = [
     "MovedColumn",
     "ReadTogether",
     "RowMemory",
+    "RowSource",
     "TensorColumn",
     "TextColumn",
 ]
+
+T = TypeVar("T")
 
 
 class DatasetColumn(Protocol):
@@ -76,6 +80,18 @@ class BlockSource(Protocol):
 
     def close(self) -> None:
         """Close files; the next read opens them again."""
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """A `BlockSource` whose files may hold rows at known places, where single rows cost less than blocks."""
+
+    def read_rows(self, rows: Tensor) -> Tensor | None:
+        """Read rows, int64 `[n]`, in any order; None if they must be read in blocks.
+
+        Raises:
+            DamagedFileError: naming the file.
+        """
 
 
 @final
@@ -163,6 +179,7 @@ class BlockColumn:
 
     def __init__(self, source: BlockSource, cache: BlockCache, together: ReadTogether | None = None) -> None:
         self.source, self._together = source, together
+        self._rows = source if isinstance(source, RowSource) else None
         self._cache = cache
         self.name = cache.register()
         """Of the blocks in the cache: their keys are `(name, block)`."""
@@ -179,19 +196,32 @@ class BlockColumn:
 
     def start(self, rows: Tensor) -> Callable[[], Tensor]:
         """Return a function that reads rows; see `DatasetColumn`."""
+        return self.started(partial(self._read, rows))
+
+    def started(self, read: Callable[[], T]) -> Callable[[], T]:
+        """Return `read`, which will read blocks of this column: until then it may be read together with others."""
         if self._together is None:
-            return lambda: self._read(rows)
+            return read
         together, token = self._together, self._together.announce(self.name)
 
-        def read() -> Tensor:
+        def finish() -> T:
             try:
-                return self._read(rows)
+                return read()
             finally:
                 together.settle(token)
 
-        return read
+        return finish
+
+    def take(self, block: int) -> Tensor:
+        """Return a block, which the cache does not keep."""
+        found = self._cache.take((self.name, block))
+        return self.source.load(block) if found is None else found
 
     def _read(self, rows: Tensor) -> Tensor:
+        found = None if self._rows is None else self._rows.read_rows(rows)
+        return self._read_blocks(rows) if found is None else found
+
+    def _read_blocks(self, rows: Tensor) -> Tensor:
         starts = self.source.starts
         at = rows.numpy()
         blocks = np.searchsorted(starts, at, side="right") - 1
@@ -274,29 +304,31 @@ class DenseColumn:
         Returns:
             A function that waits until they are in `tensor`.
         """
-        missing = rows[~self.filled[rows]]
+        at = rows.numpy()  # NumPy throughout: torch's threads hang in a process that was forked by hand
+        filled = self.filled.numpy()
+        missing = np.unique(at[~filled[at]])
         if not missing.shape[0]:
             return None
+        wanted = torch.from_numpy(missing)
         if isinstance(self.column, BlockColumn):
-            return partial(self._fill_blocks, self.column.source, missing)
-        wanted = torch.unique(missing)
+            return self.column.started(partial(self._fill_blocks, self.column, wanted))
         read = self.column.start(wanted)
 
         def finish() -> None:
-            as_bits(self.tensor).index_copy_(0, wanted, as_bits(read()))
-            self.filled[wanted] = True  # after the rows: another thread may read them from now on
-            self._memory.kept(wanted.shape[0] * self.tensor.element_size() * self.tensor[0].numel())
+            _bytes_of(self.tensor)[missing] = _bytes_of(read())
+            filled[missing] = True  # after the rows: another thread may read them from now on
+            self._memory.kept(missing.shape[0] * _bytes_of(self.tensor).shape[1])
 
         return finish
 
-    def _fill_blocks(self, source: BlockSource, rows: Tensor) -> None:
+    def _fill_blocks(self, column: BlockColumn, rows: Tensor) -> None:
         """Read the blocks that hold `rows`, and keep all of their rows: reading a part costs as much."""
-        starts = source.starts
+        starts = column.source.starts
         for block in np.unique(np.searchsorted(starts, rows.numpy(), side="right") - 1).tolist():
             span = slice(int(starts[block]), int(starts[block + 1]))
-            found = source.load(block)
-            as_bits(self.tensor[span]).numpy()[...] = as_bits(found).numpy()
-            self.filled[span] = True  # after the rows: another thread may read them from now on
+            found = column.take(block)
+            _bytes_of(self.tensor)[span] = _bytes_of(found)
+            self.filled.numpy()[span] = True  # after the rows: another thread may read them from now on
             self._memory.kept(found.nbytes)
 
     def start(self, rows: Tensor) -> Callable[[], Tensor]:
@@ -314,6 +346,12 @@ class DenseColumn:
         """Close files, and save rows if they persist."""
         self.column.close()
         self._memory.flush()
+
+
+def _bytes_of(rows: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """View rows as their bytes, `[rows, bytes]`."""
+    flat = rows.contiguous().view(rows.shape[0], math.prod(rows.shape[1:]))
+    return flat.view(torch.uint8).numpy()
 
 
 @final

@@ -54,6 +54,8 @@ class Contents:
     """What else the format knows of the dataset, as plain values."""
     assumptions: tuple[str, ...] = ()
     """What the format does not say, and how it was read; one sentence each."""
+    selection: str = ""
+    """What distinguishes the rows from others of the same files, such as a filter that was chosen; empty for all."""
 
 
 @final
@@ -375,7 +377,7 @@ class DatasetStorage(Storage):
     def fingerprint(self) -> str:
         """Hash of format, episodes and fields: of what a checkpoint of a buffer compares."""
         digest = xxhash.xxh3_128()
-        digest.update(self.format.encode())
+        digest.update(f"{self.format}{self.contents.selection}".encode())
         for numbers in (self.episode_lengths, self.episode_numbers):
             digest.update(numbers.contiguous().numpy().tobytes())
         digest.update(repr(self._schema).encode())

@@ -161,7 +161,7 @@ def fingerprint_of(contents: Contents, source: Any, cache_dir: Path | None = Non
         raise OptionError(msg)
     source = Path(source).expanduser()
     digest = xxhash.xxh3_128()
-    digest.update(repr((contents.format, contents.fps)).encode())
+    digest.update(repr((contents.format, contents.fps, contents.selection)).encode())
     digest.update(contents.lengths.contiguous().numpy().tobytes())
     for path, column in sorted(contents.columns.items(), key=repr):
         digest.update(repr((path, column.dtype, tuple(column.shape))).encode())

@@ -18,6 +18,7 @@ from ostinato.datasets.hdf5_writer import (
 )
 from ostinato.datasets.lerobot_writer import LeRobotOptions, check_lerobot_options, plan_lerobot, write_lerobot
 from ostinato.datasets.minari_writer import plan_minari, write_minari
+from ostinato.datasets.transitions import with_nested_names
 from ostinato.durable.files import fsync_dir, sync_file
 from ostinato.durable.new_paths import new_directory, new_file
 from ostinato.durable.progress import Progress
@@ -193,6 +194,7 @@ def _tasks(dataset: DatasetStorage, given: ExportOptions) -> tuple[Sequence[str]
 
 def _prepare_minari(dataset: DatasetStorage, given: ExportOptions) -> Callable[[Path, Progress], None]:
     name = given.get("dataset_id", "ostinato/export-v0")
+    dataset = with_nested_names(dataset, infos=True)
     plan = plan_minari(dataset, name)
     return lambda place, bar: write_minari(dataset, plan, name, place, bar)
 
@@ -203,6 +205,7 @@ def _prepare_hdf5(dataset: DatasetStorage, given: ExportOptions) -> Callable[[Pa
             msg = f"{name} must be one of {', '.join(known)}, got {given.get(name)!r}"
             raise OptionError(msg)
     compression: Any = given.get("compression", "none")
+    dataset = with_nested_names(dataset, infos=False)
     options = HdfOptions(None if compression == "none" else compression, given.get("env_args"))
     if given.get("layout") == "d4rl":
         if options.env_args is not None:

@@ -6,20 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
+import torch
 
 from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
 from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, name_rows, torch_dtype
+from ostinato.durable.positioned_reads import OpenFile, read_pieces
 from ostinato.errors import DamagedFileError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
     from torch import Tensor
 
 __all__ = ["Hdf5File", "Hdf5Source", "Stored", "describe", "is_hdf5", "plain_values", "read_all", "read_part"]
 
+_UNKNOWN, _IN_BLOCKS = -1, -2
 _SMALL = 16
 """Numbers of a dataset that is read as a plain value."""
 _MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -72,6 +74,22 @@ class Hdf5File:
         self.path = path
         self.root = root
         self._handles: OpenHandles[Any] = OpenHandles(_open, _close)
+        self._file: OpenFile | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The path and the group."""
+        return {**self.__dict__, "_file": None}
+
+    def descriptor(self) -> OpenFile:
+        """Return the file, open for positioned reads, which need no lock and are safe in forked processes.
+
+        Raises:
+            DamagedFileError: if it is missing.
+        """
+        file = self._file
+        if file is None:
+            file = self._file = OpenFile(self.path)
+        return file
 
     def __str__(self) -> str:
         """The path, and the group if it is not the root."""
@@ -145,6 +163,7 @@ class Hdf5File:
     def close(self) -> None:
         """Close the file; the next read opens it again."""
         self._handles.close()
+        self._file = None
 
 
 def _rows_of(h5d: Any, group: Any, name: bytes) -> int:
@@ -290,7 +309,12 @@ class Hdf5Source:
         self._dtype, self._shape = (stored.dtype, stored.shape[1:]) if form is None else form
         self._torch_dtype = torch_dtype(self._dtype, f"{file}: {self._full(0)}")
         row_bytes = self._dtype.itemsize * int(np.prod(self._shape, dtype=np.int64))
+        self._row_bytes = row_bytes
         self._pieces = Pieces(lengths, row_bytes, stored.chunk_rows if decode is None else None, block_bytes)
+        is_plain = decode is None and stored.chunk_rows is None and self._dtype.isnative and self._dtype.kind in "iuf"
+        self._places = np.full(len(groups), _UNKNOWN, np.int64) if is_plain else None
+        """Offset of the dataset of each piece in the file: `_UNKNOWN` until rows of it are read, `_IN_BLOCKS` if HDF5
+        does not store its rows one after the other; None if that holds for all."""
 
     def _full(self, piece: int) -> str:
         return f"{self._groups[piece]}/{self._name}" if self._groups[piece] else self._name
@@ -331,6 +355,46 @@ class Hdf5Source:
             )
             raise DamagedFileError(msg)
         return as_block(part)
+
+    def read_rows(self, rows: Tensor) -> Tensor | None:
+        """Read rows at their places in the file; None if the file is chunked or compressed."""
+        if self._places is None:
+            return None
+        at = rows.numpy()
+        offsets = self._pieces.offsets
+        pieces = np.searchsorted(offsets, at, side="right") - 1
+        missing = np.unique(pieces[self._places[pieces] == _UNKNOWN])
+        if missing.shape[0]:
+            self._file.use(lambda group: self._find_places(group, missing.tolist()))
+        places = self._places[pieces]
+        if (places == _IN_BLOCKS).any():
+            return None
+        places = places + (at - offsets[pieces]) * self._row_bytes
+        order = np.argsort(places, kind="stable")
+        out = torch.empty((at.shape[0], *self._shape), dtype=self._torch_dtype, device="cpu")
+        file = self._file.descriptor()
+        full = np.full_like(places, file.fd), np.full_like(places, self._row_bytes)
+        read = read_pieces(full[0], places[order], full[1], out.data_ptr() + order * self._row_bytes)
+        if read < at.shape[0]:
+            piece = int(pieces[order[read]])
+            msg = f"{self._file}, {self._full(piece)}: the file ends before row {at[order[read]] - offsets[piece]}"
+            raise DamagedFileError(msg)
+        return out
+
+    def _find_places(self, group: Any, pieces: list[int]) -> None:
+        h5d = require("h5py.h5d", "h5")
+        for piece in pieces:
+            name = self._full(piece)
+            found = _find(group, name, str(self._file))
+            rows = int(self._pieces.offsets[piece + 1] - self._pieces.offsets[piece])
+            _check_rows(str(self._file), name, found.shape, rows)
+            is_plain = (
+                found.id.get_create_plist().get_layout() == h5d.CONTIGUOUS
+                and not found.external
+                and (found.shape[1:], found.dtype) == (self._shape, self._dtype)
+                and found.id.get_offset() is not None
+            )
+            self._places[piece] = found.id.get_offset() if is_plain else _IN_BLOCKS  # type: ignore[index]
 
     def close(self) -> None:
         """Close the file; the next read opens it again."""

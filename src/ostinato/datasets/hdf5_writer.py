@@ -115,10 +115,10 @@ def _named(rows: Transitions, names: dict[FieldPath, str], own: tuple[str, ...])
         SchemaError: if two have one name.
     """
     found: dict[str, FieldPath] = {}
-    for path in rows.leaves:
+    for path in (*rows.leaves, *rows.texts):
         if path in rows.flag_paths:
             continue
-        name = names[path]
+        name = names.get(path) or _joined(path)
         taken = next((other for other in (*found, *own) if (other + "/").startswith(name + "/")), None)
         taken = taken or next((other for other in (*found, *own) if (name + "/").startswith(other + "/")), None)
         if taken is not None:
@@ -133,7 +133,7 @@ def write_d4rl(dataset: DatasetStorage, plan: HdfPlan, options: HdfOptions, path
     rows, count = plan.rows, len(dataset)
     with require("h5py", "h5").File(path, "w") as file:
         targets = {
-            name: _create(file, name, (count, *rows.leaves[field].shape), rows.rows(field, 0, 1).dtype, options)
+            name: _create(file, name, (count, *_form(rows, field)[0]), _form(rows, field)[1], options)
             for name, field in plan.names.items()
         }
         for name, values in (("terminals", rows.terminated), ("timeouts", rows.truncated)):
@@ -160,7 +160,7 @@ def write_robomimic(
             group = data.create_group(f"demo_{episode}")
             group.attrs["num_samples"] = last - first
             for name, field in plan.names.items():
-                shape, dtype = rows.leaves[field].shape, rows.rows(field, first, first + 1).dtype
+                shape, dtype = _form(rows, field)
                 target = _create(group, name, (last - first, *shape), dtype, options)
                 size = max(1, _CHUNK_BYTES // max(1, dtype.itemsize * math.prod(shape)))
                 for at in range(first, last, size):
@@ -168,6 +168,13 @@ def write_robomimic(
                     target[at - first : end - first] = rows.rows(field, at, end)
             _create(group, "dones", (last - first,), np.dtype(np.uint8), options)[:] = rows.terminated[first:last]
             progress.advance(last - first)
+
+
+def _form(rows: Transitions, path: FieldPath) -> tuple[tuple[int, ...], Any]:
+    """Return shape and dtype of a field in one row."""
+    if path in rows.texts:
+        return (), require("h5py", "h5").string_dtype()
+    return rows.leaves[path].shape, rows.rows(path, 0, 1).dtype
 
 
 def _create(group: Any, name: str, shape: tuple[int, ...], dtype: Any, options: HdfOptions) -> Any:

@@ -47,6 +47,7 @@ _NUMBERS = {
         "bool",
     )
 }
+_MOST_TASKS = 1 << 24
 _SMALL_SHARE = 16
 """Timestamps and tasks of at most this part of the budget are kept as tensors, since every batch reads them."""
 
@@ -386,10 +387,10 @@ def _numbers_of(tables: Sequence[Any], name: str, where: Path) -> np.ndarray[Any
     return values
 
 
-def _integers(values: Sequence[Any], path: Path, name: str) -> Ints:
+def _integers(values: Sequence[Any], path: Path, name: str, most: int = 1 << 40) -> Ints:
     for number, value in enumerate(values, 1):
-        if type(value) is not int or not 0 <= value < 1 << 62:
-            msg = f"{path}, line {number}: {name} must be an integer of at least 0, got {value!r}"
+        if type(value) is not int or not 0 <= value < most:
+            msg = f"{path}, line {number}: {name} must be an integer of at least 0 and below {most}, got {value!r}"
             raise DamagedFileError(msg)
     return np.array(values, dtype=np.int64)
 
@@ -408,7 +409,7 @@ def _tasks_v2(root: Path) -> dict[int, str]:
     """Read `meta/tasks.jsonl`; the texts by number."""
     path = root / "meta" / "tasks.jsonl"
     rows = _load_lines(path)
-    numbers = _integers([row.get("task_index") for row in rows], path, "task_index")
+    numbers = _integers([row.get("task_index") for row in rows], path, "task_index", _MOST_TASKS)
     return {int(number): str(row.get("task")) for number, row in zip(numbers, rows, strict=True)}
 
 
@@ -421,7 +422,7 @@ def _tasks_v3(root: Path) -> dict[int, str]:
         msg = f"{path} must have task_index and the texts of the tasks, it has {', '.join(table.column_names)}"
         raise DamagedFileError(msg)
     text = "task" if "task" in texts else texts[0]
-    numbers = _integers(table.column("task_index").to_pylist(), path, "task_index")
+    numbers = _integers(table.column("task_index").to_pylist(), path, "task_index", _MOST_TASKS)
     return {int(number): str(task) for number, task in zip(numbers, table.column(text).to_pylist(), strict=True)}
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from ostinato._optional import require
 from ostinato.core.kinds import show_path
 from ostinato.datasets.lerobot_stats import FrameStats, Totals, describe_values
+from ostinato.datasets.transitions import marks_ends
 from ostinato.errors import KindError, OptionError, SchemaError
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def _feature(dataset: DatasetStorage, leaf: Leaf, options: LeRobotOptions) -> _F
     path, dtype = leaf.path, str(leaf.dtype).removeprefix("torch.")
     if len(path) == 1 and path[0] in {"timestamp", *_NUMBERED}:
         return None
-    if path == ("done",) and bool((dataset.field_at(_rows(dataset), path).reshape(-1) == dataset.episode_ends).all()):  # type: ignore[union-attr]
+    if path == ("done",) and marks_ends(dataset):
         return None
     name = _name(path)
     if dtype == "uint8" and len(leaf.shape) == 3 and 3 in (leaf.shape[0], leaf.shape[2]):

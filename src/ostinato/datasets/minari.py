@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -105,7 +106,14 @@ def read_minari(source: Any, reading: Reading) -> Contents:
         raise SchemaError(msg)
     leaves = [list(_leaves(space, (top,))) for space, top in zip(spaces, ("observations", "actions"), strict=True)]
     episodes = _episodes(folder, metadata, numbers, [leaf.parts for leaf in (*leaves[0], *leaves[1])])
-    return _contents(episodes, leaves[0], leaves[1], metadata, reading, len(numbers))
+    contents = _contents(episodes, leaves[0], leaves[1], metadata, reading)
+    total = int(contents.lengths.sum())
+    if list(numbers) != list(range(metadata["total_episodes"])):
+        return replace(contents, selection=f"episodes {list(numbers)}")
+    if metadata.get("total_steps", total) != total:
+        said = f"metadata.json says {metadata['total_steps']} steps; the episodes have {total}, all used."
+        return replace(contents, assumptions=(*contents.assumptions, said))
+    return contents
 
 
 def _count(metadata: dict[str, Any], folder: Path) -> int:
@@ -155,7 +163,6 @@ def _contents(
     actions: list[_Leaf],
     metadata: dict[str, Any],
     reading: Reading,
-    count: int,
 ) -> Contents:
     lengths = torch.from_numpy(episodes.lengths)
     ends, shifts = lengths.cumsum(0), torch.arange(lengths.shape[0], device="cpu")
@@ -188,7 +195,4 @@ def _contents(
         )
     for parts, extra in infos.items():
         add(("infos", *parts), ("info", *(str(part) for part in parts)), extra)
-    total = int(lengths.sum())
-    if count == metadata["total_episodes"] and metadata.get("total_steps", total) != total:
-        assumptions.append(f"metadata.json says {metadata['total_steps']} steps; the episodes have {total}, all used.")
     return Contents(f"minari {metadata['data_format']}", columns, lengths, texts, None, metadata, tuple(assumptions))

@@ -50,7 +50,7 @@ def plan_minari(dataset: DatasetStorage, dataset_id: Any) -> MinariPlan:
     if not isinstance(dataset_id, str) or not _ID.fullmatch(dataset_id):
         msg = f"dataset_id must be name-v0 or namespace/name-v0, got {dataset_id!r}"
         raise OptionError(msg)
-    rows = Transitions(dataset, "Minari")
+    rows = Transitions(dataset, "Minari", text=False)
     infos = [leaf.path for leaf in rows.below("info")]
     known = {leaf.path for leaf in (*rows.observations, *rows.actions)} | rows.flag_paths | {_REWARD, *infos}
     known |= {("next", *leaf.path) for leaf in rows.observations} | {("next", *path) for path in infos}

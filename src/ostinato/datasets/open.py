@@ -187,8 +187,8 @@ def _recognize(source: Any) -> tuple[Any, Format]:
     """Return the path or object of a dataset, and its format."""
     known = _formats_of(source)
     if not known and not isinstance(source, (str, os.PathLike)):
-        kinds = ", ".join(name for kind in FORMATS for name in kind.objects)
-        msg = f"a dataset is opened by its path, or is a mapping of arrays, or {kinds}, got {type(source).__name__}"
+        kinds = ", ".join(dict.fromkeys(name for kind in FORMATS for name in kind.objects))
+        msg = f"a dataset is a path, a mapping of arrays, or one of {kinds}, got {type(source).__name__}"
         raise KindError(msg)
     path = source if known else Path(source).expanduser()
     if not known and not path.exists():

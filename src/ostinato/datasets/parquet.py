@@ -28,8 +28,8 @@ __all__ = ["EpisodeFiles", "NumberField", "PictureColumn", "TextBlocks"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-_OPEN_FILES = 32
-"""Most files of a dataset that stay open. Opening one costs its footer: 40 us, or milliseconds for many row groups."""
+_OPEN_FILES = 16
+"""Most files that stay open. Opening one reads its footer: 40 us; milliseconds and megabytes for 1000 row groups."""
 
 
 class _File(NamedTuple):

@@ -80,8 +80,7 @@ def read_robomimic(source: Any, reading: Reading) -> Contents:
     columns |= ends.flags
     masks = sorted(name[5:] for name in names if name.startswith("mask/"))
     metadata = {**_attributes(file), "filter_keys": masks, "demos": [group[5:] for group in groups]}
-    name = "robomimic" if reading.filter_key is None else f"robomimic {reading.filter_key}"
-    return Contents(name, columns, ends.lengths, {}, None, metadata, tuple(said))
+    return Contents("robomimic", columns, ends.lengths, {}, None, metadata, tuple(said), reading.filter_key or "")
 
 
 def _key(name: str) -> Key:

@@ -16,9 +16,45 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.dataset import DatasetStorage
 
-__all__ = ["Transitions"]
+__all__ = ["Transitions", "marks_ends", "with_nested_names"]
+
+_NUMBERED = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+"""Fields that LeRobot adds to every row."""
 
 Array = np.ndarray[Any, Any]
+
+
+def with_nested_names(dataset: DatasetStorage, *, infos: bool) -> DatasetStorage:
+    """Return a dataset with LeRobot's flat names nested: `observation.state` becomes `("observation", "state")`.
+
+    A dataset with the nested names of this library is returned as it is.
+
+    Args:
+        dataset: the rows.
+        infos: whether the numbers that LeRobot adds to rows become infos.
+    """
+    paths = [leaf.path for leaf in dataset.schema.leaves] + [leaf.path for leaf in dataset.schema.objects]
+    names = [str(path[0]) for path in paths if len(path) == 1]
+    if not any(name.startswith("observation.") for name in names):
+        return dataset
+    fields: dict[FieldPath, FieldPath] = {}
+    for path in paths:
+        top, _, rest = str(path[0]).partition(".")
+        nested = len(path) == 1 and top in {"observation", "next"} and rest
+        new: FieldPath = (top, rest) if nested else path
+        if infos and len(path) == 1 and path[0] in _NUMBERED:
+            new = ("info", path[0])
+        if path == ("done",) and marks_ends(dataset):
+            continue  # every format has the ends of episodes
+        fields[new] = path
+    return dataset.select(fields=fields)
+
+
+def marks_ends(dataset: DatasetStorage) -> bool:
+    """Whether the field `done` says no more than where episodes end, as readers of formats without flags add it."""
+    found: Any = dataset.field_at(torch.arange(len(dataset), device="cpu"), ("done",))
+    ends: Any = dataset.episode_ends
+    return torch.equal(found.reshape(-1).bool(), ends)
 
 
 @final
@@ -29,12 +65,13 @@ class Transitions:
         dataset: the rows.
         name: of the format, for messages.
         reward: whether the format needs rewards.
+        text: whether it has a place for text.
 
     Raises:
         SchemaError: if rows lack an observation, an action, or a reward that is needed.
     """
 
-    def __init__(self, dataset: DatasetStorage, name: str, *, reward: bool = True) -> None:
+    def __init__(self, dataset: DatasetStorage, name: str, *, reward: bool = True, text: bool = True) -> None:
         self.dataset, self.name = dataset, name
         self.leaves = {leaf.path: leaf for leaf in dataset.schema.leaves}
         self.observations = self.below("observation")
@@ -49,9 +86,12 @@ class Transitions:
                 known = ", ".join(map(show_path, self.leaves))
                 msg = f"{name} needs the field '{field}', rows have {known}: name it with fields="
                 raise SchemaError(msg)
-        texts = [leaf.path for leaf in dataset.schema.objects]
-        if texts:
-            msg = f"{name} is written without text, and {show_path(texts[0])} holds text: leave it out with fields="
+        self.texts = [leaf.path for leaf in dataset.schema.objects]
+        """Fields of text."""
+        if self.texts and not text:
+            msg = (
+                f"{name} is written without text, and {show_path(self.texts[0])} holds text: leave it out with fields="
+            )
             raise SchemaError(msg)
         self.check_arrays()
         self._flags()
@@ -83,7 +123,7 @@ class Transitions:
         self.terminated: Array = flags.get("terminated", np.zeros(rows, bool))
         """bool `[rows]`."""
         done = flags.get("done")
-        if "terminated" not in flags and "truncated" not in flags and done is not None and not _is_ends(done, ends):
+        if "terminated" not in flags and "truncated" not in flags and done is not None:
             warnings.warn(
                 f"rows have done, and neither terminated nor truncated: {self.name} gets done as terminated",
                 UserWarning,
@@ -136,8 +176,3 @@ class Transitions:
             )
             raise SchemaError(msg)
         return np.concatenate([now, after[-1:]])
-
-
-def _is_ends(done: Array, ends: torch.Tensor) -> bool:
-    """Whether the flags say no more than where episodes end, as readers of formats without flags add them."""
-    return bool(np.array_equal(done, ends.numpy()))

@@ -373,6 +373,6 @@ def _chunk_key(handle: _Handle, name: str, at: tuple[int, ...]) -> str:
 
 def _describe(array: Any) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...], str]:
     """Return dtype, shape, chunks and codecs of an array."""
-    names = ("filters", "compressors", "serializer")  # those of zarr 3; zarr 2 has filters
-    codecs = [getattr(array, name, None) for name in names]
+    names = ("filters", "compressors", "serializer") if hasattr(array, "compressors") else ("filters", "compressor")
+    codecs = [getattr(array, name, None) for name in names]  # of zarr 3, and of zarr 2
     return np.dtype(array.dtype), tuple(array.shape), tuple(array.chunks), str(codecs).lower()

@@ -198,46 +198,57 @@ class SamplerEnsemble(Group[Sampler]):
             raise UsageError(msg)
         return self._ratio
 
-    def asked(self, batch_size: int, grain: int = 1) -> list[int]:
-        """Return the rows that each member may be asked for in the next batch if all have rows, at least `grain`.
+    @property
+    def grain(self) -> int:
+        """Rows that members give together with a ratio: the length of slices, 1 where none are drawn.
 
-        Args:
-            batch_size: rows of the batch.
-            grain: see `plan`.
+        Raises:
+            OptionError: if the length of slices would change with the share.
+        """
+        lengths = [1]
+        for i, sampler in enumerate(self.members if self._ratio is not None else ()):
+            length = getattr(sampler, "slice_len", 1) if sampler.slices else 1
+            if length is None:
+                msg = (
+                    f"member {i} draws slices whose length depends on the rows of its share ({sampler!r}): give "
+                    "slice_len, not num_slices"
+                )
+                raise OptionError(msg)
+            lengths.append(length)
+        return math.lcm(*lengths)
+
+    def asked(self, batch_size: int) -> list[int]:
+        """Return the rows that each member may be asked for in the next batch if all have rows, at least a slice.
 
         Raises:
             OptionError: if a batch cannot be divided so.
         """
         if self._ratio is None:
             return [self.part_rows(batch_size)] * len(self.members)
-        counts, _ = self._ratio.split(self.part_rows(batch_size, grain), self._ratio.shares())
-        return [grain * max(1, count) for count in counts]
+        counts, _ = self._ratio.split(self.part_rows(batch_size), self._ratio.shares())
+        return [self.grain * max(1, count) for count in counts]
 
-    def part_rows(self, batch_size: int, grain: int = 1) -> int:
-        """Return the rows of each part of a batch; with a ratio the number of its grains.
+    def part_rows(self, batch_size: int) -> int:
+        """Return the rows of each part of a batch; with a ratio the number of its rows or slices.
 
         Raises:
-            OptionError: if the parts cannot be of equal size.
+            OptionError: if a batch cannot be divided so.
         """
-        parts, name = (self.num_buffer_sampled, "num_buffer_sampled") if self._ratio is None else (grain, "slice_len")
-        if not self.divides(batch_size, grain):
+        equal = self._ratio is None
+        parts = self.num_buffer_sampled if equal else self.grain
+        if batch_size < parts or batch_size % parts:
+            name = "num_buffer_sampled" if equal else "slice_len"
             msg = f"The batch size must be divisible by {name}={parts}, got {batch_size}"
             raise OptionError(msg)
         return batch_size // parts
 
-    def divides(self, batch_size: int, grain: int = 1) -> bool:
-        """Return whether `part_rows` would not raise."""
-        parts = self.num_buffer_sampled if self._ratio is None else grain
-        return batch_size >= parts and batch_size % parts == 0
-
-    def plan(self, batch_size: int, rows: Sequence[int], generator: torch.Generator | None, grain: int = 1) -> Split:
+    def plan(self, batch_size: int, rows: Sequence[int], generator: torch.Generator | None) -> Split:
         """Divide the next batch among the members; steps and carry of a ratio change with `drew` only.
 
         Args:
             batch_size: rows of the batch.
             rows: rows in each member now; 0 if none of them can be drawn.
             generator: see `choose`; not used with a ratio.
-            grain: with a ratio, members give multiples of so many rows: the length of slices.
 
         Returns:
             The member and the size of each part.
@@ -250,9 +261,9 @@ class SamplerEnsemble(Group[Sampler]):
             size = self.part_rows(batch_size)
             chosen = self.choose(rows, generator)
             return Split(chosen, [size] * len(chosen))
-        counts, owed = self._ratio.split(self.part_rows(batch_size, grain), self._present(rows)[0])
+        counts, owed = self._ratio.split(self.part_rows(batch_size), self._present(rows)[0])
         chosen = [i for i, count in enumerate(counts) if count]
-        return Split(chosen, [grain * counts[i] for i in chosen], owed)
+        return Split(chosen, [self.grain * counts[i] for i in chosen], owed)
 
     def drew(self, owed: tuple[Fraction, ...] | None) -> None:
         """Count a batch of `plan` that was drawn, by what it left owed."""

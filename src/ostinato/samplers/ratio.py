@@ -7,17 +7,27 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from fractions import Fraction
 from numbers import Number
-from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final, get_args
 
 import numpy as np
 import torch
 
 from ostinato.errors import CheckpointError, KindError, OptionError, UsageError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from decimal import Decimal
+
+    from torch import Tensor
+
 __all__ = ["MixingRatio", "Ratio", "RatioSteps", "Rounding", "Split"]
 
-Ratio: TypeAlias = "float | str | Fraction | Any"
-"""A number (share of the first of two members), one number for each member, a mapping of steps, or a function."""
+Share: TypeAlias = "float | str | Fraction | Decimal"
+"""A number, taken as it is written."""
+Shares: TypeAlias = "Share | Sequence[Share] | Tensor | np.ndarray[Any, Any]"
+"""The share of the first of two members, or one number for each member."""
+Ratio: TypeAlias = "Shares | Mapping[int, Shares] | Callable[[int], Shares]"
+"""Shares, a mapping of steps to shares, or a function of the step."""
 Rounding: TypeAlias = Literal["carry", "nearest"]
 """What becomes of the fraction of a row that a share leaves in a batch."""
 RatioSteps: TypeAlias = Literal["batches", "calls"]
@@ -263,7 +273,9 @@ class MixingRatio:
     def __repr__(self) -> str:
         """Show the shares now, and how they change."""
         shown = ", ".join(map(str, self._points[0][1])) if self._points and len(self._points) == 1 else None
-        return f"[{shown}]" if shown is not None else f"schedule at step {self.step}"
+        whole = f"[{shown}]" if shown is not None else f"schedule at step {self.step}"
+        whole += "" if self.rounding == "carry" else f", rounding={self.rounding!r}"
+        return whole + ("" if self.clock == "batches" else f", ratio_steps={self.clock!r}")
 
 
 def _shares(given: Any, count: int, where: str = "") -> list[Fraction]:

@@ -60,7 +60,7 @@ class BareStorage(Protocol):
         """Schema of a row; None for storages without fields."""
 
     @property
-    def episode_ends(self) -> torch.Tensor | None:
+    def episode_ends(self) -> Tensor | None:
         """Bool `[rows]`: the last rows of episodes, of a storage that knows them without its fields; else None."""
 
     def __len__(self) -> int:

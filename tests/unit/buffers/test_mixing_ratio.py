@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,17 @@ def test_batches_made_ahead_and_dropped_are_not_counted(loaded: bool) -> None:
     counts = [offline(reference.sample()) for _ in range(8)]
     assert [offline(rb.sample()) for _ in range(7)] == counts[1:]
     rb.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_several_threads_share_one_exact_ratio(prefetch: int) -> None:
+    rb = pair("1/7", batch_size=10, prefetch=prefetch)
+    with ThreadPoolExecutor(4) as pool:
+        counts = [future.result() for future in [pool.submit(lambda: offline(rb.sample())) for _ in range(280)]]
+    rb.close()
+    assert set(counts) == {1, 2}
+    assert abs(sum(counts) - 400) <= prefetch
+    assert rb.sampler.ratio_step == 280 + prefetch
 
 
 def test_the_offline_part_fills_up_until_there_are_online_rows() -> None:
@@ -310,6 +322,16 @@ def test_slices_stay_whole() -> None:
     assert not rb.can_sample(18)
 
 
+def test_slices_need_a_length() -> None:
+    members = [steps(100 * i, sampler=SliceSampler(num_slices=2, end_key="done")) for i in range(2)]
+    assert ReplayBufferEnsemble(*members, sample_from_all=True).sample(8)["id"].shape == (2, 4)
+    rb = ReplayBufferEnsemble(*members, ratio=0.5)
+    with pytest.raises(OptionError, match="give slice_len"):
+        rb.sample(8)
+    with pytest.raises(OptionError, match="member 0"):
+        ReplayBufferEnsemble(*members, ratio=0.5, batch_size=8)
+
+
 def test_windows_count_as_one_row() -> None:
     members = [steps(100 * i, sample_unit=SequenceUnit(4, "strict", "done")) for i in range(2)]
     rb = ReplayBufferEnsemble(*members, ratio=0.25, source_key="source")
@@ -330,6 +352,15 @@ def test_members_of_more_fields_are_named(kind: str) -> None:
     words = r"member 0 has also \('next', 'info'\); member 1 has also 'mask'.*[Ss]elect the fields"
     with pytest.raises(KindError, match=words):
         ReplayBufferEnsemble(*members, ratio=0.5).sample(4)
+
+
+def test_members_of_other_kinds_and_shapes_are_named() -> None:
+    with pytest.raises(KindError, match=r"member 0 gives rows as dict, member 1 .* as TensorDict.*tensordict=True"):
+        ReplayBufferEnsemble(plain(0), tds(100), ratio=0.5).sample(4)
+    wide = ReplayBuffer(storage=LazyTensorStorage(10))
+    wide.extend({"id": torch.zeros(5, 3)})
+    with pytest.raises(KindError, match=r"rows of 'id' are \[\] in member 0, \[3\] in member 1"):
+        ReplayBufferEnsemble(plain(0), wide, ratio=0.5).sample(4)
 
 
 def test_parts_make_an_ensemble_with_a_ratio_too() -> None:

@@ -275,7 +275,7 @@ def test_another_dataset_is_told_by_its_episodes() -> None:
     def make(length: int) -> OfflineToOnlineReplayBuffer:
         data = {"id": torch.arange(20)}
         storage = open_dataset(data, episode_ends=list(range(length, 21, length)))
-        return OfflineToOnlineReplayBuffer(ReplayBuffer(storage=storage), online_capacity=5, batch_size=4)
+        return OfflineToOnlineReplayBuffer(storage, online_capacity=5, batch_size=4)
 
     make(5).load_state_dict(make(5).state_dict())
     with pytest.raises(CheckpointError, match="give the same dataset"):
@@ -436,6 +436,12 @@ def test_transforms_of_both_run() -> None:
     rb.append_transform(lambda batch: {"id": batch["id"] * 2}, invert=True)
     prefill_replay_buffer(rb, source)
     assert rb.storage[:]["id"].tolist() == [2 * (row + 100) for row in range(20)]
+
+
+def test_a_dataset_of_files_is_copied_in_order() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(30))
+    prefill_replay_buffer(rb, open_dataset({"id": torch.arange(20)}, episode_ends=[8, 20]), chunk_size=7)
+    assert rb["id"].tolist() == list(range(20))
 
 
 def test_lists_and_empty_datasets() -> None:

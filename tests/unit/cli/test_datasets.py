@@ -46,7 +46,7 @@ def _lerobot_v21(folder: Path) -> Model:
 
 def _d4rl(folder: Path) -> Model:
     pytest.importorskip("h5py")
-    return builders.d4rl_hdf5(folder / "halfcheetah.hdf5", lengths=LENGTHS)
+    return builders.d4rl_hdf5(folder / "halfcheetah.hdf5", lengths=LENGTHS, next_observations=True)
 
 
 def _robomimic(folder: Path) -> Model:
@@ -63,6 +63,9 @@ KINDS: dict[str, Callable[[Path], Model]] = {
     "lerobot v3": _lerobot,
     "lerobot v2.1": _lerobot_v21,
     "minari": _minari,
+    "d4rl": _d4rl,
+    "robomimic": _robomimic,
+    "zarr": _zarr,
 }
 
 
@@ -217,6 +220,67 @@ def test_convert_takes_checkpoints_and_says_what_is_missing(tmp_path: Path) -> N
     assert done.returncode == 2
     assert "--fps applies to --format lerobot, minari, hdf5" in " ".join(done.stderr.replace("│", "").split())
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(("to", "layout"), [("minari", ""), ("hdf5", ""), ("hdf5", "d4rl")])
+def test_convert_writes_minari_and_hdf5(to: str, layout: str, tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    pytest.importorskip("minari")
+    rb = ReplayBuffer(storage=LazyTensorStorage(20))
+    row = torch.arange(20)
+    pair = torch.stack([row, -row], 1).float()
+    following = torch.stack([row + 1, -row - 1], 1).float()
+    after = {"observation": following, "reward": row.double(), "terminated": row % 10 == 9, "truncated": row < 0}
+    rb.extend({"observation": pair, "action": pair * 2, "next": {**after, "done": row % 10 == 9}})
+    rb.dumps(tmp_path / "buffer")
+    target = tmp_path / ("new-v0" if to == "minari" else "new.hdf5")
+    more = ("--layout", layout) if layout else ()
+    observation = ("observation",) if to == "minari" or layout else ("observation", "state")  # robomimic nests it
+    done = ostinato("convert", tmp_path / "buffer", target, "--format", to, *more, "--episodes", 1)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"10 rows, 1 episode as {to} in {target}")
+    new = open_dataset(target)
+    assert torch.equal(new.read(observation), pair[10:])
+    assert torch.equal(new.read(("next", *observation)), following[10:])
+    assert torch.equal(new.read("action"), pair[10:] * 2)
+    assert new.read(("next", "terminated")).tolist() == [False] * 9 + [True]
+    done = ostinato("convert", tmp_path / "buffer", tmp_path / "other", "--format", to, "--codec", "av1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "codec" in done.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_commands_for_other_data_say_what_a_dataset_can_be_used_with(model: Model, tmp_path: Path) -> None:
+    for command, words in (
+        (("verify", model.path), "ostinato doctor"),
+        (("convert", model.path, tmp_path / "new"), "give --format lerobot, minari, hdf5"),
+    ):
+        done = ostinato(*command)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert words in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    model = _lerobot(tmp_path)
+    video = min(model.path.rglob("*.mp4"))
+    video.write_bytes(video.read_bytes()[: video.stat().st_size // 3])
+    assert ostinato("inspect", model.path).returncode == 0, "it reads no pictures"
+    page = tmp_path / "page.png"
+    for command in (("sample", model.path), ("plot", model.path, "--output", page)):
+        done = ostinato(*command)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert video.name in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not page.exists()
+    options = ("--save-image", "--no-display", "--output", page)
+    assert ostinato("view", model.path, *options).returncode == 0, "it shows the problem"
+    table = min((model.path / "data").rglob("*.parquet"))
+    table.write_bytes(table.read_bytes()[:100])
+    done = ostinato("inspect", model.path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert table.name in done.stderr
 
 
 def test_options_for_trajectories_are_refused(model: Model, tmp_path: Path) -> None:

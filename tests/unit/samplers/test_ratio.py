@@ -205,6 +205,7 @@ def test_small_members_wait_for_min_rows() -> None:
     with pytest.raises(EmptyBufferError, match=r"members \[1\]"):
         mix(0.5, min_rows=8, when_empty="raise").plan(10, [8, 7], None)
     assert "min_rows=[1, 8]" in repr(sampler)
+    assert "rounding='nearest', ratio_steps='calls'" in repr(mix(0.5, rounding="nearest", ratio_steps="calls"))
 
 
 def test_fill_takes_any_member_where_no_other_has_a_share() -> None:
@@ -322,3 +323,13 @@ def test_bare_storages_are_drawn_by_the_ratio() -> None:
     assert index["buffer_ids"].tolist() == [0, 1]
     assert len(info["parts"]) == 2
     assert sampler.can_sample(storages, 1)
+
+
+def test_slices_of_bare_storages_stay_whole() -> None:
+    from ostinato import SliceSampler, TensorStorage
+
+    storages = [TensorStorage({"id": torch.arange(12), "done": torch.arange(12) % 6 == 5}) for _ in range(2)]
+    sampler = SamplerEnsemble(*(SliceSampler(slice_len=3, end_key="done") for _ in range(2)), ratio=0.5)
+    index, _ = sampler.sample(storages, 9)
+    assert [len(part) for part in index["index"]] == [6, 3]
+    assert not sampler.can_sample(storages, 10)
