@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
@@ -110,6 +111,15 @@ def new_rows(rows: int, shape: tuple[int, ...]) -> Tensor:
     return HeapMemory(torch.device("cpu")).block("", nbytes).view(rows, *shape)
 
 
+def _own_pages(nbytes: int) -> Tensor:
+    """Return a new uint8 tensor `[nbytes]` outside of the heap, which would keep its memory and be torn by it."""
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    with torch.inference_mode(mode=False):
+        return torch.frombuffer(mmap.mmap(-1, nbytes, **private), dtype=torch.uint8)
+
+
 @final
 class RowCache:
     """Keeps the rows of one column that were read last, all in one block of memory. Thread-safe.
@@ -135,7 +145,7 @@ class RowCache:
         """Rows that fit."""
         self.used = 0
         """Rows kept now."""
-        slab = torch.empty((self.capacity, *self.shape), dtype=torch.uint8, device="cpu")
+        slab = _own_pages(self.capacity * size).view(self.capacity, *self.shape)
         self._slab = slab.numpy()
         self._table = Table.adopt(Schema(None, [Leaf(("row",), torch.uint8, self.shape)]), [slab])
         self._places = np.zeros(self.rows if self.capacity else 0, np.int32)  # of each row, plus one; pages of zeros
