@@ -1,7 +1,7 @@
 """Memory of the process that samples a video dataset, beside its budget: `python -m benchmarks.residence`.
 
 Each line is a process of its own: it opens 400 rows of two cameras of 480x640 (740 MB decoded), samples windows at
-random until every frame was drawn about ten times, and reports by how much its resident memory grew beyond one batch.
+random until every frame was drawn about twelve times, and reports how much its resident memory grew beyond a batch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from benchmarks.coordinator import ROOT
 from benchmarks.recordings import offsets, recording
 
 MIB = 1 << 20
-BUDGETS = (32 * MIB, 128 * MIB, 512 * MIB, 2048 * MIB)
-_ROWS, _BATCH, _BATCHES = 400, 4, 250
+BUDGETS = (64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB)
+_ROWS, _BATCH, _BATCHES = 400, 1, 600
 
 
 def grown(budget: int) -> dict[str, float]:

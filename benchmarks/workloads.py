@@ -332,7 +332,7 @@ WORKLOADS: tuple[Workload, ...] = (
             rows,
             batch,
             seconds=0.5,
-            min_calls=3,
+            min_calls=1,
             targets=(TimesPeer("lerobot", times),),
         )
         for size, name, rows, batch in (("96x96", "96", 2_000, 16), ("480x640", "480", 400, 4))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import shutil
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -144,3 +147,52 @@ def test_the_command_draws_a_page(tmp_path: Path) -> None:
     assert run_here("doctor", path, "--plots", tmp_path).returncode == 0
     assert (tmp_path / "doctor.png").exists()
     assert run_here("doctor", path, "--plots", tmp_path / "page.pdf").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["v3-two-cameras", "v21-chunks", "minari", "minari-arrow", "robomimic", "d4rl", "zarr-2"]
+)
+def test_files_with_random_damage_never_raise(name: str, tmp_path: Path) -> None:
+    clean = CLEAN[name](tmp_path / "clean")
+    generator = random.Random(name)
+    for trial in range(6):
+        path = tmp_path / f"damaged{trial}{clean.suffix}"
+        shutil.copytree(clean, path) if clean.is_dir() else shutil.copy(clean, path)
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        damage(generator.choice(files), generator)
+        try:
+            report = examine(path, full=trial % 2 == 0)
+        except KindError:
+            continue  # not recognizable as a dataset
+        assert str(report)
+        assert json.loads(report.to_json())["path"] == str(path)
+
+
+def damage(path: Path, generator: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    if generator.random() < 0.4:
+        data = data[: generator.randrange(len(data) + 1)]
+    for _ in range(generator.choice([1, 8])):
+        if data:
+            data[generator.randrange(len(data))] = generator.randrange(256)
+    path.write_bytes(bytes(data))
+
+
+def test_an_array_that_claims_more_than_the_file_holds_is_not_read(tmp_path: Path) -> None:
+    path = builders.minari_dataset(tmp_path).path
+    with h5py.File(path / "data/main_data.hdf5", "r+") as file:
+        file["episode_1/rewards"].resize((3_000_000_000,))
+    found = [f for f in examine(path).findings if f.check == "file-unreadable"]
+    assert [(f.episode, "24,000,000,000 bytes" in f.message) for f in found] == [(1, True)]
+
+
+def test_statistics_of_matrices_join_their_rows_as_lerobot_writes_them(tmp_path: Path) -> None:
+    model = builders.lerobot_v3(tmp_path, features={"observation.grid": ("float32", (2, 3)), **builders.STATE})
+    rows = model.columns["observation.grid"].reshape(-1, 3)
+    path = tmp_path / "meta/stats.json"
+    for shift, verdict in ((0.0, "no findings"), (0.5, "0 errors, 1 warning, 0 notes")):
+        stats = json.loads(path.read_text())
+        stats["observation.grid"] |= {"min": rows.min(0).tolist(), "max": rows.max(0).tolist()}
+        stats["observation.grid"] |= {"mean": (rows.mean(0) + shift).tolist(), "std": rows.std(0).tolist()}
+        path.write_text(json.dumps(stats))
+        assert examine(tmp_path).verdict == verdict

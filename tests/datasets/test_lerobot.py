@@ -480,6 +480,30 @@ def test_numbers_may_be_stored_in_wider_types(tmp_path: Path) -> None:
     check_rows(open_dataset(model.path), model.columns, model.lengths)
 
 
+def test_integers_keep_their_value(tmp_path: Path) -> None:
+    model = lerobot_v21(tmp_path / "data", lengths=(4, 3), features={"step": ("uint8", (1,))})
+    path = tables_of(model)[1]
+
+    def widen(table: pa.Table) -> pa.Table:
+        return table.set_column(table.column_names.index("step"), "step", pa.array([1, 2, 256], pa.int64()))
+
+    rewrite(path, widen)
+    with pytest.raises(DamagedFileError, match=r"'step', episode 1, frame 2: 256 does not fit uint8"):
+        open_dataset(model.path)[4]
+
+
+def test_an_index_that_begins_elsewhere(small: Model, tmp_path: Path) -> None:
+    path = copied(small, tmp_path)
+    for table in (path / "data").rglob("*.parquet"):
+        rewrite(table, changed("index", lambda values: values.__setitem__(slice(None), [v + 100 for v in values])))
+    dataset = open_dataset(path)
+    if dataset.format.endswith("v2.1"):  # subsets of datasets keep it
+        assert dataset["index"].tolist() == list(range(100, 114))
+    else:
+        with pytest.raises(DamagedFileError, match="index 100 in episode 0, frame 0, where index 0 should be"):
+            dataset[0]
+
+
 @pytest.mark.parametrize("writer", WRITERS)
 def test_damaged_videos_are_named(writer: str, tmp_path: Path) -> None:
     model = WRITERS[writer](tmp_path / "data", lengths=(6, 5), cameras={TOP: (32, 48)}, keyframes=2)
@@ -507,6 +531,24 @@ def test_frames_off_the_times_of_their_rows_raise(tmp_path: Path) -> None:
     damage_v3(model.path, f"videos/{TOP}/from_timestamp", lambda values: values.__setitem__(1, 60.0))
     with pytest.raises(DamagedFileError, match=r"episode 1, frame 4"):
         open_dataset(model.path)[10]
+
+
+def test_times_are_exact_late_in_a_long_episode(tmp_path: Path) -> None:
+    model = lerobot_v3(tmp_path / "data", lengths=(6, 5), cameras={TOP: (32, 48)})
+    late = 9000.0
+    damage_v3(
+        model.path,
+        f"videos/{TOP}/from_timestamp",
+        lambda values: values.__setitem__(slice(None), [value - late for value in values]),
+    )
+    table = tables_of(model)[0]
+    rewrite(
+        table,
+        changed("timestamp", lambda values: values.__setitem__(slice(None), [late + round(v, 3) for v in values])),
+    )
+    stored = pq.read_table(table).column("timestamp").to_numpy()
+    assert np.abs(stored - np.round(stored.astype(np.float64), 1)).max() > 1e-4, "float32 is off by too much"
+    np.testing.assert_array_equal(open_dataset(model.path)[:][TOP].numpy(), model.columns[TOP])
 
 
 def picture(value: Any) -> Callable[[pa.Table], pa.Table]:

@@ -16,6 +16,7 @@ from ostinato import (
     LazyTensorStorage,
     ListStorage,
     NStep,
+    RaggedTensorStorage,
     ReplayBuffer,
     SliceSampler,
     TensorDictReplayBuffer,
@@ -350,3 +351,18 @@ def test_a_shared_buffer_is_filled_and_copied() -> None:
     other = buffer()
     assert other.load_dataset(rb, episodes=[1]) == 5
     assert other["row"].tolist() == list(range(4, 9))
+
+
+def test_fields_of_any_kind_can_be_left_out() -> None:
+    source = buffer()
+    source.extend({**steps(0, 3, ends=(2,)), "note": [None, b"x", "y"]})
+    rb = buffer()
+    with pytest.raises(SchemaError, match="Python objects"):
+        rb.load_dataset(source)
+    assert rb.load_dataset(source, fields=["row", "done"]) == 3
+    ragged = buffer(storage=RaggedTensorStorage(10, ragged="tokens", layout="padded"))
+    ragged.extend({**steps(0, 3, ends=(2,)), "tokens": [torch.zeros(n + 1) for n in range(3)]})
+    with pytest.raises(SchemaError, match="another length"):
+        rb.load_dataset(ragged)
+    assert rb.load_dataset(ragged, fields={"row": "row", "done": "done"}) == 3
+    assert rb["row"].tolist() == [0, 1, 2, 0, 1, 2]

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
+import multiprocessing
+import pickle
+import sys
+import threading
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -144,3 +152,215 @@ def test_a_missing_file_and_a_missing_frame_are_named(film: Film, tmp_path: Path
     other = column(film.paths[:1], [ROWS], (16, 16))
     with pytest.raises(SchemaError, match="pixels, the dataset promises 16 x 16"):
         read(other, [5])
+
+
+# -- other kinds of files ----------------------------------------------------------------------------------------------
+
+X265 = "log-level=none:pools=1:frame-threads=1:open-gop=1:keyint=10:min-keyint=10:bframes=3:b-adapt=0"
+X264 = "open-gop=1:keyint=10:min-keyint=10:bframes=3:b-pyramid=normal:scenecut=0:threads=1"
+EVEN = [n * 512 for n in range(ROWS)]
+UNEVEN = np.cumsum(np.random.default_rng(3).integers(200, 2000, ROWS)).tolist()
+PLAIN = {"g": "10", "bf": "2", "threads": "1"}
+FILES: dict[str, tuple[str, list[int], dict[str, str], dict[str, str]]] = {
+    "open_gop.mp4": ("libx264", EVEN, {"x264-params": X264}, {}),
+    "open_gop_hevc.mp4": ("libx265", EVEN, {"preset": "ultrafast", "x265-params": X265}, {}),
+    "open_gop.mkv": ("libx264", EVEN, {"x264-params": X264}, {}),
+    "refresh.mp4": ("libx264", EVEN, {"x264-params": "intra-refresh=1:keyint=10:bframes=0:scenecut=0:threads=1"}, {}),
+    "uneven.mp4": ("libx264", UNEVEN, PLAIN, {}),
+    "uneven.mkv": ("libx264", UNEVEN, PLAIN, {}),
+    "late.mp4": ("libx264", [pts + 51200 for pts in EVEN], PLAIN, {}),
+    "fragments.mp4": ("libx264", EVEN, PLAIN, {"movflags": "frag_keyframe+empty_moov"}),
+    "negative.mp4": ("libx264", EVEN, PLAIN, {"movflags": "negative_cts_offsets"}),
+    "av1.mkv": ("libsvtav1", EVEN, {"g": "10", "preset": "12", "svtav1-params": "lp=1"}, {}),
+}
+
+
+@dataclass(frozen=True)
+class At:
+    """Rows of one file, at any times."""
+
+    seconds: torch.Tensor
+
+    def __call__(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros_like(rows), self.seconds[rows]
+
+
+def write_frames(path: Path, codec: str, pts: list[int], options: dict[str, str], container: dict[str, str]) -> None:
+    """Write frames `[64, 80]` that are shown at given times, in units of 1 / 15360 s."""
+    with av.open(str(path), "w", options=container) as output:
+        stream: Any = output.add_stream(codec, rate=FPS, options=options)
+        stream.width, stream.height, stream.pix_fmt = 80, 64, "yuv420p"
+        stream.time_base = stream.codec_context.time_base = Fraction(1, 15360)
+        for picture, shown in zip(pictures(len(pts), 64, 80), pts, strict=True):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = shown, Fraction(1, 15360)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+
+
+def shown(path: Path) -> tuple[torch.Tensor, NDArray[np.uint8]]:
+    """Return the times and the frames of a file, decoded in order."""
+    with av.open(str(path)) as container:
+        base = container.streams.video[0].time_base or Fraction(1)
+        times = [float((frame.pts or 0) * base) for frame in container.decode(video=0)]
+    return torch.tensor(times, dtype=torch.float64), decode_video(path)
+
+
+def at_times(path: Path, seconds: torch.Tensor, **options: Any) -> VideoColumn:
+    """Return a column whose rows are shown at `seconds`."""
+    reading = Reading(BlockCache(1 << 20), options.pop("num_threads", 2), options.pop("tolerance_s", 1e-4))
+    return VideoColumn([path], At(seconds), (3, 64, 80), say, reading, options.pop("fps", FPS))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_frames_are_found_by_their_time(name: str, tmp_path: Path) -> None:
+    codec, pts, options, container = FILES[name]
+    path = tmp_path / name
+    write_frames(path, codec, pts, options, container)
+    seconds, frames = shown(path)
+    assert len(frames) == ROWS
+    generator = np.random.default_rng(0)
+    for fps in (FPS, None):
+        videos = at_times(path, seconds, fps=fps)
+        for size in generator.integers(1, 8, 30):
+            rows = generator.integers(0, ROWS, size)
+            np.testing.assert_array_equal(read(videos, rows), frames[rows])
+        videos.close()
+
+
+def test_the_nearest_frame_within_the_tolerance_is_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    write_frames(path, "libx264", EVEN, PLAIN, {})
+    seconds, frames = shown(path)
+    every = np.arange(ROWS)
+    for shift in (-0.016, -0.004, 0.004, 0.016):  # frames are 0.0333 s apart
+        videos = at_times(path, seconds + shift, tolerance_s=0.02)
+        for rows in (every, every[::-3].copy(), *every[7:20, None]):  # the last ones go on where others ended
+            np.testing.assert_array_equal(read(videos, rows), frames[rows])
+        near = at_times(path, seconds + shift, tolerance_s=0.003)
+        with pytest.raises(DamagedFileError, match="no frame is shown within the tolerance"):
+            read(near, [10])
+
+
+CUTS = [
+    ("libx264", {}, "a.mp4"),
+    ("libx264", {"movflags": "faststart"}, "a.mp4"),
+    ("libx264", {"movflags": "frag_keyframe+empty_moov"}, "a.mp4"),
+    ("libsvtav1", {"movflags": "faststart"}, "a.mp4"),
+    ("mpeg4", {"movflags": "faststart"}, "a.mp4"),
+    ("libx264", {}, "a.mkv"),
+]
+
+
+@pytest.mark.parametrize(("codec", "container", "name"), CUTS)
+def test_a_file_cut_short_gives_the_right_frames_or_an_error(
+    codec: str, container: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    whole, path = tmp_path / name, tmp_path / f"cut_{name}"
+    options = {"g": "10", "preset": "12", "svtav1-params": "lp=1"} if codec == "libsvtav1" else PLAIN
+    write_frames(whole, codec, EVEN, options, container)
+    seconds, frames = shown(whole)
+    data = whole.read_bytes()
+    right = wrong = 0
+    for size in [*range(0, len(data), len(data) // 40), len(data) - 1]:
+        path.write_bytes(data[:size])
+        videos = at_times(path, seconds)
+        for rows in ([0], [13], [ROWS - 1], list(range(8, 16))):
+            try:
+                got = read(videos, rows)
+            except DamagedFileError as error:
+                wrong += f"{path}: episode" in str(error)
+            else:
+                np.testing.assert_array_equal(got, frames[rows])
+                right += 1
+    assert wrong > 20
+    assert right > 0 or container == {}
+
+
+def test_an_unknown_codec_and_a_file_that_is_no_video_are_errors(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    write_frames(path, "libx264", EVEN, PLAIN, {})
+    seconds, _ = shown(path)
+    path.write_bytes(path.read_bytes().replace(b"avc1", b"zzzz"))
+    with pytest.raises(DamagedFileError, match=r"a\.mp4: episode 0, frame 3.*lacks the codec"):
+        read(at_times(path, seconds), [3])
+    path.write_text("no video")
+    with pytest.raises(DamagedFileError, match=r"a\.mp4: episode 0, frame 3"):
+        read(at_times(path, seconds), [3])
+
+
+# -- threads and processes ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Film:
+    paths = [tmp_path / "a.mp4", tmp_path / "b.mp4"]
+    for seed, path in enumerate(paths):
+        write_video(path, pictures(ROWS, 32, 48, seed=seed), fps=FPS, keyframes=10, b_frames=2)
+    return Film(paths, np.concatenate([decode_video(path) for path in paths]), [ROWS, ROWS])
+
+
+def agrees(videos: VideoColumn, frames: NDArray[np.uint8], seed: int, times: int = 20) -> bool:
+    """Whether random rows equal `frames`."""
+    generator = np.random.default_rng(seed)
+    drawn = [generator.integers(0, len(frames), 12) for _ in range(times)]
+    return all((read(videos, rows) == frames[rows]).all() for rows in drawn)
+
+
+def answer(videos: VideoColumn, frames: NDArray[np.uint8], seed: int, pipe: Any) -> None:
+    pipe.send(agrees(videos, frames, seed))
+    videos.close()
+
+
+@pytest.mark.parametrize("budget", [0, 40_000, 1 << 20])
+def test_threads_read_at_once(two: Film, budget: int) -> None:
+    videos = two.open(num_threads=3)
+    videos.keep_frames(2 * ROWS, budget)
+    results: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda seed=seed: results.append(agrees(videos, two.frames, seed))) for seed in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 4
+    videos.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_other_processes_read(two: Film, method: str) -> None:
+    if method == "fork" and sys.platform == "win32":
+        pytest.skip("there is no fork")
+    videos = two.open()
+    videos.keep_frames(2 * ROWS, 100_000)
+    assert agrees(videos, two.frames, 0)
+    gc.collect()  # decoders with threads, of the functions that made the files: they must not be freed in a fork
+    context: Any = multiprocessing.get_context(method)
+    pipes, workers = [], []
+    for seed in range(2):
+        mine, theirs = context.Pipe()
+        worker = context.Process(target=answer, args=(videos, two.frames, seed, theirs))
+        worker.start()
+        pipes.append(mine)
+        workers.append(worker)
+    assert agrees(videos, two.frames, 5)
+    assert [pipe.recv() for pipe in pipes] == [True, True]
+    for worker in workers:
+        worker.join()
+    videos.close()
+
+
+def test_copies_read(two: Film) -> None:
+    videos = two.open()
+    for other in (pickle.loads(pickle.dumps(videos)), copy.deepcopy(videos)):
+        assert agrees(other, two.frames, 1)
+        other.close()
+
+
+def test_an_error_of_one_thread_reaches_the_caller_and_the_next_read_works(two: Film) -> None:
+    videos = column([two.paths[0], two.paths[1].with_name("no.mp4")], two.lengths, (32, 48))
+    for _ in range(3):
+        with pytest.raises(MissingFileError, match=r"no\.mp4: episode 5, frame 0"):
+            read(videos, [1, 50, 3, 20])
+        np.testing.assert_array_equal(read(videos, [1, 3]), two.frames[[1, 3]])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
@@ -25,24 +26,15 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.records import Engine
     from ostinato.buffers.replay import ReplayBuffer
-    from ostinato.core.rows import Path
+    from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.columns import DatasetColumn
+    from ostinato.datasets.dataset import Fields
     from ostinato.storages import Storage
 
-__all__ = ["BufferRows", "buffer_as_dataset"]
+__all__ = ["buffer_as_dataset"]
 
 _IDS: list[Any] = [("collector", "traj_ids"), "traj_ids", "episode"]
 """Usual names of fields of trajectory ids."""
-
-
-class BufferRows(NamedTuple):
-    """The rows of a buffer as a dataset."""
-
-    dataset: DatasetStorage
-    """The rows, episode by episode, as TensorDicts if the buffer holds TensorDicts, else as dicts. Not a copy: rows
-    are read from the storage, which must not be written meanwhile."""
-    closed: Tensor
-    """bool `[episodes]`: whether the last row of an episode has a flag that ends it."""
 
 
 @final
@@ -74,16 +66,19 @@ class _StoredColumn:
         """Do nothing: the storage belongs to the buffer."""
 
 
-def buffer_as_dataset(rb: ReplayBuffer, fields: Any = None) -> BufferRows:
+def buffer_as_dataset(rb: ReplayBuffer, fields: Fields = None) -> DatasetStorage:
     """Return the rows of a buffer as a dataset of its episodes, the episode with the oldest row first. No copy.
 
+    Rows are TensorDicts if the buffer holds TensorDicts, else dicts.
+
     Episodes are those that the buffer tracks; else they are found by usual trajectory ids and flags. An episode whose
-    first rows were overwritten begins with the first row that is left. The caller holds the lock of the buffer as long
+    first rows were overwritten begins with the first row that is left, and rows of no episode (`mask_key`) are left
+    out. The caller holds the lock of the buffer as long
     as it reads the dataset. Rows are those of the storage: no transform runs.
 
     Args:
         rb: the buffer.
-        fields: fields to keep; see `open_dataset`.
+        fields: fields to keep; see `open_dataset`. Others are not read, and may be of any kind.
 
     Raises:
         EmptyBufferError: if there are no rows.
@@ -98,8 +93,7 @@ def buffer_as_dataset(rb: ReplayBuffer, fields: Any = None) -> BufferRows:
         msg = "the buffer is empty: there are no rows to read"
         raise EmptyBufferError(msg)
     if isinstance(storage, DatasetStorage):
-        flags = torch.ones(storage.episode_lengths.shape[0], dtype=torch.bool, device="cpu")
-        return BufferRows(DatasetStorage(storage.contents, fields=fields) if fields else storage, flags)
+        return storage if fields is None else storage.select(fields=fields)
     if engine.sampler.leaves or (engine.writer.mutable and not engine.writer.in_order):
         msg = (
             f"rows between others have left this buffer ({type(engine.sampler).__name__}, "
@@ -108,35 +102,49 @@ def buffer_as_dataset(rb: ReplayBuffer, fields: Any = None) -> BufferRows:
         raise UsageError(msg)
     if storage.schema is None:
         return _of_objects(engine, fields)
-    if isinstance(storage, RaggedTensorStorage):
-        msg = f"the lengths of {', '.join(map(show_path, storage.ragged))} differ between rows: a dataset has none such"
-        raise SchemaError(msg)
+    ragged = storage.ragged if isinstance(storage, RaggedTensorStorage) else ()
+    for path in ragged:
+        if _is_wanted(path, fields):
+            msg = f"{show_path(path)} has another length in each row: leave it out with fields="
+            raise SchemaError(msg)
     paths = [leaf.path for leaf in storage.schema.leaves] + [leaf.path for leaf in storage.schema.objects]
     if not all(path and all(isinstance(key, str) for key in path) for path in paths):
         msg = f"rows of this buffer ({storage.schema.kind}) have fields without names: use dicts or TensorDicts"
         raise KindError(msg)
-    slots, lengths, closed = _episodes(engine, storage)
-    columns: dict[Path, DatasetColumn] = {
-        leaf.path: _StoredColumn(storage, position, slots) for position, leaf in enumerate(storage.schema.leaves)
+    slots, lengths = _episodes(engine, storage)
+    columns: dict[FieldPath, DatasetColumn] = {
+        leaf.path: _StoredColumn(storage, position, slots)
+        for position, leaf in enumerate(storage.schema.leaves)
+        if leaf.path not in ragged
     }
-    texts = {leaf.path: _texts(storage, leaf.path, slots) for leaf in storage.schema.objects}
+    objects = [leaf.path for leaf in storage.schema.objects if _is_wanted(leaf.path, fields)]
+    texts = {path: _texts(storage, path, slots) for path in objects}
     contents = Contents("replay buffer", columns, lengths, texts)
-    return BufferRows(DatasetStorage(contents, fields=fields, tensordict=storage.schema.kind == "tensordict"), closed)
+    return DatasetStorage(contents, fields=fields, tensordict=storage.schema.kind == "tensordict")
 
 
-def _episodes(engine: Engine, storage: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the slots of rows, episode by episode, and the length of each episode and whether it has ended."""
+def _is_wanted(path: FieldPath, fields: Fields) -> bool:
+    """Whether a field is among those to keep, or below one of them."""
+    if fields is None:
+        return True
+    keys = fields.values() if isinstance(fields, Mapping) else fields
+    wanted = [(key,) if isinstance(key, str) else tuple(key) for key in keys]
+    return any(path[: len(key)] == key for key in wanted)
+
+
+def _episodes(engine: Engine, storage: Any) -> tuple[Tensor, Tensor]:
+    """Return the slots of rows, episode by episode, and the rows of each episode."""
     tracker = engine.tracker
     if tracker is None:
         tracker = EpisodeTracker(Episodes(traj_key=_IDS, optional=True), 1, 1)
     table = tracker.table(storage)
-    first, lengths, closed, _ = table.episodes()
+    first, lengths, _, _ = table.episodes()
     steps = torch.arange(int(lengths.sum()), device="cpu")
     steps -= torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
-    return table.shift(torch.repeat_interleave(first, lengths), steps), lengths, closed
+    return table.shift(torch.repeat_interleave(first, lengths), steps), lengths
 
 
-def _texts(storage: Storage, path: Path, slots: Tensor) -> TextColumn:
+def _texts(storage: Storage, path: FieldPath, slots: Tensor) -> TextColumn:
     """Return a field of text. Copy of its values."""
     values = storage.field_at(slots.to(storage.device), path)
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
@@ -147,7 +155,7 @@ def _texts(storage: Storage, path: Path, slots: Tensor) -> TextColumn:
     return TextColumn(list(numbers), TensorColumn(codes))
 
 
-def _of_objects(engine: Engine, fields: Any) -> BufferRows:
+def _of_objects(engine: Engine, fields: Any) -> DatasetStorage:
     """Return the rows of a storage of Python objects, stacked. Copy."""
     storage = engine.storage
     rows = len(storage)
@@ -163,31 +171,24 @@ def _of_objects(engine: Engine, fields: Any) -> BufferRows:
         msg = f"{show_path(schema.objects[0].path)} holds Python objects: use a storage of tensors"
         raise SchemaError(msg)
     flat = schema.flatten(data, (rows,), 1)
-    copy = _Listed(dict(zip([leaf.path for leaf in schema.leaves], flat.leaves, strict=True)))
-    lengths, closed = copy.episodes(engine)
-    columns: dict[Path, DatasetColumn] = {path: TensorColumn(value.cpu()) for path, value in copy.values.items()}
-    contents = Contents("replay buffer", columns, lengths)
-    return BufferRows(DatasetStorage(contents, fields=fields, tensordict=kinds.is_tensor_collection(data)), closed)
+    values = {leaf.path: value.cpu() for leaf, value in zip(schema.leaves, flat.leaves, strict=True)}
+    columns: dict[FieldPath, DatasetColumn] = {path: TensorColumn(value) for path, value in values.items()}
+    contents = Contents("replay buffer", columns, _lengths_of(values, engine))
+    return DatasetStorage(contents, fields=fields, tensordict=kinds.is_tensor_collection(data))
 
 
-class _Listed(NamedTuple):
-    """Fields of rows in the order of time."""
-
-    values: dict[Path, Tensor]
-
-    def episodes(self, engine: Engine) -> tuple[Tensor, Tensor]:
-        """Return the length of each episode, and whether it has ended."""
-        wanted = None if engine.tracker is None else engine.tracker.wanted
-        wanted = Episodes(traj_key=_IDS, optional=True) if wanted is None or wanted.fixed else wanted
-        found = wanted.resolve(set(self.values))
-        rows = next(iter(self.values.values())).shape[0]
-        ends = torch.zeros(rows, dtype=torch.bool, device="cpu")
-        for path in found.end_paths:
-            ends |= self.values[path].reshape(rows, -1).any(1).cpu()
-        closed = ends.clone()
-        if found.traj_path is not None:
-            ids = self.values[found.traj_path].reshape(rows)
-            ends[:-1] |= (ids[1:] != ids[:-1]).cpu()
-        ends[-1] = True
-        at = ends.nonzero().flatten() + 1
-        return at.diff(prepend=at.new_zeros(1)), closed[at - 1]
+def _lengths_of(values: dict[FieldPath, Tensor], engine: Engine) -> Tensor:
+    """Return the rows of each episode, int64 `[episodes]`, of rows in the order of time."""
+    wanted = None if engine.tracker is None else engine.tracker.wanted
+    wanted = Episodes(traj_key=_IDS, optional=True) if wanted is None or wanted.fixed else wanted
+    found = wanted.resolve(set(values))
+    rows = next(iter(values.values())).shape[0]
+    ends = torch.zeros(rows, dtype=torch.bool, device="cpu")
+    for path in found.end_paths:
+        ends |= values[path].reshape(rows, -1).any(1)
+    if found.traj_path is not None:
+        ids = values[found.traj_path].reshape(rows)
+        ends[:-1] |= ids[1:] != ids[:-1]
+    ends[-1] = True
+    at = ends.nonzero().flatten() + 1
+    return at.diff(prepend=at.new_zeros(1))

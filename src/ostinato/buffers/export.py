@@ -91,26 +91,28 @@ def export(
         (2, 10)
     """
     with ExitStack() as stack:
-        dataset = _as_dataset(source, stack)
+        dataset = _as_dataset(source, fields, stack)
+        if isinstance(source, ReplayBuffer):
+            fields = None  # they are chosen
         if episodes is not None or fields is not None:
             dataset = dataset.select(episodes=episodes, fields=fields)
         return write_dataset(dataset, path, format, options, overwrite=overwrite, progress=progress)
 
 
-def _as_dataset(source: Any, stack: ExitStack) -> DatasetStorage:
-    """Return a source as a dataset, which is valid until the stack is closed."""
+def _as_dataset(source: Any, fields: Fields, stack: ExitStack) -> DatasetStorage:
+    """Return a source as a dataset, which is valid until the stack is closed; of a buffer, some fields alone."""
     if isinstance(source, DatasetStorage):
         return source
     if isinstance(source, ReplayBuffer):
         stack.enter_context(source._engine.lock)  # noqa: SLF001 (one package)
-        return buffer_as_dataset(source).dataset
+        return buffer_as_dataset(source, fields)
     if isinstance(source, TrajectoryReplayBuffer):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "trajectories"
         source.save_checkpoint(str(folder))
-        return open_dataset(folder)
+        return stack.enter_context(open_dataset(folder))
     if isinstance(source, (list, tuple)):
         return _of_episodes(source)
-    return open_dataset(source)
+    return stack.enter_context(open_dataset(source))
 
 
 def _of_episodes(episodes: Sequence[Any]) -> DatasetStorage:

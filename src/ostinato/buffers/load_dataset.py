@@ -99,7 +99,7 @@ def _open(source: Any, options: LoadOptions, stack: ExitStack) -> DatasetStorage
 
     episodes, fields = options.episodes, options.fields
     if isinstance(source, ReplayBuffer):
-        source = buffer_as_dataset(source).dataset
+        source, fields = buffer_as_dataset(source, fields), None
     if isinstance(source, DatasetStorage):
         return source if episodes is None and fields is None else source.select(episodes=episodes, fields=fields)
     return stack.enter_context(open_dataset(source, episodes=episodes, fields=fields))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final, runtime_checkable
 
@@ -303,18 +304,20 @@ class DenseColumn:
         Returns:
             A function that waits until they are in `tensor`.
         """
-        missing = rows[~self.filled[rows]]
+        at = rows.numpy()  # NumPy throughout: torch's threads hang in a process that was forked by hand
+        filled = self.filled.numpy()
+        missing = np.unique(at[~filled[at]])
         if not missing.shape[0]:
             return None
+        wanted = torch.from_numpy(missing)
         if isinstance(self.column, BlockColumn):
-            return self.column.started(partial(self._fill_blocks, self.column, missing))
-        wanted = torch.unique(missing)
+            return self.column.started(partial(self._fill_blocks, self.column, wanted))
         read = self.column.start(wanted)
 
         def finish() -> None:
-            as_bits(self.tensor).index_copy_(0, wanted, as_bits(read()))
-            self.filled[wanted] = True  # after the rows: another thread may read them from now on
-            self._memory.kept(wanted.shape[0] * self.tensor.element_size() * self.tensor[0].numel())
+            _bytes_of(self.tensor)[missing] = _bytes_of(read())
+            filled[missing] = True  # after the rows: another thread may read them from now on
+            self._memory.kept(missing.shape[0] * _bytes_of(self.tensor).shape[1])
 
         return finish
 
@@ -324,8 +327,8 @@ class DenseColumn:
         for block in np.unique(np.searchsorted(starts, rows.numpy(), side="right") - 1).tolist():
             span = slice(int(starts[block]), int(starts[block + 1]))
             found = column.take(block)
-            as_bits(self.tensor[span]).numpy()[...] = as_bits(found).numpy()
-            self.filled[span] = True  # after the rows: another thread may read them from now on
+            _bytes_of(self.tensor)[span] = _bytes_of(found)
+            self.filled.numpy()[span] = True  # after the rows: another thread may read them from now on
             self._memory.kept(found.nbytes)
 
     def start(self, rows: Tensor) -> Callable[[], Tensor]:
@@ -343,6 +346,12 @@ class DenseColumn:
         """Close files, and save rows if they persist."""
         self.column.close()
         self._memory.flush()
+
+
+def _bytes_of(rows: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """View rows as their bytes, `[rows, bytes]`."""
+    flat = rows.contiguous().view(rows.shape[0], math.prod(rows.shape[1:]))
+    return flat.view(torch.uint8).numpy()
 
 
 @final

@@ -489,18 +489,21 @@ class _Places:
         videos: where episodes lie.
         table: the episodes.
         timestamps: the field `timestamp`.
+        fps: frames per second.
     """
 
-    def __init__(self, videos: _Videos, table: EpisodeFiles, timestamps: DatasetColumn) -> None:
-        self._videos, self._table, self._timestamps = videos, table, timestamps
+    def __init__(self, videos: _Videos, table: EpisodeFiles, timestamps: DatasetColumn, fps: float) -> None:
+        self._videos, self._table, self._timestamps, self._fps = videos, table, timestamps, fps
 
     def locate(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the video of each row, int64 `[n]`, and when its frame is shown, in seconds, float64 `[n]`."""
-        seconds = self._timestamps.start(rows)().double()
+        stored = self._timestamps.start(rows)()
+        exact = (stored.double() * self._fps).round() / self._fps
+        # float32 rounds the times of long episodes by more than a frame may be off: undo it where nothing else was done
+        seconds = torch.where(exact.to(stored.dtype) == stored, exact, stored.double())
         episodes = np.searchsorted(self._table.starts, rows.numpy(), side="right") - 1
-        return torch.from_numpy(self._videos.file_of[episodes]), seconds + torch.from_numpy(
-            self._videos.begin[episodes]
-        )
+        begin = torch.from_numpy(self._videos.begin[episodes])
+        return torch.from_numpy(self._videos.file_of[episodes]), begin + seconds
 
 
 @final
@@ -574,7 +577,7 @@ class _Builder:
             msg = f"{self._info.path}: there are videos, but no feature 'timestamp', which says where their frames are"
             raise DamagedFileError(msg)
         videos = self._episodes.videos[name]
-        find = _Places(videos, self._table, timestamps).locate
+        find = _Places(videos, self._table, timestamps, self._info.fps).locate
         shape = _picture_shape(self._info.path, name, entry)
         return VideoColumn(videos.files, find, shape, self._table.describe, self._reading, self._info.fps)
 

@@ -16,7 +16,7 @@ import torch
 from ostinato._optional import require
 from ostinato.core.processes import whole_in_forks
 from ostinato.datasets.cache import OpenHandles, RowCache, new_rows
-from ostinato.errors import DamagedFileError, MissingExtraError, MissingFileError, SchemaError
+from ostinato.errors import DamagedFileError, MissingFileError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -158,9 +158,9 @@ class VideoColumn:
 
         Raises:
             DamagedFileError: by that function, naming file, episode and frame: the video is damaged or cut short, or no
-                frame is shown at the time of the row.
+                frame is shown at the time of the row, or there is no decoder for its codec.
             MissingFileError: by that function: the video does not exist.
-            MissingExtraError: by that function: PyAV is not installed, or it cannot decode the codec.
+            MissingExtraError: by that function: PyAV is not installed.
             SchemaError: by that function: a frame has another size than `shape`.
         """
         if self.kept is None:
@@ -168,22 +168,23 @@ class VideoColumn:
         else:
             out, found = self.kept.read(rows.numpy())
             places = np.flatnonzero(~found)
-        jobs = _Jobs(self, out.numpy())
-        repeated = self._submit(rows, places, jobs) if places.shape[0] else None
+        frames = out.numpy()
+        jobs = _Jobs(self, frames)
+        repeated = self._submit(rows, places, jobs) if places.shape[0] else []
 
         def read() -> Tensor:
             jobs.wait()
-            if repeated is not None:
-                out[repeated[0]] = out[repeated[1]]
+            for place, first in repeated:  # one by one: torch's threads hang in a forked process
+                np.copyto(frames[place], frames[first])
             return out
 
         return read
 
-    def _submit(self, rows: Tensor, places: _Numbers, jobs: _Jobs) -> tuple[Tensor, Tensor] | None:
+    def _submit(self, rows: Tensor, places: _Numbers, jobs: _Jobs) -> list[tuple[int, int]]:
         """Begin to decode the rows for some places of the batch.
 
         Returns:
-            The places that repeat a frame, and the places whose frames they repeat.
+            The places that repeat a frame, each with the place whose frame it repeats.
         """
         at = rows.numpy()[places]
         numbers, seconds = (values.numpy() for values in self._locate(torch.from_numpy(at)))
@@ -197,9 +198,8 @@ class VideoColumn:
         for begin, end in itertools.pairwise(cuts):
             span = slice(begin, end)
             jobs.submit(_Wanted(self.files[int(numbers[begin])], seconds[span], first[span], at[span]), share=True)
-        if first.shape[0] == places.shape[0]:
-            return None
-        return torch.from_numpy(places[~new]), torch.from_numpy(first[np.cumsum(new) - 1][~new])
+        again = first[np.cumsum(new) - 1][~new]
+        return list(zip(places[~new].tolist(), again.tolist(), strict=True))
 
     def close(self) -> None:
         """Close the videos; the next read opens them again."""
@@ -322,8 +322,11 @@ class _Video:
         for stream in self._container.streams.video:
             if not int(stream.disposition) & _ATTACHED_PICTURE:
                 if stream.codec_context is None:
-                    why = "this build of FFmpeg has no decoder for its codec: install av from PyPI, which has them all"
-                    raise _ReadError(why, MissingExtraError)
+                    why = (
+                        "there is no decoder for its video: the file is cut short, or this build of FFmpeg lacks the "
+                        "codec (the package av from PyPI has the usual ones)"
+                    )
+                    raise _ReadError(why)
                 return stream
         why = "the file has no video stream that can be decoded"
         raise _ReadError(why)
@@ -371,13 +374,14 @@ class _Video:
             end = at + 1
             while end < len(exact) and not self._skips(exact[end - 1], exact[end], fps):
                 end += 1
-            if not self._live or exact[at] <= self._at or self._skips(self._at, exact[at], fps):
+            passed = ticks[0][at] <= self._at  # a frame that is gone may be the nearest
+            if not self._live or passed or self._skips(self._at, exact[at], fps):
                 self._seek(exact[at], at)
             try:
                 self._run(ticks, at, end, keep)
-            except _NotFoundError:  # what is marked as a keyframe may depend on earlier frames
+            except _NotFoundError:  # what is marked as a keyframe may depend on earlier frames, or the search is vague
                 key = self._key
-                self._seek(key - 1, at)
+                self._seek(key - 1 if len(self._entries) else self._stream.start_time or 0, at)
                 if self._key >= key:
                     raise
                 self._run(ticks, at, end, keep)

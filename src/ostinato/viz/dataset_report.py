@@ -109,7 +109,7 @@ def _curves(episode: OpenTrajectory) -> list[Panel]:
             continue
         traces = make_traces(name, columns.column(path, 0))
         count = traces.values.shape[1]
-        more = "" if count == traces.components else f", {count} of {traces.components} components"
+        more = "" if count == traces.components else f" ({count} of {traces.components})"
         x = tuple(map(float, traces.steps))
         lines = tuple(Line(str(i), x, tuple(map(float, line)), i) for i, line in enumerate(traces.values.T))
         levels = (Level(0.0),) if name == "reward" else ()
@@ -143,7 +143,7 @@ def _actions(source: DatasetSource, on_progress: Callable[[int, int], None] | No
         counts, _ = np.histogram(column[np.isfinite(column)], edges)
         share = 100.0 * counts / max(len(column), 1)
         lines.append(Line(str(number), middles, tuple(share.tolist()), number))
-    more = "" if count <= _MAX_COMPONENTS else f", {_MAX_COMPONENTS} of {count} components"
+    more = "" if count <= _MAX_COMPONENTS else f" ({_MAX_COMPONENTS} of {count})"
     return Curves(f"Actions{more}", "value", "% of rows", tuple(lines))
 
 

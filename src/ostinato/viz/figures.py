@@ -224,6 +224,10 @@ INK = "#1F2933"
 FAINT = "#52606D"
 GRID = "#E4E7EB"
 _MAP = "viridis"
+_LEGEND_ROWS = 7
+"""Entries of a legend below each other."""
+_FINE = 400
+"""Points from which the lines of the components of a vector are thinner."""
 _FILM_HEIGHT = 0.75
 """Height of a row of pictures; other rows have 1."""
 LINES = (
@@ -346,8 +350,12 @@ def _curves(axes: Any, panel: Curves) -> None:
         axes.set_xlim((low + high) / 2 - 1, (low + high) / 2 + 1)
     _ticks(axes.xaxis, 10, whole=whole)
     _ticks(axes.yaxis, 6)
-    if len(panel.lines) + len(panel.marks) + sum(bool(level.label) for level in panel.levels) > 1:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.0), borderaxespad=0.0, handlelength=1.6)
+    entries = len(panel.lines) + len(panel.marks) + sum(bool(level.label) for level in panel.levels)
+    if entries > 1:
+        columns = {"ncols": -(-entries // _LEGEND_ROWS), "handlelength": 1.6, "columnspacing": 0.8}
+        if entries > _LEGEND_ROWS:
+            columns["handlelength"] = 0.9
+        axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.0), borderaxespad=0.0, **columns)
 
 
 def _line(axes: Any, line: Line) -> None:
@@ -357,7 +365,7 @@ def _line(axes: Any, line: Line) -> None:
     elif line.style == "beads":
         axes.plot(line.x, line.y, "-o", lw=1.6, ms=5, mec="white", mew=0.8, color=colour, label=line.label, zorder=4)
     else:
-        width = 1.3 if isinstance(line.layer, int) else 2.2  # components of a vector are many
+        width = (0.7 if len(line.x) > _FINE else 1.3) if isinstance(line.layer, int) else 2.2  # components are many
         axes.plot(line.x, line.y, "-", lw=width, color=colour, label=line.label, zorder=3)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,17 @@ def test_batches_made_ahead_and_dropped_are_not_counted(loaded: bool) -> None:
     counts = [offline(reference.sample()) for _ in range(8)]
     assert [offline(rb.sample()) for _ in range(7)] == counts[1:]
     rb.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_several_threads_share_one_exact_ratio(prefetch: int) -> None:
+    rb = pair("1/7", batch_size=10, prefetch=prefetch)
+    with ThreadPoolExecutor(4) as pool:
+        counts = [future.result() for future in [pool.submit(lambda: offline(rb.sample())) for _ in range(280)]]
+    rb.close()
+    assert set(counts) == {1, 2}
+    assert abs(sum(counts) - 400) <= prefetch
+    assert rb.sampler.ratio_step == 280 + prefetch
 
 
 def test_the_offline_part_fills_up_until_there_are_online_rows() -> None:

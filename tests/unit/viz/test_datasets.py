@@ -186,7 +186,7 @@ def test_the_figure_of_a_robot_dataset(tmp_path: Path) -> None:
     assert isinstance(film, Film)
     assert film.notes == ("step 0", "step 1", "step 2", "step 4", "step 5", "step 7")
     assert [image[0, 0].tolist() for image in film.pictures] == [[6 + step, 2, 0] for step in (0, 1, 2, 4, 5, 7)]
-    action = found["episode 2: action, 12 of 14 components"]
+    action = found["episode 2: action (12 of 14)"]
     assert isinstance(action, Curves)
     assert len(action.lines) == 12
     assert action.lines[3].y == pytest.approx([row / 10 for row in range(6, 14)])
@@ -195,7 +195,7 @@ def test_the_figure_of_a_robot_dataset(tmp_path: Path) -> None:
     lengths = found["Steps of each episode"]
     assert isinstance(lengths, Bars)
     assert sum(lengths.stacks[0].counts) == 3
-    spread = found["Actions, 12 of 14 components"]
+    spread = found["Actions (12 of 14)"]
     assert sum(spread.lines[0].y) == pytest.approx(100.0)
     assert found["Return of each episode"].lines[0].y == (5.0, 1.0, 8.0)
     shares = found["Bytes by field"]

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from ostinato.tools.doctor.checks import Severity
     from ostinato.tools.doctor.report import Findings, Profile
 
-__all__ = ["ArrayChecks", "ZarrFolder", "gray", "is_picture", "looks", "pieces_of_episodes", "usual_rows"]
+__all__ = ["ArrayChecks", "ZarrFolder", "check_size", "gray", "is_picture", "looks", "pieces_of_episodes", "usual_rows"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+_PLAUSIBLE_BYTES = 64 << 20
+_MOST_COMPRESSED = 2000
 _BLOCK_BYTES = 64 << 20
 """Rows of this size are read at once where episodes are short."""
 
@@ -45,6 +47,21 @@ def gray(picture: Array) -> NDArray[np.uint8]:
         values = values * 255
     result: NDArray[np.uint8] = np.clip(np.nan_to_num(values), 0, 255).astype(np.uint8)
     return result
+
+
+def check_size(array: Any) -> None:
+    """Check that an array of HDF5 can be as large as it says: a damaged header may ask for all memory.
+
+    Raises:
+        ValueError: if its values cannot be in the bytes that the file has for it.
+    """
+    number: Any = getattr(array, "id", None)
+    if not hasattr(number, "get_storage_size"):
+        return
+    nbytes, stored = int(array.nbytes), int(number.get_storage_size())
+    if nbytes > _PLAUSIBLE_BYTES and nbytes > _MOST_COMPRESSED * stored:
+        msg = f"it should hold {nbytes:,} bytes, the file has {stored:,} for it"
+        raise ValueError(msg)
 
 
 def usual_rows(sizes: Iterable[int]) -> int:
@@ -113,6 +130,8 @@ class _Reader:
         self._block = np.zeros((0, *array.shape[1:]), array.dtype)
 
     def rows(self, start: int, stop: int) -> Array:
+        if not self._block.shape[0]:
+            check_size(self._array)
         if start < self._first or stop > self._first + self._block.shape[0]:
             self._first, self._block = start, self._read(start, stop)
         return self._block[start - self._first : stop - self._first]

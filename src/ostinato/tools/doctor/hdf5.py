@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ostinato._optional import require
-from ostinato.tools.doctor.arrays import is_picture, looks, pieces_of_episodes, usual_rows
+from ostinato.tools.doctor.arrays import check_size, is_picture, looks, pieces_of_episodes, usual_rows
 from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes
 from ostinato.tools.doctor.report import READ_ERRORS, Place, first_line
 from ostinato.tools.doctor.rows import RowChecks
@@ -194,6 +194,7 @@ class RobomimicFile:
                 if not key.startswith("next_obs/"):
                     pictures[key] = array
             elif array.dtype.kind in "biuf" and array.shape[1:] == self._shapes[key]:
+                check_size(array)
                 fields[key] = np.asarray(array[:])
         self.rows.episode(number, fields, length, file=file)
         return length, pictures

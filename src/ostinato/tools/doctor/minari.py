@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ostinato._optional import require
-from ostinato.tools.doctor.arrays import gray, is_picture, usual_rows
+from ostinato.tools.doctor.arrays import check_size, gray, is_picture, usual_rows
 from ostinato.tools.doctor.arrow import column_problem, to_array
 from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes, sampled_frames
 from ostinato.tools.doctor.hdf5 import datasets_of, number_in_name
@@ -195,6 +195,7 @@ class MinariFolder:
             if is_picture(array.shape, array.dtype):
                 pictures[name] = array
             elif array.dtype.kind in "biuf":
+                check_size(array)
                 fields[name] = np.asarray(array[:])
         self.rows.episode(number, fields, length, file=place.file)
         start, self._total = self._total, self._total + length

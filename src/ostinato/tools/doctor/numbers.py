@@ -178,18 +178,33 @@ class FieldNumbers:
             return []
         scale, spread, distinct = self._scale(), self._middle_spread(), self.distinct()
         moving = (self._differences.rows > 0).sum(0)
+        least = np.maximum(8 * scale, self._above_gap())
         found: list[Event] = []
         for dimension in np.flatnonzero((distinct > _FEW) & (moving >= 20)):
             for size, place, around in zip(
                 self._top[:, dimension], self._where[:, dimension], self._around[:, dimension], strict=True
             ):
-                if size > 8 * scale[dimension] and size > 0.5 * spread[dimension] and not _wraps(around):
+                if size >= least[dimension] and size > 0.5 * spread[dimension] and not _wraps(around):
                     flat = _is_flat(around, spread[dimension])
                     before, after = around[_BEFORE - 1], around[_BEFORE]
                     ratio = float(size / scale[dimension])
                     event = Event(int(dimension), int(place[0]), int(place[1]), before, after, ratio, flat)
                     _join(found, event)
         return found
+
+    def _above_gap(self) -> Floats:
+        """Return the size above which steps of each dimension stand out: three times the next smaller step.
+
+        Without such a gap, large steps are the tail of a distribution, as those of contact forces. The last of several
+        gaps counts: there may be wrapped angles above it.
+        """
+        top = np.concatenate([self._top, np.zeros((1, self._top.shape[1]))])
+        gaps = (top[:-1] > 0) & (top[:-1] >= 3 * top[1:])
+        if self._top.shape[0] == _TOP:
+            gaps[-1] = False  # the next smaller one is not known
+        last = gaps.shape[0] - 1 - np.argmax(gaps[::-1], 0)
+        sizes: Floats = np.where(gaps.any(0), top[last, np.arange(top.shape[1])], np.inf)
+        return sizes
 
     def _middle_spread(self) -> Floats:
         values = np.where(np.isfinite(self.sample), self.sample, 0.0)
@@ -225,8 +240,8 @@ def _wraps(around: Floats) -> bool:
     size = abs(after - before)
     for turn in (2 * np.pi, 360.0):
         centered = before * after < 0 and min(abs(before), abs(after)) > 0.4 * turn
-        positive = min(before, after) >= -0.1 * turn and max(before, after) > 0.9 * turn
-        if abs(size - turn) < 0.1 * turn and (centered or positive):
+        positive = min(before, after) >= -0.1 * turn and max(before, after) > 0.85 * turn
+        if abs(size - turn) < 0.2 * turn and (centered or positive):
             return True
     return False
 

@@ -237,7 +237,7 @@ class RowChecks:
             whole = constant.shape[0] == width
             values = f" (always {moments.low[constant[0]]:g})" if constant.shape[0] == 1 else ""
             text = f"{_dimensions(constant, width)} never change{'s' if constant.shape[0] == 1 < width else ''}{values}"
-            severity: Severity = "warning" if whole and role == "action" else "note"
+            severity: Severity = "warning" if whole and role == "action" and moments.count.max() >= 100 else "note"
             self._findings.add("dimension-constant", text, Place(field=name), severity=severity)
         many = numbers.distinct() > _FEW_VALUES
         share = np.maximum(moments.at_low, moments.at_high) / np.maximum(moments.count, 1)
