@@ -1,4 +1,5 @@
-"""Take the screenshots of docs/viewing.md: output of `ostinato view` and `ostinato plot`, and the page in Chromium.
+"""Take the screenshots of docs/viewing.md and docs/doctor.md: output of `view`, `plot` and `doctor`, and the page in
+Chromium.
 
 The rollouts are those of an arm of two links that reaches for a ball, made here, also as a LeRobot dataset; the
 checkpoint is one that `ostinato demo` saved.
@@ -15,6 +16,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from PIL import Image, ImageDraw
 
@@ -117,6 +120,27 @@ def shrink(source: Path, name: str, colours: int = 96) -> None:
         image.convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(HERE / name, optimize=True)
 
 
+def plant_faults(dataset: Path) -> None:
+    """Let an action jump, and frames come late."""
+    path = next((dataset / "data").rglob("*.parquet"))
+    table = pq.read_table(path)
+    columns = {name: table.column(name).to_pylist() for name in ("episode_index", "timestamp", "action")}
+    first = [columns["episode_index"].index(episode) for episode in range(40)]
+    columns["action"][first[7] + 9] = [4.0, *columns["action"][first[7] + 9][1:]]
+    for row in range(first[21] + 12, first[22]):
+        columns["timestamp"][row] += 0.05
+    for name in ("timestamp", "action"):
+        at = table.column_names.index(name)
+        table = table.set_column(at, name, pa.array(columns[name], table.schema.field(name).type))
+    pq.write_table(table, path)
+
+
+def doctor(dataset: Path, image: Path) -> None:
+    """Draw the page of the doctor; the dataset has faults, so the exit status is 1."""
+    done = subprocess.run([*MAIN, "doctor", dataset.name, "--plots", str(image)], cwd=dataset.parent, check=False)
+    assert done.returncode == 1
+
+
 def browse(rollouts: Path, target: Path) -> None:
     """Take a screenshot of the page."""
     from playwright.sync_api import sync_playwright
@@ -158,6 +182,9 @@ def main() -> None:
         shrink(here / "out.png", "view_dataset.png", 255)
         ostinato("plot", reaching, "--episode", 33, "--output", here / "out.png", "--overwrite")
         shrink(here / "out.png", "plot_dataset.png", 255)
+        plant_faults(reaching)
+        doctor(reaching, here / "doctor.png")
+        shrink(here / "doctor.png", "doctor.png", 255)
         ostinato("demo", "--steps", 6000, "--prioritized", here / "demo")
         ostinato("plot", here / "demo" / "checkpoint", "--output", here / "out.png", "--overwrite")
         shrink(here / "out.png", "plot_report.png")

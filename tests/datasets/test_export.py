@@ -366,7 +366,8 @@ def test_an_error_leaves_what_was_there(tmp_path: Path, exists: bool) -> None:
         assert len(table_of(target)["index"]) == 3
 
 
-def test_a_killed_export_leaves_nothing_at_the_path(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_killed_export_leaves_what_was_there(tmp_path: Path, exists: bool) -> None:
     script = """
 import sys, time, torch
 from ostinato import export
@@ -374,17 +375,21 @@ parts = [{"observation": torch.zeros(40, 3, 32, 32, dtype=torch.uint8), "action"
 def progress(done, total):
     print(done, flush=True)
     time.sleep(0.01)
-export(parts, sys.argv[1], fps=10, progress=progress)
+export(parts, sys.argv[1], fps=10, progress=progress, overwrite=True)
 """
     target = tmp_path / "out"
+    if exists:
+        export(episodes((3,)), target, fps=10, images="png")
     with subprocess.Popen([sys.executable, "-c", script, target], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         while int(process.stdout.readline()) < 200:
             time.sleep(0.001)
         process.kill()
-    assert not target.exists()
-    assert list(tmp_path.iterdir())  # the files beside it
-    export(episodes(), target, fps=10)
+    assert target.exists() == exists
+    if exists:
+        assert len(table_of(target)["index"]) == 3
+    assert len(list(tmp_path.iterdir())) == 1 + exists  # the files beside it
+    export(episodes(), target, fps=10, overwrite=True)
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
 
 
@@ -414,7 +419,7 @@ def transitions(lengths: tuple[int, ...] = (5, 3, 7), *, nested: bool = True) ->
     found = []
     for number, length in enumerate(lengths):
         state = random.standard_normal((length + 1, 3)).astype("float32")
-        image = random.integers(0, 255, (length + 1, 8, 8, 3)).astype("uint8")
+        image = random.integers(0, 255, (length + 1, 32, 32, 3)).astype("uint8")  # Minari compresses these by default
         stop, cut = np.zeros(length, bool), np.zeros(length, bool)
         stop[-1], cut[-1] = number != 1, number == 1
         found.append(
