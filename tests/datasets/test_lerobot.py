@@ -226,6 +226,7 @@ def test_metadata(whole: Model) -> None:
     for kind, value in (("min", actions.min(0)), ("max", actions.max(0)), ("mean", actions.mean(0))):
         np.testing.assert_allclose(found[kind], value)
     np.testing.assert_allclose(found["std"], actions.std(0))
+    assert found["count"] == [len(actions)]
     assert np.shape(known["stats"][TOP]["mean"]) == (3, 1, 1)
     assert "terminated from truncated" in dataset.assumptions[0]
 

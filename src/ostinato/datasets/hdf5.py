@@ -12,7 +12,7 @@ from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
 from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, name_rows, torch_dtype
 from ostinato.durable.positioned_reads import OpenFile, read_pieces
-from ostinato.errors import DamagedFileError, UsageError
+from ostinato.errors import DamagedFileError, OstinatoError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,8 +115,19 @@ class Hdf5File:
         return cls(Path(file.filename), group.name)
 
     def use(self, action: Callable[[Any], Any]) -> Any:
-        """Return `action(group)`, which must not keep objects of the file."""
-        return self._handles.use(self.path, lambda file: action(file[self.root]))
+        """Return `action(group)`, which must not keep objects of the file.
+
+        Raises:
+            DamagedFileError: if HDF5 cannot read what it needs.
+            UsageError: if another program is writing the file.
+        """
+        try:
+            return self._handles.use(self.path, lambda file: action(file[self.root]))
+        except (OstinatoError, PermissionError):
+            raise
+        except (OSError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            msg = f"{self} cannot be read: {error}. Copy or download the file again"
+            raise DamagedFileError(msg) from error
 
     @classmethod
     def find(cls, source: Any) -> Hdf5File:

@@ -449,7 +449,8 @@ def _merged(path: Path, episodes: list[dict[str, Any]]) -> dict[str, Any]:
             weights = count.reshape(-1, *[1] * (mean.ndim - 1)) / count.sum()
             center = (weights * mean).sum(0)
             spread = np.sqrt((weights * (std**2 + (mean - center) ** 2)).sum(0))
-            out[name] = {"min": low.min(0), "max": high.max(0), "mean": center, "std": spread, "count": count.sum(0)}
+            out[name] = {"min": low.min(0), "max": high.max(0), "mean": center, "std": spread}
+            out[name]["count"] = count.sum(0).astype(np.int64)
     except (KeyError, TypeError, ValueError) as error:
         msg = f"{path} has statistics of another form in some episode: {error!r}"
         raise DamagedFileError(msg) from error

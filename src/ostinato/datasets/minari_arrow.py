@@ -51,7 +51,7 @@ def _open(folder: Path, kind: str) -> _Handle:
             handle.files.append(pa.memory_map(str(path)))
             opener = require("pyarrow.parquet", "minari").ParquetFile if kind == "parquet" else pa.ipc.open_file
             handle.readers.append(opener(handle.files[-1]))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         _close(handle)
         msg = f"{folder}: its {kind} file cannot be read: {error}. Copy or download it again"
         raise DamagedFileError(msg) from error

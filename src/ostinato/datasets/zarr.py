@@ -39,7 +39,7 @@ _SMALL = 16
 _BLOSC_HEADER = 16
 """Bytes before those that Blosc compressed; the last four are the length of the whole."""
 _FILES = (".zarray", "zarr.json")
-_READ_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, zipfile.BadZipFile)
+_READ_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, EOFError, SystemError, zipfile.BadZipFile)
 
 
 def recognizes_zarr(source: Any) -> bool:
@@ -182,7 +182,7 @@ def _descriptions(path: Path, inner: str) -> Iterator[tuple[str, bytes]]:
                     head, _, tail = name.rpartition("/")
                     if tail in _FILES and head.startswith(start):
                         yield head[len(start) :], archive.read(name)
-        except (OSError, zipfile.BadZipFile, ValueError) as error:
+        except _READ_ERRORS as error:
             msg = f"{path} is not a whole zip archive: {error}. Copy or download it again"
             raise DamagedFileError(msg) from error
         return
