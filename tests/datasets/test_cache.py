@@ -216,6 +216,17 @@ def test_rows_on_disk_persist(model: Model, tmp_path: Path, monkeypatch: pytest.
     np.testing.assert_array_equal(again[:][WRIST].numpy(), model.columns[WRIST])
 
 
+def test_decoded_rows_of_a_dataset_that_changed_raise_for_each_of_its_paths(tmp_path: Path) -> None:
+    model = lerobot_v3(tmp_path / "data", lengths=(3, 4))
+    for number, path in enumerate((model.path, model.path / "meta", model.path / "meta" / "info.json")):
+        folder = tmp_path / f"cache{number}"
+        open_dataset(path, cache="disk", cache_dir=folder).read(slice(None))
+        table = next((model.path / "data").rglob("*.parquet"))
+        os.utime(table, (number, number))
+        with pytest.raises(CheckpointError, match="have changed"):
+            open_dataset(path, cache="disk", cache_dir=folder)
+
+
 def test_temporary_files_are_removed(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
     (tmp_path / "t").mkdir()
@@ -335,6 +346,7 @@ def test_options_that_do_not_apply_are_errors(model: Model, tmp_path: Path) -> N
         (model.path, {"cache": "gpu"}, 'cache must be "memory", "disk" or None'),
         (model.path, {"cache": "memory", "cache_dir": tmp_path}, 'cache_dir is for cache="disk"'),
         (model.path, {"cache_dir": tmp_path}, 'cache_dir is for cache="disk"'),
+        (model.path, {"tolerance_s": "0.1"}, "tolerance_s must be a positive number"),
         (arrays, {"cache": "memory", "episode_ends": [3]}, "is in memory already"),
     ]
     for source, options, message in wrong:

@@ -289,6 +289,16 @@ def test_fields_are_chosen_and_renamed() -> None:
         open_dataset(data, fields="action")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"a": "action", ("a", "b"): "observation"}, {("a", "b"): "observation", "a": "action"}, [5], [()], {3: "action"}],
+)
+def test_fields_that_cannot_be_chosen_raise(fields: Any) -> None:
+    rows = {"observation": torch.zeros(10, 3), "action": torch.zeros(10, 2)}
+    with pytest.raises(OptionError, match="fields"):
+        open_dataset(rows, episode_ends=[10], fields=fields)
+
+
 def test_a_dataset_is_read_only() -> None:
     dataset = dataset_of("mixed", rows_of())
     rb = ReplayBuffer(storage=dataset, batch_size=4)

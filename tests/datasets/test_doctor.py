@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
+from ostinato import open_dataset
 from ostinato.errors import CheckpointNotFoundError, KindError
 from ostinato.tools import examine
 from ostinato.tools.doctor.checks import CHECKS
@@ -113,6 +114,17 @@ def test_what_is_no_dataset_raises(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "notes.txt"):
         with pytest.raises(KindError, match="not a dataset of a known format"):
             examine(path)
+
+
+def test_a_dataset_is_found_by_each_path_that_opens_it(tmp_path: Path) -> None:
+    arm_path, grid = builders.lerobot_v3(tmp_path / "arm").path, builders.minari_dataset(tmp_path / "grid").path
+    inside = [arm_path / "meta", arm_path / "meta" / "info.json", grid / "data", grid / "data" / "main_data.hdf5"]
+    for path in inside:
+        report = examine(path)
+        assert report.ok, str(report)
+        assert report.episodes == len(open_dataset(path).episode_lengths)
+        assert report.path == str(path)
+        assert run_here("inspect", path).returncode == 0
 
 
 def test_the_command_prints_findings_and_sets_the_exit_status(tmp_path: Path) -> None:

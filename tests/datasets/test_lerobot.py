@@ -236,6 +236,20 @@ def test_the_folder_of_metadata_is_the_dataset(small: Model) -> None:
         check_rows(open_dataset(path), small.columns, small.lengths)
 
 
+def test_a_relative_path_is_that_of_the_folder_in_which_it_was_opened(
+    small: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(small.path, tmp_path / "data")
+    for folder, path in ((tmp_path, "data"), (tmp_path / "data", "."), (tmp_path / "data" / "meta", "info.json")):
+        monkeypatch.chdir(folder)
+        options: dict[str, Any] = {"cache": "disk", "cache_dir": "decoded"} if path == "data" else {}
+        dataset = open_dataset(path, **options)
+        monkeypatch.chdir("/")
+        check_rows(dataset, small.columns, small.lengths)
+        dataset.close()
+    assert any((tmp_path / "decoded").glob("*.rows"))
+
+
 def test_version_2_0_and_missing_episodes(tmp_path: Path) -> None:
     model = lerobot_v21(tmp_path / "data", lengths=(4, 3, 5))
     edit_info(model.path, codebase_version="v2.0", total_episodes=2, total_frames=9)

@@ -425,14 +425,18 @@ def _episode_numbers(episodes: Sequence[int] | slice | Tensor, count: int) -> Te
 
 
 def _as_key(key: Any) -> Path:
-    return (key,) if isinstance(key, str) else tuple(key)
+    parts = (key,) if isinstance(key, str) else key
+    if not isinstance(parts, (tuple, list)) or not parts or not all(isinstance(part, str) for part in parts):
+        msg = f"keys in fields are texts or tuples of texts, got {key!r}"
+        raise OptionError(msg)
+    return tuple(parts)
 
 
 def chosen_fields(columns: Mapping[Path, Any], fields: Fields) -> dict[Path, Any]:
     """Return the columns that were chosen, by their new paths.
 
     Raises:
-        OptionError: if `fields` is neither a list of keys nor a mapping.
+        OptionError: if `fields` is neither a list of keys nor a mapping, or a new key is both a field and a nest.
         KeyMissingError: if there is no such field.
     """
     if fields is None:
@@ -450,6 +454,11 @@ def chosen_fields(columns: Mapping[Path, Any], fields: Fields) -> dict[Path, Any
             msg = f"the dataset has no field {show_path(path)}: it has {known}; choose one of these"
             raise KeyMissingError(msg)
         out |= found
+    for path in out:
+        inside = [path[:end] for end in range(1, len(path)) if path[:end] in out]
+        if inside:
+            msg = f"fields= gives the key {show_path(inside[0])} to a field, and {show_path(path)} to another within it"
+            raise OptionError(msg)
     return out
 
 

@@ -80,7 +80,7 @@ def decode_once(
     if kind == "memory":
         _check_memory(sum(sizes.values()) * rows // whole)
     else:
-        directory = None if cache_dir is None else Path(cache_dir).expanduser()
+        directory = None if cache_dir is None else Path(cache_dir).expanduser().absolute()
         memory = DecodedFiles(directory, "" if directory is None else fingerprint_of(contents, source, directory))
         memory.check(sizes)
     kept = {i: DenseColumn(part, size, memory, name) for i, (name, size, part) in found.items()}
@@ -159,7 +159,7 @@ def fingerprint_of(contents: Contents, source: Any, cache_dir: Path | None = Non
     if not isinstance(source, (str, os.PathLike)):
         msg = f"cache_dir is for a dataset opened by its path, whose files tell when it changes, got {source!r}"
         raise OptionError(msg)
-    source = Path(source).expanduser()
+    source = Path(source).expanduser().absolute()
     digest = xxhash.xxh3_128()
     digest.update(repr((contents.format, contents.fps, contents.selection)).encode())
     digest.update(contents.lengths.contiguous().numpy().tobytes())

@@ -112,7 +112,7 @@ class Hdf5File:
                 "file on disk that is open for reading; write it, close it and give its path"
             )
             raise UsageError(msg)
-        return cls(Path(file.filename), group.name)
+        return cls(Path(file.filename).absolute(), group.name)
 
     def use(self, action: Callable[[Any], Any]) -> Any:
         """Return `action(group)`, which must not keep objects of the file.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.open import Reading
 
-__all__ = ["read_lerobot", "recognizes_lerobot"]
+__all__ = ["lerobot_root", "read_lerobot", "recognizes_lerobot"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -54,10 +54,11 @@ _SMALL_SHARE = 16
 
 def recognizes_lerobot(path: Path) -> bool:
     """Return whether a path is a LeRobot dataset: its folder, its folder `meta`, or `meta/info.json`."""
-    return _root(path) is not None
+    return lerobot_root(path) is not None
 
 
-def _root(path: Path) -> Path | None:
+def lerobot_root(path: Path) -> Path | None:
+    """Return the folder of a LeRobot dataset, given it, its folder `meta`, or `meta/info.json`; None if it is none."""
     if path.name == "info.json" and path.parent.name == "meta" and path.is_file():
         return path.parent.parent
     if path.name == "meta" and (path / "info.json").is_file():
@@ -78,7 +79,7 @@ def read_lerobot(path: Path, reading: Reading) -> Contents:
         SchemaError: if there are no episodes.
         MissingExtraError: if pyarrow is not installed.
     """
-    root = _root(path)
+    root = lerobot_root(path)
     if root is None:
         msg = f"{path} is no LeRobot dataset: there is no meta/info.json"
         raise MissingFileError(msg)

@@ -18,7 +18,7 @@ from ostinato.datasets.columns import DenseColumn
 from ostinato.datasets.d4rl import read_d4rl, recognizes_d4rl
 from ostinato.datasets.dataset import DatasetStorage, chosen_fields
 from ostinato.datasets.decoded import HeapRows, decode_once, tables_of, with_columns
-from ostinato.datasets.lerobot import read_lerobot, recognizes_lerobot
+from ostinato.datasets.lerobot import lerobot_root, read_lerobot, recognizes_lerobot
 from ostinato.datasets.minari import read_minari, recognizes_minari
 from ostinato.datasets.parquet import PictureColumn
 from ostinato.datasets.rlinf import read_rlinf, recognizes_rlinf
@@ -179,7 +179,8 @@ def open_dataset(
         contents = _share(contents, used, blocks)
     else:
         rows = len(DatasetStorage(contents, episodes=episodes))
-        contents = decode_once(contents, used, rows, cache, source, cache_dir)
+        root = (lerobot_root(found) if isinstance(found, Path) else None) or found
+        contents = decode_once(contents, used, rows, cache, root, cache_dir)
     return DatasetStorage(contents, episodes=episodes, fields=fields, tensordict=tensordict)
 
 
@@ -190,7 +191,7 @@ def _recognize(source: Any) -> tuple[Any, Format]:
         kinds = ", ".join(dict.fromkeys(name for kind in FORMATS for name in kind.objects))
         msg = f"a dataset is a path, a mapping of arrays, or one of {kinds}, got {type(source).__name__}"
         raise KindError(msg)
-    path = source if known else Path(source).expanduser()
+    path = source if known else Path(source).expanduser().absolute()  # files are opened later, maybe from elsewhere
     if not known and not path.exists():
         msg = f"{path} does not exist: give the folder or file of a dataset"
         raise CheckpointNotFoundError(msg)
@@ -249,12 +250,12 @@ def _share(contents: Contents, used: set[FieldPath], cache: BlockCache) -> Conte
     return contents
 
 
-def _check_budget(max_bytes: int, num_threads: int | None, tolerance_s: float, max_steps: int | None) -> None:
+def _check_budget(max_bytes: int, num_threads: int | None, tolerance_s: Any, max_steps: int | None) -> None:
     for name, value in (("max_bytes", max_bytes), ("num_threads", num_threads), ("max_episode_steps", max_steps)):
         if value is not None and (type(value) is not int or value < 1):
             msg = f"{name} must be an integer of at least 1, got {value!r}"
             raise OptionError(msg)
-    if not 0 < tolerance_s < float("inf"):
+    if isinstance(tolerance_s, bool) or not isinstance(tolerance_s, (int, float)) or not 0 < tolerance_s < math.inf:
         msg = f"tolerance_s must be a positive number of seconds, got {tolerance_s!r}"
         raise OptionError(msg)
 

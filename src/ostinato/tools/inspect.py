@@ -11,6 +11,7 @@ import torch
 
 from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.core.rows import column_name
+from ostinato.datasets.minari import recognizes_minari
 from ostinato.durable import ArrayRecord, CheckpointReader, read_stream, verify_array
 from ostinato.durable.arrays import ColumnRecord
 from ostinato.durable.manifest import MANIFEST_NAME
@@ -567,4 +568,4 @@ def kind_of(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer"]:
 def is_store(path: str | os.PathLike[str]) -> bool:
     """Return whether a directory has trajectories, as opposed to the checkpoint of a buffer."""
     root = Path(path)
-    return (root / METADATA).exists() or has_index(root)
+    return has_index(root) or ((root / METADATA).exists() and not recognizes_minari(root))  # which has such a file, too

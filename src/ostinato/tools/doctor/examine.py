@@ -13,6 +13,8 @@ import torch
 from ostinato._optional import require
 from ostinato.datasets import open_dataset
 from ostinato.datasets.checkpoints import recognizes_torchrl
+from ostinato.datasets.lerobot import lerobot_root
+from ostinato.datasets.minari import recognizes_minari
 from ostinato.datasets.open import known_formats
 from ostinato.durable.manifest import MANIFEST_NAME
 from ostinato.errors import CheckpointNotFoundError, KindError, MissingExtraError, OptionError, OstinatoError
@@ -90,12 +92,13 @@ def examine(
     if not path.exists():
         msg = f"{path} does not exist: give the folder or file of a dataset"
         raise CheckpointNotFoundError(msg)
-    look = next((look for recognizes, look in _FORMATS if recognizes(path)), None)
+    root = _root(path)
+    look = next((look for recognizes, look in _FORMATS if recognizes(root)), None)
     if look is None:
-        msg = f"{path} is not a dataset of a known format: these are {', '.join(known_formats())}, and RLinf"
+        msg = f"{path} is not a dataset of a known format: these are {', '.join(known_formats())}"
         raise KindError(msg)
     try:
-        found = look(path, run)
+        found = look(root, run)
     except READ_ERRORS as error:
         if isinstance(error, OstinatoError):
             raise
@@ -104,6 +107,12 @@ def examine(
     if not run.findings.has("error"):
         _open(path, run)
     return run.report(str(path), found)
+
+
+def _root(path: Path) -> Path:
+    """Return the folder of a dataset whose path is one within it, such as `meta/info.json`; else the path."""
+    path = path.absolute()
+    return lerobot_root(path) or (path.parent if path.is_file() and recognizes_minari(path) else path)
 
 
 class _Found(NamedTuple):
