@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ostinato import open_dataset
+from ostinato import export, open_dataset
 from ostinato.errors import CheckpointNotFoundError, KindError
 from ostinato.tools import examine
 from ostinato.tools.doctor.checks import CHECKS
@@ -107,7 +107,17 @@ def test_progress_reaches_its_total(tmp_path: Path) -> None:
     assert seen == [(1, 2), (2, 2), (2, 3), (3, 3)]
 
 
+def test_one_task_without_text_is_a_note(tmp_path: Path) -> None:
+    rows = {"action": np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)}
+    export(open_dataset(rows, episode_ends=[10, 20]), tmp_path / "data", format="lerobot", fps=10)
+    found = {finding.check: finding.severity for finding in examine(tmp_path / "data").findings}
+    assert found["task-text"] == "note"
+    assert set(found.values()) == {"note"}
+
+
 def test_what_is_no_dataset_raises(tmp_path: Path) -> None:
+    with pytest.raises(KindError, match="path of a dataset or a mapping of arrays, got list"):
+        examine([])  # type: ignore[arg-type]
     with pytest.raises(CheckpointNotFoundError, match="does not exist"):
         examine(tmp_path / "none")
     (tmp_path / "notes.txt").write_text("no data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import threading
@@ -208,6 +209,28 @@ def test_the_columns_of_an_episode_are_read_together(
     assert sorted(reads.pop()) == ["action", "episode_index", "index"]
     check_rows(dataset, small.columns, small.lengths)
     assert len(reads) == len(small.lengths)
+
+
+def test_after_an_error_only_the_columns_that_are_sampled_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[list[str]] = []
+    read = pq.ParquetFile.read_row_group
+
+    def counted(file: Any, group: int, **options: Any) -> Any:
+        reads.append(options["columns"])
+        return read(file, group, **options)
+
+    path = lerobot_v3(tmp_path, cameras={"observation.images.top": (16, 18)}).path
+    next(path.rglob("*.mp4")).unlink()
+    dataset = open_dataset(path)
+    for _ in range(3):
+        with pytest.raises(MissingFileError):
+            dataset.read(0)
+    gc.collect()
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    dataset.field_at(torch.tensor([20]), ("action",))
+    assert [sorted(names) for names in reads] == [["action", "episode_index", "index"]]
 
 
 # -- what is known of a dataset --------------------------------------------------------------------------------------

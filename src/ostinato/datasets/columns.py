@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.cache import BlockCache
 
 __all__ = [
+    "Announced",
     "BlockColumn",
     "BlockSource",
     "DatasetColumn",
@@ -158,11 +159,15 @@ class MovedColumn:
 class ReadTogether(Protocol):
     """Columns whose blocks one read of a file can bring."""
 
-    def announce(self, name: int) -> object:
-        """Expect that blocks of the column with this name will be read, until `settle(token)`; return the token."""
+    def announce(self, name: int) -> Announced:
+        """Expect that blocks of the column with this name will be read, until what it returns is settled or dropped."""
 
-    def settle(self, token: object) -> None:
-        """The blocks of a column that was announced have been read."""
+
+class Announced(Protocol):
+    """A column that will be read."""
+
+    def settle(self) -> None:
+        """Its blocks have been read."""
 
 
 @final
@@ -202,13 +207,13 @@ class BlockColumn:
         """Return `read`, which will read blocks of this column: until then it may be read together with others."""
         if self._together is None:
             return read
-        together, token = self._together, self._together.announce(self.name)
+        announced = self._together.announce(self.name)
 
         def finish() -> T:
             try:
                 return read()
             finally:
-                together.settle(token)
+                announced.settle()
 
         return finish
 

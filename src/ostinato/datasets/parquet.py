@@ -89,6 +89,21 @@ class NumberField(NamedTuple):
     """bool `[n]`: the values from 0 that occur, all others raise; None for any."""
 
 
+class _Announced:
+    """A column that will be read; it is no longer among those pending when its read has ended, or was given up."""
+
+    def __init__(self, name: str, pending: dict[int, str]) -> None:
+        self._pending = pending
+        pending[id(self)] = name
+
+    def settle(self) -> None:
+        """Remove the column from those pending."""
+        self._pending.pop(id(self), None)
+
+    def __del__(self) -> None:
+        self.settle()
+
+
 _CHECKED = {name: NumberField(name, torch.int64) for name in ("episode_index", "index")}
 
 
@@ -144,7 +159,7 @@ class EpisodeFiles:
         self._blocks: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._groups = cache.register()
-        self._pending: dict[object, str] = {}
+        self._pending: dict[int, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the reads that are pending."""
@@ -179,15 +194,9 @@ class EpisodeFiles:
         self._names[column.name] = field.name
         return column
 
-    def announce(self, name: int) -> object:
+    def announce(self, name: int) -> _Announced:
         """Expect that a column will be read; see `ReadTogether`."""
-        token = object()
-        self._pending[token] = self._names[name]
-        return token
-
-    def settle(self, token: object) -> None:
-        """A column that was announced has been read; see `ReadTogether`."""
-        self._pending.pop(token, None)
+        return _Announced(self._names[name], self._pending)
 
     def load(self, episode: int, name: str) -> Tensor:
         """Read one column of an episode, `[rows, *shape]`. The columns announced now are read, too, into the cache.

@@ -122,7 +122,7 @@ class _Root:
             "NestedDirectoryStore",
             "ZipStore",
         }:
-            return cls(Path(place), source.path)
+            return cls(Path(place).absolute(), source.path)
         return cls(None, group=source)
 
     def use(self, action: Callable[[_Handle], Any]) -> Any:

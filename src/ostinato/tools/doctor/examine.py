@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,6 @@ from ostinato.tools.inspect import is_store
 from ostinato.tools.verify import verify
 
 if TYPE_CHECKING:
-    import os
-
     from ostinato.datasets import DatasetStorage
 
 __all__ = ["examine"]
@@ -88,6 +87,10 @@ def examine(
     if episode_ends is not None:
         msg = f"episode_ends is for a mapping of arrays, got it with {source!r}: the files say where episodes end"
         raise OptionError(msg)
+    given: Any = source
+    if not isinstance(given, (str, os.PathLike)):
+        msg = f"the doctor takes the path of a dataset or a mapping of arrays, got {type(given).__name__}"
+        raise KindError(msg)
     path = Path(source).expanduser()
     if not path.exists():
         msg = f"{path} does not exist: give the folder or file of a dataset"

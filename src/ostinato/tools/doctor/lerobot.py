@@ -137,7 +137,8 @@ class LeRobotTables:
         seen: dict[str, int] = {}
         for number, text in (tasks or {}).items():
             if not text.strip() or text == "None":
-                self._findings.add("task-text", f"task {number} has no text", Place(file=file))
+                only: Severity | None = "note" if len(tasks or {}) == 1 else None  # usual where a dataset has one task
+                self._findings.add("task-text", f"task {number} has no text", Place(file=file), severity=only)
             elif text in seen:
                 self._findings.add("task-text", f"tasks {seen[text]} and {number} are both {text!r}", Place(file=file))
             seen.setdefault(text, number)
