@@ -17,7 +17,6 @@ from ostinato.buffers.options import check_generator, check_size, part, positive
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
-from ostinato.datasets import DatasetStorage
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 from ostinato.samplers import RandomSampler, SamplerEnsemble
 from ostinato.storages import LazyTensorStorage, Storage
@@ -484,6 +483,8 @@ def _draws_of(engine: LocalEngine) -> dict[str, Any]:
 def _fingerprint(engine: LocalEngine) -> str | None:
     """Return what tells a dataset of files from others; None for rows in memory."""
     storage = engine.storage
+    from ostinato.datasets import DatasetStorage  # late: the readers of all formats come with it
+
     return storage.fingerprint if isinstance(storage, DatasetStorage) else None
 
 
@@ -606,6 +607,8 @@ def _dataset(given: Any, batch_size: int | None, options: dict[str, Any]) -> Any
             "the constructor of the dataset"
         )
         raise OptionError(msg)
+    from ostinato.datasets import DatasetStorage
+
     if isinstance(given, DatasetStorage):
         given = ReplayBuffer(storage=given)
     if not (callable(getattr(given, "sample", None)) and hasattr(given, "__len__")):

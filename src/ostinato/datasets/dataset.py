@@ -17,7 +17,15 @@ from ostinato.core.records import Request
 from ostinato.core.rows import Flat, Schema, as_bits, describe
 from ostinato.datasets.columns import DenseColumn, TensorColumn, TextColumn
 from ostinato.datasets.parquet import TextBlocks
-from ostinato.errors import CheckpointError, KeyMissingError, OptionError, SchemaError, UsageError
+from ostinato.errors import (
+    CheckpointError,
+    KeyMissingError,
+    KindError,
+    OptionError,
+    SchemaError,
+    SlotError,
+    UsageError,
+)
 from ostinato.storages import Storage
 from ostinato.storages.table import Table
 
@@ -416,7 +424,11 @@ def _shaped(values: np.ndarray[Any, Any], batch: tuple[int, ...]) -> np.ndarray[
 def _episode_numbers(episodes: Sequence[int] | slice | Tensor, count: int) -> Tensor:
     """Return the positions of the episodes that were chosen, int64 `[n]`."""
     listed = list(episodes) if isinstance(episodes, range) else episodes
-    chosen = select(listed, (count,), torch.device("cpu"))
+    try:
+        chosen = select(listed, (count,), torch.device("cpu"))
+    except (SlotError, KindError) as error:
+        msg = f"episodes={episodes!r} does not choose from the {count} episodes of the dataset: {error}"
+        raise type(error)(msg) from None
     numbers = chosen.slots if chosen.span is None else torch.arange(count, device="cpu")[chosen.span]
     if not numbers.shape[0] or chosen.batch == ():
         msg = f"episodes must be a list or slice of one or more of {count} episodes, got {episodes!r}"

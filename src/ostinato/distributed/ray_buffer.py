@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Episodes
+    from ostinato.datasets import DatasetStorage
+    from ostinato.datasets.dataset import Fields
+    from ostinato.datasets.export import ExportOptions, ExportReport
+    from ostinato.durable.progress import ProgressOption
 
 __all__ = ["RayReplayBuffer"]
 
@@ -734,6 +738,42 @@ class RayReplayBuffer:
     def load(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
         """Do `loads`."""
         self.loads(path, verify=verify, mmap=mmap)
+
+    def load_dataset(
+        self,
+        source: str | Path | Mapping[Any, Any] | DatasetStorage | ReplayBuffer,
+        *,
+        episodes: Sequence[int] | slice | Tensor | None = None,
+        rows: Sequence[int] | slice | Tensor | None = None,
+        fields: Fields = None,
+        batch_rows: int | None = None,
+        overwrite: bool = False,
+        progress: ProgressOption = None,
+    ) -> int:
+        """Copy a dataset into the buffer; see `ReplayBuffer.load_dataset`. A path is one of the actor's machine.
+
+        Datasets and buffers are sent to the actor as copies. `progress` is called in the actor.
+        """
+        source = str(Path(source).absolute()) if isinstance(source, (str, Path)) else source
+        options = {"episodes": episodes, "rows": rows, "fields": fields, "batch_rows": batch_rows}
+        written: int = self._call("load_dataset", source, **options, overwrite=overwrite, progress=progress)
+        return written
+
+    def export(
+        self,
+        path: str | Path,
+        format: str = "lerobot",  # noqa: A002 (the word of the command line)
+        *,
+        fields: Fields = None,
+        overwrite: bool = False,
+        progress: ProgressOption = None,
+        **options: Unpack[ExportOptions],
+    ) -> ExportReport:
+        """Write the episodes in the format of another tool, to a path of the actor's machine; see `ostinato.export`."""
+        self._updates.settle()
+        given = {"fields": fields, "overwrite": overwrite, "progress": progress, **options}
+        report: ExportReport = self._call("export", str(Path(path).absolute()), format, **given)
+        return report
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Register a function that converts the rows that `dumps` saves, in the actor."""
