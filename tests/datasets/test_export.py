@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -605,3 +606,13 @@ def test_lerobot_datasets_are_written_as_others(tmp_path: Path, options: dict[st
     assert torch.equal(dataset["observation", "image"], joined(parts, "observation", "image"))
     assert torch.equal(dataset["action"], joined(parts, "action"))
     assert torch.equal(dataset["next", "reward"], joined(parts, "next", "reward"))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="needs Linux")
+def test_an_export_leaves_the_scheduling_of_threads_as_it_was(tmp_path: Path) -> None:
+    """SVT-AV1 makes the thread that opens it a real-time one, where it may: all others would wait for it."""
+    before = os.sched_getscheduler(0)
+    frames = np.zeros((4, 64, 64, 3), np.uint8)
+    episode = {"observation.images.top": frames, "action": np.zeros((4, 2), np.float32)}
+    export([episode], tmp_path / "x", format="lerobot", fps=10, codec="av1")
+    assert os.sched_getscheduler(0) == before

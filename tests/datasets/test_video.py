@@ -20,6 +20,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostinato.core.processes import kept_scheduling
 from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.open import Reading
 from ostinato.datasets.video import VideoColumn
@@ -187,7 +188,7 @@ class At:
 
 def write_frames(path: Path, codec: str, pts: list[int], options: dict[str, str], container: dict[str, str]) -> None:
     """Write frames `[64, 80]` that are shown at given times, in units of 1 / 15360 s."""
-    with av.open(str(path), "w", options=container) as output:
+    with kept_scheduling(), av.open(str(path), "w", options=container) as output:
         stream: Any = output.add_stream(codec, rate=FPS, options=options)
         stream.width, stream.height, stream.pix_fmt = 80, 64, "yuv420p"
         stream.time_base = stream.codec_context.time_base = Fraction(1, 15360)

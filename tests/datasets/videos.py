@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import av
 import numpy as np
 
+from ostinato.core.processes import kept_scheduling
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -72,7 +74,7 @@ def write_video(
     options = {"g": str(keyframes), "bf": str(b_frames), "crf": str(crf), **speed.get(codec, {})}
     if codec == "mpeg4":
         options = {"g": str(keyframes), "bf": str(b_frames), "qscale": "2"}
-    with av.open(str(path), "w") as container:
+    with kept_scheduling(), av.open(str(path), "w") as container:
         stream: Any = container.add_stream(codec, rate=fps, options=options)
         stream.width, stream.height = width, height
         stream.pix_fmt = pixel_format or ("yuv444p" if odd and codec == "libx264" else "yuv420p")

@@ -7,6 +7,7 @@ no object is in the middle of a change in the child.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["cores", "next_place", "send_as_copies", "whole_in_forks"]
+__all__ = ["cores", "kept_scheduling", "next_place", "send_as_copies", "whole_in_forks"]
 
 _Lock: TypeAlias = "threading.Lock | threading.RLock"
 
@@ -31,6 +32,24 @@ _places: Iterator[int] = itertools.count(1)
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def kept_scheduling() -> Iterator[None]:
+    """Give this thread the scheduling policy back that it had before.
+
+    The encoder SVT-AV1 makes the thread that opens it a real-time thread, if the process may do that (as root). All
+    threads that are started later inherit this, and other threads and processes then wait for them.
+    """
+    if not hasattr(os, "sched_getscheduler"):
+        yield
+        return
+    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        if os.sched_getscheduler(0) != policy:
+            os.sched_setscheduler(0, policy, priority)
 
 
 def next_place() -> int:

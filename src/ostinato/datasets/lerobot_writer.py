@@ -13,6 +13,7 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.kinds import show_path
+from ostinato.core.processes import kept_scheduling
 from ostinato.datasets.lerobot_stats import FrameStats, Totals, describe_values
 from ostinato.datasets.transitions import marks_ends
 from ostinato.errors import KindError, OptionError, SchemaError
@@ -202,7 +203,8 @@ def _check_encoder(feature: _Feature, options: LeRobotOptions) -> None:
         context = av.CodecContext.create(encoder, "w")
         context.width, context.height, context.time_base = width, height, Fraction(1, 25)
         context.pix_fmt, context.options = _pixel_format(options.codec, height, width), dict(given)
-        context.open()
+        with kept_scheduling():
+            context.open()
     except (ValueError, OSError, LookupError, av.error.FFmpegError) as error:
         msg = (
             f"this build of PyAV has no encoder {encoder} for codec={options.codec!r}, or none for frames of "
@@ -466,7 +468,9 @@ class _Video:
             frame.pts, frame.time_base = self._frames, 1 / self._rate()
             if self._frames == self._begin:
                 frame.pict_type = av.video.frame.PictureType.I
-            self._mux(self._stream.encode(frame))
+            with kept_scheduling():  # the first frame opens the encoder
+                packets = self._stream.encode(frame)
+            self._mux(packets)
             self._frames += 1
 
     def _rate(self) -> Fraction:
@@ -502,7 +506,8 @@ class _Video:
     def close(self) -> None:
         """Encode the frames that wait, and close the file."""
         if self._container is not None:
-            self._mux(self._stream.encode(None))
+            with kept_scheduling():
+                self._mux(self._stream.encode(None))
             self._container.close()
             self._container = self._stream = None
             self._frames = self._bytes = self._begin = 0
