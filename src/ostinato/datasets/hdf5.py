@@ -317,33 +317,24 @@ class Hdf5Source:
         self._file, self._groups, self._name, self._decode, self._stops = file, groups, name, decode, stops
         stored = describe(file, self._full(0))
         _check_rows(str(file), self._full(0), stored.shape, int(lengths[0]))
-        self._dtype, self._shape = (stored.dtype, stored.shape[1:]) if form is None else form
-        self._torch_dtype = torch_dtype(self._dtype, f"{file}: {self._full(0)}")
-        row_bytes = self._dtype.itemsize * int(np.prod(self._shape, dtype=np.int64))
+        self._numpy_dtype, self.shape = (stored.dtype, stored.shape[1:]) if form is None else form
+        self.dtype = torch_dtype(self._numpy_dtype, f"{file}: {self._full(0)}")
+        row_bytes = self._numpy_dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
         self._row_bytes = row_bytes
         self._pieces = Pieces(lengths, row_bytes, stored.chunk_rows if decode is None else None, block_bytes)
-        is_plain = decode is None and stored.chunk_rows is None and self._dtype.isnative and self._dtype.kind in "iuf"
+        self.starts = self._pieces.starts
+        is_plain = (
+            decode is None
+            and stored.chunk_rows is None
+            and self._numpy_dtype.isnative
+            and self._numpy_dtype.kind in "iuf"
+        )
         self._places = np.full(len(groups), _UNKNOWN, np.int64) if is_plain else None
         """Offset of the dataset of each piece in the file: `_UNKNOWN` until rows of it are read, `_IN_BLOCKS` if HDF5
         does not store its rows one after the other; None if that holds for all."""
 
     def _full(self, piece: int) -> str:
         return f"{self._groups[piece]}/{self._name}" if self._groups[piece] else self._name
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the field."""
-        return self._torch_dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the field in one row."""
-        return self._shape
-
-    @property
-    def starts(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """First row of each block, and the number of rows at the end."""
-        return self._pieces.starts
 
     def load(self, block: int) -> Tensor:
         """Read one block.
@@ -359,10 +350,10 @@ class Hdf5Source:
         part = self._file.use(lambda group: read_part(group, name, str(self._file), rows, first, stop, place))
         if self._decode is not None:
             part = self._decode(part, f"{self._file}, {name}, {place}")
-        if part.shape != (stop - first, *self._shape) or part.dtype != self._dtype:
+        if part.shape != (stop - first, *self.shape) or part.dtype != self._numpy_dtype:
             msg = (
                 f"{self._file}, {name}: rows are {part.dtype}{list(part.shape[1:])}, those of {self._full(0)} are "
-                f"{self._dtype}{list(self._shape)}: all episodes need the same"
+                f"{self._numpy_dtype}{list(self.shape)}: all episodes need the same"
             )
             raise DamagedFileError(msg)
         return as_block(part)
@@ -382,7 +373,7 @@ class Hdf5Source:
             return None
         places = places + (at - offsets[pieces]) * self._row_bytes
         order = np.argsort(places, kind="stable")
-        out = torch.empty((at.shape[0], *self._shape), dtype=self._torch_dtype, device="cpu")
+        out = torch.empty((at.shape[0], *self.shape), dtype=self.dtype, device="cpu")
         file = self._file.descriptor()
         full = np.full_like(places, file.fd), np.full_like(places, self._row_bytes)
         read = read_pieces(full[0], places[order], full[1], out.data_ptr() + order * self._row_bytes)
@@ -402,7 +393,7 @@ class Hdf5Source:
             is_plain = (
                 found.id.get_create_plist().get_layout() == h5d.CONTIGUOUS
                 and not found.external
-                and (found.shape[1:], found.dtype) == (self._shape, self._dtype)
+                and (found.shape[1:], found.dtype) == (self.shape, self._numpy_dtype)
                 and found.id.get_offset() is not None
             )
             self._places[piece] = found.id.get_offset() if is_plain else _IN_BLOCKS  # type: ignore[index]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import torch
     from torch import Tensor
 
     from ostinato.core.rows import Path as Key
@@ -220,27 +219,13 @@ class _ArrowSource:
         self._totals = lengths + 1
         found = _number_type(field.type)
         self._is_jpeg = found is None and space is not None and space.dtype == np.uint8
-        self._shape = tuple(space.shape) if space is not None else _info_shape(field)
-        self._dtype: np.dtype[Any] = np.dtype(np.uint8) if self._is_jpeg else found or np.dtype(object)
-        self._torch_dtype = torch_dtype(self._dtype, f"{folders[0]}: {'/'.join(map(str, parts))}")
-        row_bytes = self._dtype.itemsize * int(np.prod(self._shape, dtype=np.int64))
+        self.shape = tuple(space.shape) if space is not None else _info_shape(field)
+        self._numpy_dtype: np.dtype[Any] = np.dtype(np.uint8) if self._is_jpeg else found or np.dtype(object)
+        self.dtype = torch_dtype(self._numpy_dtype, f"{folders[0]}: {'/'.join(map(str, parts))}")
+        row_bytes = self._numpy_dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
         block_bytes = _JPEG_ROWS * row_bytes if self._is_jpeg else 1 << 62 if kind == "parquet" else BLOCK_BYTES
         self._pieces = Pieces(lengths + extra, row_bytes, None, block_bytes)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the field."""
-        return self._torch_dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the field in one row."""
-        return self._shape
-
-    @property
-    def starts(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """First row of each block, and the number of rows at the end."""
-        return self._pieces.starts
+        self.starts = self._pieces.starts
 
     def load(self, block: int) -> Tensor:
         """Read one block.
@@ -263,17 +248,17 @@ class _ArrowSource:
             msg = f"{place}: {array.null_count} values are missing"
             raise DamagedFileError(msg)
         if self._is_jpeg:
-            return decode_jpegs(array.to_pylist(), place, self._shape)
-        if _number_type(array.type) != self._dtype:
-            msg = f"{place}: the type is {array.type}, that of the first episode has numbers {self._dtype}"
+            return decode_jpegs(array.to_pylist(), place, self.shape)
+        if _number_type(array.type) != self._numpy_dtype:
+            msg = f"{place}: the type is {array.type}, that of the first episode has numbers {self._numpy_dtype}"
             raise DamagedFileError(msg)
         flat = array.flatten() if hasattr(array.type, "list_size") else array
-        size = int(np.prod(self._shape, dtype=np.int64))
+        size = int(np.prod(self.shape, dtype=np.int64))
         if len(flat) != len(array) * size or flat.null_count:
-            msg = f"{place}: a row has {array.type}, but {list(self._shape)} is expected, without missing values"
+            msg = f"{place}: a row has {array.type}, but {list(self.shape)} is expected, without missing values"
             raise DamagedFileError(msg)
         numbers: np.ndarray[Any, Any] = flat.to_numpy(zero_copy_only=False)
-        return np.array(numbers.reshape(len(array), *self._shape))
+        return np.array(numbers.reshape(len(array), *self.shape))
 
     def close(self) -> None:
         """Close files; the next read opens them again."""

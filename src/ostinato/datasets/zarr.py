@@ -292,25 +292,11 @@ class ZarrSource:
             raise DamagedFileError(msg)
         self.rows: int = shape[0]
         """Number of rows."""
-        self._dtype, self._shape = dtype.newbyteorder("="), tuple(shape[1:])
-        self._torch_dtype = torch_dtype(dtype, f"{root}: {name}")
+        self._numpy_dtype, self.shape = dtype.newbyteorder("="), tuple(shape[1:])
+        self.dtype = torch_dtype(dtype, f"{root}: {name}")
         self._pieces = Pieces(np.array([self.rows]), 1, self._chunks[0], 1)
+        self.starts = self._pieces.starts
         self._is_blosc = "blosc" in codecs and "sharding" not in codecs
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the field."""
-        return self._torch_dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the field in one row."""
-        return self._shape
-
-    @property
-    def starts(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """First row of each block, and the number of rows at the end."""
-        return self._pieces.starts
 
     def missing_chunks(self) -> str | None:
         """Return a sentence about chunks that are not stored, which Zarr reads as a fixed value; None if all are."""
@@ -337,14 +323,14 @@ class ZarrSource:
         if self._is_blosc:
             self._check_sizes(block, place)
         part = _read(self._root, self.name, slice(first, stop), place)
-        if part.shape != (stop - first, *self._shape):
+        if part.shape != (stop - first, *self.shape):
             msg = f"{self._root}: {self.name}{place} has the shape {list(part.shape)}: the array was changed"
             raise DamagedFileError(msg)
         return as_block(part)
 
     def _check_sizes(self, block: int, place: str) -> None:
         """Check that files of chunks are as long as Blosc says: it reads beyond the end of one that was cut short."""
-        counts = [-(-size // chunk) for size, chunk in zip(self._shape, self._chunks[1:], strict=True)]
+        counts = [-(-size // chunk) for size, chunk in zip(self.shape, self._chunks[1:], strict=True)]
         for rest in np.ndindex(*counts):
             key = self._root.use(partial(_chunk_key, name=self.name, at=(block, *rest)))
             path = self._root.file(key)
