@@ -538,19 +538,21 @@ class ShardActor:
         """Return how many rows can be drawn."""
         return self._parts[1].drawable
 
-    def offer(self, rows: int, max_age: int | None = None, newest: int | None = None) -> tuple[Any, ...]:
+    def offer(
+        self, rows: int, max_age: int | None = None, newest: int | None = None, drop: int | None = None
+    ) -> tuple[Any, ...]:
         """Draw rows, and return the shard's weight; see `Portion.offer`."""
-        return tuple(self._parts[1].offer(rows, max_age, newest))
+        return tuple(self._parts[1].offer(rows, max_age, newest, drop))
 
-    def take(self, number: int, rows: int) -> Serialized | None:
+    def take(self, number: int, rows: int, keep: bool = False) -> Serialized | None:  # noqa: FBT001, FBT002
         """Return rows of an offer; see `Portion.take`."""
-        found = self._parts[1].take(number, rows)
+        found = self._parts[1].take(number, rows, keep=keep)
         return None if found is None else Serialized(found)
 
     def take_and_offer(self, number: int, rows: int, next_rows: int) -> Serialized:
-        """Return rows of an offer (None for 0 rows), and the next offer, of `next_rows` rows."""
+        """Return the last rows of an offer (None for 0 rows), and the next offer, of `next_rows` rows."""
         portion = self._parts[1]
-        return Serialized((portion.take(number, rows) if rows else None, tuple(portion.offer(next_rows))))
+        return Serialized((portion.take(number, rows) if rows else None, tuple(portion.offer(next_rows, drop=number))))
 
     def save(self, path: str) -> dict[str, Any]:
         """Save the buffer; return how many rows the checkpoint holds, and how many were written before it."""
