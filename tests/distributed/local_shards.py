@@ -54,7 +54,7 @@ class LocalShards:
     ) -> tuple[dict[int, Any], list[Exception]]:
         self.calls[method] += len(arguments)
         self.called.append((method, tuple(arguments)))
-        made = {"offer": self._offer, "take": self._take, "take_and_offer": self._take_and_offer}[method]
+        made: Any = {"offer": self._offer, "take": self._take, "take_and_offer": self._take_and_offer}[method]
         return {i: made(i, *given) for i, given in arguments.items() if i not in self.gone}, []
 
     def _offer(self, shard: int, rows: int, *others: Any) -> Offer:

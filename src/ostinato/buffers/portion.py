@@ -130,9 +130,7 @@ class Portion:
         with engine.lock:
             return engine.stock().rows
 
-    def offer(
-        self, rows: int, max_age: int | None = None, newest: int | None = None, drop: int | None = None
-    ) -> Offer:
+    def offer(self, rows: int, max_age: int | None = None, newest: int | None = None, drop: int | None = None) -> Offer:
         """Draw up to `rows` rows, to be asked for later. Cost: that of a draw, without the copy.
 
         With `max_age` these are of the versions from `newest - max_age` on, where `newest` is that of the whole; None

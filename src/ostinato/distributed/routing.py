@@ -110,7 +110,7 @@ def allot_consuming(rows: Sequence[int], draws: Sequence[int], uniforms: Tensor)
 def positions_by_shard(chosen: Tensor) -> dict[int, Tensor]:
     """Return the positions of a batch that each chosen shard fills, int64, ascending."""
     shards, counts = torch.unique(chosen, return_counts=True)
-    positions = chosen.argsort(stable=True).split(counts.tolist())
+    positions = torch.split(chosen.argsort(stable=True), counts.tolist())
     return dict(zip(shards.tolist(), positions, strict=True))
 
 

@@ -23,16 +23,15 @@ from ostinato.distributed.routing import (
     positions_by_shard,
     weight_factors,
 )
-from ostinato.errors import EmptyBufferError, KindError, PriorityError, SchemaError, UsageError, WaitTimeoutError
-
 from ostinato.distributed.snapshot import Snapshot, batches_per_round
+from ostinato.errors import EmptyBufferError, KindError, PriorityError, SchemaError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.buffers.portion import Offer
     from ostinato.core.rows import Flat, Schema
-    from ostinato.distributed.rate_limit_actor import RateLimitClient
+    from ostinato.distributed.rate_limits import RateLimitClient
     from ostinato.distributed.shard_client import ShardClient
     from ostinato.distributed.snapshot import Reservation
 
@@ -161,7 +160,7 @@ class _RowOrder:
 
     def __init__(self, where: Sequence[Tensor]) -> None:
         self._where = where
-        self._counts = torch.tensor([at.shape[0] for at in where], device="cpu")
+        self._counts = torch.tensor([at.shape[0] for at in where], dtype=torch.int64, device="cpu")
         self.size = int(self._counts.sum())
         self._order: Tensor | None = None  # of the concatenated rows
         if len(where) > _MANY_PARTS:
