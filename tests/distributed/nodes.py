@@ -26,17 +26,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .switch import DEVICE, Link
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 ROOT = Path(__file__).parents[2]
 HEALTH = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "5",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
 }
-"""Ray declares a node dead that does not answer for about 10 s, and a node ends that does not reach the head for 20."""
+"""Ray declares a node dead that does not answer for about 10 s (30 s by default), and a node ends that does not reach the
+head for 20 s (60 s by default)."""
 STORE_BYTES = 80_000_000
 _START_S = 120.0
 
@@ -89,10 +90,16 @@ class Nodes(NamedTuple):
         ]
         log = self.directory / f"start-{node}.log"
         with log.open("w") as out:  # a file: the daemons keep it open
-            code = subprocess.run(
-                command, env=_environment(settings), stdout=out, stderr=out, stdin=subprocess.DEVNULL, timeout=_START_S
-            ).returncode
-        if code:
+            done = subprocess.run(
+                command,
+                env=_environment(settings),
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                timeout=_START_S,
+                check=False,
+            )
+        if done.returncode:
             msg = f"node {node} could not be started:\n{log.read_text()[-3000:]}"
             raise RuntimeError(msg)
 
@@ -138,31 +145,57 @@ class Nodes(NamedTuple):
     # -- stories ------------------------------------------------------------------------------------------------------
 
     def run(self, story: Callable[..., None], *args: Any, limit_s: float = 240.0) -> None:
-        """Call `story(self, *args)` in a process on node 0 that is connected to Ray.
+        """Call `story(self, *args)` in a process on node 0 that is connected to Ray; see `run_story`."""
+        inside = ("ip", "netns", "exec", self.names[0])
+        run_story(_connected, self, story, *args, limit_s=limit_s, inside=inside, descriptors=(self.control,))
 
-        Raises:
-            AssertionError: The story raised, or took longer than `limit_s`; the message holds its output.
-        """
-        given = self.directory / "story.pkl"
-        given.write_bytes(pickle.dumps((self, f"{story.__module__}:{story.__qualname__}", args)))
-        command = ["ip", "netns", "exec", self.names[0], sys.executable, "-m", __spec__.name, str(given)]
-        with tempfile.TemporaryFile("w+") as out:
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=_environment(), stdout=out, stderr=out, pass_fds=[self.control]
-            )
-            try:
-                code: int | str = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGABRT)  # `faulthandler` prints where it waits
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(10)
-                process.kill()
-                code = f"none after {limit_s:g} s"
-            out.seek(0)
-            text = out.read()
-        if code != 0:
-            msg = f"the story ended with status {code}:\n{text[-8000:]}"
-            raise AssertionError(msg)
+
+def _connected(nodes: Nodes, story: Callable[..., None], *args: Any) -> None:
+    import ray
+
+    ray.init(address=f"{nodes.address(0)}:6379", log_to_driver=False, logging_level=40)
+    story(nodes, *args)
+
+
+def run_story(
+    story: Callable[..., None],
+    *args: Any,
+    limit_s: float = 240.0,
+    inside: Sequence[str] = (),
+    descriptors: Sequence[int] = (),
+) -> None:
+    """Call `story(*args)`, a function of a module, in a process of its own.
+
+    Args:
+        story: The function.
+        *args: Its arguments.
+        limit_s: Longest time.
+        inside: A command that runs the command that follows it.
+        descriptors: File descriptors that the process inherits.
+
+    Raises:
+        AssertionError: The story raised, or took longer than `limit_s`; the message holds its output.
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.NamedTemporaryFile() as given:
+        given.write(pickle.dumps((story, args)))
+        given.flush()
+        command = [*inside, sys.executable, "-m", __name__, given.name]
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=_environment(), stdout=out, stderr=out, pass_fds=list(descriptors)
+        )
+        try:
+            code: int | str = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # `faulthandler` prints where it waits
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            process.kill()
+            code = f"none after {limit_s:g} s"
+        out.seek(0)
+        text = out.read()
+    if code != 0:
+        msg = f"the story ended with status {code}:\n{text[-8000:]}"
+        raise AssertionError(msg)
 
 
 @contextlib.contextmanager
@@ -215,18 +248,6 @@ def _environment(settings: dict[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, **HEALTH, "RAY_AUTH_MODE": "disabled", "PYTHONFAULTHANDLER": "1", **(settings or {})}
 
 
-def _main(path: str) -> None:
-    """Run a story: the other end of `Nodes.run`."""
-    import importlib
-
-    import ray
-
-    nodes, name, args = pickle.loads(Path(path).read_bytes())
-    module, function = name.split(":")
-    story = getattr(importlib.import_module(module), function)
-    ray.init(address=f"{nodes.address(0)}:6379", log_to_driver=False, logging_level=40)
-    story(nodes, *args)
-
-
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    function, arguments = pickle.loads(Path(sys.argv[1]).read_bytes())
+    function(*arguments)
