@@ -62,9 +62,7 @@ def find_direct(engine: LocalEngine, *, draws: bool, bare: bool) -> Direct | Non
     if _is_watched(engine, episodes) or not isinstance(engine.counts, native.BufferCounts):
         return None
     windows = direct_windows(engine, table, schema) if episodes is not None and draws and bare else None
-    buffer = engine.owner if isinstance(engine, ViewEngine) else engine
-    writes = buffer is engine and _may_write(engine)
-    draws = draws and _may_draw(engine, windows)
+    writes, draws = _may_write(engine), draws and _may_draw(engine, windows)
     if not (writes or draws):
         return None
     return native.Direct(  # type: ignore[no-any-return]
@@ -73,7 +71,7 @@ def find_direct(engine: LocalEngine, *, draws: bool, bare: bool) -> Direct | Non
         ring.counts,
         stored,
         engine.counts,
-        buffer.counts,
+        engine.owner.counts if isinstance(engine, ViewEngine) else engine.counts,
         _keys(schema),
         torch,
         engine.generator,
@@ -111,7 +109,7 @@ def defined_together(cls: type, *names: str) -> bool:
 
 def _may_write(engine: LocalEngine) -> bool:
     """Whether a write changes nothing but rows, counts and the default priorities of the rows."""
-    if type(engine.writer) not in {RoundRobinWriter, TensorDictRoundRobinWriter}:
+    if isinstance(engine, ViewEngine) or type(engine.writer) not in {RoundRobinWriter, TensorDictRoundRobinWriter}:
         return False
     views = engine.views.live()
     return _follows_runs(engine) and all(view.tracker is None and _follows_runs(view) for view in views)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.checkpoint.save import Saves
     from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.policy_versions import Versions
-    from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter, Waiters
     from ostinato.buffers.records import Engine, Source, Ticket
     from ostinato.buffers.replay import ReplayBuffer
@@ -262,20 +261,8 @@ class ViewEngine(LocalEngine):
 
     # -- draws --------------------------------------------------------------------------------------------------------
 
-    def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = _PLAIN) -> Ticket:
-        """Draw slots; see `LocalEngine.draw`."""
-        with self.lock:
-            self._follow()
-            return super().draw(batch_size, ahead=ahead, ask=ask)
-
-    def update_priorities(self, update: PriorityUpdate) -> None:
-        """Set the priorities of this view's sampler, except of rows replaced since they were drawn."""
-        with self.lock:
-            self._follow()
-            super().update_priorities(update)
-
     def _follow(self) -> None:
-        """Let the buffer take over rows of a storage that something else has written."""
+        """Let the buffer take over rows of a storage, if something else than the buffer has written them."""
         self.owner.follow_storage()
         self.counts.writes_seen = self.storage.writes
 
@@ -285,6 +272,10 @@ class ViewEngine(LocalEngine):
             self.check_new(sampler)
             self.owner.parts_changed()  # what writes report depends on the samplers of views
             return super().set_sampler(sampler)
+
+    def can_write(self, rows: int) -> bool:
+        """Whether a write of so many rows to the buffer goes ahead at once."""
+        return self.owner.can_write(rows)
 
     # -- writes and edits, which are the buffer's ---------------------------------------------------------------------
 
