@@ -269,10 +269,10 @@ def full_store(nodes: Nodes, directory: Path) -> None:
         rb.checkpoint()
         filler = ray.remote(Filler).options(num_cpus=0, scheduling_strategy=on_node(nodes, 1)).remote()
         assert ray.get(filler.fill.remote()) > 50
-        index = (shard << 40) + torch.arange(100)
+        index, rows = (shard << 40) + torch.arange(100), big(range(3000, 3100))
         for call in (
             lambda: rb.sample(256),
-            lambda: rb.pinned(shard).extend(big(range(3000, 3100))),
+            lambda: rb.pinned(shard).extend(rows),
             lambda: rb[index],
         ):
             with pytest.raises(StorageMemoryError, match="object store"):
