@@ -362,7 +362,7 @@ class LocalEngine:
         """Let the writer choose slots. Nothing has changed if it, or a check, raises."""
         storage, writer = self.source.storage, self.writer
         if not self.settled:
-            self._settle()
+            self.settle()
         if storage.budget:
             self._make_room(payload)
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
@@ -388,7 +388,7 @@ class LocalEngine:
             self.writer.take_back()
             raise
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Follow a storage whose capacity (`num_envs`) or device became known with its first rows."""
         storage, ring, generator = self.source.storage, self.ring, self.generator
         if generator is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
+from ostinato.buffers.checkpoint.load import check_loadable
 from ostinato.buffers.checkpoint.save import Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker
 from ostinato.buffers.mixing import Member
@@ -19,10 +20,27 @@ from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.errors import EmptyBufferError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from ostinato.buffers.records import Ticket
     from ostinato.buffers.replay import ReplayBuffer
+    from ostinato.core.rows import Schema
 
-__all__ = ["Offer", "Portion", "begin_era", "read_own", "reseed", "save_counted"]
+__all__ = [
+    "Offer",
+    "Portion",
+    "begin_era",
+    "check_checkpoint",
+    "has_fields",
+    "lay_out",
+    "lock_of",
+    "read_own",
+    "remove_schema",
+    "reseed",
+    "save_counted",
+    "schema_of",
+    "written",
+]
 
 _MOST_OFFERS = 256
 """Offers that are kept for a later `take`; older ones are dropped, since the client may have died."""
@@ -221,6 +239,66 @@ def read_own(buffer: ReplayBuffer, index: Any) -> Any:
     """Return `buffer[index]` as a copy, whole as of one moment."""
     with buffer._engine.lock:  # noqa: SLF001 (same package)
         return own(buffer[index])
+
+
+# -- schema -----------------------------------------------------------------------------------------------------------
+
+
+def schema_of(buffer: ReplayBuffer) -> Schema | None:
+    """Return the schema of the rows; None before the first rows, and for storages without fields."""
+    return buffer._engine.storage.schema  # noqa: SLF001 (same package)
+
+
+def has_fields(buffer: ReplayBuffer) -> bool:
+    """Whether rows have a schema, or the first rows will fix one."""
+    storage = buffer._engine.storage  # noqa: SLF001 (same package)
+    return storage.schema is not None or not storage.laid_out
+
+
+def lay_out(buffer: ReplayBuffer, schema: Schema) -> None:
+    """Fix the schema of a buffer without rows, as if such rows had been written and removed.
+
+    Raises:
+        StorageMemoryError: There is too little memory; nothing has changed.
+        OptionError: The parts of the buffer do not take such rows; nothing has changed.
+    """
+    engine = Member(buffer, None).engine
+    with engine.lock:
+        engine.parts_changed()
+        engine.storage.lay_out(schema)
+        try:
+            engine.settle()
+        except Exception:
+            engine.storage.forget_form()
+            raise
+
+
+def remove_schema(buffer: ReplayBuffer) -> None:
+    """Remove all rows and their schema, so that the next rows may have another; `TensorStorage` keeps its schema."""
+    engine = Member(buffer, None).engine
+    with engine.lock:
+        buffer.empty()
+        engine.storage.forget_form()
+        engine.settled = False
+
+
+def lock_of(buffer: ReplayBuffer) -> AbstractContextManager[Any]:
+    """Return the lock of a buffer, which a thread may take several times: meanwhile no other thread reads or writes."""
+    return Member(buffer, None).engine.lock
+
+
+def check_checkpoint(buffer: ReplayBuffer, path: str) -> Schema | None:
+    """Check that a buffer can load a checkpoint, as far as this can be known without reading its rows.
+
+    Returns:
+        The schema of its rows; None if they have none.
+
+    Raises:
+        CheckpointError: It does not exist, or does not fit.
+    """
+    engine = Member(buffer, None).engine
+    with engine.lock:
+        return check_loadable(path, engine, buffer.batch_size)
 
 
 def save_counted(buffer: ReplayBuffer, path: str) -> tuple[int, int]:

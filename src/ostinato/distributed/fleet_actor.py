@@ -6,8 +6,10 @@ import pickle
 from typing import TYPE_CHECKING, Any, final
 
 from ostinato._optional import require
+from ostinato.distributed.fleet_schema import FleetSchema
 from ostinato.distributed.rate_limits import RateLimits
 from ostinato.distributed.ray_client import START_TIMEOUT_S, Retry, ray, result_of
+from ostinato.distributed.save_failures import FailureBroadcast
 from ostinato.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.distributed.rate_limits import Kind
+    from ostinato.distributed.save_failures import SaveFailure
 
 __all__ = ["FleetActor", "start_fleet_actor", "wait_for_fleet_actor"]
 
@@ -38,6 +41,8 @@ class FleetActor:
     def __init__(self, shards: bytes, limiter: RateLimiter | None) -> None:
         actors: list[Any] = pickle.loads(shards)  # noqa: S301 (Ray's channel executes code anyway)
         self._limits = None if limiter is None else RateLimits(limiter, actors)
+        self._schema = FleetSchema(actors)
+        self._failures = FailureBroadcast(actors)
 
     async def ready(self) -> bool:
         """Return True: the actor has started."""
@@ -76,15 +81,52 @@ class FleetActor:
         """Do `RateLimits.num_counts`."""
         return await self._limiter.num_counts()
 
+    async def limits(self) -> dict[str, Any] | None:
+        """Do `RateLimits.state`; None without a limiter."""
+        return None if self._limits is None else await self._limits.state()
 
-def start_fleet_actor(shards: Sequence[Any], limiter: RateLimiter | None) -> Any:
+    async def restore_limits(self, state: dict[str, Any] | None) -> str | None:
+        """Do `RateLimits.restore`."""
+        return await self._limiter.restore(state)
+
+    # -- schema -------------------------------------------------------------------------------------------------------
+
+    async def schema(self) -> bytes | None:
+        """Do `FleetSchema.current`."""
+        return await self._schema.current()
+
+    async def claim_schema(self, shard: int, schema: bytes) -> bytes:
+        """Do `FleetSchema.claim`."""
+        return await self._schema.claim(shard, schema)
+
+    async def free_schema(self) -> bool:
+        """Do `FleetSchema.free`."""
+        return await self._schema.free()
+
+    # -- failed checkpoints -------------------------------------------------------------------------------------------
+
+    async def report_save(self, shard: int, failure: SaveFailure | None) -> None:
+        """Do `FailureBroadcast.report`."""
+        await self._failures.report(shard, failure)
+
+
+def start_fleet_actor(shards: Sequence[Any], limiter: RateLimiter | None, name: str, namespace: str) -> Any:
     """Start the actor of a fleet; does not wait until it is ready.
 
     Args:
         shards: The actors of the shards, which need not be ready.
         limiter: The rules of the rate limiter; None for none.
+        name: Name of the actor, by which restarted shards find it.
+        namespace: Namespace of the name.
     """
-    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": _MAX_CALLS}
+    options = {
+        "name": name,
+        "namespace": namespace,
+        "num_cpus": 0,
+        "max_restarts": -1,
+        "max_task_retries": -1,
+        "max_concurrency": _MAX_CALLS,
+    }
     pickled = require("ray.cloudpickle", "ray").dumps(list(shards))
     return ray().remote(**options)(FleetActor).remote(pickled, limiter)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from ostinato.buffers.portion import Offer
 from ostinato.distributed.ray_client import is_lost, ray, result_of, short_message
+from ostinato.distributed.save_failures import FailureWarnings
 from ostinato.errors import LostBufferError
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class ShardClient:
         self.timeout_s = timeout_s
         self.missing: dict[int, str] = {}
         """Shards that do not answer, and why."""
+        self.failures = FailureWarnings(len(self.actors))
+        """Warns of checkpoints that fail."""
         self._rows: dict[int, int] = {}  # when last known
         self._eras: dict[int, int] = {}
         self._probes: dict[int, tuple[float, Any]] = {}
@@ -131,7 +134,7 @@ class ShardClient:
     def result(self, shard: int, reference: Any, timeout_s: float | None) -> tuple[Any] | None:
         """Wait for the result of a call to a shard; None if the shard is missing."""
         try:
-            return (ray().get(reference, timeout=timeout_s),)
+            return (self.failures.take(ray().get(reference, timeout=timeout_s)),)
         except ray().exceptions.RayTaskError:
             return (result_of(reference, self.name(shard)),)  # raises the shard's own exception
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, final, overload
 
@@ -18,14 +19,17 @@ from ostinato.distributed.batch_stream import ShardPrefetcher
 from ostinato.distributed.checkpoints import (
     ShardReport,
     check_checkpoint_dir,
+    check_same_schema,
     load_shards,
+    read_fleet,
     report_shards,
+    require_all,
     save_shards,
     shard_directories,
 )
 from ostinato.distributed.fleet_actor import start_fleet_actor, wait_for_fleet_actor
 from ostinato.distributed.rate_limits import RateLimitClient, check_limiter, check_minimum
-from ostinato.distributed.ray_client import init_ray, pop_service, ray, start_actor, wait_until_ready
+from ostinato.distributed.ray_client import init_ray, pop_service, ray, result_of, start_actor, wait_until_ready
 from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.serialization import Serialized
@@ -117,8 +121,17 @@ def reserve_placement(strategy: str | None, shards: int, remote_config: Mapping[
     return Placement(options, group)
 
 
+_MAX_SAVE_FAILURES = 3
+
+
 def _check_options(
-    route: str, shard_timeout_s: float, checkpoint_dir: Any, checkpoint_every_s: float | None, *, resume: bool
+    route: str,
+    shard_timeout_s: float,
+    checkpoint_dir: Any,
+    checkpoint_every_s: float | None,
+    max_save_failures: int | None,
+    *,
+    resume: bool,
 ) -> None:
     """Raise `OptionError` for options that are invalid or exclude each other."""
     if route not in _ROUTES:
@@ -130,6 +143,11 @@ def _check_options(
     check_seconds("shard_timeout_s", shard_timeout_s)
     if checkpoint_every_s is not None:
         check_seconds("checkpoint_every_s", checkpoint_every_s)
+    if max_save_failures is not None:
+        positive("max_save_failures", max_save_failures)
+        if checkpoint_every_s is None:
+            msg = "max_save_failures counts periodic checkpoints: it needs checkpoint_every_s"
+            raise OptionError(msg)
 
 
 def _start_actors(
@@ -137,6 +155,7 @@ def _start_actors(
     remote_config: Mapping[str, Any] | None,
     placement: Placement,
     limiter: RateLimiter | None,
+    fleet: tuple[str, str],
 ) -> tuple[list[Any], Any, ShardInfo]:
     """Start the shards and the actor of the fleet, and wait until all are ready.
 
@@ -147,8 +166,9 @@ def _start_actors(
         for spec, options in zip(specs, placement.options, strict=True):
             started.append(start_actor(ShardActor, remote_config, spec, max_restarts=-1, **options))
         shards = started[:]
-        started.append(start_fleet_actor(shards, limiter))
+        started.append(start_fleet_actor(shards, limiter, *fleet))
         found = [wait_until_ready(actor, f"shard {i} of {len(specs)}") for i, actor in enumerate(shards)]
+        check_same_schema({i: one["schema"] for i, one in enumerate(found)}, "the rows")
         info = ShardInfo(*(found[0][name] for name in ShardInfo._fields))
         if limiter is not None:
             check_minimum(limiter, len(specs), info.capacity)
@@ -211,6 +231,9 @@ class ShardedReplayBuffer:
             episode together; "round_robin" to one shard after the other.
         checkpoint_dir: Where shards are saved, one directory each. Every machine that may run a shard must see it.
         checkpoint_every_s: Save each shard that was written to at this interval; None saves only in `checkpoint()`.
+        max_save_failures: Periodic checkpoints of a shard that may fail in a row, 3 by default. Every handle warns at
+            its next call when they begin to fail; after this number, writes to the shard raise `CheckpointError`
+            before they store anything, until a checkpoint succeeds.
         resume: Begin with the checkpoints in `checkpoint_dir`; without it there must be none.
         placement: "SPREAD", "STRICT_SPREAD" (one shard per node), "PACK" or "STRICT_PACK"; None leaves it to Ray.
         shard_timeout_s: How long to wait for the draw of a shard before it is left out.
@@ -222,7 +245,7 @@ class ShardedReplayBuffer:
             - `generator`: chooses the shards, and their seeds; None is torch's global generator.
             - `prefetch`: batches to keep ready in each handle; needs `batch_size`.
             - `rate_limiter`: when readers and writers wait for each other, over all shards and handles. It counts in
-              the actor of the fleet, which every call asks first; the counts begin anew when rows are loaded.
+              the actor of the fleet, which every call asks first; checkpoints hold the counts.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -246,6 +269,7 @@ class ShardedReplayBuffer:
         route: str = "sticky",
         checkpoint_dir: str | Path | None = None,
         checkpoint_every_s: float | None = None,
+        max_save_failures: int | None = None,
         resume: bool = False,
         placement: str | None = None,
         shard_timeout_s: float = 30.0,
@@ -257,7 +281,8 @@ class ShardedReplayBuffer:
         if number > MAX_SHARDS:
             msg = f"num_shards must be in [1, {MAX_SHARDS}], got {number}"
             raise OptionError(msg)
-        _check_options(route, shard_timeout_s, checkpoint_dir, checkpoint_every_s, resume=resume)
+        saving = checkpoint_dir, checkpoint_every_s, max_save_failures
+        _check_options(route, shard_timeout_s, *saving, resume=resume)
         pop_service("ShardedReplayBuffer", options)
         directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
         generator = check_generator(options.pop("generator", None))
@@ -270,13 +295,26 @@ class ShardedReplayBuffer:
         buffer.check_names("ShardedReplayBuffer")
         init_ray(ray_init_config)
         place = reserve_placement(placement, number, remote_config)
+        fleet_name = f"ostinato:{uuid.uuid4().hex}:fleet", "ostinato"
         specs = [
-            ShardSpec(buffer._replace(seed=seed), path, checkpoint_every_s, resume)
-            for seed, path in zip(seeds, shard_directories(directory, number), strict=True)
+            ShardSpec(
+                buffer._replace(seed=seed),
+                path,
+                checkpoint_every_s,
+                resume,
+                shard,
+                number,
+                fleet_name,
+                max_save_failures or _MAX_SAVE_FAILURES,
+                rate_limiter is not None,
+            )
+            for shard, (seed, path) in enumerate(zip(seeds, shard_directories(directory, number), strict=True))
         ]
-        actors, fleet, info = _start_actors(specs, remote_config, place, rate_limiter)
+        actors, fleet, info = _start_actors(specs, remote_config, place, rate_limiter, fleet_name)
         limiter = None if rate_limiter is None else RateLimitClient(fleet, rate_limiter)
         sticky = route == "sticky"
+        if resume and limiter is not None and directory is not None:
+            limiter.restore(read_fleet(directory), shard_timeout_s)
         reach = actors, fleet, info, shard_timeout_s
         self._connect(_Connection(*reach, prefetch, sticky, None, limiter, directory, place), generator)
 
@@ -350,10 +388,7 @@ class ShardedReplayBuffer:
         Raises:
             OptionError: There is no such shard.
         """
-        if type(shard) is not int or not 0 <= shard < self.num_shards:
-            msg = f"shard must be an integer in [0, {self.num_shards}), got {shard!r}"
-            raise OptionError(msg)
-        return self._handle(sticky=True, home=shard)
+        return self._handle(sticky=True, home=self._check_shard(shard))
 
     def _handle(self, **changes: Any) -> ShardedReplayBuffer:
         """Return another handle of the same shards."""
@@ -483,15 +518,66 @@ class ShardedReplayBuffer:
         arguments = {i: ("update_priority", *map(Serialized, part)) for i, part in parts.items() if i in present}
         self._shards.call("call", arguments, "update")
 
-    def empty(self) -> None:
-        """Remove all rows of the present shards; their saved checkpoints change with the next one."""
-        self._batches.drop()
-        self._shards.call_all("call", "empty")
-        self._reset_limiter()
+    def empty(self, shard: int | None = None) -> None:
+        """Remove the rows of all present shards, or of one; their saved checkpoints change with the next one.
 
-    def _reset_limiter(self) -> None:
-        if self._connection.limiter is not None:
-            self._connection.limiter.begin(self._connection.shard_timeout_s)
+        The schema stays, as in a single buffer; see `reset`.
+
+        Args:
+            shard: Number of one shard; None empties all.
+
+        Raises:
+            OptionError: There is no such shard.
+            LostBufferError: This one shard does not answer.
+        """
+        self._batches.drop()
+        if shard is None:
+            self._shards.call_all("call", "empty")
+        else:
+            self._call_shards("call", shard, "empty", what="it keeps its rows")
+        self._reset_limiter(shard)
+
+    def reset(self, shard: int | None = None) -> None:
+        """Remove all rows and their schema: the next rows may have another one, in all shards.
+
+        With `shard`, remove the rows of one shard: its next rows have the schema that the other shards hold.
+
+        Args:
+            shard: Number of one shard; None resets all.
+
+        Raises:
+            OptionError: There is no such shard.
+            LostBufferError: A shard does not answer; the others are reset, and the schema stays.
+        """
+        self._batches.drop()
+        self._call_shards("reset", shard, what="they keep rows and schema")
+        if shard is None and self._free_schema():
+            self._shards.call_all("release")
+        self._reset_limiter(shard)
+
+    def _call_shards(self, method: str, shard: int | None, *arguments: Any, what: str) -> None:
+        """Call a method of all shards, or of one; raise `LostBufferError` if a shard does not answer."""
+        wanted = range(self.num_shards) if shard is None else [self._check_shard(shard)]
+        calls = {i: arguments for i in self._shards.present() if i in wanted}
+        require_all(self._shards, wanted, self._shards.call(method, calls), what)
+
+    def _check_shard(self, shard: Any) -> int:
+        if type(shard) is not int or not 0 <= shard < self.num_shards:
+            msg = f"shard must be an integer in [0, {self.num_shards}), got {shard!r}"
+            raise OptionError(msg)
+        return shard
+
+    def _free_schema(self) -> bool:
+        return bool(result_of(self._connection.fleet.free_schema.remote(), "the actor of the fleet", 60.0))
+
+    def _reset_limiter(self, shard: int | None = None) -> None:
+        limiter = self._connection.limiter
+        if limiter is None:
+            return
+        if shard is None:
+            limiter.begin(self._connection.shard_timeout_s)
+        else:
+            limiter.recount()
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -641,23 +727,36 @@ class ShardedReplayBuffer:
             LostBufferError: A shard is missing; the others are saved.
         """
         directory = Path(path).absolute()
-        missing = sorted(set(range(self.num_shards)) - set(save_shards(self._shards, directory)))
-        if missing:
-            msg = f"shards {missing} of {self.num_shards} do not answer: {directory} has no new checkpoint of these"
-            raise LostBufferError(msg)
+        saved = save_shards(self._shards, directory)
+        require_all(self._shards, range(self.num_shards), saved, f"{directory} has no new checkpoint of these")
 
-    def loads(self, path: str | Path) -> None:
+    def loads(self, path: str | Path, shard: int | None = None) -> None:
         """Restore what `dumps` or `checkpoint` saved, from the same number of shards.
 
+        All checkpoints are checked before the first shard changes: that they exist, fit the shards, and hold rows of
+        one schema, which is that of the rows in the shards if there are any. The counts of the rate limiter continue
+        as they were saved; saved under other rules, with a warning, and by earlier versions, they begin anew.
+
+        Args:
+            path: Directory.
+            shard: Number of one shard to load from its part of the checkpoint; None loads all.
+
         Raises:
-            CheckpointError: A checkpoint does not exist, or does not match; other shards may be loaded then.
+            CheckpointError: A checkpoint does not exist, or does not match; nothing has changed. Or the rows of one are
+                damaged; other shards may be loaded then.
             LostBufferError: A shard is missing; the others are loaded.
+            OptionError: There is no such shard.
         """
+        if shard is not None:
+            self._check_shard(shard)
+        directory = Path(path).absolute()
         self._batches.drop()
-        try:
-            load_shards(self._shards, Path(path).absolute())
-        finally:
-            self._reset_limiter()
+        saved = load_shards(self._shards, directory, shard)
+        limiter = self._connection.limiter
+        if shard is None and limiter is not None:
+            limiter.restore(saved, self._connection.shard_timeout_s)
+        else:
+            self._reset_limiter(shard)
 
     def save(self, path: str | Path) -> None:
         """Do `dumps`."""
