@@ -34,6 +34,7 @@ from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.serialization import Serialized
 from ostinato.distributed.shard_client import ShardClient
+from ostinato.distributed.snapshot import read_age
 from ostinato.distributed.writing import (
     ShardInfo,
     ShardWriter,
@@ -189,6 +190,7 @@ class _Connection(NamedTuple):
     """The `FleetActor`."""
     info: ShardInfo
     shard_timeout_s: float
+    snapshot_age_s: float
     prefetch: int
     sticky: bool
     home: int | None
@@ -237,6 +239,9 @@ class ShardedReplayBuffer:
         resume: Begin with the checkpoints in `checkpoint_dir`; without it there must be none.
         placement: "SPREAD", "STRICT_SPREAD" (one shard per node), "PACK" or "STRICT_PACK"; None leaves it to Ray.
         shard_timeout_s: How long to wait for the draw of a shard before it is left out.
+        snapshot_age_s: For how many seconds batches may be drawn from masses and draws of one moment, so that a batch
+            calls only the shards that it has rows of. Changes by this process are seen at once, those by others after
+            this time at the latest. 0 asks all shards for every batch. None is 0 for fewer than 16 shards, else 1.
         ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet.
         remote_config: Options of each actor, as for `ray.remote`.
         **options: Options of `replay_buffer_cls`, for each shard; capacities are those of one shard. Three of them are
@@ -273,6 +278,7 @@ class ShardedReplayBuffer:
         resume: bool = False,
         placement: str | None = None,
         shard_timeout_s: float = 30.0,
+        snapshot_age_s: float | None = None,
         ray_init_config: Mapping[str, Any] | None = None,
         remote_config: Mapping[str, Any] | None = None,
         **options: Unpack[AnyBufferOptions],
@@ -283,6 +289,7 @@ class ShardedReplayBuffer:
             raise OptionError(msg)
         saving = checkpoint_dir, checkpoint_every_s, max_save_failures
         _check_options(route, shard_timeout_s, *saving, resume=resume)
+        age_s = read_age(snapshot_age_s, number)
         pop_service("ShardedReplayBuffer", options)
         directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
         generator = check_generator(options.pop("generator", None))
@@ -315,7 +322,7 @@ class ShardedReplayBuffer:
         sticky = route == "sticky"
         if resume and limiter is not None and directory is not None:
             limiter.restore(read_fleet(directory), shard_timeout_s)
-        reach = actors, fleet, info, shard_timeout_s
+        reach = actors, fleet, info, shard_timeout_s, age_s
         self._connect(_Connection(*reach, prefetch, sticky, None, limiter, directory, place), generator)
 
     def _connect(self, connection: _Connection, generator: torch.Generator | None) -> None:
@@ -323,11 +330,13 @@ class ShardedReplayBuffer:
         shards = ShardClient(
             connection.actors, connection.shard_timeout_s, (lambda: None) if limiter is None else limiter.recount
         )
-        consumer = RowConsumer(shards, waits=connection.waits) if info.counting else None
+        age_s = connection.snapshot_age_s
+        consumer = RowConsumer(shards, waits=connection.waits, snapshot_age_s=age_s) if info.counting else None
         self._connection = connection
         self._closed = False
         self._shards = shards
-        self._batches = ShardPrefetcher(ShardSampler(shards, generator, limiter, consumer), connection.prefetch)
+        sampler = ShardSampler(shards, generator, limiter, consumer, age_s)
+        self._batches = ShardPrefetcher(sampler, connection.prefetch)
         self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=connection.sticky, home=connection.home)
 
     def __getstate__(self) -> dict[str, Any]:
