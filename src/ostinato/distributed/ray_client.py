@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ostinato._optional import require
 from ostinato.buffers.rate_limit import check_timeout
-from ostinato.distributed.serialization import Serialized, decode, encode
+from ostinato.distributed.serialization import decode, encode, to_arguments
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ GRACE_S = 30.0
 large. An actor that exceeds it is stopped, or its machine cannot be reached."""
 _NO_LIMIT_S = 1e8
 """Longer waits (more than three years) are passed to Ray as no limit."""
-_RESERVED = ("concurrency_groups", "max_task_retries")
+_RESERVED = ("concurrency_groups", "get_if_exists", "max_task_retries")
 
 
 class _Signal(Enum):
@@ -150,7 +150,8 @@ def start_actor(actor_class: type, options: Mapping[str, Any] | None, argument: 
             msg = f"remote_config must not hold {name!r}, which the buffer sets itself, got {given[name]!r}"
             raise OptionError(msg)
     merged = {"max_concurrency": 8, **given, **more, "concurrency_groups": CONCURRENCY_GROUPS}
-    return ray().remote(**merged)(actor_class).remote(Serialized(argument))
+    kept = merged.get("lifetime") == "detached"
+    return ray().remote(**merged)(actor_class).remote(*to_arguments(argument, kept=kept))
 
 
 def wait_until_ready(actor: Any, name: str) -> dict[str, Any]:
