@@ -6,15 +6,16 @@ it is restarting, and removes that of an actor that is dead for good: so the nam
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ostinato.distributed.ray_client import ray, short_message
-from ostinato.errors import LostBufferError, OptionError
+from ostinato.distributed.ray_client import init_ray, ray, result_of, why_dead
+from ostinato.errors import LostBufferError, NoAnswerError, OptionError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["BUFFER", "FLEET", "NAMESPACE", "ActorNames", "check_connected", "check_free", "find", "shard_part"]
 
@@ -30,16 +31,6 @@ _KINDS = {BUFFER: "RayReplayBuffer", FLEET: "ShardedReplayBuffer"}
 _MAX_LENGTH = 200
 _END_TIMEOUT_S = 10.0
 _POLL_EVERY_S = 0.01
-_CLOSED = "it was closed, by close() of one of its handles or by ray.kill()"
-_OUTLIVE = "name= and lifetime='detached' let it outlive that"
-_DEATHS = {
-    "ray.kill": _CLOSED,
-    "owner has died": f"the process that made it has ended; {_OUTLIVE}",
-    "job has finished": f"the program that made it has ended; {_OUTLIVE}",
-    "out of scope": f"the process that made it dropped its last handle; {_OUTLIVE}",
-    "references to the actor were removed": f"the process that made it dropped its last handle; {_OUTLIVE}",
-}
-"""Parts of Ray's messages about dead actors, and what they mean for a buffer."""
 
 
 def shard_part(shard: int) -> str:
@@ -93,9 +84,8 @@ class ActorNames(NamedTuple):
         try:
             ray().get(actors[0][1].__ray_ready__.remote(), timeout=1.0)  # the error of a dead actor comes at once
         except (known.RayActorError, known.GetTimeoutError) as error:
-            text = str(error)
-            return next((reason for part, reason in _DEATHS.items() if part in text), short_message(error))
-        return _CLOSED
+            return why_dead(error)
+        return "its actors have ended"
 
     def wait_until_free(self, parts: Sequence[str], timeout_s: float | None = None) -> None:
         """Wait until Ray has removed the names of actors that were ended, at most `timeout_s` (None is 10 s)."""
@@ -187,6 +177,16 @@ def check_free(owner: str, names: ActorNames) -> None:
         raise OptionError(msg)
 
 
+@contextlib.contextmanager
+def claiming(owner: str, names: ActorNames) -> Iterator[None]:
+    """Start actors in this block; if one of the names is taken meanwhile, `OptionError` is raised."""
+    try:
+        yield
+    except ray().exceptions.ActorAlreadyExistsError as error:
+        msg = f"{owner} name={names.name!r} was taken while it was made: take another name, or attach({names.name!r})"
+        raise OptionError(msg) from error
+
+
 def _taken_by(names: ActorNames, parts: list[str]) -> str:
     kind = next((kind for part, kind in _KINDS.items() if part in parts), None)
     if kind is None:
@@ -238,3 +238,42 @@ def find(names: ActorNames, part: str) -> Any:
         "ends with close(), and without lifetime='detached' with the process that made it"
     )
     raise LostBufferError(msg)
+
+
+def connect(ray_init_config: Mapping[str, Any] | None) -> None:
+    """Connect this process to a running cluster unless it is connected already.
+
+    Args:
+        ray_init_config: Arguments of `ray.init`; None for the cluster of this machine, or that of `RAY_ADDRESS`.
+
+    Raises:
+        UsageError: There is no such cluster.
+    """
+    if ray().is_initialized():
+        return init_ray(ray_init_config)
+    try:
+        init_ray({"address": "auto", **(ray_init_config or {})})
+    except ConnectionError as error:
+        msg = (
+            "there is no Ray cluster here: call ray.init(address=...), or pass ray_init_config={'address': ...}"
+        )
+        raise UsageError(msg) from error
+
+
+def first_answer(calls: Sequence[Any], timeout_s: float, name: str) -> Any:
+    """Return the result of the first call that ends.
+
+    Args:
+        calls: References to the results.
+        timeout_s: Longest wait.
+        name: Who answers, for error messages.
+
+    Raises:
+        LostBufferError: Its actor is dead.
+        NoAnswerError: None ends in time.
+    """
+    done, _ = ray().wait(list(calls), timeout=max(0.0, timeout_s))
+    if not done:
+        msg = f"{name} did not answer attach() in time: its actors are stopped, starting, or cannot be reached"
+        raise NoAnswerError(msg)
+    return result_of(done[0], name)

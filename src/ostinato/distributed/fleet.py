@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ostinato._optional import require
-from ostinato.distributed.actor_names import FLEET, ActorNames, find, shard_part
+from ostinato.distributed.actor_names import FLEET, ActorNames, claiming, find, first_answer, shard_part
 from ostinato.distributed.actors import ShardActor, ShardSpec
 from ostinato.distributed.fleet_actor import FleetActor
 from ostinato.distributed.rate_limits import check_minimum
@@ -131,6 +131,7 @@ class Fleet(NamedTuple):
     placement: Placement
     rate_limiter: RateLimiter | None
     shard_timeout_s: float
+    snapshot_age_s: float
     prefetch: int
     sticky: bool
     directory: Path | None
@@ -176,22 +177,20 @@ def start_fleet(
     shards: list[Any] = []
     actor = None
     try:
-        for i, (spec, options) in enumerate(zip(specs, placement.options, strict=True)):
-            own = {**options, **names.options(shard_part(i)), "max_restarts": -1}
-            shards.append(start_actor(ShardActor, remote_config, spec, **own))
-        fleet = fleet._replace(shards=tuple(shards), placement=placement._replace(options=[]))
-        actor = start_fleet_actor(fleet, remote_config)
+        with claiming("ShardedReplayBuffer", names):
+            for i, (spec, options) in enumerate(zip(specs, placement.options, strict=True)):
+                own = {**options, **names.options(shard_part(i)), "max_restarts": -1}
+                shards.append(start_actor(ShardActor, remote_config, spec, **own))
+            fleet = fleet._replace(shards=tuple(shards), placement=placement._replace(options=[]))
+            actor = start_fleet_actor(fleet, remote_config)
         described = [wait_until_ready(shard, f"shard {i} of {len(shards)}") for i, shard in enumerate(shards)]
         if fleet.rate_limiter is not None:
             check_minimum(fleet.rate_limiter, len(shards), described[0]["capacity"])
         result_of(actor.ready.remote(), _NAME, START_TIMEOUT_S)
-    except BaseException as error:
+    except BaseException:
         for started in (*shards, *([] if actor is None else [actor])):
             ray().kill(started)
         placement.remove()
-        if isinstance(error, ray().exceptions.ActorAlreadyExistsError):
-            msg = f"ShardedReplayBuffer name={names.name!r} was taken while it was made: take another name, or attach"
-            raise OptionError(msg) from error
         raise
     return fleet._replace(actor=actor), described[0]
 
@@ -217,26 +216,18 @@ def attach_fleet(names: ActorNames, timeout_s: float) -> tuple[Fleet, dict[str, 
     """
     until = time.monotonic() + timeout_s
     actor = find(names, FLEET)
-    found: Fleet = _answer([actor.fleet.remote()], until, timeout_s, f"{_NAME} {names.name!r}")
-    fleet = found._replace(actor=actor)
     name = f"the ShardedReplayBuffer {names.name!r}"
+    found: Fleet = first_answer([actor.fleet.remote()], timeout_s, name)
+    fleet = found._replace(actor=actor)
     while True:
         gone = fleet.why_gone()
         if gone is not None:
             msg = f"{name} is gone, and its rows with it: {gone}"
             raise LostBufferError(msg)
         try:
-            return fleet, _answer([shard.describe.remote() for shard in fleet.shards], until, timeout_s, name)
+            calls = [shard.describe.remote() for shard in fleet.shards]
+            return fleet, first_answer(calls, until - time.monotonic(), name)
         except NoAnswerError:
             raise
         except LostBufferError:
             time.sleep(_RETRY_EVERY_S)  # the first shard to answer is being restarted
-
-
-def _answer(calls: list[Any], until: float, timeout_s: float, name: str) -> Any:
-    """Return the result of the first call that ends."""
-    done, _ = ray().wait(calls, timeout=max(0.0, until - time.monotonic()))
-    if not done:
-        msg = f"{name} did not answer within {timeout_s:g} s: its actors are stopped, starting, or cannot be reached"
-        raise NoAnswerError(msg)
-    return result_of(done[0], name)

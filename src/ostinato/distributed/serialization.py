@@ -223,7 +223,7 @@ def to_arguments(data: Any, *, kept: bool) -> list[Any]:
     Raises:
         OptionError: `data` is too large to be kept.
     """
-    pickled: bytes = require("ray.cloudpickle", "ray").dumps(Serialized((data,)))
+    pickled: bytes = require("ray.cloudpickle", "ray").dumps(Serialized(data))
     if len(pickled) <= _MAX_KEPT_BYTES:
         return [pickled[begin : begin + _ARGUMENT_BYTES] for begin in range(0, len(pickled), _ARGUMENT_BYTES)]
     if kept:
@@ -233,14 +233,14 @@ def to_arguments(data: Any, *, kept: bool) -> list[Any]:
             "as storage=partial(LazyTensorStorage, 1000), and load data from files"
         )
         raise OptionError(msg)
-    return [Serialized((data,))]
+    return [Serialized(data)]
 
 
 def from_arguments(arguments: tuple[Any, ...]) -> Any:
     """Return the data that `to_arguments` made arguments of."""
     if len(arguments) == 1 and not isinstance(arguments[0], bytes):
-        return arguments[0][0]
-    return pickle.loads(b"".join(arguments))[0]  # noqa: S301 (Ray's channel executes code anyway)
+        return arguments[0]
+    return pickle.loads(b"".join(arguments))  # noqa: S301 (Ray's channel executes code anyway)
 
 
 def _unpickle(pickled: bytes, buffers: list[Any]) -> Any:

@@ -12,7 +12,7 @@ from ostinato.buffers import BufferStats, ReplayBuffer
 from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
 from ostinato.buffers.rate_limit import check_wait
 from ostinato.buffers.stats import combine
-from ostinato.distributed.actor_names import check_free, names_of, take_names
+from ostinato.distributed.actor_names import check_free, connect, names_of, take_names
 from ostinato.distributed.actors import BufferSpec, ShardSpec
 from ostinato.distributed.batch_stream import ShardPrefetcher
 from ostinato.distributed.checkpoints import (
@@ -30,6 +30,7 @@ from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.serialization import Serialized
 from ostinato.distributed.shard_client import ShardClient
+from ostinato.distributed.snapshot import read_age
 from ostinato.distributed.writing import (
     ShardInfo,
     ShardWriter,
@@ -117,6 +118,9 @@ class ShardedReplayBuffer:
         resume: Begin with the checkpoints in `checkpoint_dir`; without it there must be none.
         placement: "SPREAD", "STRICT_SPREAD" (one shard per node), "PACK" or "STRICT_PACK"; None leaves it to Ray.
         shard_timeout_s: How long to wait for the draw of a shard before it is left out.
+        snapshot_age_s: For how many seconds batches may be drawn from masses and draws of one moment, so that a batch
+            calls only the shards that it has rows of. Changes by this process are seen at once, those by others after
+            this time at the latest. 0 asks all shards for every batch. None is 0 for fewer than 16 shards, else 1.
         name: Name by which `attach` returns a handle in other programs of the cluster.
         lifetime: "detached" lets the buffer outlive the process that makes it, until `close` of a handle; it needs a
             `name`. None ends it with that process, or with its last handle there.
@@ -157,6 +161,7 @@ class ShardedReplayBuffer:
         resume: bool = False,
         placement: str | None = None,
         shard_timeout_s: float = 30.0,
+        snapshot_age_s: float | None = None,
         name: str | None = None,
         lifetime: Literal["detached"] | None = None,
         namespace: str | None = None,
@@ -170,6 +175,7 @@ class ShardedReplayBuffer:
             raise OptionError(msg)
         _check_options(route, shard_timeout_s, checkpoint_dir, checkpoint_every_s, resume=resume)
         check_placement(placement)
+        age_s = read_age(snapshot_age_s, number)
         pop_service("ShardedReplayBuffer", options)
         directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
         generator = check_generator(options.pop("generator", None))
@@ -189,7 +195,7 @@ class ShardedReplayBuffer:
             for seed, path in zip(seeds, shard_directories(directory, number), strict=True)
         ]
         sticky = route == "sticky"
-        fleet = Fleet(names, place, rate_limiter, shard_timeout_s, prefetch, sticky, directory)
+        fleet = Fleet(names, place, rate_limiter, shard_timeout_s, age_s, prefetch, sticky, directory)
         fleet, described = start_fleet(fleet, specs, actor_options)
         self._connect(_Connection(fleet, ShardInfo.of(described)), generator)
 
@@ -211,7 +217,7 @@ class ShardedReplayBuffer:
             namespace: Namespace of the name, if the constructor got one.
             timeout_s: Longest wait for the actors, some of which may be restarting.
             ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet; None connects to the
-                cluster of this machine.
+                cluster of this machine, or to that of `RAY_ADDRESS`.
 
         Raises:
             LostBufferError: There is no such buffer, or its shards are gone for good.
@@ -220,7 +226,7 @@ class ShardedReplayBuffer:
         """
         check_seconds("timeout_s", timeout_s)
         names = names_of("ShardedReplayBuffer", name, namespace)
-        init_ray(ray_init_config if ray().is_initialized() else (ray_init_config or {"address": "auto"}))
+        connect(ray_init_config)
         fleet, described = attach_fleet(names, timeout_s)
         handle = object.__new__(cls)
         handle.__setstate__({"connection": _Connection(fleet, ShardInfo.of(described))})
@@ -233,11 +239,13 @@ class ShardedReplayBuffer:
         if fleet.rate_limiter is not None:
             limiter = RateLimitClient(fleet.actor, fleet.rate_limiter, shards.check_gone)
             shards.on_change = limiter.recount
-        consumer = RowConsumer(shards, waits=connection.waits) if info.counting else None
+        age_s = fleet.snapshot_age_s
+        consumer = RowConsumer(shards, waits=connection.waits, snapshot_age_s=age_s) if info.counting else None
         self._connection = connection
         self._limiter = limiter
         self._shards = shards
-        self._batches = ShardPrefetcher(ShardSampler(shards, generator, limiter, consumer), fleet.prefetch)
+        sampler = ShardSampler(shards, generator, limiter, consumer, age_s)
+        self._batches = ShardPrefetcher(sampler, fleet.prefetch)
         self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=fleet.sticky, home=connection.home)
 
     def __getstate__(self) -> dict[str, Any]:

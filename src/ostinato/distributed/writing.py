@@ -258,7 +258,10 @@ class ShardWriter:
         timeout_s = write.limit_s if self._waits else None
         while True:
             call = method.remote(write.waited_s, timeout_s, write.name, write.data, write.kwargs)
-            found = self._result(shard, call, write)
+            try:
+                found = self._result(shard, call, write)
+            finally:
+                self._shards.changes.add([shard])
             if found is None or found[0] is not RETRY:
                 return found
 
