@@ -104,11 +104,12 @@ class FleetSchema:
 
         It stays if a shard does not answer, since this may hold rows.
         """
+        await self._ask_once()
         async with self._asking:
             claims = self._claims
             found, silent = await self._held()
             if not found and not silent and self._claims == claims:
-                self._fixed, self._asked = None, True
+                self._fixed = None
             return self._fixed is None
 
     async def _ask_once(self) -> None:
