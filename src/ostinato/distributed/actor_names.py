@@ -254,9 +254,7 @@ def connect(ray_init_config: Mapping[str, Any] | None) -> None:
     try:
         init_ray({"address": "auto", **(ray_init_config or {})})
     except ConnectionError as error:
-        msg = (
-            "there is no Ray cluster here: call ray.init(address=...), or pass ray_init_config={'address': ...}"
-        )
+        msg = "there is no Ray cluster here: call ray.init(address=...), or pass ray_init_config={'address': ...}"
         raise UsageError(msg) from error
 
 
