@@ -229,13 +229,7 @@ def test_checkpoints_of_other_parts_leave_no_actors(cluster: Any, tmp_path: Path
         rb.checkpoint()
     before, prioritized = actors(cluster), partial(PrioritizedReplayBuffer, alpha=0.7, beta=0.5)
     with pytest.raises(ValueError, match="PrioritizedSampler"):
-        ShardedReplayBuffer(
-            1,
-            storage=STORAGE,
-            replay_buffer_cls=partial(PrioritizedReplayBuffer, alpha=0.7, beta=0.5),
-            resume=True,
-            **options,
-        )
+        ShardedReplayBuffer(1, replay_buffer_cls=prioritized, storage=STORAGE, resume=True, **options)
     assert actors(cluster) == before
 
 
