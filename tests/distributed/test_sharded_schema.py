@@ -14,6 +14,7 @@ import torch
 
 from ostinato import LazyTensorStorage, RateLimiter, ShardedReplayBuffer
 from ostinato.errors import CheckpointError, KeyMissingError, LostBufferError, OptionError, SchemaError
+from ostinato.writers import RoundRobinWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ def make(shards: int = 2, **options: Any) -> ShardedReplayBuffer:
 @pytest.fixture(scope="module")
 def fleet(cluster: Any) -> Iterator[ShardedReplayBuffer]:
     del cluster
-    with make(3) as rb:
+    with make(3, writer=partial(RoundRobinWriter, track_generations=True)) as rb:
         yield rb
 
 
@@ -219,3 +220,23 @@ def test_options() -> None:
         make(max_save_failures=3)
     with pytest.raises(OptionError, match="max_save_failures"):
         make(max_save_failures=0, checkpoint_dir="x", checkpoint_every_s=1.0)
+
+
+def test_rows_that_are_still_there_are_changed_in_their_shards(rb: ShardedReplayBuffer) -> None:
+    for i in range(3):
+        rb.pinned(i).extend({"id": torch.arange(20) + 100 * i, "value": torch.zeros(20)})
+    batch, info = rb.sample(64, return_info=True)
+    rb.empty(1)
+    present = batch["id"] // 100 != 1
+    future = rb.submit_update_if_present(
+        index=info["index"], generation=info["index_generation"], patch={"value": batch["id"].float()}
+    )
+    rb.synchronize()
+    assert torch.equal(future.result().updated, present)
+    rows = rb.apply(lambda buffer: (buffer[:]["id"], buffer[:]["value"]) if len(buffer) else None)
+    for ids, values in filter(None, rows):
+        drawn = torch.isin(ids, batch["id"])
+        assert torch.equal(values, torch.where(drawn, ids.float(), 0.0))
+    rb.submit_update_if_present(index=info["index"], generation=info["index_generation"], patch={"other": batch["id"]})
+    with pytest.raises(KeyMissingError, match="other"):
+        rb.synchronize()

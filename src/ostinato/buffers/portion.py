@@ -12,6 +12,7 @@ import torch
 from ostinato.buffers.checkpoint.load import check_loadable
 from ostinato.buffers.checkpoint.save import Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker
+from ostinato.buffers.conditional_updates import ConditionalUpdateResult, parse_conditional
 from ostinato.buffers.mixing import Member
 from ostinato.buffers.options import own
 from ostinato.buffers.pipeline import Batch
@@ -31,6 +32,7 @@ __all__ = [
     "Portion",
     "begin_era",
     "check_checkpoint",
+    "check_update",
     "has_fields",
     "lay_out",
     "lock_of",
@@ -39,6 +41,7 @@ __all__ = [
     "reseed",
     "save_counted",
     "schema_of",
+    "update_stored",
     "written",
 ]
 
@@ -276,6 +279,22 @@ def read_own(buffer: ReplayBuffer, index: Any) -> Any:
     """Return `buffer[index]` as a copy, whole as of one moment."""
     with buffer._engine.lock:  # noqa: SLF001 (same package)
         return own(buffer[index])
+
+
+def check_update(buffer: ReplayBuffer, given: dict[str, Any]) -> None:
+    """Check the arguments of `update_if_present`; nothing is changed. It describes the errors."""
+    engine = Member(buffer, None).engine
+    with engine.lock:
+        parse_conditional(engine.storage, engine.sampler, **given)
+
+
+def update_stored(buffer: ReplayBuffer, given: dict[str, Any]) -> ConditionalUpdateResult:
+    """Do `update_if_present(**given)`; a buffer that never had rows has none of those that are named."""
+    with lock_of(buffer):
+        if schema_of(buffer) is not None or not has_fields(buffer):
+            return buffer.update_if_present(**given)
+    none = torch.zeros(given["index"].shape, dtype=torch.bool, device="cpu")
+    return ConditionalUpdateResult(none, None if given.get("version") is None else none.clone())
 
 
 # -- schema -----------------------------------------------------------------------------------------------------------

@@ -20,9 +20,11 @@ from ostinato.buffers.portion import (
     Portion,
     begin_era,
     check_checkpoint,
+    check_update,
     read_own,
     reseed,
     save_counted,
+    update_stored,
     written,
 )
 from ostinato.buffers.rate_limit import check_timeout
@@ -611,6 +613,17 @@ class ShardActor:
             )
         )
         return RETRY if found is RETRY else self._answer(found)
+
+    def check_update(self, given: dict[str, Any]) -> bool:
+        """Check the arguments of `update_if_present`, if there were ever rows."""
+        buffer = self._parts.buffer
+        if self._parts.schema.held() is not None:
+            check_update(buffer, given)
+        return True
+
+    def update_if_present(self, given: dict[str, Any]) -> Serialized:
+        """Change rows that are still there; see `ReplayBuffer.update_if_present`."""
+        return self._answer(update_stored(self._parts.buffer, given))
 
     def held_schema(self) -> tuple[bool, bytes]:
         """Return whether the schema was compared with that of the fleet, and the schema, pickled; no bytes for none."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, final,
 import torch
 
 from ostinato.buffers import BufferStats, ReplayBuffer
+from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
 from ostinato.buffers.rate_limit import check_wait
 from ostinato.buffers.stats import combine
@@ -32,6 +33,7 @@ from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.serialization import Serialized
 from ostinato.distributed.shard_client import ShardClient
+from ostinato.distributed.shard_updates import update_shards
 from ostinato.distributed.snapshot import read_age
 from ostinato.distributed.writing import (
     ShardInfo,
@@ -45,10 +47,12 @@ from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from concurrent.futures import Future
     from types import TracebackType
 
     from torch import Tensor
 
+    from ostinato.buffers import ConditionalUpdateResult
     from ostinato.buffers.options import AnyBufferOptions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
@@ -267,6 +271,7 @@ class ShardedReplayBuffer:
         self._connection = connection
         self._limiter = limiter
         self._shards = shards
+        self._updates = UpdateQueue()
         sampler = ShardSampler(shards, generator, limiter, consumer, age_s)
         self._batches = ShardPrefetcher(sampler, fleet.prefetch)
         self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=fleet.sticky, home=connection.home)
@@ -395,12 +400,18 @@ class ShardedReplayBuffer:
         return [self.client() for _ in range(positive("num_clients", num_clients))]
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Do `close`.
+        """Finish the updates submitted by this handle, then `close`.
 
         Args:
             timeout: Longest wait in seconds until Ray has ended the actors; None is 10 s. They end in any case.
+
+        Raises:
+            Exception: The first error of an update, after the actors have ended.
         """
-        self._end(timeout)
+        try:
+            self._updates.settle()
+        finally:
+            self._end(timeout)
 
     def apply(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call `function(buffer, *args)` in every present shard, and return the results.
@@ -487,6 +498,91 @@ class ShardedReplayBuffer:
         present = self._shards.present()
         arguments = {i: ("update_priority", *map(Serialized, part)) for i, part in parts.items() if i in present}
         self._shards.call("call", arguments, "update")
+
+    def update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Mapping[Any, Any] | Any = None,
+        version_key: str | tuple[str, ...] | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+        priority: Any = None,
+    ) -> ConditionalUpdateResult:
+        """Change fields and priorities of rows that are still there, each in its shard.
+
+        Rows in a missing shard, or lost with one, count as not there. Each shard changes its rows at one moment, all
+        shards at once; arguments that are wrong raise before any of them has changed a row.
+
+        Args:
+            index: Shard and slot, as `extend` and `sample` give them.
+            generation: As `sample` gives it (`index_generation`).
+            patch: See `ReplayBuffer.update_if_present`, as for all others.
+            version_key: See there.
+            version: See there.
+            require_newer: See there.
+            priority: See there.
+
+        Returns:
+            What became of each row, in the order of `index`.
+
+        Raises:
+            LostBufferError: No shard answers.
+            SlotError: An index names no shard; nothing is changed.
+        """
+        return update_shards(
+            self._shards,
+            self._connection.info,
+            index,
+            generation,
+            patch,
+            version_key=version_key,
+            version=version,
+            require_newer=require_newer,
+            priority=priority,
+        )
+
+    def submit_update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Mapping[Any, Any] | Any = None,
+        version_key: str | tuple[str, ...] | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+        priority: Any = None,
+    ) -> Future[ConditionalUpdateResult]:
+        """Do `update_if_present` in a thread of this process, in the order of submission.
+
+        Arguments are kept by reference until it is done: do not change them before.
+
+        Returns:
+            The future result. An error is also raised by the next `synchronize`, `shutdown`, `checkpoint` or `dumps` of
+            this handle, once; these wait for the updates that it has submitted.
+        """
+
+        def update() -> ConditionalUpdateResult:
+            return self.update_if_present(
+                index=index,
+                generation=generation,
+                patch=patch,
+                version_key=version_key,
+                version=version,
+                require_newer=require_newer,
+                priority=priority,
+            )
+
+        return self._updates.submit(update, None)
+
+    def synchronize(self) -> None:
+        """Wait until updates that this handle submitted are written.
+
+        Raises:
+            Exception: The first error of one of them.
+        """
+        self._updates.settle()
 
     def empty(self, shard: int | None = None) -> None:
         """Remove the rows of all present shards, or of one; their saved checkpoints change with the next one.
@@ -687,6 +783,7 @@ class ShardedReplayBuffer:
         if directory is None:
             msg = "there is no checkpoint_dir: give one to the constructor, or call dumps(path)"
             raise UsageError(msg)
+        self._updates.settle()
         found = save_shards(self._shards, directory)
         return [found.get(i, {"write_count": 0})["write_count"] for i in range(self.num_shards)]
 
@@ -696,6 +793,7 @@ class ShardedReplayBuffer:
         Raises:
             LostBufferError: A shard is missing; the others are saved.
         """
+        self._updates.settle()
         directory = Path(path).absolute()
         saved = save_shards(self._shards, directory)
         require_all(self._shards, range(self.num_shards), saved, f"{directory} has no new checkpoint of these")
@@ -747,6 +845,7 @@ class ShardedReplayBuffer:
         self._end(None)
 
     def _end(self, timeout_s: float | None) -> None:
+        self._updates.close()
         self._batches.drop()
         if self._connection.client or self._shards.closed:
             return
