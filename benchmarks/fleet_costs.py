@@ -13,7 +13,7 @@ import ray as _ray
 import torch
 
 from ostinato import LazyTensorStorage, RateLimiter, ShardedReplayBuffer
-from ostinato.distributed.fleet_actor import start_fleet_actor
+from ostinato.distributed.rate_limits import RateLimits
 from ostinato.distributed.routing import ShardWeight, allot, positions_by_shard, weight_factors
 from ostinato.distributed.sampling import Part, join_parts
 from ostinato.distributed.serialization import Serialized
@@ -171,11 +171,11 @@ def _measure_writes(shard: Any, number: int) -> dict[str, list[float]]:
 
 def _measure_limiter(shard: Any, number: int) -> list[float]:
     """Measure permits of a rate limiter that is asked by many clients at once."""
-    fleet = start_fleet_actor([shard], RateLimiter(min_size_to_sample=1))
+    limiter = ray.remote(num_cpus=0)(RateLimits).remote(RateLimiter(min_size_to_sample=1), [shard])
     try:
-        return _bursts(lambda: fleet.acquire.remote("draw", 1, 10.0, 0.0), number)
+        return _bursts(lambda: limiter.acquire.remote("draw", 1, 10.0, 0.0), number)
     finally:
-        ray.kill(fleet)
+        ray.kill(limiter)
 
 
 def measure(number: int = 20) -> Costs:
