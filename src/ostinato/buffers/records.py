@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters
+    from ostinato.buffers.remover import Remover
     from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.records import Draw, Placement, Plan, View
     from ostinato.core.ring import Ring
+    from ostinato.core.rows_left import RowsLeft
     from ostinato.core.shared_ring import SharedRing
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
@@ -124,6 +126,10 @@ class Engine(Protocol):
     """Draws to be delivered first: those of a checkpoint, and those whose batches were dropped."""
     unit: SampleUnit | None
     tracker: EpisodeTracker | None
+    left: RowsLeft | None
+    """Rows present and free slots, once rows were deleted."""
+    remover: Remover | None
+    """Chooses the rows that new ones replace; None leaves that to the writer."""
     gate: Gate | None
     versions: Versions | None
     era: int
@@ -148,6 +154,10 @@ class Engine(Protocol):
     @property
     def writer(self) -> Writer:
         """The writer."""
+
+    @property
+    def rows_present(self) -> int:
+        """Rows present, without those that have left."""
 
     @property
     def rows_written(self) -> int:
@@ -192,6 +202,9 @@ class Engine(Protocol):
 
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
+
+    def delete(self, index: Any, generation: Any, drop: Callable[[], None]) -> Tensor:
+        """Delete rows at a user's index that are still those of the generations."""
 
     def update_present(self, update: ConditionalUpdate) -> ConditionalUpdateResult:
         """Change fields and priorities of the rows of an update that are still there."""

@@ -127,6 +127,14 @@ class Ring:
         self.counts.written += 1
         patched[slots.to(self.device)] = self.written
 
+    def record_delete(self, slots: Tensor) -> None:
+        """Record that rows present are deleted, int64 `[n]`: their generation is 0 until the slots are written.
+
+        Takes one serial number, so that a reader in flight, and a save, notice it.
+        """
+        self.record_patch(slots)
+        self._allocated(self.rows)[slots.to(self.device)] = 0
+
     def _renumber(self, slots: Tensor, first: int, total: int) -> None:
         """Give `slots` the serial numbers from `first` on, and count `total` rows as written; none without slots."""
         count = int(slots.shape[0])

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from torch import Tensor
+
     from ostinato.buffers.engine import LocalEngine
     from ostinato.buffers.mixing import Member, Mixer
     from ostinato.buffers.records import Ticket
@@ -167,7 +169,7 @@ def _get_rows(
     return {**state, "storage": {**state["storage"], "state": saved}}
 
 
-_FIELDS = ("era", "settled", "generator")
+_FIELDS = ("era", "settled", "generator", "left", "remover")
 _COUNTS = ("written", "drawn", "since_empty")
 
 
@@ -217,7 +219,13 @@ def begin_load(engine: LocalEngine) -> None:
     engine.ring = Ring(engine.storage.capacity, engine.storage.device)
 
 
-def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
+def end_load(
+    engine: LocalEngine,
+    state: dict[str, Any],
+    capacity: int,
+    episodes: dict[str, Any] | None,
+    deleted: Tensor | None = None,
+) -> None:
     """Restore generations and episodes of a checkpoint whose storage had `capacity` slots.
 
     With another capacity, rows are in the order of their age from slot 0 on, or have generations in an array.
@@ -234,6 +242,7 @@ def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, episodes
         base = max(int(state["base"]), int(state["written"]) - rows)
         state = {**state, "base": base, "cursor": rows % storage.capacity}
     engine.ring.load_state_dict(state, rows)
+    engine.begin_left(deleted)
     engine.begin_sampler()
 
 
@@ -284,7 +293,8 @@ def load_engine_states(
         for (target, state), was_used, (pending, generator) in zip(pairs, used, checked, strict=True):
             engine = target.engine
             engine.era += was_used  # batches drawn before the load are of other rows, whatever their generations
-            end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
+            capacity = int(state["storage"]["state"]["capacity"])
+            end_load(engine, state["stamps"], capacity, state.get("episodes"), state.get("deleted"))
             _end_load(engine, state, pending, generator)
         if then is not None:
             then()
@@ -341,11 +351,13 @@ def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
     if array is not None:
         array = torch.cat((array[seam:], array[:seam]))
     sampler = engine.sampler.turn_state(state["sampler"]["state"], seam, rows)
+    deleted = {"deleted": (state["deleted"] - seam).remainder_(rows)} if "deleted" in state else {}
     return {
         **{name: value for name, value in state.items() if name != "episodes"},  # they are read off the rows
         "sampler": {**state["sampler"], "state": sampler},
         "stamps": {**ring_state, "cursor": 0, "array": array},
         "pending": [turn_ticket(ticket, seam, rows) for ticket in state["pending"]],
+        **deleted,
     }
 
 
