@@ -388,6 +388,8 @@ class LocalEngine:
         chosen = as_counting(self.sampler).place(rows, self.ring) if self.sampler.counting else None
         if self.remover is not None:
             chosen = self._replace(self.remover, rows, given, versions)
+            if chosen is not None and not self.sampler.prioritized:
+                return chosen
         placement = writer.place(rows, self.ring, scores) if chosen is None else chosen
         if self.sampler.prioritized:
             self._check_priorities(placement)
@@ -606,8 +608,7 @@ class LocalEngine:
             if gone.numel():
                 drop()
                 self.sampler.drop_rows(gone, self.view())  # first: it may raise
-                if self.saves.snapshot is not None:
-                    self.saves.before(self.ring, gone)
+                self.saves.before_clear(self.ring)  # the slots that become free have no generation any more
                 self.ring.record_delete(gone)
                 self._delete(gone)
                 self.waiters.wake()
@@ -736,6 +737,7 @@ class LocalEngine:
             gone = slots if self.left is None else slots[self.left.deleted(slots)]
             self.ring.record_edit(slots)
             if self.left is not None and gone.numel():
+                self.saves.before_clear(self.ring)
                 self.ring.record_delete(gone)  # what is written to the slot of a deleted row is no row
         for change in changes:
             change()

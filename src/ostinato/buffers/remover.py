@@ -47,7 +47,7 @@ class Remover:
     def __init__(self, name: RemoverName, *, implied: bool = False) -> None:
         self.name = name
         self.implied = implied
-        self._order = RankOrder()
+        self._order = RankOrder(rising=name == "fifo")
         self._rows = 0  # rows that the order knows of
 
     def __repr__(self) -> str:

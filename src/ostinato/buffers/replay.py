@@ -503,7 +503,8 @@ class ReplayBuffer(Sampling):
         Rows replaced, edited or deleted since their generation was read are left as they are. Priorities that a learner
         sends later for a deleted row are dropped. Batches prefetched before are dropped, and drawn again. The bytes of
         a deleted row stay until its slot is written, and `rb[index]` still reads them; new rows take free slots first,
-        and then replace the oldest rows. Cost: O(rows of the index); the first call allocates 32 bytes for each slot.
+        and then replace the oldest rows. Cost: O(rows of the index); the first call allocates 24 bytes for each slot,
+        and later writes to a full buffer 26.
 
         Args:
             index: slots, as `extend` returns them, int64 `[B]` or any shape (-1, a row that was not kept, is left out);

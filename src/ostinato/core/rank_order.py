@@ -32,9 +32,14 @@ class RankOrder:
     order follows from keys and generations.
 
     Memory: 26 bytes for each slot, and about 100 for each changed row.
+
+    Args:
+        rising: whether rows that are added or changed come after all others, as by age: they are then only looked at
+            once no others are left.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, rising: bool = False) -> None:
+        self._rising = rising
         self.count = 0
         """Rows."""
         self._keys: NDArray[np.float64] = np.zeros(0, np.float64)
@@ -87,6 +92,10 @@ class RankOrder:
             count: rows.
             read: returns keys and generations of the rows that have changed.
         """
+        if self._rising:
+            found = self._from_sorted(count)
+            if found.size == count or not self._changed:
+                return found
         self._read(read)
         found = self._from_sorted(count)
         last = self._entry(int(found[-1])) if found.size == count and count else None
@@ -108,7 +117,7 @@ class RankOrder:
 
     def clear(self) -> None:
         """Remove all rows."""
-        self.__init__()
+        self.__init__(rising=self._rising)
 
     def _read(self, read: ReadKeys) -> None:
         """Read the keys of the rows that have changed."""
@@ -122,7 +131,7 @@ class RankOrder:
             self.remove(slots[ages == 0])
             slots, keys, ages = slots[ages > 0], keys[ages > 0], ages[ages > 0]
         self._keys[slots], self._ages[slots] = keys, ages
-        if len(self._heap) + slots.size > max(_FEW, self.count // 4):
+        if self._rising or len(self._heap) + slots.size > max(_FEW, self.count // 4):
             self._sort()
         else:
             for entry in zip(keys.tolist(), ages.tolist(), slots.tolist(), strict=True):

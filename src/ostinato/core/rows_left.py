@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from ostinato.core.records import Picks, Run
-from ostinato.errors import EmptyBufferError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +22,7 @@ __all__ = ["FreeSlots", "RowsLeft", "SlotSet", "slots_of"]
 
 
 def slots_of(placement: Placement) -> NDArray[np.int64]:
-    """Return the slots of a placement, int64 `[n]`, each once."""
+    """Return the slots of a placement, int64 `[n]`, each once; those of a `Picks` ascending."""
     return placement.slots().numpy() if isinstance(placement, Run) else np.unique(placement.slots.cpu().numpy())
 
 
@@ -171,9 +170,9 @@ class RowsLeft:
         self.free.add(slots)
 
     def record(self, placement: Placement) -> None:
-        """Add rows just written."""
+        """Add rows just written. Cost: O(n)."""
         slots = slots_of(placement)
-        if slots.size:
+        if slots.size and (self.free or int(slots.max()) >= self._set.count):
             self._set.reserve(int(slots.max()) + 1)
             self._set.insert(slots[~self._set.has(slots)])
             self.free.discard(slots)
@@ -192,18 +191,17 @@ class RowsLeft:
 
         Returns:
             Slots, int64 `[n]` on the device of `randoms`.
-
-        Raises:
-            EmptyBufferError: if there is no row.
         """
-        count = self._set.count
-        if count == 0:
-            msg = "Cannot sample from an empty storage: all rows were deleted: add rows first"
-            raise EmptyBufferError(msg)
-        numbers = randoms.cpu().numpy()
+        count, numbers = self._set.count, randoms.cpu().numpy()
         high, low = numbers >> 31, numbers & (2**31 - 1)
         ranks = (high * count + (low * count >> 31)) >> 32  # the product of 63 and 31 bits in two parts
-        return torch.from_numpy(self._set.order[ranks]).to(randoms.device)
+        return self.at(torch.from_numpy(ranks).to(randoms.device))
+
+    def at(self, ranks: Tensor) -> Tensor:
+        """Return the slots of these ranks among the rows present, int64 `[n]` on their device."""
+        if ranks.is_cpu:
+            return torch.from_numpy(self._set.order.take(ranks.numpy()))
+        return torch.from_numpy(self._set.order[ranks.cpu().numpy()]).to(ranks.device)
 
     def allowed(self, slots: Tensor) -> Tensor:
         """Return which slots, of those that held rows, hold rows now: bool `[n]` on their device."""

@@ -9,6 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import backend
 from ostinato.core.records import Draw, Run
+from ostinato.core.rows_left import RowsLeft
 from ostinato.errors import CheckpointError, OptionError, TooFewRowsError
 from ostinato.samplers.base import Sampler, check_replacement
 from ostinato.samplers.cuda_shuffle import DevicePasses
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from ostinato.core.episodes.table import Starts
     from ostinato.core.records import Placement, View
-    from ostinato.core.rows_left import RowsLeft
 
 __all__ = ["RandomSampler", "SamplerWithoutReplacement"]
 
@@ -64,6 +64,9 @@ class RandomSampler(Sampler):
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw `batch_size` independent uniform slots, among those that may be drawn."""
+        if type(view.starts) is RowsLeft:
+            ranks = torch.randint(0, view.starts.rows, (batch_size,), generator=generator, device=view.device)
+            return Draw(view.starts.at(ranks))
         if view.starts is not None:
             randoms = torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device)
             return Draw(view.starts.draw(randoms))

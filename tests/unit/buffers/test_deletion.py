@@ -13,42 +13,27 @@ from hypothesis import strategies as st
 
 from ostinato import (
     ConsumingSampler,
-    Episodes,
     HeapSampler,
-    LazyMemmapStorage,
     LazyTensorStorage,
     LimitedSampler,
-    ListStorage,
-    NStep,
-    PrioritizedReplayBuffer,
     PrioritizedSampler,
     QueueSampler,
     RandomSampler,
     ReplayBuffer,
-    ReservoirWriter,
     RoundRobinWriter,
     Sampler,
     SamplerWithoutReplacement,
-    SliceSampler,
     StackSampler,
 )
 from ostinato.errors import (
-    CheckpointError,
     EmptyBufferError,
-    KeyMissingError,
-    OptionError,
-    SchemaError,
-    SlotError,
-    UsageError,
     WaitTimeoutError,
 )
 
 from ...effort import examples
-from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 CAPACITY = 7
 SAMPLERS: dict[str, Callable[[], Sampler]] = {
@@ -76,7 +61,11 @@ def make(kind: str = "uniform", **options: Any) -> ReplayBuffer:
     generator = torch.Generator().manual_seed(3)
     storage = LazyTensorStorage(CAPACITY)
     return ReplayBuffer(
-        storage=storage, sampler=SAMPLERS[kind](), writer=RoundRobinWriter(track_generations=True), generator=generator, **options
+        storage=storage,
+        sampler=SAMPLERS[kind](),
+        writer=RoundRobinWriter(track_generations=True),
+        generator=generator,
+        **options,
     )
 
 
@@ -213,7 +202,7 @@ class Model:
         self.rb.load_state_dict(state)
 
     def pickle(self, _: list[int]) -> None:
-        self.rb = pickle.loads(pickle.dumps(self.rb))  # noqa: S301 (pickled above)
+        self.rb = pickle.loads(pickle.dumps(self.rb))
 
     def check(self) -> None:
         assert len(self.rb) == len(self.rows)
