@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from ostinato.buffers.checks import (
     check_order,
     check_pair,
     check_single,
+    check_view_parts,
     checked_picks,
     checked_run,
     checked_slots,
@@ -38,6 +39,7 @@ from ostinato.buffers.priority_updates import (
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters, as_counting, check_counting
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.buffers.remover import Remover, check_deletable, make_remover
+from ostinato.buffers.view_list import ViewList
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.episodes.keys import Marks, merge_episodes
 from ostinato.core.episodes.tracker import EpisodeTracker
@@ -46,7 +48,15 @@ from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, Run, View
 from ostinato.core.ring import Ring
 from ostinato.core.rows_left import RowsLeft
-from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, OstinatoError, SlotError, UsageError
+from ostinato.errors import (
+    EmptyBufferError,
+    KeyMissingError,
+    OptionError,
+    OstinatoError,
+    SlotError,
+    UsageError,
+    WaitTimeoutError,
+)
 from ostinato.samplers.base import check_rows
 
 if TYPE_CHECKING:
@@ -58,6 +68,7 @@ if TYPE_CHECKING:
 
     from ostinato._native import Direct
     from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
+    from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.remover import RemoverName
@@ -74,9 +85,10 @@ __all__ = ["LocalEngine"]
 _PLAIN = Ask()
 
 
-@final
 class LocalEngine:
     """The engine of a buffer in one process: it owns the parts, the lock, the generator and the ring.
+
+    A view of the buffer has an engine of its own, a `ViewEngine`, to which this one reports what happens to rows.
 
     Thread-safe. Sampling threads hold the lock only for the draw (microseconds); the copy runs outside it. The ring
     records a write before its rows are copied. After a copy, generations tell whether a row was replaced meanwhile; the
@@ -133,6 +145,8 @@ class LocalEngine:
         self.counts.writes_seen = storage.writes
         self.pin = False
         self.pending: deque[Ticket] = deque()
+        self.queue: Prefetcher[Ticket] | None = None
+        self.views = ViewList()
         self.priority_path: tuple[str, ...] | None = None
         self.era = 0
         self.rows_stale = 0
@@ -158,13 +172,14 @@ class LocalEngine:
         writer.follow(self.generations_of)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the lock; the caller holds it. Pickled storages are copies."""
-        state = {k: v for k, v in self.__dict__.items() if k not in {"lock", "waiters"}}
-        return {**state, "direct": None, "direct_tried": False}
+        """Everything but lock, threads and views; the caller holds the lock. Pickled storages are copies."""
+        state = {k: v for k, v in self.__dict__.items() if k not in {"lock", "waiters", "views"}}
+        return {**state, "direct": None, "direct_tried": False, "queue": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a lock of its own."""
+        """Take a lock of its own; views that were pickled too join again."""
         self.__dict__.update(state)
+        self.views = ViewList()
         self.counts.writes_seen = self.storage.writes
         self.waiters = Waiters()
         self.lock = self.waiters.lock
@@ -209,6 +224,13 @@ class LocalEngine:
         if self.direct is not None:
             self.direct.close()
         self.direct, self.direct_tried = None, False
+        for view in self.views.live() if self.views else ():
+            view.parts_changed()
+
+    @property
+    def readers(self) -> list[LocalEngine]:
+        """This engine and those of its views: each has a sampler, and episodes, that follow the rows."""
+        return [self, *self.views.live()]
 
     def view(self) -> View:
         """Return what samplers may see, now."""
@@ -278,6 +300,7 @@ class LocalEngine:
             if rows == 0:
                 return self._no_rows()
             given, marks, tracker, versions = None, None, self.tracker, self.versions
+            reports: Sequence[Callable[[Placement], None]] = ()
             try:
                 if self.gate is not None:
                     left_s = self.wait_to_write(rows, timeout_s)
@@ -288,6 +311,7 @@ class LocalEngine:
                 if tracker is not None:
                     marks = tracker.read(storage, payload, rows)
                 found = None if versions is None else versions.read(storage, payload, rows)
+                reports = self._admit_for_views(data, payload, rows, ranked=ranked) if self.views else ()
                 placement = self._place(payload, rows, given, found)
             except Exception:
                 if not laid_out:
@@ -297,12 +321,20 @@ class LocalEngine:
             self._store(placement, payload)
             self.counts.written += rows
             self.counts.since_empty += rows
-            alone = not (sampler.prioritized or sampler.watches or self.gate is not None)
+            alone = not (sampler.prioritized or sampler.watches or self.gate is not None or reports)
             if alone and tracker is None and versions is None:
                 sampler.record(placement)
             else:
-                self._report_written(placement, given, marks, found)
+                self._report_written(placement, given, marks, found, reports)
             return placement
+
+    def _admit_for_views(
+        self, data: Any, payload: Any, rows: int, *, ranked: bool
+    ) -> list[Callable[[Placement], None]]:
+        """Check rows for the samplers of the views, and return what records their placement."""
+        if self.views.prune():
+            self.parts_changed()  # direct calls may write again
+        return [view.admit(data, payload, rows, ranked=ranked) for view in self.views.live()]
 
     def check_rows(self, data: Any, *, ranked: bool = True) -> Callable[[], None]:
         """Check rows as `write` does before it chooses slots: for several buffers that are written together.
@@ -329,6 +361,8 @@ class LocalEngine:
                     self.tracker.read(storage, payload, rows)
                 if rows and self.versions is not None:
                     self.versions.read(storage, payload, rows)
+                if rows and self.views:
+                    self._admit_for_views(data, payload, rows, ranked=ranked)
             except Exception:
                 undo()
                 raise
@@ -347,9 +381,8 @@ class LocalEngine:
             OptionError: if the parts of the buffer cannot follow rows that leave.
             StorageMemoryError: if the new rows alone exceed the budget; nothing has changed.
         """
-        storage, sampler, tracker = self.source.storage, self.sampler, self.tracker
-        check_budget_parts(storage, sampler, self.writer, tracked=tracker is not None)
-        ring = self.ring
+        storage, tracker, ring = self.source.storage, self.tracker, self.ring
+        check_budget_parts(storage, self.sampler, self.writer, tracked=tracker is not None)
         if not self.writer.mutable:
             return
         oldest = ring.cursor if ring.rows == ring.capacity else 0
@@ -357,9 +390,7 @@ class LocalEngine:
         slots = storage.rows_that_stay(payload, oldest, episodes)
         if slots is None:
             return
-        state = sampler.keep_state(sampler.state_dict(), slots) if slots.shape[0] else None
-        if state is None and sampler.prioritized and slots.shape[0]:
-            raise_for_priorities(sampler)
+        follow = [reader.plan_keep(slots) for reader in self.readers]
         if self.saves.snapshot is not None:
             self.saves.before(ring, torch.arange(ring.rows, device=ring.device))
             self.saves.before_clear(ring)  # the slots that become free have no generation any more
@@ -367,15 +398,32 @@ class LocalEngine:
         self.parts_changed()
         ring.keep(rows)
         storage.keep(slots)
-        if tracker is not None:
-            tracker.forget()
         if self.versions is not None:
             self.versions.touch(None)
-        if state is None:
-            sampler.move()
-        else:
-            sampler.load_state_dict(state)
-        self.begin_sampler()
+        for keep in follow:
+            keep()
+
+    def plan_keep(self, slots: Tensor) -> Callable[[], None]:
+        """Return what lets sampler and episodes follow, once the rows at `slots` were moved to the first slots.
+
+        Raises:
+            OptionError: if the sampler cannot follow.
+        """
+        sampler = self.sampler
+        state = sampler.keep_state(sampler.state_dict(), slots) if slots.shape[0] else None
+        if state is None and sampler.prioritized and slots.shape[0]:
+            raise_for_priorities(sampler)
+
+        def keep() -> None:
+            if self.tracker is not None:
+                self.tracker.forget()
+            if state is None:
+                sampler.move()
+            else:
+                sampler.load_state_dict(state)
+            self.begin_sampler()
+
+        return keep
 
     def _place(self, payload: Any, rows: int, given: Tensor | None, versions: NDArray[np.int64] | None) -> Placement:
         """Let remover, sampler or writer choose slots. Nothing has changed if one of them, or a check, raises."""
@@ -391,7 +439,7 @@ class LocalEngine:
             if chosen is not None and not self.sampler.prioritized:
                 return chosen
         placement = writer.place(rows, self.ring, scores) if chosen is None else chosen
-        if self.sampler.prioritized:
+        if self.sampler.prioritized or self.views:
             self._check_priorities(placement)
         if isinstance(placement, Run):
             return placement if placement.rows == rows and not placement.skip else checked_run(placement, rows)
@@ -424,23 +472,26 @@ class LocalEngine:
         return np.zeros(slots.size), ages
 
     def _check_priorities(self, placement: Placement) -> None:
-        """Check that the sampler can keep priorities for these slots, before a row is stored.
+        """Check that samplers can keep priorities for these slots, before a row is stored.
 
         Raises:
-            SlotError: for a slot at or beyond its `max_capacity`.
+            SlotError: for a slot at or beyond the `max_capacity` of one.
         """
         try:
-            as_sampler(self.sampler).check_placement(placement, self.source.storage)
+            for reader in self.readers:
+                if reader.sampler.prioritized:
+                    as_sampler(reader.sampler).check_placement(placement, self.source.storage)
         except SlotError:
             self.writer.take_back()
             raise
 
     def _settle(self) -> None:
         """Follow a storage whose capacity (`num_envs`) or device became known with its first rows."""
-        storage, ring, generator = self.source.storage, self.ring, self.generator
-        if generator is not None:
-            check_same_device(generator, storage)
-        check_sampler(storage, self.sampler)
+        storage, ring = self.source.storage, self.ring
+        for reader in self.readers:
+            if reader.generator is not None:
+                check_same_device(reader.generator, storage)
+            check_sampler(storage, reader.sampler)
         if (ring.capacity, ring.device) != (storage.capacity, storage.device):
             self.ring = Ring(storage.capacity, storage.device, after=ring.written)
         self.settled = True
@@ -466,9 +517,14 @@ class LocalEngine:
             self.remover.record(placement)
 
     def _report_written(
-        self, placement: Placement, given: Tensor | None, marks: Marks | None, versions: NDArray[np.int64] | None
+        self,
+        placement: Placement,
+        given: Tensor | None,
+        marks: Marks | None,
+        versions: NDArray[np.int64] | None,
+        reports: Sequence[Callable[[Placement], None]] = (),
     ) -> None:
-        """Report rows just written to episodes, versions, sampler and rate limiter."""
+        """Report rows just written to episodes, versions, sampler and rate limiter, and to views by their `reports`."""
         if self.tracker is not None:
             self.tracker.record(self.storage, placement, marks or Marks())
         if self.versions is not None and versions is not None:
@@ -481,6 +537,8 @@ class LocalEngine:
             self.sampler.record(placement)
         if self.gate is not None:
             self.gate.wrote(placement.total)
+        for report in reports:
+            report(placement)
 
     def begin_left(self, order: Tensor | None = None) -> None:
         """Follow the rows that were deleted, which have the generation 0, with a new sampler or after a load.
@@ -570,6 +628,8 @@ class LocalEngine:
             self.sampler.clear()
             self.pending.clear()
             self._begin_counts()
+            for view in self.views.live():
+                view.forget_rows(moved=False)
             self.waiters.wake()
 
     def move_cursor(self, slot: int) -> None:
@@ -589,30 +649,35 @@ class LocalEngine:
 
     # -- deleting -----------------------------------------------------------------------------------------------------
 
-    def delete(self, index: Any, generation: Any, drop: Callable[[], None]) -> Tensor:
-        """Delete rows at a user's index that are still those of the generations; see `ReplayBuffer.delete`.
+    def delete(self, index: Any, generation: Any) -> Tensor:
+        """Delete rows at a user's index that are still those of the generations, and drop draws made ahead.
 
-        Args:
-            index: of the rows.
-            generation: of the rows; None deletes whatever rows are there.
-            drop: drops the draws that were made ahead; called before rows are deleted.
+        See `ReplayBuffer.delete`.
         """
         with self.lock:
             if self.source.storage.writes != self.counts.writes_seen:
                 self._follow()
-            check_deletable(self.storage, self.writer, tracked=self.tracker is not None or self.unit is not None)
+            check_deletable(self.storage, self.writer, tracked=self._is_tracked())
             slots, batch = read_slots(index, self.storage)
             generations = None if generation is None else read_generations(generation, slots)
             here = self._is_there(slots, generations)
             gone = torch.unique(slots[here])
             if gone.numel():
-                drop()
-                self.sampler.drop_rows(gone, self.view())  # first: it may raise
+                nothing = gone[:0]
+                for reader in self.readers:  # first: they may raise
+                    reader.sampler.drop_rows(nothing, reader.view())
+                for reader in self.readers:
+                    reader.undraw([] if reader.queue is None else reader.queue.clear())
+                    reader.sampler.drop_rows(gone, reader.view())
                 self.saves.before_clear(self.ring)  # the slots that become free have no generation any more
                 self.ring.record_delete(gone)
                 self._delete(gone)
                 self.waiters.wake()
             return here.reshape(batch)
+
+    def _is_tracked(self) -> bool:
+        """Whether rows belong to windows or episodes."""
+        return any(reader.tracker is not None or reader.unit is not None for reader in self.readers)
 
     def _is_there(self, slots: Tensor, generations: Tensor | None) -> Tensor:
         """Return which slots hold rows, those of the generations if there are some, bool `[n]`."""
@@ -653,15 +718,20 @@ class LocalEngine:
         with self.lock:
             slots, batch = self._chosen(index, swap=swap)
             change = self.storage.prepare_edit(slots, data, batch)
-            prioritized = self.sampler.prioritized
-            given = self._first_priorities(data, slots.shape[0]) if prioritized and slots.numel() else None
+            rows = int(slots.shape[0])
+            first = [
+                (reader, reader._first_priorities(data, rows) if rows else None)  # noqa: SLF001 (the same class)
+                for reader in self.readers
+                if reader.sampler.prioritized
+            ]
             self._edit(slots, [change])
             if self.versions is not None:
                 self.versions.touch(None)
-            if prioritized:
-                as_sampler(self.sampler).set_priorities(slots, given, self.view())
-            else:
-                self.sampler.record_edit(slots)
+            for reader in self.readers:
+                if not reader.sampler.prioritized:
+                    reader.sampler.record_edit(slots)
+            for reader, given in first:
+                as_sampler(reader.sampler).set_priorities(slots, given, reader.view())
 
     def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool, same: bool = False) -> None:
         """Replace stored fields of rows at a user's index; all are checked before the first is written.
@@ -727,8 +797,12 @@ class LocalEngine:
         With `same` the rows keep their generations: they are the rows that were sampled, with other values.
         """
         self.parts_changed()
-        tracker, storage, path = self.tracker, self.storage, self.writer.rank_path
-        before = None if tracker is None else tracker.marks_at(storage, slots)
+        storage, path = self.storage, self.writer.rank_path
+        before = [
+            (reader, tracker, tracker.marks_at(storage, slots))
+            for reader, tracker in ((reader, reader.tracker) for reader in self.readers)
+            if tracker is not None
+        ]
         if self.saves.snapshot is not None:
             self.saves.before(self.ring, slots)
         if same:
@@ -745,8 +819,9 @@ class LocalEngine:
             self.remover.touch(slots if self.left is None else slots[self.left.allowed(slots)])
         if path is not None and slots.numel():
             self.writer.rerank(slots, storage.scores_at(slots, path))
-        if tracker is not None and before is not None and tracker.compare(before, tracker.marks_at(storage, slots)):
-            self.begin_sampler()  # other rows may be drawn now
+        for reader, tracker, marks in before:
+            if tracker.compare(marks, tracker.marks_at(storage, slots)):
+                reader.begin_sampler()  # other rows may be drawn now
 
     def _chosen(self, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
         require_eager("writing rows")
@@ -765,18 +840,52 @@ class LocalEngine:
     def can_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows returns at once, and does not raise."""
         with self.lock:
+            if self.source.storage.writes != self.counts.writes_seen:
+                self._follow()
             if self.pending:
                 return True
-            view, sampler = self.view(), self.sampler
+            view, sampler, stock = self.view(), self.sampler, self.stock()
+            ran_out = sampler.ran_out
             try:
                 self.check_drawable(view)
                 sampler.check_draw(view, rows)
             except OstinatoError:
                 return False
+            finally:
+                if sampler.ran_out != ran_out:
+                    sampler.ran_out = ran_out  # nothing was drawn
+            if stock.draws is not None and rows > stock.draws and not sampler.leaves:
+                return False
             return self.may_draw(rows) and not (sampler.drop_last and rows > view.rows)
 
-    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> None:
+    def can_write(self, rows: int) -> bool:
+        """Whether a write of so many rows goes ahead at once, as far as writer and rate limiter are concerned."""
+        with self.lock:
+            if self.source.storage.writes != self.counts.writes_seen:
+                self._follow()
+            try:
+                return self.writer.mutable and self._held_writer(rows) is None
+            except OptionError:  # it could never be written
+                return False
+
+    def _held_writer(self, rows: int) -> Gate | None:
+        """Return the gate that does not let a write of so many rows go on now; None if nothing holds it.
+
+        Raises:
+            OptionError: if they could never be written.
+        """
+        gate = self.gate
+        if gate is None:
+            return None
+        bounded = self.sampler.counting and as_counting(self.sampler).bounded
+        gate.flow.check_write(rows, self.storage.capacity if bounded else None)
+        return None if gate.flow.may_write(rows, self.stock()) else gate
+
+    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> int:
         """Return once a draw of so many rows need not wait, or one is queued; the caller holds the lock.
+
+        Returns:
+            The rows to draw: fewer if the time is up, and at least `ask.min_rows` may be drawn.
 
         Raises:
             OptionError: if it could never be made.
@@ -784,7 +893,7 @@ class LocalEngine:
         """
         gate = self.gate
         if gate is None or queued() or self.may_draw(rows):
-            return
+            return rows
         begun = ask if ask.until is not None else ask.begun(gate)
         waited_s, until = begun.timeout_s or 0.0, begun.until or 0.0
 
@@ -794,12 +903,49 @@ class LocalEngine:
                 return None
             sampler = self.sampler
             most = as_counting(sampler).draws_of(self.storage.capacity) if sampler.counting else None
-            gate.flow.check_draw(rows, most)
+            gate.flow.check_draw(ask.min_rows or rows, most)
             return gate
 
-        self.waiters.wait(
-            self.waiters.readers, rows, until, held_by, lambda gate: gate.why_no_draw(rows, self.stock(), waited_s)
-        )
+        try:
+            self.waiters.wait(
+                self.waiters.readers, rows, until, held_by, lambda gate: gate.why_no_draw(rows, self.stock(), waited_s)
+            )
+        except WaitTimeoutError:
+            fewer = 0 if ask.min_rows is None else self._most_rows(rows, ask.min_rows)
+            if not fewer:
+                raise
+            return fewer
+        return rows
+
+    def _most_rows(self, rows: int, least: int) -> int:
+        """Return the rows of the largest batch of `least` to `rows` rows that may be drawn now; 0 if none may."""
+        stock, view = self.stock(), self.view()
+        if self.gate is not None:
+            most = self.gate.flow.most_draws(rows, stock)
+        else:
+            most = rows if stock.draws is None else min(rows, stock.draws)
+        for size in range(most, least - 1, -1):
+            try:
+                self.sampler.check_draw(view, size)
+            except (OptionError, UsageError):
+                continue  # slices and groups are drawn in whole numbers of rows
+            return size
+        return 0
+
+    def _rows_present(self, rows: int, least: int) -> int:
+        """Return the rows of the largest batch that may be drawn where no call waits.
+
+        Raises:
+            EmptyBufferError: if these are fewer than `least`.
+        """
+        most = self._most_rows(rows, least)
+        if not most:
+            msg = (
+                f"the rows present can be drawn {self.stock().draws} more time(s), and at least min_batch={least} were "
+                "asked for: write more rows, or ask for fewer"
+            )
+            raise EmptyBufferError(msg)
+        return most
 
     def wait_to_write(self, rows: int, timeout_s: float | None) -> float | None:
         """Return once so many rows may be written: the seconds that are left, None if no wait was needed.
@@ -808,22 +954,17 @@ class LocalEngine:
             OptionError: if they could never be written.
             WaitTimeoutError: naming what the call waits for.
         """
-
-        def held_by() -> Gate | None:
-            gate = self.gate
-            if gate is None:
-                return None
-            bounded = self.sampler.counting and as_counting(self.sampler).bounded
-            gate.flow.check_write(rows, self.storage.capacity if bounded else None)
-            return None if gate.flow.may_write(rows, self.stock()) else gate
-
-        gate = held_by()
+        gate = self._held_writer(rows)
         if gate is None:
             return None
         waited_s = gate.patience_s(timeout_s)
         until = time.monotonic() + waited_s
         self.waiters.wait(
-            self.waiters.writers, rows, until, held_by, lambda gate: gate.why_no_write(rows, self.stock(), waited_s)
+            self.waiters.writers,
+            rows,
+            until,
+            lambda: self._held_writer(rows),
+            lambda gate: gate.why_no_write(rows, self.stock(), waited_s),
         )
         return max(0.0, until - time.monotonic())
 
@@ -845,7 +986,9 @@ class LocalEngine:
             if self.source.storage.writes != self.counts.writes_seen:
                 self._follow()
             if self.gate is not None:
-                self.wait_to_draw(batch_size, ask)
+                batch_size = self.wait_to_draw(batch_size, ask)
+            elif ask.min_rows is not None and not self.pending:
+                batch_size = self._rows_present(batch_size, ask.min_rows)
             if self.pending:
                 return self.pending.popleft()
             generator = self.generator
@@ -1097,6 +1240,8 @@ class LocalEngine:
         """Exchange the sampler; queued draws of the old one are dropped."""
         check_sampler(self.storage, sampler)
         sampler.check_parts(self.storage, self.writer)
+        if self.views.live():
+            check_view_parts(sampler, sampler)
         with self.lock:
             self._check_remover(sampler, self.writer)
             self.tracker = self._make_tracker(sampler)
@@ -1116,17 +1261,23 @@ class LocalEngine:
         tracked = self._make_tracker(sampler) is not None or self.unit is not None
         if self.left is not None:
             check_deletable(self.storage, writer, tracked=tracked)
-            sampler.drop_rows(torch.empty(0, dtype=torch.int64, device=self.ring.device), self.view())
+            self._check_left(sampler)
         if self.remover is not None:
             make_remover(self.remover.name, self.storage, sampler, writer, self.versions, tracked=tracked)
+
+    def _check_left(self, sampler: Sampler) -> None:
+        """Check that a new sampler can do without the rows that were deleted."""
+        if self.left is not None:
+            sampler.drop_rows(torch.empty(0, dtype=torch.int64, device=self.ring.device), self.view())
 
     def set_writer(self, writer: Writer) -> Writer:
         """Exchange the writer; the new one goes on after the newest row."""
         check_pair(self.storage, writer)
-        if self.tracker is not None:
-            check_order(writer)
-        check_counting(self.sampler, writer, None, None)
-        self.sampler.check_parts(self.storage, writer)
+        for reader in self.readers:
+            if reader.tracker is not None:
+                check_order(writer)
+            check_counting(reader.sampler, writer, None, None)
+            reader.sampler.check_parts(self.storage, writer)
         check_versions(writer, self.versions)
         with self.lock:
             self._check_remover(self.sampler, writer)
@@ -1142,10 +1293,11 @@ class LocalEngine:
         """Exchange the storage and return the old one; ring, writer and sampler follow what the new one holds."""
         storage = source.storage
         check_pair(storage, self.writer)
-        check_sampler(storage, self.sampler)
-        self.sampler.check_parts(storage, self.writer)
-        if self.tracker is not None:
-            self.tracker.check_span(storage)
+        for reader in self.readers:
+            check_sampler(storage, reader.sampler)
+            reader.sampler.check_parts(storage, self.writer)
+            if reader.tracker is not None:
+                reader.tracker.check_span(storage)
         with self.lock:
             if len(storage):
                 self.writer.begin(len(storage))  # first: it may raise
@@ -1166,12 +1318,26 @@ class LocalEngine:
                 self.ring.take_over(len(storage), storage.cursor)
                 self.begin_sampler()
             self._begin_counts()
+            for view in self.views.live():
+                view.forget_rows(moved=True)
             self.waiters.wake()
             return old
 
     def _follow(self) -> None:
         """Take over the rows of a storage that something else has written: `storage.set`, or another buffer."""
         self.set_source(self.source)
+
+    def follow_storage(self) -> None:
+        """Take over the rows of the storage if something else has written them; the caller holds the lock."""
+        if self.storage.writes != self.counts.writes_seen:
+            self._follow()
+
+    def read_episodes(self) -> None:
+        """Read where episodes end off the stored rows before the next draw; the caller holds the lock."""
+        for reader in self.readers:
+            if reader.tracker is not None:
+                reader.tracker.forget()
+                reader.begin_sampler()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

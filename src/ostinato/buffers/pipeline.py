@@ -112,7 +112,7 @@ class Steps(NamedTuple, Generic[DrawnT]):
     """Makes the batch of a draw; runs in the worker."""
     may: Callable[[], bool] | None = None
     """Whether `draw` is permitted now; None where it always is."""
-    wait: Callable[[], None] | None = None
+    wait: Callable[[], object] | None = None
     """Waits, with the lock free, until the queue holds a draw or `may()` is true; raises when the time is up."""
     lost: Callable[[DrawnT], None] | None = None
     """Takes a draw back whose batch could not be made."""
@@ -293,6 +293,7 @@ class Pipeline:
         # page-locked batches are on their way to a GPU: prefetched ones are copied beside the learner's work
         self._stream = CopyStream() if depth and engine.pin and torch.cuda.is_available() else None
         self.prefetch: Prefetcher[Ticket] | None = Prefetcher(depth, engine.waiters) if depth else None
+        engine.queue = self.prefetch
         self.ended = False
         """Whether the buffer was shut down."""
         self._updates: UpdateQueue | None = None

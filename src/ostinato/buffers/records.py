@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ostinato._native import Direct
     from ostinato.buffers.checkpoint.save import Saves
     from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
+    from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters
@@ -114,24 +115,15 @@ class Engine(Protocol):
     Thread-safe. Hold `lock` to read several attributes that must fit together.
     """
 
-    lock: Any
-    waiters: Waiters
-    saves: Saves
-    source: Source
     sampler: Sampler
     generator: torch.Generator | None
-    pin: bool
-    """Whether batches are gathered into page-locked memory."""
+    queue: Prefetcher[Ticket] | None
+    """Draws whose batches are made ahead; None without prefetch. The pipeline of the buffer sets it."""
     pending: deque[Ticket]
     """Draws to be delivered first: those of a checkpoint, and those whose batches were dropped."""
     unit: SampleUnit | None
     tracker: EpisodeTracker | None
-    left: RowsLeft | None
-    """Rows present and free slots, once rows were deleted."""
-    remover: Remover | None
-    """Chooses the rows that new ones replace; None leaves that to the writer."""
     gate: Gate | None
-    versions: Versions | None
     era: int
     """Loads into a buffer that had rows: part of `index_generation`."""
     priority_path: tuple[str, ...] | None
@@ -144,6 +136,30 @@ class Engine(Protocol):
     """Whether draws made ahead go along with a pickled buffer."""
 
     @property
+    def lock(self) -> Any:
+        """The lock that guards everything."""
+
+    @property
+    def waiters(self) -> Waiters:
+        """The calls that wait under the lock."""
+
+    @property
+    def saves(self) -> Saves:
+        """The checkpoints that were made or loaded."""
+
+    @property
+    def source(self) -> Source:
+        """The storage and its collate function."""
+
+    @property
+    def pin(self) -> bool:
+        """Whether batches are gathered into page-locked memory."""
+
+    @property
+    def versions(self) -> Versions | None:
+        """The versions of the policy in the rows."""
+
+    @property
     def ring(self) -> Ring | SharedRing:
         """Rows, cursor and generations."""
 
@@ -154,6 +170,14 @@ class Engine(Protocol):
     @property
     def writer(self) -> Writer:
         """The writer."""
+
+    @property
+    def left(self) -> RowsLeft | None:
+        """Rows present and free slots, once rows were deleted."""
+
+    @property
+    def remover(self) -> Remover | None:
+        """What chooses the rows that new ones replace; None leaves that to the writer."""
 
     @property
     def rows_present(self) -> int:
@@ -203,7 +227,7 @@ class Engine(Protocol):
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
 
-    def delete(self, index: Any, generation: Any, drop: Callable[[], None]) -> Tensor:
+    def delete(self, index: Any, generation: Any) -> Tensor:
         """Delete rows at a user's index that are still those of the generations."""
 
     def update_present(self, update: ConditionalUpdate) -> ConditionalUpdateResult:
@@ -217,6 +241,9 @@ class Engine(Protocol):
 
     def can_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows returns at once, and does not raise."""
+
+    def can_write(self, rows: int) -> bool:
+        """Whether a write of so many rows goes ahead at once."""
 
     def clear(self, *, keep_count: bool = False) -> None:
         """Remove all rows and queued draws."""
@@ -236,8 +263,8 @@ class Engine(Protocol):
     def may_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows need not wait."""
 
-    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = ...) -> None:
-        """Return once a draw of so many rows need not wait, or one is queued."""
+    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = ...) -> int:
+        """Return the rows to draw, once such a draw need not wait, or one is queued."""
 
     def gather(self, ticket: Ticket) -> Rows | None:
         """Copy the rows of a draw."""
@@ -250,6 +277,9 @@ class Engine(Protocol):
 
     def begin_sampler(self) -> None:
         """Initialize the sampler's bookkeeping from the rows already stored."""
+
+    def read_episodes(self) -> None:
+        """Read where episodes end off the stored rows before the next draw."""
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler and return the old one."""

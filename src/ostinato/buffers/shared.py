@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ostinato._native import Direct
     from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
+    from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Gate, RateLimiter
@@ -113,6 +114,7 @@ class SharedEngine:
         self.source = Source(self._storage, source.collate)
         self.sampler = sampler
         self._writer = writer
+        self.queue: Prefetcher[Ticket] | None = None
         self.generator = generator
         self.pin = False
         self.priority_path: tuple[str, ...] | None = None
@@ -209,7 +211,7 @@ class SharedEngine:
         return {
             k: v
             for k, v in self.__dict__.items()
-            if k not in {"lock", "waiters", "saves", "pending", "_process", "_begun"}
+            if k not in {"lock", "waiters", "saves", "pending", "queue", "_process", "_begun"}
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -335,7 +337,7 @@ class SharedEngine:
         """Rows present."""
         return len(self._storage)
 
-    def delete(self, index: Any, generation: Any, drop: Callable[[], None]) -> Tensor:  # noqa: ARG002
+    def delete(self, index: Any, generation: Any) -> Tensor:  # noqa: ARG002
         """Raise: processes write in ring order.
 
         Raises:
@@ -420,8 +422,13 @@ class SharedEngine:
         """Whether there is a whole row."""
         return self._storage.laid_out and self._ring.committed > 0
 
-    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> None:
+    def can_write(self, rows: int) -> bool:  # noqa: ARG002
+        """Return True: writers wait for nothing."""
+        return True
+
+    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> int:  # noqa: ARG002
         """Return at once."""
+        return rows
 
     def _fresh(self, batch_size: int) -> tuple[Draw, int]:
         """Return a draw, and the number of a write before which all its rows were whole."""
@@ -511,6 +518,9 @@ class SharedEngine:
         return changed
 
     # -- what other processes could not follow -------------------------------------------------------------------------
+
+    def read_episodes(self) -> None:
+        """Do nothing: shared buffers track no episodes."""
 
     def begin_sampler(self) -> None:
         """Do nothing: priorities are there with their rows."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from ostinato.buffers.portion import Offer
 from ostinato.distributed.ray_client import is_lost, ray, result_of, short_message
+from ostinato.distributed.snapshot import ChangeCounts
 from ostinato.errors import LostBufferError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class ShardClient:
         self.timeout_s = timeout_s
         self.missing: dict[int, str] = {}
         """Shards that do not answer, and why."""
+        self.changes = ChangeCounts.of(self.actors)
         self._rows: dict[int, int] = {}  # when last known
         self._eras: dict[int, int] = {}
         self._probes: dict[int, tuple[float, Any]] = {}
@@ -122,6 +124,7 @@ class ShardClient:
                 continue
             if found is not None:
                 results[i] = found[0]
+        self.changes.record(method, arguments)
         return results, errors
 
     def call_all(self, method: str, *arguments: Any, timeout_s: float | None = _DEFAULT_TIMEOUT) -> dict[int, Any]:

@@ -23,12 +23,14 @@ from ostinato.distributed.checkpoints import (
     save_shards,
     shard_directories,
 )
-from ostinato.distributed.rate_limit_actor import RateLimitClient
+from ostinato.distributed.fleet_actor import start_fleet_actor, wait_for_fleet_actor
+from ostinato.distributed.rate_limits import RateLimitClient, check_limiter, check_minimum
 from ostinato.distributed.ray_client import init_ray, pop_service, ray, start_actor, wait_until_ready
 from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.serialization import Serialized
 from ostinato.distributed.shard_client import ShardClient
+from ostinato.distributed.snapshot import read_age
 from ostinato.distributed.writing import (
     ShardInfo,
     ShardWriter,
@@ -131,24 +133,44 @@ def _check_options(
         check_seconds("checkpoint_every_s", checkpoint_every_s)
 
 
-def _start_shards(
-    specs: Sequence[ShardSpec], remote_config: Mapping[str, Any] | None, placement: Placement
-) -> tuple[list[Any], ShardInfo]:
-    """Start the actors and wait until all are ready; errors of their constructors are raised."""
-    actors = [
-        start_actor(ShardActor, remote_config, spec, max_restarts=-1, **options)
-        for spec, options in zip(specs, placement.options, strict=True)
-    ]
-    found = [wait_until_ready(actor, f"shard {i} of {len(specs)}") for i, actor in enumerate(actors)]
-    return actors, ShardInfo(*(found[0][name] for name in ShardInfo._fields))
+def _start_actors(
+    specs: Sequence[ShardSpec],
+    remote_config: Mapping[str, Any] | None,
+    placement: Placement,
+    limiter: RateLimiter | None,
+) -> tuple[list[Any], Any, ShardInfo]:
+    """Start the shards and the actor of the fleet, and wait until all are ready.
+
+    If that fails, all are ended, and the error of the constructor that raised is raised.
+    """
+    started: list[Any] = []
+    try:
+        for spec, options in zip(specs, placement.options, strict=True):
+            started.append(start_actor(ShardActor, remote_config, spec, max_restarts=-1, **options))
+        shards = started[:]
+        started.append(start_fleet_actor(shards, limiter))
+        found = [wait_until_ready(actor, f"shard {i} of {len(specs)}") for i, actor in enumerate(shards)]
+        info = ShardInfo(*(found[0][name] for name in ShardInfo._fields))
+        if limiter is not None:
+            check_minimum(limiter, len(specs), info.capacity)
+        wait_for_fleet_actor(started[-1])
+    except BaseException:
+        for actor in started:
+            ray().kill(actor)
+        placement.remove()
+        raise
+    return shards, started[-1], info
 
 
 class _Connection(NamedTuple):
     """What a handle needs to reach the shards; it is what pickled handles hold."""
 
     actors: list[Any]
+    fleet: Any
+    """The `FleetActor`."""
     info: ShardInfo
     shard_timeout_s: float
+    snapshot_age_s: float
     prefetch: int
     sticky: bool
     home: int | None
@@ -194,6 +216,9 @@ class ShardedReplayBuffer:
         resume: Begin with the checkpoints in `checkpoint_dir`; without it there must be none.
         placement: "SPREAD", "STRICT_SPREAD" (one shard per node), "PACK" or "STRICT_PACK"; None leaves it to Ray.
         shard_timeout_s: How long to wait for the draw of a shard before it is left out.
+        snapshot_age_s: For how many seconds batches may be drawn from masses and draws of one moment, so that a batch
+            calls only the shards that it has rows of. Changes by this process are seen at once, those by others after
+            this time at the latest. 0 asks all shards for every batch. None is 0 for fewer than 16 shards, else 1.
         ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet.
         remote_config: Options of each actor, as for `ray.remote`.
         **options: Options of `replay_buffer_cls`, for each shard; capacities are those of one shard. Three of them are
@@ -201,8 +226,8 @@ class ShardedReplayBuffer:
 
             - `generator`: chooses the shards, and their seeds; None is torch's global generator.
             - `prefetch`: batches to keep ready in each handle; needs `batch_size`.
-            - `rate_limiter`: when readers and writers wait for each other, over all shards and handles. It counts in an
-              actor of its own, which every call asks first; the counts begin anew when rows are loaded.
+            - `rate_limiter`: when readers and writers wait for each other, over all shards and handles. It counts in
+              the actor of the fleet, which every call asks first; the counts begin anew when rows are loaded.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -229,6 +254,7 @@ class ShardedReplayBuffer:
         resume: bool = False,
         placement: str | None = None,
         shard_timeout_s: float = 30.0,
+        snapshot_age_s: float | None = None,
         ray_init_config: Mapping[str, Any] | None = None,
         remote_config: Mapping[str, Any] | None = None,
         **options: Unpack[AnyBufferOptions],
@@ -238,11 +264,13 @@ class ShardedReplayBuffer:
             msg = f"num_shards must be in [1, {MAX_SHARDS}], got {number}"
             raise OptionError(msg)
         _check_options(route, shard_timeout_s, checkpoint_dir, checkpoint_every_s, resume=resume)
+        age_s = read_age(snapshot_age_s, number)
         pop_service("ShardedReplayBuffer", options)
         directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
         generator = check_generator(options.pop("generator", None))
         prefetch = check_prefetch(options.pop("prefetch", None), options.get("batch_size"))
         rate_limiter = options.pop("rate_limiter", None)
+        check_limiter(rate_limiter)
         seeds = torch.randint(2**62, (number,), generator=generator, device="cpu").tolist()
         check_checkpoint_dir(directory, number, resume=resume)
         buffer = BufferSpec(replay_buffer_cls, args, dict(options), None)
@@ -253,28 +281,24 @@ class ShardedReplayBuffer:
             ShardSpec(buffer._replace(seed=seed), path, checkpoint_every_s, resume)
             for seed, path in zip(seeds, shard_directories(directory, number), strict=True)
         ]
-        try:
-            actors, info = _start_shards(specs, remote_config, place)
-            limiter = None
-            if rate_limiter is not None:
-                limiter = RateLimitClient.start(rate_limiter, actors, capacity=info.capacity, counting=info.counting)
-        except Exception:
-            place.remove()
-            raise
+        actors, fleet, info = _start_actors(specs, remote_config, place, rate_limiter)
+        limiter = None if rate_limiter is None else RateLimitClient(fleet, rate_limiter)
         sticky = route == "sticky"
-        connection = _Connection(actors, info, shard_timeout_s, prefetch, sticky, None, limiter, directory, place)
-        self._connect(connection, generator)
+        reach = actors, fleet, info, shard_timeout_s, age_s
+        self._connect(_Connection(*reach, prefetch, sticky, None, limiter, directory, place), generator)
 
     def _connect(self, connection: _Connection, generator: torch.Generator | None) -> None:
         info, limiter = connection.info, connection.limiter
         shards = ShardClient(
             connection.actors, connection.shard_timeout_s, (lambda: None) if limiter is None else limiter.recount
         )
-        consumer = RowConsumer(shards, waits=connection.waits) if info.counting else None
+        age_s = connection.snapshot_age_s
+        consumer = RowConsumer(shards, waits=connection.waits, snapshot_age_s=age_s) if info.counting else None
         self._connection = connection
         self._closed = False
         self._shards = shards
-        self._batches = ShardPrefetcher(ShardSampler(shards, generator, limiter, consumer), connection.prefetch)
+        sampler = ShardSampler(shards, generator, limiter, consumer, age_s)
+        self._batches = ShardPrefetcher(sampler, connection.prefetch)
         self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=connection.sticky, home=connection.home)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -662,8 +686,6 @@ class ShardedReplayBuffer:
         self._batches.drop()
         if not ray().is_initialized():
             return  # the actors ended with Ray
-        for actor in self._shards.actors:
+        for actor in (*self._shards.actors, self._connection.fleet):
             ray().kill(actor)
-        if self._connection.limiter is not None:
-            ray().kill(self._connection.limiter.actor)
         self._connection.placement.remove()
