@@ -112,6 +112,8 @@ class LocalEngine:
     pickles_queue = True
     direct: Direct | None = None
     """Native calls that write and draw in place of the methods here; see `ostinato.buffers.direct`."""
+    left: RowsLeft | None = None
+    """Rows present and free slots, once rows were deleted; None with a sampler that keeps them itself."""
     direct_tried = False
     """Whether `direct` was looked for since the parts changed."""
 
@@ -153,8 +155,6 @@ class LocalEngine:
         self.stale_updates: int | Tensor = 0
         self.restores = 0
         """Loads that failed after they had changed rows, which were brought back."""
-        self.left: RowsLeft | None = None
-        """Rows present and free slots, once rows were deleted; None with a sampler that keeps them itself."""
         self.tracker = self._make_tracker(sampler)
         check_pair(storage, writer)
         check_sampler(storage, sampler)
@@ -167,8 +167,7 @@ class LocalEngine:
         self.gate: Gate | None = None
         self.begin_limiter(limiter)
         self.versions = begin_versions(version_key, writer, len(storage))
-        tracked = self.tracker is not None or unit is not None
-        self.remover = make_remover(remover, storage, sampler, writer, self.versions, tracked=tracked)
+        self.remover = make_remover(remover, storage, sampler, writer, self.versions, tracked=self._is_tracked())
         writer.follow(self.generations_of)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -453,8 +452,8 @@ class LocalEngine:
         """Return the slots that the remover chooses for new rows; None leaves them to the writer."""
         keys = np.zeros(0) if versions is None else versions.astype(np.float64)
         if remover.name == "lowest_priority":
-            known = given if given is not None else torch.full((rows,), self.sampler.default_priority, device="cpu")
-            keys = known.to("cpu", torch.float64).numpy()
+            default = np.full(rows, as_sampler(self.sampler).default_priority)
+            keys = default if given is None else given.cpu().numpy()
         left = as_counting(self.sampler).free if self.sampler.leaves else self.left and self.left.free
         return remover.place(rows, self.ring, left, keys, self._read_keys)
 
@@ -816,7 +815,7 @@ class LocalEngine:
         for change in changes:
             change()
         if self.remover is not None:
-            self.remover.touch(slots if self.left is None else slots[self.left.allowed(slots)])
+            self.remover.touch(slots if self.left is None else slots[self.left.allowed(slots)], edited=not same)
         if path is not None and slots.numel():
             self.writer.rerank(slots, storage.scores_at(slots, path))
         for reader, tracker, marks in before:

@@ -266,8 +266,7 @@ class Ring:
     def _all_in_ring(self, size: int) -> Tensor:
         """Return the generations of the first slots while rows are in ring order, without the passes of `_in_ring`."""
         newest, split = self.written - self.cursor + 1, min(self.cursor, size)
-        array = torch.empty(size, dtype=torch.int64, device=self.device)
-        torch.arange(newest, newest + split, out=array[:split])
-        torch.arange(newest - self.capacity + split, newest - self.capacity + size, out=array[split:])
+        array = torch.arange(newest, newest + size, device=self.device)
+        array[split:] -= self.capacity
         array[self.rows :] = 0
         return array

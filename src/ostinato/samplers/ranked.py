@@ -602,7 +602,7 @@ class HeapSampler(PrioritySampler, CountingSampler):
             return (-keys if self.order == "max" else keys), _generations(view, slots)
 
         draw = _as_draw(self._top.draw(view, batch_size, read), view)
-        return draw._replace(weights=torch.ones(draw.slots.shape[0], device=view.device))
+        return draw._replace(weights=torch.ones_like(draw.slots, dtype=torch.float32))
 
     def check_draw(self, view: View, batch_size: int) -> None:
         """Raise what `draw` would raise."""
