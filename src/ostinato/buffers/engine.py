@@ -114,6 +114,8 @@ class LocalEngine:
     """Native calls that write and draw in place of the methods here; see `ostinato.buffers.direct`."""
     left: RowsLeft | None = None
     """Rows present and free slots, once rows were deleted; None with a sampler that keeps them itself."""
+    remover: Remover | None = None
+    """What chooses the rows that new ones replace; None leaves that to the writer."""
     direct_tried = False
     """Whether `direct` was looked for since the parts changed."""
 
@@ -680,8 +682,7 @@ class LocalEngine:
 
     def _is_there(self, slots: Tensor, generations: Tensor | None) -> Tensor:
         """Return which slots hold rows, those of the generations if there are some, bool `[n]`."""
-        if generations is None:
-            check_rows(slots, self.ring.rows)
+        check_rows(slots, self.storage.capacity)
         inside = (slots >= 0) & (slots < self.ring.rows)
         where = torch.where(inside, slots, 0)
         if not self.ring.rows:

@@ -581,7 +581,7 @@ class ReplayBuffer(Sampling):
             Which rows were there, and are deleted: bool of the shape of the index, on the device of the storage.
 
         Raises:
-            SlotError: without generations, if an index is beyond the rows stored; nothing is changed.
+            SlotError: if an index is beyond the capacity; nothing is changed.
             OptionError: if single rows cannot leave: windows or episodes, `ndim=2`, `single_copy`, `max_bytes`, a
                 writer that chooses slots itself, a sampler with `drop_last` or `endless`; nothing is changed.
 
