@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import warnings
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
 from ostinato.buffers.rate_limit import Flow, RateLimiter, Stock
+from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.ray_client import POLL_S, RETRY, Retry, ray, result_of, short_message
 from ostinato.errors import KindError, LostBufferError, OptionError, WaitTimeoutError
 
@@ -23,6 +25,7 @@ __all__ = [
     "RowCounter",
     "check_limiter",
     "check_minimum",
+    "warn_of_rules",
 ]
 
 GRACE_S = 5.0
@@ -279,6 +282,22 @@ class RateLimits:
         self._begun = True
         self._notify_all()
 
+    async def state(self) -> dict[str, Any]:
+        """Return the counts, and the rules that they were counted under."""
+        return self._flow.state_dict()
+
+    async def restore(self, state: dict[str, Any] | None) -> str | None:
+        """Restore counts that `state` returned; under other rules, and with None, reset them to the rows present.
+
+        Returns:
+            What differs in the rules, in words; None for nothing.
+        """
+        await self._counter.wait_for(self._counter.request())
+        differing = self._flow.load_state_dict(state, self._counter.rows)
+        self._begun = True
+        self._notify_all()
+        return differing
+
     async def totals(self) -> tuple[int, int]:
         """Return the rows written and drawn since the counts began."""
         return self._flow.written, self._flow.drawn
@@ -326,18 +345,31 @@ def check_minimum(limiter: RateLimiter, shards: int, capacity: int) -> None:
         raise OptionError(msg)
 
 
+def warn_of_rules(differing: str | None) -> None:
+    """Warn that counts were saved under other rules, if these differ."""
+    if differing is not None:
+        warnings.warn(
+            f"the checkpoint was saved under another rate limiter: {differing}. The fleet keeps its own, and the "
+            "counts begin anew",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
 @final
 class RateLimitClient:
-    """Waits until the actor allows a call. May be pickled.
+    """Waits until the actor allows a call.
 
     Args:
         actor: The `FleetActor`.
         limiter: Its rules.
+        check_gone: Raises `LostBufferError` if the shards are gone for good.
     """
 
-    def __init__(self, actor: Any, limiter: RateLimiter) -> None:
+    def __init__(self, actor: Any, limiter: RateLimiter, check_gone: Callable[[], None]) -> None:
         self.actor = actor
         self.limiter = limiter
+        self._check_gone = check_gone
 
     def acquire(self, kind: Kind, rows: int, timeout_s: float | None) -> float:
         """Wait until `rows` may be written or drawn; return how many seconds are left then.
@@ -351,6 +383,7 @@ class RateLimitClient:
             LostBufferError: The actor is dead and not restarted.
             WaitTimeoutError: The time is up, or the actor does not answer; nothing has changed.
         """
+        check_connected()
         limit_s = self.limiter.timeout_s if timeout_s is None else timeout_s
         began = time.monotonic()
         waited_s = 0.0
@@ -363,7 +396,7 @@ class RateLimitClient:
                     "answer: it is stopped, starved, or being restarted; nothing has changed, try again"
                 )
                 raise WaitTimeoutError(msg)
-            found = _result(call)
+            found = self._result(call)
             waited_s = time.monotonic() - began
             if found is not RETRY:
                 return max(0.0, limit_s - waited_s)
@@ -386,6 +419,19 @@ class RateLimitClient:
         """Report that rows may be lost. Does not wait."""
         self.actor.recount.options(max_task_retries=0).remote()
 
+    def restore(self, saved: dict[str, Any] | None, timeout_s: float) -> None:
+        """Restore the counts of a checkpoint; saved under other rules, or not saved, they begin with the rows present.
+
+        Args:
+            saved: What was saved about all shards; None for a checkpoint of an earlier version.
+            timeout_s: How long to wait for the shards.
+
+        Raises:
+            LostBufferError: The actor is dead.
+            WaitTimeoutError: It does not answer within `timeout_s` and `GRACE_S`.
+        """
+        warn_of_rules(self._answer(self.actor.restore_limits.remote((saved or {}).get("limiter")), timeout_s))
+
     def begin(self, timeout_s: float) -> None:
         """Reset the counts to the rows that are present.
 
@@ -393,35 +439,38 @@ class RateLimitClient:
             LostBufferError: The actor is dead.
             WaitTimeoutError: It does not answer within `timeout_s` and `GRACE_S`.
         """
-        call = self.actor.begin.remote()
+        self._answer(self.actor.begin.remote(), timeout_s)
+
+    def _answer(self, call: Any, timeout_s: float) -> Any:
+        """Return the result of a call that counts the rows in the shards."""
         if not _finishes(call, timeout_s + GRACE_S):
             msg = (
                 f"{_NAME} has not answered for {timeout_s + GRACE_S:g} s: it resets its counts when it continues; the "
                 "rows are in place already"
             )
             raise WaitTimeoutError(msg)
-        _result(call)
+        return self._result(call)
+
+    def _result(self, reference: Any) -> Any:
+        """Return the result of a call to the actor.
+
+        Raises:
+            LostBufferError: The actor is dead.
+            OstinatoError: The actor raised it.
+        """
+        try:
+            return result_of(reference, _NAME)
+        except LostBufferError as error:
+            self._check_gone()
+            reason = short_message(error.__cause__ or error)
+            msg = (
+                f"{_NAME} is gone for good ({reason}): no call can proceed any more; shards keep their rows, so save "
+                "them with dumps(path) and load them into a new buffer"
+            )
+            raise LostBufferError(msg) from error
 
 
 def _finishes(reference: Any, seconds: float) -> bool:
     """Return whether a call finishes within `seconds`."""
     limit = seconds if seconds < threading.TIMEOUT_MAX else None
     return bool(ray().wait([reference], timeout=limit)[0])
-
-
-def _result(reference: Any) -> Any:
-    """Return the result of a call to the actor.
-
-    Raises:
-        LostBufferError: The actor is dead.
-        OstinatoError: The actor raised it.
-    """
-    try:
-        return result_of(reference, _NAME)
-    except LostBufferError as error:
-        reason = short_message(error.__cause__ or error)
-        msg = (
-            f"{_NAME} is gone for good ({reason}): no call can proceed any more; shards keep their rows, so save them "
-            "with dumps(path) and load them into a new buffer"
-        )
-        raise LostBufferError(msg) from error

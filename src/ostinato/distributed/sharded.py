@@ -8,32 +8,37 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, final,
 
 import torch
 
-from ostinato._optional import require
 from ostinato.buffers import BufferStats, ReplayBuffer
+from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
 from ostinato.buffers.rate_limit import check_wait
 from ostinato.buffers.stats import combine
-from ostinato.distributed.actors import BufferSpec, ShardActor, ShardSpec
+from ostinato.distributed.actor_names import FLEET, check_free, connect, names_of, take_names
+from ostinato.distributed.actors import BufferSpec, ShardSpec
 from ostinato.distributed.batch_stream import ShardPrefetcher
 from ostinato.distributed.checkpoints import (
     ShardReport,
     check_checkpoint_dir,
     load_shards,
+    read_fleet,
     report_shards,
+    require_all,
     save_shards,
     shard_directories,
 )
-from ostinato.distributed.fleet_actor import start_fleet_actor, wait_for_fleet_actor
-from ostinato.distributed.rate_limits import RateLimitClient, check_limiter, check_minimum
-from ostinato.distributed.ray_client import init_ray, pop_service, ray, start_actor, wait_until_ready
+from ostinato.distributed.fleet import Fleet, attach_fleet, check_placement, reserve_placement, start_fleet
+from ostinato.distributed.rate_limits import RateLimitClient, check_limiter
+from ostinato.distributed.ray_client import init_ray, pop_service, ray, result_of
 from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.serialization import Serialized
 from ostinato.distributed.shard_client import ShardClient
+from ostinato.distributed.shard_updates import update_shards
 from ostinato.distributed.snapshot import read_age
 from ostinato.distributed.writing import (
     ShardInfo,
     ShardWriter,
+    delete_rows,
     one_shard,
     parse_batch_update,
     parse_shard_update,
@@ -42,84 +47,33 @@ from ostinato.distributed.writing import (
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
+    from concurrent.futures import Future
     from types import TracebackType
 
     from torch import Tensor
 
+    from ostinato.buffers import ConditionalUpdateResult
     from ostinato.buffers.options import AnyBufferOptions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.trajectory_view import Trajectory
 
-__all__ = ["Placement", "ShardedReplayBuffer", "reserve_placement"]
+__all__ = ["ShardedReplayBuffer"]
 
-_STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
-_PLACEMENT_TIMEOUT_S = 60.0
 _ROUTES = ("round_robin", "sticky")
-
-
-# -- starting the shards ----------------------------------------------------------------------------------------------
-
-
-class Placement(NamedTuple):
-    """Scheduling options of each actor, and the placement group to remove at the end."""
-
-    options: list[dict[str, Any]]
-    group: Any = None
-
-    def remove(self) -> None:
-        """Remove the placement group."""
-        if self.group is not None:
-            ray().util.remove_placement_group(self.group)
-
-
-def reserve_placement(strategy: str | None, shards: int, remote_config: Mapping[str, Any] | None) -> Placement:
-    """Reserve resources for each shard.
-
-    Args:
-        strategy: Strategy of a Ray placement group; None leaves the placement to Ray.
-        shards: Number of shards.
-        remote_config: Options of each actor, which give its resources: `num_cpus` (1 by default), `num_gpus`,
-            `resources`.
-
-    Raises:
-        OptionError: There is no such strategy, or the cluster does not have the resources.
-    """
-    if strategy is None:
-        return Placement([{} for _ in range(shards)])
-    if strategy not in _STRATEGIES:
-        msg = f"placement must be None or one of {list(_STRATEGIES)}, got {strategy!r}"
-        raise OptionError(msg)
-    given = remote_config or {}
-    nodes = [node for node in ray().nodes() if node["Alive"]]
-    if strategy == "STRICT_SPREAD" and len(nodes) < shards:
-        msg = (
-            f"placement='STRICT_SPREAD' needs a node for each of {shards} shards, the cluster has {len(nodes)}: take "
-            "fewer shards, or 'SPREAD'"
-        )
-        raise OptionError(msg)
-    scheduling = require("ray.util.scheduling_strategies", "ray")
-    need = {"CPU": given.get("num_cpus", 1), "GPU": given.get("num_gpus", 0), **given.get("resources", {})}
-    bundle = {name: amount for name, amount in need.items() if amount}
-    group = ray().util.placement_group([bundle] * shards, strategy=strategy)
-    if not group.wait(_PLACEMENT_TIMEOUT_S):
-        ray().util.remove_placement_group(group)
-        free = {name: count for name, count in ray().available_resources().items() if not name.startswith("node:")}
-        msg = f"the cluster has no room for {shards} shards of {bundle} with placement={strategy!r}: it has {free}"
-        raise OptionError(msg)
-    options = [
-        {
-            "scheduling_strategy": scheduling.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i),
-            "num_cpus": need["CPU"],
-        }
-        for i in range(shards)
-    ]
-    return Placement(options, group)
+_MAX_SAVE_FAILURES = 3
+"""Default of `max_save_failures`."""
 
 
 def _check_options(
-    route: str, shard_timeout_s: float, checkpoint_dir: Any, checkpoint_every_s: float | None, *, resume: bool
+    route: str,
+    shard_timeout_s: float,
+    checkpoint_dir: Any,
+    checkpoint_every_s: float | None,
+    max_save_failures: int | None,
+    *,
+    resume: bool,
 ) -> None:
     """Raise `OptionError` for options that are invalid or exclude each other."""
     if route not in _ROUTES:
@@ -131,59 +85,27 @@ def _check_options(
     check_seconds("shard_timeout_s", shard_timeout_s)
     if checkpoint_every_s is not None:
         check_seconds("checkpoint_every_s", checkpoint_every_s)
-
-
-def _start_actors(
-    specs: Sequence[ShardSpec],
-    remote_config: Mapping[str, Any] | None,
-    placement: Placement,
-    limiter: RateLimiter | None,
-) -> tuple[list[Any], Any, ShardInfo]:
-    """Start the shards and the actor of the fleet, and wait until all are ready.
-
-    If that fails, all are ended, and the error of the constructor that raised is raised.
-    """
-    started: list[Any] = []
-    try:
-        for spec, options in zip(specs, placement.options, strict=True):
-            started.append(start_actor(ShardActor, remote_config, spec, max_restarts=-1, **options))
-        shards = started[:]
-        started.append(start_fleet_actor(shards, limiter))
-        found = [wait_until_ready(actor, f"shard {i} of {len(specs)}") for i, actor in enumerate(shards)]
-        info = ShardInfo(*(found[0][name] for name in ShardInfo._fields))
-        if limiter is not None:
-            check_minimum(limiter, len(specs), info.capacity)
-        wait_for_fleet_actor(started[-1])
-    except BaseException:
-        for actor in started:
-            ray().kill(actor)
-        placement.remove()
-        raise
-    return shards, started[-1], info
+    if max_save_failures is not None:
+        positive("max_save_failures", max_save_failures)
+        if checkpoint_every_s is None:
+            msg = "max_save_failures counts periodic checkpoints: it needs checkpoint_every_s"
+            raise OptionError(msg)
 
 
 class _Connection(NamedTuple):
     """What a handle needs to reach the shards; it is what pickled handles hold."""
 
-    actors: list[Any]
-    fleet: Any
-    """The `FleetActor`."""
+    fleet: Fleet
     info: ShardInfo
-    shard_timeout_s: float
-    snapshot_age_s: float
-    prefetch: int
-    sticky: bool
-    home: int | None
+    home: int | None = None
     """Shard to write to; None takes the one after that of the previous handle."""
-    limiter: RateLimitClient | None
-    directory: Path | None
-    """Where checkpoints go."""
-    placement: Placement
+    client: bool = False
+    """Whether the handle came from `client()`, and must not end the service."""
 
     @property
     def waits(self) -> bool:
         """Whether readers and writers may wait for each other."""
-        return self.info.waits or self.limiter is not None
+        return self.info.waits or self.fleet.rate_limiter is not None
 
 
 # -- the handle -------------------------------------------------------------------------------------------------------
@@ -213,21 +135,29 @@ class ShardedReplayBuffer:
             episode together; "round_robin" to one shard after the other.
         checkpoint_dir: Where shards are saved, one directory each. Every machine that may run a shard must see it.
         checkpoint_every_s: Save each shard that was written to at this interval; None saves only in `checkpoint()`.
+        max_save_failures: Periodic checkpoints of a shard that may fail in a row, 3 by default. Every handle warns at
+            its next call when they begin to fail; after this number, writes to the shard raise `CheckpointError`
+            before they store anything, until a checkpoint succeeds.
         resume: Begin with the checkpoints in `checkpoint_dir`; without it there must be none.
         placement: "SPREAD", "STRICT_SPREAD" (one shard per node), "PACK" or "STRICT_PACK"; None leaves it to Ray.
         shard_timeout_s: How long to wait for the draw of a shard before it is left out.
         snapshot_age_s: For how many seconds batches may be drawn from masses and draws of one moment, so that a batch
             calls only the shards that it has rows of. Changes by this process are seen at once, those by others after
             this time at the latest. 0 asks all shards for every batch. None is 0 for fewer than 16 shards, else 1.
+        name: Name by which `attach` returns a handle in other programs of the cluster.
+        lifetime: "detached" lets the buffer outlive the process that makes it, until `close` of a handle; it needs a
+            `name`. None ends it with that process, or with its last handle there.
+        namespace: Namespace of the name; None is "ostinato".
         ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet.
-        remote_config: Options of each actor, as for `ray.remote`.
+        remote_config: Options of the actor of each shard, as for `ray.remote`. The actor of the fleet gets its
+            `runtime_env`, `scheduling_strategy` and `label_selector`, and reserves no resources.
         **options: Options of `replay_buffer_cls`, for each shard; capacities are those of one shard. Three of them are
             for all shards together:
 
             - `generator`: chooses the shards, and their seeds; None is torch's global generator.
             - `prefetch`: batches to keep ready in each handle; needs `batch_size`.
             - `rate_limiter`: when readers and writers wait for each other, over all shards and handles. It counts in
-              the actor of the fleet, which every call asks first; the counts begin anew when rows are loaded.
+              the actor of the fleet, which every call asks first; checkpoints hold the counts.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -251,10 +181,14 @@ class ShardedReplayBuffer:
         route: str = "sticky",
         checkpoint_dir: str | Path | None = None,
         checkpoint_every_s: float | None = None,
+        max_save_failures: int | None = None,
         resume: bool = False,
         placement: str | None = None,
         shard_timeout_s: float = 30.0,
         snapshot_age_s: float | None = None,
+        name: str | None = None,
+        lifetime: Literal["detached"] | None = None,
+        namespace: str | None = None,
         ray_init_config: Mapping[str, Any] | None = None,
         remote_config: Mapping[str, Any] | None = None,
         **options: Unpack[AnyBufferOptions],
@@ -263,7 +197,9 @@ class ShardedReplayBuffer:
         if number > MAX_SHARDS:
             msg = f"num_shards must be in [1, {MAX_SHARDS}], got {number}"
             raise OptionError(msg)
-        _check_options(route, shard_timeout_s, checkpoint_dir, checkpoint_every_s, resume=resume)
+        saving = checkpoint_dir, checkpoint_every_s, max_save_failures
+        _check_options(route, shard_timeout_s, *saving, resume=resume)
+        check_placement(placement)
         age_s = read_age(snapshot_age_s, number)
         pop_service("ShardedReplayBuffer", options)
         directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
@@ -273,33 +209,73 @@ class ShardedReplayBuffer:
         check_limiter(rate_limiter)
         seeds = torch.randint(2**62, (number,), generator=generator, device="cpu").tolist()
         check_checkpoint_dir(directory, number, resume=resume)
+        saved = None if directory is None or not resume else read_fleet(directory)
+        names, actor_options = take_names("ShardedReplayBuffer", name, lifetime, namespace, remote_config)
         buffer = BufferSpec(replay_buffer_cls, args, dict(options), None)
         buffer.check_names("ShardedReplayBuffer")
         init_ray(ray_init_config)
-        place = reserve_placement(placement, number, remote_config)
+        check_free("ShardedReplayBuffer", names)
+        place = reserve_placement(placement, number, actor_options, detached=names.detached)
+        most, where = max_save_failures or _MAX_SAVE_FAILURES, (names.actor(FLEET), names.namespace)
+        one = ShardSpec(buffer, None, checkpoint_every_s, resume, 0, number, where, most, rate_limiter is not None)
         specs = [
-            ShardSpec(buffer._replace(seed=seed), path, checkpoint_every_s, resume)
-            for seed, path in zip(seeds, shard_directories(directory, number), strict=True)
+            one._replace(buffer=buffer._replace(seed=seed), path=path, shard=i)
+            for i, (seed, path) in enumerate(zip(seeds, shard_directories(directory, number), strict=True))
         ]
-        actors, fleet, info = _start_actors(specs, remote_config, place, rate_limiter)
-        limiter = None if rate_limiter is None else RateLimitClient(fleet, rate_limiter)
         sticky = route == "sticky"
-        reach = actors, fleet, info, shard_timeout_s, age_s
-        self._connect(_Connection(*reach, prefetch, sticky, None, limiter, directory, place), generator)
+        fleet = Fleet(names, place, rate_limiter, shard_timeout_s, age_s, prefetch, sticky, directory)
+        fleet, described = start_fleet(fleet, specs, actor_options, saved)
+        self._connect(_Connection(fleet, ShardInfo.of(described)), generator)
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        namespace: str | None = None,
+        *,
+        timeout_s: float = 60.0,
+        ray_init_config: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Return a handle to the buffer that was made with `name`, by any program that is connected to the cluster.
+
+        It is like the handle of the constructor: its `close` ends the buffer for all.
+
+        Args:
+            name: The name.
+            namespace: Namespace of the name, if the constructor got one.
+            timeout_s: Longest wait for the actors, some of which may be restarting.
+            ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet; None connects to the
+                cluster of this machine, or to that of `RAY_ADDRESS`.
+
+        Raises:
+            LostBufferError: There is no such buffer, or its shards are gone for good.
+            NoAnswerError: Its actors do not answer in time.
+            OptionError: The name is invalid.
+        """
+        check_seconds("timeout_s", timeout_s)
+        names = names_of("ShardedReplayBuffer", name, namespace)
+        connect(ray_init_config)
+        fleet, described = attach_fleet(names, timeout_s)
+        handle = object.__new__(cls)
+        handle.__setstate__({"connection": _Connection(fleet, ShardInfo.of(described))})
+        return handle
 
     def _connect(self, connection: _Connection, generator: torch.Generator | None) -> None:
-        info, limiter = connection.info, connection.limiter
-        shards = ShardClient(
-            connection.actors, connection.shard_timeout_s, (lambda: None) if limiter is None else limiter.recount
-        )
-        age_s = connection.snapshot_age_s
+        fleet, info = connection.fleet, connection.info
+        shards = ShardClient(fleet.shards, fleet.shard_timeout_s, fleet.why_gone)
+        limiter = None
+        if fleet.rate_limiter is not None:
+            limiter = RateLimitClient(fleet.actor, fleet.rate_limiter, shards.check_gone)
+            shards.on_change = limiter.recount
+        age_s = fleet.snapshot_age_s
         consumer = RowConsumer(shards, waits=connection.waits, snapshot_age_s=age_s) if info.counting else None
         self._connection = connection
-        self._closed = False
+        self._limiter = limiter
         self._shards = shards
+        self._updates = UpdateQueue()
         sampler = ShardSampler(shards, generator, limiter, consumer, age_s)
-        self._batches = ShardPrefetcher(sampler, connection.prefetch)
-        self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=connection.sticky, home=connection.home)
+        self._batches = ShardPrefetcher(sampler, fleet.prefetch)
+        self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=fleet.sticky, home=connection.home)
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickled handle reaches the same shards; it has a home shard and a random seed of its own."""
@@ -346,7 +322,7 @@ class ShardedReplayBuffer:
     @property
     def rate_limiter(self) -> RateLimiter | None:
         """The limiter; None if the constructor got none."""
-        return None if self._connection.limiter is None else self._connection.limiter.limiter
+        return self._connection.fleet.rate_limiter
 
     @property
     def write_count(self) -> int:
@@ -359,15 +335,15 @@ class ShardedReplayBuffer:
         Raises:
             OptionError: There is no such shard.
         """
-        if type(shard) is not int or not 0 <= shard < self.num_shards:
-            msg = f"shard must be an integer in [0, {self.num_shards}), got {shard!r}"
-            raise OptionError(msg)
-        return self._handle(sticky=True, home=shard)
+        return self._handle(sticky=True, home=self._check_shard(shard))
 
     def _handle(self, **changes: Any) -> ShardedReplayBuffer:
-        """Return another handle of the same shards."""
+        """Return another handle of the same shards, with other fields of the connection or its fleet."""
+        connection = self._connection
+        own = {name: changes.pop(name) for name in _Connection._fields if name in changes}
         handle = object.__new__(ShardedReplayBuffer)
-        handle.__setstate__({"connection": self._connection._replace(**changes)})
+        changed = {"fleet": connection.fleet._replace(**changes), **own}
+        handle.__setstate__({"connection": connection._replace(**changed)})
         return handle
 
     # -- names of TorchRL's services ----------------------------------------------------------------------------------
@@ -384,29 +360,59 @@ class ShardedReplayBuffer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a shard answers, and this handle was not closed; shards that do not are left out with a warning."""
-        return not self._closed and ray().is_initialized() and bool(self._shards.call_all("call", "is_alive"))
+        """Whether a shard answers; shards that do not are left out with a warning."""
+        try:
+            return bool(self._shards.call_all("call", "is_alive"))
+        except LostBufferError:
+            return False
 
     def start(self) -> Self:
-        """Return the handle: the actors are started by the constructor."""
+        """Return the handle: the actors are started by the constructor.
+
+        Raises:
+            UsageError: The buffer was closed, or no shard answers.
+        """
+        if not self.is_alive:
+            msg = "A closed ShardedReplayBuffer cannot be restarted: make another one, with resume=True for its rows"
+            raise UsageError(msg)
         return self
 
-    def client(self) -> Self:
-        """Return the handle, which may be sent to other processes."""
-        return self
+    def client(self) -> ShardedReplayBuffer:
+        """Return a handle that cannot end the buffer: its `close` and `shutdown` drop its prefetched batches only.
+
+        It may be pickled. It has its own batches requested ahead and its own random seed.
+
+        Raises:
+            UsageError: The buffer was closed, or no shard answers.
+        """
+        if not self.is_alive:
+            msg = "ShardedReplayBuffer is closed: make another one, with resume=True for its rows"
+            raise UsageError(msg)
+        return self._handle(client=True)
 
     def clients(self, num_clients: int) -> list[ShardedReplayBuffer]:
-        """Return handles for as many readers, each with its own batches requested ahead and its own random seed.
+        """Return handles for as many readers, each like that of `client()`.
 
         Raises:
             KindError: The number is not an integer.
             OptionError: It is below 1.
+            UsageError: The buffer was closed, or no shard answers.
         """
-        return [self._handle() for _ in range(positive("num_clients", num_clients))]
+        return [self.client() for _ in range(positive("num_clients", num_clients))]
 
-    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002
-        """Do `close`, which does not wait for other handles: `timeout` has no effect."""
-        self.close()
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Finish the updates submitted by this handle, then `close`.
+
+        Args:
+            timeout: Longest wait in seconds until Ray has ended the actors; None is 10 s. They end in any case.
+
+        Raises:
+            Exception: The first error of an update, after the actors have ended.
+        """
+        try:
+            self._updates.settle()
+        finally:
+            self._end(timeout)
 
     def apply(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call `function(buffer, *args)` in every present shard, and return the results.
@@ -434,11 +440,13 @@ class ShardedReplayBuffer:
 
     def __repr__(self) -> str:
         """Shards and options; makes no remote call."""
-        connection, route = self._connection, "sticky" if self._connection.sticky else "round_robin"
+        fleet = self._connection.fleet
+        name = f"name={fleet.names.name!r}, " if fleet.names.given else ""
+        route = "sticky" if fleet.sticky else "round_robin"
         return (
-            f"ShardedReplayBuffer(num_shards={self.num_shards}, {route=}, missing={sorted(self._shards.missing)}, "
-            f"batch_size={self.batch_size}, prefetch={connection.prefetch}, "
-            f"checkpoint_dir={connection.directory}, {self.rate_limiter})"
+            f"ShardedReplayBuffer({name}num_shards={self.num_shards}, {route=}, "
+            f"missing={sorted(self._shards.missing)}, batch_size={self.batch_size}, prefetch={fleet.prefetch}, "
+            f"checkpoint_dir={fleet.directory}, {self.rate_limiter})"
         )
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -492,15 +500,167 @@ class ShardedReplayBuffer:
         arguments = {i: ("update_priority", *map(Serialized, part)) for i, part in parts.items() if i in present}
         self._shards.call("call", arguments, "update")
 
-    def empty(self) -> None:
-        """Remove all rows of the present shards; their saved checkpoints change with the next one."""
-        self._batches.drop()
-        self._shards.call_all("call", "empty")
-        self._reset_limiter()
+    def delete(self, index: Any, generation: Any = None) -> Tensor:
+        """Delete rows, each in its shard; see `ReplayBuffer.delete`. Batches prefetched by this handle are dropped.
 
-    def _reset_limiter(self) -> None:
-        if self._connection.limiter is not None:
-            self._connection.limiter.begin(self._connection.shard_timeout_s)
+        Args:
+            index: Shard and slot, as `extend` and `sample` give them, int64 of any shape; or a sample, or its info.
+            generation: Generations of the same rows, as `sample` gives them (`index_generation`). Without them rows of
+                a shard that was restarted since are deleted by their slots, whatever rows are there now.
+
+        Returns:
+            Which rows were there, and are deleted: bool of the shape of the index. Rows of a missing shard are not.
+
+        Raises:
+            SlotError: An index names no shard, or no slot of its shard; nothing is changed.
+        """
+        self._batches.drop()
+        return delete_rows(self._shards, self._connection.info.capacity, index, generation)
+
+    def update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Mapping[Any, Any] | Any = None,
+        version_key: str | tuple[str, ...] | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+        priority: Any = None,
+    ) -> ConditionalUpdateResult:
+        """Change fields and priorities of rows that are still there, each in its shard.
+
+        Rows in a missing shard, or lost with one, count as not there. Each shard changes its rows at one moment, all
+        shards at once; arguments that are wrong raise before any of them has changed a row.
+
+        Args:
+            index: Shard and slot, as `extend` and `sample` give them.
+            generation: As `sample` gives it (`index_generation`).
+            patch: See `ReplayBuffer.update_if_present`, as for all others.
+            version_key: See there.
+            version: See there.
+            require_newer: See there.
+            priority: See there.
+
+        Returns:
+            What became of each row, in the order of `index`.
+
+        Raises:
+            LostBufferError: No shard answers.
+            SlotError: An index names no shard; nothing is changed.
+        """
+        return update_shards(
+            self._shards,
+            self._connection.info,
+            index,
+            generation,
+            patch,
+            version_key=version_key,
+            version=version,
+            require_newer=require_newer,
+            priority=priority,
+        )
+
+    def submit_update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Mapping[Any, Any] | Any = None,
+        version_key: str | tuple[str, ...] | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+        priority: Any = None,
+    ) -> Future[ConditionalUpdateResult]:
+        """Do `update_if_present` in a thread of this process, in the order of submission.
+
+        Arguments are kept by reference until it is done: do not change them before.
+
+        Returns:
+            The future result. An error is also raised by the next `synchronize`, `shutdown`, `checkpoint` or `dumps` of
+            this handle, once; these wait for the updates that it has submitted.
+        """
+
+        def update() -> ConditionalUpdateResult:
+            return self.update_if_present(
+                index=index,
+                generation=generation,
+                patch=patch,
+                version_key=version_key,
+                version=version,
+                require_newer=require_newer,
+                priority=priority,
+            )
+
+        return self._updates.submit(update, None)
+
+    def synchronize(self) -> None:
+        """Wait until updates that this handle submitted are written.
+
+        Raises:
+            Exception: The first error of one of them.
+        """
+        self._updates.settle()
+
+    def empty(self, shard: int | None = None) -> None:
+        """Remove the rows of all present shards, or of one; their saved checkpoints change with the next one.
+
+        The schema stays, as in a single buffer; see `reset`.
+
+        Args:
+            shard: Number of one shard; None empties all.
+
+        Raises:
+            OptionError: There is no such shard.
+            LostBufferError: This one shard does not answer.
+        """
+        self._batches.drop()
+        if shard is None:
+            self._shards.call_all("call", "empty")
+        else:
+            self._call_shards("call", shard, "empty", what="it keeps its rows")
+        self._reset_limiter(shard)
+
+    def reset(self, shard: int | None = None) -> None:
+        """Remove all rows and their schema: the next rows may have another one, in all shards.
+
+        With `shard`, remove the rows of one shard: its next rows have the schema that the other shards hold.
+
+        Args:
+            shard: Number of one shard; None resets all.
+
+        Raises:
+            OptionError: There is no such shard.
+            LostBufferError: A shard does not answer; the others are reset, and the schema stays.
+        """
+        self._batches.drop()
+        self._call_shards("reset", shard, what="they keep rows and schema")
+        if shard is None and self._free_schema():
+            self._shards.call_all("release")
+        self._reset_limiter(shard)
+
+    def _call_shards(self, method: str, shard: int | None, *arguments: Any, what: str) -> None:
+        """Call a method of all shards, or of one; raise `LostBufferError` if a shard does not answer."""
+        wanted = range(self.num_shards) if shard is None else [self._check_shard(shard)]
+        calls = {i: arguments for i in self._shards.present() if i in wanted}
+        require_all(self._shards, wanted, self._shards.call(method, calls), what)
+
+    def _check_shard(self, shard: Any) -> int:
+        if type(shard) is not int or not 0 <= shard < self.num_shards:
+            msg = f"shard must be an integer in [0, {self.num_shards}), got {shard!r}"
+            raise OptionError(msg)
+        return shard
+
+    def _free_schema(self) -> bool:
+        return bool(result_of(self._connection.fleet.actor.free_schema.remote(), "the actor of the fleet", 60.0))
+
+    def _reset_limiter(self, shard: int | None = None) -> None:
+        if self._limiter is None:
+            return
+        if shard is None:
+            self._limiter.begin(self._shards.timeout_s)
+        else:
+            self._limiter.recount()
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -573,7 +733,7 @@ class ShardedReplayBuffer:
             WaitTimeoutError: Too few rows were written in time.
         """
         check_wait(timeout_s, waits=self._connection.waits)
-        size = check_size(batch_size, self.batch_size, fixed=bool(self._connection.prefetch))
+        size = check_size(batch_size, self.batch_size, fixed=bool(self._connection.fleet.prefetch))
         batch, info = self._batches.next(size, timeout_s, max_age)
         return (batch, info) if return_info else batch
 
@@ -637,10 +797,12 @@ class ShardedReplayBuffer:
         Raises:
             UsageError: The constructor got no `checkpoint_dir`.
         """
-        if self._connection.directory is None:
+        directory = self._connection.fleet.directory
+        if directory is None:
             msg = "there is no checkpoint_dir: give one to the constructor, or call dumps(path)"
             raise UsageError(msg)
-        found = save_shards(self._shards, self._connection.directory)
+        self._updates.settle()
+        found = save_shards(self._shards, directory)
         return [found.get(i, {"write_count": 0})["write_count"] for i in range(self.num_shards)]
 
     def dumps(self, path: str | Path) -> None:
@@ -649,24 +811,37 @@ class ShardedReplayBuffer:
         Raises:
             LostBufferError: A shard is missing; the others are saved.
         """
+        self._updates.settle()
         directory = Path(path).absolute()
-        missing = sorted(set(range(self.num_shards)) - set(save_shards(self._shards, directory)))
-        if missing:
-            msg = f"shards {missing} of {self.num_shards} do not answer: {directory} has no new checkpoint of these"
-            raise LostBufferError(msg)
+        saved = save_shards(self._shards, directory)
+        require_all(self._shards, range(self.num_shards), saved, f"{directory} has no new checkpoint of these")
 
-    def loads(self, path: str | Path) -> None:
+    def loads(self, path: str | Path, shard: int | None = None) -> None:
         """Restore what `dumps` or `checkpoint` saved, from the same number of shards.
 
+        All checkpoints are checked before the first shard changes: that they exist, fit the shards, and hold rows of
+        one schema, which is that of the rows in the shards if there are any. The counts of the rate limiter continue
+        as they were saved; saved under other rules, with a warning, and by earlier versions, they begin anew.
+
+        Args:
+            path: Directory.
+            shard: Number of one shard to load from its part of the checkpoint; None loads all.
+
         Raises:
-            CheckpointError: A checkpoint does not exist, or does not match; other shards may be loaded then.
+            CheckpointError: A checkpoint does not exist, or does not match; nothing has changed. Or the rows of one are
+                damaged; other shards may be loaded then.
             LostBufferError: A shard is missing; the others are loaded.
+            OptionError: There is no such shard.
         """
+        if shard is not None:
+            self._check_shard(shard)
+        directory = Path(path).absolute()
         self._batches.drop()
-        try:
-            load_shards(self._shards, Path(path).absolute())
-        finally:
-            self._reset_limiter()
+        saved = load_shards(self._shards, directory, shard)
+        if shard is None and self._limiter is not None:
+            self._limiter.restore(saved, self._shards.timeout_s)
+        else:
+            self._reset_limiter(shard)
 
     def save(self, path: str | Path) -> None:
         """Do `dumps`."""
@@ -681,11 +856,17 @@ class ShardedReplayBuffer:
         self.loads(path)
 
     def close(self) -> None:
-        """End the actors, and with them the rows, for all handles. Checkpoints stay. May be called again."""
-        self._closed = True
+        """End the actors, and with them the rows, for all handles: later calls raise `LostBufferError`.
+
+        Checkpoints stay. May be called again. On a handle of `client()` it drops its prefetched batches, and no more.
+        """
+        self._end(None)
+
+    def _end(self, timeout_s: float | None) -> None:
+        self._updates.close()
         self._batches.drop()
-        if not ray().is_initialized():
-            return  # the actors ended with Ray
-        for actor in (*self._shards.actors, self._connection.fleet):
-            ray().kill(actor)
-        self._connection.placement.remove()
+        if self._connection.client or self._shards.closed:
+            return
+        self._shards.closed = True
+        if ray().is_initialized():  # else the actors ended with Ray, or are out of reach
+            self._connection.fleet.end(timeout_s)
