@@ -85,7 +85,7 @@ def test_a_dropped_buffer_is_freed_without_a_collection(kind: str, request: pyte
             rb.extend([1, 2, 3, 4])
         else:
             use(rb)
-        held = [weakref.ref(rb), weakref.ref(rb.storage), weakref.ref(rb.sampler)]
+        held: list[weakref.ref[Any]] = [weakref.ref(rb), weakref.ref(rb.storage), weakref.ref(rb.sampler)]
         del rb
         end = time.monotonic() + 20
         while any(one() is not None for one in held) and time.monotonic() < end:
