@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
 from ostinato.buffers.rate_limit import Flow, RateLimiter, Stock
+from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.ray_client import POLL_S, RETRY, Retry, ray, result_of, short_message
 from ostinato.errors import KindError, LostBufferError, OptionError, WaitTimeoutError
 
@@ -328,16 +329,18 @@ def check_minimum(limiter: RateLimiter, shards: int, capacity: int) -> None:
 
 @final
 class RateLimitClient:
-    """Waits until the actor allows a call. May be pickled.
+    """Waits until the actor allows a call.
 
     Args:
         actor: The `FleetActor`.
         limiter: Its rules.
+        check_gone: Raises `LostBufferError` if the shards are gone for good.
     """
 
-    def __init__(self, actor: Any, limiter: RateLimiter) -> None:
+    def __init__(self, actor: Any, limiter: RateLimiter, check_gone: Callable[[], None]) -> None:
         self.actor = actor
         self.limiter = limiter
+        self._check_gone = check_gone
 
     def acquire(self, kind: Kind, rows: int, timeout_s: float | None) -> float:
         """Wait until `rows` may be written or drawn; return how many seconds are left then.
@@ -351,6 +354,7 @@ class RateLimitClient:
             LostBufferError: The actor is dead and not restarted.
             WaitTimeoutError: The time is up, or the actor does not answer; nothing has changed.
         """
+        check_connected()
         limit_s = self.limiter.timeout_s if timeout_s is None else timeout_s
         began = time.monotonic()
         waited_s = 0.0
@@ -363,7 +367,7 @@ class RateLimitClient:
                     "answer: it is stopped, starved, or being restarted; nothing has changed, try again"
                 )
                 raise WaitTimeoutError(msg)
-            found = _result(call)
+            found = self._result(call)
             waited_s = time.monotonic() - began
             if found is not RETRY:
                 return max(0.0, limit_s - waited_s)
@@ -400,28 +404,28 @@ class RateLimitClient:
                 "rows are in place already"
             )
             raise WaitTimeoutError(msg)
-        _result(call)
+        self._result(call)
+
+    def _result(self, reference: Any) -> Any:
+        """Return the result of a call to the actor.
+
+        Raises:
+            LostBufferError: The actor is dead.
+            OstinatoError: The actor raised it.
+        """
+        try:
+            return result_of(reference, _NAME)
+        except LostBufferError as error:
+            self._check_gone()
+            reason = short_message(error.__cause__ or error)
+            msg = (
+                f"{_NAME} is gone for good ({reason}): no call can proceed any more; shards keep their rows, so save "
+                "them with dumps(path) and load them into a new buffer"
+            )
+            raise LostBufferError(msg) from error
 
 
 def _finishes(reference: Any, seconds: float) -> bool:
     """Return whether a call finishes within `seconds`."""
     limit = seconds if seconds < threading.TIMEOUT_MAX else None
     return bool(ray().wait([reference], timeout=limit)[0])
-
-
-def _result(reference: Any) -> Any:
-    """Return the result of a call to the actor.
-
-    Raises:
-        LostBufferError: The actor is dead.
-        OstinatoError: The actor raised it.
-    """
-    try:
-        return result_of(reference, _NAME)
-    except LostBufferError as error:
-        reason = short_message(error.__cause__ or error)
-        msg = (
-            f"{_NAME} is gone for good ({reason}): no call can proceed any more; shards keep their rows, so save them "
-            "with dumps(path) and load them into a new buffer"
-        )
-        raise LostBufferError(msg) from error
