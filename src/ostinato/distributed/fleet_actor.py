@@ -52,9 +52,15 @@ class FleetActor:
             raise UsageError(msg)
         return self._limits
 
-    async def acquire(self, kind: Kind, rows: int, timeout_s: float | None, waited_s: float) -> Retry | None:
+    async def acquire(
+        self, kind: Kind, rows: int, timeout_s: float | None, waited_s: float, min_rows: int | None = None
+    ) -> int | Retry:
         """Do `RateLimits.acquire`."""
-        return await self._limiter.acquire(kind, rows, timeout_s, waited_s)
+        return await self._limiter.acquire(kind, rows, timeout_s, waited_s, min_rows)
+
+    async def can(self, kind: Kind, rows: int) -> bool:
+        """Do `RateLimits.can`."""
+        return await self._limiter.can(kind, rows)
 
     async def give_back(self, written: int, drawn: int) -> None:
         """Do `RateLimits.give_back`."""

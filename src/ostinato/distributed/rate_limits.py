@@ -199,7 +199,9 @@ class RateLimits:
         draw = flow.check_draw, flow.may_draw, flow.drew, flow.why_no_draw, left, "writers"
         self._sides: dict[str, _Side] = {"write": _Side(*write, [], Notifier()), "draw": _Side(*draw, [], Notifier())}
 
-    async def acquire(self, kind: Kind, rows: int, timeout_s: float | None, waited_s: float) -> Retry | None:
+    async def acquire(
+        self, kind: Kind, rows: int, timeout_s: float | None, waited_s: float, min_rows: int | None = None
+    ) -> int | Retry:
         """Wait until a call may proceed, for at most `POLL_S`, and count it; `RETRY` if it must be made again.
 
         Args:
@@ -207,32 +209,53 @@ class RateLimits:
             rows: Rows of the call.
             timeout_s: Longest wait of all polls together; None is the limiter's.
             waited_s: Seconds waited in earlier polls.
+            min_rows: Rows of the smallest batch to draw when the time is up.
+
+        Returns:
+            The rows that were counted.
 
         Raises:
             OptionError: The limiter can never allow it.
             WaitTimeoutError: The time is up; the message says who waits for what.
         """
         side = self._sides[kind]
-        side.check(rows, None)
-        if not self._begun:
-            async with self._beginning:
-                if not self._begun:
-                    await self.begin()  # the first call, or the first one after a restart
+        side.check(rows if min_rows is None else min_rows, None)
+        await self._start()
         limit_s = self._flow.limiter.timeout_s if timeout_s is None else timeout_s
         left_s = max(0.0, limit_s - waited_s)
         side.waiting.append(rows)
         try:
             if await self._wait(side, rows, min(POLL_S, left_s)):
                 self._record(kind, rows)
-                return None
+                return rows
             if left_s > POLL_S:
                 return RETRY
             stock = Stock(self._counter.least)
+            if min_rows is not None and (most := self._flow.most_draws(rows, stock)) >= min_rows:
+                self._record(kind, most)
+                return most
             what = f"a {kind} of {rows} row(s) waited {limit_s:g} s for {side.others}: {side.reason(rows, stock)}"
             writers, readers = (one.waiting for one in self._sides.values())
             raise WaitTimeoutError(self._flow.told(what, stock, writers, readers))
         finally:
             side.waiting.remove(rows)
+
+    async def can(self, kind: Kind, rows: int) -> bool:
+        """Return whether a call would proceed at once. Counts nothing, and waits at most for a count of the rows."""
+        side = self._sides[kind]
+        try:
+            side.check(rows, None)
+        except OptionError:
+            return False
+        await self._start()
+        return await self._wait(side, rows, 0.0)
+
+    async def _start(self) -> None:
+        """Begin to count with the first call, or the first one after a restart."""
+        if not self._begun:
+            async with self._beginning:
+                if not self._begun:
+                    await self.begin()
 
     async def _wait(self, side: _Side, rows: int, seconds: float) -> bool:
         """Wait until a call may proceed; False if it may not by then."""
@@ -326,6 +349,15 @@ def check_minimum(limiter: RateLimiter, shards: int, capacity: int) -> None:
         raise OptionError(msg)
 
 
+class Permit(NamedTuple):
+    """What a call may do."""
+
+    rows: int
+    """Rows to write or draw."""
+    left_s: float
+    """Seconds that are left of its time."""
+
+
 @final
 class RateLimitClient:
     """Waits until the actor allows a call. May be pickled.
@@ -339,13 +371,14 @@ class RateLimitClient:
         self.actor = actor
         self.limiter = limiter
 
-    def acquire(self, kind: Kind, rows: int, timeout_s: float | None) -> float:
-        """Wait until `rows` may be written or drawn; return how many seconds are left then.
+    def acquire(self, kind: Kind, rows: int, timeout_s: float | None, min_rows: int | None = None) -> Permit:
+        """Wait until `rows` may be written or drawn.
 
         Args:
             kind: "write" or "draw".
             rows: Rows of the call.
             timeout_s: Longest wait; None is the limiter's.
+            min_rows: Rows of the smallest batch to draw when the time is up; None draws whole batches only.
 
         Raises:
             LostBufferError: The actor is dead and not restarted.
@@ -355,9 +388,9 @@ class RateLimitClient:
         began = time.monotonic()
         waited_s = 0.0
         while True:
-            call = self.actor.acquire.remote(kind, rows, timeout_s, waited_s)
+            call = self.actor.acquire.remote(kind, rows, timeout_s, waited_s, min_rows)
             if not _finishes(call, max(0.0, limit_s - waited_s) + GRACE_S):
-                self._abandon(call, kind, rows)
+                self._abandon(call, kind)
                 msg = (
                     f"a {kind} of {rows} row(s) waited {limit_s:g} s for the rate limiter, whose actor does not "
                     "answer: it is stopped, starved, or being restarted; nothing has changed, try again"
@@ -366,14 +399,28 @@ class RateLimitClient:
             found = _result(call)
             waited_s = time.monotonic() - began
             if found is not RETRY:
-                return max(0.0, limit_s - waited_s)
+                return Permit(found, max(0.0, limit_s - waited_s))
 
-    def _abandon(self, call: Any, kind: Kind, rows: int) -> None:
+    def can(self, kind: Kind, rows: int) -> bool:
+        """Return whether a call would proceed at once.
+
+        Raises:
+            LostBufferError: The actor is dead and not restarted.
+            WaitTimeoutError: The actor does not answer.
+        """
+        call = self.actor.can.remote(kind, rows)
+        if not _finishes(call, 2 * GRACE_S):
+            msg = f"{_NAME} has not answered for {2 * GRACE_S:g} s: it is stopped, starved, or being restarted"
+            raise WaitTimeoutError(msg)
+        return bool(_result(call))
+
+    def _abandon(self, call: Any, kind: Kind) -> None:
         """Give the rows of a call back if it is allowed after its client has given up."""
-        given_back = {"written" if kind == "write" else "drawn": rows}
+        name = "written" if kind == "write" else "drawn"
 
         def settle(done: Any) -> None:
-            if done.exception() is None and done.result() is None:
+            if done.exception() is None and done.result() is not RETRY:
+                given_back = {name: done.result()}
                 threading.Thread(target=self.give_back, kwargs=given_back, daemon=True).start()  # not in Ray's thread
 
         call.future().add_done_callback(settle)
