@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.buffers.rate_limit import RateLimiter
-    from ostinato.distributed.rate_limits import Kind
+    from ostinato.distributed.permits import Kind, Loan, PermitReport
 
 __all__ = ["FleetActor", "start_fleet_actor", "wait_for_fleet_actor"]
 
@@ -53,10 +53,20 @@ class FleetActor:
         return self._limits
 
     async def acquire(
-        self, kind: Kind, rows: int, timeout_s: float | None, waited_s: float, min_rows: int | None = None
-    ) -> int | Retry:
+        self,
+        kind: Kind,
+        rows: int,
+        timeout_s: float | None,
+        waited_s: float,
+        min_rows: int | None = None,
+        loan: Loan | None = None,
+    ) -> tuple[int, int, int] | Retry:
         """Do `RateLimits.acquire`."""
-        return await self._limiter.acquire(kind, rows, timeout_s, waited_s, min_rows)
+        return await self._limiter.acquire(kind, rows, timeout_s, waited_s, min_rows, loan)
+
+    async def settle(self, owner: str, report: PermitReport) -> None:
+        """Do `RateLimits.settle`."""
+        await self._limiter.settle(owner, report)
 
     async def can(self, kind: Kind, rows: int) -> bool:
         """Do `RateLimits.can`."""
