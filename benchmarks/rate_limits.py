@@ -37,7 +37,7 @@ def start(limiter: RateLimiter) -> Any:
     """Start the limiter in an actor of its own."""
     shard = ray.remote(num_cpus=0)(Shard).remote()
     actor = ray.remote(num_cpus=0, max_concurrency=1 << 16)(RateLimits).remote(limiter, [shard])
-    RateLimitClient(actor, limiter).acquire("write", 1, 60.0)
+    RateLimitClient(actor, limiter, lambda: None).acquire("write", 1, 60.0)
     return actor
 
 
@@ -46,7 +46,7 @@ def calls_per_s(actor: Any, limiter: RateLimiter, kinds: list[Kind], seconds: fl
     counts, until = [0] * len(kinds), time.perf_counter() + seconds
 
     def run(number: int, kind: Kind) -> None:
-        handle = RateLimitClient(actor, limiter)
+        handle = RateLimitClient(actor, limiter, lambda: None)
         while time.perf_counter() < until:
             handle.acquire(kind, ROWS, 60.0)
             counts[number] += 1

@@ -19,6 +19,7 @@ __all__ = [
     "LostBufferError",
     "MissingExtraError",
     "MissingFileError",
+    "NoAnswerError",
     "OptionError",
     "OstinatoError",
     "PriorityError",
@@ -126,6 +127,10 @@ class MissingFileError(DamagedFileError, FileNotFoundError):
 
 class LostBufferError(OstinatoError, RuntimeError):
     """The process that held a buffer is gone, and its rows with it."""
+
+
+class NoAnswerError(LostBufferError, TimeoutError):
+    """An actor did not answer in time: it is stopped, overloaded or out of reach. The call may still take effect."""
 
 
 class MissingExtraError(OstinatoError, ImportError):

@@ -62,7 +62,6 @@ def test_shards_give_as_many_rows_as_the_limiter_allows(limited: ShardedReplayBu
     assert (rb.can_sample(6), rb.can_sample(7), rb.can_insert(34), rb.can_insert(35)) == (True, False, True, False)
     batch, info = rb.sample(timeout_s=0.1, min_batch=2, return_info=True)
     assert len(batch["x"]) == len(info["index"]) == 6
-    assert rb._connection.limiter is not None
     with pytest.raises(WaitTimeoutError, match="a draw of 8 row"):
         rb.sample(timeout_s=0.0, min_batch=1)
     rb.extend(rows(20), timeout_s=0.0)

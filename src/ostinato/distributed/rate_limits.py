@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.buffers.rate_limit import Flow, RateLimiter, Stock
+from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.permit_holder import PermitHolder
 from ostinato.distributed.permits import LEASE_S, Permits
 from ostinato.distributed.ray_client import POLL_S, RETRY, Retry, ray, result_of, short_message
@@ -469,21 +470,19 @@ class Permit(NamedTuple):
 
 @final
 class RateLimitClient:
-    """Waits until the actor allows a call. May be pickled. Thread-safe.
+    """Waits until the actor allows a call. Thread-safe.
 
     Args:
         actor: The `FleetActor`.
         limiter: Its rules.
+        check_gone: Raises `LostBufferError` if the shards are gone for good.
     """
 
-    def __init__(self, actor: Any, limiter: RateLimiter) -> None:
+    def __init__(self, actor: Any, limiter: RateLimiter, check_gone: Callable[[], None]) -> None:
         self.actor = actor
         self.limiter = limiter
+        self._check_gone = check_gone
         self._permits = PermitHolder(actor)
-
-    def __reduce__(self) -> tuple[type[RateLimitClient], tuple[Any, RateLimiter]]:
-        """A copy has no permits."""
-        return RateLimitClient, (self.actor, self.limiter)
 
     def acquire(self, kind: Kind, rows: int, timeout_s: float | None, min_rows: int | None = None) -> Permit:
         """Wait until `rows` may be written or drawn.
@@ -498,6 +497,7 @@ class RateLimitClient:
             LostBufferError: The actor is dead and not restarted.
             WaitTimeoutError: The time is up, or the actor does not answer; nothing has changed.
         """
+        check_connected()
         limit_s = self.limiter.timeout_s if timeout_s is None else timeout_s
         if self._permits.take(kind, rows):
             return Permit(rows, limit_s)
@@ -523,7 +523,7 @@ class RateLimitClient:
                     "answer: it is stopped, starved, or being restarted; nothing has changed, try again"
                 )
                 raise WaitTimeoutError(msg)
-            found = _result(call)
+            found = self._result(call)
             if found is RETRY:
                 return None
             allowed, borrowed.lent, borrowed.era = found
@@ -536,11 +536,12 @@ class RateLimitClient:
             LostBufferError: The actor is dead and not restarted.
             WaitTimeoutError: The actor does not answer.
         """
+        check_connected()
         call = self.actor.can.remote(kind, rows)
         if not _finishes(call, 2 * GRACE_S):
             msg = f"{_NAME} has not answered for {2 * GRACE_S:g} s: it is stopped, starved, or being restarted"
             raise WaitTimeoutError(msg)
-        return bool(_result(call))
+        return bool(self._result(call))
 
     def _abandon(self, call: Any, kind: Kind) -> None:
         """Give the rows of a call back if it is allowed after its client has given up."""
@@ -575,28 +576,28 @@ class RateLimitClient:
                 "rows are in place already"
             )
             raise WaitTimeoutError(msg)
-        _result(call)
+        self._result(call)
+
+    def _result(self, reference: Any) -> Any:
+        """Return the result of a call to the actor.
+
+        Raises:
+            LostBufferError: The actor is dead.
+            OstinatoError: The actor raised it.
+        """
+        try:
+            return result_of(reference, _NAME)
+        except LostBufferError as error:
+            self._check_gone()
+            reason = short_message(error.__cause__ or error)
+            msg = (
+                f"{_NAME} is gone for good ({reason}): no call can proceed any more; shards keep their rows, so save "
+                "them with dumps(path) and load them into a new buffer"
+            )
+            raise LostBufferError(msg) from error
 
 
 def _finishes(reference: Any, seconds: float) -> bool:
     """Return whether a call finishes within `seconds`."""
     limit = seconds if seconds < threading.TIMEOUT_MAX else None
     return bool(ray().wait([reference], timeout=limit)[0])
-
-
-def _result(reference: Any) -> Any:
-    """Return the result of a call to the actor.
-
-    Raises:
-        LostBufferError: The actor is dead.
-        OstinatoError: The actor raised it.
-    """
-    try:
-        return result_of(reference, _NAME)
-    except LostBufferError as error:
-        reason = short_message(error.__cause__ or error)
-        msg = (
-            f"{_NAME} is gone for good ({reason}): no call can proceed any more; shards keep their rows, so save them "
-            "with dumps(path) and load them into a new buffer"
-        )
-        raise LostBufferError(msg) from error

@@ -9,9 +9,21 @@ import torch
 
 from ostinato.buffers import ReplayBuffer
 from ostinato.buffers.conditional_updates import UpdateQueue
-from ostinato.buffers.options import check_generator, check_prefetch, check_size, positive
+from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
 from ostinato.buffers.out import fill
 from ostinato.buffers.rate_limit import check_min_batch, replayable
+from ostinato.distributed.actor_names import (
+    BUFFER,
+    ActorNames,
+    check_connected,
+    check_free,
+    claiming,
+    connect,
+    find,
+    first_answer,
+    names_of,
+    take_names,
+)
 from ostinato.distributed.actors import BufferActor, BufferSpec
 from ostinato.distributed.batch_stream import BatchStream, StreamHolder
 from ostinato.distributed.ray_client import (
@@ -87,6 +99,17 @@ def _check_restarts(options: Mapping[str, Any] | None) -> None:
         raise OptionError(msg)
 
 
+def _start(names: ActorNames, options: Mapping[str, Any], spec: BufferSpec) -> tuple[Any, dict[str, Any]]:
+    """Start the actor and wait until it is ready; if that fails, end it. Return it and its description."""
+    with claiming("RayReplayBuffer", names):
+        actor = start_actor(BufferActor, options, spec, **names.options(BUFFER))
+    try:
+        return actor, wait_until_ready(actor, _NAME)
+    except BaseException:
+        ray().kill(actor)
+        raise
+
+
 @final
 class RayReplayBuffer:
     """A `ReplayBuffer` in a Ray actor. This is a handle to it.
@@ -107,6 +130,10 @@ class RayReplayBuffer:
         *args: Positional arguments of `replay_buffer_cls`.
         replay_buffer_cls: What to make: `ReplayBuffer` or a subclass, or a callable that returns one; no ensemble. Use
             `functools.partial` for options of a class of your own.
+        name: Name by which `attach` returns a handle in other programs of the cluster.
+        lifetime: "detached" lets the buffer outlive the process that makes it, until `close` of a handle; it needs a
+            `name`. None ends it with that process, or with its last handle there.
+        namespace: Namespace of the name; None is "ostinato".
         ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet.
         remote_config: Options of the actor, as for `ray.remote`: `num_cpus`, `num_gpus`, `memory`, `resources`, ...
         **options: Options of `replay_buffer_cls`. Parts are copied to the actor; callables are called there. With
@@ -136,6 +163,9 @@ class RayReplayBuffer:
         self,
         *args: Any,
         replay_buffer_cls: Callable[..., Any] = ReplayBuffer,
+        name: str | None = None,
+        lifetime: Literal["detached"] | None = None,
+        namespace: str | None = None,
         ray_init_config: Mapping[str, Any] | None = None,
         remote_config: Mapping[str, Any] | None = None,
         **options: Unpack[AnyBufferOptions],
@@ -147,10 +177,36 @@ class RayReplayBuffer:
         seed = int(torch.randint(2**62, (), device="cpu")) if generator is None else None
         spec = BufferSpec(replay_buffer_cls, args, dict(options), seed)
         spec.check_names("RayReplayBuffer")
+        names, actor_options = take_names("RayReplayBuffer", name, lifetime, namespace, remote_config)
         init_ray(ray_init_config)
-        self._connect(start_actor(BufferActor, remote_config, spec))
-        self._prefetch = prefetch
-        self._info = wait_until_ready(self._actor, _NAME)
+        check_free("RayReplayBuffer", names)
+        actor, info = _start(names, actor_options, spec._replace(prefetch=prefetch))
+        self.__setstate__({"actor": actor, "prefetch": prefetch, "info": info, "names": names})
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        namespace: str | None = None,
+        *,
+        timeout_s: float = 60.0,
+        ray_init_config: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Return a handle to the buffer that was made with `name`; see `ShardedReplayBuffer.attach`.
+
+        Raises:
+            LostBufferError: There is no such buffer.
+            NoAnswerError: Its actor does not answer in time.
+            OptionError: The name is invalid.
+        """
+        check_seconds("timeout_s", timeout_s)
+        names = names_of("RayReplayBuffer", name, namespace)
+        connect(ray_init_config)
+        actor = find(names, BUFFER)
+        info = first_answer([actor.describe.remote()], timeout_s, f"the RayReplayBuffer {name!r}")
+        handle = object.__new__(cls)
+        handle.__setstate__({"actor": actor, "prefetch": info["prefetch"], "info": info, "names": names})
+        return handle
 
     def _connect(self, actor: Any) -> None:
         self._actor = actor
@@ -166,11 +222,18 @@ class RayReplayBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickled handle reaches the same buffer; batches requested ahead stay with this one."""
-        return {"actor": self._actor, "prefetch": self._prefetch, "info": self._info}
+        return {
+            "actor": self._actor,
+            "prefetch": self._prefetch,
+            "info": self._info,
+            "names": self._names,
+            "client": self._is_client,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connect to the actor."""
-        self._prefetch, self._info = state["prefetch"], state["info"]
+        self._prefetch, self._info, self._names = state["prefetch"], state["info"], state["names"]
+        self._is_client = state.get("client", False)
         self._connect(state["actor"])
 
     def __enter__(self) -> Self:
@@ -185,14 +248,17 @@ class RayReplayBuffer:
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the buffer that neither writes nor samples, or read a property."""
+        check_connected()
         return call_buffer(self._actor.call, _NAME, name, *args, **kwargs)
 
     def _write(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method that writes rows, which may wait for readers."""
+        check_connected()
         return call_buffer_polling(self._write_method, _NAME, self._info["limit_s"], name, *args, **kwargs)
 
     def _update(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method that never waits for readers or writers."""
+        check_connected()
         return call_buffer(self._update_method, _NAME, name, *args, **kwargs)
 
     def _require_tensordicts(self, what: str) -> None:
@@ -321,8 +387,10 @@ class RayReplayBuffer:
         msg = "RayReplayBuffer.as_remote() is not available: RayReplayBuffer(remote_config=...) makes its actor itself"
         raise UsageError(msg)
 
-    def client(self) -> Self:
-        """Return the handle, which may be sent to other processes.
+    def client(self) -> RayReplayBuffer:
+        """Return a handle that cannot end the buffer: its `close` and `shutdown` drop what that handle holds only.
+
+        It may be pickled. It has its own batches requested ahead.
 
         Raises:
             UsageError: after `close`.
@@ -330,19 +398,19 @@ class RayReplayBuffer:
         if not self.is_alive:
             msg = "RayReplayBuffer is closed: make another one, and load a checkpoint into it"
             raise UsageError(msg)
-        return self
+        handle = object.__new__(RayReplayBuffer)
+        handle.__setstate__({**self.__getstate__(), "client": True})
+        return handle
 
     def clients(self, num_clients: int) -> list[RayReplayBuffer]:
-        """Return handles for as many readers, each with its own batches requested ahead.
+        """Return handles for as many readers, each like that of `client()`.
 
         Raises:
             KindError: The number is not an integer.
             OptionError: It is below 1.
+            UsageError: after `close`.
         """
-        made = [object.__new__(RayReplayBuffer) for _ in range(positive("num_clients", num_clients))]
-        for handle in made:
-            handle.__setstate__(self.__getstate__())
-        return made
+        return [self.client() for _ in range(positive("num_clients", num_clients))]
 
     @property
     def shared(self) -> bool:
@@ -797,11 +865,11 @@ class RayReplayBuffer:
         """Register a function that converts rows that `loads` reads, in the actor."""
         self._call("register_load_hook", hook)
 
-    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002
+    def shutdown(self, timeout: float | None = None) -> None:
         """Finish the updates submitted by this handle, then `close`, which does not wait for other handles.
 
         Args:
-            timeout: no effect.
+            timeout: Longest wait in seconds until Ray has ended the actor; None is 10 s. It ends in any case.
 
         Raises:
             Exception: the first error of an update, after the actor has ended.
@@ -809,16 +877,23 @@ class RayReplayBuffer:
         try:
             self._updates.settle()
         finally:
-            self.close()
+            self._end(timeout)
 
     def close(self) -> None:
         """End the actor, and with it the rows, for all handles: later calls raise `LostBufferError`.
 
-        May be called again.
+        May be called again. On a handle of `client()` it drops what that handle holds, and no more.
         """
+        self._end(None)
+
+    def _end(self, timeout_s: float | None) -> None:
         module = ray()
         self._updates.close()
+        if self._is_client:
+            self._stream.drop()
+            return
         if not module.is_initialized():
-            return  # the actor ended with Ray
+            return  # the actor ended with Ray, or is out of reach
         module.wait([self._actor.close.options(concurrency_group="update").remote()], timeout=_CLOSE_TIMEOUT_S)
         module.kill(self._actor)
+        self._names.wait_until_free([BUFFER], timeout_s)

@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, final
 
 from ostinato.buffers.portion import Offer
+from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.ray_client import is_lost, ray, result_of, short_message
 from ostinato.distributed.snapshot import ChangeCounts
 from ostinato.errors import LostBufferError
@@ -31,10 +32,10 @@ class ShardClient:
     Args:
         actors: The shards.
         timeout_s: How long to wait for an answer, and for the first shard to return if all are missing.
-        on_change: Called when a shard becomes missing or returns.
+        why_gone: Returns why all shards are gone for good; None if one of them lives or is being restarted.
     """
 
-    def __init__(self, actors: Sequence[Any], timeout_s: float, on_change: Callable[[], None]) -> None:
+    def __init__(self, actors: Sequence[Any], timeout_s: float, why_gone: Callable[[], str | None]) -> None:
         self.actors = list(actors)
         self.timeout_s = timeout_s
         self.missing: dict[int, str] = {}
@@ -44,7 +45,11 @@ class ShardClient:
         self._eras: dict[int, int] = {}
         self._probes: dict[int, tuple[float, Any]] = {}
         self._lock = threading.Lock()
-        self._on_change = on_change
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a shard becomes missing or returns."""
+        self._why_gone = why_gone
+        self.closed = False
+        """Whether this handle has ended the shards."""
 
     def __len__(self) -> int:
         """Number of shards, missing ones included."""
@@ -58,19 +63,39 @@ class ShardClient:
         """Return the shards that answer, after checking whether missing ones are back.
 
         Raises:
-            LostBufferError: None answers within `timeout_s`.
+            LostBufferError: All are gone for good, or none answers within `timeout_s`.
         """
+        self.check_reachable()
         end = time.monotonic() + self.timeout_s
         while True:
             self._check_missing()
             found = [i for i in range(len(self)) if i not in self.missing]
             if found:
                 return found
+            self.check_gone()
             if time.monotonic() > end:
                 reasons = "; ".join(f"{self.name(i)}: {reason}" for i, reason in self.missing.items())
                 msg = f"none of the {len(self)} shards answered within {self.timeout_s:g} s ({reasons})"
                 raise LostBufferError(msg)
             time.sleep(_PROBE_EVERY_S)
+
+    def check_reachable(self) -> None:
+        """Raise `LostBufferError` if this handle has ended the shards, or has no connection to them."""
+        if self.closed:
+            msg = "the ShardedReplayBuffer was closed, by close() of this handle, and its rows are gone: make a new one"
+            raise LostBufferError(msg)
+        check_connected()
+
+    def check_gone(self) -> None:
+        """Raise `LostBufferError` if all shards are gone for good, or out of reach."""
+        self.check_reachable()
+        reason = self._why_gone()
+        if reason is not None:
+            msg = (
+                f"the ShardedReplayBuffer is gone, and its rows with it: {reason}. Make a new one, with resume=True if "
+                "it had a checkpoint_dir"
+            )
+            raise LostBufferError(msg)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -108,6 +133,7 @@ class ShardClient:
         timeout_s: float | None = _DEFAULT_TIMEOUT,
     ) -> tuple[dict[int, Any], list[Exception]]:
         """Call a method of several shards at once; return results and exceptions. See `call`."""
+        self.check_reachable()
         references = {}
         for i, given in arguments.items():
             remote = getattr(self.actors[i], method)
@@ -128,8 +154,17 @@ class ShardClient:
         return results, errors
 
     def call_all(self, method: str, *arguments: Any, timeout_s: float | None = _DEFAULT_TIMEOUT) -> dict[int, Any]:
-        """Call a method of all present shards with the same arguments; see `call`."""
-        return self.call(method, dict.fromkeys(self.present(), arguments), timeout_s=timeout_s)
+        """Call a method of all present shards with the same arguments; see `call`.
+
+        If none of them answers, those that return are called again.
+
+        Raises:
+            LostBufferError: All shards are gone for good, or none returns within the client's `timeout_s`.
+        """
+        while True:
+            found = self.call(method, dict.fromkeys(self.present(), arguments), timeout_s=timeout_s)
+            if found:
+                return found
 
     def result(self, shard: int, reference: Any, timeout_s: float | None) -> tuple[Any] | None:
         """Wait for the result of a call to a shard; None if the shard is missing."""
@@ -140,6 +175,7 @@ class ShardClient:
         except Exception as error:
             if not is_lost(error):
                 raise
+            self.check_gone()
             self._mark_missing(shard, error)
             return None
 
@@ -168,7 +204,7 @@ class ShardClient:
             before, known = self._eras.get(shard, era), self._show_rows(shard)
             self._rows[shard], self._eras[shard] = rows, era
         if before != era:
-            self._on_change()
+            self.on_change()
             self._warn(
                 f"{self.name(shard)} was restarted: it has {rows:,} rows ({known} when it was last seen), those of its "
                 "last checkpoint"
@@ -191,7 +227,7 @@ class ShardClient:
                 f"shard{'s' * (len(left) != 1)} with {self._show_rows(*left)}; {self._show_rows(shard)} are missing "
                 "until it is back, and then those written after its last checkpoint"
             )
-        self._on_change()
+        self.on_change()
         self._warn(message)
 
     def _check_missing(self) -> None:
@@ -237,7 +273,7 @@ class ShardClient:
             self._probes.pop(shard, None)
             known = self._show_rows(shard)
             self._rows[shard], self._eras[shard] = rows, era
-        self._on_change()
+        self.on_change()
         self._warn(f"{self.name(shard)} is back with {rows:,} rows ({known} when it was last seen)")
 
     def _warn(self, message: str) -> None:
