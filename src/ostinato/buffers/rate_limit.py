@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 import numpy as np
 
 from ostinato.core.processes import next_place, whole_in_forks
-from ostinato.errors import KindError, OptionError, WaitTimeoutError
+from ostinato.errors import CheckpointError, KindError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -539,7 +539,13 @@ class Flow:
 
         Returns:
             What differs, in words, where the rules do; None otherwise.
+
+        Raises:
+            CheckpointError: if the counts are no integers; nothing has changed.
         """
+        if state is not None and not all(type(state.get(name)) is int for name in ("written", "drawn")):
+            msg = f"the state of the rate limiter is damaged: its counts must be integers, got {state}"
+            raise CheckpointError(msg)
         mine, saved = self.limiter.rules(), state or {}
         names = () if state is None else (saved.keys() | mine.keys()) - {"written", "drawn"}
         differing = sorted(name for name in names if mine.get(name) != saved.get(name))
