@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -542,6 +543,8 @@ def test_a_prefetching_reader_and_writers_never_see_a_deleted_row() -> None:
     writer.start()
     try:
         for _ in range(100):
+            while len(rb) < 32:
+                time.sleep(0.001)  # the other thread writes
             before = set(dead)
             batch, info = rb.sample(return_info=True)
             assert before.isdisjoint(batch.tolist())
