@@ -152,15 +152,15 @@ class Portion:
             view = engine.view()
             if engine.sampler.counting:
                 left = engine.stock()
-                return Offer(0 if left.draws else -1, view.rows, float(left.rows), 1.0, 0.0, left.draws)
+                return Offer(0 if left.draws else -1, engine.rows_present, float(left.rows), 1.0, 0.0, left.draws)
             found = engine.sampler.mass(view)
             if found is None:
                 self._check()
             mass, least, beta = found or (0.0, 1.0, 0.0)
             if not mass > 0:
-                return Offer(-1, view.rows, 0.0, 1.0, beta)
+                return Offer(-1, engine.rows_present, 0.0, 1.0, beta)
             number = self._keep(engine.fresh(rows, engine.generator))
-            return Offer(number, view.rows, mass, least, beta)
+            return Offer(number, engine.rows_present, mass, least, beta)
 
     def _offer_recent(self, rows: int, max_age: int, newest: int | None) -> Offer:
         engine = self._member.engine

@@ -34,6 +34,7 @@ from ostinato.distributed.snapshot import read_age
 from ostinato.distributed.writing import (
     ShardInfo,
     ShardWriter,
+    delete_rows,
     one_shard,
     parse_batch_update,
     parse_shard_update,
@@ -467,6 +468,23 @@ class ShardedReplayBuffer:
         present = self._shards.present()
         arguments = {i: ("update_priority", *map(Serialized, part)) for i, part in parts.items() if i in present}
         self._shards.call("call", arguments, "update")
+
+    def delete(self, index: Any, generation: Any = None) -> Tensor:
+        """Delete rows, each in its shard; see `ReplayBuffer.delete`. Batches prefetched by this handle are dropped.
+
+        Args:
+            index: Shard and slot, as `extend` and `sample` give them, int64 of any shape; or a sample, or its info.
+            generation: Generations of the same rows, as `sample` gives them (`index_generation`). Without them rows of
+                a shard that was restarted since are deleted by their slots, whatever rows are there now.
+
+        Returns:
+            Which rows were there, and are deleted: bool of the shape of the index. Rows of a missing shard are not.
+
+        Raises:
+            SlotError: An index names no shard, or no slot of its shard; nothing is changed.
+        """
+        self._batches.drop()
+        return delete_rows(self._shards, self._connection.info.capacity, index, generation)
 
     def empty(self) -> None:
         """Remove all rows of the present shards; their saved checkpoints change with the next one."""

@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.priority_updates import PriorityUpdate, parse_update, priorities_of_batch, read_integers
+from ostinato.buffers.priority_updates import (
+    PriorityUpdate,
+    parse_update,
+    priorities_of_batch,
+    read_generations,
+    read_integers,
+    read_slots,
+    rows_of_sample,
+)
 from ostinato.buffers.rate_limit import RateLimiter, replayable
 from ostinato.core import kinds
 from ostinato.distributed.rate_limits import GRACE_S
@@ -30,6 +38,7 @@ __all__ = [
     "ShardInfo",
     "ShardWriter",
     "count_rows",
+    "delete_rows",
     "one_shard",
     "parse_batch_update",
     "parse_shard_update",
@@ -127,6 +136,28 @@ def split_update(update: PriorityUpdate, shards: int, capacity: int) -> dict[int
         if shard >= 0:
             parts[shard] = slots[at], priorities[at], None if generations is None else generations[at]
     return parts
+
+
+def delete_rows(shards: ShardClient, capacity: int, index: Any, generation: Any) -> Tensor:
+    """Delete rows, each in its shard; see `ShardedReplayBuffer.delete`.
+
+    Args:
+        shards: The shards.
+        capacity: Rows of one shard.
+        index: Rows, or a sample.
+        generation: Their generations.
+    """
+    index, generation = rows_of_sample(index, generation)
+    flat, batch = read_slots(index, _Indexing())
+    generations = None if generation is None else read_generations(generation, flat)
+    positions = torch.arange(flat.shape[0], device="cpu")
+    parts = split_update(PriorityUpdate(flat, positions, generations), len(shards), capacity)
+    present = shards.present()
+    calls = {i: ("delete", Serialized(slots), Serialized(own)) for i, (slots, _, own) in parts.items() if i in present}
+    deleted = torch.zeros(flat.shape[0], dtype=torch.bool, device="cpu")
+    for i, found in shards.call("call", calls, "update").items():
+        deleted[parts[i][1]] = found
+    return deleted.reshape(batch)
 
 
 def one_shard(index: Any, shards: int) -> tuple[int, Any]:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from torch import Tensor
+
     from ostinato.buffers.engine import LocalEngine
     from ostinato.buffers.mixing import Member, Mixer
     from ostinato.buffers.records import Ticket
@@ -168,7 +170,7 @@ def _get_rows(
     return {**state, "storage": {**state["storage"], "state": saved}}
 
 
-_FIELDS = ("era", "settled")
+_FIELDS = ("era", "settled", "left", "remover")
 _COUNTS = ("written", "drawn", "since_empty")
 
 
@@ -235,8 +237,8 @@ def begin_load(engine: LocalEngine) -> None:
     engine.ring = Ring(engine.storage.capacity, engine.storage.device)
 
 
-def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int) -> None:
-    """Restore the generations of a checkpoint whose storage had `capacity` slots.
+def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, deleted: Tensor | None = None) -> None:
+    """Restore the generations of a checkpoint whose storage had `capacity` slots, and the order of deleted rows.
 
     With another capacity, rows are in the order of their age from slot 0 on, or have generations in an array.
     """
@@ -250,6 +252,7 @@ def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int) -> None:
         base = max(int(state["base"]), int(state["written"]) - rows)
         state = {**state, "base": base, "cursor": rows % storage.capacity}
     engine.ring.load_state_dict(state, rows)
+    engine.begin_left(deleted)
 
 
 class Target(NamedTuple):
@@ -300,7 +303,8 @@ def load_engine_states(
         for (target, state), was_used in zip(pairs, used, strict=True):
             engine = target.engine
             engine.era += was_used  # batches drawn before the load are of other rows, whatever their generations
-            end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]))
+            capacity = int(state["storage"]["state"]["capacity"])
+            end_load(engine, state["stamps"], capacity, state.get("deleted"))
             engine.counts.written = int(state["rows_written"])
             engine.counts.since_empty = int(state["rows_since_empty"])
         for (target, state), (pending, generator) in zip(readers, checked, strict=True):
@@ -375,6 +379,8 @@ def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
     if array is not None:
         array = torch.cat((array[seam:], array[:seam]))
     turned = {**_turn_reader(engine, state, seam, rows), "stamps": {**ring_state, "cursor": 0, "array": array}}
+    if "deleted" in state:
+        turned["deleted"] = (state["deleted"] - seam).remainder_(rows)
     if "views" in state:
         views = _views_of(engine, state)
         for view, mine in views:
