@@ -430,7 +430,7 @@ class LocalEngine:
         """Let remover, sampler or writer choose slots. Nothing has changed if one of them, or a check, raises."""
         storage, writer = self.source.storage, self.writer
         if not self.settled:
-            self._settle()
+            self.settle()
         if storage.budget:
             self._make_room(payload)
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
@@ -486,7 +486,7 @@ class LocalEngine:
             self.writer.take_back()
             raise
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Follow a storage whose capacity (`num_envs`) or device became known with its first rows."""
         storage, ring = self.source.storage, self.ring
         for reader in self.readers:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ShardInfo",
     "ShardWriter",
+    "check_owners",
     "count_rows",
     "delete_rows",
     "one_shard",
@@ -124,7 +125,7 @@ def split_update(update: PriorityUpdate, shards: int, capacity: int) -> dict[int
     """
     index, priorities, generations = update
     owners, slots = split_index(index)
-    _check_owners(owners, index, shards)
+    check_owners(owners, index, shards)
     bad = slots >= capacity
     if bool(bad.any()):
         first = int(index[bad][0])
@@ -171,7 +172,7 @@ def one_shard(index: Any, shards: int) -> tuple[int, Any]:
         raise KindError(msg)
     where = read_integers("index", index).to("cpu", torch.int64)
     owners, slots = split_index(where)
-    _check_owners(owners, where, shards)
+    check_owners(owners, where, shards)
     found = sorted(set(owners.reshape(-1).tolist()))
     if len(found) != 1 or found[0] < 0:
         msg = f"an index must be of rows of one shard, got rows of {found}: read them shard by shard"
@@ -179,7 +180,8 @@ def one_shard(index: Any, shards: int) -> tuple[int, Any]:
     return found[0], int(slots) if where.ndim == 0 else slots
 
 
-def _check_owners(owners: Tensor, index: Tensor, shards: int) -> None:
+def check_owners(owners: Tensor, index: Tensor, shards: int) -> None:
+    """Raise `SlotError` if an index names a shard that does not exist; -1 names no row."""
     bad = (owners >= shards) | (index < -1)
     if bool(bad.any()):
         first = int(index[bad].reshape(-1)[0])

@@ -11,6 +11,7 @@ import torch
 
 from ostinato.buffers.checkpoint.state import (
     ENSEMBLE_FORMAT,
+    FORMAT,
     check_form,
     check_state,
     one_at_a_time,
@@ -25,7 +26,7 @@ from ostinato.buffers.checkpoint.state import (
 from ostinato.buffers.records import Mix
 from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
-from ostinato.core.rows import NAME_LENGTH
+from ostinato.core.rows import NAME_LENGTH, Schema
 from ostinato.durable import CheckpointReader
 from ostinato.errors import CheckpointError, OptionError
 from ostinato.storages.checkpoint import get_objects, hooks_of, readable
@@ -49,6 +50,7 @@ __all__ = [
     "Reading",
     "Target",
     "begin_load",
+    "check_loadable",
     "end_load",
     "hold",
     "load_buffer",
@@ -111,6 +113,29 @@ def load_buffer(
             raise_mapped_ring(saved, seam, storage.capacity)
     restoring(restore, storages)(state)
     return reader.save
+
+
+def check_loadable(path: str | Path, engine: LocalEngine, batch_size: int | None) -> Schema | None:
+    """Check that a buffer can load a directory, without reading its rows; nothing is changed.
+
+    What load hooks make of the rows, and damage in the files of rows, is only found when the rows are loaded.
+
+    Returns:
+        The schema of the rows; None if they have none.
+
+    Raises:
+        CheckpointNotFoundError: if there is no checkpoint.
+        CheckpointError: if it does not fit.
+    """
+    storage, reading = engine.storage, Reading(FORMAT, verify=False, mmap=False)
+    reader = CheckpointReader(path, format_name=FORMAT)
+    with readable(f"a replay buffer in {path}"):
+        state = open_state(reader, [storage], reading, objects=False)
+        saved = state["storage"]["state"]
+        if not hooks_of(storage, "load_hooks"):
+            check_state(engine, state, batch_size)
+            storage.check_state(saved)
+        return None if saved.get("schema") is None else Schema.from_json(saved["schema"], known=storage.schema)
 
 
 def open_state(
