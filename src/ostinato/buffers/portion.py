@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.records import Ticket
     from ostinato.buffers.replay import ReplayBuffer
 
-__all__ = ["Offer", "Portion", "begin_era", "read_own", "reseed", "save_counted"]
+__all__ = ["Offer", "Portion", "begin_era", "drawn", "read_own", "reseed", "save_counted"]
 
 _MOST_OFFERS = 256
 """Offers that are kept for a later `take`; older ones are dropped, since the client may have died."""
@@ -236,6 +236,11 @@ def written(buffer: ReplayBuffer) -> tuple[int, int, int]:
     engine = buffer._engine  # noqa: SLF001 (same package)
     with engine.lock:
         return engine.ring.written, len(buffer), buffer.write_count
+
+
+def drawn(buffer: ReplayBuffer) -> int:
+    """Return how many rows were ever drawn."""
+    return int(buffer._engine.rows_drawn)  # noqa: SLF001 (same package)
 
 
 def begin_era(buffer: ReplayBuffer, era: int) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 from ostinato._optional import require
 from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
 from ostinato.buffers.pipeline import END, Pass
-from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted, written
+from ostinato.buffers.portion import Portion, begin_era, drawn, read_own, reseed, save_counted, written
 from ostinato.buffers.rate_limit import check_timeout
 from ostinato.distributed.ray_client import CLOSED, POLL_S, RETRY, Closed, Retry
 from ostinato.distributed.serialization import Serialized, decode, encode, encode_small, from_arguments
@@ -152,6 +152,7 @@ def _describe(buffer: ReplayBuffer) -> dict[str, Any]:
         "priority_key": getattr(buffer, "priority_key", "td_error"),
         "reduction": getattr(sampler, "reduction", "max"),
         "epochal": sampler.epochal,
+        "rows_drawn": drawn(buffer),
     }
 
 

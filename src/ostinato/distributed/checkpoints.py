@@ -37,6 +37,8 @@ class ShardReport(NamedTuple):
     """Rows written to it before its last checkpoint; a restart loses those written later."""
     save_error: str | None
     """Why its last checkpoint could not be written; None if it could."""
+    rows_drawn: int = 0
+    """Rows drawn from it since its actor was started, restored checkpoints included."""
 
 
 def _shard_directory(directory: Path, shard: int, shards: int) -> Path:
@@ -98,8 +100,8 @@ def load_shards(shards: ShardClient, directory: Path) -> None:
 def report_shards(shards: ShardClient) -> list[ShardReport]:
     """Return the state of each shard."""
     found = shards.call_all("describe")
-    fields = ("rows", "write_count", "saved_write_count", "save_error")
-    nothing = dict(zip(fields, (0, 0, 0, None), strict=True))
+    fields = ("rows", "write_count", "saved_write_count", "save_error", "rows_drawn")
+    nothing = dict(zip(fields, (0, 0, 0, None, 0), strict=True))
     return [
         ShardReport(i, shards.missing.get(i), *(found.get(i, nothing)[name] for name in fields))
         for i in range(len(shards))

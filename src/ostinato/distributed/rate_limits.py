@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 from ostinato.buffers.rate_limit import Flow, RateLimiter, Stock
 from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.ray_client import POLL_S, RETRY, Retry, ray, result_of, short_message
-from ostinato.errors import KindError, LostBufferError, OptionError, WaitTimeoutError
+from ostinato.errors import KindError, LostBufferError, NoAnswerError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -389,6 +389,21 @@ class RateLimitClient:
     def recount(self) -> None:
         """Report that rows may be lost. Does not wait."""
         self.actor.recount.options(max_task_retries=0).remote()
+
+    def totals(self, timeout_s: float) -> tuple[int, int]:
+        """Return the rows written and drawn since the counts began.
+
+        Raises:
+            LostBufferError: The actor is dead.
+            NoAnswerError: It does not answer within `timeout_s`.
+        """
+        check_connected()
+        call = self.actor.totals.remote()
+        if not _finishes(call, timeout_s):
+            msg = f"{_NAME} has not answered for {timeout_s:g} s: it is stopped, busy, or being restarted"
+            raise NoAnswerError(msg)
+        written, drawn = self._result(call)
+        return written, drawn
 
     def begin(self, timeout_s: float) -> None:
         """Reset the counts to the rows that are present.
