@@ -160,8 +160,8 @@ class _RowOrder:
 
     def __init__(self, where: Sequence[Tensor]) -> None:
         self._where = where
-        self._counts = torch.tensor([at.shape[0] for at in where], dtype=torch.int64, device="cpu")
-        self.size = int(self._counts.sum())
+        self._counts = [at.shape[0] for at in where]
+        self.size = sum(self._counts)
         self._order: Tensor | None = None  # of the concatenated rows
         if len(where) > _MANY_PARTS:
             self._order = torch.empty(self.size, dtype=torch.int64, device="cpu")
@@ -182,7 +182,8 @@ class _RowOrder:
 
     def scatter_numbers(self, numbers: Sequence[float], dtype: torch.dtype) -> Tensor:
         """Do the same for one number of each part."""
-        each = torch.tensor(numbers, dtype=dtype, device="cpu").repeat_interleave(self._counts)
+        # unlike this, torch.repeat_interleave starts threads for a few rows
+        each = torch.from_numpy(np.repeat(np.asarray(numbers), self._counts)).to(dtype)
         if self._order is not None:
             return each.index_select(0, self._order)
         out = torch.empty_like(each)
