@@ -134,7 +134,7 @@ def fleet_view(report: FleetReport) -> console.Group:
     grid = _grid(("shard",), ("rows", "written", "drawn", "saved", "failures"))
     grid.add_column("state", overflow="fold")
     for shard in report.shards:
-        numbers = (shard.get(name, 0) for name in _SHARD_COUNTS)
+        numbers = (shard[name] for name in _SHARD_COUNTS)
         reason, error = shard["missing"], shard["save_error"]
         state = f"missing: {reason}" if reason else f"not saved: {error}" if error else ""
         grid.add_row(str(shard["shard"]), *(f"{number:,}" for number in numbers), _plain(state, "red"))

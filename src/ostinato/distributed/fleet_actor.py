@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
+from ostinato.distributed.fleet_schema import FleetSchema
 from ostinato.distributed.rate_limits import RateLimits
+from ostinato.distributed.save_failures import FailureBroadcast
 from ostinato.distributed.serialization import from_arguments
 from ostinato.errors import UsageError
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from ostinato.distributed.fleet import Fleet
     from ostinato.distributed.rate_limits import Kind
     from ostinato.distributed.ray_client import Retry
+    from ostinato.distributed.save_failures import SaveFailure
 
 __all__ = ["FleetActor"]
 
@@ -30,6 +33,8 @@ class FleetActor:
         self._fleet: Fleet = from_arguments(fleet)
         limiter = self._fleet.rate_limiter
         self._limits = None if limiter is None else RateLimits(limiter, self._fleet.shards)
+        self._schema = FleetSchema(self._fleet.shards)
+        self._failures = FailureBroadcast(self._fleet.shards)
 
     async def ready(self) -> bool:
         """Return True: the actor has started."""
@@ -71,3 +76,31 @@ class FleetActor:
     async def num_counts(self) -> int:
         """Do `RateLimits.num_counts`."""
         return await self._limiter.num_counts()
+
+    async def limits(self) -> dict[str, Any] | None:
+        """Do `RateLimits.state`; None without a limiter."""
+        return None if self._limits is None else await self._limits.state()
+
+    async def restore_limits(self, state: dict[str, Any] | None) -> str | None:
+        """Do `RateLimits.restore`."""
+        return await self._limiter.restore(state)
+
+    # -- schema -------------------------------------------------------------------------------------------------------
+
+    async def schema(self) -> bytes | None:
+        """Do `FleetSchema.current`."""
+        return await self._schema.current()
+
+    async def claim_schema(self, shard: int, schema: bytes) -> bytes:
+        """Do `FleetSchema.claim`."""
+        return await self._schema.claim(shard, schema)
+
+    async def free_schema(self) -> bool:
+        """Do `FleetSchema.free`."""
+        return await self._schema.free()
+
+    # -- failed checkpoints -------------------------------------------------------------------------------------------
+
+    async def report_save(self, shard: int, failure: SaveFailure | None) -> None:
+        """Do `FailureBroadcast.report`."""
+        await self._failures.report(shard, failure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import warnings
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
 from ostinato.buffers.rate_limit import Flow, RateLimiter, Stock
@@ -24,6 +25,7 @@ __all__ = [
     "RowCounter",
     "check_limiter",
     "check_minimum",
+    "warn_of_rules",
 ]
 
 GRACE_S = 5.0
@@ -280,6 +282,22 @@ class RateLimits:
         self._begun = True
         self._notify_all()
 
+    async def state(self) -> dict[str, Any]:
+        """Return the counts, and the rules that they were counted under."""
+        return self._flow.state_dict()
+
+    async def restore(self, state: dict[str, Any] | None) -> str | None:
+        """Restore counts that `state` returned; under other rules, and with None, reset them to the rows present.
+
+        Returns:
+            What differs in the rules, in words; None for nothing.
+        """
+        await self._counter.wait_for(self._counter.request())
+        differing = self._flow.load_state_dict(state, self._counter.rows)
+        self._begun = True
+        self._notify_all()
+        return differing
+
     async def totals(self) -> tuple[int, int]:
         """Return the rows written and drawn since the counts began."""
         return self._flow.written, self._flow.drawn
@@ -325,6 +343,17 @@ def check_minimum(limiter: RateLimiter, shards: int, capacity: int) -> None:
             "each"
         )
         raise OptionError(msg)
+
+
+def warn_of_rules(differing: str | None) -> None:
+    """Warn that counts were saved under other rules, if these differ."""
+    if differing is not None:
+        warnings.warn(
+            f"the checkpoint was saved under another rate limiter: {differing}. The fleet keeps its own, and the "
+            "counts begin anew",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 @final
@@ -405,6 +434,19 @@ class RateLimitClient:
         written, drawn = self._result(call)
         return written, drawn
 
+    def restore(self, saved: dict[str, Any] | None, timeout_s: float) -> None:
+        """Restore the counts of a checkpoint; saved under other rules, or not saved, they begin with the rows present.
+
+        Args:
+            saved: What was saved about all shards; None for a checkpoint of an earlier version.
+            timeout_s: How long to wait for the shards.
+
+        Raises:
+            LostBufferError: The actor is dead.
+            WaitTimeoutError: It does not answer within `timeout_s` and `GRACE_S`.
+        """
+        warn_of_rules(self._answer(self.actor.restore_limits.remote((saved or {}).get("limiter")), timeout_s))
+
     def begin(self, timeout_s: float) -> None:
         """Reset the counts to the rows that are present.
 
@@ -412,14 +454,17 @@ class RateLimitClient:
             LostBufferError: The actor is dead.
             WaitTimeoutError: It does not answer within `timeout_s` and `GRACE_S`.
         """
-        call = self.actor.begin.remote()
+        self._answer(self.actor.begin.remote(), timeout_s)
+
+    def _answer(self, call: Any, timeout_s: float) -> Any:
+        """Return the result of a call that counts the rows in the shards."""
         if not _finishes(call, timeout_s + GRACE_S):
             msg = (
                 f"{_NAME} has not answered for {timeout_s + GRACE_S:g} s: it resets its counts when it continues; the "
                 "rows are in place already"
             )
             raise WaitTimeoutError(msg)
-        self._result(call)
+        return self._result(call)
 
     def _result(self, reference: Any) -> Any:
         """Return the result of a call to the actor.

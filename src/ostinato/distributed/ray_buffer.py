@@ -468,6 +468,12 @@ class RayReplayBuffer:
         index: Tensor = self._write("extend", replayable(data), update_priority=update_priority, timeout_s=timeout_s)
         return index
 
+    def delete(self, index: Any, generation: Any = None) -> Tensor:
+        """Delete rows; see `ReplayBuffer.delete`. Batches that this handle has prefetched are dropped."""
+        self._drop()
+        found: Tensor = self._update("delete", index, generation)
+        return found
+
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
         """Set priorities of rows; see `ReplayBuffer.update_priority`."""
         self._update("update_priority", index, priority, generation)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 from ostinato.buffers.portion import Offer
 from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.ray_client import is_lost, ray, result_of, short_message
+from ostinato.distributed.save_failures import FailureWarnings
 from ostinato.distributed.snapshot import ChangeCounts
 from ostinato.errors import LostBufferError
 
@@ -40,6 +41,8 @@ class ShardClient:
         self.timeout_s = timeout_s
         self.missing: dict[int, str] = {}
         """Shards that do not answer, and why."""
+        self.failures = FailureWarnings(len(self.actors))
+        """Warns of checkpoints that fail."""
         self.changes = ChangeCounts.of(self.actors)
         self._rows: dict[int, int] = {}  # when last known
         self._eras: dict[int, int] = {}
@@ -169,7 +172,7 @@ class ShardClient:
     def result(self, shard: int, reference: Any, timeout_s: float | None) -> tuple[Any] | None:
         """Wait for the result of a call to a shard; None if the shard is missing."""
         try:
-            return (ray().get(reference, timeout=timeout_s),)
+            return (self.failures.take(ray().get(reference, timeout=timeout_s)),)
         except ray().exceptions.RayTaskError:
             return (result_of(reference, self.name(shard)),)  # raises the shard's own exception
         except Exception as error:
