@@ -247,7 +247,7 @@ def poll_once(
 
 def batch_maker(buffer: ReplayBuffer, *, epoch: bool) -> Callable[[float | None], Any]:
     """Return a function that makes the batches of a stream: of one epoch, or of `sample(return_info=True)`."""
-    draw = Pass(buffer).next if epoch else partial(buffer.sample, return_info=True)
+    draw = partial(Pass().next, buffer) if epoch else partial(buffer.sample, return_info=True)
 
     def make(waited_s: float | None) -> Any:
         if waited_s is not None:
