@@ -117,7 +117,8 @@ def _flatten(parts: Sequence[Part]) -> tuple[Schema, list[Flat]]:
 
 
 def _shapes(schema: Schema) -> dict[Any, tuple[int, ...]]:
-    return {leaf.path: leaf.shape for leaf in (*schema.leaves, *schema.objects)}
+    tensors = {leaf.path: leaf.shape for leaf in schema.leaves}
+    return {**tensors, **{leaf.path: leaf.shape for leaf in schema.objects}}
 
 
 def _promoted(parts: Sequence[Part], schema: Schema, error: SchemaError) -> list[Flat]:
