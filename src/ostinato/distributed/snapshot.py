@@ -60,7 +60,7 @@ def draws_per_offer(size: int, age_s: float) -> int:
 
 _READS = frozenset({"offer", "take", "take_and_offer", "describe", "drawable", "next_home", "save"})
 """Methods of `ShardActor` that leave the distribution as it is."""
-_BUFFER_READS = frozenset({"__len__", "__getitem__", "write_count", "stats", "is_alive"})
+_BUFFER_READS = frozenset({"__len__", "__getitem__", "write_count", "stats", "is_alive", "can_sample", "can_insert"})
 """Members of buffers that do."""
 
 
