@@ -12,7 +12,7 @@ from ostinato.errors import UsageError
 
 if TYPE_CHECKING:
     from ostinato.distributed.fleet import Fleet
-    from ostinato.distributed.rate_limits import Kind
+    from ostinato.distributed.permits import Kind, Loan, PermitReport
     from ostinato.distributed.ray_client import Retry
     from ostinato.distributed.save_failures import SaveFailure
 
@@ -53,9 +53,25 @@ class FleetActor:
             raise UsageError(msg)
         return self._limits
 
-    async def acquire(self, kind: Kind, rows: int, timeout_s: float | None, waited_s: float) -> Retry | None:
+    async def acquire(
+        self,
+        kind: Kind,
+        rows: int,
+        timeout_s: float | None,
+        waited_s: float,
+        min_rows: int | None = None,
+        loan: Loan | None = None,
+    ) -> tuple[int, int, int] | Retry:
         """Do `RateLimits.acquire`."""
-        return await self._limiter.acquire(kind, rows, timeout_s, waited_s)
+        return await self._limiter.acquire(kind, rows, timeout_s, waited_s, min_rows, loan)
+
+    async def settle(self, owner: str, report: PermitReport) -> None:
+        """Do `RateLimits.settle`."""
+        await self._limiter.settle(owner, report)
+
+    async def can(self, kind: Kind, rows: int) -> bool:
+        """Do `RateLimits.can`."""
+        return await self._limiter.can(kind, rows)
 
     async def give_back(self, written: int, drawn: int) -> None:
         """Do `RateLimits.give_back`."""

@@ -6,6 +6,7 @@ import itertools
 import math
 import threading
 import time
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -82,8 +83,7 @@ def join_parts(parts: Sequence[Part]) -> BatchAndInfo:
         if isinstance(value, Tensor) and all(key in part.info for part in parts)
     }
     joined |= _global_info(parts, joined, rows)
-    schema = _schema(first.data)
-    flats = [_flatten(part, schema, first.shard) for part in parts]
+    schema, flats = _flatten(parts)
     leaves = [rows.scatter([flat.leaves[i] for flat in flats]) for i in range(len(schema.leaves))]
     objects = [rows.scatter_objects([flat.objects[i] for flat in flats]) for i in range(len(schema.objects))]
     return _build(schema, leaves, joined, rows.size, objects), joined
@@ -103,12 +103,46 @@ def split_batch(batch: Any, info: dict[Any, Any], sizes: Sequence[int]) -> list[
     return found
 
 
-def _flatten(part: Part, schema: Schema, other: int) -> Flat:
+def _flatten(parts: Sequence[Part]) -> tuple[Schema, list[Flat]]:
+    """Return the schema of a batch and the leaves of its parts.
+
+    Rows of tensor storages have one schema. Those of a `ListStorage` may have different dtypes, which are promoted, as
+    they are when such rows of one buffer are stacked.
+    """
+    schema = _schema(parts[0].data)
     try:
-        return schema.flatten(part.data, None, 1, exact=True)
+        return schema, [schema.flatten(part.data, None, 1, exact=True) for part in parts]
     except SchemaError as error:
-        msg = f"shards {other} and {part.shard} hold rows of different schemas ({error}): empty one of them"
-        raise SchemaError(msg) from error
+        return schema, _promoted(parts, schema, error)
+
+
+def _shapes(schema: Schema) -> dict[Any, tuple[int, ...]]:
+    tensors = {leaf.path: leaf.shape for leaf in schema.leaves}
+    return {**tensors, **{leaf.path: leaf.shape for leaf in schema.objects}}
+
+
+def _promoted(parts: Sequence[Part], schema: Schema, error: SchemaError) -> list[Flat]:
+    """Return the leaves of parts of the same fields and shapes, of the dtypes to which theirs are promoted.
+
+    Raises:
+        SchemaError: Fields or shapes differ, as `error` says.
+    """
+    flats = []
+    for part in parts:
+        own = _schema(part.data)
+        if _shapes(own) != _shapes(schema):
+            msg = f"shards {parts[0].shard} and {part.shard} hold rows of different schemas ({error})"
+            raise SchemaError(msg) from error
+        flat = own.flatten(part.data, None, 1)
+        leaves = [flat.leaves[own.find(leaf.path)] for leaf in schema.leaves]
+        objects = [flat.objects[own.objects.index(leaf)] for leaf in schema.objects]
+        flats.append(flat._replace(leaves=leaves, objects=objects))
+    columns = zip(*(flat.leaves for flat in flats), strict=True)
+    dtypes = [reduce(torch.promote_types, (leaf.dtype for leaf in column)) for column in columns]
+    return [
+        flat._replace(leaves=[leaf.to(dtype) for leaf, dtype in zip(flat.leaves, dtypes, strict=True)])
+        for flat in flats
+    ]
 
 
 def _schema(data: Any) -> Schema:
@@ -240,8 +274,24 @@ class RowConsumer:
             self._kept = []
             self._counts = {}
 
-    def draw(self, size: int, uniforms: Tensor, limit_s: float) -> BatchAndInfo:
+    def can_draw(self, size: int) -> bool:
+        """Return whether a batch can be had at once."""
+        with self._lock:
+            missing = size - sum(map(_num_rows, self._kept))
+            return missing <= 0 or self._left(self._count(self._shards.present(), missing)) >= missing
+
+    @staticmethod
+    def _left(offers: dict[int, Offer]) -> int:
+        return sum(offer.draws or 0 for offer in offers.values())
+
+    def draw(self, size: int, uniforms: Tensor, limit_s: float, min_rows: int | None = None) -> BatchAndInfo:
         """Return a batch; the rows of each shard are together, in their order.
+
+        Args:
+            size: Number of rows.
+            uniforms: Numbers that choose their shards.
+            limit_s: Longest wait for writers.
+            min_rows: Rows of the smallest batch to take when the time is up, or writers are not waited for.
 
         Raises:
             EmptyBufferError: There are too few rows, and writers are not waited for.
@@ -251,15 +301,19 @@ class RowConsumer:
         until, pause = time.monotonic() + limit_s, scale * _POLL_S[0]
         while True:
             with self._lock:
+                late = time.monotonic() >= until
                 missing = size - sum(map(_num_rows, self._kept))
                 if missing <= 0:
                     return self._pop_batch(size)
                 offers = self._offers(missing)
-                left = sum(offer.draws or 0 for offer in offers.values())
-                if left >= missing:
-                    self._take(offers, missing, uniforms)
+                left = self._left(offers)
+                enough = missing if min_rows is None or (self._waits and not late) else missing - size + min_rows
+                if left and left >= enough:
+                    self._take(offers, min(left, missing), uniforms)
                     continue
-            self._check(missing, size, left, limit_s, late=time.monotonic() >= until)
+                if enough <= 0:
+                    return self._pop_batch(size - missing)
+            self._check(missing, size, left, limit_s, late=late)
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
             pause = min(2 * pause, scale * _POLL_S[1])
 
@@ -269,7 +323,7 @@ class RowConsumer:
         if now - self._counted <= self._age_s:
             changed = [i for i in present if self._counts.get(i, (None, -1))[1] != self._shards.changes[i]]
             found = self._count(changed, missing) | {i: self._counts[i][0] for i in present if i not in changed}
-            if sum(offer.draws or 0 for offer in found.values()) >= missing:
+            if self._left(found) >= missing:
                 return found
         self._counted = now
         return self._count(present, missing)
@@ -394,9 +448,17 @@ class ShardSampler:
         if self.consumer is not None:
             self.consumer.forget()
 
+    def can_draw(self, size: int) -> bool:
+        """Return whether a batch of `size` rows can be drawn at once."""
+        if self._limiter is not None and not self._limiter.can("draw", size):
+            return False
+        if self.consumer is not None:
+            return self.consumer.can_draw(size)
+        return any(self._shards.call_all("call", "can_sample", 1).values())
+
     def give_back(self, rows: int) -> None:
         """Report to the rate limiter that rows were drawn but not used."""
-        if self._limiter is not None:
+        if rows and self._limiter is not None:
             self._limiter.give_back(drawn=rows)
 
     def draw(
@@ -406,6 +468,7 @@ class ShardSampler:
         timeout_s: float | None,
         max_age: int | None = None,
         offers: Snapshot | None = None,
+        min_rows: int | None = None,
     ) -> BatchAndInfo:
         """Return a batch of `size` rows and its info.
 
@@ -416,11 +479,18 @@ class ShardSampler:
             max_age: Draw only rows of recent versions; see `ShardedReplayBuffer.sample`.
             offers: Holds the offers of a single reader that requests the next ones with the rows of each batch; None
                 is for any thread.
+            min_rows: Rows of the smallest batch to return when the time is up; None returns whole batches only.
         """
-        left_s = timeout_s if self._limiter is None else self._limiter.acquire("draw", size, timeout_s)
+        left_s = timeout_s
+        if self._limiter is not None:
+            size, left_s = self._limiter.acquire("draw", size, timeout_s, min_rows)
+            uniforms = uniforms[:size]
         try:
             if self.consumer is not None:
-                return self.consumer.draw(size, uniforms, RateLimiter().timeout_s if left_s is None else left_s)
+                limit_s = RateLimiter().timeout_s if left_s is None else left_s
+                taken = self.consumer.draw(size, uniforms, limit_s, min_rows)
+                self.give_back(size - _num_rows(taken))
+                return taken
             for _ in range(_MAX_ATTEMPTS):
                 found = self._attempt(size, uniforms, max_age, self._snapshot if offers is None else offers)
                 if found is not None:

@@ -11,7 +11,7 @@ import torch
 from ostinato.buffers import BufferStats, ReplayBuffer
 from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
-from ostinato.buffers.rate_limit import check_wait
+from ostinato.buffers.rate_limit import check_min_batch, check_wait
 from ostinato.buffers.stats import combine
 from ostinato.distributed.actor_names import FLEET, check_free, connect, names_of, take_names
 from ostinato.distributed.actors import BufferSpec, ShardSpec
@@ -323,6 +323,11 @@ class ShardedReplayBuffer:
     def rate_limiter(self) -> RateLimiter | None:
         """The limiter; None if the constructor got none."""
         return self._connection.fleet.rate_limiter
+
+    @property
+    def limiter_counts(self) -> tuple[int, int] | None:
+        """Rows written and rows drawn, as the rate limiter counts them for its ratio; None without one."""
+        return None if self._limiter is None else self._limiter.totals(self._shards.timeout_s)
 
     @property
     def write_count(self) -> int:
@@ -672,6 +677,7 @@ class ShardedReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
     ) -> Any: ...
 
     @overload
@@ -682,6 +688,7 @@ class ShardedReplayBuffer:
         return_info: Literal[True],
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
     ) -> tuple[Any, dict[str, Any]]: ...
 
     @overload
@@ -692,6 +699,7 @@ class ShardedReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
     ) -> tuple[Any, dict[str, Any]]: ...
 
     @overload
@@ -702,6 +710,7 @@ class ShardedReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
     ) -> Any: ...
 
     def sample(
@@ -711,6 +720,7 @@ class ShardedReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
     ) -> Any:
         """Draw a batch from all shards.
 
@@ -722,6 +732,8 @@ class ShardedReplayBuffer:
             max_age: Draw only rows whose version is at least the newest version of all shards minus this. Needs a
                 `version_key` and no prefetch; None draws from all rows.
             timeout_s: Longest wait for writers, if there is a `rate_limiter` or a queue; None is the limiter's.
+            min_batch: Take a smaller batch when the time is up: as many rows as may be drawn then, at least these. Not
+                with prefetch.
 
         Returns:
             Rows `[B, *shape]`; rows of different shards are in random order. A copy.
@@ -732,10 +744,44 @@ class ShardedReplayBuffer:
             LostBufferError: No shard answers.
             WaitTimeoutError: Too few rows were written in time.
         """
-        check_wait(timeout_s, waits=self._connection.waits)
-        size = check_size(batch_size, self.batch_size, fixed=bool(self._connection.fleet.prefetch))
-        batch, info = self._batches.next(size, timeout_s, max_age)
+        connection = self._connection
+        check_wait(timeout_s, waits=connection.waits)
+        size = check_size(batch_size, self.batch_size, fixed=bool(connection.fleet.prefetch))
+        whole = "prefetch, whose batches were drawn before" if connection.fleet.prefetch else None
+        check_min_batch(min_batch, size, partial=connection.waits or connection.info.counting, whole=whole)
+        batch, info = self._batches.next(size, timeout_s, max_age, min_batch)
         return (batch, info) if return_info else batch
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Whether `sample` would return a batch at once: shards have rows for it, and the rate limiter allows it.
+
+        Makes no draw and waits for no writer. A snapshot: other processes may write and draw before the next call.
+
+        Args:
+            batch_size: Rows; None takes the constructor's.
+
+        Raises:
+            UsageError: There is no batch size.
+            LostBufferError: No shard answers.
+            WaitTimeoutError: The limiter's actor does not answer.
+        """
+        size = check_size(batch_size, self.batch_size, fixed=False)
+        return self._batches.can_draw(size, self.batch_size)
+
+    def can_insert(self, rows: int = 1) -> bool:
+        """Whether a write of so many rows would go ahead at once: the rate limiter, and a full queue, let it.
+
+        Always True without both. The rows themselves are not checked. A snapshot, as that of `can_sample`.
+
+        Args:
+            rows: Rows of one call of `extend`.
+
+        Raises:
+            OptionError: `rows` is below 1.
+            LostBufferError: No shard answers.
+            WaitTimeoutError: The limiter's actor does not answer.
+        """
+        return self._writer.can_write(positive("rows", rows))
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches without end.

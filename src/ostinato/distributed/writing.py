@@ -273,12 +273,31 @@ class ShardWriter:
             self._limiter.give_back(written=rows)
             raise
 
-    def _send(self, write: _Write) -> tuple[int, Any]:
+    def can_write(self, rows: int) -> bool:
+        """Return whether a write of so many rows would go ahead at once.
+
+        Raises:
+            LostBufferError: No shard answers.
+            WaitTimeoutError: The limiter's actor does not answer.
+        """
+        present = self._shards.present()
+        if self._limiter is not None and not self._limiter.can("write", rows):
+            return False
+        if not self._waits:
+            return True
+        shard = next(i for i in self._routes().peek(self._shards.missing) if i in present)
+        return all(self._shards.call("call", {shard: ("can_insert", rows)}, "update").values())
+
+    def _routes(self) -> WriteOrder:
         if self._order is None:
             self._order = WriteOrder(len(self._shards), self._first_shard(), sticky=self._sticky)
+        return self._order
+
+    def _send(self, write: _Write) -> tuple[int, Any]:
+        order = self._routes()
         while True:
             present = self._shards.present()  # raises if no shard returns in time
-            for i in self._order.next(self._shards.missing):
+            for i in order.next(self._shards.missing):
                 if i not in present:
                     continue
                 found = self._send_to(i, write)
