@@ -21,6 +21,7 @@ from ostinato.buffers.portion import (
     begin_era,
     check_checkpoint,
     check_update,
+    drawn,
     read_own,
     reseed,
     save_counted,
@@ -186,6 +187,7 @@ def _describe(buffer: ReplayBuffer) -> dict[str, Any]:
         "priority_key": getattr(buffer, "priority_key", "td_error"),
         "reduction": getattr(sampler, "reduction", "max"),
         "epochal": sampler.epochal,
+        "rows_drawn": drawn(buffer),
     }
 
 

@@ -16,7 +16,7 @@ from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.permit_holder import PermitHolder
 from ostinato.distributed.permits import LEASE_S, Permits
 from ostinato.distributed.ray_client import POLL_S, RETRY, Retry, ray, result_of, short_message
-from ostinato.errors import KindError, LostBufferError, OptionError, WaitTimeoutError
+from ostinato.errors import KindError, LostBufferError, NoAnswerError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -594,6 +594,21 @@ class RateLimitClient:
     def recount(self) -> None:
         """Report that rows may be lost. Does not wait."""
         self.actor.recount.options(max_task_retries=0).remote()
+
+    def totals(self, timeout_s: float) -> tuple[int, int]:
+        """Return the rows written and drawn since the counts began.
+
+        Raises:
+            LostBufferError: The actor is dead.
+            NoAnswerError: It does not answer within `timeout_s`.
+        """
+        check_connected()
+        call = self.actor.totals.remote()
+        if not _finishes(call, timeout_s):
+            msg = f"{_NAME} has not answered for {timeout_s:g} s: it is stopped, busy, or being restarted"
+            raise NoAnswerError(msg)
+        written, drawn = self._result(call)
+        return written, drawn
 
     def restore(self, saved: dict[str, Any] | None, timeout_s: float) -> None:
         """Restore the counts of a checkpoint; saved under other rules, or not saved, they begin with the rows present.

@@ -325,6 +325,11 @@ class ShardedReplayBuffer:
         return self._connection.fleet.rate_limiter
 
     @property
+    def limiter_counts(self) -> tuple[int, int] | None:
+        """Rows written and rows drawn, as the rate limiter counts them for its ratio; None without one."""
+        return None if self._limiter is None else self._limiter.totals(self._shards.timeout_s)
+
+    @property
     def write_count(self) -> int:
         """Rows written since the shards were made or emptied; rows that a shard lost with its actor do not count."""
         return sum(int(found) for found in self._shards.call_all("call", "write_count").values())
