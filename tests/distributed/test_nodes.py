@@ -27,7 +27,7 @@ from .nodes import Nodes, running_nodes, unavailable
 from .rows import Calls, Writer, make_rows, sample_until, stored, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 pytestmark = [
@@ -277,23 +277,30 @@ def full_store(nodes: Nodes, directory: Path) -> None:
         filler = ray.remote(Filler).options(num_cpus=0, scheduling_strategy=on_node(nodes, 1)).remote()
         assert ray.get(filler.fill.remote()) > 50
         index, rows = (shard << 40) + torch.arange(100), big(range(3000, 3100))
-        for call in (
-            lambda: rb.sample(256),
-            lambda: rb.pinned(shard).extend(rows),
-            lambda: rb[index],
-        ):
-            with pytest.raises(ray.exceptions.RayError, match="object store is full"):
+
+        def attempt(call: Callable[[], Any]) -> bool:
+            try:
                 calls(call)
+            except ray.exceptions.RayError as error:
+                if "object store is full" not in str(error):
+                    raise
+                return False
+            return True
+
+        attempt(lambda: rb.sample(256))  # Ray may find room by freeing other objects
+        attempt(lambda: rb[index])
+        written = attempt(lambda: rb.pinned(shard).extend(rows))
         rb.pinned(shard).extend(big(range(4000, 4001)))  # small rows are sent with the call
-        assert calls(len, rb) == 1001
+        assert calls(len, rb) == 1001 + 100 * written
         ray.get(filler.free.remote())
         calls(rb.sample, 256)
-        calls(rb.pinned(shard).extend, rows)
+        if not written:
+            calls(rb.pinned(shard).extend, rows)
         assert stored(rb) == dict.fromkeys([*range(500), *range(1000, 1500), 4000, *range(3000, 3100)], 1)
         assert rb.apply(_where) == before
 
 
-def test_a_full_object_store_raises_and_changes_nothing(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_full_object_store_loses_nothing(nodes: Nodes, tmp_path: Path) -> None:
     nodes.run(full_store, tmp_path)
 
 

@@ -121,7 +121,7 @@ TESTS: dict[str, dict[str, list[str]]] = {
             f"{_NODES}::test_after_a_long_partition_the_shard_returns_with_its_checkpoint"
         ],
         "packets are lost or delayed": [f"{_NODES}::test_a_slow_or_lossy_network_delays_calls_only"],
-        "the object store of a machine is full": [f"{_NODES}::test_a_full_object_store_raises_and_changes_nothing"],
+        "the object store of a machine is full": [f"{_NODES}::test_a_full_object_store_loses_nothing"],
         "the memory of a machine": [
             f"{_NODES}::test_a_storage_beyond_the_memory_raises_in_the_writer",
             f"{_NODES}::test_a_shard_killed_for_memory_returns_with_its_checkpoint",
