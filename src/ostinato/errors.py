@@ -19,6 +19,8 @@ __all__ = [
     "LostBufferError",
     "MissingExtraError",
     "MissingFileError",
+    "NoAnswerError",
+    "NoPermitError",
     "OptionError",
     "OstinatoError",
     "PriorityError",
@@ -126,6 +128,14 @@ class MissingFileError(DamagedFileError, FileNotFoundError):
 
 class LostBufferError(OstinatoError, RuntimeError):
     """The process that held a buffer is gone, and its rows with it."""
+
+
+class NoAnswerError(LostBufferError, TimeoutError):
+    """An actor did not answer in time: it is stopped, overloaded or cannot be reached. The call may still take effect."""
+
+
+class NoPermitError(NoAnswerError, WaitTimeoutError):
+    """The rate limiter did not answer in time. Nothing has changed."""
 
 
 class MissingExtraError(OstinatoError, ImportError):

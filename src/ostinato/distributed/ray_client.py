@@ -10,51 +10,46 @@ from __future__ import annotations
 import time
 import warnings
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from ostinato._optional import require
-from ostinato.buffers.rate_limit import check_timeout
-from ostinato.distributed.serialization import Serialized, decode, encode
+from ostinato.distributed.serialization import Serialized
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ostinato.distributed.deadlines import Callee, Deadline
+
 __all__ = [
     "CLOSED",
     "CONCURRENCY_GROUPS",
-    "GRACE_S",
-    "POLL_S",
     "RETRY",
     "START_TIMEOUT_S",
     "Closed",
     "Retry",
-    "call_buffer",
-    "call_buffer_polling",
+    "finishes",
     "init_ray",
     "is_lost",
-    "poll",
     "pop_service",
+    "probe",
     "ray",
-    "result_in_time",
+    "result_by",
     "result_of",
     "short_message",
     "start_actor",
+    "wait_for",
     "wait_until_ready",
 ]
 
-CONCURRENCY_GROUPS = {"write": 32, "read": 32, "update": 8}
+CONCURRENCY_GROUPS = {"write": 32, "read": 32, "update": 8, "probe": 1}
 """Threads of an actor for each kind of call: readers that wait for rows never block writers, nor writers readers.
-Calls that never wait (priorities, edits, reads by index) have their own."""
+Calls that never wait (priorities, edits, reads by index) have their own, and so has the question whether it is alive."""
 START_TIMEOUT_S = 120.0
 """How long to wait for a new actor."""
-POLL_S = 1.0
-"""Longest wait of one poll, and so the longest time that an actor waits on behalf of a dead process."""
-GRACE_S = 30.0
-"""How long the result of a call may take beyond the time that the call may wait: its actor may be busy, or the result
-large. An actor that exceeds it is stopped, or its machine cannot be reached."""
 _NO_LIMIT_S = 1e8
 """Longer waits (more than three years) are passed to Ray as no limit."""
+_K = TypeVar("_K")
 _RESERVED = ("concurrency_groups", "max_task_retries")
 
 
@@ -162,8 +157,15 @@ def wait_until_ready(actor: Any, name: str) -> dict[str, Any]:
 
     Raises:
         OstinatoError: The actor's constructor raised it.
+        UsageError: It did not start in time.
     """
-    found: dict[str, Any] = result_of(actor.describe.remote(), name, START_TIMEOUT_S)
+    module = ray()
+    try:
+        found: dict[str, Any] = result_of(actor.describe.remote(), name, START_TIMEOUT_S)
+    except module.exceptions.GetTimeoutError as error:
+        free = {what: count for what, count in module.available_resources().items() if not what.startswith("node:")}
+        msg = f"{name} did not answer within {START_TIMEOUT_S:g} s; free in the cluster: {free}"
+        raise UsageError(msg) from error
     return found
 
 
@@ -186,20 +188,16 @@ def result_of(reference: Any, name: str, timeout_s: float | None = None) -> Any:
 
     Raises:
         LostBufferError: The actor is dead.
-        UsageError: There was no result in time.
+        GetTimeoutError: Of Ray; there was no result in time.
     """
     module = ray()
     try:
-        return module.get(reference, timeout=timeout_s)
+        return module.get(reference, timeout=_ray_limit(timeout_s))
     except module.exceptions.RayTaskError as error:
         cause = error.cause
         if isinstance(cause, Exception):
             raise cause from error
         raise
-    except module.exceptions.GetTimeoutError as error:
-        free = {what: count for what, count in module.available_resources().items() if not what.startswith("node:")}
-        msg = f"{name} did not answer within {timeout_s:g} s; free in the cluster: {free}"
-        raise UsageError(msg) from error
     except (module.exceptions.RayActorError, module.exceptions.ObjectLostError) as error:
         msg = (
             f"{name} is gone, and its rows with it ({short_message(error)}): make a new one and load a checkpoint "
@@ -214,82 +212,81 @@ def short_message(error: BaseException) -> str:
     return " ... ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__
 
 
-# -- calls ------------------------------------------------------------------------------------------------------------
+# -- deadlines --------------------------------------------------------------------------------------------------------
 
 
-def call_buffer(method: Any, actor_name: str, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of the buffer in an actor and return its result.
-
-    Args:
-        method: The actor's method that takes an encoded request.
-        actor_name: The actor's name in error messages.
-        name: The buffer's method.
-        *args: Its arguments.
-        **kwargs: Its keyword arguments.
-    """
-    return decode(result_of(method.remote(encode((name, args, kwargs))), actor_name))
+def _ray_limit(seconds: float | None) -> float | None:
+    """Return a time limit as Ray takes it: None for very long ones."""
+    return None if seconds is None or seconds > _NO_LIMIT_S else seconds
 
 
-def call_buffer_polling(
-    method: Any, actor_name: str, limit_s: float | None, name: str, *args: Any, **kwargs: Any
-) -> Any:
-    """Call a method of the buffer that may wait; see `call_buffer`.
+def probe(actor: Any) -> Any:
+    """Ask an actor whether it is alive; return a reference. It answers whatever other calls it works on."""
+    return actor.ping.options(concurrency_group="probe").remote()
+
+
+def result_by(reference: Any, actor: Any, callee: Callee, method: str, deadline: Deadline) -> Any:
+    """Wait for the result of a call until its deadline; see `result_of`.
 
     Args:
-        method: The actor's method that takes the seconds waited so far and an encoded request.
-        actor_name: The actor's name in error messages.
-        limit_s: Longest wait unless `kwargs` holds `timeout_s`.
-        name: The buffer's method.
-        *args: Its arguments.
-        **kwargs: Its keyword arguments.
-    """
-    timeout_s = kwargs.get("timeout_s")
-    if timeout_s is not None:
-        check_timeout(timeout_s)
-        limit_s = float(timeout_s)
-    request = encode((name, args, kwargs))
-    return decode(poll(lambda waited_s: method.remote(waited_s, request), actor_name, limit_s))
-
-
-def poll(send: Callable[[float], Any], name: str, limit_s: float | None = None) -> Any:
-    """Repeat a call that may wait until its result is not `RETRY`.
-
-    Args:
-        send: Starts the call, given the seconds waited so far; returns a reference.
-        name: The actor's name in error messages.
-        limit_s: How long the call may wait, if that is known here; see `result_in_time`.
+        reference: Reference to the result, or a list of references to the results of one call.
+        actor: The actor.
+        callee: Its name in error messages.
+        method: The call, for error messages.
+        deadline: When the result is due. If it says so, the actor is asked meanwhile whether it is alive.
 
     Raises:
-        LostBufferError: The actor is dead, or did not answer within that time and `GRACE_S`.
+        LostBufferError: The actor is dead.
+        NoAnswerError: The result is late, or the actor was silent for too long.
     """
-    began = time.monotonic()
-    found = result_in_time(send(0.0), name, began, limit_s)
-    while found is RETRY:
-        found = result_in_time(send(time.monotonic() - began), name, began, limit_s)
-    return found
-
-
-def result_in_time(reference: Any, name: str, began: float, limit_s: float | None = None) -> Any:
-    """Wait for the result of a call until `GRACE_S` after the time that the call may wait.
-
-    Args:
-        reference: Reference to the result, or a list of references.
-        name: The actor's name in error messages.
-        began: When the call began to wait, by `time.monotonic`.
-        limit_s: How long it may wait; None and infinity set no limit.
-
-    Raises:
-        LostBufferError: The actor is dead, or did not answer in time.
-    """
-    if limit_s is None or limit_s > _NO_LIMIT_S:
-        return result_of(reference, name)
+    timed_out = ray().exceptions.GetTimeoutError
+    sent = time.monotonic()
+    step_s = min(deadline.silence_left_s(sent), deadline.probe_every_s)
     try:
-        return result_of(reference, name, max(0.0, began + limit_s + GRACE_S - time.monotonic()))
-    except UsageError as error:
-        if not isinstance(error.__cause__, ray().exceptions.GetTimeoutError):
-            raise  # the buffer raised it
-        msg = (
-            f"{name} did not answer within {GRACE_S:g} s after the {limit_s:g} s that the call may wait: it is "
-            "stopped, cannot be reached, or is overloaded; the call may still take effect"
-        )
-        raise LostBufferError(msg) from error
+        return result_of(reference, callee.name, step_s)
+    except timed_out:
+        one = reference[0] if isinstance(reference, list) else reference
+        silent = wait_for({0: one}, {0: actor}, deadline, sent)
+        if silent:
+            raise deadline.error(callee, method, silent[0]) from None
+    try:
+        return result_of(reference, callee.name, max(1.0, deadline.left_s))  # copies the result to this machine
+    except timed_out:
+        raise deadline.error(callee, method) from None
+
+
+def wait_for(
+    references: Mapping[_K, Any], actors: Mapping[_K, Any], deadline: Deadline, sent: float
+) -> dict[_K, float | None]:
+    """Wait for calls that may take long until they have ended, or their actors were silent for too long.
+
+    Args:
+        references: References to the results.
+        actors: The actor of each.
+        deadline: When results are due.
+        sent: When the calls were sent, by `time.monotonic`.
+
+    Returns:
+        The calls that have not ended, and when their actors last answered another call; None for never.
+    """
+    pending, heard, probes = dict(references), dict[_K, float](), dict[_K, Any]()
+    unanswered: dict[_K, float | None] = {}
+    while pending:
+        step_s = min(deadline.probe_every_s, *(deadline.silence_left_s(heard.get(key, sent)) for key in pending))
+        _, late = ray().wait(list(pending.values()), num_returns=len(pending), timeout=_ray_limit(step_s))
+        pending = {key: reference for key, reference in pending.items() if reference in late}
+        for key in list(pending):
+            if key in probes and ray().wait([probes[key]], timeout=0)[0]:
+                heard[key] = time.monotonic()
+                del probes[key]
+            if deadline.silence_left_s(heard.get(key, sent)) <= 0:
+                unanswered[key] = heard.get(key)
+                del pending[key]
+            elif deadline.probed and key not in probes:
+                probes[key] = probe(actors[key])
+    return unanswered
+
+
+def finishes(reference: Any, seconds: float) -> bool:
+    """Return whether a call ends within `seconds`."""
+    return bool(ray().wait([reference], timeout=_ray_limit(seconds))[0])
