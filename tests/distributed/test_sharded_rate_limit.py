@@ -24,7 +24,8 @@ from ostinato import (
     ReplayBuffer,
     ShardedReplayBuffer,
 )
-from ostinato.distributed.rate_limit_actor import RateLimitClient
+from ostinato.distributed.fleet_actor import start_fleet_actor
+from ostinato.distributed.rate_limits import RateLimitClient
 from ostinato.distributed.routing import split_index
 from ostinato.errors import EmptyBufferError, KindError, OptionError, WaitTimeoutError
 
@@ -67,13 +68,11 @@ def remade(cluster: Any, shards: ShardedReplayBuffer) -> Iterator[Callable[..., 
             waits=isinstance(made, QueueSampler),
             prioritized=made.prioritized,
         )
-        limiter_client = (
-            None
-            if limiter is None
-            else RateLimitClient.start(limiter, connection.actors, capacity=info.capacity, counting=info.counting)
-        )
-        if limiter_client is not None:
-            started.append(limiter_client.actor)
+        limiter_client = None
+        if limiter is not None:
+            started.append(start_fleet_actor(connection.actors, limiter))
+            cluster.get(started[-1].ready.remote(), timeout=120)
+            limiter_client = RateLimitClient(started[-1], limiter)
         return shards._handle(info=info, limiter=limiter_client, prefetch=prefetch)
 
     yield remake

@@ -534,9 +534,10 @@ class ShardActor:
         """Return the number of earlier calls, so that handles begin to write at different shards."""
         return next(self._homes)
 
-    def drawable(self) -> int:
-        """Return how many rows can be drawn."""
-        return self._parts[1].drawable
+    def drawable(self) -> tuple[int, bool]:
+        """Return how many rows can be drawn, and whether draws consume them."""
+        buffer, portion = self._parts
+        return portion.drawable, buffer.sampler.counting
 
     def offer(self, rows: int, max_age: int | None = None, newest: int | None = None) -> tuple[Any, ...]:
         """Draw rows, and return the shard's weight; see `Portion.offer`."""

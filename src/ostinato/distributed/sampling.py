@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.portion import Offer
     from ostinato.core.rows import Flat, Schema
-    from ostinato.distributed.rate_limit_actor import RateLimitClient
+    from ostinato.distributed.rate_limits import RateLimitClient
     from ostinato.distributed.shard_client import ShardClient
 
 __all__ = ["BatchAndInfo", "OfferCache", "Part", "RowConsumer", "ShardSampler", "join_parts", "split_batch"]

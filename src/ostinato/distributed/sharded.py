@@ -23,7 +23,8 @@ from ostinato.distributed.checkpoints import (
     save_shards,
     shard_directories,
 )
-from ostinato.distributed.rate_limit_actor import RateLimitClient
+from ostinato.distributed.fleet_actor import start_fleet_actor, wait_for_fleet_actor
+from ostinato.distributed.rate_limits import RateLimitClient, check_limiter, check_minimum
 from ostinato.distributed.ray_client import init_ray, pop_service, ray, start_actor, wait_until_ready
 from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
@@ -131,22 +132,41 @@ def _check_options(
         check_seconds("checkpoint_every_s", checkpoint_every_s)
 
 
-def _start_shards(
-    specs: Sequence[ShardSpec], remote_config: Mapping[str, Any] | None, placement: Placement
-) -> tuple[list[Any], ShardInfo]:
-    """Start the actors and wait until all are ready; errors of their constructors are raised."""
-    actors = [
-        start_actor(ShardActor, remote_config, spec, max_restarts=-1, **options)
-        for spec, options in zip(specs, placement.options, strict=True)
-    ]
-    found = [wait_until_ready(actor, f"shard {i} of {len(specs)}") for i, actor in enumerate(actors)]
-    return actors, ShardInfo(*(found[0][name] for name in ShardInfo._fields))
+def _start_actors(
+    specs: Sequence[ShardSpec],
+    remote_config: Mapping[str, Any] | None,
+    placement: Placement,
+    limiter: RateLimiter | None,
+) -> tuple[list[Any], Any, ShardInfo]:
+    """Start the shards and the actor of the fleet, and wait until all are ready.
+
+    If that fails, all are ended, and the error of the constructor that raised is raised.
+    """
+    started: list[Any] = []
+    try:
+        for spec, options in zip(specs, placement.options, strict=True):
+            started.append(start_actor(ShardActor, remote_config, spec, max_restarts=-1, **options))
+        shards = started[:]
+        started.append(start_fleet_actor(shards, limiter))
+        found = [wait_until_ready(actor, f"shard {i} of {len(specs)}") for i, actor in enumerate(shards)]
+        info = ShardInfo(*(found[0][name] for name in ShardInfo._fields))
+        if limiter is not None:
+            check_minimum(limiter, len(specs), info.capacity)
+        wait_for_fleet_actor(started[-1])
+    except BaseException:
+        for actor in started:
+            ray().kill(actor)
+        placement.remove()
+        raise
+    return shards, started[-1], info
 
 
 class _Connection(NamedTuple):
     """What a handle needs to reach the shards; it is what pickled handles hold."""
 
     actors: list[Any]
+    fleet: Any
+    """The `FleetActor`."""
     info: ShardInfo
     shard_timeout_s: float
     prefetch: int
@@ -201,8 +221,8 @@ class ShardedReplayBuffer:
 
             - `generator`: chooses the shards, and their seeds; None is torch's global generator.
             - `prefetch`: batches to keep ready in each handle; needs `batch_size`.
-            - `rate_limiter`: when readers and writers wait for each other, over all shards and handles. It counts in an
-              actor of its own, which every call asks first; the counts begin anew when rows are loaded.
+            - `rate_limiter`: when readers and writers wait for each other, over all shards and handles. It counts in
+              the actor of the fleet, which every call asks first; the counts begin anew when rows are loaded.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -243,6 +263,7 @@ class ShardedReplayBuffer:
         generator = check_generator(options.pop("generator", None))
         prefetch = check_prefetch(options.pop("prefetch", None), options.get("batch_size"))
         rate_limiter = options.pop("rate_limiter", None)
+        check_limiter(rate_limiter)
         seeds = torch.randint(2**62, (number,), generator=generator, device="cpu").tolist()
         check_checkpoint_dir(directory, number, resume=resume)
         buffer = BufferSpec(replay_buffer_cls, args, dict(options), None)
@@ -253,17 +274,11 @@ class ShardedReplayBuffer:
             ShardSpec(buffer._replace(seed=seed), path, checkpoint_every_s, resume)
             for seed, path in zip(seeds, shard_directories(directory, number), strict=True)
         ]
-        try:
-            actors, info = _start_shards(specs, remote_config, place)
-            limiter = None
-            if rate_limiter is not None:
-                limiter = RateLimitClient.start(rate_limiter, actors, capacity=info.capacity, counting=info.counting)
-        except Exception:
-            place.remove()
-            raise
+        actors, fleet, info = _start_actors(specs, remote_config, place, rate_limiter)
+        limiter = None if rate_limiter is None else RateLimitClient(fleet, rate_limiter)
         sticky = route == "sticky"
-        connection = _Connection(actors, info, shard_timeout_s, prefetch, sticky, None, limiter, directory, place)
-        self._connect(connection, generator)
+        reach = actors, fleet, info, shard_timeout_s
+        self._connect(_Connection(*reach, prefetch, sticky, None, limiter, directory, place), generator)
 
     def _connect(self, connection: _Connection, generator: torch.Generator | None) -> None:
         info, limiter = connection.info, connection.limiter
@@ -662,8 +677,6 @@ class ShardedReplayBuffer:
         self._batches.drop()
         if not ray().is_initialized():
             return  # the actors ended with Ray
-        for actor in self._shards.actors:
+        for actor in (*self._shards.actors, self._connection.fleet):
             ray().kill(actor)
-        if self._connection.limiter is not None:
-            ray().kill(self._connection.limiter.actor)
         self._connection.placement.remove()

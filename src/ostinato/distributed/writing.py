@@ -13,7 +13,7 @@ from torch import Tensor
 from ostinato.buffers.priority_updates import PriorityUpdate, parse_update, priorities_of_batch, read_integers
 from ostinato.buffers.rate_limit import RateLimiter, replayable
 from ostinato.core import kinds
-from ostinato.distributed.rate_limit_actor import GRACE_S
+from ostinato.distributed.rate_limits import GRACE_S
 from ostinato.distributed.ray_client import RETRY, ray
 from ostinato.distributed.routing import WriteOrder, split_index
 from ostinato.distributed.serialization import Serialized
@@ -21,7 +21,7 @@ from ostinato.errors import KindError, SlotError
 from ostinato.samplers.priorities import raise_invalid, reduce_items
 
 if TYPE_CHECKING:
-    from ostinato.distributed.rate_limit_actor import RateLimitClient
+    from ostinato.distributed.rate_limits import RateLimitClient
     from ostinato.distributed.shard_client import ShardClient
 
 __all__ = [

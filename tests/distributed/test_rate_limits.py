@@ -23,7 +23,8 @@ from ostinato import (
     RateLimiter,
     ShardedReplayBuffer,
 )
-from ostinato.distributed.rate_limit_actor import GRACE_S, RateLimitClient, RowCounter
+from ostinato.distributed.fleet_actor import start_fleet_actor
+from ostinato.distributed.rate_limits import GRACE_S, RateLimitClient, RowCounter
 from ostinato.errors import LostBufferError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -57,13 +58,11 @@ def remade(cluster: Any, shards: ShardedReplayBuffer) -> Iterator[Callable[..., 
         info = connection.info._replace(
             capacity=capacity, counting=made.counting, waits=isinstance(made, QueueSampler), prioritized=False
         )
-        limiter_client = (
-            None
-            if limiter is None
-            else RateLimitClient.start(limiter, connection.actors, capacity=info.capacity, counting=info.counting)
-        )
-        if limiter_client is not None:
-            started.append(limiter_client.actor)
+        limiter_client = None
+        if limiter is not None:
+            started.append(start_fleet_actor(connection.actors, limiter))
+            cluster.get(started[-1].ready.remote(), timeout=120)
+            limiter_client = RateLimitClient(started[-1], limiter)
         return shards._handle(info=info, limiter=limiter_client, shard_timeout_s=shard_timeout_s)
 
     yield remake
@@ -332,14 +331,14 @@ def test_calls_allowed_during_a_count_are_counted() -> None:
         def remote(self) -> Any:
             return self._answer()
 
-        async def _answer(self) -> int:
+        async def _answer(self) -> tuple[int, bool]:
             self.asked.set()
             await self.gate.wait()
-            return 10
+            return 10, True
 
     async def run() -> None:
         shard = Slow()
-        counter = RowCounter([shard], lambda: False, lambda: None, counting=True)
+        counter = RowCounter([shard], lambda: False, lambda: None)
         shard.gate.set()
         await counter.wait_for(counter.request())
         assert (counter.least, counter.most) == (10, 10)

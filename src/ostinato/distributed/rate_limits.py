@@ -1,28 +1,33 @@
-"""A rate limiter for many processes: an actor that counts rows and lets calls proceed, and its client."""
+"""A rate limiter for many processes: the part of the `FleetActor` that lets calls proceed, and its client."""
 
 from __future__ import annotations
 
 import asyncio
-import pickle
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
-from ostinato._optional import require
 from ostinato.buffers.rate_limit import Flow, RateLimiter, Stock
-from ostinato.distributed.ray_client import POLL_S, RETRY, START_TIMEOUT_S, Retry, ray, result_of, short_message
+from ostinato.distributed.ray_client import POLL_S, RETRY, Retry, ray, result_of, short_message
 from ostinato.errors import KindError, LostBufferError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["GRACE_S", "Notifier", "RateLimitActor", "RateLimitClient", "RowCounter"]
+__all__ = [
+    "GRACE_S",
+    "Kind",
+    "Notifier",
+    "RateLimitClient",
+    "RateLimits",
+    "RowCounter",
+    "check_limiter",
+    "check_minimum",
+]
 
 GRACE_S = 5.0
 """How much longer than its time a call may take before the actor is considered dead or stopped."""
 _NAME = "the actor of the rate limiter"
-_MAX_CALLS = 1 << 16
-"""Calls that may wait at once."""
 _COUNT_EVERY_S = 0.02
 _COUNT_TIMEOUT_S = 1.0
 """How long a count waits for a shard that answered the previous one."""
@@ -59,25 +64,23 @@ class RowCounter:
     """Counts the rows that can be drawn in all shards, at a fixed interval while a call needs to know.
 
     A shard that does not answer in time counts as empty until it does. Its call stays open, and later counts do not
-    wait for it.
+    wait for it. The shards also tell whether draws consume rows.
 
     Args:
         shards: The actors.
         needed: Returns whether to continue counting.
         changed: Called after each count.
-        counting: Whether draws consume rows.
     """
 
-    def __init__(
-        self, shards: Sequence[Any], needed: Callable[[], bool], changed: Callable[[], None], *, counting: bool
-    ) -> None:
+    def __init__(self, shards: Sequence[Any], needed: Callable[[], bool], changed: Callable[[], None]) -> None:
         self.rows = 0
         """Rows in the last count."""
         self.finished = 0
         """Number of counts so far."""
         self._shards = list(shards)
-        self._needed, self._changed, self._counting = needed, changed, counting
-        self._open: dict[int, asyncio.Future[int]] = {}
+        self._needed, self._changed = needed, changed
+        self._counting = True  # until a shard has told
+        self._open: dict[int, asyncio.Future[tuple[int, bool] | None]] = {}
         self._written = 0  # rows of writes that were allowed since the last count began
         self._drawn = 0
         self._underway = 0  # rows of draws allowed in the interval before: a shard may not have received them yet
@@ -140,19 +143,23 @@ class RowCounter:
         if called:
             await asyncio.wait([self._open[i] for i in called], timeout=_COUNT_TIMEOUT_S)
         answered = [i for i, call in self._open.items() if call.done()]
-        self.rows = sum(self._open.pop(i).result() for i in answered)
+        found = [told for told in (self._open.pop(i).result() for i in answered) if told is not None]
+        self.rows = sum(rows for rows, _ in found)
+        self._counting = found[0][1] if found else self._counting
         self._written, self._drawn, self._underway = self._written - written, self._drawn - drawn, drawn
         self.finished = self._begun
 
 
-async def _drawable(shard: Any) -> int:
+async def _drawable(shard: Any) -> tuple[int, bool] | None:
+    """Return the rows that can be drawn, and whether draws consume them; None if the shard cannot answer."""
     try:
-        return int(await shard.drawable.remote())
-    except Exception:  # noqa: BLE001 (a shard that cannot answer counts as empty)
-        return 0
+        rows, counting = await shard.drawable.remote()
+    except Exception:  # noqa: BLE001 (it counts as empty)
+        return None
+    return int(rows), bool(counting)
 
 
-# -- the actor --------------------------------------------------------------------------------------------------------
+# -- the limiter ------------------------------------------------------------------------------------------------------
 
 
 class _Side(NamedTuple):
@@ -170,8 +177,8 @@ class _Side(NamedTuple):
 
 
 @final
-class RateLimitActor:
-    """The actor. Calls wait as coroutines of one thread, so their number is not limited by threads.
+class RateLimits:
+    """The limiter of all shards. Calls wait as coroutines of one thread, so their number is not limited by threads.
 
     A write counts once it is allowed, before it reaches its shard: if the client dies in between, it stays counted, so
     that no reader waits for it. Rows are counted in the shards until there are enough to begin; if draws consume rows,
@@ -179,15 +186,12 @@ class RateLimitActor:
 
     Args:
         limiter: The rules.
-        shards: The actors whose rows are counted, pickled: Ray keeps handles among arguments in its object store, where
-            a restarted actor may not find them.
-        counting: Whether draws consume rows.
+        shards: The actors whose rows are counted.
     """
 
-    def __init__(self, limiter: RateLimiter, shards: bytes, *, counting: bool) -> None:
+    def __init__(self, limiter: RateLimiter, shards: Sequence[Any]) -> None:
         flow = self._flow = Flow(limiter)
-        actors: list[Any] = pickle.loads(shards)  # noqa: S301 (Ray's channel executes code anyway)
-        counter = self._counter = RowCounter(actors, self._needs_count, self._after_count, counting=counting)
+        counter = self._counter = RowCounter(shards, self._needs_count, self._after_count)
         self._begun = False
         self._beginning = asyncio.Lock()
         room, left = lambda: Stock(counter.most), lambda: Stock(counter.least)
@@ -305,48 +309,35 @@ class RateLimitActor:
 # -- the client -------------------------------------------------------------------------------------------------------
 
 
+def check_limiter(limiter: Any) -> None:
+    """Raise `KindError` if `limiter` is neither None nor a `RateLimiter`."""
+    if limiter is not None and not isinstance(limiter, RateLimiter):
+        msg = f"rate_limiter must be an ostinato.RateLimiter or None, got {type(limiter).__name__}"
+        raise KindError(msg)
+
+
+def check_minimum(limiter: RateLimiter, shards: int, capacity: int) -> None:
+    """Raise `OptionError` if shards that hold `capacity` rows each never hold enough to begin sampling."""
+    if limiter.min_size_to_sample > capacity * shards:
+        msg = (
+            f"min_size_to_sample={limiter.min_size_to_sample} rows are never there: {shards} shards hold {capacity} "
+            "each"
+        )
+        raise OptionError(msg)
+
+
 @final
 class RateLimitClient:
     """Waits until the actor allows a call. May be pickled.
 
     Args:
-        actor: A `RateLimitActor`.
+        actor: The `FleetActor`.
         limiter: Its rules.
     """
 
     def __init__(self, actor: Any, limiter: RateLimiter) -> None:
         self.actor = actor
         self.limiter = limiter
-
-    @classmethod
-    def start(cls, limiter: Any, shards: Sequence[Any], *, capacity: int, counting: bool) -> RateLimitClient:
-        """Start the actor and wait until it is ready. If it dies, Ray restarts it and it counts anew.
-
-        Args:
-            limiter: The rules.
-            shards: The actors whose rows are counted.
-            capacity: Rows that each of them holds.
-            counting: Whether draws consume rows.
-
-        Raises:
-            KindError: `limiter` is not a `RateLimiter`.
-            OptionError: The shards never hold enough rows to begin sampling.
-            UsageError: The actor does not start.
-        """
-        if not isinstance(limiter, RateLimiter):
-            msg = f"rate_limiter must be an ostinato.RateLimiter or None, got {type(limiter).__name__}"
-            raise KindError(msg)
-        if limiter.min_size_to_sample > capacity * len(shards):
-            msg = (
-                f"min_size_to_sample={limiter.min_size_to_sample} rows are never there: {len(shards)} shards hold "
-                f"{capacity} each"
-            )
-            raise OptionError(msg)
-        options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": _MAX_CALLS}
-        pickled = require("ray.cloudpickle", "ray").dumps(list(shards))
-        actor = ray().remote(**options)(RateLimitActor).remote(limiter, pickled, counting=counting)
-        result_of(actor.totals.remote(), _NAME, START_TIMEOUT_S)  # so that no call's time includes the start
-        return cls(actor, limiter)
 
     def acquire(self, kind: Kind, rows: int, timeout_s: float | None) -> float:
         """Wait until `rows` may be written or drawn; return how many seconds are left then.
