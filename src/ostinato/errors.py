@@ -131,7 +131,7 @@ class LostBufferError(OstinatoError, RuntimeError):
 
 
 class NoAnswerError(LostBufferError, TimeoutError):
-    """An actor did not answer in time: it is stopped, overloaded or cannot be reached. The call may still take effect."""
+    """An actor did not answer in time: it is stopped, overloaded or not reachable. The call may still take effect."""
 
 
 class NoPermitError(NoAnswerError, WaitTimeoutError):

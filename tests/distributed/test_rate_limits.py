@@ -23,8 +23,9 @@ from ostinato import (
     RateLimiter,
     ShardedReplayBuffer,
 )
+from ostinato.distributed.deadlines import GRACE_S
 from ostinato.distributed.fleet_actor import start_fleet_actor
-from ostinato.distributed.rate_limits import GRACE_S, RateLimitClient, RowCounter
+from ostinato.distributed.rate_limits import RateLimitClient, RowCounter
 from ostinato.errors import LostBufferError, WaitTimeoutError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
@@ -404,6 +404,13 @@ class UpdateQueue:
                     error = error or failed
         if error is not None:
             raise error
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until no update is pending, at most `timeout_s`; return whether none is."""
+        with self._lock:
+            self._follow_fork()
+            pending = list(self._pending)
+        return not wait(pending, min(timeout_s, threading.TIMEOUT_MAX)).not_done
 
     def close(self) -> None:
         """End the thread, once it has made the updates that are pending."""

@@ -16,8 +16,8 @@ from ostinato._optional import require
 from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
 from ostinato.buffers.pipeline import END, Pass
 from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted, written
-from ostinato.buffers.rate_limit import check_timeout
-from ostinato.distributed.ray_client import CLOSED, POLL_S, RETRY, Closed, Retry
+from ostinato.distributed.deadlines import POLL_S
+from ostinato.distributed.ray_client import CLOSED, RETRY, Closed, Retry, where
 from ostinato.distributed.serialization import Serialized, decode, encode, encode_small
 from ostinato.durable.manifest import MANIFEST_NAME
 from ostinato.errors import KindError, LostBufferError, OptionError, UsageError, WaitTimeoutError
@@ -172,8 +172,8 @@ def poll_once(
 
     Args:
         buffer: The buffer whose method it is.
-        call: Makes the call; accepts `timeout_s` if there is a limiter or `timeout_s` is given.
-        timeout_s: Longest wait of all polls together; None is the limiter's.
+        call: Makes the call; accepts `timeout_s` if there is a limiter.
+        timeout_s: Longest wait of all polls together; None is the limiter's. No effect without a limiter.
         waited_s: Seconds waited in earlier polls; negative for batches requested ahead.
 
     Returns:
@@ -184,9 +184,7 @@ def poll_once(
     """
     limiter = buffer.rate_limiter
     if limiter is None:
-        return call() if timeout_s is None else call(timeout_s=timeout_s)
-    if timeout_s is not None:
-        check_timeout(timeout_s)
+        return call()
     limit = float(limiter.timeout_s if timeout_s is None else timeout_s)
     left = max(0.0, limit - waited_s)
     wait = min(left, POLL_S)
@@ -399,7 +397,11 @@ class BufferActor:
             "kind": type(buffer).__name__,
             "tensordicts": isinstance(buffer, TensorDictReplayBuffer),
             "limit_s": None if limiter is None else float(limiter.timeout_s),
+            **where(),
         }
+
+    def ping(self) -> None:
+        """Do nothing: an actor that answers is alive, whatever else it works on."""
 
     def call(self, request: Any) -> bytes | Serialized:
         """Call a method of the buffer, or read a property.
@@ -501,7 +503,10 @@ class ShardActor:
         """Return the properties of the buffer that handles need, its row counts, and those of its last checkpoint."""
         buffer, _ = self._parts
         counts = {"rows": len(buffer), "write_count": buffer.write_count, "era": self._era}
-        return {**_describe(buffer), **self._saved, **counts}
+        return {**_describe(buffer), **self._saved, **counts, **where()}
+
+    def ping(self) -> None:
+        """Do nothing: an actor that answers is alive, whatever else it works on."""
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the buffer, or read a property."""

@@ -78,7 +78,7 @@ def check_checkpoint_dir(directory: Path | None, shards: int, *, resume: bool) -
 def save_shards(shards: ShardClient, directory: Path) -> dict[int, Any]:
     """Save the present shards, all at once; return the row counts of each checkpoint."""
     arguments = {i: (str(_shard_directory(directory, i, len(shards))),) for i in shards.present()}
-    return shards.call("save", arguments, timeout_s=None)
+    return shards.call("save", arguments)
 
 
 def load_shards(shards: ShardClient, directory: Path) -> None:
@@ -89,7 +89,7 @@ def load_shards(shards: ShardClient, directory: Path) -> None:
         LostBufferError: A shard is missing; the others are loaded.
     """
     arguments = {i: (str(_shard_directory(directory, i, len(shards))),) for i in shards.present()}
-    missing = sorted(set(range(len(shards))) - set(shards.call("load", arguments, timeout_s=None)))
+    missing = sorted(set(range(len(shards))) - set(shards.call("load", arguments)))
     if missing:
         msg = f"shards {missing} of {len(shards)} do not answer: they have not loaded {directory}"
         raise LostBufferError(msg)

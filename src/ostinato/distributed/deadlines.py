@@ -2,10 +2,11 @@
 
 There are three kinds of calls:
 
-- A call that the actor answers at once (`len`, priorities, reads): the answer is due after `timeout_s`, by default after
-  `call_timeout_s`.
-- A call that may wait for readers or writers (`sample`, `extend`, `add` with a rate limiter or a queue): it may wait for
-  `timeout_s`, by default the limiter's, and the answer is due `GRACE_S` later.
+- A call that the actor answers at once (`len`, priorities, reads): the answer is due after `timeout_s`, by default
+  after `call_timeout_s`.
+- A call that may wait for readers or writers (`sample`, `extend`, `add` with a rate limiter or a queue): it may wait
+  for `timeout_s`, by default the limiter's. The answer is due `GRACE_S` later, or up to `call_timeout_s` later if the
+  actor answers other calls meanwhile.
 - A call that may work for long (`dumps`, `loads`, `apply`): it may take as long as its actor answers other calls
   meanwhile. With `timeout_s` the answer is due then, whatever the actor does.
 """
@@ -30,7 +31,7 @@ GRACE_S = 5.0
 POLL_S = 1.0
 """Longest wait of one poll, and so the longest time that an actor waits on behalf of a dead process."""
 _PROBE_EVERY_S = 2.0
-"""Interval at which the actor of a call that takes long is asked whether it is alive: polls end before the first one."""
+"""Interval at which the actor of a call that takes long is asked whether it is alive; polls end earlier."""
 
 
 def check_call_timeout(call_timeout_s: Any) -> float:
@@ -57,11 +58,20 @@ class Callee(NamedTuple):
 
     def __str__(self) -> str:
         """The name, and where the actor is."""
-        return self.name if self.node is None else f"{self.name} (process {self.pid} on node {self.node})"
+        return self.name if self.node is None else f"{self.name} ({self.place})"
+
+    @property
+    def place(self) -> str:
+        """Where the actor is."""
+        return "at an unknown place" if self.node is None else f"process {self.pid} on node {self.node}"
 
     def at(self, description: dict[str, Any]) -> Callee:
         """Return the same actor with the node and process that `describe` of the actor returned."""
         return self._replace(node=description["node"], pid=description["pid"])
+
+
+def _now() -> float:
+    return time.monotonic()
 
 
 @final
@@ -81,7 +91,7 @@ class Deadline:
     """Whether the actor is asked meanwhile whether it is alive."""
     share: float = 1.0
     """Part of the time that one of several calls to shards may take."""
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=_now)
     """By `time.monotonic`."""
 
     @classmethod
@@ -175,14 +185,14 @@ class Deadline:
         """Whether the call may take as long as its actor answers other calls."""
         return self.probed and not self.waits
 
-    def patience_s(self, shard_timeout_s: float) -> tuple[float, bool]:
-        """Return how long to wait for a shard, and whether it counts as missing if it is silent for so long.
+    @property
+    def usual_s(self) -> float:
+        """How long one of several calls to shards may take at most."""
+        return self.share * self.call_timeout_s
 
-        A call with a short deadline ends without its answer, but does not decide that the shard is missing.
-        """
-        usual = min(shard_timeout_s, self.share * self.call_timeout_s)
-        left = self.answer_left_s
-        return (usual, True) if usual <= left + 0.1 * usual else (left, False)
+    def patience_s(self, shard_timeout_s: float) -> float:
+        """Return how long to wait for the answer of a shard."""
+        return min(shard_timeout_s, self.usual_s, self.answer_left_s)
 
     def check_open(self, callee: object, method: str) -> None:
         """Raise before a call is sent whose time is up already.
@@ -192,8 +202,8 @@ class Deadline:
         """
         if self.left_s <= 0:
             msg = (
-                f"the {self.limit_s:g} s for {method} are over before {callee} was called: nothing was sent; give more "
-                "time (timeout_s)"
+                f"the {self.limit_s:g} s for {method} ended before {callee} could be called: nothing was sent; give "
+                "more time (timeout_s)"
             )
             raise NoAnswerError(msg)
 

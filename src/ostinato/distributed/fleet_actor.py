@@ -6,8 +6,9 @@ import pickle
 from typing import TYPE_CHECKING, Any, final
 
 from ostinato._optional import require
+from ostinato.distributed.deadlines import Callee
 from ostinato.distributed.rate_limits import RateLimits
-from ostinato.distributed.ray_client import START_TIMEOUT_S, Retry, ray, result_of
+from ostinato.distributed.ray_client import START_TIMEOUT_S, Retry, ray, result_of, where
 from ostinato.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ class FleetActor:
         actors: list[Any] = pickle.loads(shards)  # noqa: S301 (Ray's channel executes code anyway)
         self._limits = None if limiter is None else RateLimits(limiter, actors)
 
-    async def ready(self) -> bool:
-        """Return True: the actor has started."""
-        return True
+    async def ready(self) -> dict[str, Any]:
+        """Return where the actor is: it has started."""
+        return where()
 
     # -- rate limiter -------------------------------------------------------------------------------------------------
 
@@ -89,10 +90,10 @@ def start_fleet_actor(shards: Sequence[Any], limiter: RateLimiter | None) -> Any
     return ray().remote(**options)(FleetActor).remote(pickled, limiter)
 
 
-def wait_for_fleet_actor(actor: Any) -> None:
-    """Wait until the actor is ready.
+def wait_for_fleet_actor(actor: Any) -> Callee:
+    """Wait until the actor is ready; return where it is.
 
     Raises:
         UsageError: It does not start.
     """
-    result_of(actor.ready.remote(), _NAME, START_TIMEOUT_S)
+    return Callee(_NAME).at(result_of(actor.ready.remote(), _NAME, START_TIMEOUT_S))

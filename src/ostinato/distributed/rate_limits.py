@@ -8,14 +8,14 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
 from ostinato.buffers.rate_limit import Flow, RateLimiter, Stock
-from ostinato.distributed.ray_client import POLL_S, RETRY, Retry, ray, result_of, short_message
-from ostinato.errors import KindError, LostBufferError, OptionError, WaitTimeoutError
+from ostinato.distributed.deadlines import CALL_TIMEOUT_S, POLL_S, Callee, Deadline
+from ostinato.distributed.ray_client import RETRY, Retry, finishes, result_of, short_message
+from ostinato.errors import KindError, LostBufferError, NoPermitError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = [
-    "GRACE_S",
     "Kind",
     "Notifier",
     "RateLimitClient",
@@ -25,8 +25,6 @@ __all__ = [
     "check_minimum",
 ]
 
-GRACE_S = 5.0
-"""How much longer than its time a call may take before the actor is considered dead or stopped."""
 _NAME = "the actor of the rate limiter"
 _COUNT_EVERY_S = 0.02
 _COUNT_TIMEOUT_S = 1.0
@@ -333,11 +331,21 @@ class RateLimitClient:
     Args:
         actor: The `FleetActor`.
         limiter: Its rules.
+        callee: The actor in error messages.
+        call_timeout_s: Longest silence of the actor.
     """
 
-    def __init__(self, actor: Any, limiter: RateLimiter) -> None:
+    def __init__(
+        self,
+        actor: Any,
+        limiter: RateLimiter,
+        callee: Callee = Callee(_NAME),  # noqa: B008 (immutable)
+        call_timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
         self.actor = actor
         self.limiter = limiter
+        self._callee = callee
+        self._call_timeout_s = call_timeout_s
 
     def acquire(self, kind: Kind, rows: int, timeout_s: float | None) -> float:
         """Wait until `rows` may be written or drawn; return how many seconds are left then.
@@ -349,24 +357,25 @@ class RateLimitClient:
 
         Raises:
             LostBufferError: The actor is dead and not restarted.
-            WaitTimeoutError: The time is up, or the actor does not answer; nothing has changed.
+            WaitTimeoutError: The time is up; nothing has changed.
+            NoPermitError: The actor does not answer; nothing has changed.
         """
-        limit_s = self.limiter.timeout_s if timeout_s is None else timeout_s
-        began = time.monotonic()
+        deadline = Deadline.of_wait(timeout_s, self.limiter.timeout_s, self._call_timeout_s)
         waited_s = 0.0
         while True:
             call = self.actor.acquire.remote(kind, rows, timeout_s, waited_s)
-            if not _finishes(call, max(0.0, limit_s - waited_s) + GRACE_S):
+            if not finishes(call, deadline.silence_left_s(time.monotonic())):
                 self._abandon(call, kind, rows)
                 msg = (
-                    f"a {kind} of {rows} row(s) waited {limit_s:g} s for the rate limiter, whose actor does not "
-                    "answer: it is stopped, starved, or being restarted; nothing has changed, try again"
+                    f"a {kind} of {rows} row(s) waited {min(deadline.wait_s, deadline.elapsed_s):.3g} s for the rate "
+                    f"limiter, but {self._callee} does not answer: it is stopped, overloaded, or being restarted; "
+                    "nothing has changed, try again"
                 )
-                raise WaitTimeoutError(msg)
-            found = _result(call)
-            waited_s = time.monotonic() - began
+                raise NoPermitError(msg)
+            found = self._result(call)
+            waited_s = deadline.elapsed_s
             if found is not RETRY:
-                return max(0.0, limit_s - waited_s)
+                return deadline.wait_left_s
 
     def _abandon(self, call: Any, kind: Kind, rows: int) -> None:
         """Give the rows of a call back if it is allowed after its client has given up."""
@@ -386,42 +395,35 @@ class RateLimitClient:
         """Report that rows may be lost. Does not wait."""
         self.actor.recount.options(max_task_retries=0).remote()
 
-    def begin(self, timeout_s: float) -> None:
+    def begin(self, deadline: Deadline) -> None:
         """Reset the counts to the rows that are present.
 
         Raises:
             LostBufferError: The actor is dead.
-            WaitTimeoutError: It does not answer within `timeout_s` and `GRACE_S`.
+            NoPermitError: It does not answer until the deadline, or for `call_timeout_s`.
         """
         call = self.actor.begin.remote()
-        if not _finishes(call, timeout_s + GRACE_S):
+        if not finishes(call, min(deadline.left_s, self._call_timeout_s)):
             msg = (
-                f"{_NAME} has not answered for {timeout_s + GRACE_S:g} s: it resets its counts when it continues; the "
-                "rows are in place already"
+                f"{self._callee} does not answer: it resets the counts of the rate limiter when it continues; the rows "
+                "are in place already"
             )
-            raise WaitTimeoutError(msg)
-        _result(call)
+            raise NoPermitError(msg)
+        self._result(call)
 
+    def _result(self, reference: Any) -> Any:
+        """Return the result of a call to the actor that has ended.
 
-def _finishes(reference: Any, seconds: float) -> bool:
-    """Return whether a call finishes within `seconds`."""
-    limit = seconds if seconds < threading.TIMEOUT_MAX else None
-    return bool(ray().wait([reference], timeout=limit)[0])
-
-
-def _result(reference: Any) -> Any:
-    """Return the result of a call to the actor.
-
-    Raises:
-        LostBufferError: The actor is dead.
-        OstinatoError: The actor raised it.
-    """
-    try:
-        return result_of(reference, _NAME)
-    except LostBufferError as error:
-        reason = short_message(error.__cause__ or error)
-        msg = (
-            f"{_NAME} is gone for good ({reason}): no call can proceed any more; shards keep their rows, so save them "
-            "with dumps(path) and load them into a new buffer"
-        )
-        raise LostBufferError(msg) from error
+        Raises:
+            LostBufferError: The actor is dead.
+            OstinatoError: The actor raised it.
+        """
+        try:
+            return result_of(reference, _NAME)
+        except LostBufferError as error:
+            reason = short_message(error.__cause__ or error)
+            msg = (
+                f"{_NAME} is gone for good ({reason}): no call can proceed any more; shards keep their rows, so save "
+                "them with dumps(path) and load them into a new buffer"
+            )
+            raise LostBufferError(msg) from error

@@ -7,6 +7,7 @@ that has died does not occupy one.
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from enum import Enum
@@ -17,7 +18,7 @@ from ostinato.distributed.serialization import Serialized
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from ostinato.distributed.deadlines import Callee, Deadline
 
@@ -40,11 +41,12 @@ __all__ = [
     "start_actor",
     "wait_for",
     "wait_until_ready",
+    "where",
 ]
 
 CONCURRENCY_GROUPS = {"write": 32, "read": 32, "update": 8, "probe": 1}
 """Threads of an actor for each kind of call: readers that wait for rows never block writers, nor writers readers.
-Calls that never wait (priorities, edits, reads by index) have their own, and so has the question whether it is alive."""
+Calls that never wait (priorities, edits, reads by index) have their own, and so have probes."""
 START_TIMEOUT_S = 120.0
 """How long to wait for a new actor."""
 _NO_LIMIT_S = 1e8
@@ -159,14 +161,13 @@ def wait_until_ready(actor: Any, name: str) -> dict[str, Any]:
         OstinatoError: The actor's constructor raised it.
         UsageError: It did not start in time.
     """
-    module = ray()
-    try:
-        found: dict[str, Any] = result_of(actor.describe.remote(), name, START_TIMEOUT_S)
-    except module.exceptions.GetTimeoutError as error:
-        free = {what: count for what, count in module.available_resources().items() if not what.startswith("node:")}
-        msg = f"{name} did not answer within {START_TIMEOUT_S:g} s; free in the cluster: {free}"
-        raise UsageError(msg) from error
+    found: dict[str, Any] = result_of(actor.describe.remote(), name, START_TIMEOUT_S)
     return found
+
+
+def where() -> dict[str, Any]:
+    """Return the machine and the process of the actor that calls this; see `Callee.at`."""
+    return {"node": ray().util.get_node_ip_address(), "pid": os.getpid()}
 
 
 # -- results and errors -----------------------------------------------------------------------------------------------
@@ -184,20 +185,33 @@ def result_of(reference: Any, name: str, timeout_s: float | None = None) -> Any:
     Args:
         reference: Reference to the result, or a list of references.
         name: The actor's name in error messages.
-        timeout_s: Longest wait; None for no limit.
+        timeout_s: Longest wait, for an actor that starts; None for no limit. For other calls see `result_by`.
 
     Raises:
         LostBufferError: The actor is dead.
-        GetTimeoutError: Of Ray; there was no result in time.
+        UsageError: There was no result in time.
     """
+    found = _result(reference, name, timeout_s)
+    if found is not None:
+        return found[0]
+    resources = ray().available_resources().items()
+    free = {what: count for what, count in resources if not what.startswith("node:")}
+    msg = f"{name} did not answer within {timeout_s:g} s; free in the cluster: {free}"
+    raise UsageError(msg)
+
+
+def _result(reference: Any, name: str, timeout_s: float | None) -> tuple[Any] | None:
+    """Wait for the result of a call; None if there is none in time. See `result_of`."""
     module = ray()
     try:
-        return module.get(reference, timeout=_ray_limit(timeout_s))
+        return (module.get(reference, timeout=_ray_limit(timeout_s)),)
     except module.exceptions.RayTaskError as error:
         cause = error.cause
         if isinstance(cause, Exception):
             raise cause from error
         raise
+    except module.exceptions.GetTimeoutError:
+        return None
     except (module.exceptions.RayActorError, module.exceptions.ObjectLostError) as error:
         msg = (
             f"{name} is gone, and its rows with it ({short_message(error)}): make a new one and load a checkpoint "
@@ -239,20 +253,20 @@ def result_by(reference: Any, actor: Any, callee: Callee, method: str, deadline:
         LostBufferError: The actor is dead.
         NoAnswerError: The result is late, or the actor was silent for too long.
     """
-    timed_out = ray().exceptions.GetTimeoutError
     sent = time.monotonic()
     step_s = min(deadline.silence_left_s(sent), deadline.probe_every_s)
-    try:
-        return result_of(reference, callee.name, step_s)
-    except timed_out:
+    found = _result(reference, callee.name, step_s)
+    heard = None
+    if found is None:
         one = reference[0] if isinstance(reference, list) else reference
         silent = wait_for({0: one}, {0: actor}, deadline, sent)
         if silent:
-            raise deadline.error(callee, method, silent[0]) from None
-    try:
-        return result_of(reference, callee.name, max(1.0, deadline.left_s))  # copies the result to this machine
-    except timed_out:
-        raise deadline.error(callee, method) from None
+            heard = silent[0]
+        else:
+            found = _result(reference, callee.name, max(1.0, deadline.left_s))  # may copy it to this machine
+    if found is None:
+        raise deadline.error(callee, method, heard)
+    return found[0]
 
 
 def wait_for(
@@ -273,7 +287,8 @@ def wait_for(
     unanswered: dict[_K, float | None] = {}
     while pending:
         step_s = min(deadline.probe_every_s, *(deadline.silence_left_s(heard.get(key, sent)) for key in pending))
-        _, late = ray().wait(list(pending.values()), num_returns=len(pending), timeout=_ray_limit(step_s))
+        _, open_ = ray().wait(list(pending.values()), num_returns=len(pending), timeout=_ray_limit(step_s))
+        late = set(open_)
         pending = {key: reference for key, reference in pending.items() if reference in late}
         for key in list(pending):
             if key in probes and ray().wait([probes[key]], timeout=0)[0]:

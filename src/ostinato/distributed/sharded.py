@@ -11,7 +11,6 @@ import torch
 from ostinato._optional import require
 from ostinato.buffers import BufferStats, ReplayBuffer
 from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
-from ostinato.buffers.rate_limit import check_wait
 from ostinato.buffers.stats import combine
 from ostinato.distributed.actors import BufferSpec, ShardActor, ShardSpec
 from ostinato.distributed.batch_stream import ShardPrefetcher
@@ -23,6 +22,7 @@ from ostinato.distributed.checkpoints import (
     save_shards,
     shard_directories,
 )
+from ostinato.distributed.deadlines import CALL_TIMEOUT_S, Callee, Deadline, check_call_timeout
 from ostinato.distributed.fleet_actor import start_fleet_actor, wait_for_fleet_actor
 from ostinato.distributed.rate_limits import RateLimitClient, check_limiter, check_minimum
 from ostinato.distributed.ray_client import init_ray, pop_service, ray, start_actor, wait_until_ready
@@ -38,10 +38,11 @@ from ostinato.distributed.writing import (
     parse_shard_update,
     split_update,
 )
-from ostinato.errors import LostBufferError, OptionError, UsageError
+from ostinato.errors import LostBufferError, NoAnswerError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from torch import Tensor
@@ -137,10 +138,13 @@ def _start_actors(
     remote_config: Mapping[str, Any] | None,
     placement: Placement,
     limiter: RateLimiter | None,
-) -> tuple[list[Any], Any, ShardInfo]:
+) -> tuple[list[Any], Any, ShardInfo, list[Callee]]:
     """Start the shards and the actor of the fleet, and wait until all are ready.
 
     If that fails, all are ended, and the error of the constructor that raised is raised.
+
+    Returns:
+        The shards, the actor of the fleet, what describes the shards, and where all of these are.
     """
     started: list[Any] = []
     try:
@@ -152,13 +156,14 @@ def _start_actors(
         info = ShardInfo(*(found[0][name] for name in ShardInfo._fields))
         if limiter is not None:
             check_minimum(limiter, len(specs), info.capacity)
-        wait_for_fleet_actor(started[-1])
+        places = [Callee(f"shard {i} of {len(specs)}").at(one) for i, one in enumerate(found)]
+        places.append(wait_for_fleet_actor(started[-1]))
     except BaseException:
         for actor in started:
             ray().kill(actor)
         placement.remove()
         raise
-    return shards, started[-1], info
+    return shards, started[-1], info, places
 
 
 class _Connection(NamedTuple):
@@ -177,6 +182,9 @@ class _Connection(NamedTuple):
     directory: Path | None
     """Where checkpoints go."""
     placement: Placement
+    call_timeout_s: float
+    places: list[Callee]
+    """Where the shards, and then the actor of the fleet, were at the start."""
 
     @property
     def waits(self) -> bool:
@@ -214,6 +222,8 @@ class ShardedReplayBuffer:
         resume: Begin with the checkpoints in `checkpoint_dir`; without it there must be none.
         placement: "SPREAD", "STRICT_SPREAD" (one shard per node), "PACK" or "STRICT_PACK"; None leaves it to Ray.
         shard_timeout_s: How long to wait for the draw of a shard before it is left out.
+        call_timeout_s: Time of calls without `timeout_s`, in seconds; `math.inf` sets no limit. Half of it is for the
+            draw of a shard, if that is less than `shard_timeout_s`.
         ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet.
         remote_config: Options of each actor, as for `ray.remote`.
         **options: Options of `replay_buffer_cls`, for each shard; capacities are those of one shard. Three of them are
@@ -249,6 +259,7 @@ class ShardedReplayBuffer:
         resume: bool = False,
         placement: str | None = None,
         shard_timeout_s: float = 30.0,
+        call_timeout_s: float = CALL_TIMEOUT_S,
         ray_init_config: Mapping[str, Any] | None = None,
         remote_config: Mapping[str, Any] | None = None,
         **options: Unpack[AnyBufferOptions],
@@ -257,6 +268,7 @@ class ShardedReplayBuffer:
         if number > MAX_SHARDS:
             msg = f"num_shards must be in [1, {MAX_SHARDS}], got {number}"
             raise OptionError(msg)
+        call_s = check_call_timeout(call_timeout_s)
         _check_options(route, shard_timeout_s, checkpoint_dir, checkpoint_every_s, resume=resume)
         pop_service("ShardedReplayBuffer", options)
         directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
@@ -274,17 +286,18 @@ class ShardedReplayBuffer:
             ShardSpec(buffer._replace(seed=seed), path, checkpoint_every_s, resume)
             for seed, path in zip(seeds, shard_directories(directory, number), strict=True)
         ]
-        actors, fleet, info = _start_actors(specs, remote_config, place, rate_limiter)
-        limiter = None if rate_limiter is None else RateLimitClient(fleet, rate_limiter)
+        actors, fleet, info, places = _start_actors(specs, remote_config, place, rate_limiter)
+        limiter = None if rate_limiter is None else RateLimitClient(fleet, rate_limiter, places[-1], call_s)
         sticky = route == "sticky"
         reach = actors, fleet, info, shard_timeout_s
-        self._connect(_Connection(*reach, prefetch, sticky, None, limiter, directory, place), generator)
+        rest = directory, place, call_s, places
+        self._connect(_Connection(*reach, prefetch, sticky, None, limiter, *rest), generator)
 
     def _connect(self, connection: _Connection, generator: torch.Generator | None) -> None:
         info, limiter = connection.info, connection.limiter
-        shards = ShardClient(
-            connection.actors, connection.shard_timeout_s, (lambda: None) if limiter is None else limiter.recount
-        )
+        on_change = (lambda: None) if limiter is None else limiter.recount
+        shards = ShardClient(connection.actors, connection.shard_timeout_s, on_change, connection.call_timeout_s)
+        shards.record_places(connection.places)
         consumer = RowConsumer(shards, waits=connection.waits) if info.counting else None
         self._connection = connection
         self._closed = False
@@ -342,7 +355,16 @@ class ShardedReplayBuffer:
     @property
     def write_count(self) -> int:
         """Rows written since the shards were made or emptied; rows that a shard lost with its actor do not count."""
-        return sum(int(found) for found in self._shards.call_all("call", "write_count").values())
+        with self._answering("write_count"):
+            return sum(int(found) for found in self._shards.call_all("call", "write_count").values())
+
+    def _answering(self, method: str, timeout_s: float | None = None) -> AbstractContextManager[Deadline]:
+        """Make the calls in a block end by the deadline of a call that the shards answer at once."""
+        return self._shards.within(method, Deadline.of_call(timeout_s, self._connection.call_timeout_s))
+
+    def _working(self, method: str, timeout_s: float | None = None) -> AbstractContextManager[Deadline]:
+        """Make the calls in a block end by the deadline of a call that may work for long."""
+        return self._shards.within(method, Deadline.of_work(timeout_s, self._connection.call_timeout_s))
 
     def pinned(self, shard: int) -> ShardedReplayBuffer:
         """Return a handle that writes to one shard, whatever the route; to the next one while that is missing.
@@ -376,7 +398,13 @@ class ShardedReplayBuffer:
     @property
     def is_alive(self) -> bool:
         """Whether a shard answers, and this handle was not closed; shards that do not are left out with a warning."""
-        return not self._closed and ray().is_initialized() and bool(self._shards.call_all("call", "is_alive"))
+        if self._closed or not ray().is_initialized():
+            return False
+        try:
+            with self._answering("is_alive"):
+                return bool(self._shards.call_all("call", "is_alive"))
+        except LostBufferError:
+            return False
 
     def start(self) -> Self:
         """Return the handle: the actors are started by the constructor."""
@@ -399,25 +427,29 @@ class ShardedReplayBuffer:
         """Do `close`, which does not wait for other handles: `timeout` has no effect."""
         self.close()
 
-    def apply(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+    def apply(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
         """Call `function(buffer, *args)` in every present shard, and return the results.
 
         Example: `rb.apply(lambda rb: setattr(rb.sampler, "beta", 0.7))`.
         """
-        return list(self._shards.call_all("apply", function, *args, timeout_s=None).values())
+        with self._working("apply", timeout_s):
+            return list(self._shards.call_all("apply", function, *args).values())
 
-    def report(self) -> list[ShardReport]:
+    def report(self, *, timeout_s: float | None = None) -> list[ShardReport]:
         """Return the state of each shard."""
-        return report_shards(self._shards)
+        with self._answering("report", timeout_s):
+            return report_shards(self._shards)
 
-    def stats(self) -> BufferStats:
+    def stats(self, *, timeout_s: float | None = None) -> BufferStats:
         """Return counts of rows, draws, ages and waits of the present shards; an age counts rows of the same shard."""
-        total = combine(list(self._shards.call_all("call", "stats").values()), None)
+        with self._answering("stats", timeout_s):
+            total = combine(list(self._shards.call_all("call", "stats").values()), None)
         return dataclasses.replace(total, prefetch_ready=self._batches.ready)
 
     def __len__(self) -> int:
         """Rows in the present shards."""
-        return sum(int(rows) for rows in self._shards.call_all("call", "__len__").values())
+        with self._answering("len"):
+            return sum(int(rows) for rows in self._shards.call_all("call", "__len__").values())
 
     def __bool__(self) -> bool:
         """Whether there are rows."""
@@ -436,7 +468,6 @@ class ShardedReplayBuffer:
 
     def add(self, data: Any, *, timeout_s: float | None = None) -> int | None:
         """Add one row to a shard; see `ReplayBuffer.add`."""
-        check_wait(timeout_s, waits=self._connection.waits)
         shard, slot = self._writer.write("add", data, timeout_s)
         return None if slot is None else int(join_index(shard, torch.tensor(slot, dtype=torch.int64, device="cpu")))
 
@@ -447,14 +478,15 @@ class ShardedReplayBuffer:
         next shard; the dead one may have saved them, too (at-least-once semantics).
 
         Raises:
-            LostBufferError: No shard answers.
+            NoAnswerError: No shard answers in time; the rows may still be written.
             WaitTimeoutError: Readers made no room within `timeout_s` (None is the limiter's); nothing is written.
         """
-        check_wait(timeout_s, waits=self._connection.waits)
         shard, slots = self._writer.write("extend", data, timeout_s, update_priority=update_priority)
         return join_index(shard, slots)
 
-    def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
+    def update_priority(
+        self, index: Any, priority: Any = None, generation: Any = None, *, timeout_s: float | None = None
+    ) -> None:
         """Set priorities, each in the shard of its row; see `ReplayBuffer.update_priority`.
 
         Priorities of rows in a missing shard are dropped; with generations, so are those of rows that a shard has lost,
@@ -464,16 +496,18 @@ class ShardedReplayBuffer:
             PriorityError: Priorities are negative, NaN or infinite; the message names them, and nothing is changed.
             SlotError: An index names no shard; nothing is changed.
         """
-        self._write_priorities(parse_shard_update(self._connection.info, index, priority, generation))
+        with self._answering("update_priority", timeout_s):
+            self._write_priorities(parse_shard_update(self._connection.info, index, priority, generation))
 
-    def update_tensordict_priority(self, data: Any) -> None:
+    def update_tensordict_priority(self, data: Any, *, timeout_s: float | None = None) -> None:
         """Set the priorities of the rows of a sample to its values under the shards' `priority_key`.
 
         Raises:
             KeyMissingError: The index or the priorities are missing.
             PriorityError: Priorities are negative, NaN or infinite; nothing is changed.
         """
-        self._write_priorities(parse_batch_update(self._connection.info, data))
+        with self._answering("update_tensordict_priority", timeout_s):
+            self._write_priorities(parse_batch_update(self._connection.info, data))
 
     def _write_priorities(self, update: PriorityUpdate | None) -> None:
         if update is None:
@@ -483,15 +517,16 @@ class ShardedReplayBuffer:
         arguments = {i: ("update_priority", *map(Serialized, part)) for i, part in parts.items() if i in present}
         self._shards.call("call", arguments, "update")
 
-    def empty(self) -> None:
+    def empty(self, *, timeout_s: float | None = None) -> None:
         """Remove all rows of the present shards; their saved checkpoints change with the next one."""
-        self._batches.drop()
-        self._shards.call_all("call", "empty")
-        self._reset_limiter()
+        with self._answering("empty", timeout_s) as deadline:
+            self._batches.drop()
+            self._shards.call_all("call", "empty")
+            self._reset_limiter(deadline)
 
-    def _reset_limiter(self) -> None:
+    def _reset_limiter(self, deadline: Deadline) -> None:
         if self._connection.limiter is not None:
-            self._connection.limiter.begin(self._connection.shard_timeout_s)
+            self._connection.limiter.begin(deadline)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -552,7 +587,8 @@ class ShardedReplayBuffer:
             return_info: Return `(batch, info)`, as `ReplayBuffer.sample` does; `info["index"]` holds shard and slot.
             max_age: Draw only rows whose version is at least the newest version of all shards minus this. Needs a
                 `version_key` and no prefetch; None draws from all rows.
-            timeout_s: Longest wait for writers, if there is a `rate_limiter` or a queue; None is the limiter's.
+            timeout_s: Longest wait for writers, if there is a `rate_limiter` or a queue; None is the limiter's. The
+                answer is due 5 s later. Without these, it is due after `timeout_s`; None is `call_timeout_s`.
 
         Returns:
             Rows `[B, *shape]`; rows of different shards are in random order. A copy.
@@ -560,10 +596,9 @@ class ShardedReplayBuffer:
         Raises:
             UsageError: There is no batch size.
             EmptyBufferError: The present shards have no rows.
-            LostBufferError: No shard answers.
+            NoAnswerError: No shard answers, or one is silent that `timeout_s` is too short to leave out.
             WaitTimeoutError: Too few rows were written in time.
         """
-        check_wait(timeout_s, waits=self._connection.waits)
         size = check_size(batch_size, self.batch_size, fixed=bool(self._connection.prefetch))
         batch, info = self._batches.next(size, timeout_s, max_age)
         return (batch, info) if return_info else batch
@@ -585,13 +620,15 @@ class ShardedReplayBuffer:
         predicate: Callable[[Trajectory], Any] | None = None,
         *,
         trajectory_key: str | tuple[str, ...] | None = None,
+        timeout_s: float | None = None,
     ) -> list[Trajectory]:
         """Return the trajectories in present shards for which a predicate holds; see `ReplayBuffer.query`.
 
         The predicate runs in the actors; shards follow one another. With `route="sticky"` a trajectory of one writer is
         in one shard, else its rows may be in several, and each part counts as a trajectory.
         """
-        parts = self.apply(lambda buffer: buffer.query(predicate, trajectory_key=trajectory_key))
+        with self._working("query", timeout_s):
+            parts = self.apply(lambda buffer: buffer.query(predicate, trajectory_key=trajectory_key))
         return [one for part in parts for one in part]
 
     def next(self) -> Any:
@@ -607,18 +644,19 @@ class ShardedReplayBuffer:
 
         Raises:
             SlotError: There is no such row.
-            LostBufferError: The shard is missing.
+            NoAnswerError: The shard is missing.
         """
         shard, slots = one_shard(index, self.num_shards)
-        found = self._shards.call("call", {shard: ("__getitem__", slots)}, "read")
+        with self._answering("__getitem__"):
+            found = self._shards.call("call", {shard: ("__getitem__", slots)}, "read")
         if shard not in found:
-            msg = f"{self._shards.name(shard)}, which has these rows, does not answer: {self._shards.missing[shard]}"
-            raise LostBufferError(msg)
+            msg = f"{self._shards.callee(shard)}, which has these rows, does not answer: {self._shards.missing[shard]}"
+            raise NoAnswerError(msg)
         return found[shard]
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def checkpoint(self) -> list[int]:
+    def checkpoint(self, *, timeout_s: float | None = None) -> list[int]:
         """Save every present shard to `checkpoint_dir`, each completely or not at all.
 
         Returns:
@@ -631,45 +669,48 @@ class ShardedReplayBuffer:
         if self._connection.directory is None:
             msg = "there is no checkpoint_dir: give one to the constructor, or call dumps(path)"
             raise UsageError(msg)
-        found = save_shards(self._shards, self._connection.directory)
+        with self._working("checkpoint", timeout_s):
+            found = save_shards(self._shards, self._connection.directory)
         return [found.get(i, {"write_count": 0})["write_count"] for i in range(self.num_shards)]
 
-    def dumps(self, path: str | Path) -> None:
+    def dumps(self, path: str | Path, *, timeout_s: float | None = None) -> None:
         """Save all shards to directories under `path`, each as of a moment of its own.
 
         Raises:
             LostBufferError: A shard is missing; the others are saved.
         """
         directory = Path(path).absolute()
-        missing = sorted(set(range(self.num_shards)) - set(save_shards(self._shards, directory)))
+        with self._working("dumps", timeout_s):
+            missing = sorted(set(range(self.num_shards)) - set(save_shards(self._shards, directory)))
         if missing:
             msg = f"shards {missing} of {self.num_shards} do not answer: {directory} has no new checkpoint of these"
             raise LostBufferError(msg)
 
-    def loads(self, path: str | Path) -> None:
+    def loads(self, path: str | Path, *, timeout_s: float | None = None) -> None:
         """Restore what `dumps` or `checkpoint` saved, from the same number of shards.
 
         Raises:
             CheckpointError: A checkpoint does not exist, or does not match; other shards may be loaded then.
             LostBufferError: A shard is missing; the others are loaded.
         """
-        self._batches.drop()
-        try:
-            load_shards(self._shards, Path(path).absolute())
-        finally:
-            self._reset_limiter()
+        with self._working("loads", timeout_s) as deadline:
+            self._batches.drop()
+            try:
+                load_shards(self._shards, Path(path).absolute())
+            finally:
+                self._reset_limiter(deadline)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, timeout_s: float | None = None) -> None:
         """Do `dumps`."""
-        self.dumps(path)
+        self.dumps(path, timeout_s=timeout_s)
 
-    def dump(self, path: str | Path) -> None:
+    def dump(self, path: str | Path, *, timeout_s: float | None = None) -> None:
         """Do `dumps`."""
-        self.dumps(path)
+        self.dumps(path, timeout_s=timeout_s)
 
-    def load(self, path: str | Path) -> None:
+    def load(self, path: str | Path, *, timeout_s: float | None = None) -> None:
         """Do `loads`."""
-        self.loads(path)
+        self.loads(path, timeout_s=timeout_s)
 
     def close(self) -> None:
         """End the actors, and with them the rows, for all handles. Checkpoints stay. May be called again."""
