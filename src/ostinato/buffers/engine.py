@@ -41,7 +41,15 @@ from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, Run, View
 from ostinato.core.ring import Ring
-from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, OstinatoError, SlotError, UsageError
+from ostinato.errors import (
+    EmptyBufferError,
+    KeyMissingError,
+    OptionError,
+    OstinatoError,
+    SlotError,
+    UsageError,
+    WaitTimeoutError,
+)
 from ostinato.samplers.base import check_rows
 
 if TYPE_CHECKING:
@@ -608,18 +616,52 @@ class LocalEngine:
     def can_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows returns at once, and does not raise."""
         with self.lock:
+            if self.source.storage.writes != self.counts.writes_seen:
+                self._follow()
             if self.pending:
                 return True
-            view, sampler = self.view(), self.sampler
+            view, sampler, stock = self.view(), self.sampler, self.stock()
+            ran_out = sampler.ran_out
             try:
                 self.check_drawable(view)
                 sampler.check_draw(view, rows)
             except OstinatoError:
                 return False
+            finally:
+                if sampler.ran_out != ran_out:
+                    sampler.ran_out = ran_out  # nothing was drawn
+            if stock.draws is not None and rows > stock.draws and not sampler.leaves:
+                return False
             return self.may_draw(rows) and not (sampler.drop_last and rows > view.rows)
 
-    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> None:
+    def can_write(self, rows: int) -> bool:
+        """Whether a write of so many rows goes ahead at once, as far as writer and rate limiter are concerned."""
+        with self.lock:
+            if self.source.storage.writes != self.counts.writes_seen:
+                self._follow()
+            try:
+                return self.writer.mutable and self._held_writer(rows) is None
+            except OptionError:  # it could never be written
+                return False
+
+    def _held_writer(self, rows: int) -> Gate | None:
+        """Return the gate that does not let a write of so many rows go on now; None if nothing holds it.
+
+        Raises:
+            OptionError: if they could never be written.
+        """
+        gate = self.gate
+        if gate is None:
+            return None
+        bounded = self.sampler.counting and as_counting(self.sampler).bounded
+        gate.flow.check_write(rows, self.storage.capacity if bounded else None)
+        return None if gate.flow.may_write(rows, self.stock()) else gate
+
+    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> int:
         """Return once a draw of so many rows need not wait, or one is queued; the caller holds the lock.
+
+        Returns:
+            The rows to draw: fewer if the time is up, and at least `ask.min_rows` may be drawn.
 
         Raises:
             OptionError: if it could never be made.
@@ -627,7 +669,7 @@ class LocalEngine:
         """
         gate = self.gate
         if gate is None or queued() or self.may_draw(rows):
-            return
+            return rows
         begun = ask if ask.until is not None else ask.begun(gate)
         waited_s, until = begun.timeout_s or 0.0, begun.until or 0.0
 
@@ -637,12 +679,49 @@ class LocalEngine:
                 return None
             sampler = self.sampler
             most = as_counting(sampler).draws_of(self.storage.capacity) if sampler.counting else None
-            gate.flow.check_draw(rows, most)
+            gate.flow.check_draw(ask.min_rows or rows, most)
             return gate
 
-        self.waiters.wait(
-            self.waiters.readers, rows, until, held_by, lambda gate: gate.why_no_draw(rows, self.stock(), waited_s)
-        )
+        try:
+            self.waiters.wait(
+                self.waiters.readers, rows, until, held_by, lambda gate: gate.why_no_draw(rows, self.stock(), waited_s)
+            )
+        except WaitTimeoutError:
+            fewer = 0 if ask.min_rows is None else self._most_rows(rows, ask.min_rows)
+            if not fewer:
+                raise
+            return fewer
+        return rows
+
+    def _most_rows(self, rows: int, least: int) -> int:
+        """Return the rows of the largest batch of `least` to `rows` rows that may be drawn now; 0 if none may."""
+        stock, view = self.stock(), self.view()
+        if self.gate is not None:
+            most = self.gate.flow.most_draws(rows, stock)
+        else:
+            most = rows if stock.draws is None else min(rows, stock.draws)
+        for size in range(most, least - 1, -1):
+            try:
+                self.sampler.check_draw(view, size)
+            except (OptionError, UsageError):
+                continue  # slices and groups are drawn in whole numbers of rows
+            return size
+        return 0
+
+    def _rows_present(self, rows: int, least: int) -> int:
+        """Return the rows of the largest batch that may be drawn where no call waits.
+
+        Raises:
+            EmptyBufferError: if these are fewer than `least`.
+        """
+        most = self._most_rows(rows, least)
+        if not most:
+            msg = (
+                f"the rows present can be drawn {self.stock().draws} more time(s), and at least min_batch={least} were "
+                "asked for: write more rows, or ask for fewer"
+            )
+            raise EmptyBufferError(msg)
+        return most
 
     def wait_to_write(self, rows: int, timeout_s: float | None) -> float | None:
         """Return once so many rows may be written: the seconds that are left, None if no wait was needed.
@@ -651,22 +730,17 @@ class LocalEngine:
             OptionError: if they could never be written.
             WaitTimeoutError: naming what the call waits for.
         """
-
-        def held_by() -> Gate | None:
-            gate = self.gate
-            if gate is None:
-                return None
-            bounded = self.sampler.counting and as_counting(self.sampler).bounded
-            gate.flow.check_write(rows, self.storage.capacity if bounded else None)
-            return None if gate.flow.may_write(rows, self.stock()) else gate
-
-        gate = held_by()
+        gate = self._held_writer(rows)
         if gate is None:
             return None
         waited_s = gate.patience_s(timeout_s)
         until = time.monotonic() + waited_s
         self.waiters.wait(
-            self.waiters.writers, rows, until, held_by, lambda gate: gate.why_no_write(rows, self.stock(), waited_s)
+            self.waiters.writers,
+            rows,
+            until,
+            lambda: self._held_writer(rows),
+            lambda gate: gate.why_no_write(rows, self.stock(), waited_s),
         )
         return max(0.0, until - time.monotonic())
 
@@ -688,7 +762,9 @@ class LocalEngine:
             if self.source.storage.writes != self.counts.writes_seen:
                 self._follow()
             if self.gate is not None:
-                self.wait_to_draw(batch_size, ask)
+                batch_size = self.wait_to_draw(batch_size, ask)
+            elif ask.min_rows is not None and not self.pending:
+                batch_size = self._rows_present(batch_size, ask.min_rows)
             if self.pending:
                 return self.pending.popleft()
             generator = self.generator

@@ -725,6 +725,18 @@ class ReplayBufferEnsemble:
         """
         return self._mixer.can_draw(check_size(batch_size, self._batch_size, fixed=False))
 
+    def can_insert(self, rows: int = 1) -> bool:
+        """Whether a write of so many rows would go ahead at once: rows have a route, and each member takes them.
+
+        Args:
+            rows: rows of one call of `extend`.
+
+        Raises:
+            OptionError: if `rows` is below 1.
+        """
+        able = [rb.can_insert(rows) for rb in self.members]
+        return self._route is not None and all(able)
+
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches, without end.
 

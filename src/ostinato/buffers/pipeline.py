@@ -112,7 +112,7 @@ class Steps(NamedTuple, Generic[DrawnT]):
     """Makes the batch of a draw; runs in the worker."""
     may: Callable[[], bool] | None = None
     """Whether `draw` is permitted now; None where it always is."""
-    wait: Callable[[], None] | None = None
+    wait: Callable[[], object] | None = None
     """Waits, with the lock free, until the queue holds a draw or `may()` is true; raises when the time is up."""
     lost: Callable[[DrawnT], None] | None = None
     """Takes a draw back whose batch could not be made."""

@@ -26,6 +26,8 @@ __all__ = ["Offer", "Portion", "begin_era", "read_own", "reseed", "save_counted"
 
 _MOST_OFFERS = 256
 """Offers that are kept for a later `take`; older ones are dropped, since the client may have died."""
+_MOST_DRAWS = 1 << 20
+"""Draws of all kept offers together, in the same way; 20 bytes each."""
 _ERAS = 1 << 18
 
 
@@ -51,13 +53,39 @@ class Offer(NamedTuple):
 
 
 @final
+class _Kept:
+    """The draws of an offer, and how many of them were taken."""
+
+    __slots__ = ("taken", "ticket")
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+        self.taken = 0
+
+    def __len__(self) -> int:
+        """Number of draws."""
+        return int(self.ticket.draw.slots.shape[0])
+
+    def next(self, rows: int) -> Ticket | None:
+        """Return the next `rows` draws, which are not returned again; None if there are fewer."""
+        first, drawn = self.taken, self.ticket.draw
+        if first + rows > len(self):
+            return None
+        self.taken = first + rows
+        weights = None if drawn.weights is None else drawn.weights[first : self.taken]
+        generations = None if drawn.generations is None else drawn.generations[first : self.taken]
+        part = drawn._replace(slots=drawn.slots[first : self.taken], weights=weights, generations=generations)
+        return self.ticket._replace(draw=part)
+
+
+@final
 class Portion:
     """Draws rows of a buffer in two steps. Thread-safe.
 
     `offer` draws as many rows as a whole batch has and says what the buffer weighs, under one lock. Once it is known
     how many rows of the batch are this buffer's, `take` makes these of the first ones drawn: draws are independent, so
     the first `n` of them are `n` draws from the buffer's distribution at the moment of the offer, whatever was
-    written since.
+    written since. An offer may serve several batches: each `take` returns the next draws, and no draw is taken twice.
 
     Where draws use rows up, an offer is no draw, which others would miss, but only says what there is; `take` draws.
 
@@ -73,7 +101,8 @@ class Portion:
         self._buffer = buffer
         self._era = era
         self._member = Member(buffer, None)
-        self._offers: OrderedDict[int, Ticket] = OrderedDict()
+        self._offers: OrderedDict[int, _Kept] = OrderedDict()
+        self._num_kept = 0
         self._numbers = itertools.count(secrets.randbits(60))  # so that no other portion's are the same
         self._check()
 
@@ -101,13 +130,16 @@ class Portion:
         with engine.lock:
             return engine.stock().rows
 
-    def offer(self, rows: int, max_age: int | None = None, newest: int | None = None) -> Offer:
+    def offer(self, rows: int, max_age: int | None = None, newest: int | None = None, drop: int | None = None) -> Offer:
         """Draw up to `rows` rows, to be asked for later. Cost: that of a draw, without the copy.
 
         With `max_age` these are of the versions from `newest - max_age` on, where `newest` is that of the whole; None
-        is the portion's own.
+        is the portion's own. `drop` is the number of an offer that is not asked for any more.
         """
         engine = self._member.engine
+        if drop is not None:
+            with engine.lock:
+                self._drop(drop)
         if max_age is None:
             made = self._offer(rows)
         else:
@@ -147,28 +179,33 @@ class Portion:
     def _keep(self, ticket: Ticket) -> int:
         """Keep a draw for a later `take`; return its number."""
         number = next(self._numbers)
-        self._offers[number] = ticket
-        if len(self._offers) > _MOST_OFFERS:
-            self._offers.popitem(last=False)
+        kept = self._offers[number] = _Kept(ticket)
+        self._num_kept += len(kept)
+        while len(self._offers) > _MOST_OFFERS or (self._num_kept > _MOST_DRAWS and len(self._offers) > 1):
+            self._drop(next(iter(self._offers)))
         return number
 
-    def take(self, number: int, rows: int) -> tuple[Any, dict[str, Any]] | None:
-        """Return the first `rows` rows of an offer and the info of them; None if they are not to be had any more.
+    def _drop(self, number: int) -> None:
+        kept = self._offers.pop(number, None)
+        self._num_kept -= 0 if kept is None else len(kept)
+
+    def take(self, number: int, rows: int, *, keep: bool = False) -> tuple[Any, dict[str, Any]] | None:
+        """Return the next `rows` rows of an offer and the info of them; None if they are not to be had any more.
 
         Rows that were replaced since are read as they are now, with their generations; weights are those of the draw.
+        `keep` leaves the rest of the offer for later calls.
         """
         member, engine = self._member, self._member.engine
         if engine.sampler.counting:
             return self._use(rows)
         with engine.lock:
-            ticket = self._offers.pop(number, None)
-            if ticket is None:
+            kept = self._offers.get(number)
+            part = None if kept is None else kept.next(rows)
+            if kept is not None and (part is None or not keep or kept.taken == len(kept)):
+                self._drop(number)
+            if part is None:
                 return None
-            drawn = ticket.draw
-            weights = None if drawn.weights is None else drawn.weights[:rows]
-            generations = None if drawn.generations is None else drawn.generations[:rows]
-            first = drawn._replace(slots=drawn.slots[:rows], weights=weights, generations=generations)
-            cut = engine.expand_again(ticket._replace(draw=first), engine.generator)
+            cut = engine.expand_again(part, engine.generator)
         made = None if cut is None else member.make(cut)
         if made is None:
             return None  # emptied, or windows cut short, in between

@@ -7,9 +7,13 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
-from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from dataclasses import KW_ONLY, dataclass
+from decimal import Decimal
+from fractions import Fraction
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+
+import numpy as np
 
 from ostinato.core.processes import next_place, whole_in_forks
 from ostinato.errors import KindError, OptionError, WaitTimeoutError
@@ -31,9 +35,19 @@ __all__ = [
     "Waiters",
     "as_counting",
     "check_counting",
+    "check_min_batch",
     "check_wait",
     "replayable",
 ]
+
+
+Number: TypeAlias = float | Fraction | Decimal | np.number[Any]
+Exact: TypeAlias = Fraction | float
+"""A fraction, or an infinite float."""
+
+
+_LONG = 10**15
+"""Integers from here on are shown rounded."""
 
 
 class Stock(NamedTuple):
@@ -52,21 +66,30 @@ class Stock(NamedTuple):
 class RateLimiter:
     """When readers and writers must wait for each other, after Cassirer et al., *Reverb* (2021).
 
-    The balance `samples_per_insert * rows written - rows drawn` stays within `error_buffer` of
-    `samples_per_insert * min_size_to_sample`: a write that would lift it above the band waits for readers, a draw that
-    would bring it below waits for writers. Below `min_size_to_sample` rows no draw is made, and every write goes ahead
-    (the last of these may leave the band upwards). Whole calls are admitted or wait: a batch counts with all its rows.
-    A frozen record: one limiter may serve several buffers, each of which has its own counts.
+    The balance `samples_per_insert * rows written - rows drawn` stays in a band: a write that would lift it above
+    waits for readers, a draw that would bring it below waits for writers. Below `min_size_to_sample` rows no draw is
+    made, and every write goes ahead (the last of these may leave the band upwards). Whole calls are admitted or wait: a
+    batch counts with all its rows. A frozen record: one limiter may serve several buffers, each of which has its own
+    counts.
+
+    The band is given in one of two ways: `error_buffer` around `samples_per_insert * min_size_to_sample`, or its edges
+    `min_diff` and `max_diff`, which do not depend on `min_size_to_sample`. Numbers are those that were written, not
+    their nearest binary fractions: with `samples_per_insert=0.3` ten more rows written allow exactly three more drawn.
 
     Args:
-        samples_per_insert: rows drawn for each row written; None sets no ratio.
+        samples_per_insert: rows drawn for each row written: an int, a float, a number of NumPy, a `Fraction` or a
+            `Decimal`, as are the other numbers; None sets no ratio.
         error_buffer: how far the balance may be off, in rows drawn; at least `max(1, samples_per_insert)`. Give it half
             of `samples_per_insert * (rows of a write) + (rows of a batch)` or more: narrower bands can stop both sides.
+            A pair is `(min_diff, max_diff)`, as of Reverb's `SampleToInsertRatio`, which must be twice as wide.
         min_size_to_sample: rows that can be drawn before the first draw is made.
         timeout_s: longest wait of calls that name none, in seconds; `math.inf` waits without end.
+        min_diff: least balance after a draw; `-math.inf` never lets readers wait for the ratio.
+        max_diff: largest balance after a write; `math.inf` never lets writers wait.
 
     Raises:
-        OptionError: for numbers out of range, or one of ratio and error buffer without the other.
+        OptionError: for numbers out of range, a ratio without a band or a band without a ratio, a band given twice or
+            one in which single rows can neither be written nor drawn.
 
     Example:
         >>> import torch
@@ -76,48 +99,204 @@ class RateLimiter:
         >>> index = rb.extend(torch.arange(16), timeout_s=1.0)
         >>> len(rb.sample(timeout_s=1.0))
         4
+        >>> RateLimiter(samples_per_insert=1, min_diff=0, max_diff=8).band
+        (0.0, 8.0)
     """
 
-    samples_per_insert: float | None = None
-    error_buffer: float | None = None
+    samples_per_insert: Number | None = None
+    error_buffer: Number | tuple[Number, Number] | None = None
     min_size_to_sample: int = 1
     timeout_s: float = 60.0
+    _: KW_ONLY
+    min_diff: Number | None = None
+    max_diff: Number | None = None
 
     def __post_init__(self) -> None:
         """Check."""
         size: Any = self.min_size_to_sample
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
             msg = f"min_size_to_sample must be an integer of at least 1 (rows), got {size!r}"
             raise OptionError(msg)
         check_timeout(self.timeout_s)
-        ratio: Any = self.samples_per_insert
-        error: Any = self.error_buffer
-        if (ratio is None) != (error is None):
-            msg = (
-                f"samples_per_insert and error_buffer go together, got {ratio!r} and {error!r}: give both, or neither "
-                "for min_size_to_sample alone"
-            )
-            raise OptionError(msg)
-        if ratio is None or error is None:
+        if not self._check_given():
             return
-        for name, value in (("samples_per_insert", ratio), ("error_buffer", error)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                msg = f"{name} must be a finite number above 0, got {value!r}"
-                raise OptionError(msg)
-        if error < max(1, ratio):
+        ratio = _checked("samples_per_insert", self.samples_per_insert)
+        error = self.error_buffer
+        if error is not None and not isinstance(error, tuple):
+            _check_error(_checked("error_buffer", error), ratio)
+            return
+        (least, low), (most, high) = self._edges()
+        if not low < high:
+            msg = f"{least} must be below {most}, got {say(low)} and {say(high)}"
+            raise OptionError(msg)
+        if error is not None:
+            _check_pair(low, high, ratio, ratio * int(size))
+        _check_progress(low, high, ratio)
+
+    def _check_given(self) -> bool:
+        """Check which options are there; return whether there is a ratio."""
+        ratio, error, least, most = self.samples_per_insert, self.error_buffer, self.min_diff, self.max_diff
+        if error is not None and (least, most) != (None, None):
             msg = (
-                f"error_buffer must be at least max(1, samples_per_insert) = {max(1, ratio):g}, or no row could be "
-                f"written or drawn, got {error:g}"
+                f"the band is given by error_buffer, or by min_diff and max_diff, got {error!r} and {least!r}, "
+                f"{most!r}: leave one of them out"
             )
             raise OptionError(msg)
+        if (least is None) != (most is None):
+            msg = (
+                f"min_diff and max_diff go together, got {least!r} and {most!r}: for no limit give -math.inf, math.inf"
+            )
+            raise OptionError(msg)
+        if (ratio is None) != (error is None and least is None):
+            msg = (
+                f"samples_per_insert and error_buffer (or min_diff and max_diff) go together, got {ratio!r} and "
+                f"{least if error is None else error!r}: give both, or neither for min_size_to_sample alone"
+            )
+            raise OptionError(msg)
+        return ratio is not None
+
+    def _edges(self) -> tuple[tuple[str, Exact], tuple[str, Exact]]:
+        """Return the names and values of explicit edges, checked."""
+        pair: Any = self.error_buffer
+        if pair is None:
+            names, pair = ("min_diff", "max_diff"), (self.min_diff, self.max_diff)
+        elif len(pair) == 2:
+            names = "error_buffer[0]", "error_buffer[1]"
+        else:
+            msg = f"error_buffer must be a number or a pair (min_diff, max_diff), got {pair!r}"
+            raise OptionError(msg)
+        edges = []
+        for name, value, worst in zip(names, pair, (math.inf, -math.inf), strict=True):
+            found = exact(value)
+            if found is None or found == worst:
+                msg = f"{name} must be a number, finite or {say(-worst)}, got {value!r}"
+                raise OptionError(msg)
+            edges.append((name, found))
+        return edges[0], edges[1]
 
     @property
     def band(self) -> tuple[float, float]:
-        """Least and largest balance; infinite where there is no ratio."""
-        if self.samples_per_insert is None or self.error_buffer is None:
+        """Least and largest balance; infinite where there is no ratio, or no limit on that side."""
+        low, high = self.exact_band
+        return float(low), float(high)
+
+    @property
+    def exact_ratio(self) -> Fraction | None:
+        """The ratio as it was written; None if there is none."""
+        found = exact(self.samples_per_insert)
+        return found if isinstance(found, Fraction) else None
+
+    @property
+    def exact_band(self) -> tuple[Exact, Exact]:
+        """Least and largest balance as they were written."""
+        ratio, error = self.exact_ratio, self.error_buffer
+        if ratio is None:
             return -math.inf, math.inf
-        middle = self.samples_per_insert * self.min_size_to_sample
-        return middle - self.error_buffer, middle + self.error_buffer
+        if error is None or isinstance(error, tuple):
+            (_, low), (_, high) = self._edges()
+            return low, high
+        middle, off = ratio * int(self.min_size_to_sample), exact(error) or 0
+        return middle - off, middle + off
+
+    def rules(self) -> dict[str, Any]:
+        """Return what the counts depend on, in one spelling for one limiter, as checkpoints hold it."""
+        ratio, (low, high) = self.exact_ratio, self.exact_band
+        found = {"samples_per_insert": _plain(ratio), "min_size_to_sample": int(self.min_size_to_sample)}
+        if ratio is None:
+            return {**found, "error_buffer": None}
+        middle = ratio * int(self.min_size_to_sample)
+        if isinstance(low, Fraction) and high - middle == middle - low:
+            return {**found, "error_buffer": _plain(high - middle)}
+        return {**found, "error_buffer": None, "min_diff": _plain(low), "max_diff": _plain(high)}
+
+
+# -- numbers as they were written -------------------------------------------------------------------------------------
+
+
+def exact(value: Any) -> Exact | None:
+    """Return a number as it was written: 0.3 as three tenths; infinite ones as floats; None for what is no number."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (Real, Decimal)):
+        return None
+    if isinstance(value, Fraction):
+        return value
+    if value != value:  # noqa: PLR0124 (a NaN, of whatever type)
+        return None
+    return float(value) if value in {math.inf, -math.inf} else Fraction(str(value))
+
+
+def say(value: Exact) -> str:
+    """Return a number as text for messages."""
+    if isinstance(value, float) or (value.denominator == 1 and abs(value.numerator) >= _LONG):
+        return f"{float(value):g}"
+    if value.denominator == 1:
+        return str(value.numerator)
+    text = f"{float(value):.12g}"
+    return text if Fraction(text) == value else str(value)
+
+
+def _plain(value: Exact | None) -> float | str | None:
+    """Return a number as JSON holds it: of equal numbers the same; text where no float is written like it."""
+    if value is None:
+        return None
+    if isinstance(value, float):
+        return str(value)
+    try:
+        near = float(value)
+    except OverflowError:
+        return str(value)
+    return near if Fraction(str(near)) == value else str(value)
+
+
+def _checked(name: str, value: Any) -> Fraction:
+    found = exact(value)
+    if not isinstance(found, Fraction) or found <= 0:
+        msg = f"{name} must be a finite number above 0, got {value!r}"
+        raise OptionError(msg)
+    return found
+
+
+def _check_error(error: Fraction, ratio: Fraction) -> None:
+    least: Fraction = max(Fraction(1), ratio)
+    if error < least:
+        msg = (
+            f"error_buffer must be at least max(1, samples_per_insert) = {say(least)}, or no row "
+            f"could be written or drawn, got {say(error)}"
+        )
+        raise OptionError(msg)
+
+
+def _check_pair(low: Exact, high: Exact, ratio: Fraction, middle: Fraction) -> None:
+    """Check the pair of Reverb's `SampleToInsertRatio`, as it does."""
+    least: Fraction = 2 * max(Fraction(1), ratio)
+    if high - low < least:
+        msg = (
+            f"error_buffer=({say(low)}, {say(high)}) must be at least 2 * max(1, samples_per_insert) = {say(least)} "
+            "wide: a narrower band can stop both sides; min_diff and max_diff take any band in which single rows move"
+        )
+        raise OptionError(msg)
+    if low > middle:
+        msg = (
+            f"error_buffer=({say(low)}, {say(high)}) is above samples_per_insert * min_size_to_sample = {say(middle)}: "
+            "readers would wait at min_size_to_sample rows; raise that, or give min_diff and max_diff"
+        )
+        raise OptionError(msg)
+
+
+def _check_progress(low: Exact, high: Exact, ratio: Fraction) -> None:
+    """Check that at every balance a row can be written or drawn: else both sides wait for each other.
+
+    Both wait at balances above `high - ratio` and below `low + 1`; a balance is a multiple of `1 / denominator`.
+    """
+    if isinstance(low, float) or isinstance(high, float):
+        return
+    step = ratio.denominator
+    first = math.floor((high - ratio) * step) + 1
+    if Fraction(first, step) < low + 1:
+        msg = (
+            f"min_diff={say(low)} and max_diff={say(high)} are too close: at the balance {say(Fraction(first, step))} "
+            f"no row could be written or drawn; samples_per_insert + 1 = {say(ratio + 1)} between them always works"
+        )
+        raise OptionError(msg)
 
 
 def check_timeout(timeout_s: Any) -> None:
@@ -145,12 +324,61 @@ def check_wait(timeout_s: Any, *, waits: bool) -> None:
         raise OptionError(msg)
 
 
+class _Step(NamedTuple):
+    """A limiter in whole numbers, so that verdicts are exact."""
+
+    each: int
+    """What a row written adds to the balance."""
+    one: int
+    """What a row drawn takes from it."""
+    low: float
+    """Least balance: an integer, or infinite."""
+    high: float
+
+
+def _steps(limiter: RateLimiter) -> _Step | None:
+    ratio, edges = limiter.exact_ratio, limiter.exact_band
+    if ratio is None:
+        return None
+    scale = math.lcm(ratio.denominator, *(edge.denominator for edge in edges if isinstance(edge, Fraction)))
+    low, high = (int(edge * scale) if isinstance(edge, Fraction) else edge for edge in edges)
+    return _Step(int(ratio * scale), scale, low, high)
+
+
+def check_min_batch(min_batch: Any, size: int, *, partial: bool, whole: str | None) -> None:
+    """Check the smallest batch to take when the time is up; None is no such batch.
+
+    Args:
+        min_batch: rows.
+        size: rows of a whole batch.
+        partial: whether a batch may come out smaller: draws wait, or use rows up.
+        whole: what makes batches of one size only; None if nothing does.
+
+    Raises:
+        OptionError: naming what it does not go with.
+    """
+    if min_batch is None:
+        return
+    if isinstance(min_batch, bool) or not isinstance(min_batch, Integral) or not 1 <= int(min_batch) <= size:
+        msg = f"min_batch must be an integer in [1, {size}], the rows of a batch, got {min_batch!r}"
+        raise OptionError(msg)
+    if whole is not None:
+        msg = f"min_batch={min_batch} does not go with {whole}: leave one of them out"
+        raise OptionError(msg)
+    if not partial:
+        msg = (
+            f"min_batch={min_batch} has no effect: no draw waits in a buffer without rate_limiter, and none uses rows "
+            "up; leave it out"
+        )
+        raise OptionError(msg)
+
+
 @final
 class Flow:
     """Counts of rows written and drawn, and what a limiter permits with them. Not thread-safe: its owner holds a lock.
 
     Pure: it knows neither time nor threads, so that it works inside any server. Verdicts are exact: the
-    numbers of the limiter are taken as fractions and compared as integers. Cost of each: O(1).
+    numbers of the limiter are taken as they were written, and compared as integers. Cost of each: O(1).
 
     Args:
         limiter: the rules.
@@ -160,14 +388,7 @@ class Flow:
         self.limiter = limiter
         self.written = 0
         self.drawn = 0
-        self._step: tuple[int, int, int, int] | None = None
-        if limiter.samples_per_insert is not None and limiter.error_buffer is not None:
-            from fractions import Fraction
-
-            ratio, error = Fraction(limiter.samples_per_insert), Fraction(limiter.error_buffer)
-            scale = math.lcm(ratio.denominator, error.denominator)
-            middle = ratio * limiter.min_size_to_sample
-            self._step = int(ratio * scale), scale, int((middle - error) * scale), int((middle + error) * scale)
+        self._step = _steps(limiter)
 
     def may_write(self, rows: int, stock: Stock) -> bool:
         """Whether a write of so many rows may go ahead now."""
@@ -187,6 +408,16 @@ class Flow:
         each, one, low, _ = self._step
         return self.written * each - (self.drawn + rows) * one >= low
 
+    def most_draws(self, rows: int, stock: Stock) -> int:
+        """Return the rows of the largest batch of at most `rows` rows that may be drawn now; 0 if none may."""
+        if stock.rows < self.limiter.min_size_to_sample:
+            return 0
+        most = rows if stock.draws is None else min(rows, stock.draws)
+        if self._step is not None and self._step.low > -math.inf:
+            each, one, low, _ = self._step
+            most = min(most, (self.written * each - int(low)) // one - self.drawn)
+        return max(0, most)
+
     def check_write(self, rows: int, capacity: int | None) -> None:
         """Check that a write can ever be made; `capacity` is that of a queue.
 
@@ -197,7 +428,7 @@ class Flow:
             msg = f"a write of {rows} rows never fits into a queue of {capacity}: write at most {capacity} rows at once"
             raise OptionError(msg)
         if self._step is not None and rows * self._step[0] > self._step[3] - self._step[2]:
-            self._refuse(f"a write of {rows} rows moves the balance by {self.limiter.samples_per_insert:g} each")
+            self._refuse(f"a write of {rows} rows moves the balance by {self._ratio} each")
 
     def check_draw(self, rows: int, capacity: int | None) -> None:
         """Check that a batch can ever be drawn; `capacity` is the number of draws that a full buffer permits.
@@ -212,9 +443,19 @@ class Flow:
             self._refuse(f"a batch of {rows} rows moves the balance by 1 each")
 
     def _refuse(self, what: str) -> None:
-        low, high = self.limiter.band
-        msg = f"{what}, more than the band [{low:g}, {high:g}] is wide: raise error_buffer, or make it smaller"
+        low, high = map(say, self.limiter.exact_band)
+        wider = "raise error_buffer" if self._symmetric else "move min_diff and max_diff apart"
+        msg = f"{what}, more than the band [{low}, {high}] is wide: {wider}, or make it smaller"
         raise OptionError(msg)
+
+    @property
+    def _symmetric(self) -> bool:
+        """Whether the band was given by one number."""
+        return isinstance(self.limiter.error_buffer, (Real, Decimal))
+
+    @property
+    def _ratio(self) -> str:
+        return say(self.limiter.exact_ratio or Fraction(0))
 
     def wrote(self, rows: int) -> None:
         """Count rows written."""
@@ -254,32 +495,33 @@ class Flow:
     def counts(self) -> str:
         """Say what was counted, and what is allowed."""
         told = f"{self.written} row(s) written, {self.drawn} drawn"
-        ratio, error = self.limiter.samples_per_insert, self.limiter.error_buffer
-        if ratio is None or error is None:
+        ratio = self.limiter.exact_ratio
+        if ratio is None:
             return told
-        low, high = self.limiter.band
+        low, high = map(say, self.limiter.exact_band)
+        error: Any = self.limiter.error_buffer
+        options = f"error_buffer={say(exact(error) or 0.0)}" if self._symmetric else f"min_diff={low}, max_diff={high}"
         balance = ratio * self.written - self.drawn
         return (
-            f"{told}; {ratio:g} x {self.written} - {self.drawn} = {balance:g} must stay in [{low:g}, {high:g}] "
-            f"(samples_per_insert={ratio:g}, error_buffer={error:g})"
+            f"{told}; {self._ratio} x {self.written} - {self.drawn} = {say(balance)} must stay in [{low}, {high}] "
+            f"(samples_per_insert={self._ratio}, {options})"
         )
 
     def told(self, what: str, stock: Stock, writers: Sequence[int], readers: Sequence[int]) -> str:
         """Say which call has timed out, what there is, and what to do; calls that wait now are named by their rows."""
-        ratio, least = self.limiter.samples_per_insert, self.limiter.min_size_to_sample
+        ratio, least = self.limiter.exact_ratio, self.limiter.min_size_to_sample
         advice = "raise timeout_s, or see what became of the other side"
         if writers and readers and ratio is not None:
-            wide = (max(writers) * ratio + max(readers)) / 2
-            advice = f"both sides wait: if the band is too narrow for these calls, make error_buffer {wide:g} or more"
+            wide = max(writers) * ratio + max(readers)
+            how = f"error_buffer {say(wide / 2)}" if self._symmetric else f"max_diff - min_diff {say(wide)}"
+            advice = f"both sides wait: if the band is too narrow for these calls, make {how} or more"
         rows = f"{stock.rows} row(s) can be drawn (min_size_to_sample={least})"
         waiting = f"waiting now: {len(writers)} writer(s), {len(readers)} reader(s)"
         return f"{what}; {self.counts()}; {rows}; {waiting}: {advice}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, and the rules that they were counted under."""
-        rules = self.limiter
-        named = {name: getattr(rules, name) for name in ("samples_per_insert", "error_buffer", "min_size_to_sample")}
-        return {"written": self.written, "drawn": self.drawn, **named}
+        return {"written": self.written, "drawn": self.drawn, **self.limiter.rules()}
 
     def load_state_dict(self, state: dict[str, Any] | None, rows: int) -> str | None:
         """Restore counts that were counted under the same rules; else start from `rows` rows.
@@ -287,14 +529,14 @@ class Flow:
         Returns:
             What differs, in words, where the rules do; None otherwise.
         """
-        mine = self.state_dict()
-        rules = mine.keys() - {"written", "drawn"} if state is not None else ()
-        differing = sorted(name for name in rules if mine[name] != (state or {})[name])
+        mine, saved = self.limiter.rules(), state or {}
+        names = () if state is None else (saved.keys() | mine.keys()) - {"written", "drawn"}
+        differing = sorted(name for name in names if mine.get(name) != saved.get(name))
         if state is None or differing:
             self.begin(rows)
         else:
             self.written, self.drawn = int(state["written"]), int(state["drawn"])
-        return ", ".join(f"{name}={(state or {})[name]} (now {mine[name]})" for name in differing) or None
+        return ", ".join(f"{name}={saved.get(name)} (now {mine.get(name)})" for name in differing) or None
 
 
 class Ask(NamedTuple):
@@ -306,11 +548,13 @@ class Ask(NamedTuple):
     """Oldest version, counted back from the newest one; None takes all rows."""
     until: float | None = None
     """When the time is up, on the clock of `time.monotonic`; None begins with the first wait."""
+    min_rows: int | None = None
+    """Rows of the smallest batch to take when the time is up; None takes whole batches only."""
 
     def begun(self, gate: Gate) -> Ask:
         """Return the same, its time beginning now."""
         patience_s = gate.patience_s(self.timeout_s)
-        return Ask(patience_s, self.max_age, time.monotonic() + patience_s)
+        return self._replace(timeout_s=patience_s, until=time.monotonic() + patience_s)
 
 
 @final

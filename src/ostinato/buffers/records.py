@@ -205,6 +205,9 @@ class Engine(Protocol):
     def can_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows returns at once, and does not raise."""
 
+    def can_write(self, rows: int) -> bool:
+        """Whether a write of so many rows goes ahead at once."""
+
     def clear(self, *, keep_count: bool = False) -> None:
         """Remove all rows and queued draws."""
 
@@ -223,8 +226,8 @@ class Engine(Protocol):
     def may_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows need not wait."""
 
-    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = ...) -> None:
-        """Return once a draw of so many rows need not wait, or one is queued."""
+    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = ...) -> int:
+        """Return the rows to draw, once such a draw need not wait, or one is queued."""
 
     def gather(self, ticket: Ticket) -> Rows | None:
         """Copy the rows of a draw."""

@@ -8,12 +8,12 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ostinato.buffers.lifecycle import Lifecycle
-from ostinato.buffers.options import check_size, warn_of_size
+from ostinato.buffers.options import check_size, positive, warn_of_size
 from ostinato.buffers.out import fill, fill_direct
 from ostinato.buffers.pipeline import END, Batch, Pass
 from ostinato.buffers.policy_versions import check_age
 from ostinato.buffers.priority_updates import priority_fields
-from ostinato.buffers.rate_limit import Ask, check_wait
+from ostinato.buffers.rate_limit import Ask, check_min_batch, check_wait
 from ostinato.errors import EpochEndError, UsageError
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Sampling(Lifecycle):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> Any: ...
     @overload
@@ -63,6 +64,7 @@ class Sampling(Lifecycle):
         return_info: Literal[True],
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> tuple[Any, dict[Any, Any]]: ...
     @overload
@@ -73,6 +75,7 @@ class Sampling(Lifecycle):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> tuple[Any, dict[Any, Any]]: ...
     @overload
@@ -83,6 +86,7 @@ class Sampling(Lifecycle):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> Any: ...
     def sample(
@@ -92,6 +96,7 @@ class Sampling(Lifecycle):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> Any:
         """Draw a batch.
@@ -104,6 +109,8 @@ class Sampling(Lifecycle):
                 this; None takes all rows. Cost: O(B) while versions do not decrease in the order of writing, else
                 O(B log runs + runs) for runs of equal versions.
             timeout_s: longest wait for writers, in seconds, where there is a `rate_limiter`; None is its own.
+            min_batch: take a smaller batch when the time is up: as many rows as may be drawn then, at least these. So
+                where no call waits and draws use rows up, but too few are left. Not with prefetch or `out`.
             out: an earlier batch, or tensors of its form: the rows are written to its tensors, and `out` is returned.
                 Uniform and prioritized draws of rows on the CPU then allocate no memory for them. With other samplers,
                 units, transforms or prefetch the batch is made first, and copied.
@@ -115,7 +122,7 @@ class Sampling(Lifecycle):
             UsageError: if there is no batch size.
             EmptyBufferError: if there are no rows.
             OptionError: if `max_age` is not available with these parts, or no call ever waits.
-            WaitTimeoutError: if writers did not come in time; nothing is drawn.
+            WaitTimeoutError: if writers did not come in time, for not even `min_batch` rows; nothing is drawn.
             KindError: if `out` holds other things than tensors.
             SchemaError: if `out` differs from a batch in its fields, or in their dtypes, shapes or devices, or shares
                 memory with the storage; nothing is written.
@@ -126,7 +133,7 @@ class Sampling(Lifecycle):
             if not self._warned and self._batch_size not in (None, size):
                 self._warned = True
                 warn_of_size(self._batch_size, size)
-        if max_age is None and timeout_s is None:
+        if max_age is None and timeout_s is None and min_batch is None:
             direct = self._engine.direct
             if direct is not None and return_info and direct.has_more_info:
                 direct = None
@@ -137,7 +144,7 @@ class Sampling(Lifecycle):
                     return self._presented(found, schema if out is None else None, size, return_info=return_info)
             ask = _PLAIN
         else:
-            ask = self._asked(max_age, timeout_s)
+            ask = self._asked(max_age, timeout_s)._replace(min_rows=self._least(min_batch, size, out))
         finish = self._finish if out is None or pipeline.prefetch is not None else self._finish_in(out)
         batch = pipeline.next(size, finish, ask=ask)
         if out is not None and pipeline.prefetch is not None:
@@ -161,7 +168,9 @@ class Sampling(Lifecycle):
         return (batch, dict(zip(INFO, found[1:], strict=False))) if return_info else batch
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether `sample` would return a batch now: there are rows to draw, and no call would wait for writers.
+        """Whether `sample` would return a batch at once: there are rows to draw, and the call would not wait.
+
+        Never waits, and changes nothing. A snapshot: other threads may write and draw before the next call.
 
         Args:
             batch_size: rows; None takes the constructor's.
@@ -169,8 +178,24 @@ class Sampling(Lifecycle):
         Raises:
             UsageError: if there is no batch size.
         """
-        size = check_size(batch_size, self._batch_size, fixed=False)
-        return self._engine.can_draw(size)
+        size, pipeline = check_size(batch_size, self._batch_size, fixed=False), self._pipeline
+        if pipeline.ended or (pipeline.prefetch is not None and size != self._batch_size):
+            return False
+        return (pipeline.prefetch is not None and pipeline.prefetch.filled) or self._engine.can_draw(size)
+
+    def can_insert(self, rows: int = 1) -> bool:
+        """Whether a write of so many rows would go ahead at once: the rate limiter, or a queue, lets it.
+
+        Always True without one, unless the writer takes no rows at all. The rows themselves are not checked. Never
+        waits, and changes nothing. A snapshot: other threads may write and draw before the next call.
+
+        Args:
+            rows: rows of one call of `extend`, as its limiter counts them.
+
+        Raises:
+            OptionError: if `rows` is below 1.
+        """
+        return self._engine.can_write(positive("rows", rows))
 
     def next(self) -> Any:
         """Return the next batch of an iteration, None at its end; the call after that begins another one.
@@ -188,6 +213,19 @@ class Sampling(Lifecycle):
             self._pass = None
             return None
         return batch
+
+    def _least(self, min_batch: int | None, size: int, out: Any) -> int | None:
+        """Check `min_batch` and return it."""
+        if min_batch is None:
+            return None
+        engine, whole = self._engine, None
+        if self._pipeline.prefetch is not None:
+            whole = "prefetch, whose batches were drawn before"
+        elif out is not None:
+            whole = "out, which takes whole batches"
+        partial = engine.gate is not None or engine.sampler.counting
+        check_min_batch(min_batch, size, partial=partial, whole=whole)
+        return int(min_batch)
 
     def _asked(self, max_age: int | None, timeout_s: float | None) -> Ask:
         if timeout_s is not None:

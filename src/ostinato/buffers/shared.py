@@ -398,8 +398,13 @@ class SharedEngine:
         """Whether there is a whole row."""
         return self._storage.laid_out and self._ring.committed > 0
 
-    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> None:
+    def can_write(self, rows: int) -> bool:  # noqa: ARG002
+        """Return True: writers wait for nothing."""
+        return True
+
+    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> int:  # noqa: ARG002
         """Return at once."""
+        return rows
 
     def _fresh(self, batch_size: int) -> tuple[Draw, int]:
         """Return a draw, and the number of a write before which all its rows were whole."""

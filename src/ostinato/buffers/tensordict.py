@@ -102,6 +102,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> Any: ...
     @overload
@@ -113,6 +114,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         include_info: bool | None = None,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> tuple[Any, dict[Any, Any]]: ...
     @overload
@@ -124,6 +126,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> tuple[Any, dict[Any, Any]]: ...
     @overload
@@ -135,6 +138,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> Any: ...
     def sample(
@@ -145,6 +149,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> Any:
         """Draw a batch; see `ReplayBuffer.sample`.
@@ -153,7 +158,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """
         if include_info is not None:
             warn_of_info(include_info)
-        return super().sample(batch_size, return_info, max_age=max_age, timeout_s=timeout_s, out=out)
+        return super().sample(
+            batch_size, return_info, max_age=max_age, timeout_s=timeout_s, min_batch=min_batch, out=out
+        )
 
     def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
         data = super()._finish(data, ticket, notes)

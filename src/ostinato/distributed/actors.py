@@ -23,7 +23,7 @@ from ostinato.durable.manifest import MANIFEST_NAME
 from ostinato.errors import KindError, LostBufferError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = [
     "IDLE_S",
@@ -166,7 +166,11 @@ def _call(buffer: ReplayBuffer, name: str, args: tuple[Any, ...], kwargs: dict[s
 
 
 def poll_once(
-    buffer: ReplayBuffer, call: Callable[..., Any], timeout_s: float | None = None, waited_s: float = 0.0
+    buffer: ReplayBuffer,
+    call: Callable[..., Any],
+    timeout_s: float | None = None,
+    waited_s: float = 0.0,
+    last: Mapping[str, Any] | None = None,
 ) -> Any:
     """Make a call that may wait, for at most `POLL_S`.
 
@@ -175,6 +179,7 @@ def poll_once(
         call: Makes the call; accepts `timeout_s` if there is a limiter.
         timeout_s: Longest wait of all polls together; None is the limiter's. No effect without a limiter.
         waited_s: Seconds waited in earlier polls; negative for batches requested ahead.
+        last: More arguments of the last poll, when the time is up; of every call of a buffer without a limiter.
 
     Returns:
         The result, or `RETRY` if the call must be made again.
@@ -182,14 +187,14 @@ def poll_once(
     Raises:
         WaitTimeoutError: The time is up; nothing has changed.
     """
-    limiter = buffer.rate_limiter
+    limiter, last = buffer.rate_limiter, last or {}
     if limiter is None:
-        return call()
+        return call(**last)
     limit = float(limiter.timeout_s if timeout_s is None else timeout_s)
     left = max(0.0, limit - waited_s)
     wait = min(left, POLL_S)
     try:
-        return call(timeout_s=wait)
+        return call(timeout_s=wait, **(last if left <= wait else {}))
     except WaitTimeoutError as error:
         if left > wait:
             return RETRY
@@ -416,7 +421,9 @@ class BufferActor:
         """Call a method that may wait, for at most `POLL_S`; see `call` and `poll_once`."""
         name, args, kwargs = decode(request)
         buffer, timeout_s = self._buffer, kwargs.pop("timeout_s", None)
-        found = poll_once(buffer, lambda **wait: _call(buffer, name, args, {**kwargs, **wait}), timeout_s, waited_s)
+        last = {"min_batch": kwargs.pop("min_batch")} if "min_batch" in kwargs else {}
+        call = lambda **wait: _call(buffer, name, args, {**kwargs, **wait})  # noqa: E731
+        found = poll_once(buffer, call, timeout_s, waited_s, last)
         return RETRY if found is RETRY else encode(found)
 
     def apply(self, function: Callable[..., Any], *args: Any) -> Serialized:
@@ -544,19 +551,21 @@ class ShardActor:
         buffer, portion = self._parts
         return portion.drawable, buffer.sampler.counting
 
-    def offer(self, rows: int, max_age: int | None = None, newest: int | None = None) -> tuple[Any, ...]:
+    def offer(
+        self, rows: int, max_age: int | None = None, newest: int | None = None, drop: int | None = None
+    ) -> tuple[Any, ...]:
         """Draw rows, and return the shard's weight; see `Portion.offer`."""
-        return tuple(self._parts[1].offer(rows, max_age, newest))
+        return tuple(self._parts[1].offer(rows, max_age, newest, drop))
 
-    def take(self, number: int, rows: int) -> Serialized | None:
+    def take(self, number: int, rows: int, keep: bool = False) -> Serialized | None:  # noqa: FBT001, FBT002
         """Return rows of an offer; see `Portion.take`."""
-        found = self._parts[1].take(number, rows)
+        found = self._parts[1].take(number, rows, keep=keep)
         return None if found is None else Serialized(found)
 
     def take_and_offer(self, number: int, rows: int, next_rows: int) -> Serialized:
-        """Return rows of an offer (None for 0 rows), and the next offer, of `next_rows` rows."""
+        """Return the last rows of an offer (None for 0 rows), and the next offer, of `next_rows` rows."""
         portion = self._parts[1]
-        return Serialized((portion.take(number, rows) if rows else None, tuple(portion.offer(next_rows))))
+        return Serialized((portion.take(number, rows) if rows else None, tuple(portion.offer(next_rows, drop=number))))
 
     def save(self, path: str) -> dict[str, Any]:
         """Save the buffer; return how many rows the checkpoint holds, and how many were written before it."""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 from ostinato.distributed.deadlines import POLL_S
 from ostinato.distributed.ray_client import CLOSED, RETRY, ray
-from ostinato.distributed.sampling import OfferCache, split_batch
+from ostinato.distributed.sampling import split_batch
 from ostinato.distributed.serialization import decode_small
+from ostinato.distributed.snapshot import Snapshot
 from ostinato.errors import EmptyBufferError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ class _Worker:
 
     def __init__(self, sampler: ShardSampler) -> None:
         self._sampler = sampler
-        self._offers = OfferCache()
+        self._offers = Snapshot()
         self._stalled = False  # a batch could not be drawn ahead; until it was drawn, neither are those behind it
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=_work, args=(self._calls,), name="ostinato-shards", daemon=True).start()
@@ -318,7 +319,7 @@ class ShardPrefetcher:
     def __init__(self, sampler: ShardSampler, depth: int) -> None:
         self.sampler = sampler
         self.depth = depth
-        self._count = batches_per_request(depth) if sampler.unlimited else 1
+        self._count = sampler.batches_per_round(depth) if sampler.unlimited else 1
         self._jobs: deque[_Job] = deque()
         self._batches: deque[BatchAndInfo] = deque()
         self._worker: _Worker | None = None

@@ -11,7 +11,7 @@ from ostinato.buffers import ReplayBuffer
 from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.options import check_generator, check_prefetch, check_size, positive
 from ostinato.buffers.out import fill
-from ostinato.buffers.rate_limit import replayable
+from ostinato.buffers.rate_limit import check_min_batch, replayable
 from ostinato.distributed.actors import BufferActor, BufferSpec
 from ostinato.distributed.batch_stream import BatchStream, StreamHolder
 from ostinato.distributed.buffer_client import BufferClient
@@ -352,8 +352,12 @@ class RayReplayBuffer:
         return self
 
     def can_sample(self, batch_size: int | None = None, *, timeout_s: float | None = None) -> bool:
-        """Whether `sample` would return a batch now; see `ReplayBuffer.can_sample`."""
+        """Whether `sample` would return a batch at once; see `ReplayBuffer.can_sample`."""
         return bool(self._client.call(timeout_s, "can_sample", batch_size))
+
+    def can_insert(self, rows: int = 1, *, timeout_s: float | None = None) -> bool:
+        """Whether a write of so many rows would go ahead at once; see `ReplayBuffer.can_insert`."""
+        return bool(self._client.call(timeout_s, "can_insert", rows))
 
     def stats(self, *, timeout_s: float | None = None) -> BufferStats:
         """Return counts of rows, draws, ages and waits. Cost: O(rows), for the ages."""
@@ -578,6 +582,7 @@ class RayReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> Any: ...
 
@@ -590,6 +595,7 @@ class RayReplayBuffer:
         include_info: bool | None = None,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> tuple[Any, dict[str, Any]]: ...
 
@@ -602,6 +608,7 @@ class RayReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> tuple[Any, dict[str, Any]]: ...
 
@@ -614,6 +621,7 @@ class RayReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> Any: ...
 
@@ -625,6 +633,7 @@ class RayReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> Any:
         """Draw a batch; see `ReplayBuffer.sample`.
@@ -637,16 +646,21 @@ class RayReplayBuffer:
         Raises:
             UsageError: `max_age` or `timeout_s` with prefetch, because batches were requested earlier; or
                 `include_info` for a buffer that is not a `TensorDictReplayBuffer`.
+            OptionError: `min_batch` with prefetch, or with `out`.
         """
         if include_info is not None:
             self._require_tensordicts("sample(include_info=...)")
         size = check_size(batch_size, self.batch_size, fixed=bool(self._prefetch))
         if not self._prefetch:
-            given = {} if max_age is None else {"max_age": max_age}
+            whole = None if out is None else "out, which takes whole batches"
+            check_min_batch(min_batch, size, partial=True, whole=whole)
+            options = {"max_age": max_age, "min_batch": min_batch}
+            given = {name: value for name, value in options.items() if value is not None}
             found = self._client.poll("read", timeout_s, "sample", size, return_info, **given)
             if out is None:
                 return found
             return (fill(out, found[0]), found[1]) if return_info else fill(out, found)
+        check_min_batch(min_batch, size, partial=True, whole="prefetch, whose batches were requested before")
         if max_age is not None or timeout_s is not None:
             msg = "max_age and timeout_s do not apply to batches that were requested earlier: leave prefetch out"
             raise UsageError(msg)

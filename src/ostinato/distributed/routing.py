@@ -52,8 +52,11 @@ class ShardWeight(NamedTuple):
     """Exponent of the importance weights; 0 for uniform sampling."""
 
 
-def join_index(shard: int, slots: Tensor) -> Tensor:
-    """Return slots of a shard as indices of the whole buffer, int64. -1, for a row that was not kept, stays -1."""
+def join_index(shard: int | Tensor, slots: Tensor) -> Tensor:
+    """Return slots of a shard (or of one for each) as indices of the whole buffer, int64.
+
+    -1, for a row that was not kept, stays -1.
+    """
     return torch.where(slots < 0, slots, slots + (shard << _SLOT_BITS))
 
 
@@ -106,7 +109,9 @@ def allot_consuming(rows: Sequence[int], draws: Sequence[int], uniforms: Tensor)
 
 def positions_by_shard(chosen: Tensor) -> dict[int, Tensor]:
     """Return the positions of a batch that each chosen shard fills, int64, ascending."""
-    return {shard: (chosen == shard).nonzero().flatten() for shard in sorted(set(chosen.tolist()))}
+    shards, counts = torch.unique(chosen, return_counts=True)
+    positions = torch.split(chosen.argsort(stable=True), counts.tolist())
+    return dict(zip(shards.tolist(), positions, strict=True))
 
 
 def weight_factors(weights: Mapping[int, ShardWeight]) -> dict[int, float]:

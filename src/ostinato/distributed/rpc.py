@@ -88,6 +88,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> Any: ...
 
@@ -100,6 +101,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         include_info: bool | None = None,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> tuple[Any, dict[str, Any]]: ...
 
@@ -112,6 +114,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> tuple[Any, dict[str, Any]]: ...
 
@@ -124,6 +127,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> Any: ...
 
@@ -135,6 +139,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
         out: Any = None,
     ) -> Any:
         """Draw a batch; see `ReplayBuffer.sample`.
@@ -146,7 +151,13 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
             msg = "out= is not available for a remote buffer, whose batches come from another process: leave it out"
             raise OptionError(msg)
         return TensorDictReplayBuffer.sample(
-            _here(self), batch_size, return_info, include_info, max_age=max_age, timeout_s=timeout_s
+            _here(self),
+            batch_size,
+            return_info,
+            include_info,
+            max_age=max_age,
+            timeout_s=timeout_s,
+            min_batch=min_batch,
         )
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
@@ -173,6 +184,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
 
     __setitem__ = _on_owner(TensorDictReplayBuffer.__setitem__)
     append_transform = _on_owner(TensorDictReplayBuffer.append_transform)
+    can_insert = _on_owner(TensorDictReplayBuffer.can_insert)
     can_sample = _on_owner(TensorDictReplayBuffer.can_sample)
     check = _on_owner(TensorDictReplayBuffer.check)
     close = _on_owner(TensorDictReplayBuffer.close)

@@ -24,6 +24,7 @@ from ostinato.distributed.routing import (
     positions_by_shard,
     weight_factors,
 )
+from ostinato.distributed.snapshot import Snapshot, batches_per_round
 from ostinato.errors import EmptyBufferError, KindError, PriorityError, SchemaError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Flat, Schema
     from ostinato.distributed.rate_limits import RateLimitClient
     from ostinato.distributed.shard_client import ShardClient
+    from ostinato.distributed.snapshot import Reservation
 
-__all__ = ["BatchAndInfo", "OfferCache", "Part", "RowConsumer", "ShardSampler", "join_parts", "split_batch"]
+__all__ = ["BatchAndInfo", "Part", "RowConsumer", "ShardSampler", "join_parts", "split_batch"]
 
 BatchAndInfo: TypeAlias = tuple[Any, dict[str, Any]]
 """A batch and its info, as `sample(return_info=True)` returns them."""
@@ -73,21 +75,20 @@ def join_parts(parts: Sequence[Part]) -> BatchAndInfo:
         KindError: Batches are not tensors, or trees of tensors.
         SchemaError: Shards hold rows of different schemas.
     """
-    infos = [_global_info(part) for part in parts]
     info, first = parts[0].info, parts[0]
     window = info["index"].shape[0] // first.positions.shape[0]  # units return several transitions for each row drawn
-    where = [_expand(part.positions, window) for part in parts]
-    size = window * sum(int(part.positions.shape[0]) for part in parts)
+    rows = _RowOrder([_expand(part.positions, window) for part in parts])
     joined = {
-        key: _scatter([one[key] for one in infos], where, size)
+        key: rows.scatter([part.info[key] for part in parts])
         for key, value in info.items()
-        if isinstance(value, Tensor) and all(key in one for one in infos)
+        if isinstance(value, Tensor) and all(key in part.info for part in parts)
     }
+    joined |= _global_info(parts, joined, rows)
     schema = _schema(first.data)
     flats = [_flatten(part, schema, first.shard) for part in parts]
-    leaves = [_scatter([flat.leaves[i] for flat in flats], where, size) for i in range(len(schema.leaves))]
-    objects = [_scatter_objects([flat.objects[i] for flat in flats], where, size) for i in range(len(schema.objects))]
-    return _build(schema, leaves, joined, size, objects), joined
+    leaves = [rows.scatter([flat.leaves[i] for flat in flats]) for i in range(len(schema.leaves))]
+    objects = [rows.scatter_objects([flat.objects[i] for flat in flats]) for i in range(len(schema.objects))]
+    return _build(schema, leaves, joined, rows.size, objects), joined
 
 
 def split_batch(batch: Any, info: dict[Any, Any], sizes: Sequence[int]) -> list[BatchAndInfo]:
@@ -130,13 +131,14 @@ def _build(
     return batch
 
 
-def _global_info(part: Part) -> dict[Any, Any]:
-    """Return the info of a shard's rows with indices and weights of the whole buffer."""
-    info = part.info
-    changed = {key: join_index(part.shard, info[key]) for key in _INDEX_KEYS if key in info}
-    if "priority_weight" in info:
-        changed["priority_weight"] = info["priority_weight"] * part.weight_factor
-    return {**info, **changed}
+def _global_info(parts: Sequence[Part], joined: dict[Any, Tensor], rows: _RowOrder) -> dict[Any, Tensor]:
+    """Return the info of the shards' rows that is another one in the whole buffer: indices and weights."""
+    shards = rows.scatter_numbers([part.shard for part in parts], torch.int64)
+    changed = {key: join_index(shards, joined[key]) for key in _INDEX_KEYS if key in joined}
+    if "priority_weight" in joined:
+        weights = joined["priority_weight"]
+        changed["priority_weight"] = weights * rows.scatter_numbers([p.weight_factor for p in parts], weights.dtype)
+    return changed
 
 
 def _expand(positions: Tensor, window: int) -> Tensor:
@@ -144,32 +146,67 @@ def _expand(positions: Tensor, window: int) -> Tensor:
     return positions if window == 1 else (positions[:, None] * window + torch.arange(window, device="cpu")).reshape(-1)
 
 
-def _scatter(values: Sequence[Tensor], where: Sequence[Tensor], size: int) -> Tensor:
-    """Write values `[n, *shape]` of each part to their positions in `[size, *shape]`."""
-    if len(values) == 1:
-        return values[0]
-    out = values[0].new_empty((size, *values[0].shape[1:]))
-    for at, value in zip(where, values, strict=True):
-        out.index_copy_(0, at, value)
-    return out
+_MANY_PARTS = 8
+_SMALL_BYTES = 1 << 20
 
 
-def _scatter_objects(
-    values: Sequence[np.ndarray[Any, Any]], where: Sequence[Tensor], size: int
-) -> np.ndarray[Any, Any]:
-    """Do the same for fields of Python objects."""
-    if len(values) == 1:
-        return values[0]
-    out = np.empty((size, *values[0].shape[1:]), dtype=object)
-    for at, value in zip(where, values, strict=True):
-        out[at.numpy()] = value
-    return out
+@final
+class _RowOrder:
+    """Writes the values of all parts, `[n, *shape]` each, to their positions in `[size, *shape]`.
+
+    Many small values are concatenated and sorted: two copies, but two calls instead of one for each part.
+
+    Args:
+        where: Positions of each part, int64.
+    """
+
+    def __init__(self, where: Sequence[Tensor]) -> None:
+        self._where = where
+        self._counts = torch.tensor([at.shape[0] for at in where], dtype=torch.int64, device="cpu")
+        self.size = int(self._counts.sum())
+        self._order: Tensor | None = None  # of the concatenated rows
+        if len(where) > _MANY_PARTS:
+            self._order = torch.empty(self.size, dtype=torch.int64, device="cpu")
+            self._order[torch.cat(list(where))] = torch.arange(self.size, device="cpu")
+
+    def scatter(self, values: Sequence[Tensor]) -> Tensor:
+        """Write the values of each part to their positions."""
+        if len(values) == 1:
+            return values[0]
+        first = values[0]
+        row_bytes = first.element_size() * first[:1].numel()
+        if self._order is not None and row_bytes * self.size <= _SMALL_BYTES:
+            return torch.cat(list(values)).index_select(0, self._order)
+        out = first.new_empty((self.size, *first.shape[1:]))
+        for at, value in zip(self._where, values, strict=True):
+            out.index_copy_(0, at, value)
+        return out
+
+    def scatter_numbers(self, numbers: Sequence[float], dtype: torch.dtype) -> Tensor:
+        """Do the same for one number of each part."""
+        each = torch.tensor(numbers, dtype=dtype, device="cpu").repeat_interleave(self._counts)
+        if self._order is not None:
+            return each.index_select(0, self._order)
+        out = torch.empty_like(each)
+        out[self._where[0] if len(self._where) == 1 else torch.cat(list(self._where))] = each
+        return out
+
+    def scatter_objects(self, values: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        """Do the same for fields of Python objects."""
+        if len(values) == 1:
+            return values[0]
+        out = np.empty((self.size, *values[0].shape[1:]), dtype=object)
+        for at, value in zip(self._where, values, strict=True):
+            out[at.numpy()] = value
+        return out
 
 
 # -- rows that draws consume ------------------------------------------------------------------------------------------
 
 _POLL_S = (0.002, 0.05)
 """Interval between requests to the shards while there are too few rows: at first, and at most."""
+_POLLED_SHARDS = 16
+"""With more shards the intervals are longer in proportion, so that polls do not take all of the reader's time."""
 
 
 @final
@@ -179,21 +216,30 @@ class RowConsumer:
     Rows that were taken but do not fill a batch yet, because another reader was faster at another shard or a shard
     died, are kept for the next batch, since they cannot be drawn again. Thread-safe: each thread gets its own rows.
 
+    Each answer of a shard says how many rows it has left. These counts choose the shards of later batches, until they
+    are too old or too few; so a batch calls the shards that have rows. A shard that has fewer rows by then, because
+    another reader was faster, returns none, and its new count is used.
+
     Args:
         shards: The shards.
         waits: Whether to wait for writers.
+        snapshot_age_s: Longest age of the counts; 0 asks all shards for each batch.
     """
 
-    def __init__(self, shards: ShardClient, *, waits: bool) -> None:
+    def __init__(self, shards: ShardClient, *, waits: bool, snapshot_age_s: float = 0.0) -> None:
         self._shards = shards
         self._waits = waits
+        self._age_s = snapshot_age_s
         self._kept: list[BatchAndInfo] = []
+        self._counts: dict[int, tuple[Offer, int]] = {}  # with the changes that each includes
+        self._counted = -math.inf
         self._lock = threading.Lock()
 
     def forget(self) -> None:
         """Discard the rows that are kept."""
         with self._lock:
             self._kept = []
+            self._counts = {}
 
     def draw(self, size: int, uniforms: Tensor, limit_s: float) -> BatchAndInfo:
         """Return a batch; the rows of each shard are together, in their order.
@@ -202,20 +248,42 @@ class RowConsumer:
             EmptyBufferError: There are too few rows, and writers are not waited for.
             WaitTimeoutError: Too few rows were written within `limit_s`.
         """
-        until, pause = time.monotonic() + limit_s, _POLL_S[0]
+        scale = max(1.0, len(self._shards) / _POLLED_SHARDS)
+        until, pause = time.monotonic() + limit_s, scale * _POLL_S[0]
         while True:
             with self._lock:
                 missing = size - sum(map(_num_rows, self._kept))
                 if missing <= 0:
                     return self._pop_batch(size)
-                offers = self._shards.request_offers(dict.fromkeys(self._shards.present(), (missing,)))
+                offers = self._offers(missing)
                 left = sum(offer.draws or 0 for offer in offers.values())
                 if left >= missing:
                     self._take(offers, missing, uniforms)
                     continue
             self._check(missing, size, left, limit_s, late=time.monotonic() >= until)
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
-            pause = min(2 * pause, _POLL_S[1])
+            pause = min(2 * pause, scale * _POLL_S[1])
+
+    def _offers(self, missing: int) -> dict[int, Offer]:
+        """Return what the shards have left: known counts if they are young and enough, else new ones of all shards."""
+        present, now = self._shards.present(), time.monotonic()
+        if now - self._counted <= self._age_s:
+            changed = [i for i in present if self._counts.get(i, (None, -1))[1] != self._shards.changes[i]]
+            found = self._count(changed, missing) | {i: self._counts[i][0] for i in present if i not in changed}
+            if sum(offer.draws or 0 for offer in found.values()) >= missing:
+                return found
+        self._counted = now
+        return self._count(present, missing)
+
+    def _count(self, shards: list[int], missing: int) -> dict[int, Offer]:
+        """Ask shards how many rows they have left."""
+        changes = {i: self._shards.changes[i] for i in shards}
+        offers = self._shards.request_offers(dict.fromkeys(shards, (missing,))) if shards else {}
+        self._record(offers, changes)
+        return offers
+
+    def _record(self, offers: dict[int, Offer], changes: dict[int, int]) -> None:
+        self._counts |= {i: (offer, changes[i]) for i, offer in offers.items()}
 
     def _check(self, missing: int, size: int, left: int, limit_s: float, *, late: bool) -> None:
         """Raise if there are too few rows and it is too late to wait."""
@@ -233,10 +301,13 @@ class RowConsumer:
         masses, draws = [int(offers[i].mass) for i in shards], [offers[i].draws or 0 for i in shards]
         chosen = allot_consuming(masses, draws, uniforms[:rows])
         counts = {shards[at]: int(where.shape[0]) for at, where in positions_by_shard(chosen).items()}
-        calls = {i: (offers[i].number, count) for i, count in counts.items()}
-        found, errors = self._shards.call_collecting_errors("take", calls, "read")
-        for i in (i for i in sorted(found) if found[i] is not None):
-            data, info = found[i]
+        changes = {i: self._shards.changes[i] for i in counts}
+        calls = {i: (offers[i].number, count, rows) for i, count in counts.items()}
+        found, errors = self._shards.call_collecting_errors("take_and_offer", calls, "read")
+        self._counts = {i: count for i, count in self._counts.items() if i not in counts}
+        self._record(self._shards.record_offers({i: offer for i, (_, offer) in found.items()}), changes)
+        for i in (i for i in sorted(found) if found[i][0] is not None):
+            data, info = found[i][0]
             self._kept.append(join_parts([Part(i, data, info, torch.arange(counts[i], device="cpu"))]))
         if errors:
             raise errors[0]
@@ -267,35 +338,18 @@ _MAX_ATTEMPTS = 16
 
 
 @final
-class OfferCache:
-    """Offers that arrived with the rows of the last batch, for the next batch."""
-
-    def __init__(self) -> None:
-        self._offers: dict[int, Offer] = {}
-        self._rows = 0
-
-    def put(self, offers: dict[int, Offer], rows: int) -> None:
-        """Store offers of `rows` draws each."""
-        self._offers, self._rows = offers, rows
-
-    def pop(self, rows: int) -> dict[int, Offer]:
-        """Remove and return the offers if they have enough draws."""
-        found, self._offers = self._offers if rows <= self._rows else {}, {}
-        return {i: offer for i, offer in found.items() if offer.number >= 0}
-
-
-@final
 class ShardSampler:
     """Draws batches from all shards. Thread-safe, except for the generator.
 
-    A batch takes two rounds of calls: each shard makes an offer, then the chosen shards return rows. With an
-    `OfferCache` the next offers arrive with the rows, so that a batch takes one round.
+    A batch takes two rounds of calls: each shard makes an offer, then the chosen shards return rows. If offers may be
+    of some age, they serve several batches, and a batch takes one round, to the chosen shards only; see `Snapshot`.
 
     Args:
         shards: The shards.
         generator: Chooses the shards; None is torch's global generator.
         limiter: The rate limiter; None for none.
         consumer: Takes the rows if draws consume them; None if they do not.
+        snapshot_age_s: Longest age of an offer when it is used; 0 requests offers for each batch.
     """
 
     def __init__(
@@ -304,8 +358,11 @@ class ShardSampler:
         generator: torch.Generator | None,
         limiter: RateLimitClient | None,
         consumer: RowConsumer | None,
+        snapshot_age_s: float = 0.0,
     ) -> None:
         self.consumer = consumer
+        self._age_s = snapshot_age_s
+        self._snapshot = Snapshot() if snapshot_age_s else None
         self._shards = shards
         self._generator = generator
         self._limiter = limiter
@@ -346,8 +403,14 @@ class ShardSampler:
         """Draw the numbers that choose the shards; in the caller's thread, so that their order is deterministic."""
         return torch.rand(size, dtype=torch.float64, generator=self._generator, device="cpu")
 
+    def batches_per_round(self, depth: int) -> int:
+        """Return how many batches to draw at once if `depth` may be ahead."""
+        return batches_per_round(depth, len(self._shards)) if self.unlimited else 1
+
     def forget(self) -> None:
-        """Discard rows that the consumer keeps, because the content of the shards has changed."""
+        """Discard offers, and rows that the consumer keeps, because the content of the shards has changed."""
+        if self._snapshot is not None:
+            self._snapshot.clear()
         if self.consumer is not None:
             self.consumer.forget()
 
@@ -362,7 +425,7 @@ class ShardSampler:
         uniforms: Tensor,
         timeout_s: float | None,
         max_age: int | None = None,
-        offers: OfferCache | None = None,
+        offers: Snapshot | None = None,
     ) -> BatchAndInfo:
         """Return a batch of `size` rows and its info.
 
@@ -371,14 +434,15 @@ class ShardSampler:
             uniforms: Numbers that choose their shards, float64 `[size]` in `[0, 1)`.
             timeout_s: Longest wait for writers; None is the limiter's.
             max_age: Draw only rows of recent versions; see `ShardedReplayBuffer.sample`.
-            offers: Offers from the last batch.
+            offers: Holds the offers of a single reader that requests the next ones with the rows of each batch; None
+                is for any thread.
         """
         left_s = timeout_s if self._limiter is None else self._limiter.acquire("draw", size, timeout_s)
         try:
             if self.consumer is not None:
                 return self.consumer.draw(size, uniforms, RateLimiter().timeout_s if left_s is None else left_s)
             for _ in range(_MAX_ATTEMPTS):
-                found = self._attempt(size, uniforms, max_age, offers)
+                found = self._attempt(size, uniforms, max_age, self._snapshot if offers is None else offers)
                 if found is not None:
                     return found
             msg = (
@@ -391,27 +455,35 @@ class ShardSampler:
             raise
 
     def _attempt(
-        self, size: int, uniforms: Tensor, max_age: int | None, cache: OfferCache | None
+        self, size: int, uniforms: Tensor, max_age: int | None, snapshot: Snapshot | None
     ) -> BatchAndInfo | None:
         """Draw a batch; None if a chosen shard is dead by now, or its rows are gone."""
-        offers = self._offers(size, cache) if max_age is None else self._recent_offers(size, max_age)
+        reserved = None
+        if max_age is not None:
+            offers = self._recent_offers(size, max_age)
+        elif snapshot is not None:
+            reserved = snapshot.reserve(self._shards, size, self._age_s)
+            offers = reserved.offers
+        else:
+            offers = self._shards.request_offers(dict.fromkeys(self._shards.present(), (size,)))
         if not offers:
             return None
         weights = {i: ShardWeight(offer.rows, offer.mass, offer.least, offer.beta) for i, offer in offers.items()}
-        _check_drawable(weights)
+        if not any(weight.mass > 0 for weight in weights.values()):
+            if snapshot is not None:
+                snapshot.clear()  # so that rows are seen as soon as they are written
+            raise _no_rows(weights)
         masses = [weights[i].mass if i in weights else 0.0 for i in range(len(self._shards))]
         positions = positions_by_shard(allot(masses, uniforms))
-        parts = self._take(offers, positions, size, cache)
-        if any(parts.get(i) is None for i in positions):
+        counts = {i: int(at.shape[0]) for i, at in positions.items()}
+        parts = self._take(offers, counts, snapshot, reserved)
+        failed = [i for i in positions if parts.get(i) is None]
+        if failed:
+            if snapshot is not None:
+                snapshot.drop(offers, failed)
             return None
         factors = weight_factors(weights)
         return join_parts([Part(i, parts[i][0], parts[i][1], at, factors[i]) for i, at in positions.items()])
-
-    def _offers(self, size: int, cache: OfferCache | None) -> dict[int, Offer]:
-        """Return an offer of each present shard: cached ones, and new ones."""
-        present = self._shards.present()
-        cached = {} if cache is None else {i: offer for i, offer in cache.pop(size).items() if i in present}
-        return {**cached, **self._shards.request_offers({i: (size,) for i in present if i not in cached})}
 
     def _recent_offers(self, size: int, max_age: int) -> dict[int, Offer]:
         """Return offers of recent rows; shards that did not know the newest version of all shards are asked again."""
@@ -426,25 +498,28 @@ class ShardSampler:
         return offers
 
     def _take(
-        self, offers: dict[int, Offer], positions: dict[int, Tensor], size: int, cache: OfferCache | None
+        self,
+        offers: dict[int, Offer],
+        counts: dict[int, int],
+        snapshot: Snapshot | None,
+        reserved: Reservation | None,
     ) -> dict[int, Any]:
-        counts = {i: int(at.shape[0]) for i, at in positions.items()}
-        if cache is None:
-            calls = {i: (offers[i].number, count) for i, count in counts.items()}
-            return self._shards.call("take", calls, "read")
-        calls_and_next = {i: (offer.number, counts.get(i, 0), size) for i, offer in offers.items()}
-        found = self._shards.call("take_and_offer", calls_and_next, "read")
-        cache.put(self._shards.record_offers({i: offer for i, (_, offer) in found.items()}), size)
+        """Return rows of the chosen shards; None for those whose rows are gone."""
+        if snapshot is None or reserved is None or not reserved.renew:
+            keep = reserved is not None
+            return self._shards.call("take", {i: (offers[i].number, n, keep) for i, n in counts.items()}, "read")
+        calls = {i: (offer.number, counts.get(i, 0), reserved.rows) for i, offer in offers.items()}
+        found = self._shards.call("take_and_offer", calls, "read")
+        snapshot.renew(reserved, self._shards.record_offers({i: offer for i, (_, offer) in found.items()}))
         return {i: part for i, (part, _) in found.items()}
 
 
-def _check_drawable(weights: dict[int, ShardWeight]) -> None:
-    if any(weight.mass > 0 for weight in weights.values()):
-        return
+def _no_rows(weights: dict[int, ShardWeight]) -> Exception:
+    """Return the error of shards from which no row can be drawn."""
     rows = sum(weight.rows for weight in weights.values())
     where = f"the {len(weights)} shards that answer"
     if rows:
-        msg = f"none of the {rows} rows of {where} can be drawn: give some row a priority above 0, or add rows"
-        raise PriorityError(msg)
-    msg = f"Cannot sample from an empty storage ({where} have no rows): add rows first"
-    raise EmptyBufferError(msg)
+        return PriorityError(
+            f"none of the {rows} rows of {where} can be drawn: give some row a priority above 0, or add rows"
+        )
+    return EmptyBufferError(f"Cannot sample from an empty storage ({where} have no rows): add rows first")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 from ostinato.buffers.portion import Offer
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, Callee, Deadline
 from ostinato.distributed.ray_client import finishes, is_lost, probe, ray, result_of, short_message, wait_for
+from ostinato.distributed.snapshot import ChangeCounts
 from ostinato.errors import LostBufferError, NoAnswerError
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class ShardClient:
         self.call_timeout_s = call_timeout_s
         self.missing: dict[int, str] = {}
         """Shards that do not answer, and why."""
+        self.changes = ChangeCounts.of(self.actors)
         self._places: dict[int, Callee] = {}
         self._rows: dict[int, int] = {}  # when last known
         self._eras: dict[int, int] = {}
@@ -197,6 +199,7 @@ class ShardClient:
                 continue
             if found is not None:
                 results[i] = found[0]
+        self.changes.record(method, arguments)
         if calls.late:
             self._report_late(calls, errors, alone=not results)
         return results, errors
@@ -326,9 +329,9 @@ class ShardClient:
             self._probes[shard] = (time.monotonic(), None)
             left = [i for i in range(len(self)) if i not in self.missing]
             message = (
-                f"{self.name(shard)} does not answer ({self.callee(shard).place}: {reason}): sampling continues with {len(left)} "
-                f"shard{'s' * (len(left) != 1)} with {self._show_rows(*left)}; {self._show_rows(shard)} are missing "
-                "until it is back, and then those written after its last checkpoint"
+                f"{self.name(shard)} does not answer ({self.callee(shard).place}: {reason}): sampling continues with "
+                f"{len(left)} shard{'s' * (len(left) != 1)} with {self._show_rows(*left)}; {self._show_rows(shard)} are "
+                "missing until it is back, and then those written after its last checkpoint"
             )
         self._on_change()
         self._warn(message)

@@ -30,6 +30,7 @@ from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.serialization import Serialized
 from ostinato.distributed.shard_client import ShardClient
+from ostinato.distributed.snapshot import read_age
 from ostinato.distributed.writing import (
     ShardInfo,
     ShardWriter,
@@ -174,6 +175,7 @@ class _Connection(NamedTuple):
     """The `FleetActor`."""
     info: ShardInfo
     shard_timeout_s: float
+    snapshot_age_s: float
     prefetch: int
     sticky: bool
     home: int | None
@@ -224,6 +226,9 @@ class ShardedReplayBuffer:
         shard_timeout_s: How long to wait for the draw of a shard before it is left out.
         call_timeout_s: Time of calls without `timeout_s`, in seconds; `math.inf` sets no limit. Half of it is for the
             draw of a shard, if that is less than `shard_timeout_s`.
+        snapshot_age_s: For how many seconds batches may be drawn from masses and draws of one moment, so that a batch
+            calls only the shards that it has rows of. Changes by this process are seen at once, those by others after
+            this time at the latest. 0 asks all shards for every batch. None is 0 for fewer than 16 shards, else 1.
         ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet.
         remote_config: Options of each actor, as for `ray.remote`.
         **options: Options of `replay_buffer_cls`, for each shard; capacities are those of one shard. Three of them are
@@ -260,6 +265,7 @@ class ShardedReplayBuffer:
         placement: str | None = None,
         shard_timeout_s: float = 30.0,
         call_timeout_s: float = CALL_TIMEOUT_S,
+        snapshot_age_s: float | None = None,
         ray_init_config: Mapping[str, Any] | None = None,
         remote_config: Mapping[str, Any] | None = None,
         **options: Unpack[AnyBufferOptions],
@@ -270,6 +276,7 @@ class ShardedReplayBuffer:
             raise OptionError(msg)
         call_s = check_call_timeout(call_timeout_s)
         _check_options(route, shard_timeout_s, checkpoint_dir, checkpoint_every_s, resume=resume)
+        age_s = read_age(snapshot_age_s, number)
         pop_service("ShardedReplayBuffer", options)
         directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
         generator = check_generator(options.pop("generator", None))
@@ -289,20 +296,21 @@ class ShardedReplayBuffer:
         actors, fleet, info, places = _start_actors(specs, remote_config, place, rate_limiter)
         limiter = None if rate_limiter is None else RateLimitClient(fleet, rate_limiter, places[-1], call_s)
         sticky = route == "sticky"
-        reach = actors, fleet, info, shard_timeout_s
+        reach = actors, fleet, info, shard_timeout_s, age_s
         rest = directory, place, call_s, places
         self._connect(_Connection(*reach, prefetch, sticky, None, limiter, *rest), generator)
 
     def _connect(self, connection: _Connection, generator: torch.Generator | None) -> None:
-        info, limiter = connection.info, connection.limiter
+        info, limiter, age_s = connection.info, connection.limiter, connection.snapshot_age_s
         on_change = (lambda: None) if limiter is None else limiter.recount
         shards = ShardClient(connection.actors, connection.shard_timeout_s, on_change, connection.call_timeout_s)
         shards.record_places(connection.places)
-        consumer = RowConsumer(shards, waits=connection.waits) if info.counting else None
+        consumer = RowConsumer(shards, waits=connection.waits, snapshot_age_s=age_s) if info.counting else None
         self._connection = connection
         self._closed = False
         self._shards = shards
-        self._batches = ShardPrefetcher(ShardSampler(shards, generator, limiter, consumer), connection.prefetch)
+        sampler = ShardSampler(shards, generator, limiter, consumer, age_s)
+        self._batches = ShardPrefetcher(sampler, connection.prefetch)
         self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=connection.sticky, home=connection.home)
 
     def __getstate__(self) -> dict[str, Any]:

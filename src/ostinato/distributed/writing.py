@@ -247,7 +247,10 @@ class ShardWriter:
         method = self._shards.actors[shard].write.options(concurrency_group="write")
         while True:
             call = method.remote(write.deadline.elapsed_s, write.limit_s, write.name, write.data, write.kwargs)
-            found = self._result(shard, call, write)
+            try:
+                found = self._result(shard, call, write)
+            finally:
+                self._shards.changes.add([shard])
             if found is None or found[0] is not RETRY:
                 return found
 

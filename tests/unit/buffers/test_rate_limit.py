@@ -567,14 +567,14 @@ def limiters(draw: st.DrawFn) -> RateLimiter:
 
 
 def model_may_write(limiter: RateLimiter, written: int, drawn: int, size: int, rows: int) -> bool:
-    ratio, error = Fraction(limiter.samples_per_insert or 0), Fraction(limiter.error_buffer or 0)
+    ratio, error = Fraction(str(limiter.samples_per_insert)), Fraction(str(limiter.error_buffer))
     if size < limiter.min_size_to_sample:
         return True
     return (written + rows) * ratio - drawn <= ratio * limiter.min_size_to_sample + error
 
 
 def model_may_draw(limiter: RateLimiter, written: int, drawn: int, size: int, rows: int) -> bool:
-    ratio, error = Fraction(limiter.samples_per_insert or 0), Fraction(limiter.error_buffer or 0)
+    ratio, error = Fraction(str(limiter.samples_per_insert)), Fraction(str(limiter.error_buffer))
     if size < limiter.min_size_to_sample:
         return False
     return written * ratio - (drawn + rows) >= ratio * limiter.min_size_to_sample - error

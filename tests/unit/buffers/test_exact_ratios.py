@@ -1,0 +1,269 @@
+"""Ratios and bands of a rate limiter as they were written: exact verdicts, Reverb's forms, saved counts."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import sys
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato import LazyTensorStorage, RateLimiter, ReplayBuffer
+from ostinato.buffers.rate_limit import Flow, Stock
+from ostinato.errors import OptionError, WaitTimeoutError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INF = math.inf
+
+
+def drawn_at_most(rb: ReplayBuffer) -> int:
+    """Draw single rows until one would have to wait; return how many were drawn."""
+    drawn = 0
+    while rb.can_sample(1):
+        rb.sample(1, timeout_s=0.0)
+        drawn += 1
+    with pytest.raises(WaitTimeoutError):
+        rb.sample(1, timeout_s=0.0)
+    return drawn
+
+
+@pytest.mark.parametrize(
+    ("ratio", "each"),
+    [
+        (0.3, 3),
+        (0.6, 6),
+        (0.7, 7),
+        (2.3, 23),
+        (np.float32(0.3), 3),
+        (np.float64(0.7), 7),
+        (np.int64(2), 20),
+        (Fraction(3, 10), 3),
+        (Decimal("0.3"), 3),
+        (1, 10),
+        (8, 80),
+    ],
+)
+def test_ten_more_rows_allow_ten_times_the_ratio(ratio: Any, each: int) -> None:
+    limiter = RateLimiter(samples_per_insert=ratio, error_buffer=90, min_size_to_sample=10)
+    rb = ReplayBuffer(storage=LazyTensorStorage(1000), rate_limiter=limiter, batch_size=1)
+    rb.extend(torch.arange(10))
+    assert drawn_at_most(rb) == 90  # the lower half of the band
+    for _ in range(20):
+        for row in range(10):
+            assert rb.can_insert()
+            rb.add(torch.tensor(row), timeout_s=0.0)
+        assert drawn_at_most(rb) == each
+
+
+def test_small_ratios_and_thirds_are_exact() -> None:
+    flow = Flow(RateLimiter(1e-3, 1, 1000))
+    flow.wrote(1000)
+    flow.drew(1)
+    stock = Stock(1000)
+    for _ in range(50):
+        flow.wrote(999)
+        assert not flow.may_draw(1, stock)
+        flow.wrote(1)
+        assert flow.may_draw(1, stock)
+        assert not flow.may_draw(2, stock)
+        flow.drew(1)
+    third = Flow(RateLimiter(Fraction(1, 3), 1, 3))
+    third.wrote(3)
+    third.drew(1)
+    for _ in range(50):
+        third.wrote(2)
+        assert not third.may_draw(1, stock)
+        third.wrote(1)
+        assert third.may_draw(1, stock)
+        third.drew(1)
+    assert "1/3 x 153 - 51 = 0 must stay in [0, 2] (samples_per_insert=1/3, error_buffer=1)" in third.counts()
+
+
+def test_messages_show_numbers_as_they_were_written() -> None:
+    flow = Flow(RateLimiter(0.3, 1.0, 10))
+    flow.wrote(11)
+    assert flow.counts().endswith("0.3 x 11 - 0 = 3.3 must stay in [2, 4] (samples_per_insert=0.3, error_buffer=1)")
+    edges = Flow(RateLimiter(0.3, min_diff=-INF, max_diff=2.5))
+    assert edges.counts().endswith("must stay in [-inf, 2.5] (samples_per_insert=0.3, min_diff=-inf, max_diff=2.5)")
+    with pytest.raises(OptionError, match=r"by 0.7 each, more than the band \[0, 2\] is wide: move min_diff and max_"):
+        Flow(RateLimiter(0.7, min_diff=0, max_diff=2)).check_write(3, None)
+
+
+# -- the forms of Reverb ----------------------------------------------------------------------------------------------
+
+
+class Model:
+    """The limiter of Reverb's tables as its paper states it, for rows that are written one by one."""
+
+    def __init__(self, ratio: Fraction, least: int, low: float | Fraction, high: float | Fraction) -> None:
+        self.ratio, self.least, self.low, self.high = ratio, least, low, high
+        self.inserts = self.samples = 0
+
+    def may_insert(self) -> bool:
+        return self.inserts + 1 <= self.least or (self.inserts + 1) * self.ratio - self.samples <= self.high
+
+    def may_sample(self, rows: int) -> bool:
+        return self.inserts >= self.least and self.inserts * self.ratio - (self.samples + rows) >= self.low
+
+
+HUGE = Fraction(str(sys.float_info.max))
+FORMS = [
+    # the class MinSize
+    (RateLimiter(min_size_to_sample=4), Model(Fraction(1), 4, -HUGE, HUGE)),
+    # SampleToInsertRatio with a number
+    (RateLimiter(1.5, 5, 6), Model(Fraction("1.5"), 6, Fraction(4), Fraction(14))),
+    # SampleToInsertRatio with a pair
+    (RateLimiter(0.5, (-3.5, 8), 6), Model(Fraction("0.5"), 6, Fraction("-3.5"), Fraction(8))),
+    # Queue and Stack
+    (RateLimiter(samples_per_insert=1, min_diff=0.0, max_diff=5), Model(Fraction(1), 1, Fraction(0), Fraction(5))),
+    (RateLimiter(samples_per_insert=1, min_diff=0, max_diff=1), Model(Fraction(1), 1, Fraction(0), Fraction(1))),
+    # the base class
+    (RateLimiter(2.0, min_diff=-INF, max_diff=7, min_size_to_sample=2), Model(Fraction(2), 2, -INF, Fraction(7))),
+    (RateLimiter(0.3, min_diff=-2, max_diff=INF, min_size_to_sample=3), Model(Fraction("0.3"), 3, Fraction(-2), INF)),
+    (
+        RateLimiter(2.0, min_diff=-sys.float_info.max, max_diff=sys.float_info.max, min_size_to_sample=2),
+        Model(Fraction(2), 2, -HUGE, HUGE),
+    ),
+]
+
+
+@pytest.mark.parametrize("form", range(len(FORMS)))
+@given(st.lists(st.integers(0, 4), max_size=60))
+def test_forms_of_reverb_give_its_verdicts(form: int, calls: list[int]) -> None:
+    limiter, model = FORMS[form]
+    flow, model = Flow(limiter), Model(model.ratio, model.least, model.low, model.high)
+    for rows in calls:  # 0 is a write
+        stock = Stock(flow.written)
+        assert flow.may_write(1, stock) == model.may_insert()
+        for size in (1, 2, 3, 4):
+            assert flow.may_draw(size, stock) == model.may_sample(size)
+        best = flow.most_draws(4, stock)
+        assert best == max((size for size in (1, 2, 3, 4) if model.may_sample(size)), default=0)
+        if rows and model.may_sample(rows):
+            flow.drew(rows)
+            model.samples += rows
+        elif not rows and model.may_insert():
+            flow.wrote(1)
+            model.inserts += 1
+    assert (flow.written, flow.drawn) == (model.inserts, model.samples)
+
+
+def test_edges_and_error_buffer_are_one_limiter_in_two_spellings() -> None:
+    one, other = RateLimiter(2, 10, 5), RateLimiter(2.0, min_diff=0, max_diff=20, min_size_to_sample=5)
+    assert one.band == other.band == (0.0, 20.0)
+    assert one.rules() == other.rules()
+    assert RateLimiter(2, (0, 20), 5).rules() == one.rules()
+    flow = Flow(one)
+    flow.wrote(9)
+    flow.drew(3)
+    again = Flow(other)
+    assert again.load_state_dict(flow.state_dict(), 9) is None
+    assert (again.written, again.drawn) == (9, 3)
+
+
+def test_a_limiter_for_writers_only_never_lets_readers_wait() -> None:
+    limiter = RateLimiter(samples_per_insert=1, min_diff=-INF, max_diff=4)
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), rate_limiter=limiter, batch_size=3)
+    rb.extend(torch.arange(4))
+    assert not rb.can_insert()
+    for _ in range(10):
+        rb.sample(timeout_s=0.0)
+    assert (rb.can_insert(30), rb.can_insert(31)) == (True, False)
+    rb.extend(torch.arange(30), timeout_s=0.0)
+    assert not rb.can_insert()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"min_diff": 0, "max_diff": 4}, "go together"),
+        ({"samples_per_insert": 1, "min_diff": 0}, "min_diff and max_diff go together, got 0 and None"),
+        ({"samples_per_insert": 1, "error_buffer": 3, "min_diff": 0, "max_diff": 4}, "leave one of them out"),
+        ({"samples_per_insert": 1, "min_diff": 4, "max_diff": 4}, "min_diff must be below max_diff, got 4 and 4"),
+        ({"samples_per_insert": 1, "min_diff": INF, "max_diff": INF}, "min_diff must be a number, finite or -inf"),
+        ({"samples_per_insert": 1, "min_diff": 0, "max_diff": -INF}, "max_diff must be a number, finite or inf"),
+        ({"samples_per_insert": 1, "min_diff": 0, "max_diff": math.nan}, "max_diff must be a number"),
+        (
+            {"samples_per_insert": 1, "min_diff": "0", "max_diff": 3},
+            "min_diff must be a number, .* got '0'",
+        ),
+        ({"samples_per_insert": 0.5, "min_diff": 0.25, "max_diff": 1.25}, "at the balance 1 no row could be"),
+        ({"samples_per_insert": 3, "min_diff": -0.5, "max_diff": 2.5}, "at the balance 0 no row could be"),
+        ({"samples_per_insert": 2, "error_buffer": (0, 3)}, r"must be at least 2 \* max\(1, samples_per_insert\) = 4"),
+        ({"samples_per_insert": 1, "error_buffer": (2, 9)}, "is above samples_per_insert"),
+        ({"samples_per_insert": 1, "error_buffer": (2, 9, 4)}, "error_buffer must be a number or a pair"),
+        ({"samples_per_insert": "0.3", "error_buffer": 3}, "samples_per_insert must be a finite number above 0"),
+        ({"samples_per_insert": torch.tensor(0.3), "error_buffer": 3}, "samples_per_insert must be a finite number"),
+        ({"samples_per_insert": Decimal("NaN"), "error_buffer": 3}, "samples_per_insert must be a finite number"),
+    ],
+)
+def test_bands_that_are_none_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        RateLimiter(**options)
+
+
+@given(
+    st.fractions(Fraction(1, 8), 6, max_denominator=8),
+    st.fractions(-4, 4, max_denominator=4),
+    st.fractions(0, 6, max_denominator=4),
+)
+def test_refused_bands_are_those_that_stop_both_sides(ratio: Fraction, low: Fraction, wide: Fraction) -> None:
+    high = low + wide
+    stuck = any(
+        balance + ratio > high and balance - 1 < low
+        for balance in (Fraction(i, ratio.denominator) for i in range(-200 * ratio.denominator, 200))
+    )
+    try:
+        RateLimiter(ratio, min_diff=low, max_diff=high)
+    except OptionError:
+        assert stuck or low >= high
+    else:
+        assert not stuck
+
+
+# -- saved counts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "limiter",
+    [
+        RateLimiter(0.3, 8, 10),
+        RateLimiter(Fraction(1, 3), 8, 10),
+        RateLimiter(Decimal("0.7"), min_diff=-INF, max_diff=Fraction(22, 7), min_size_to_sample=2),
+        RateLimiter(np.float32(2.3), min_diff=-2, max_diff=INF, min_size_to_sample=2),
+    ],
+)
+def test_counts_are_saved_whatever_the_numbers_are(limiter: RateLimiter, tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), rate_limiter=limiter, batch_size=2)
+    for _ in range(12):
+        rb.add(torch.tensor(1), timeout_s=None if rb.can_insert() else 0.0) if rb.can_insert() else rb.sample()
+    rb.dumps(tmp_path / "saved")
+    other = ReplayBuffer(storage=LazyTensorStorage(100), rate_limiter=limiter, batch_size=2)
+    other.loads(tmp_path / "saved")
+    for name in ("written", "drawn"):
+        assert getattr(other._engine.gate.flow, name) == getattr(rb._engine.gate.flow, name)  # type: ignore[union-attr]
+    assert pickle.loads(pickle.dumps(limiter)).band == limiter.band
+
+
+def test_counts_of_older_checkpoints_load() -> None:
+    older = {"written": 20, "drawn": 3, "samples_per_insert": 0.3, "error_buffer": 8, "min_size_to_sample": 10}
+    flow = Flow(RateLimiter(0.3, 8.0, 10))
+    assert flow.load_state_dict(older, 20) is None
+    assert (flow.written, flow.drawn) == (20, 3)
+    none = {"written": 20, "drawn": 3, "samples_per_insert": None, "error_buffer": None, "min_size_to_sample": 10}
+    plain = Flow(RateLimiter(min_size_to_sample=10))
+    assert plain.load_state_dict(none, 20) is None
+    assert (plain.written, plain.drawn) == (20, 3)
+    edges = Flow(RateLimiter(0.3, min_diff=-1, max_diff=8, min_size_to_sample=10))
+    assert edges.load_state_dict(older, 20) == (
+        "error_buffer=8 (now None), max_diff=None (now 8.0), min_diff=None (now -1.0)"
+    )
