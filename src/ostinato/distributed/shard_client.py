@@ -330,8 +330,8 @@ class ShardClient:
             left = [i for i in range(len(self)) if i not in self.missing]
             message = (
                 f"{self.name(shard)} does not answer ({self.callee(shard).place}: {reason}): sampling continues with "
-                f"{len(left)} shard{'s' * (len(left) != 1)} with {self._show_rows(*left)}; {self._show_rows(shard)} are "
-                "missing until it is back, and then those written after its last checkpoint"
+                f"{len(left)} shard{'s' * (len(left) != 1)} with {self._show_rows(*left)}; {self._show_rows(shard)} "
+                "are missing until it is back, and then those written after its last checkpoint"
             )
         self._on_change()
         self._warn(message)
