@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ostinato.distributed import deadlines
 from ostinato.distributed.deadlines import GRACE_S, POLL_S, Callee, Deadline, check_call_timeout
 from ostinato.errors import LostBufferError, NoAnswerError, NoPermitError, OptionError, WaitTimeoutError
 
@@ -17,9 +17,9 @@ from ostinato.errors import LostBufferError, NoAnswerError, NoPermitError, Optio
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, in one element."""
-    time = [100.0]
-    monkeypatch.setattr(deadlines.time, "monotonic", lambda: time[0])
-    return time
+    now = [100.0]
+    monkeypatch.setattr("ostinato.distributed.deadlines.time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
 
 
 def test_a_call_ends_after_its_timeout_or_the_default(clock: list[float]) -> None:
