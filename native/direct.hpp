@@ -52,12 +52,14 @@ private:
 struct DirectParts {
     nb::object acquire, release;  // of the lock
     nb::object batches, ring, stored, counts;
+    nb::object seen;   // counts of the buffer, where `counts` are those of a view
     nb::object keys;   // tuple of the keys, None for rows that are a single tensor
     nb::object torch;  // the module: `torch.randint` and `torch.rand` are looked up in each call
     nb::object generator, device;
     nb::object func_transform, is_tracing;
     nb::object array_type, number_type;  // numpy.ndarray and numpy.generic
     nb::object priorities;  // None for uniform draws, else an object with the methods that are called by name
+    nb::object wrote;       // None, or what is called with the slots of rows just written
     nb::object double_type;             // torch.float64
     std::int64_t first_generation = 0;  // added to the generations that users see
     bool writes = false;
@@ -74,6 +76,7 @@ public:
           ring_(nb::cast<RingCounts*>(parts_.ring)),
           stored_(nb::cast<StoredRows*>(parts_.stored)),
           counts_(nb::cast<BufferCounts*>(parts_.counts)),
+          seen_(nb::cast<BufferCounts*>(parts_.seen)),
           tracked_(nb::cast<const TrackedEpisodes*>(parts_.episodes)),
           windows_(nb::cast<const DirectWindows*>(parts_.windows)),
           given_(batches_->forms().size()),
@@ -81,7 +84,6 @@ public:
         index_form_.dtype = {dlpack::kInt, 64, 1};
         if (parts_.priorities.is_none()) return;
         ready_ = parts_.priorities.attr("ready");
-        wrote_ = parts_.priorities.attr("wrote");
         changed_ = parts_.priorities.attr("changed");
     }
 
@@ -165,7 +167,7 @@ public:
 private:
     /// Whether the parts are those that the object was made for, and no other buffer wrote. Under the lock.
     bool is_usable() const {
-        return open_ && stored_->plain && ring_->in_order && stored_->writes == counts_->writes_seen;
+        return open_ && stored_->plain && ring_->in_order && stored_->writes == seen_->writes_seen;
     }
 
     /// Whether no transform of torch.func and no trace is active.
@@ -256,11 +258,11 @@ private:
         }
         ring_->record(run);  // first: a reader that meets half of the rows sees other generations
         stored_->record(run, ring_->capacity);
-        counts_->writes_seen = stored_->writes;
+        seen_->writes_seen = stored_->writes;
         counts_->written += n;
         counts_->since_empty += n;
         run_released_if(plan.bytes() >= kReleaseBytes, [&] { write_rows(plan); });
-        if (wrote_.is_valid()) wrote_(run.start, run.rows, run.skip);
+        if (!parts_.wrote.is_none()) parts_.wrote(run.start, run.rows, run.skip);
         return true;
     }
 
@@ -484,6 +486,7 @@ private:
     RingCounts* ring_;
     StoredRows* stored_;
     BufferCounts* counts_;
+    BufferCounts* seen_;
     const TrackedEpisodes* tracked_;      // null: episodes are not tracked
     const DirectWindows* windows_;        // null: batches of single rows
     std::deque<GivenField> given_;        // used under the lock
@@ -491,7 +494,7 @@ private:
     std::vector<const Byte*> addresses_;  // as `given_`
     bool reading_ = false;                // as `given_`
     Form index_form_;
-    nb::object ready_, wrote_, changed_;  // methods of `DirectParts::priorities`
+    nb::object ready_, changed_;  // methods of `DirectParts::priorities`
     std::atomic<bool> open_ = true;
 };
 

@@ -23,6 +23,7 @@ __all__ = [
     "check_order",
     "check_pair",
     "check_single",
+    "check_view_parts",
     "checked_picks",
     "checked_run",
     "checked_slots",
@@ -138,6 +139,25 @@ def check_single(unit: SampleUnit | None, sampler: Sampler) -> None:
             "them out"
         )
         raise OptionError(msg)
+
+
+def check_view_parts(main: Sampler, sampler: Sampler) -> None:
+    """Check that rows stay for all samplers: those that use rows up have a buffer of their own.
+
+    Args:
+        main: the sampler of the buffer.
+        sampler: that of a view of it.
+
+    Raises:
+        OptionError: naming the sampler that lets rows leave.
+    """
+    for which, part in (("buffer", main), ("view", sampler)):
+        if part.counting:
+            msg = (
+                f"{type(part).__name__} as the sampler of the {which} uses rows up, which the other samplers of the "
+                "buffer would still draw: give it a buffer of its own, without views"
+            )
+            raise OptionError(msg)
 
 
 def checked_run(run: Run, given: int) -> Run:

@@ -11,6 +11,7 @@ The object is made when a general call finds that it would apply, and ended by `
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, TypeGuard, final
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from ostinato._backend import backend
 from ostinato.buffers.direct_windows import direct_windows, tracked_episodes
 from ostinato.buffers.priority_updates import GENERATIONS_PER_ERA
+from ostinato.buffers.views import ViewEngine
 from ostinato.core import kinds
 from ostinato.core.records import Run
 from ostinato.samplers import PrioritizedSampler, RandomSampler, SamplerWithoutReplacement, SliceSampler
@@ -26,6 +28,8 @@ from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorag
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ostinato._native import Direct, DirectWindows, TrackedEpisodes
     from ostinato.buffers.engine import LocalEngine
     from ostinato.core.ring import Ring
@@ -48,8 +52,7 @@ def find_direct(engine: LocalEngine, *, draws: bool, bare: bool) -> Direct | Non
     native, storage = backend.native, engine.storage
     if native is None or not backend.exchange or not _is_known(storage) or storage.ndim > 1:
         return None
-    found, ring = storage.plain_table(), engine.ring
-    schema = storage.schema
+    found, ring, schema = storage.plain_table(), engine.ring, storage.schema
     if found is None or schema is None or not engine.settled or not isinstance(ring.counts, native.RingCounts):
         return None
     table, stored = found
@@ -59,8 +62,7 @@ def find_direct(engine: LocalEngine, *, draws: bool, bare: bool) -> Direct | Non
     if _is_watched(engine, episodes) or not isinstance(engine.counts, native.BufferCounts):
         return None
     windows = direct_windows(engine, table, schema) if episodes is not None and draws and bare else None
-    writes = _may_write(engine)
-    draws = draws and _may_draw(engine, windows)
+    writes, draws = _may_write(engine), draws and _may_draw(engine, windows)
     if not (writes or draws):
         return None
     return native.Direct(  # type: ignore[no-any-return]
@@ -69,6 +71,7 @@ def find_direct(engine: LocalEngine, *, draws: bool, bare: bool) -> Direct | Non
         ring.counts,
         stored,
         engine.counts,
+        engine.owner.counts if isinstance(engine, ViewEngine) else engine.counts,
         _keys(schema),
         torch,
         engine.generator,
@@ -77,7 +80,8 @@ def find_direct(engine: LocalEngine, *, draws: bool, bare: bool) -> Direct | Non
         kinds.is_tracing,
         np.ndarray,
         np.generic,
-        _Priorities(engine.sampler, ring) if type(engine.sampler) is PrioritizedSampler else None,
+        _Priorities.of(engine),
+        _reports(engine) if writes else None,
         torch.float64,
         engine.era * GENERATIONS_PER_ERA,
         writes,
@@ -105,9 +109,15 @@ def defined_together(cls: type, *names: str) -> bool:
 
 def _may_write(engine: LocalEngine) -> bool:
     """Whether a write changes nothing but rows, counts and the default priorities of the rows."""
-    sampler, writer = engine.sampler, engine.writer
-    if type(writer) not in {RoundRobinWriter, TensorDictRoundRobinWriter}:
+    if isinstance(engine, ViewEngine) or type(engine.writer) not in {RoundRobinWriter, TensorDictRoundRobinWriter}:
         return False
+    views = engine.views.live()
+    return _follows_runs(engine) and all(view.tracker is None and _follows_runs(view) for view in views)
+
+
+def _follows_runs(engine: LocalEngine) -> bool:
+    """Whether the sampler of a buffer or a view needs at most the slots of rows that are written in order."""
+    sampler = engine.sampler
     if type(sampler) is PrioritizedSampler:
         if engine.tracker is not None:
             return False
@@ -142,6 +152,14 @@ class _Priorities:
         self._sampler = sampler
         self._ring = ring
 
+    @classmethod
+    def of(cls, engine: LocalEngine) -> _Priorities | None:
+        """Return what direct calls ask the sampler of a buffer or a view; None for uniform draws."""
+        sampler = engine.sampler
+        if not isinstance(sampler, PrioritizedSampler) or type(sampler) is not PrioritizedSampler:
+            return None
+        return cls(sampler, engine.ring)
+
     def ready(self) -> tuple[Any, ...] | None:
         """Return tree, beta, whether weights are float32, addresses and options; None if the sampler has to prepare."""
         return self._sampler.native_state(self._ring.rows, self._ring.capacity)
@@ -153,6 +171,21 @@ class _Priorities:
     def changed(self, given: float, before: float, after: float) -> None:
         """Track the largest priority after an update."""
         self._sampler.track_largest(given, before, after)
+
+
+def _reports(engine: LocalEngine) -> Callable[[int, int, int], None] | None:
+    """Return what tells prioritized samplers of rows that direct calls have written; None if there are none."""
+    own = _Priorities.of(engine)
+    views = [weakref.ref(view) for view in engine.views.live() if view.sampler.prioritized]
+    if not views:
+        return None if own is None else own.wrote
+
+    def wrote(start: int, rows: int, skip: int) -> None:
+        for found in (own, *(_Priorities.of(view) for view in (ref() for ref in views) if view is not None)):
+            if found is not None:
+                found.wrote(start, rows, skip)
+
+    return wrote
 
 
 def _keys(schema: Schema) -> tuple[Any, ...] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -16,6 +16,7 @@ from ostinato.buffers.checks import (
     check_order,
     check_pair,
     check_single,
+    check_view_parts,
     checked_picks,
     checked_run,
     checked_slots,
@@ -34,6 +35,7 @@ from ostinato.buffers.priority_updates import (
 )
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters, as_counting, check_counting
 from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.buffers.view_list import ViewList
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.episodes.keys import Marks, merge_episodes
 from ostinato.core.episodes.tracker import EpisodeTracker
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 
     from ostinato._native import Direct
     from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
+    from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.core.episodes.keys import Episodes
@@ -77,9 +80,10 @@ __all__ = ["LocalEngine"]
 _PLAIN = Ask()
 
 
-@final
 class LocalEngine:
     """The engine of a buffer in one process: it owns the parts, the lock, the generator and the ring.
+
+    A view of the buffer has an engine of its own, a `ViewEngine`, to which this one reports what happens to rows.
 
     Thread-safe. Sampling threads hold the lock only for the draw (microseconds); the copy runs outside it. The ring
     records a write before its rows are copied. After a copy, generations tell whether a row was replaced meanwhile; the
@@ -134,6 +138,8 @@ class LocalEngine:
         self.counts.writes_seen = storage.writes
         self.pin = False
         self.pending: deque[Ticket] = deque()
+        self.queue: Prefetcher[Ticket] | None = None
+        self.views = ViewList()
         self.priority_path: tuple[str, ...] | None = None
         self.era = 0
         self.rows_stale = 0
@@ -155,13 +161,14 @@ class LocalEngine:
         writer.follow(self.generations_of)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the lock; the caller holds it. Pickled storages are copies."""
-        state = {k: v for k, v in self.__dict__.items() if k not in {"lock", "waiters"}}
-        return {**state, "direct": None, "direct_tried": False}
+        """Everything but lock, threads and views; the caller holds the lock. Pickled storages are copies."""
+        state = {k: v for k, v in self.__dict__.items() if k not in {"lock", "waiters", "views"}}
+        return {**state, "direct": None, "direct_tried": False, "queue": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a lock of its own."""
+        """Take a lock of its own; views that were pickled too join again."""
         self.__dict__.update(state)
+        self.views = ViewList()
         self.counts.writes_seen = self.storage.writes
         self.waiters = Waiters()
         self.lock = self.waiters.lock
@@ -199,6 +206,13 @@ class LocalEngine:
         if self.direct is not None:
             self.direct.close()
         self.direct, self.direct_tried = None, False
+        for view in self.views.live() if self.views else ():
+            view.parts_changed()
+
+    @property
+    def readers(self) -> list[LocalEngine]:
+        """This engine and those of its views: each has a sampler, and episodes, that follow the rows."""
+        return [self, *self.views.live()]
 
     def view(self) -> View:
         """Return what samplers may see, now."""
@@ -267,6 +281,7 @@ class LocalEngine:
             if rows == 0:
                 return self._no_rows()
             given, marks, tracker, versions = None, None, self.tracker, self.versions
+            reports: Sequence[Callable[[Placement], None]] = ()
             try:
                 if self.gate is not None:
                     left_s = self.wait_to_write(rows, timeout_s)
@@ -277,6 +292,7 @@ class LocalEngine:
                 if tracker is not None:
                     marks = tracker.read(storage, payload, rows)
                 found = None if versions is None else versions.read(storage, payload, rows)
+                reports = self._admit_for_views(data, payload, rows, ranked=ranked) if self.views else ()
                 placement = self._place(payload, rows)
             except Exception:
                 if not laid_out:
@@ -286,12 +302,20 @@ class LocalEngine:
             self._store(placement, payload)
             self.counts.written += rows
             self.counts.since_empty += rows
-            alone = not (sampler.prioritized or sampler.watches or self.gate is not None)
+            alone = not (sampler.prioritized or sampler.watches or self.gate is not None or reports)
             if alone and tracker is None and versions is None:
                 sampler.record(placement)
             else:
-                self._report_written(placement, given, marks, found)
+                self._report_written(placement, given, marks, found, reports)
             return placement
+
+    def _admit_for_views(
+        self, data: Any, payload: Any, rows: int, *, ranked: bool
+    ) -> list[Callable[[Placement], None]]:
+        """Check rows for the samplers of the views, and return what records their placement."""
+        if self.views.prune():
+            self.parts_changed()  # direct calls may write again
+        return [view.admit(data, payload, rows, ranked=ranked) for view in self.views.live()]
 
     def check_rows(self, data: Any, *, ranked: bool = True) -> Callable[[], None]:
         """Check rows as `write` does before it chooses slots: for several buffers that are written together.
@@ -318,6 +342,8 @@ class LocalEngine:
                     self.tracker.read(storage, payload, rows)
                 if rows and self.versions is not None:
                     self.versions.read(storage, payload, rows)
+                if rows and self.views:
+                    self._admit_for_views(data, payload, rows, ranked=ranked)
             except Exception:
                 undo()
                 raise
@@ -336,9 +362,8 @@ class LocalEngine:
             OptionError: if the parts of the buffer cannot follow rows that leave.
             StorageMemoryError: if the new rows alone exceed the budget; nothing has changed.
         """
-        storage, sampler, tracker = self.source.storage, self.sampler, self.tracker
-        check_budget_parts(storage, sampler, self.writer, tracked=tracker is not None)
-        ring = self.ring
+        storage, tracker, ring = self.source.storage, self.tracker, self.ring
+        check_budget_parts(storage, self.sampler, self.writer, tracked=tracker is not None)
         if not self.writer.mutable:
             return
         oldest = ring.cursor if ring.rows == ring.capacity else 0
@@ -346,9 +371,7 @@ class LocalEngine:
         slots = storage.rows_that_stay(payload, oldest, episodes)
         if slots is None:
             return
-        state = sampler.keep_state(sampler.state_dict(), slots) if slots.shape[0] else None
-        if state is None and sampler.prioritized and slots.shape[0]:
-            raise_for_priorities(sampler)
+        follow = [reader.plan_keep(slots) for reader in self.readers]
         if self.saves.snapshot is not None:
             self.saves.before(ring, torch.arange(ring.rows, device=ring.device))
             self.saves.before_clear(ring)  # the slots that become free have no generation any more
@@ -356,15 +379,32 @@ class LocalEngine:
         self.parts_changed()
         ring.keep(rows)
         storage.keep(slots)
-        if tracker is not None:
-            tracker.forget()
         if self.versions is not None:
             self.versions.touch(None)
-        if state is None:
-            sampler.move()
-        else:
-            sampler.load_state_dict(state)
-        self.begin_sampler()
+        for keep in follow:
+            keep()
+
+    def plan_keep(self, slots: Tensor) -> Callable[[], None]:
+        """Return what lets sampler and episodes follow, once the rows at `slots` were moved to the first slots.
+
+        Raises:
+            OptionError: if the sampler cannot follow.
+        """
+        sampler = self.sampler
+        state = sampler.keep_state(sampler.state_dict(), slots) if slots.shape[0] else None
+        if state is None and sampler.prioritized and slots.shape[0]:
+            raise_for_priorities(sampler)
+
+        def keep() -> None:
+            if self.tracker is not None:
+                self.tracker.forget()
+            if state is None:
+                sampler.move()
+            else:
+                sampler.load_state_dict(state)
+            self.begin_sampler()
+
+        return keep
 
     def _place(self, payload: Any, rows: int) -> Placement:
         """Let the writer choose slots. Nothing has changed if it, or a check, raises."""
@@ -376,7 +416,7 @@ class LocalEngine:
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         chosen = as_counting(self.sampler).place(rows, self.ring) if self.sampler.counting else None
         placement = writer.place(rows, self.ring, scores) if chosen is None else chosen
-        if self.sampler.prioritized:
+        if self.sampler.prioritized or self.views:
             self._check_priorities(placement)
         if isinstance(placement, Run):
             return placement if placement.rows == rows and not placement.skip else checked_run(placement, rows)
@@ -385,23 +425,26 @@ class LocalEngine:
         return checked_picks(placement, self.ring.rows, storage.capacity, rows)
 
     def _check_priorities(self, placement: Placement) -> None:
-        """Check that the sampler can keep priorities for these slots, before a row is stored.
+        """Check that samplers can keep priorities for these slots, before a row is stored.
 
         Raises:
-            SlotError: for a slot at or beyond its `max_capacity`.
+            SlotError: for a slot at or beyond the `max_capacity` of one.
         """
         try:
-            as_sampler(self.sampler).check_placement(placement, self.source.storage)
+            for reader in self.readers:
+                if reader.sampler.prioritized:
+                    as_sampler(reader.sampler).check_placement(placement, self.source.storage)
         except SlotError:
             self.writer.take_back()
             raise
 
     def _settle(self) -> None:
         """Follow a storage whose capacity (`num_envs`) or device became known with its first rows."""
-        storage, ring, generator = self.source.storage, self.ring, self.generator
-        if generator is not None:
-            check_same_device(generator, storage)
-        check_sampler(storage, self.sampler)
+        storage, ring = self.source.storage, self.ring
+        for reader in self.readers:
+            if reader.generator is not None:
+                check_same_device(reader.generator, storage)
+            check_sampler(storage, reader.sampler)
         if (ring.capacity, ring.device) != (storage.capacity, storage.device):
             self.ring = Ring(storage.capacity, storage.device, after=ring.written)
         self.settled = True
@@ -423,9 +466,14 @@ class LocalEngine:
             raise
 
     def _report_written(
-        self, placement: Placement, given: Tensor | None, marks: Marks | None, versions: NDArray[np.int64] | None
+        self,
+        placement: Placement,
+        given: Tensor | None,
+        marks: Marks | None,
+        versions: NDArray[np.int64] | None,
+        reports: Sequence[Callable[[Placement], None]] = (),
     ) -> None:
-        """Report rows just written to episodes, versions, sampler and rate limiter."""
+        """Report rows just written to episodes, versions, sampler and rate limiter, and to views by their `reports`."""
         if self.tracker is not None:
             self.tracker.record(self.storage, placement, marks or Marks())
         if self.versions is not None and versions is not None:
@@ -438,6 +486,8 @@ class LocalEngine:
             self.sampler.record(placement)
         if self.gate is not None:
             self.gate.wrote(placement.total)
+        for report in reports:
+            report(placement)
 
     def begin_sampler(self) -> None:
         """Initialize the sampler's bookkeeping from the rows already stored."""
@@ -494,6 +544,8 @@ class LocalEngine:
             self.sampler.clear()
             self.pending.clear()
             self._begin_counts()
+            for view in self.views.live():
+                view.forget_rows(moved=False)
             self.waiters.wake()
 
     def move_cursor(self, slot: int) -> None:
@@ -518,13 +570,17 @@ class LocalEngine:
         with self.lock:
             slots, batch = self._chosen(index, swap=swap)
             change = self.storage.prepare_edit(slots, data, batch)
-            prioritized = self.sampler.prioritized
-            given = self._first_priorities(data, slots.shape[0]) if prioritized and slots.numel() else None
+            rows = int(slots.shape[0])
+            first = [
+                (reader, reader._first_priorities(data, rows) if rows else None)  # noqa: SLF001 (the same class)
+                for reader in self.readers
+                if reader.sampler.prioritized
+            ]
             self._edit(slots, [change])
             if self.versions is not None:
                 self.versions.touch(None)
-            if prioritized:
-                as_sampler(self.sampler).set_priorities(slots, given, self.view())
+            for reader, given in first:
+                as_sampler(reader.sampler).set_priorities(slots, given, reader.view())
 
     def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool, same: bool = False) -> None:
         """Replace stored fields of rows at a user's index; all are checked before the first is written.
@@ -584,8 +640,12 @@ class LocalEngine:
         With `same` the rows keep their generations: they are the rows that were sampled, with other values.
         """
         self.parts_changed()
-        tracker, storage, path = self.tracker, self.storage, self.writer.rank_path
-        before = None if tracker is None else tracker.marks_at(storage, slots)
+        storage, path = self.storage, self.writer.rank_path
+        before = [
+            (reader, tracker, tracker.marks_at(storage, slots))
+            for reader, tracker in ((reader, reader.tracker) for reader in self.readers)
+            if tracker is not None
+        ]
         if self.saves.snapshot is not None:
             self.saves.before(self.ring, slots)
         if same:
@@ -596,8 +656,9 @@ class LocalEngine:
             change()
         if path is not None and slots.numel():
             self.writer.rerank(slots, storage.scores_at(slots, path))
-        if tracker is not None and before is not None and tracker.compare(before, tracker.marks_at(storage, slots)):
-            self.begin_sampler()  # other rows may be drawn now
+        for reader, tracker, marks in before:
+            if tracker.compare(marks, tracker.marks_at(storage, slots)):
+                reader.begin_sampler()  # other rows may be drawn now
 
     def _chosen(self, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
         require_eager("writing rows")
@@ -1008,6 +1069,8 @@ class LocalEngine:
         """Exchange the sampler; queued draws of the old one are dropped."""
         check_sampler(self.storage, sampler)
         sampler.check_parts(self.storage, self.writer)
+        if self.views.live():
+            check_view_parts(sampler, sampler)
         with self.lock:
             self.tracker = self._make_tracker(sampler)
             self.parts_changed()
@@ -1023,10 +1086,11 @@ class LocalEngine:
     def set_writer(self, writer: Writer) -> Writer:
         """Exchange the writer; the new one goes on after the newest row."""
         check_pair(self.storage, writer)
-        if self.tracker is not None:
-            check_order(writer)
-        check_counting(self.sampler, writer, None, None)
-        self.sampler.check_parts(self.storage, writer)
+        for reader in self.readers:
+            if reader.tracker is not None:
+                check_order(writer)
+            check_counting(reader.sampler, writer, None, None)
+            reader.sampler.check_parts(self.storage, writer)
         check_versions(writer, self.versions)
         with self.lock:
             if self.ring.rows:
@@ -1041,10 +1105,11 @@ class LocalEngine:
         """Exchange the storage and return the old one; ring, writer and sampler follow what the new one holds."""
         storage = source.storage
         check_pair(storage, self.writer)
-        check_sampler(storage, self.sampler)
-        self.sampler.check_parts(storage, self.writer)
-        if self.tracker is not None:
-            self.tracker.check_span(storage)
+        for reader in self.readers:
+            check_sampler(storage, reader.sampler)
+            reader.sampler.check_parts(storage, self.writer)
+            if reader.tracker is not None:
+                reader.tracker.check_span(storage)
         with self.lock:
             if len(storage):
                 self.writer.begin(len(storage))  # first: it may raise
@@ -1064,12 +1129,26 @@ class LocalEngine:
                 self.ring.take_over(len(storage), storage.cursor)
                 self.begin_sampler()
             self._begin_counts()
+            for view in self.views.live():
+                view.forget_rows(moved=True)
             self.waiters.wake()
             return old
 
     def _follow(self) -> None:
         """Take over the rows of a storage that something else has written: `storage.set`, or another buffer."""
         self.set_source(self.source)
+
+    def follow_storage(self) -> None:
+        """Take over the rows of the storage if something else has written them; the caller holds the lock."""
+        if self.storage.writes != self.counts.writes_seen:
+            self._follow()
+
+    def read_episodes(self) -> None:
+        """Read where episodes end off the stored rows before the next draw; the caller holds the lock."""
+        for reader in self.readers:
+            if reader.tracker is not None:
+                reader.tracker.forget()
+                reader.begin_sampler()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

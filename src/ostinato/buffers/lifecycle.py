@@ -12,6 +12,7 @@ from ostinato.buffers.options import check_dim, check_drop_last, check_episodes,
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.records import Source
 from ostinato.buffers.shared import SharedEngine, goes_shared
+from ostinato.buffers.views import check_no_views
 from ostinato.errors import UsageError
 from ostinato.samplers import RandomSampler, Sampler
 from ostinato.samplers.consuming import with_limit
@@ -93,7 +94,7 @@ class Lifecycle:
             if given.checkpointer is not None:
                 made.checkpointer = given.checkpointer
             collate = given.collate_fn
-            engine: Engine = (SharedEngine if given.shared or made.shared_init else LocalEngine)(
+            engine: LocalEngine | SharedEngine = (SharedEngine if given.shared or made.shared_init else LocalEngine)(
                 Source(made, made.default_collate if collate is None else collate),
                 with_limit(part("sampler", given.sampler, Sampler, RandomSampler), given.consume_after, given.prefetch),
                 part("writer", given.writer, Writer, self._default_writer),
@@ -249,7 +250,7 @@ class Lifecycle:
             The buffer.
 
         Raises:
-            OptionError: if the parts do not go together with sharing; nothing is changed.
+            OptionError: if the parts do not go together with sharing, or the buffer has views; nothing is changed.
             UsageError: with False, if the buffer is shared.
         """
         if self.shared or not shared:
@@ -262,6 +263,7 @@ class Lifecycle:
             return self
         self._pipeline.settle()
         with self._engine.lock:
+            check_no_views(self._engine)
             depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
             engine = SharedEngine.of(self._engine, self._pipeline.drop)
         self._pipeline.close()
@@ -283,6 +285,8 @@ class Lifecycle:
         A shared buffer can only be passed to a process that is being started, where it has the same rows and its own
         draws. A buffer whose rows are in the files of a `LazyMemmapStorage` is shared by that; see `share`. Pending
         updates are written first.
+
+        A copy has no views. A view is copied with the buffer that it is a view of.
 
         Raises:
             UsageError: for a shared buffer at any other time; if a process is being started, for a buffer with a

@@ -27,6 +27,7 @@ from ostinato.buffers.priority_updates import (
 from ostinato.buffers.rate_limit import Waiters
 from ostinato.buffers.records import Mix
 from ostinato.buffers.tensordict import TensorDictReplayBuffer
+from ostinato.buffers.views import ViewEngine
 from ostinato.core import kinds
 from ostinato.core.records import Run
 from ostinato.errors import (
@@ -82,6 +83,9 @@ class Member:
         engine = buffer._engine  # noqa: SLF001
         if not isinstance(engine, LocalEngine):
             msg = "the members of an ensemble belong to one process, got a shared buffer: make it without shared=True"
+            raise OptionError(msg)
+        if isinstance(engine, ViewEngine):
+            msg = "the members of an ensemble are buffers, which it saves and loads, got a view: pass its buffer"
             raise OptionError(msg)
         self.engine = engine
         self._pipeline = buffer._pipeline  # noqa: SLF001

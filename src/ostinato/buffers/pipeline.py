@@ -293,6 +293,7 @@ class Pipeline:
         # page-locked batches are on their way to a GPU: prefetched ones are copied beside the learner's work
         self._stream = CopyStream() if depth and engine.pin and torch.cuda.is_available() else None
         self.prefetch: Prefetcher[Ticket] | None = Prefetcher(depth, engine.waiters) if depth else None
+        engine.queue = self.prefetch
         self.ended = False
         """Whether the buffer was shut down."""
         self._updates: UpdateQueue | None = None

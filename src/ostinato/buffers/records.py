@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ostinato._native import Direct
     from ostinato.buffers.checkpoint.save import Saves
     from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
+    from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters
@@ -112,20 +113,15 @@ class Engine(Protocol):
     Thread-safe. Hold `lock` to read several attributes that must fit together.
     """
 
-    lock: Any
-    waiters: Waiters
-    saves: Saves
-    source: Source
     sampler: Sampler
     generator: torch.Generator | None
-    pin: bool
-    """Whether batches are gathered into page-locked memory."""
+    queue: Prefetcher[Ticket] | None
+    """Draws whose batches are made ahead; None without prefetch. The pipeline of the buffer sets it."""
     pending: deque[Ticket]
     """Draws to be delivered first: those of a checkpoint, and those whose batches were dropped."""
     unit: SampleUnit | None
     tracker: EpisodeTracker | None
     gate: Gate | None
-    versions: Versions | None
     era: int
     """Loads into a buffer that had rows: part of `index_generation`."""
     priority_path: tuple[str, ...] | None
@@ -136,6 +132,30 @@ class Engine(Protocol):
     """Whether `direct` was looked for since the parts changed."""
     pickles_queue: bool
     """Whether draws made ahead go along with a pickled buffer."""
+
+    @property
+    def lock(self) -> Any:
+        """The lock that guards everything."""
+
+    @property
+    def waiters(self) -> Waiters:
+        """The calls that wait under the lock."""
+
+    @property
+    def saves(self) -> Saves:
+        """The checkpoints that were made or loaded."""
+
+    @property
+    def source(self) -> Source:
+        """The storage and its collate function."""
+
+    @property
+    def pin(self) -> bool:
+        """Whether batches are gathered into page-locked memory."""
+
+    @property
+    def versions(self) -> Versions | None:
+        """The versions of the policy in the rows."""
 
     @property
     def ring(self) -> Ring | SharedRing:
@@ -240,6 +260,9 @@ class Engine(Protocol):
 
     def begin_sampler(self) -> None:
         """Initialize the sampler's bookkeeping from the rows already stored."""
+
+    def read_episodes(self) -> None:
+        """Read where episodes end off the stored rows before the next draw."""
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler and return the old one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -41,6 +41,7 @@ from ostinato.buffers.rate_limit import as_counting, check_wait, replayable
 from ostinato.buffers.records import Source
 from ostinato.buffers.sampling import Sampling
 from ostinato.buffers.stats import describe, measure
+from ostinato.buffers.views import ViewOptions, make_view
 from ostinato.core.index import is_field
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Placement, Run
@@ -167,6 +168,14 @@ class ReplayBuffer(Sampling):
         )  # fmt: skip
         super().__init__(given, delayed=transform_factory is not None if delayed_init is None else bool(delayed_init))
 
+    _viewed: ReplayBuffer | None = None
+    """The buffer that this one is a view of; rows are written there."""
+
+    @property
+    def _whole(self) -> ReplayBuffer:
+        """The buffer that rows are written to: itself, or the one that it is a view of."""
+        return self if self._viewed is None else self._viewed
+
     @property
     def storage(self) -> Storage:
         """The storage."""
@@ -250,6 +259,57 @@ class ReplayBuffer(Sampling):
         """The storage, under the name by which collectors of TorchRL look for it."""
         return self.storage
 
+    def view(
+        self,
+        *,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        batch_size: int | None = None,
+        sample_unit: SampleUnit | Sequence[SampleUnit] | None = None,
+        episodes: Episodes | None = None,
+        transform: Any = None,
+        prefetch: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Self:
+        """Return a view: another sampler over the same rows, without copies.
+
+        A view has the methods of a buffer. Sampling, priorities, iteration, prefetch, transforms and `rows_drawn` of
+        its `stats` are its own; rows, writer, lock and `len` are the buffer's. What is written through the buffer or
+        through a view is one write, transformed by the buffer, that all samplers are told of: a row starts with the
+        default priority in each of them. An `index_generation` is valid for all of them.
+
+        The buffer saves and loads its views with itself, and `empty` and `set_storage` drop their queued batches; calls
+        that concern the buffer as a whole (`dumps`, `loads`, `state_dict`, `set_storage`, `set_writer`, `share`) raise
+        on a view. A `rate_limiter` counts draws of the buffer, not those of views. A view lives as long as this handle,
+        which keeps the buffer alive. Thread-safe, as the buffer is.
+
+        Args:
+            sampler: of the view alone; None is `RandomSampler()`.
+            batch_size: rows that `sample()` and iteration give; None is the buffer's.
+            sample_unit: what a drawn row becomes; None leaves it a row.
+            episodes: how rows tell where episodes end; None takes the buffer's, and what unit and sampler say.
+            transform: transforms of what is sampled from the view; None is none, whatever the buffer has.
+            prefetch: batches to keep ready; None or 0 keeps none.
+            generator: source of the view's draws, which no other view has; None is torch's global generator.
+
+        Raises:
+            OptionError: if parts do not go together: one of the samplers uses rows up (`ConsumingSampler`,
+                `QueueSampler`), or the buffer is shared between processes.
+
+        Example:
+            >>> import torch
+            >>> from ostinato import LazyTensorStorage, PrioritizedSampler, ReplayBuffer
+            >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+            >>> prioritized = rb.view(sampler=PrioritizedSampler(100, alpha=0.6, beta=0.4, eps=0.0))
+            >>> index = rb.extend(torch.arange(5))
+            >>> prioritized.update_priority(index, [0.0, 0.0, 0.0, 0.0, 2.0])
+            >>> prioritized.sample()
+            tensor([4, 4, 4, 4])
+        """
+        options = ViewOptions(sampler, batch_size, sample_unit, episodes, transform, prefetch, generator)
+        made = object.__new__(type(self))
+        made.__dict__.update({**self.__dict__, **make_view(self._whole, options)})
+        return made
+
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Add a transform at the end of the chain; `invert` makes a callable run at writing. Returns the buffer."""
         self._transform.append(transform, invert=invert)
@@ -286,12 +346,14 @@ class ReplayBuffer(Sampling):
             add = torch.compiler.disable(ReplayBuffer.add)  # type: ignore[no-untyped-call]
             return add(self, data, timeout_s=timeout_s)
         if timeout_s is not None:
-            check_wait(timeout_s, waits=self._engine.gate is not None)
+            check_wait(timeout_s, waits=self._whole.rate_limiter is not None)
         direct = self._engine.direct
         if direct is not None and not self._transform.steps:
             slot = direct.add(self._direct_rows(data, 0))
             if slot is not None:
                 return slot
+        if self._viewed is not None:
+            return self._viewed.add(data, timeout_s=timeout_s)
         given, data = data, self._accept(data)
         if data is None and given is not None:
             return None
@@ -330,12 +392,14 @@ class ReplayBuffer(Sampling):
             extend = torch.compiler.disable(ReplayBuffer.extend)  # type: ignore[no-untyped-call]
             return extend(self, data, update_priority=update_priority, timeout_s=timeout_s)  # type: ignore[no-any-return]
         if timeout_s is not None:
-            check_wait(timeout_s, waits=self._engine.gate is not None)
+            check_wait(timeout_s, waits=self._whole.rate_limiter is not None)
         engine = self._engine
         if engine.direct is not None and not self._transform.steps:
             index = engine.direct.extend(self._direct_rows(data, 1))
             if index is not None:
                 return index  # type: ignore[no-any-return]
+        if self._viewed is not None:
+            return self._viewed.extend(data, update_priority=update_priority, timeout_s=timeout_s)
         if engine.gate is not None:
             data = replayable(data)
         given, data = data, self._accept(data)
@@ -404,7 +468,7 @@ class ReplayBuffer(Sampling):
         from ostinato.buffers.load_dataset import LoadOptions, load_dataset
 
         options = LoadOptions(episodes, rows, fields, batch_rows, overwrite, progress)
-        return load_dataset(self, source, options)
+        return load_dataset(self._whole, source, options)
 
     def export(
         self,
@@ -570,7 +634,9 @@ class ReplayBuffer(Sampling):
             SchemaError: if the data does not match the rows stored.
         """
         require_rows(len(self.storage))
-        if is_field(index):
+        if self._viewed is not None:
+            self._viewed[index] = data
+        elif is_field(index):
             self.set_(index, data)
         else:
             self._engine.edit_rows(index, self._accept(data), swap=self._swapped)
@@ -771,8 +837,7 @@ class ReplayBuffer(Sampling):
                 msg = "this buffer does not track episodes: no sample_unit, slice sampler or episodes= asks for them"
                 raise UsageError(msg)
             self._pipeline.drop()
-            self._engine.tracker.forget()
-            self._engine.begin_sampler()
+            self._engine.read_episodes()
 
     def query(
         self,

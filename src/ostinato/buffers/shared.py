@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ostinato._native import Direct
     from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
+    from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Gate, RateLimiter
@@ -108,6 +109,7 @@ class SharedEngine:
         self.source = Source(self._storage, source.collate)
         self.sampler = sampler
         self._writer = writer
+        self.queue: Prefetcher[Ticket] | None = None
         self.generator = generator
         self.pin = False
         self.priority_path: tuple[str, ...] | None = None
@@ -204,7 +206,7 @@ class SharedEngine:
         return {
             k: v
             for k, v in self.__dict__.items()
-            if k not in {"lock", "waiters", "saves", "pending", "_process", "_begun"}
+            if k not in {"lock", "waiters", "saves", "pending", "queue", "_process", "_begun"}
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -494,6 +496,9 @@ class SharedEngine:
         return changed
 
     # -- what other processes could not follow -------------------------------------------------------------------------
+
+    def read_episodes(self) -> None:
+        """Do nothing: shared buffers track no episodes."""
 
     def begin_sampler(self) -> None:
         """Do nothing: priorities are there with their rows."""

@@ -20,6 +20,7 @@ from ostinato.buffers.checkpoint.state import (
     restoring,
     saved_rows,
     unit_name,
+    view_states,
 )
 from ostinato.buffers.records import Mix
 from ostinato.core.records import Plan
@@ -167,47 +168,64 @@ def _get_rows(
     return {**state, "storage": {**state["storage"], "state": saved}}
 
 
-_FIELDS = ("era", "settled", "generator")
+_FIELDS = ("era", "settled")
 _COUNTS = ("written", "drawn", "since_empty")
 
 
 def hold(engine: LocalEngine, transform: Compose, *, replaced: bool) -> Callable[[], None]:
-    """Return what brings a buffer back to its state of now, if a load fails after it has begun to change things.
+    """Return what brings a buffer and its views back to their state of now, if a load fails after it has begun.
 
-    Memory: a copy of the sampler's state, and of the rows, unless they are `replaced`; see `Storage.hold`.
+    Memory: a copy of the samplers' states, and of the rows, unless they are `replaced`; see `Storage.hold`.
 
     Raises:
         StorageMemoryError: if there is too little for it; nothing has changed then.
     """
     storage = engine.storage
-    rows, laid_out, ring, pending = len(storage), storage.laid_out, engine.ring, list(engine.pending)
-    parts = [(part, own_tensors(part.state_dict())) for part in (engine.sampler, engine.writer, transform)]
+    rows, laid_out, ring = len(storage), storage.laid_out, engine.ring
+    writer = own_tensors(engine.writer.state_dict())
     fields = {name: getattr(engine, name) for name in _FIELDS}
-    counts = {name: getattr(engine.counts, name) for name in _COUNTS}
-    random = None if engine.generator is None else engine.generator.get_state()
-    kept = [part.hold() for part in (engine.tracker, engine.gate, engine.versions) if part is not None]
+    kept = [part.hold() for part in (engine.gate, engine.versions) if part is not None]
+    readers = [_hold_reader(engine, transform), *(_hold_reader(view, view.transform) for view in engine.views.live())]
     bring_rows = storage.hold(replaced=replaced)
 
     def restore() -> None:
         bring_rows()
         if not rows and not laid_out:
             storage.forget_form()
-        for part, state in parts:
-            part.load_state_dict(state)
+        engine.writer.load_state_dict(writer)
         for name, value in fields.items():
             setattr(engine, name, value)
-        for name, count in counts.items():
-            setattr(engine.counts, name, count)
-        if random is not None and engine.generator is not None:
-            engine.generator.set_state(random)
         engine.ring = ring
         engine.restores += 1  # gathers in flight notice that rows were away for a moment
-        for bring in kept:
+        for bring in (*readers, *kept):
             bring()
+        if rows:
+            for reader in engine.readers:
+                reader.begin_sampler()
+
+    return restore
+
+
+def _hold_reader(engine: LocalEngine, transform: Compose) -> Callable[[], None]:
+    """Return what brings back sampler, transforms, draws, generator and episodes of a buffer or a view."""
+    parts = [(part, own_tensors(part.state_dict())) for part in (engine.sampler, transform)]
+    counts = {name: getattr(engine.counts, name) for name in _COUNTS}
+    generator, pending = engine.generator, list(engine.pending)
+    random = None if generator is None else generator.get_state()
+    bring_episodes = None if engine.tracker is None else engine.tracker.hold()
+
+    def restore() -> None:
+        for part, state in parts:
+            part.load_state_dict(state)
+        for name, count in counts.items():
+            setattr(engine.counts, name, count)
+        engine.generator = generator
+        if random is not None and generator is not None:
+            generator.set_state(random)
+        if bring_episodes is not None:
+            bring_episodes()
         engine.pending.clear()
         engine.pending.extend(pending)
-        if rows:
-            engine.begin_sampler()
 
     return restore
 
@@ -217,8 +235,8 @@ def begin_load(engine: LocalEngine) -> None:
     engine.ring = Ring(engine.storage.capacity, engine.storage.device)
 
 
-def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
-    """Restore generations and episodes of a checkpoint whose storage had `capacity` slots.
+def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int) -> None:
+    """Restore the generations of a checkpoint whose storage had `capacity` slots.
 
     With another capacity, rows are in the order of their age from slot 0 on, or have generations in an array.
     """
@@ -228,13 +246,10 @@ def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, episodes
     engine.settled = storage.laid_out
     if engine.versions is not None:
         engine.versions.begin(rows)
-    if engine.tracker is not None:
-        engine.tracker.load_state_dict(storage, episodes)
     if storage.capacity != capacity:  # the room that was added is filled before rows are replaced
         base = max(int(state["base"]), int(state["written"]) - rows)
         state = {**state, "base": base, "cursor": rows % storage.capacity}
     engine.ring.load_state_dict(state, rows)
-    engine.begin_sampler()
 
 
 class Target(NamedTuple):
@@ -271,7 +286,8 @@ def load_engine_states(
     """
     with readable("a replay buffer"):
         pairs = [(t, _in_order(t, _with_cursor(state))) for t, state in zip(targets, states, strict=True)]
-        checked = [check_state(t.engine, state, t.batch_size) for t, state in pairs]
+        readers = [*pairs, *(view for target, state in pairs for view in _views_of(target.engine, state))]
+        checked = [check_state(t.engine, state, t.batch_size) for t, state in readers]
     for target, state in pairs:
         with readable("this storage"):
             target.engine.storage.check_state(state["storage"]["state"])
@@ -280,24 +296,44 @@ def load_engine_states(
     for target in targets:
         target.engine.parts_changed()
     try:
-        _load_parts(pairs)
-        for (target, state), was_used, (pending, generator) in zip(pairs, used, checked, strict=True):
+        _load_parts(pairs, readers)
+        for (target, state), was_used in zip(pairs, used, strict=True):
             engine = target.engine
             engine.era += was_used  # batches drawn before the load are of other rows, whatever their generations
-            end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
-            _end_load(engine, state, pending, generator)
+            end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]))
+            engine.counts.written = int(state["rows_written"])
+            engine.counts.since_empty = int(state["rows_since_empty"])
+        for (target, state), (pending, generator) in zip(readers, checked, strict=True):
+            _end_load(target.engine, state, pending, generator)
         if then is not None:
             then()
     except BaseException:
         for restore in held:
             restore()
         raise
+    for target, _ in readers:
+        if target.engine.queue is not None:
+            target.engine.queue.clear()
+
+
+def _views_of(engine: LocalEngine, state: dict[str, Any]) -> list[tuple[Target, dict[str, Any]]]:
+    """Return the views of a buffer, each with its part of the buffer's state.
+
+    Raises:
+        CheckpointError: if it is the state of other views.
+    """
+    views = engine.views.live()
+    targets = [Target(view, view.transform, view.batch_size) for view in views]
+    return list(zip(targets, view_states(state, len(views)), strict=True))
 
 
 def _end_load(
     engine: LocalEngine, state: dict[str, Any], pending: list[Ticket], generator: torch.Generator | None
 ) -> None:
-    """Take over queued draws, counts and the generator."""
+    """Take over episodes, queued draws, counts and the generator of a buffer or a view."""
+    if engine.tracker is not None:
+        engine.tracker.load_state_dict(engine.storage, state.get("episodes"))
+    engine.begin_sampler()
     engine.pending.clear()
     for ticket in engine.retake(pending):
         again = revive(engine, ticket)
@@ -305,9 +341,7 @@ def _end_load(
             engine.pending.append(again)
     if engine.gate is not None:
         engine.gate.load_state_dict(state.get("flow"), engine.ring, engine.pending)
-    counts = engine.counts
-    counts.written, counts.drawn = int(state["rows_written"]), int(state["rows_drawn"])
-    counts.since_empty = int(state["rows_since_empty"])
+    engine.counts.drawn = int(state["rows_drawn"])
     if generator is not None:
         engine.generator = with_state(engine.generator, generator)
 
@@ -340,11 +374,22 @@ def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
     array = ring_state["array"]
     if array is not None:
         array = torch.cat((array[seam:], array[:seam]))
+    turned = {**_turn_reader(engine, state, seam, rows), "stamps": {**ring_state, "cursor": 0, "array": array}}
+    if "views" in state:
+        views = _views_of(engine, state)
+        for view, mine in views:
+            check_state(view.engine, mine, view.batch_size)
+        pairs = zip(views, state["views"], strict=True)
+        turned["views"] = [_turn_reader(view.engine, saved, seam, rows) for (view, _), saved in pairs]
+    return turned
+
+
+def _turn_reader(engine: LocalEngine, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
+    """Return the state of a buffer or a view with slots and draws of rows that were turned by `seam`."""
     sampler = engine.sampler.turn_state(state["sampler"]["state"], seam, rows)
     return {
         **{name: value for name, value in state.items() if name != "episodes"},  # they are read off the rows
         "sampler": {**state["sampler"], "state": sampler},
-        "stamps": {**ring_state, "cursor": 0, "array": array},
         "pending": [turn_ticket(ticket, seam, rows) for ticket in state["pending"]],
     }
 
@@ -365,14 +410,17 @@ def with_state(mine: torch.Generator | None, saved: torch.Generator) -> torch.Ge
     return mine
 
 
-def _load_parts(pairs: Sequence[tuple[Target, dict[str, Any]]]) -> None:
-    """Load the parts, the storages last."""
+def _load_parts(
+    pairs: Sequence[tuple[Target, dict[str, Any]]], readers: Sequence[tuple[Target, dict[str, Any]]]
+) -> None:
+    """Load the parts of buffers (`pairs`), and of these and their views (`readers`); the storages last."""
     for target, state in pairs:
         begin_load(target.engine)
-        with readable("this sampler"):
-            target.engine.sampler.load_state_dict(state["sampler"]["state"])
         with readable("this writer"):
             target.engine.writer.load_state_dict(state["writer"]["state"])
+    for target, state in readers:
+        with readable("this sampler"):
+            target.engine.sampler.load_state_dict(state["sampler"]["state"])
         with readable("these transforms"):
             target.transform.load_state_dict(state["transforms"])
     for target, state in pairs:

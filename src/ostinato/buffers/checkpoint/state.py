@@ -52,6 +52,7 @@ __all__ = [
     "saved_rows",
     "show_ticket",
     "unit_name",
+    "view_states",
 ]
 
 
@@ -175,19 +176,35 @@ def own_tensors(state: Any) -> Any:
 
 FORMAT = "ostinato-buffer"
 
-_PARTS = ("storage", "sampler", "writer")
-
 
 def engine_state(
     engine: LocalEngine, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
 ) -> dict[str, Any]:
     """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
-    parts = {name: getattr(engine, name) for name in _PARTS}
+    views = [
+        _reader_state(view, () if view.queue is None else view.queue.tickets, view.transform, view.batch_size)
+        for view in engine.views.live()
+    ]
     return {
-        **{name: {"class": type(part).__name__, "state": part.state_dict()} for name, part in parts.items()},
+        **{name: _part_state(part) for name, part in (("storage", engine.storage), ("writer", engine.writer))},
         "stamps": engine.ring.state_dict(),
         "rows_written": engine.rows_written,
         "rows_since_empty": engine.rows_since_empty,
+        **_reader_state(engine, queued, transform, batch_size),
+        **({"views": views} if views else {}),
+    }
+
+
+def _part_state(part: Any) -> dict[str, Any]:
+    return {"class": type(part).__name__, "state": part.state_dict()}
+
+
+def _reader_state(
+    engine: LocalEngine, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
+) -> dict[str, Any]:
+    """Return what a buffer or a view has of its own: sampler, queued draws, generator, transforms, episodes."""
+    return {
+        "sampler": _part_state(engine.sampler),
         "rows_drawn": engine.rows_drawn,
         "generator": None if engine.generator is None else engine.generator.get_state(),
         "transforms": transform.state_dict(),
@@ -199,6 +216,31 @@ def engine_state(
     }
 
 
+_READER = ("sampler", "rows_drawn", "generator", "transforms", "batch_size", "unit", "pending", "flow", "episodes")
+"""Entries of the state that a view has of its own."""
+
+
+def view_states(state: dict[str, Any], views: int) -> list[dict[str, Any]]:
+    """Return the states of the views in the state of a buffer, each as that of a buffer with the view's sampler.
+
+    Args:
+        state: of the buffer.
+        views: views that it is to be loaded into.
+
+    Raises:
+        CheckpointError: if it has another number of views.
+    """
+    saved = state.get("views", [])
+    if len(saved) != views:
+        msg = (
+            f"the checkpoint is of a buffer with {len(saved)} views, this one has {views}: make the same views in the "
+            "same order before it is loaded (rb.view), and others afterwards"
+        )
+        raise CheckpointError(msg)
+    rest = {key: value for key, value in state.items() if key not in {*_READER, "views"}}
+    return [{**rest, **mine} for mine in saved]
+
+
 class Parts(NamedTuple):
     """The parts of a buffer as they are at one moment: what a state is checked against."""
 
@@ -208,11 +250,13 @@ class Parts(NamedTuple):
     tracker: EpisodeTracker | None
     unit: SampleUnit | None
     ring: Ring
+    views: tuple[Parts, ...] = ()
 
 
 def parts_of(engine: LocalEngine) -> Parts:
     """Return the parts of a buffer; the caller holds its lock."""
-    return Parts(engine.storage, engine.sampler, engine.writer, engine.tracker, engine.unit, engine.ring)
+    views = tuple(map(parts_of, engine.views.live()))
+    return Parts(engine.storage, engine.sampler, engine.writer, engine.tracker, engine.unit, engine.ring, views)
 
 
 def checker(engine: LocalEngine) -> Callable[[dict[str, Any]], None]:
@@ -228,6 +272,8 @@ def check_saved(parts: Parts, state: dict[str, Any]) -> None:
     """
     saved = state["storage"]["state"]
     check_state(parts, state, state["batch_size"])
+    for view, mine in zip(parts.views, view_states(state, len(parts.views)), strict=True):
+        check_state(view, mine, mine["batch_size"])
     if "hooked" not in saved:  # what hooks made of the rows is theirs to read
         parts.storage.check_state(saved)
 
