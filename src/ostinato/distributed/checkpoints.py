@@ -76,9 +76,16 @@ def check_checkpoint_dir(directory: Path | None, shards: int, *, resume: bool) -
 
 
 def save_shards(shards: ShardClient, directory: Path) -> dict[int, Any]:
-    """Save the present shards, all at once; return the row counts of each checkpoint."""
-    arguments = {i: (str(_shard_directory(directory, i, len(shards))),) for i in shards.present()}
-    return shards.call("save", arguments)
+    """Save the present shards, all at once; return the row counts of each checkpoint.
+
+    Raises:
+        NoAnswerError: No shard answers.
+    """
+    while True:
+        arguments = {i: (str(_shard_directory(directory, i, len(shards))),) for i in shards.present()}
+        found = shards.call("save", arguments)
+        if found:
+            return found
 
 
 def load_shards(shards: ShardClient, directory: Path) -> None:

@@ -269,11 +269,11 @@ class ShardWriter:
         if deadline.waits:
             seconds = min(seconds, deadline.wait_left_s)
         while not finishes(call, min(seconds, deadline.left_s)):
-            asked = probe(self._shards.actors[shard])
-            answered = ray().wait([call, asked], timeout=min(grace_s, deadline.left_s))[0]
-            if not answered and deadline.left_s > 0:
+            asked, left_s = probe(self._shards.actors[shard]), deadline.left_s
+            answered = ray().wait([call, asked], timeout=min(grace_s, left_s))[0]
+            if not answered and left_s >= grace_s:
                 return self._shards.result(shard, call, 0.0, deadline)
-            if deadline.left_s <= 0:
+            if not answered or deadline.left_s <= 0:
                 raise deadline.error(self._shards.callee(shard), write.name, heard)
             seconds, heard = grace_s, time.monotonic()
         return self._shards.result(shard, call, max(1.0, deadline.left_s), deadline)
