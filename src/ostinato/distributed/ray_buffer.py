@@ -854,7 +854,8 @@ class RayReplayBuffer:
         """
         module = ray()
         if module.is_initialized():  # else the actor ended with Ray
-            self._updates.wait(_CLOSE_TIMEOUT_S)
-            finishes(self._actor.close.options(concurrency_group="update").remote(), _CLOSE_TIMEOUT_S)
+            deadline = self._client.deadline(_CLOSE_TIMEOUT_S)
+            self._updates.wait(deadline.left_s)
+            finishes(self._actor.close.options(concurrency_group="update").remote(), deadline.left_s)
             module.kill(self._actor)
         self._updates.close()
