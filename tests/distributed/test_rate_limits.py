@@ -23,9 +23,10 @@ from ostinato import (
     RateLimiter,
     ShardedReplayBuffer,
 )
+from ostinato.distributed.actor_names import FLEET
 from ostinato.distributed.deadlines import GRACE_S
-from ostinato.distributed.fleet_actor import start_fleet_actor
-from ostinato.distributed.rate_limits import RateLimitClient, RowCounter
+from ostinato.distributed.fleet import start_fleet_actor
+from ostinato.distributed.rate_limits import RowCounter
 from ostinato.errors import LostBufferError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ def shards(cluster: Any) -> Iterator[ShardedReplayBuffer]:
 @pytest.fixture
 def remade(cluster: Any, shards: ShardedReplayBuffer) -> Iterator[Callable[..., ShardedReplayBuffer]]:
     """The same actors as another buffer, because starting actors takes seconds."""
-    started = []
 
     def remake(
         limiter: RateLimiter | None = None,
@@ -59,16 +59,17 @@ def remade(cluster: Any, shards: ShardedReplayBuffer) -> Iterator[Callable[..., 
         info = connection.info._replace(
             capacity=capacity, counting=made.counting, waits=isinstance(made, QueueSampler), prioritized=False
         )
-        limiter_client = None
+        fleet = connection.fleet._replace(rate_limiter=limiter, shard_timeout_s=shard_timeout_s)
         if limiter is not None:
-            started.append(start_fleet_actor(connection.actors, limiter))
+            cluster.kill(started[-1])
+            fleet.names.wait_until_free([FLEET])
+            started.append(start_fleet_actor(fleet, {}))
             cluster.get(started[-1].ready.remote(), timeout=120)
-            limiter_client = RateLimitClient(started[-1], limiter)
-        return shards._handle(info=info, limiter=limiter_client, shard_timeout_s=shard_timeout_s)
+        return shards._handle(info=info, fleet=fleet._replace(actor=started[-1]))
 
+    started = [shards._connection.fleet.actor]
     yield remake
-    for actor in started:
-        cluster.kill(actor)
+    shards._connection = shards._connection._replace(fleet=shards._connection.fleet._replace(actor=started[-1]))
 
 
 def _renew(buffer: Any, storage: Any, sampler: Any) -> None:
@@ -86,13 +87,13 @@ def scalar(n: int) -> dict[str, torch.Tensor]:
 
 
 def ask(cluster: Any, rb: ShardedReplayBuffer, name: str) -> Any:
-    assert rb._connection.limiter is not None
-    return cluster.get(getattr(rb._connection.limiter.actor, name).remote())
+    assert rb._connection.fleet.rate_limiter is not None
+    return cluster.get(getattr(rb._connection.fleet.actor, name).remote())
 
 
 def pid_of_limiter(cluster: Any, rb: ShardedReplayBuffer) -> int:
-    assert rb._connection.limiter is not None
-    return int(cluster.get(rb._connection.limiter.actor.__ray_call__.remote(lambda _: os.getpid())))
+    assert rb._connection.fleet.rate_limiter is not None
+    return int(cluster.get(rb._connection.fleet.actor.__ray_call__.remote(lambda _: os.getpid())))
 
 
 @contextmanager
@@ -314,7 +315,7 @@ def test_rows_of_any_kind_pass_the_limiter(remade: Any) -> None:
 def test_the_error_of_a_dead_limiter_says_what_to_do(cluster: Any, remade: Any) -> None:
     rb = remade(RateLimiter())
     rb.extend(rows(16))
-    cluster.kill(rb._connection.limiter.actor)
+    cluster.kill(rb._connection.fleet.actor)
     with pytest.raises(LostBufferError, match=r"rate limiter is gone for good .* shards keep their rows") as caught:
         rb.sample()
     assert "its rows" not in str(caught.value)

@@ -35,7 +35,7 @@ def test_names_of_a_local_buffer_reach_the_actor(cluster: Any, tmp_path: Path) -
         batch_size=4,
         remote_config={"num_cpus": 0},
     )
-    assert (rb.start() is rb, rb.client() is rb, rb.service_backend) == (True, True, "ray")
+    assert (rb.start() is rb, rb.client() is rb, rb.service_backend) == (True, False, "ray")
     assert (rb.initialized, rb.is_alive, rb.can_sample()) == (True, True, False)
     rb.extend({"x": torch.zeros(8)})
     assert rb.can_sample()
@@ -204,7 +204,7 @@ def test_a_sharded_buffer_has_the_same_names(cluster: Any, tmp_path: Path) -> No
     rb = ShardedReplayBuffer(
         2, storage=partial(LazyTensorStorage, 8), batch_size=4, route="round_robin", remote_config={"num_cpus": 0}
     )
-    assert (rb.start() is rb, rb.client() is rb, rb.is_alive) == (True, True, True)
+    assert (rb.start() is rb, rb.client() is rb, rb.is_alive) == (True, False, True)
     assert (rb.service_backend, rb.transport_kind) == ("ray", "ray")
     reader = rb.clients(1)[0]
     rb.extend(TensorDict(_rows(0, 4), [4]))

@@ -24,8 +24,8 @@ from ostinato import (
     ReplayBuffer,
     ShardedReplayBuffer,
 )
-from ostinato.distributed.fleet_actor import start_fleet_actor
-from ostinato.distributed.rate_limits import RateLimitClient
+from ostinato.distributed.actor_names import FLEET
+from ostinato.distributed.fleet import start_fleet_actor
 from ostinato.distributed.routing import split_index
 from ostinato.errors import EmptyBufferError, KindError, OptionError, WaitTimeoutError
 
@@ -54,7 +54,6 @@ def shards(cluster: Any) -> Iterator[ShardedReplayBuffer]:
 @pytest.fixture
 def remade(cluster: Any, shards: ShardedReplayBuffer) -> Iterator[Callable[..., ShardedReplayBuffer]]:
     """The same actors as another buffer, because starting actors takes seconds."""
-    started = []
 
     def remake(
         limiter: RateLimiter | None = None, sampler: Any = RandomSampler, capacity: int = CAPACITY, prefetch: int = 0
@@ -68,16 +67,17 @@ def remade(cluster: Any, shards: ShardedReplayBuffer) -> Iterator[Callable[..., 
             waits=isinstance(made, QueueSampler),
             prioritized=made.prioritized,
         )
-        limiter_client = None
+        fleet = connection.fleet._replace(rate_limiter=limiter, prefetch=prefetch)
         if limiter is not None:
-            started.append(start_fleet_actor(connection.actors, limiter))
+            cluster.kill(started[-1])
+            fleet.names.wait_until_free([FLEET])
+            started.append(start_fleet_actor(fleet, {}))
             cluster.get(started[-1].ready.remote(), timeout=120)
-            limiter_client = RateLimitClient(started[-1], limiter)
-        return shards._handle(info=info, limiter=limiter_client, prefetch=prefetch)
+        return shards._handle(info=info, fleet=fleet._replace(actor=started[-1]))
 
+    started = [shards._connection.fleet.actor]
     yield remake
-    for actor in started:
-        cluster.kill(actor)
+    shards._connection = shards._connection._replace(fleet=shards._connection.fleet._replace(actor=started[-1]))
 
 
 def _renew(buffer: Any, storage: Any, sampler: Any) -> None:
@@ -143,7 +143,7 @@ def test_neither_side_overtakes_the_other(cluster: Any, remade: Any, writers: An
     for _ in range(120):
         _, info = rb.sample(return_info=True, timeout_s=60.0)
         rb.update_priority(info, torch.rand(16))
-        written, drawn = cluster.get(rb._connection.limiter.actor.totals.remote())
+        written, drawn = cluster.get(rb._connection.fleet.actor.totals.remote())
         balances.append(4 * written - drawn)
     assert low <= min(balances) <= max(balances) <= high
     assert max(balances) > high - 4 * 8 * 3, "writers were never held back"
@@ -174,7 +174,7 @@ def test_errors_of_timeouts_say_who_waits_for_what(cluster: Any, remade: Any) ->
     with pytest.raises(ValueError, match="'y'"):
         rb.extend({"x": torch.arange(4)})  # is not counted
     until = time.monotonic() + 30
-    while (counts := cluster.get(rb._connection.limiter.actor.totals.remote())) != (25, 16):
+    while (counts := cluster.get(rb._connection.fleet.actor.totals.remote())) != (25, 16):
         assert time.monotonic() < until, counts
     rb.empty()
     with pytest.raises(WaitTimeoutError):
@@ -206,7 +206,7 @@ def test_a_restarted_limiter_counts_anew(cluster: Any, remade: Any) -> None:
     rb.extend(rows(0, 16))
     rb.extend(rows(16, 24))
     rb.sample()
-    cluster.kill(rb._connection.limiter.actor, no_restart=False)
+    cluster.kill(rb._connection.fleet.actor, no_restart=False)
     rb.sample(timeout_s=60.0)
     assert "16 row(s) written, 32 drawn" in drained(rb)
     rb.extend(rows(40, 16))

@@ -29,7 +29,6 @@ from ostinato import (
     ShardedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from ostinato.distributed.rate_limits import RateLimitClient
 from ostinato.errors import LostBufferError, NoAnswerError, NoPermitError, OptionError
 
 if TYPE_CHECKING:
@@ -450,11 +449,10 @@ def test_calls_raise_while_the_limiter_is_stopped(cluster: Any) -> None:
         remote_config={"num_cpus": 0},
     )
     rb.extend(rows())
-    fleet, place = rb._connection.fleet, rb._connection.places[-1]
-    client = RateLimitClient(fleet, limiter, place, CALL_S)
+    fleet = rb._connection.fleet.actor
 
     def impatient() -> ShardedReplayBuffer:
-        return rb._handle(call_timeout_s=PATIENT_S, limiter=client)
+        return rb._handle(call_timeout_s=PATIENT_S)
 
     names = {
         name: call for name, call in {**known(SHARD_TIMED), **known(SHARD_UNTIMED)}.items() if name not in NEED_ALL

@@ -16,9 +16,9 @@ from ostinato._optional import require
 from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
 from ostinato.buffers.pipeline import END, Pass
 from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted, written
-from ostinato.distributed.deadlines import POLL_S
+from ostinato.distributed.deadlines import CALL_TIMEOUT_S, POLL_S
 from ostinato.distributed.ray_client import CLOSED, RETRY, Closed, Retry, where
-from ostinato.distributed.serialization import Serialized, decode, encode, encode_small
+from ostinato.distributed.serialization import Serialized, decode, encode, encode_small, from_arguments
 from ostinato.durable.manifest import MANIFEST_NAME
 from ostinato.errors import KindError, LostBufferError, OptionError, UsageError, WaitTimeoutError
 
@@ -55,6 +55,10 @@ class BufferSpec(NamedTuple):
     kwargs: dict[str, Any]
     seed: int | None
     """Seed of the generator that the buffer gets; None keeps the one in `kwargs`."""
+    prefetch: int = 0
+    """Batches that each handle has requested ahead; the buffer itself has none."""
+    call_timeout_s: float = CALL_TIMEOUT_S
+    """Time of the calls of each handle."""
 
     def check_names(self, owner: str) -> None:
         """Check the names of the options, before an actor is started.
@@ -381,12 +385,14 @@ class BufferActor:
     An error of the constructor is raised by every call, because Ray passes errors of an actor's constructor as text.
 
     Args:
-        spec: How to make the buffer.
+        *spec: How to make the buffer: a `BufferSpec`, as `to_arguments` returns it.
     """
 
-    def __init__(self, spec: BufferSpec) -> None:
+    def __init__(self, *spec: Any) -> None:
         self._streams = ServedStreams()
-        self._made = _attempt(spec.make)
+        given: BufferSpec = from_arguments(spec)
+        self._prefetch, self._call_timeout_s = given.prefetch, given.call_timeout_s
+        self._made = _attempt(given.make)
 
     @property
     def _buffer(self) -> ReplayBuffer:
@@ -400,6 +406,8 @@ class BufferActor:
         return {
             **_describe(buffer),
             "kind": type(buffer).__name__,
+            "prefetch": self._prefetch,
+            "call_timeout_s": self._call_timeout_s,
             "tensordicts": isinstance(buffer, TensorDictReplayBuffer),
             "limit_s": None if limiter is None else float(limiter.timeout_s),
             **where(),
@@ -469,18 +477,19 @@ class ShardActor:
     another era, so that none of them matches a row that was lost.
 
     Args:
-        spec: How to make the shard.
+        *spec: How to make the shard: a `ShardSpec`, as `to_arguments` returns it.
     """
 
-    def __init__(self, spec: ShardSpec) -> None:
-        self._spec = spec
+    def __init__(self, *spec: Any) -> None:
+        self._spec: ShardSpec = from_arguments(spec)
         self._saving = threading.Lock()
         self._homes = itertools.count()
         self._era = 0
         self._saved: dict[str, Any] = {"saved_rows": 0, "saved_write_count": 0, "save_error": None}
         self._made = _attempt(self._build)
-        if spec.path is not None and spec.every_s is not None and not isinstance(self._made, Exception):
-            threading.Thread(target=self._keep_saving, args=(spec.every_s,), daemon=True).start()
+        every_s = self._spec.every_s
+        if self._spec.path is not None and every_s is not None and not isinstance(self._made, Exception):
+            threading.Thread(target=self._keep_saving, args=(every_s,), daemon=True).start()
 
     def _build(self) -> tuple[ReplayBuffer, Portion]:
         spec, era = self._spec, int(time.time())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
+from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.deadlines import Callee, Deadline
 from ostinato.distributed.ray_client import RETRY, result_by
 from ostinato.distributed.serialization import Serialized, decode, encode
@@ -45,6 +46,16 @@ class BufferClient:
         """Wait for the result of a call of the actor."""
         return result_by(reference, self.actor, self.callee, method, deadline)
 
+    def check_open(self, method: str, deadline: Deadline) -> None:
+        """Raise before a call is sent that cannot be answered.
+
+        Raises:
+            LostBufferError: This process is not connected to Ray.
+            NoAnswerError: The time is up.
+        """
+        check_connected()
+        deadline.check_open(self.callee, method)
+
     def deadline(self, time: Time = None) -> Deadline:
         """Return the deadline of a call that is answered at once."""
         return time if isinstance(time, Deadline) else Deadline.of_call(time, self.call_timeout_s)
@@ -63,7 +74,7 @@ class BufferClient:
     def describe(self, time: Time = None) -> dict[str, Any]:
         """Ask for the properties of the buffer again."""
         deadline = self.deadline(time)
-        deadline.check_open(self.callee, "describe")
+        self.check_open("describe", deadline)
         self.info = self.result(self.actor.describe.remote(), "describe", deadline)
         return self.info
 
@@ -80,7 +91,7 @@ class BufferClient:
         return self._call(self.actor.call, self.working(time), name, args, kwargs)
 
     def _call(self, method: Any, deadline: Deadline, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        deadline.check_open(self.callee, name)
+        self.check_open(name, deadline)
         return decode(self.result(method.remote(encode((name, args, kwargs))), name, deadline))
 
     def poll(self, group: str, timeout_s: float | None, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +105,7 @@ class BufferClient:
             **kwargs: Its keyword arguments, without `timeout_s`.
         """
         deadline = self.waiting(timeout_s)
-        deadline.check_open(self.callee, name)
+        self.check_open(name, deadline)
         method, request = self._polling[group], encode((name, args, {**kwargs, "timeout_s": timeout_s}))
         waited_s = 0.0
         while True:
@@ -106,5 +117,5 @@ class BufferClient:
     def apply(self, time: Time, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function(buffer, *args)` in the actor, which may work for long."""
         deadline = self.working(time)
-        deadline.check_open(self.callee, "apply")
+        self.check_open("apply", deadline)
         return self.result(self.actor.apply.remote(function, *map(Serialized, args)), "apply", deadline)

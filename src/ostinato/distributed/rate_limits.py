@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
 from ostinato.buffers.rate_limit import Flow, RateLimiter, Stock
+from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, POLL_S, Callee, Deadline
 from ostinato.distributed.ray_client import RETRY, Retry, finishes, result_of, short_message
 from ostinato.errors import KindError, LostBufferError, NoPermitError, OptionError, WaitTimeoutError
@@ -326,11 +327,12 @@ def check_minimum(limiter: RateLimiter, shards: int, capacity: int) -> None:
 
 @final
 class RateLimitClient:
-    """Waits until the actor allows a call. May be pickled.
+    """Waits until the actor allows a call.
 
     Args:
         actor: The `FleetActor`.
         limiter: Its rules.
+        check_gone: Raises `LostBufferError` if the shards are gone for good.
         callee: The actor in error messages.
         call_timeout_s: Longest silence of the actor.
     """
@@ -339,11 +341,13 @@ class RateLimitClient:
         self,
         actor: Any,
         limiter: RateLimiter,
+        check_gone: Callable[[], None],
         callee: Callee = Callee(_NAME),  # noqa: B008 (immutable)
         call_timeout_s: float = CALL_TIMEOUT_S,
     ) -> None:
         self.actor = actor
         self.limiter = limiter
+        self._check_gone = check_gone
         self._callee = callee
         self._call_timeout_s = call_timeout_s
 
@@ -360,6 +364,7 @@ class RateLimitClient:
             WaitTimeoutError: The time is up; nothing has changed.
             NoPermitError: The actor does not answer; nothing has changed.
         """
+        check_connected()
         deadline = Deadline.of_wait(timeout_s, self.limiter.timeout_s, self._call_timeout_s)
         waited_s = 0.0
         while True:
@@ -421,6 +426,7 @@ class RateLimitClient:
         try:
             return result_of(reference, _NAME)
         except LostBufferError as error:
+            self._check_gone()
             reason = short_message(error.__cause__ or error)
             msg = (
                 f"{_NAME} is gone for good ({reason}): no call can proceed any more; shards keep their rows, so save "

@@ -9,9 +9,20 @@ import torch
 
 from ostinato.buffers import ReplayBuffer
 from ostinato.buffers.conditional_updates import UpdateQueue
-from ostinato.buffers.options import check_generator, check_prefetch, check_size, positive
+from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
 from ostinato.buffers.out import fill
 from ostinato.buffers.rate_limit import check_min_batch, replayable
+from ostinato.distributed.actor_names import (
+    BUFFER,
+    ActorNames,
+    check_free,
+    claiming,
+    connect,
+    find,
+    first_answer,
+    names_of,
+    take_names,
+)
 from ostinato.distributed.actors import BufferActor, BufferSpec
 from ostinato.distributed.batch_stream import BatchStream, StreamHolder
 from ostinato.distributed.buffer_client import BufferClient
@@ -78,6 +89,23 @@ def _check_restarts(options: Mapping[str, Any] | None) -> None:
         raise OptionError(msg)
 
 
+def _start(names: ActorNames, options: Mapping[str, Any], spec: BufferSpec) -> tuple[Any, dict[str, Any]]:
+    """Start the actor and wait until it is ready; if that fails, end it. Return it and its description."""
+    with claiming("RayReplayBuffer", names):
+        actor = start_actor(BufferActor, options, spec, **names.options(BUFFER))
+    try:
+        return actor, wait_until_ready(actor, "the actor of the replay buffer")
+    except BaseException:
+        ray().kill(actor)
+        raise
+
+
+def _state(actor: Any, info: dict[str, Any], names: ActorNames) -> dict[str, Any]:
+    """Return the state of a handle to an actor that was described by `info`."""
+    given = {name: info[name] for name in ("prefetch", "call_timeout_s")}
+    return {"actor": actor, "info": info, "names": names, "client": False, **given}
+
+
 @final
 class RayReplayBuffer:
     """A `ReplayBuffer` in a Ray actor. This is a handle to it.
@@ -102,6 +130,10 @@ class RayReplayBuffer:
         replay_buffer_cls: What to make: `ReplayBuffer` or a subclass, or a callable that returns one; no ensemble. Use
             `functools.partial` for options of a class of your own.
         call_timeout_s: Time of calls without `timeout_s`, in seconds; `math.inf` sets no limit.
+        name: Name by which `attach` returns a handle in other programs of the cluster.
+        lifetime: "detached" lets the buffer outlive the process that makes it, until `close` of a handle; it needs a
+            `name`. None ends it with that process, or with its last handle there.
+        namespace: Namespace of the name; None is "ostinato".
         ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet.
         remote_config: Options of the actor, as for `ray.remote`: `num_cpus`, `num_gpus`, `memory`, `resources`, ...
         **options: Options of `replay_buffer_cls`. Parts are copied to the actor; callables are called there. With
@@ -132,6 +164,9 @@ class RayReplayBuffer:
         *args: Any,
         replay_buffer_cls: Callable[..., Any] = ReplayBuffer,
         call_timeout_s: float = CALL_TIMEOUT_S,
+        name: str | None = None,
+        lifetime: Literal["detached"] | None = None,
+        namespace: str | None = None,
         ray_init_config: Mapping[str, Any] | None = None,
         remote_config: Mapping[str, Any] | None = None,
         **options: Unpack[AnyBufferOptions],
@@ -144,11 +179,37 @@ class RayReplayBuffer:
         seed = int(torch.randint(2**62, (), device="cpu")) if generator is None else None
         spec = BufferSpec(replay_buffer_cls, args, dict(options), seed)
         spec.check_names("RayReplayBuffer")
+        names, actor_options = take_names("RayReplayBuffer", name, lifetime, namespace, remote_config)
         init_ray(ray_init_config)
-        actor = start_actor(BufferActor, remote_config, spec)
-        self._connect(
-            BufferClient(actor, wait_until_ready(actor, "the actor of the replay buffer"), timeout_s), prefetch
-        )
+        check_free("RayReplayBuffer", names)
+        spec = spec._replace(prefetch=prefetch, call_timeout_s=timeout_s)
+        actor, info = _start(names, actor_options, spec)
+        self.__setstate__(_state(actor, info, names))
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        namespace: str | None = None,
+        *,
+        timeout_s: float = 60.0,
+        ray_init_config: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Return a handle to the buffer that was made with `name`; see `ShardedReplayBuffer.attach`.
+
+        Raises:
+            LostBufferError: There is no such buffer.
+            NoAnswerError: Its actor does not answer in time.
+            OptionError: The name is invalid.
+        """
+        check_seconds("timeout_s", timeout_s)
+        names = names_of("RayReplayBuffer", name, namespace)
+        connect(ray_init_config)
+        actor = find(names, BUFFER)
+        info = first_answer([actor.describe.remote()], timeout_s, f"the RayReplayBuffer {name!r}")
+        handle = object.__new__(cls)
+        handle.__setstate__(_state(actor, info, names))
+        return handle
 
     def _connect(self, client: BufferClient, prefetch: int) -> None:
         self._client = client
@@ -168,13 +229,15 @@ class RayReplayBuffer:
             "actor": client.actor,
             "prefetch": self._prefetch,
             "info": client.info,
+            "names": self._names,
+            "client": self._is_client,
             "call_timeout_s": client.call_timeout_s,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connect to the actor."""
-        client = BufferClient(state["actor"], state["info"], state["call_timeout_s"])
-        self._connect(client, state["prefetch"])
+        self._names, self._is_client = state["names"], state["client"]
+        self._connect(BufferClient(state["actor"], state["info"], state["call_timeout_s"]), state["prefetch"])
 
     def __enter__(self) -> Self:
         """Return the handle; the end of the block calls `close`."""
@@ -312,8 +375,10 @@ class RayReplayBuffer:
         msg = "RayReplayBuffer.as_remote() is not available: RayReplayBuffer(remote_config=...) makes its actor itself"
         raise UsageError(msg)
 
-    def client(self) -> Self:
-        """Return the handle, which may be sent to other processes.
+    def client(self) -> RayReplayBuffer:
+        """Return a handle that cannot end the buffer: its `close` and `shutdown` drop what that handle holds only.
+
+        It may be pickled. It has its own batches requested ahead.
 
         Raises:
             UsageError: after `close`.
@@ -321,19 +386,19 @@ class RayReplayBuffer:
         if not self.is_alive:
             msg = "RayReplayBuffer is closed: make another one, and load a checkpoint into it"
             raise UsageError(msg)
-        return self
+        handle = object.__new__(RayReplayBuffer)
+        handle.__setstate__({**self.__getstate__(), "client": True})
+        return handle
 
     def clients(self, num_clients: int) -> list[RayReplayBuffer]:
-        """Return handles for as many readers, each with its own batches requested ahead.
+        """Return handles for as many readers, each like that of `client()`.
 
         Raises:
             KindError: The number is not an integer.
             OptionError: It is below 1.
+            UsageError: after `close`.
         """
-        made = [object.__new__(RayReplayBuffer) for _ in range(positive("num_clients", num_clients))]
-        for handle in made:
-            handle.__setstate__(self.__getstate__())
-        return made
+        return [self.client() for _ in range(positive("num_clients", num_clients))]
 
     @property
     def shared(self) -> bool:
@@ -836,7 +901,8 @@ class RayReplayBuffer:
         """Finish the updates submitted by this handle, then `close`, which does not wait for other handles.
 
         Args:
-            timeout: Longest wait for these updates; None is `call_timeout_s`.
+            timeout: Longest wait for these updates, by default `call_timeout_s`, and for Ray to end the actor, by
+                default 10 s. It ends in any case.
 
         Raises:
             Exception: the first error of an update, after the actor has ended.
@@ -845,17 +911,24 @@ class RayReplayBuffer:
         try:
             self._settle(deadline)
         finally:
-            self.close()
+            self._end(timeout)
 
     def close(self) -> None:
         """End the actor, and with it the rows, for all handles: later calls raise `LostBufferError`.
 
-        May be called again. Waits for an actor that does not answer at most 5 s before it ends it.
+        May be called again. On a handle of `client()` it drops what that handle holds, and no more. Waits for an actor
+        that does not answer at most 5 s before it ends it.
         """
+        self._end(None)
+
+    def _end(self, timeout_s: float | None) -> None:
         module = ray()
-        if module.is_initialized():  # else the actor ended with Ray
+        if self._is_client or not module.is_initialized():  # without Ray the actor has ended, or is out of reach
+            self._stream.drop()
+        else:
             deadline = self._client.deadline(_CLOSE_TIMEOUT_S)
             self._updates.wait(deadline.left_s)
             finishes(self._actor.close.options(concurrency_group="update").remote(), deadline.left_s)
             module.kill(self._actor)
+            self._names.wait_until_free([BUFFER], timeout_s)
         self._updates.close()

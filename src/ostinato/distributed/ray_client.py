@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from ostinato._optional import require
-from ostinato.distributed.serialization import Serialized
+from ostinato.distributed.serialization import to_arguments
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ __all__ = [
     "wait_for",
     "wait_until_ready",
     "where",
+    "why_dead",
 ]
 
 CONCURRENCY_GROUPS = {"write": 32, "read": 32, "update": 8, "probe": 1}
@@ -52,7 +53,16 @@ START_TIMEOUT_S = 120.0
 _NO_LIMIT_S = 1e8
 """Longer waits (more than three years) are passed to Ray as no limit."""
 _K = TypeVar("_K")
-_RESERVED = ("concurrency_groups", "max_task_retries")
+_RESERVED = ("concurrency_groups", "get_if_exists", "max_task_retries")
+_OUTLIVE = "name= and lifetime='detached' let it outlive that"
+_DEATHS = {
+    "ray.kill": "it was closed, by close() of one of its handles or by ray.kill()",
+    "owner has died": f"the process that made it has ended; {_OUTLIVE}",
+    "job has finished": f"the program that made it has ended; {_OUTLIVE}",
+    "out of scope": f"the process that made it dropped its last handle; {_OUTLIVE}",
+    "references to the actor were removed": f"the process that made it dropped its last handle; {_OUTLIVE}",
+}
+"""Parts of Ray's messages about dead actors, and what they mean for a buffer."""
 
 
 class _Signal(Enum):
@@ -147,7 +157,8 @@ def start_actor(actor_class: type, options: Mapping[str, Any] | None, argument: 
             msg = f"remote_config must not hold {name!r}, which the buffer sets itself, got {given[name]!r}"
             raise OptionError(msg)
     merged = {"max_concurrency": 8, **given, **more, "concurrency_groups": CONCURRENCY_GROUPS}
-    return ray().remote(**merged)(actor_class).remote(Serialized(argument))
+    kept = merged.get("lifetime") == "detached"
+    return ray().remote(**merged)(actor_class).remote(*to_arguments(argument, kept=kept))
 
 
 def wait_until_ready(actor: Any, name: str) -> dict[str, Any]:
@@ -213,11 +224,14 @@ def _result(reference: Any, name: str, timeout_s: float | None) -> tuple[Any] | 
     except module.exceptions.GetTimeoutError:
         return None
     except (module.exceptions.RayActorError, module.exceptions.ObjectLostError) as error:
-        msg = (
-            f"{name} is gone, and its rows with it ({short_message(error)}): make a new one and load a checkpoint "
-            "into it"
-        )
+        msg = f"{name} is gone, and its rows with it ({why_dead(error)}): make a new one and load a checkpoint into it"
         raise LostBufferError(msg) from error
+
+
+def why_dead(error: BaseException) -> str:
+    """Return what the error of a call says about an actor that is dead for good."""
+    text = str(error)
+    return next((reason for part, reason in _DEATHS.items() if part in text), short_message(error))
 
 
 def short_message(error: BaseException) -> str:

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from ostinato._optional import require
 from ostinato.core import kinds
+from ostinato.errors import OptionError
 
-__all__ = ["Serialized", "decode", "decode_small", "encode", "encode_small"]
+__all__ = ["Serialized", "decode", "decode_small", "encode", "encode_small", "from_arguments", "to_arguments"]
 
 _MAX_SMALL_BYTES = 90_000
 """Ray sends objects of up to 100 KiB within the result; larger ones are faster as views of its object store."""
@@ -201,6 +202,45 @@ def encode(data: Any) -> bytes | Serialized:
 def decode(received: Any) -> Any:
     """Return the data that `encode` encoded."""
     return decode_small(received) if type(received) is bytes else received[0]
+
+
+_ARGUMENT_BYTES = 64_000
+"""Ray keeps arguments of an actor that are shorter than 100 KiB with the actor."""
+_MAX_KEPT_BYTES = 8_000_000
+"""Of all arguments of one actor: Ray keeps 10 MB with it."""
+
+
+def to_arguments(data: Any, *, kept: bool) -> list[Any]:
+    """Return the arguments by which an actor's constructor gets `data`; see `from_arguments`.
+
+    They are short pieces of its pickle, which Ray keeps with the actor. One large argument would be an object of the
+    process that starts the actor: if that process is dead, Ray could not restart the actor.
+
+    Args:
+        data: Anything that cloudpickle supports, and handles of actors.
+        kept: Whether the actor may outlive the process.
+
+    Raises:
+        OptionError: `data` is too large to be kept.
+    """
+    pickled: bytes = require("ray.cloudpickle", "ray").dumps(Serialized(data))
+    if len(pickled) <= _MAX_KEPT_BYTES:
+        return [pickled[begin : begin + _ARGUMENT_BYTES] for begin in range(0, len(pickled), _ARGUMENT_BYTES)]
+    if kept:
+        msg = (
+            f"with lifetime='detached' the parts and options of a buffer may take {_MAX_KEPT_BYTES:,} bytes, so that "
+            f"Ray can restart its actors, and take {len(pickled):,}: give callables that make them in the actors, such "
+            "as storage=partial(LazyTensorStorage, 1000), and load data from files"
+        )
+        raise OptionError(msg)
+    return [Serialized(data)]
+
+
+def from_arguments(arguments: tuple[Any, ...]) -> Any:
+    """Return the data that `to_arguments` made arguments of."""
+    if len(arguments) == 1 and not isinstance(arguments[0], bytes):
+        return arguments[0]
+    return pickle.loads(b"".join(arguments))  # noqa: S301 (Ray's channel executes code anyway)
 
 
 def _unpickle(pickled: bytes, buffers: list[Any]) -> Any:

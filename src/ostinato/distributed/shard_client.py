@@ -9,6 +9,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.buffers.portion import Offer
+from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, Callee, Deadline
 from ostinato.distributed.ray_client import finishes, is_lost, probe, ray, result_of, short_message, wait_for
 from ostinato.distributed.snapshot import ChangeCounts
@@ -56,7 +57,7 @@ class ShardClient:
     Args:
         actors: The shards.
         timeout_s: How long to wait for an answer, and for the first shard to return if all are missing.
-        on_change: Called when a shard becomes missing or returns.
+        why_gone: Returns why all shards are gone for good; None if one of them lives or is being restarted.
         call_timeout_s: Time of a call, and longest silence of a shard in calls that may work for long.
     """
 
@@ -64,7 +65,7 @@ class ShardClient:
         self,
         actors: Sequence[Any],
         timeout_s: float,
-        on_change: Callable[[], None],
+        why_gone: Callable[[], str | None],
         call_timeout_s: float = CALL_TIMEOUT_S,
     ) -> None:
         self.actors = list(actors)
@@ -80,7 +81,11 @@ class ShardClient:
         self._silent: dict[int, tuple[float, Any]] = {}  # since when, and a probe, of shards that may be missing
         self._lock = threading.Lock()
         self._block = threading.local()
-        self._on_change = on_change
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a shard becomes missing or returns."""
+        self._why_gone = why_gone
+        self.closed = False
+        """Whether this handle has ended the shards."""
 
     def __len__(self) -> int:
         """Number of shards, missing ones included."""
@@ -135,8 +140,10 @@ class ShardClient:
         """Return the shards that answer, after checking whether missing ones are back.
 
         Raises:
+            LostBufferError: All are gone for good.
             NoAnswerError: None answers within `timeout_s`, or until the deadline.
         """
+        self.check_reachable()
         method, deadline = self.deadline("the call")
         began = time.monotonic()
         limit_s = min(self.timeout_s, self.call_timeout_s, deadline.answer_left_s)
@@ -146,12 +153,31 @@ class ShardClient:
             found = [i for i in range(len(self)) if i not in self.missing]
             if found:
                 return found
+            self.check_gone()
             if time.monotonic() - began >= limit_s:
                 reasons = "; ".join(f"{self.callee(i)}: {reason}" for i, reason in self.missing.items())
                 took = deadline.elapsed_s
                 msg = f"none of the {len(self)} shards answered {method} within {took:.3g} s ({reasons})"
                 raise NoAnswerError(msg)
             time.sleep(min(_PROBE_EVERY_S, limit_s))
+
+    def check_reachable(self) -> None:
+        """Raise `LostBufferError` if this handle has ended the shards, or has no connection to them."""
+        if self.closed:
+            msg = "the ShardedReplayBuffer was closed, by close() of this handle, and its rows are gone: make a new one"
+            raise LostBufferError(msg)
+        check_connected()
+
+    def check_gone(self) -> None:
+        """Raise `LostBufferError` if all shards are gone for good, or out of reach."""
+        self.check_reachable()
+        reason = self._why_gone()
+        if reason is not None:
+            msg = (
+                f"the ShardedReplayBuffer is gone, and its rows with it: {reason}. Make a new one, with resume=True if "
+                "it had a checkpoint_dir"
+            )
+            raise LostBufferError(msg)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -179,6 +205,7 @@ class ShardClient:
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], group: str | None = None
     ) -> tuple[dict[int, Any], list[Exception]]:
         """Call a method of several shards at once; return results and exceptions. See `call`."""
+        self.check_reachable()
         name, deadline = self.deadline(method)
         deadline.check_open(f"the {len(self)} shards", name)
         sent, references = time.monotonic(), {}
@@ -225,8 +252,11 @@ class ShardClient:
     def call_all(self, method: str, *arguments: Any) -> dict[int, Any]:
         """Call a method of all present shards with the same arguments; see `call`.
 
+        If none of them answers, those that return are called again.
+
         Raises:
-            NoAnswerError: None of them answers.
+            LostBufferError: All shards are gone for good.
+            NoAnswerError: None returns in time.
         """
         while True:
             found = self.call(method, dict.fromkeys(self.present(), arguments))
@@ -258,6 +288,7 @@ class ShardClient:
         except Exception as error:
             if not is_lost(error):
                 raise
+            self.check_gone()
             self._mark_missing(shard, short_message(error))
             return None
 
@@ -310,7 +341,7 @@ class ShardClient:
             self._rows[shard], self._eras[shard] = rows, era
         if before != era:
             self._places.pop(shard, None)
-            self._on_change()
+            self.on_change()
             self._warn(
                 f"{self.name(shard)} was restarted: it has {rows:,} rows ({known} when it was last seen), those of its "
                 "last checkpoint"
@@ -333,7 +364,7 @@ class ShardClient:
                 f"{len(left)} shard{'s' * (len(left) != 1)} with {self._show_rows(*left)}; {self._show_rows(shard)} "
                 "are missing until it is back, and then those written after its last checkpoint"
             )
-        self._on_change()
+        self.on_change()
         self._warn(message)
 
     def _check_missing(self) -> None:
@@ -380,7 +411,7 @@ class ShardClient:
             self._probes.pop(shard, None)
             known = self._show_rows(shard)
             self._rows[shard], self._eras[shard] = rows, era
-        self._on_change()
+        self.on_change()
         self._warn(f"{self.name(shard)} is back with {rows:,} rows ({known} when it was last seen)")
 
     def _warn(self, message: str) -> None:

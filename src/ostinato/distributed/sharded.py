@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, final,
 
 import torch
 
-from ostinato._optional import require
 from ostinato.buffers import BufferStats, ReplayBuffer
 from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
 from ostinato.buffers.stats import combine
-from ostinato.distributed.actors import BufferSpec, ShardActor, ShardSpec
+from ostinato.distributed.actor_names import check_free, connect, names_of, take_names
+from ostinato.distributed.actors import BufferSpec, ShardSpec
 from ostinato.distributed.batch_stream import ShardPrefetcher
 from ostinato.distributed.checkpoints import (
     ShardReport,
@@ -22,10 +22,10 @@ from ostinato.distributed.checkpoints import (
     save_shards,
     shard_directories,
 )
-from ostinato.distributed.deadlines import CALL_TIMEOUT_S, Callee, Deadline, check_call_timeout
-from ostinato.distributed.fleet_actor import start_fleet_actor, wait_for_fleet_actor
-from ostinato.distributed.rate_limits import RateLimitClient, check_limiter, check_minimum
-from ostinato.distributed.ray_client import init_ray, pop_service, ray, start_actor, wait_until_ready
+from ostinato.distributed.deadlines import CALL_TIMEOUT_S, Deadline, check_call_timeout
+from ostinato.distributed.fleet import Fleet, attach_fleet, check_placement, reserve_placement, start_fleet
+from ostinato.distributed.rate_limits import RateLimitClient, check_limiter
+from ostinato.distributed.ray_client import init_ray, pop_service, ray
 from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.serialization import Serialized
@@ -42,7 +42,7 @@ from ostinato.distributed.writing import (
 from ostinato.errors import LostBufferError, NoAnswerError, OptionError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from types import TracebackType
 
@@ -53,70 +53,9 @@ if TYPE_CHECKING:
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.trajectory_view import Trajectory
 
-__all__ = ["Placement", "ShardedReplayBuffer", "reserve_placement"]
+__all__ = ["ShardedReplayBuffer"]
 
-_STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
-_PLACEMENT_TIMEOUT_S = 60.0
 _ROUTES = ("round_robin", "sticky")
-
-
-# -- starting the shards ----------------------------------------------------------------------------------------------
-
-
-class Placement(NamedTuple):
-    """Scheduling options of each actor, and the placement group to remove at the end."""
-
-    options: list[dict[str, Any]]
-    group: Any = None
-
-    def remove(self) -> None:
-        """Remove the placement group."""
-        if self.group is not None:
-            ray().util.remove_placement_group(self.group)
-
-
-def reserve_placement(strategy: str | None, shards: int, remote_config: Mapping[str, Any] | None) -> Placement:
-    """Reserve resources for each shard.
-
-    Args:
-        strategy: Strategy of a Ray placement group; None leaves the placement to Ray.
-        shards: Number of shards.
-        remote_config: Options of each actor, which give its resources: `num_cpus` (1 by default), `num_gpus`,
-            `resources`.
-
-    Raises:
-        OptionError: There is no such strategy, or the cluster does not have the resources.
-    """
-    if strategy is None:
-        return Placement([{} for _ in range(shards)])
-    if strategy not in _STRATEGIES:
-        msg = f"placement must be None or one of {list(_STRATEGIES)}, got {strategy!r}"
-        raise OptionError(msg)
-    given = remote_config or {}
-    nodes = [node for node in ray().nodes() if node["Alive"]]
-    if strategy == "STRICT_SPREAD" and len(nodes) < shards:
-        msg = (
-            f"placement='STRICT_SPREAD' needs a node for each of {shards} shards, the cluster has {len(nodes)}: take "
-            "fewer shards, or 'SPREAD'"
-        )
-        raise OptionError(msg)
-    scheduling = require("ray.util.scheduling_strategies", "ray")
-    need = {"CPU": given.get("num_cpus", 1), "GPU": given.get("num_gpus", 0), **given.get("resources", {})}
-    bundle = {name: amount for name, amount in need.items() if amount}
-    group = ray().util.placement_group([bundle] * shards, strategy=strategy)
-    if not group.wait(_PLACEMENT_TIMEOUT_S):
-        ray().util.remove_placement_group(group)
-        free = {name: count for name, count in ray().available_resources().items() if not name.startswith("node:")}
-        msg = f"the cluster has no room for {shards} shards of {bundle} with placement={strategy!r}: it has {free}"
-        raise OptionError(msg)
-    options = [
-        {
-            "scheduling_strategy": scheduling.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i),
-            "num_cpus": need["CPU"],
-        }
-        for i in range(shards)
-    ]
-    return Placement(options, group)
 
 
 def _check_options(
@@ -134,64 +73,20 @@ def _check_options(
         check_seconds("checkpoint_every_s", checkpoint_every_s)
 
 
-def _start_actors(
-    specs: Sequence[ShardSpec],
-    remote_config: Mapping[str, Any] | None,
-    placement: Placement,
-    limiter: RateLimiter | None,
-) -> tuple[list[Any], Any, ShardInfo, list[Callee]]:
-    """Start the shards and the actor of the fleet, and wait until all are ready.
-
-    If that fails, all are ended, and the error of the constructor that raised is raised.
-
-    Returns:
-        The shards, the actor of the fleet, what describes the shards, and where all of these are.
-    """
-    started: list[Any] = []
-    try:
-        for spec, options in zip(specs, placement.options, strict=True):
-            started.append(start_actor(ShardActor, remote_config, spec, max_restarts=-1, **options))
-        shards = started[:]
-        started.append(start_fleet_actor(shards, limiter))
-        found = [wait_until_ready(actor, f"shard {i} of {len(specs)}") for i, actor in enumerate(shards)]
-        info = ShardInfo(*(found[0][name] for name in ShardInfo._fields))
-        if limiter is not None:
-            check_minimum(limiter, len(specs), info.capacity)
-        places = [Callee(f"shard {i} of {len(specs)}").at(one) for i, one in enumerate(found)]
-        places.append(wait_for_fleet_actor(started[-1]))
-    except BaseException:
-        for actor in started:
-            ray().kill(actor)
-        placement.remove()
-        raise
-    return shards, started[-1], info, places
-
-
 class _Connection(NamedTuple):
     """What a handle needs to reach the shards; it is what pickled handles hold."""
 
-    actors: list[Any]
-    fleet: Any
-    """The `FleetActor`."""
+    fleet: Fleet
     info: ShardInfo
-    shard_timeout_s: float
-    snapshot_age_s: float
-    prefetch: int
-    sticky: bool
-    home: int | None
+    home: int | None = None
     """Shard to write to; None takes the one after that of the previous handle."""
-    limiter: RateLimitClient | None
-    directory: Path | None
-    """Where checkpoints go."""
-    placement: Placement
-    call_timeout_s: float
-    places: list[Callee]
-    """Where the shards, and then the actor of the fleet, were at the start."""
+    client: bool = False
+    """Whether the handle came from `client()`, and must not end the service."""
 
     @property
     def waits(self) -> bool:
         """Whether readers and writers may wait for each other."""
-        return self.info.waits or self.limiter is not None
+        return self.info.waits or self.fleet.rate_limiter is not None
 
 
 # -- the handle -------------------------------------------------------------------------------------------------------
@@ -229,8 +124,13 @@ class ShardedReplayBuffer:
         snapshot_age_s: For how many seconds batches may be drawn from masses and draws of one moment, so that a batch
             calls only the shards that it has rows of. Changes by this process are seen at once, those by others after
             this time at the latest. 0 asks all shards for every batch. None is 0 for fewer than 16 shards, else 1.
+        name: Name by which `attach` returns a handle in other programs of the cluster.
+        lifetime: "detached" lets the buffer outlive the process that makes it, until `close` of a handle; it needs a
+            `name`. None ends it with that process, or with its last handle there.
+        namespace: Namespace of the name; None is "ostinato".
         ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet.
-        remote_config: Options of each actor, as for `ray.remote`.
+        remote_config: Options of the actor of each shard, as for `ray.remote`. The actor of the fleet gets its
+            `runtime_env`, `scheduling_strategy` and `label_selector`, and reserves no resources.
         **options: Options of `replay_buffer_cls`, for each shard; capacities are those of one shard. Three of them are
             for all shards together:
 
@@ -266,6 +166,9 @@ class ShardedReplayBuffer:
         shard_timeout_s: float = 30.0,
         call_timeout_s: float = CALL_TIMEOUT_S,
         snapshot_age_s: float | None = None,
+        name: str | None = None,
+        lifetime: Literal["detached"] | None = None,
+        namespace: str | None = None,
         ray_init_config: Mapping[str, Any] | None = None,
         remote_config: Mapping[str, Any] | None = None,
         **options: Unpack[AnyBufferOptions],
@@ -276,6 +179,7 @@ class ShardedReplayBuffer:
             raise OptionError(msg)
         call_s = check_call_timeout(call_timeout_s)
         _check_options(route, shard_timeout_s, checkpoint_dir, checkpoint_every_s, resume=resume)
+        check_placement(placement)
         age_s = read_age(snapshot_age_s, number)
         pop_service("ShardedReplayBuffer", options)
         directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
@@ -285,33 +189,72 @@ class ShardedReplayBuffer:
         check_limiter(rate_limiter)
         seeds = torch.randint(2**62, (number,), generator=generator, device="cpu").tolist()
         check_checkpoint_dir(directory, number, resume=resume)
+        names, actor_options = take_names("ShardedReplayBuffer", name, lifetime, namespace, remote_config)
         buffer = BufferSpec(replay_buffer_cls, args, dict(options), None)
         buffer.check_names("ShardedReplayBuffer")
         init_ray(ray_init_config)
-        place = reserve_placement(placement, number, remote_config)
+        check_free("ShardedReplayBuffer", names)
+        place = reserve_placement(placement, number, actor_options, detached=names.detached)
         specs = [
             ShardSpec(buffer._replace(seed=seed), path, checkpoint_every_s, resume)
             for seed, path in zip(seeds, shard_directories(directory, number), strict=True)
         ]
-        actors, fleet, info, places = _start_actors(specs, remote_config, place, rate_limiter)
-        limiter = None if rate_limiter is None else RateLimitClient(fleet, rate_limiter, places[-1], call_s)
         sticky = route == "sticky"
-        reach = actors, fleet, info, shard_timeout_s, age_s
-        rest = directory, place, call_s, places
-        self._connect(_Connection(*reach, prefetch, sticky, None, limiter, *rest), generator)
+        fleet = Fleet(names, place, rate_limiter, shard_timeout_s, age_s, prefetch, sticky, directory, call_s)
+        fleet, described = start_fleet(fleet, specs, actor_options)
+        self._connect(_Connection(fleet, ShardInfo.of(described)), generator)
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        namespace: str | None = None,
+        *,
+        timeout_s: float = 60.0,
+        ray_init_config: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Return a handle to the buffer that was made with `name`, by any program that is connected to the cluster.
+
+        It is like the handle of the constructor: its `close` ends the buffer for all.
+
+        Args:
+            name: The name.
+            namespace: Namespace of the name, if the constructor got one.
+            timeout_s: Longest wait for the actors, some of which may be restarting.
+            ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet; None connects to the
+                cluster of this machine, or to that of `RAY_ADDRESS`.
+
+        Raises:
+            LostBufferError: There is no such buffer, or its shards are gone for good.
+            NoAnswerError: Its actors do not answer in time.
+            OptionError: The name is invalid.
+        """
+        check_seconds("timeout_s", timeout_s)
+        names = names_of("ShardedReplayBuffer", name, namespace)
+        connect(ray_init_config)
+        fleet, described = attach_fleet(names, timeout_s)
+        handle = object.__new__(cls)
+        handle.__setstate__({"connection": _Connection(fleet, ShardInfo.of(described))})
+        return handle
 
     def _connect(self, connection: _Connection, generator: torch.Generator | None) -> None:
-        info, limiter, age_s = connection.info, connection.limiter, connection.snapshot_age_s
-        on_change = (lambda: None) if limiter is None else limiter.recount
-        shards = ShardClient(connection.actors, connection.shard_timeout_s, on_change, connection.call_timeout_s)
-        shards.record_places(connection.places)
+        fleet, info = connection.fleet, connection.info
+        shards = ShardClient(fleet.shards, fleet.shard_timeout_s, fleet.why_gone, fleet.call_timeout_s)
+        shards.record_places(fleet.places)
+        limiter = None
+        if fleet.rate_limiter is not None:
+            limiter = RateLimitClient(
+                fleet.actor, fleet.rate_limiter, shards.check_gone, fleet.place, fleet.call_timeout_s
+            )
+            shards.on_change = limiter.recount
+        age_s = fleet.snapshot_age_s
         consumer = RowConsumer(shards, waits=connection.waits, snapshot_age_s=age_s) if info.counting else None
         self._connection = connection
-        self._closed = False
+        self._limiter = limiter
         self._shards = shards
         sampler = ShardSampler(shards, generator, limiter, consumer, age_s)
-        self._batches = ShardPrefetcher(sampler, connection.prefetch)
-        self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=connection.sticky, home=connection.home)
+        self._batches = ShardPrefetcher(sampler, fleet.prefetch)
+        self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=fleet.sticky, home=connection.home)
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickled handle reaches the same shards; it has a home shard and a random seed of its own."""
@@ -358,7 +301,7 @@ class ShardedReplayBuffer:
     @property
     def rate_limiter(self) -> RateLimiter | None:
         """The limiter; None if the constructor got none."""
-        return None if self._connection.limiter is None else self._connection.limiter.limiter
+        return self._connection.fleet.rate_limiter
 
     @property
     def write_count(self) -> int:
@@ -368,11 +311,11 @@ class ShardedReplayBuffer:
 
     def _answering(self, method: str, timeout_s: float | None = None) -> AbstractContextManager[Deadline]:
         """Make the calls in a block end by the deadline of a call that the shards answer at once."""
-        return self._shards.within(method, Deadline.of_call(timeout_s, self._connection.call_timeout_s))
+        return self._shards.within(method, Deadline.of_call(timeout_s, self._connection.fleet.call_timeout_s))
 
     def _working(self, method: str, timeout_s: float | None = None) -> AbstractContextManager[Deadline]:
         """Make the calls in a block end by the deadline of a call that may work for long."""
-        return self._shards.within(method, Deadline.of_work(timeout_s, self._connection.call_timeout_s))
+        return self._shards.within(method, Deadline.of_work(timeout_s, self._connection.fleet.call_timeout_s))
 
     def pinned(self, shard: int) -> ShardedReplayBuffer:
         """Return a handle that writes to one shard, whatever the route; to the next one while that is missing.
@@ -386,9 +329,12 @@ class ShardedReplayBuffer:
         return self._handle(sticky=True, home=shard)
 
     def _handle(self, **changes: Any) -> ShardedReplayBuffer:
-        """Return another handle of the same shards."""
+        """Return another handle of the same shards, with other fields of the connection or its fleet."""
+        connection = self._connection
+        own = {name: changes.pop(name) for name in _Connection._fields if name in changes}
         handle = object.__new__(ShardedReplayBuffer)
-        handle.__setstate__({"connection": self._connection._replace(**changes)})
+        changed = {"fleet": connection.fleet._replace(**changes), **own}
+        handle.__setstate__({"connection": connection._replace(**changed)})
         return handle
 
     # -- names of TorchRL's services ----------------------------------------------------------------------------------
@@ -405,9 +351,7 @@ class ShardedReplayBuffer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a shard answers, and this handle was not closed; shards that do not are left out with a warning."""
-        if self._closed or not ray().is_initialized():
-            return False
+        """Whether a shard answers; shards that do not are left out with a warning."""
         try:
             with self._answering("is_alive"):
                 return bool(self._shards.call_all("call", "is_alive"))
@@ -415,25 +359,46 @@ class ShardedReplayBuffer:
             return False
 
     def start(self) -> Self:
-        """Return the handle: the actors are started by the constructor."""
+        """Return the handle: the actors are started by the constructor.
+
+        Raises:
+            UsageError: The buffer was closed, or no shard answers.
+        """
+        if not self.is_alive:
+            msg = "A closed ShardedReplayBuffer cannot be restarted: make another one, with resume=True for its rows"
+            raise UsageError(msg)
         return self
 
-    def client(self) -> Self:
-        """Return the handle, which may be sent to other processes."""
-        return self
+    def client(self) -> ShardedReplayBuffer:
+        """Return a handle that cannot end the buffer: its `close` and `shutdown` drop its prefetched batches only.
+
+        It may be pickled. It has its own batches requested ahead and its own random seed.
+
+        Raises:
+            UsageError: The buffer was closed, or no shard answers.
+        """
+        if not self.is_alive:
+            msg = "ShardedReplayBuffer is closed: make another one, with resume=True for its rows"
+            raise UsageError(msg)
+        return self._handle(client=True)
 
     def clients(self, num_clients: int) -> list[ShardedReplayBuffer]:
-        """Return handles for as many readers, each with its own batches requested ahead and its own random seed.
+        """Return handles for as many readers, each like that of `client()`.
 
         Raises:
             KindError: The number is not an integer.
             OptionError: It is below 1.
+            UsageError: The buffer was closed, or no shard answers.
         """
-        return [self._handle() for _ in range(positive("num_clients", num_clients))]
+        return [self.client() for _ in range(positive("num_clients", num_clients))]
 
-    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002
-        """Do `close`, which does not wait for other handles: `timeout` has no effect."""
-        self.close()
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Do `close`.
+
+        Args:
+            timeout: Longest wait in seconds until Ray has ended the actors; None is 10 s. They end in any case.
+        """
+        self._end(timeout)
 
     def apply(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
         """Call `function(buffer, *args)` in every present shard, and return the results.
@@ -465,11 +430,13 @@ class ShardedReplayBuffer:
 
     def __repr__(self) -> str:
         """Shards and options; makes no remote call."""
-        connection, route = self._connection, "sticky" if self._connection.sticky else "round_robin"
+        fleet = self._connection.fleet
+        name = f"name={fleet.names.name!r}, " if fleet.names.given else ""
+        route = "sticky" if fleet.sticky else "round_robin"
         return (
-            f"ShardedReplayBuffer(num_shards={self.num_shards}, {route=}, missing={sorted(self._shards.missing)}, "
-            f"batch_size={self.batch_size}, prefetch={connection.prefetch}, "
-            f"checkpoint_dir={connection.directory}, {self.rate_limiter})"
+            f"ShardedReplayBuffer({name}num_shards={self.num_shards}, {route=}, "
+            f"missing={sorted(self._shards.missing)}, batch_size={self.batch_size}, prefetch={fleet.prefetch}, "
+            f"checkpoint_dir={fleet.directory}, {self.rate_limiter})"
         )
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -533,8 +500,8 @@ class ShardedReplayBuffer:
             self._reset_limiter(deadline)
 
     def _reset_limiter(self, deadline: Deadline) -> None:
-        if self._connection.limiter is not None:
-            self._connection.limiter.begin(deadline)
+        if self._limiter is not None:
+            self._limiter.begin(deadline)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -607,7 +574,7 @@ class ShardedReplayBuffer:
             NoAnswerError: No shard answers, or one is silent that `timeout_s` is too short to leave out.
             WaitTimeoutError: Too few rows were written in time.
         """
-        size = check_size(batch_size, self.batch_size, fixed=bool(self._connection.prefetch))
+        size = check_size(batch_size, self.batch_size, fixed=bool(self._connection.fleet.prefetch))
         batch, info = self._batches.next(size, timeout_s, max_age)
         return (batch, info) if return_info else batch
 
@@ -674,11 +641,12 @@ class ShardedReplayBuffer:
         Raises:
             UsageError: The constructor got no `checkpoint_dir`.
         """
-        if self._connection.directory is None:
+        directory = self._connection.fleet.directory
+        if directory is None:
             msg = "there is no checkpoint_dir: give one to the constructor, or call dumps(path)"
             raise UsageError(msg)
         with self._working("checkpoint", timeout_s):
-            found = save_shards(self._shards, self._connection.directory)
+            found = save_shards(self._shards, directory)
         return [found.get(i, {"write_count": 0})["write_count"] for i in range(self.num_shards)]
 
     def dumps(self, path: str | Path, *, timeout_s: float | None = None) -> None:
@@ -721,11 +689,16 @@ class ShardedReplayBuffer:
         self.loads(path, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """End the actors, and with them the rows, for all handles. Checkpoints stay. May be called again."""
-        self._closed = True
+        """End the actors, and with them the rows, for all handles: later calls raise `LostBufferError`.
+
+        Checkpoints stay. May be called again. On a handle of `client()` it drops its prefetched batches, and no more.
+        """
+        self._end(None)
+
+    def _end(self, timeout_s: float | None) -> None:
         self._batches.drop()
-        if not ray().is_initialized():
-            return  # the actors ended with Ray
-        for actor in (*self._shards.actors, self._connection.fleet):
-            ray().kill(actor)
-        self._connection.placement.remove()
+        if self._connection.client or self._shards.closed:
+            return
+        self._shards.closed = True
+        if ray().is_initialized():  # else the actors ended with Ray, or are out of reach
+            self._connection.fleet.end(timeout_s)

@@ -21,6 +21,8 @@ from ostinato.errors import KindError, SlotError
 from ostinato.samplers.priorities import raise_invalid, reduce_items
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ostinato.distributed.rate_limits import RateLimitClient
     from ostinato.distributed.shard_client import ShardClient
 
@@ -48,6 +50,11 @@ class ShardInfo(NamedTuple):
     """Whether draws consume rows."""
     waits: bool
     """Whether writes may wait for room in the shard, as with a queue."""
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> ShardInfo:
+        """Return the properties that `ShardActor.describe` returned."""
+        return cls(*(described[name] for name in cls._fields))
 
     def reduce(self, items: Tensor) -> Tensor:
         """Reduce several priorities of each item, `[n, *shape]`, to one, float64 `[n]`."""

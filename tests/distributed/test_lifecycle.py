@@ -1,0 +1,281 @@
+"""Names and lifetimes of buffers in a cluster: other programs attach, and nothing is left of what has ended."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import time
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ostinato import (
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    RateLimiter,
+    RayReplayBuffer,
+    ReplayBuffer,
+    ShardedReplayBuffer,
+)
+from ostinato.distributed import actor_names
+from ostinato.distributed.serialization import from_arguments, to_arguments
+from ostinato.errors import LostBufferError, OptionError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
+
+ROWS = 24
+STORAGE = partial(LazyTensorStorage, 1000)
+NO_CPU = {"num_cpus": 0}
+
+
+def actors(cluster: Any) -> set[str]:
+    """Names of all actors that live or are being restarted: each actor of a buffer has one."""
+    return {one["name"] for one in cluster.util.list_named_actors(all_namespaces=True)}
+
+
+def reserved(cluster: Any) -> list[str]:
+    """States of the placement groups that are not removed."""
+    found = [one["state"] for one in cluster.util.placement_group_table().values()]
+    return [state for state in found if state != "REMOVED"]
+
+
+def until(check: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def calls_of_a_fleet(rb: ShardedReplayBuffer) -> dict[str, Callable[[], Any]]:
+    return {
+        "len": lambda: len(rb),
+        "bool": lambda: bool(rb),
+        "write_count": lambda: rb.write_count,
+        "stats": rb.stats,
+        "report": rb.report,
+        "sample": lambda: rb.sample(4),
+        "add": lambda: rb.add({"x": torch.tensor(1)}),
+        "extend": lambda: rb.extend({"x": torch.arange(4)}),
+        "update_priority": lambda: rb.update_priority(torch.arange(2), torch.ones(2)),
+        "__getitem__": lambda: rb[0],
+        "empty": rb.empty,
+        "apply": lambda: rb.apply(len),
+        "query": rb.query,
+        "checkpoint": rb.checkpoint,
+        "dumps": lambda: rb.dumps("/tmp/never"),
+        "loads": lambda: rb.loads("/tmp/never"),
+        "pinned.extend": lambda: rb.pinned(0).extend({"x": torch.arange(4)}),
+    }
+
+
+def check_lost(calls: dict[str, Callable[[], Any]], reason: str) -> None:
+    for name, call in calls.items():
+        try:
+            found = call()
+        except LostBufferError as error:
+            assert reason in str(error), name  # noqa: PT017 (the loop says which call it was)
+        else:
+            pytest.fail(f"{name} returned {found!r}")
+
+
+# -- another program --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def maker(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """A program that has made buffers."""
+    address = cluster.get_runtime_context().gcs_address
+    script = Path(__file__).with_name("fleet_maker.py")
+    command = [sys.executable, str(script), address, str(tmp_path_factory.mktemp("fleets"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline().strip() == "made"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_buffers_of_another_program(cluster: Any, maker: subprocess.Popen[str]) -> None:
+    kept, tied = ShardedReplayBuffer.attach("kept fleet"), ShardedReplayBuffer.attach("tied fleet")
+    kept_actor, tied_actor = RayReplayBuffer.attach("kept actor"), RayReplayBuffer.attach("tied actor")
+    _check_names(cluster)
+    assert [len(one) for one in (kept, tied, kept_actor, tied_actor)] == [ROWS] * 4
+    maker.kill()
+    maker.wait()
+    until(lambda: not any("tied" in name for name in actors(cluster)))
+    check_lost({"len": lambda: len(tied_actor), "add": lambda: tied_actor.add({"x": torch.tensor(1)})}, "has ended")
+    check_lost(calls_of_a_fleet(tied), "the process that made it has ended")
+    assert not tied.is_alive
+    assert not tied_actor.is_alive
+    _check_kept_fleet(cluster, kept)
+    _check_kept_actor(cluster, kept_actor)
+
+
+def _check_names(cluster: Any) -> None:
+    before = actors(cluster), reserved(cluster)
+    make = partial(ShardedReplayBuffer, 1, storage=STORAGE, remote_config=NO_CPU)
+    with pytest.raises(OptionError, match=r"name='kept fleet' is taken .* ShardedReplayBuffer.attach\('kept fleet'\)"):
+        make(name="kept fleet", placement="PACK")
+    with pytest.raises(OptionError, match=r"RayReplayBuffer name='kept fleet' is taken"):
+        RayReplayBuffer(storage=STORAGE, name="kept fleet")
+    with pytest.raises(OptionError, match=r"name='tied actor' is taken .* RayReplayBuffer.attach\('tied actor'\)"):
+        make(name="tied actor")
+    assert (actors(cluster), reserved(cluster)) == before
+    with pytest.raises(LostBufferError, match=r"no ShardedReplayBuffer named 'fleet' .* has \['kept fleet', 'tied fle"):
+        ShardedReplayBuffer.attach("fleet")
+    with pytest.raises(LostBufferError, match=r"in namespace 'other'; it has none"):
+        RayReplayBuffer.attach("kept actor", "other")
+    with pytest.raises(LostBufferError, match=r"'kept actor' .* is no complete ShardedReplayBuffer: RayReplayBuffer"):
+        ShardedReplayBuffer.attach("kept actor")
+
+
+def _check_kept_fleet(cluster: Any, rb: ShardedReplayBuffer) -> None:
+    fleet = rb._connection.fleet
+    assert cluster.get(fleet.actor.totals.remote()) == (ROWS, 0)  # the limiter has its counts
+    assert set(rb.sample()["x"].tolist()) <= set(range(ROWS))
+    rb.pinned(1).extend({"x": torch.arange(ROWS, 2 * ROWS)})
+    assert cluster.get(fleet.actor.totals.remote()) == (2 * ROWS, 8)
+    assert rb.checkpoint() == [ROWS, ROWS]
+    rb.pinned(1).extend({"x": torch.arange(8)})
+    cluster.kill(fleet.shards[1], no_restart=False)
+    cluster.kill(fleet.actor, no_restart=False)
+    with pytest.warns(RuntimeWarning):  # Ray restarts both without the program that started them
+        until(lambda: [one.rows for one in rb.report()] == [ROWS, ROWS])
+    assert rb.sample(timeout_s=60.0)["x"].shape == (8,)
+    _check_end(cluster, rb)
+
+
+def _check_end(cluster: Any, rb: ShardedReplayBuffer) -> None:
+    other, client = ShardedReplayBuffer.attach("kept fleet"), pickle.loads(pickle.dumps(rb.client()))
+    client.close()
+    client.shutdown()
+    with client:
+        assert client.start() is client
+    assert (client.is_alive, len(client)) == (True, 2 * ROWS)  # a client ends nothing, not even itself
+    assert "CREATED" in reserved(cluster)
+    rb.close()
+    rb.close()
+    assert not any("kept fleet" in name for name in actors(cluster))
+    until(lambda: "CREATED" not in reserved(cluster))
+    for handle, reason in ((rb, "closed"), (other, "closed"), (client, "closed")):
+        check_lost(calls_of_a_fleet(handle), reason)
+        assert not handle.is_alive
+    for call in (rb.start, other.client, lambda: client.clients(2)):
+        with pytest.raises(UsageError, match="closed"):
+            call()
+    with pytest.raises(LostBufferError, match="no ShardedReplayBuffer named 'kept fleet'"):
+        ShardedReplayBuffer.attach("kept fleet")
+
+
+def _check_kept_actor(cluster: Any, rb: RayReplayBuffer) -> None:
+    other, client = RayReplayBuffer.attach("kept actor"), pickle.loads(pickle.dumps(rb.client()))
+    assert set(rb.sample()["x"].tolist()) <= set(range(ROWS))
+    client.close()
+    client.shutdown()
+    assert (client.is_alive, len(client)) == (True, ROWS)
+    other.shutdown(timeout=5.0)
+    assert not any("kept actor" in name for name in actors(cluster))
+    for handle in (rb, other, client):
+        check_lost({"len": handle.__len__, "sample": handle.sample, "stats": handle.stats}, "closed")
+        check_lost({"apply": partial(handle.apply, len), "empty": handle.empty}, "closed")
+        assert not handle.is_alive
+        with pytest.raises(UsageError, match="closed"):
+            handle.start()
+
+
+# -- constructors that raise ------------------------------------------------------------------------------------------
+
+
+def no_buffer(storage: Any = None) -> ReplayBuffer:
+    msg = "no buffer in this actor"
+    raise ValueError(msg)
+
+
+def test_a_constructor_that_raises_leaves_nothing(cluster: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    before = actors(cluster), reserved(cluster)
+    make = partial(ShardedReplayBuffer, 2, storage=STORAGE, remote_config={"num_cpus": 0.1})
+    with pytest.raises(ValueError, match="no buffer in this actor"):
+        make(replay_buffer_cls=no_buffer, placement="PACK", name="never", lifetime="detached")
+    with pytest.raises(OptionError, match="min_size_to_sample=5000 rows are never there"):
+        make(rate_limiter=RateLimiter(min_size_to_sample=5000))
+    with pytest.raises(ValueError, match="no buffer in this actor"):
+        RayReplayBuffer(replay_buffer_cls=no_buffer, remote_config=NO_CPU)
+    assert (actors(cluster), reserved(cluster)) == before
+    monkeypatch.setattr("ostinato.distributed.fleet._PLACEMENT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("ostinato.distributed.ray_client.START_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("ostinato.distributed.fleet.START_TIMEOUT_S", 2.0)
+    with pytest.raises(UsageError, match="shard 0 of 2 did not answer within 2 s; free in the cluster"):
+        make(remote_config={"num_cpus": 1000})
+    with pytest.raises(OptionError, match=r"no room for 2 shards of {'CPU': 1000}"):
+        make(placement="SPREAD", remote_config={"num_cpus": 1000})
+    with pytest.raises(UsageError, match="did not answer within 2 s"):
+        RayReplayBuffer(storage=STORAGE, remote_config={"num_cpus": 1000})
+    assert (actors(cluster), reserved(cluster)) == before
+
+
+def test_checkpoints_of_other_parts_leave_no_actors(cluster: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path, "remote_config": NO_CPU}
+    with closing(ShardedReplayBuffer(1, storage=STORAGE, **options)) as rb:
+        rb.extend({"x": torch.arange(4)})
+        rb.checkpoint()
+    before, prioritized = actors(cluster), partial(PrioritizedReplayBuffer, alpha=0.7, beta=0.5)
+    with pytest.raises(ValueError, match="PrioritizedSampler"):
+        ShardedReplayBuffer(1, replay_buffer_cls=prioritized, storage=STORAGE, resume=True, **options)
+    assert actors(cluster) == before
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [partial(ShardedReplayBuffer, 2), RayReplayBuffer])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lifetime": "detached"}, r"\(lifetime='detached'\) needs a name="),
+        ({"remote_config": {"lifetime": "detached"}}, r"\(lifetime='detached'\) needs a name="),
+        ({"namespace": "mine"}, r"\(namespace='mine'\) needs a name="),
+        ({"name": "a", "lifetime": "forever"}, "lifetime must be None or 'detached', got 'forever'"),
+        ({"name": "a:b"}, "name must be a text of 1 to 200 printable characters without ':', got 'a:b'"),
+        ({"name": ""}, "name must be a text"),
+        ({"name": 3}, "name must be a text"),
+        ({"name": "a", "namespace": "x:y"}, "namespace must be a text"),
+        ({"name": "a", "remote_config": {"name": "b"}}, "got name='a', and 'b' in remote_config: give one"),
+    ],
+)
+def test_invalid_names_and_lifetimes(make: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make(storage=STORAGE, **options)
+
+
+def test_names_of_actors_follow_from_that_of_the_buffer() -> None:
+    take = partial(actor_names.take_names, "Buffer")
+    names, rest = take("a", None, None, {"num_cpus": 1, "lifetime": "non_detached"})
+    assert rest == {"num_cpus": 1}
+    assert names.options(actor_names.shard_part(3)) == {
+        "name": "ostinato:a:shard-0003",
+        "namespace": "ostinato",
+        "lifetime": None,
+    }
+    names, _ = take(None, None, None, {"name": "b", "namespace": "mine", "lifetime": "detached"})
+    assert names.options("fleet") == {"name": "ostinato:b:fleet", "namespace": "mine", "lifetime": "detached"}
+    assert take(None, None, None, None)[0].name.startswith(":")  # which no user can give
+
+
+def test_large_options_of_detached_actors_raise() -> None:
+    small, large = torch.zeros(1000), torch.zeros(3_000_000)
+    assert torch.equal(from_arguments(tuple(to_arguments(small, kept=True))), small)
+    pieces = to_arguments(torch.arange(100_000), kept=True)
+    assert max(map(len, pieces)) < 100_000 < sum(map(len, pieces))
+    assert from_arguments(tuple(pieces)).tolist() == list(range(100_000))
+    assert not isinstance(to_arguments(large, kept=False)[0], bytes)
+    with pytest.raises(OptionError, match=r"may take 8,000,000 bytes, so that Ray can restart .* take 12,0"):
+        to_arguments(large, kept=True)
