@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
     from ostinato.durable.ted import Flat2TED, TED2Flat
     from ostinato.samplers import (
         ConsumingSampler,
+        HeapSampler,
         LimitedSampler,
         PrioritizedSampler,
         PrioritizedSliceSampler,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
         SamplerWithoutReplacement,
         SliceSampler,
         SliceSamplerWithoutReplacement,
+        StackSampler,
         StalenessAwareSampler,
         StreamingSliceSampler,
     )
@@ -131,6 +133,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "H5Split",
     "H5StorageCheckpointer",
     "HERReplayBuffer",
+    "HeapSampler",
     "Hindsight",
     "HindsightStrategy",
     "ImmutableDatasetWriter",
@@ -173,6 +176,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "ShardedReplayBuffer",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StackSampler",
     "StalenessAwareSampler",
     "StepScheduler",
     "Storage",
@@ -243,6 +247,7 @@ _MODULES = {
     "durable.ted": ("Flat2TED", "TED2Flat"),
     "samplers": (
         "ConsumingSampler",
+        "HeapSampler",
         "LimitedSampler",
         "PrioritizedSampler",
         "PrioritizedSliceSampler",
@@ -254,6 +259,7 @@ _MODULES = {
         "SamplerWithoutReplacement",
         "SliceSampler",
         "SliceSamplerWithoutReplacement",
+        "StackSampler",
         "StalenessAwareSampler",
         "StreamingSliceSampler",
     ),

@@ -9,11 +9,13 @@ import torch
 
 from ostinato import (
     ConsumingSampler,
+    HeapSampler,
     PrioritizedSampler,
     PromptGroupSampler,
     RandomSampler,
     Sampler,
     SamplerWithoutReplacement,
+    StackSampler,
     StalenessAwareSampler,
 )
 from ostinato.protocols import Draw
@@ -76,6 +78,78 @@ class TestLeavingRows(SamplerContract):
         while not sampler.ran_out:
             drawn += sampler.draw(view, 3, None).slots.tolist()
         assert sorted(drawn) == sorted([*range(7), *range(7)])
+
+
+class TestPoppedStack(TestLeavingRows):
+    def make(self) -> Sampler:
+        return StackSampler(1000)
+
+    def test_every_row_is_reachable(self) -> None:
+        self.reach(StackSampler(100))
+
+    def test_new_rows_are_reachable(self) -> None:
+        sampler = self.make()
+        sampler.draw(self.rows(sampler, 3, 9), 2, None)
+        self.reach(sampler, 9)
+
+    def reach(self, sampler: Sampler, rows: int = 6) -> None:
+        view = self.rows(sampler, rows, rows)
+        seen: set[int] = set()
+        while not sampler.ran_out:
+            seen |= set(sampler.draw(view, 3, None).slots.tolist())
+        assert seen == set(range(rows))
+
+    def test_an_epoch_has_each_row_once(self) -> None:
+        sampler = StackSampler(2)  # its epoch ends when all rows have left
+        view = self.rows(sampler, 7, 9)
+        drawn: list[int] = []
+        while not sampler.ran_out:
+            drawn += sampler.draw(view, 3, None).slots.tolist()
+        assert drawn == [6, 5, 4, 6, 5, 4, 3, 2, 1, 3, 2, 1, 0, 0]
+
+
+class TestPoppedHeap(TestPoppedStack):
+    def make(self) -> Sampler:
+        return HeapSampler(40, "min", 1000)
+
+    def test_every_row_is_reachable(self) -> None:
+        self.reach(HeapSampler(40, "max", 100))
+
+    def test_an_epoch_has_each_row_once(self) -> None:
+        sampler = HeapSampler(40, max_times_sampled=1)
+        view = self.rows(sampler, 7, 9)
+        drawn: list[int] = []
+        while not sampler.ran_out:
+            drawn += sampler.draw(view, 3, None).slots.tolist()
+        assert drawn == list(range(7))  # of equal priorities the oldest first
+
+
+class TestStack(SamplerContract):
+    def make(self) -> Sampler:
+        return StackSampler()
+
+    def test_every_row_is_reachable(self) -> None:
+        sampler = self.make()
+        assert sampler.draw(self.rows(sampler, 6, 6), 6, None).slots.tolist() == [5, 4, 3, 2, 1, 0]
+
+    def test_new_rows_are_reachable(self) -> None:
+        sampler = self.make()
+        sampler.draw(self.rows(sampler, 3, 9), 2, None)
+        assert sampler.draw(self.rows(sampler, 9, 9), 9, None).slots.tolist() == [8, 7, 6, 5, 4, 3, 2, 1, 0]
+
+
+class TestHeap(SamplerContract):
+    def make(self) -> Sampler:
+        return HeapSampler(40)
+
+    def test_every_row_is_reachable(self) -> None:
+        sampler = self.make()
+        assert sampler.draw(self.rows(sampler, 6, 6), 6, None).slots.tolist() == [0, 1, 2, 3, 4, 5]
+
+    def test_new_rows_are_reachable(self) -> None:
+        sampler = self.make()
+        sampler.draw(self.rows(sampler, 3, 9), 2, None)
+        assert sampler.draw(self.rows(sampler, 9, 9), 9, None).slots.tolist() == list(range(9))
 
 
 class _Stored:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import warnings
+from collections import Counter
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -361,3 +362,29 @@ def test_calls_allowed_during_a_count_are_counted() -> None:
         assert (counter.least, counter.most) == (10, 10)
 
     asyncio.run(run())
+
+
+def test_calls_on_lent_permits_are_counted(cluster: Any, remade: Any) -> None:
+    rb = remade(RateLimiter(samples_per_insert=1, error_buffer=20_000, min_size_to_sample=8))
+    rb.extend(rows(8), timeout_s=60.0)
+    client, (written, drawn) = rb._writer._limiter, ask(cluster, rb, "totals")
+    requests = Counter[int]()
+    request = client._request
+
+    def counted(*given: Any) -> Any:
+        requests[threading.get_ident()] += 1
+        return request(*given)
+
+    client._request = counted
+
+    def work(i: int) -> None:
+        for _ in range(100):
+            client.acquire("write" if i % 2 else "draw", 3, 60.0)
+
+    found, _ = all_at_once(4, work)
+    assert found == [None] * 4
+    assert requests.total() < 400  # the others used permits that were lent
+    assert ask(cluster, rb, "totals") == (written + 600, drawn + 600)  # waits for reports
+    copy = rb.pinned(0)._writer._limiter
+    copy.acquire("write", 5, 60.0)
+    assert ask(cluster, rb, "totals") == (written + 605, drawn + 600)

@@ -94,7 +94,7 @@ def buffer_as_dataset(rb: ReplayBuffer, fields: Fields = None) -> DatasetStorage
         raise EmptyBufferError(msg)
     if isinstance(storage, DatasetStorage):
         return storage if fields is None else storage.select(fields=fields)
-    if engine.sampler.leaves or (engine.writer.mutable and not engine.writer.in_order):
+    if engine.left is not None or engine.sampler.leaves or (engine.writer.mutable and not engine.writer.in_order):
         msg = (
             f"rows between others have left this buffer ({type(engine.sampler).__name__}, "
             f"{type(engine.writer).__name__}), so its episodes have gaps: use a round-robin writer"

@@ -94,6 +94,7 @@ def find_direct(engine: LocalEngine, *, draws: bool, bare: bool) -> Direct | Non
 def _is_watched(engine: LocalEngine, episodes: TrackedEpisodes | None) -> bool:
     """Whether something follows single rows that direct calls do not tell of them."""
     watched = engine.gate is not None or engine.versions is not None or engine.saves.snapshot is not None
+    watched = watched or engine.remover is not None or engine.left is not None
     return watched or not engine.ring.counts.in_order or (engine.tracker is not None and episodes is None)
 
 

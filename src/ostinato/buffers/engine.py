@@ -6,6 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 
 from ostinato.buffers.checkpoint.load import Reading, load_buffer, load_engine_state
@@ -27,14 +28,17 @@ from ostinato.buffers.checks import (
 from ostinato.buffers.options import check_same_device
 from ostinato.buffers.policy_versions import begin_versions, check_versions, no_versions
 from ostinato.buffers.priority_updates import (
+    GENERATIONS_PER_ERA,
     as_sampler,
     check_sampler,
     generations_at,
     priorities_of_rows,
+    read_generations,
     read_slots,
 )
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters, as_counting, check_counting
 from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.buffers.remover import Remover, check_deletable, make_remover
 from ostinato.buffers.view_list import ViewList
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.episodes.keys import Marks, merge_episodes
@@ -43,6 +47,7 @@ from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, Run, View
 from ostinato.core.ring import Ring
+from ostinato.core.rows_left import RowsLeft
 from ostinato.errors import (
     EmptyBufferError,
     KeyMissingError,
@@ -58,7 +63,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.buffers.remover import RemoverName
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Placement
     from ostinato.samplers import PrioritySampler, Sampler
@@ -98,6 +103,7 @@ class LocalEngine:
         episodes: where episodes end; None takes what unit and sampler say.
         limiter: when readers and writers wait for each other.
         version_key: field that holds the version of the policy.
+        remover: which row leaves when the buffer is full; None is up to the writer.
 
     Raises:
         OptionError: if parts do not go together.
@@ -106,6 +112,10 @@ class LocalEngine:
     pickles_queue = True
     direct: Direct | None = None
     """Native calls that write and draw in place of the methods here; see `ostinato.buffers.direct`."""
+    left: RowsLeft | None = None
+    """Rows present and free slots, once rows were deleted; None with a sampler that keeps them itself."""
+    remover: Remover | None = None
+    """What chooses the rows that new ones replace; None leaves that to the writer."""
     direct_tried = False
     """Whether `direct` was looked for since the parts changed."""
 
@@ -119,6 +129,7 @@ class LocalEngine:
         episodes: Episodes | None = None,
         limiter: RateLimiter | None = None,
         version_key: str | tuple[str, ...] | None = None,
+        remover: RemoverName | None = None,
     ) -> None:
         storage = source.storage
         self.waiters = Waiters()
@@ -158,6 +169,7 @@ class LocalEngine:
         self.gate: Gate | None = None
         self.begin_limiter(limiter)
         self.versions = begin_versions(version_key, writer, len(storage))
+        self.remover = make_remover(remover, storage, sampler, writer, self.versions, tracked=self._is_tracked())
         writer.follow(self.generations_of)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -180,6 +192,13 @@ class LocalEngine:
     def storage(self) -> Storage:
         """The storage."""
         return self.source.storage
+
+    @property
+    def rows_present(self) -> int:
+        """Rows present, without those that have left."""
+        if self.sampler.leaves:
+            return as_counting(self.sampler).rows_left
+        return len(self.source.storage) - (0 if self.left is None else len(self.left.free))
 
     @property
     def rows_written(self) -> int:
@@ -218,8 +237,9 @@ class LocalEngine:
         """Return what samplers may see, now."""
         ring = self.ring
         if self.tracker is None or ring.rows == 0:
-            stored = self.source.storage if self.sampler.reads else None
-            return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, stored=stored)
+            stored, left = self.source.storage if self.sampler.reads else None, self.left
+            some = None if left is None or not left.free else left
+            return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, None, some, stored)
         episodes, starts = self.tracker.view(self.source.storage)
         stored = self.source.storage if self.sampler.reads else None
         return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, episodes, starts, stored)
@@ -227,7 +247,7 @@ class LocalEngine:
     def stock(self) -> Stock:
         """Return what there is for readers and writers now; the caller holds the lock."""
         if not self.sampler.counting:
-            return Stock(self.ring.rows)
+            return Stock(self.rows_present)
         sampler = as_counting(self.sampler)
         return Stock(sampler.rows_left, sampler.draws_left, sampler.room(self.view()))
 
@@ -293,7 +313,7 @@ class LocalEngine:
                     marks = tracker.read(storage, payload, rows)
                 found = None if versions is None else versions.read(storage, payload, rows)
                 reports = self._admit_for_views(data, payload, rows, ranked=ranked) if self.views else ()
-                placement = self._place(payload, rows)
+                placement = self._place(payload, rows, given, found)
             except Exception:
                 if not laid_out:
                     storage.forget_form()
@@ -406,15 +426,19 @@ class LocalEngine:
 
         return keep
 
-    def _place(self, payload: Any, rows: int) -> Placement:
-        """Let the writer choose slots. Nothing has changed if it, or a check, raises."""
+    def _place(self, payload: Any, rows: int, given: Tensor | None, versions: NDArray[np.int64] | None) -> Placement:
+        """Let remover, sampler or writer choose slots. Nothing has changed if one of them, or a check, raises."""
         storage, writer = self.source.storage, self.writer
         if not self.settled:
-            self._settle()
+            self.settle()
         if storage.budget:
             self._make_room(payload)
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         chosen = as_counting(self.sampler).place(rows, self.ring) if self.sampler.counting else None
+        if self.remover is not None:
+            chosen = self._replace(self.remover, rows, given, versions)
+            if chosen is not None and not self.sampler.prioritized:
+                return chosen
         placement = writer.place(rows, self.ring, scores) if chosen is None else chosen
         if self.sampler.prioritized or self.views:
             self._check_priorities(placement)
@@ -423,6 +447,30 @@ class LocalEngine:
         if storage.ring_only:
             raise_for_picks(writer)
         return checked_picks(placement, self.ring.rows, storage.capacity, rows)
+
+    def _replace(
+        self, remover: Remover, rows: int, given: Tensor | None, versions: NDArray[np.int64] | None
+    ) -> Placement | None:
+        """Return the slots that the remover chooses for new rows; None leaves them to the writer."""
+        keys = np.zeros(0) if versions is None else versions.astype(np.float64)
+        if remover.name == "lowest_priority":
+            default = np.full(rows, as_sampler(self.sampler).default_priority)
+            keys = default if given is None else given.cpu().numpy()
+        left = as_counting(self.sampler).free if self.sampler.leaves else self.left and self.left.free
+        return remover.place(rows, self.ring, left, keys, self._read_keys)
+
+    def _read_keys(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return the keys by which the remover orders rows present, and their generations."""
+        where = torch.from_numpy(slots).to(self.ring.device)
+        ages: NDArray[np.int64] = self.ring.generations(where).cpu().numpy()
+        name = "fifo" if self.remover is None else self.remover.name
+        if name == "lifo":
+            return -ages.astype(np.float64), ages
+        if name == "lowest_priority":
+            return as_sampler(self.sampler).priorities_at(where, self.view()).cpu().numpy(), ages
+        if name == "oldest_version" and self.versions is not None:
+            return self.versions.at(self.source.storage, where).astype(np.float64), ages
+        return np.zeros(slots.size), ages
 
     def _check_priorities(self, placement: Placement) -> None:
         """Check that samplers can keep priorities for these slots, before a row is stored.
@@ -438,7 +486,7 @@ class LocalEngine:
             self.writer.take_back()
             raise
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Follow a storage whose capacity (`num_envs`) or device became known with its first rows."""
         storage, ring = self.source.storage, self.ring
         for reader in self.readers:
@@ -464,6 +512,10 @@ class LocalEngine:
                 ring.take_back(placement, rows, cursor)
                 self.writer.take_back()
             raise
+        if self.left is not None:
+            self.left.record(placement)
+        if self.remover is not None:
+            self.remover.record(placement)
 
     def _report_written(
         self,
@@ -489,14 +541,42 @@ class LocalEngine:
         for report in reports:
             report(placement)
 
+    def begin_left(self, order: Tensor | None = None) -> None:
+        """Follow the rows that were deleted, which have the generation 0, with a new sampler or after a load.
+
+        Args:
+            order: slots of deleted rows, in the order in which they left; None for that of slots.
+        """
+        self.left = None
+        if self.remover is not None:
+            self.remover.restart()
+            self.remover = None if self.remover.implied else self.remover
+        gone = self._gone()
+        if (order is not None or gone.numel()) and not self.sampler.leaves:
+            self._delete(gone if order is None or order.numel() != gone.numel() else order.to(gone.device))
+
     def begin_sampler(self) -> None:
         """Initialize the sampler's bookkeeping from the rows already stored."""
+        if self.remover is not None:
+            self.remover.restart()
         if self.sampler.prioritized:
             as_sampler(self.sampler).begin(self.view())
         elif self.sampler.counting:
             as_counting(self.sampler).begin(self.view())
         else:
             self.sampler.recheck()
+        gone = self._gone()
+        if gone.numel():
+            self.sampler.drop_rows(gone, self.view())
+
+    def _gone(self) -> Tensor:
+        """Return the slots of deleted rows, which have the generation 0."""
+        if self.left is not None:
+            return self.left.free.state().to(self.ring.device)
+        ring = self.ring
+        if ring.counts.in_order or not ring.rows or self.tracker is not None:
+            return torch.empty(0, dtype=torch.int64, device=ring.device)
+        return (ring.generations(torch.arange(ring.rows, device=ring.device)) == 0).nonzero().reshape(-1)
 
     def _begin_counts(self) -> None:
         """Start the counts of limiter and versions from the rows present."""
@@ -523,7 +603,11 @@ class LocalEngine:
             if not update.slots.shape[0]:
                 return
             slots, priorities, generations = update.of_era(self.era) if self.era else update
+            if generations is None:
+                slots = self._present(slots)
             sampler = cast("PrioritySampler", self.sampler)
+            if self.remover is not None:
+                self.remover.touch(slots)
             self.stale_updates = self.stale_updates + sampler.update(slots, priorities, generations, self.view())
 
     def clear(self, *, keep_count: bool = False) -> None:
@@ -538,6 +622,7 @@ class LocalEngine:
             self.writer.clear()
             self.counts.since_empty = self.counts.since_empty if keep_count else 0
             self.ring.clear()
+            self.begin_left()
             self.storage.writes = self.counts.writes_seen = self.storage.writes + 1
             if self.tracker is not None:
                 self.tracker.clear()
@@ -563,6 +648,69 @@ class LocalEngine:
             self.parts_changed()
             ring.move(slot)
 
+    # -- deleting -----------------------------------------------------------------------------------------------------
+
+    def delete(self, index: Any, generation: Any) -> Tensor:
+        """Delete rows at a user's index that are still those of the generations, and drop draws made ahead.
+
+        See `ReplayBuffer.delete`.
+        """
+        with self.lock:
+            if self.source.storage.writes != self.counts.writes_seen:
+                self._follow()
+            check_deletable(self.storage, self.writer, tracked=self._is_tracked())
+            slots, batch = read_slots(index, self.storage)
+            generations = None if generation is None else read_generations(generation, slots)
+            here = self._is_there(slots, generations)
+            gone = torch.unique(slots[here])
+            if gone.numel():
+                nothing = gone[:0]
+                for reader in self.readers:  # first: they may raise
+                    reader.sampler.drop_rows(nothing, reader.view())
+                for reader in self.readers:
+                    reader.undraw([] if reader.queue is None else reader.queue.clear())
+                    reader.sampler.drop_rows(gone, reader.view())
+                self.saves.before_clear(self.ring)  # the slots that become free have no generation any more
+                self.ring.record_delete(gone)
+                self._delete(gone)
+                self.waiters.wake()
+            return here.reshape(batch)
+
+    def _is_tracked(self) -> bool:
+        """Whether rows belong to windows or episodes."""
+        return any(reader.tracker is not None or reader.unit is not None for reader in self.readers)
+
+    def _is_there(self, slots: Tensor, generations: Tensor | None) -> Tensor:
+        """Return which slots hold rows, those of the generations if there are some, bool `[n]`."""
+        check_rows(slots, self.storage.capacity)
+        inside = (slots >= 0) & (slots < self.ring.rows)
+        where = torch.where(inside, slots, 0)
+        if not self.ring.rows:
+            return inside
+        known = self.ring.generations(where)
+        here = inside & (known > 0)
+        if generations is not None:
+            here &= known + self.era * GENERATIONS_PER_ERA == generations
+        return here & as_counting(self.sampler).holds(where) if self.sampler.leaves else here
+
+    def _delete(self, gone: Tensor) -> None:
+        """Free the slots of rows that have the generation 0 now, and that the sampler knows of."""
+        self.parts_changed()
+        slots: NDArray[np.int64] = gone.cpu().numpy()
+        if not self.sampler.leaves:
+            self.left = self.left or RowsLeft(self.ring.rows)
+            self.left.delete(slots)
+            self.remover = self.remover or Remover("fifo", implied=True)
+        if self.remover is not None:
+            self.remover.remove(slots)
+
+    def _present(self, slots: Tensor) -> Tensor:
+        """Return slots with -1 for those of deleted rows."""
+        if self.left is None or not self.left.free:
+            return slots
+        known = (slots >= 0) & (slots < self.ring.rows)
+        return torch.where(known & self.left.deleted(torch.where(known, slots, 0)), -1, slots)
+
     # -- editing ------------------------------------------------------------------------------------------------------
 
     def edit_rows(self, index: Any, data: Any, *, swap: bool) -> None:
@@ -579,6 +727,9 @@ class LocalEngine:
             self._edit(slots, [change])
             if self.versions is not None:
                 self.versions.touch(None)
+            for reader in self.readers:
+                if not reader.sampler.prioritized:
+                    reader.sampler.record_edit(slots)
             for reader, given in first:
                 as_sampler(reader.sampler).set_priorities(slots, given, reader.view())
 
@@ -615,6 +766,8 @@ class LocalEngine:
                         self.versions.touch(path)
             if update.priorities is not None and rows:
                 as_sampler(self.sampler).set_priorities(slots, update.priorities[at], self.view())
+                if self.remover is not None:
+                    self.remover.touch(slots)
             return update.result(present, accepted)
 
     def reset_priorities(self, index: Any) -> None:
@@ -624,8 +777,12 @@ class LocalEngine:
                 return
             slots, _ = read_slots(index, self.storage)
             check_rows(slots, self.ring.rows)
+            slots = self._present(slots)
+            if self.remover is not None:
+                self.remover.touch(slots)
             if self.sampler.leaves:
-                self.sampler.mark_update(slots[slots >= 0])
+                slots = slots[slots >= 0]
+                self.sampler.mark_update(slots[self.ring.generations(slots) > 0])
                 return
             as_sampler(self.sampler).set_priorities(slots[slots >= 0], None, self.view())
 
@@ -651,9 +808,15 @@ class LocalEngine:
         if same:
             self.ring.record_patch(slots)
         else:
+            gone = slots if self.left is None else slots[self.left.deleted(slots)]
             self.ring.record_edit(slots)
+            if self.left is not None and gone.numel():
+                self.saves.before_clear(self.ring)
+                self.ring.record_delete(gone)  # what is written to the slot of a deleted row is no row
         for change in changes:
             change()
+        if self.remover is not None:
+            self.remover.touch(slots if self.left is None else slots[self.left.allowed(slots)], edited=not same)
         if path is not None and slots.numel():
             self.writer.rerank(slots, storage.scores_at(slots, path))
         for reader, tracker, marks in before:
@@ -882,6 +1045,9 @@ class LocalEngine:
         if view.rows == 0:
             msg = "Cannot sample from an empty storage: add rows first"
             raise EmptyBufferError(msg)
+        if view.starts is not None and view.starts.rows == 0 and self.left is not None:
+            msg = f"Cannot sample from an empty storage: all {view.rows} rows were deleted: add rows first"
+            raise EmptyBufferError(msg)
         if view.starts is not None and view.starts.rows == 0:
             need = view.starts.need
             msg = f"no row has {need} rows of its episode from itself on: add longer episodes or shorten the window"
@@ -922,7 +1088,7 @@ class LocalEngine:
         """
         draw, each = ticket.draw, ticket.draw.rows_each
         if self.unit is None and each is None:
-            return ticket if self.tracker is None else self._unmasked(ticket)
+            return ticket if self.tracker is None and self.left is None else self._unmasked(ticket)
         if ticket.sampler is not self.sampler:
             return None  # the sampler was exchanged
         view = self.view()
@@ -933,12 +1099,14 @@ class LocalEngine:
         return self.expand(ticket, generator)
 
     def _unmasked(self, ticket: Ticket) -> Ticket | None:
-        """Return a draw of single rows without those that are masked now; None if it is to be made again.
+        """Return a draw of single rows without those masked or deleted now; None if it is to be made again.
 
         A pass without replacement does not draw its rows again: the batch goes without the rows that were replaced.
         """
         draw, view = ticket.draw, self.view()
         keep = None if view.episodes is None or not view.episodes.masked else view.episodes.ahead(draw.slots) >= 0
+        if self.left is not None:
+            keep = self.left.allowed(draw.slots)
         if keep is None or bool(keep.all()):
             return ticket
         if not ticket.sampler.epochal or not bool(keep.any()):
@@ -1050,6 +1218,9 @@ class LocalEngine:
             known = ticket.ring is self.ring if self.gate is None else self.gate.delivered(ticket, self.ring)
             if known and self.sampler.counting and ticket.sampler is self.sampler:
                 as_counting(self.sampler).deliver(ticket.draw)
+                if self.remover is not None and self.sampler.leaves:
+                    slots = ticket.draw.slots
+                    self.remover.remove(slots[~as_counting(self.sampler).holds(slots)].cpu().numpy())
             if self.gate is not None:
                 self.waiters.wake()
 
@@ -1072,16 +1243,32 @@ class LocalEngine:
         if self.views.live():
             check_view_parts(sampler, sampler)
         with self.lock:
+            self._check_remover(sampler, self.writer)
             self.tracker = self._make_tracker(sampler)
             self.parts_changed()
             sampler.move()
             old, self.sampler = self.sampler, sampler
             self.pending.clear()
+            self.begin_left()
             self.begin_sampler()
             if self._limiter is None:  # a queue makes its writers wait, other samplers do not
                 self.begin_limiter(None)
             self.waiters.wake()
             return old
+
+    def _check_remover(self, sampler: Sampler, writer: Writer) -> None:
+        """Check that a new sampler or writer goes with the remover, and with rows that were deleted."""
+        tracked = self._make_tracker(sampler) is not None or self.unit is not None
+        if self.left is not None:
+            check_deletable(self.storage, writer, tracked=tracked)
+            self._check_left(sampler)
+        if self.remover is not None:
+            make_remover(self.remover.name, self.storage, sampler, writer, self.versions, tracked=tracked)
+
+    def _check_left(self, sampler: Sampler) -> None:
+        """Check that a new sampler can do without the rows that were deleted."""
+        if self.left is not None:
+            sampler.drop_rows(torch.empty(0, dtype=torch.int64, device=self.ring.device), self.view())
 
     def set_writer(self, writer: Writer) -> Writer:
         """Exchange the writer; the new one goes on after the newest row."""
@@ -1093,6 +1280,7 @@ class LocalEngine:
             reader.sampler.check_parts(self.storage, writer)
         check_versions(writer, self.versions)
         with self.lock:
+            self._check_remover(self.sampler, writer)
             if self.ring.rows:
                 writer.begin(self.ring.rows)
             self.parts_changed()
@@ -1119,6 +1307,7 @@ class LocalEngine:
             self.pending.clear()
             # the ring first: a gather in flight that meets the new storage then sees that all rows are new
             self.ring = Ring(storage.capacity, storage.device, after=self.ring.written + 1)
+            self.begin_left()
             old, self.source = self.storage, source
             self.counts.writes_seen = storage.writes
             self.parts_changed()

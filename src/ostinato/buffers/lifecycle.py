@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.records import Engine
+    from ostinato.buffers.remover import RemoverName
     from ostinato.core.episodes.keys import Episodes
     from ostinato.storages.base import Checkpointer
     from ostinato.units import SampleUnit
@@ -60,6 +61,7 @@ class Given(NamedTuple):
     version_key: str | tuple[str, ...] | None
     consume_after: int | None
     checkpointer: Checkpointer | None
+    remover: RemoverName | None
 
 
 class Lifecycle:
@@ -103,6 +105,7 @@ class Lifecycle:
                 check_episodes(given.episodes),
                 given.rate_limiter,
                 given.version_key,
+                given.remover,
             )
             factory = given.transform_factory
             transform = Compose.of(given.transform if factory is None else factory())

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.buffers.remover import RemoverName
     from ostinato.storages.base import Checkpointer
     from ostinato.units import SampleUnit
 
@@ -83,6 +84,7 @@ class BufferOptions(TypedDict, total=False):
     version_key: str | tuple[str, ...] | None
     checkpointer: Checkpointer | None
     consume_after_n_samples: int | None
+    remover: RemoverName | None
     service_backend: Literal["direct", "ray"]
     service_backend_options: dict[str, Any] | None
     transport: Literal["auto", "direct", "ray", "distributed"]

@@ -182,6 +182,10 @@ class Versions:
 
         return restore
 
+    def at(self, storage: Storage, slots: Tensor) -> NDArray[np.int64]:
+        """Return the versions of rows, int64 `[n]`; they are read from the storage."""
+        return self._checked(storage.scores_at(slots, self.path), slots.shape[0])
+
     def recent(self, storage: Storage, cursor: int, max_age: int) -> tuple[Recent, int]:
         """Return the rows that are young enough, and the slot of the first position."""
         runs, first = self._present(storage, cursor)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
+from ostinato.buffers.checkpoint.load import check_loadable
 from ostinato.buffers.checkpoint.save import Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker
+from ostinato.buffers.conditional_updates import ConditionalUpdateResult, parse_conditional
 from ostinato.buffers.mixing import Member
 from ostinato.buffers.options import own
 from ostinato.buffers.pipeline import Batch
@@ -19,10 +21,29 @@ from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.errors import EmptyBufferError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from ostinato.buffers.records import Ticket
     from ostinato.buffers.replay import ReplayBuffer
+    from ostinato.core.rows import Schema
 
-__all__ = ["Offer", "Portion", "begin_era", "read_own", "reseed", "save_counted"]
+__all__ = [
+    "Offer",
+    "Portion",
+    "begin_era",
+    "check_checkpoint",
+    "check_update",
+    "has_fields",
+    "lay_out",
+    "lock_of",
+    "read_own",
+    "remove_schema",
+    "reseed",
+    "save_counted",
+    "schema_of",
+    "update_stored",
+    "written",
+]
 
 _MOST_OFFERS = 256
 """Offers that are kept for a later `take`; older ones are dropped, since the client may have died."""
@@ -152,15 +173,15 @@ class Portion:
             view = engine.view()
             if engine.sampler.counting:
                 left = engine.stock()
-                return Offer(0 if left.draws else -1, view.rows, float(left.rows), 1.0, 0.0, left.draws)
+                return Offer(0 if left.draws else -1, engine.rows_present, float(left.rows), 1.0, 0.0, left.draws)
             found = engine.sampler.mass(view)
             if found is None:
                 self._check()
             mass, least, beta = found or (0.0, 1.0, 0.0)
             if not mass > 0:
-                return Offer(-1, view.rows, 0.0, 1.0, beta)
+                return Offer(-1, engine.rows_present, 0.0, 1.0, beta)
             number = self._keep(engine.fresh(rows, engine.generator))
-            return Offer(number, view.rows, mass, least, beta)
+            return Offer(number, engine.rows_present, mass, least, beta)
 
     def _offer_recent(self, rows: int, max_age: int, newest: int | None) -> Offer:
         engine = self._member.engine
@@ -258,6 +279,82 @@ def read_own(buffer: ReplayBuffer, index: Any) -> Any:
     """Return `buffer[index]` as a copy, whole as of one moment."""
     with buffer._engine.lock:  # noqa: SLF001 (same package)
         return own(buffer[index])
+
+
+def check_update(buffer: ReplayBuffer, given: dict[str, Any]) -> None:
+    """Check the arguments of `update_if_present`; nothing is changed. It describes the errors."""
+    engine = Member(buffer, None).engine
+    with engine.lock:
+        parse_conditional(engine.storage, engine.sampler, **given)
+
+
+def update_stored(buffer: ReplayBuffer, given: dict[str, Any]) -> ConditionalUpdateResult:
+    """Do `update_if_present(**given)`; a buffer that never had rows has none of those that are named."""
+    with lock_of(buffer):
+        if schema_of(buffer) is not None or not has_fields(buffer):
+            return buffer.update_if_present(**given)
+    none = torch.zeros(given["index"].shape, dtype=torch.bool, device="cpu")
+    return ConditionalUpdateResult(none, None if given.get("version") is None else none.clone())
+
+
+# -- schema -----------------------------------------------------------------------------------------------------------
+
+
+def schema_of(buffer: ReplayBuffer) -> Schema | None:
+    """Return the schema of the rows; None before the first rows, and for storages without fields."""
+    return buffer._engine.storage.schema  # noqa: SLF001 (same package)
+
+
+def has_fields(buffer: ReplayBuffer) -> bool:
+    """Whether rows have a schema, or the first rows will fix one."""
+    storage = buffer._engine.storage  # noqa: SLF001 (same package)
+    return storage.schema is not None or not storage.laid_out
+
+
+def lay_out(buffer: ReplayBuffer, schema: Schema) -> None:
+    """Fix the schema of a buffer without rows, as if such rows had been written and removed.
+
+    Raises:
+        StorageMemoryError: There is too little memory; nothing has changed.
+        OptionError: The parts of the buffer do not take such rows; nothing has changed.
+    """
+    engine = Member(buffer, None).engine
+    with engine.lock:
+        engine.parts_changed()
+        engine.storage.lay_out(schema)
+        try:
+            engine.settle()
+        except Exception:
+            engine.storage.forget_form()
+            raise
+
+
+def remove_schema(buffer: ReplayBuffer) -> None:
+    """Remove all rows and their schema, so that the next rows may have another; `TensorStorage` keeps its schema."""
+    engine = Member(buffer, None).engine
+    with engine.lock:
+        buffer.empty()
+        engine.storage.forget_form()
+        engine.settled = False
+
+
+def lock_of(buffer: ReplayBuffer) -> AbstractContextManager[Any]:
+    """Return the lock of a buffer, which a thread may take several times: meanwhile no other thread reads or writes."""
+    return Member(buffer, None).engine.lock
+
+
+def check_checkpoint(buffer: ReplayBuffer, path: str) -> Schema | None:
+    """Check that a buffer can load a checkpoint, as far as this can be known without reading its rows.
+
+    Returns:
+        The schema of its rows; None if they have none.
+
+    Raises:
+        CheckpointError: It does not exist, or does not fit.
+    """
+    engine = Member(buffer, None).engine
+    with engine.lock:
+        return check_loadable(path, engine, buffer.batch_size)
 
 
 def save_counted(buffer: ReplayBuffer, path: str) -> tuple[int, int]:

@@ -35,9 +35,11 @@ __all__ = [
     "priorities_of_batch",
     "priorities_of_rows",
     "priority_fields",
+    "read_generations",
     "read_integers",
     "read_priorities",
     "read_slots",
+    "rows_of_sample",
 ]
 
 _CPU = torch.device("cpu")
@@ -55,7 +57,7 @@ def check_sampler(storage: Storage, sampler: Sampler) -> None:
         OptionError: if the sampler was made for another device.
     """
     if sampler.prioritized:
-        as_sampler(sampler).check_rows(len(storage), as_sampler(sampler).room(storage))
+        as_sampler(sampler).check_rows(len(storage), as_sampler(sampler).max_rows(storage))
         if storage.laid_out:
             as_sampler(sampler).check_device(storage.device)
 
@@ -289,9 +291,15 @@ def _check_envs(envs: Tensor, count: int) -> None:
 
 
 def _generations(given: Any, slots: Tensor) -> Tensor | None:
-    """Return generations int64 `[n]` on the device of the slots."""
-    if given is None:
-        return None
+    return None if given is None else read_generations(given, slots)
+
+
+def read_generations(given: Any, slots: Tensor) -> Tensor:
+    """Return generations int64 `[n]` on the device of the slots.
+
+    Raises:
+        SchemaError: if there is not one integer for each slot.
+    """
     found = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given), device="cpu")
     if found.numel() != slots.shape[0] or found.dtype is torch.bool or found.is_floating_point():
         msg = (
@@ -335,6 +343,16 @@ def _unpack_sample(sample: Any, priority: Any, generation: Any) -> tuple[Any, An
     if windows and priority is not None:
         return _of_anchors(sample, priority, generation)
     return sample["index"], priority, generation
+
+
+def rows_of_sample(sample: Any, generation: Any) -> tuple[Any, Any]:
+    """Return index and generations of a sample or its info; of anything else, the arguments.
+
+    Raises:
+        KeyMissingError: if a sample has no index.
+    """
+    index, _, generations = _unpack_sample(sample, None, generation)
+    return index, generations
 
 
 def _of_anchors(sample: Any, priority: Any, generations: Any) -> tuple[Any, Any, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 import numpy as np
 
 from ostinato.core.processes import next_place, whole_in_forks
-from ostinato.errors import KindError, OptionError, WaitTimeoutError
+from ostinato.errors import CheckpointError, KindError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -410,13 +410,24 @@ class Flow:
 
     def most_draws(self, rows: int, stock: Stock) -> int:
         """Return the rows of the largest batch of at most `rows` rows that may be drawn now; 0 if none may."""
+        return int(max(0, min(rows, self.draw_room(stock))))
+
+    def draw_room(self, stock: Stock) -> float:
+        """Return how many rows may be drawn before others are written; `math.inf` for any number."""
         if stock.rows < self.limiter.min_size_to_sample:
             return 0
-        most = rows if stock.draws is None else min(rows, stock.draws)
-        if self._step is not None and self._step.low > -math.inf:
-            each, one, low, _ = self._step
-            most = min(most, (self.written * each - int(low)) // one - self.drawn)
-        return max(0, most)
+        most = math.inf if stock.draws is None else stock.draws
+        if self._step is None or self._step.low == -math.inf:
+            return most
+        each, one, low, _ = self._step
+        return min(most, (self.written * each - int(low)) // one - self.drawn)
+
+    def write_room(self) -> float:
+        """Return how many rows the band allows to be written before others are drawn; `math.inf` for any number."""
+        if self._step is None or self._step.high == math.inf:
+            return math.inf
+        each, one, _, high = self._step
+        return (int(high) + self.drawn * one) // each - self.written
 
     def check_write(self, rows: int, capacity: int | None) -> None:
         """Check that a write can ever be made; `capacity` is that of a queue.
@@ -528,7 +539,13 @@ class Flow:
 
         Returns:
             What differs, in words, where the rules do; None otherwise.
+
+        Raises:
+            CheckpointError: if the counts are no integers; nothing has changed.
         """
+        if state is not None and not all(type(state.get(name)) is int for name in ("written", "drawn")):
+            msg = f"the state of the rate limiter is damaged: its counts must be integers, got {state}"
+            raise CheckpointError(msg)
         mine, saved = self.limiter.rules(), state or {}
         names = () if state is None else (saved.keys() | mine.keys()) - {"written", "drawn"}
         differing = sorted(name for name in names if mine.get(name) != saved.get(name))

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters
+    from ostinato.buffers.remover import Remover
     from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.records import Draw, Placement, Plan, View
     from ostinato.core.ring import Ring
+    from ostinato.core.rows_left import RowsLeft
     from ostinato.core.shared_ring import SharedRing
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
@@ -170,6 +172,18 @@ class Engine(Protocol):
         """The writer."""
 
     @property
+    def left(self) -> RowsLeft | None:
+        """Rows present and free slots, once rows were deleted."""
+
+    @property
+    def remover(self) -> Remover | None:
+        """What chooses the rows that new ones replace; None leaves that to the writer."""
+
+    @property
+    def rows_present(self) -> int:
+        """Rows present, without those that have left."""
+
+    @property
     def rows_written(self) -> int:
         """Rows ever written."""
 
@@ -212,6 +226,9 @@ class Engine(Protocol):
 
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
+
+    def delete(self, index: Any, generation: Any) -> Tensor:
+        """Delete rows at a user's index that are still those of the generations."""
 
     def update_present(self, update: ConditionalUpdate) -> ConditionalUpdateResult:
         """Change fields and priorities of the rows of an update that are still there."""

@@ -32,12 +32,9 @@ from ostinato.buffers.options import (
     warn_of_batch,
     warn_of_sampler,
 )
-from ostinato.buffers.priority_updates import (
-    as_sampler,
-    parse_update,
-)
+from ostinato.buffers.priority_updates import as_sampler, parse_update, rows_of_sample
 from ostinato.buffers.queries import run_query
-from ostinato.buffers.rate_limit import as_counting, check_wait, replayable
+from ostinato.buffers.rate_limit import check_wait, replayable
 from ostinato.buffers.records import Source
 from ostinato.buffers.sampling import Sampling
 from ostinato.buffers.stats import describe, measure
@@ -60,6 +57,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.buffers.remover import RemoverName
     from ostinato.buffers.stats import BufferStats
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Episodes
@@ -111,6 +109,9 @@ class ReplayBuffer(Sampling):
             `sample(max_age=...)` needs it.
         checkpointer: becomes that of the storage: the layout in which `dumps` saves the rows.
         consume_after_n_samples: rows leave the buffer after so many draws: the sampler is `ConsumingSampler(n)`.
+        remover: which row a new one replaces when the buffer is full: the oldest ("fifo"), the newest ("lifo"), that of
+            the "lowest_priority" in a prioritized sampler, or of the "oldest_version" (`version_key`), of equal ones
+            the oldest; None is up to the writer. See docs/sampling.md.
         service_backend: "direct"; "ray" raises, use `RayReplayBuffer`.
         service_backend_options: raises if there are any.
         transport: "auto" or "direct": the buffer is in the process that made it.
@@ -152,6 +153,7 @@ class ReplayBuffer(Sampling):
         version_key: str | tuple[str, ...] | None = None,
         checkpointer: Checkpointer | None = None,
         consume_after_n_samples: int | None = None,
+        remover: RemoverName | None = None,
         service_backend: Literal["direct", "ray"] = "direct",
         service_backend_options: dict[str, Any] | None = None,
         transport: Literal["auto", "direct", "ray", "distributed"] = "auto",
@@ -164,7 +166,7 @@ class ReplayBuffer(Sampling):
         given = Given(
             storage, sampler, writer, collate_fn, pin_memory, depth, transform, transform_factory, size, dim_extend,
             generator, shared, sample_unit, episodes, rate_limiter, version_key, consume_after_n_samples,
-            checkpointer,
+            checkpointer, remover,
         )  # fmt: skip
         super().__init__(given, delayed=transform_factory is not None if delayed_init is None else bool(delayed_init))
 
@@ -559,6 +561,41 @@ class ReplayBuffer(Sampling):
             self._pipeline.drop()
             self._engine.clear(keep_count=not empty_write_count)
 
+    def delete(self, index: Any, generation: Any = None) -> Tensor:
+        """Delete rows: they are drawn no more, do not count in `len`, and their slots are written next.
+
+        Rows replaced, edited or deleted since their generation was read are left as they are. Priorities that a learner
+        sends later for a deleted row are dropped. Batches prefetched before are dropped, and drawn again. The bytes of
+        a deleted row stay until its slot is written, and `rb[index]` still reads them; new rows take free slots first,
+        and then replace the oldest rows. Cost: O(rows of the index); the first call allocates 24 bytes for each slot,
+        and later writes to a full buffer 26.
+
+        Args:
+            index: slots, as `extend` returns them, int64 `[B]` or any shape (-1, a row that was not kept, is left out);
+                or a sample, or the info of one, which bring their generations along.
+            generation: generations of the same rows: `index_generation` of a sample (of prioritized samplers, or with
+                `RoundRobinWriter(track_generations=True)`), or `writer.generations_of(index)`; None deletes whatever
+                rows are there now.
+
+        Returns:
+            Which rows were there, and are deleted: bool of the shape of the index, on the device of the storage.
+
+        Raises:
+            SlotError: if an index is beyond the capacity; nothing is changed.
+            OptionError: if single rows cannot leave: windows or episodes, `ndim=2`, `single_copy`, `max_bytes`, a
+                writer that chooses slots itself, a sampler with `drop_last` or `endless`; nothing is changed.
+
+        Example:
+            >>> import torch
+            >>> from ostinato import LazyTensorStorage, ReplayBuffer
+            >>> rb = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> index = rb.extend(torch.arange(4))
+            >>> rb.delete([1, 2]), len(rb), rb.extend(torch.tensor([4, 5, 6]))
+            (tensor([True, True]), 2, tensor([1, 2, 0]))
+        """
+        index, generation = rows_of_sample(index, generation)
+        return self._engine.delete(index, generation)
+
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
         """Give rows new priorities; with a sampler that has none it warns and does nothing.
 
@@ -594,9 +631,8 @@ class ReplayBuffer(Sampling):
         )
 
     def __len__(self) -> int:
-        """Rows present (cells with `ndim=2`), without those that have left it (`ConsumingSampler`)."""
-        sampler = self.sampler
-        return as_counting(sampler).rows_left if sampler.leaves else len(self.storage)
+        """Rows present (cells with `ndim=2`), without those that have left it (`ConsumingSampler`, `delete`)."""
+        return self._engine.rows_present
 
     def __bool__(self) -> bool:
         """Whether there are rows."""

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Gate, RateLimiter
     from ostinato.buffers.records import Engine
+    from ostinato.buffers.remover import Remover, RemoverName
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.episodes.tracker import EpisodeTracker
+    from ostinato.core.rows_left import RowsLeft
     from ostinato.core.shared_ring import SharedRing
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
@@ -83,6 +85,8 @@ class SharedEngine:
     tracker: EpisodeTracker | None = None
     gate: Gate | None = None
     versions: Versions | None = None
+    left: RowsLeft | None = None
+    remover: Remover | None = None
     era = 0
     direct: Direct | None = None
     direct_tried = True
@@ -98,10 +102,11 @@ class SharedEngine:
         episodes: Episodes | None = None,
         limiter: RateLimiter | None = None,
         version_key: str | tuple[str, ...] | None = None,
+        remover: RemoverName | None = None,
         *,
         counted: bool = True,
     ) -> None:
-        _check_followed(limiter, version_key, unit, episodes)
+        _check_followed(limiter, version_key, unit, episodes, remover)
         _check_parts(sampler, writer)
         _check_room(source.storage, sampler)
         present = _Present(len(source.storage), source.storage.cursor)
@@ -146,7 +151,7 @@ class SharedEngine:
         mapped = isinstance(storage, LazyMemmapStorage)
         if not mapped and isinstance(storage, LazyTensorStorage):
             source = Source(LazyTensorStorage(storage.max_size, packed=storage.packed), source.collate)
-        _check_followed(old.gate, old.versions, old.unit, old.tracker)
+        _check_followed(old.gate, old.versions, old.unit, old.tracker, old.remover)
         drop()
         made = cls(source, sampler, old.writer, old.generator, counted=False)
         made.pin, made.priority_path, made.rows_stale = old.pin, old.priority_path, old.rows_stale
@@ -326,6 +331,23 @@ class SharedEngine:
                 generations = ring.generations(slots)
             stale = int(sampler.update(slots, priorities, generations, view)) if slots.numel() else 0
         ring.count_stale(stale)
+
+    @property
+    def rows_present(self) -> int:
+        """Rows present."""
+        return len(self._storage)
+
+    def delete(self, index: Any, generation: Any) -> Tensor:  # noqa: ARG002
+        """Raise: processes write in ring order.
+
+        Raises:
+            UsageError: always.
+        """
+        msg = (
+            "delete() is not available with shared=True, where processes write in ring order: give rows the priority 0 "
+            "(PrioritizedSampler with eps=0), or use a private buffer"
+        )
+        raise UsageError(msg)
 
     def update_present(self, update: ConditionalUpdate) -> ConditionalUpdateResult:
         """Set the priorities of the rows of an update that are still there.
@@ -685,7 +707,7 @@ def _refuse_exchange(part: Any) -> NoReturn:
     raise UsageError(msg)
 
 
-def _check_followed(limiter: Any, versions: Any, unit: Any, episodes: Any) -> None:
+def _check_followed(limiter: Any, versions: Any, unit: Any, episodes: Any, remover: Any) -> None:
     """Check that nothing is counted or tracked that one process alone would know.
 
     Raises:
@@ -696,6 +718,9 @@ def _check_followed(limiter: Any, versions: Any, unit: Any, episodes: Any) -> No
         raise OptionError(msg)
     if unit is not None or episodes is not None:
         msg = "shared=True does not track episodes: leave out sample_unit and episodes"
+        raise OptionError(msg)
+    if remover is not None:
+        msg = f"shared=True writes in ring order, got {remover!r} (a remover, or rows that were deleted): leave it out"
         raise OptionError(msg)
 
 
@@ -734,7 +759,7 @@ def goes_shared(engine: Engine) -> bool:
         raise UsageError(msg)
     try:
         check_shareable(storage)
-        _check_followed(engine.gate, engine.versions, engine.unit, engine.tracker)
+        _check_followed(engine.gate, engine.versions, engine.unit, engine.tracker, engine.remover)
     except OptionError as error:
         msg = f"this buffer cannot be shared between processes ({error}): pass a copy, pickle.loads(pickle.dumps(rb))"
         raise UsageError(msg) from error

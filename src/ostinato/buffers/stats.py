@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ostinato.buffers.priority_updates import as_sampler
-from ostinato.buffers.rate_limit import as_counting
 from ostinato.storages import Storage
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class BufferStats(dict[str, "int | float | bool"]):
     """
 
     rows: int
-    """Rows present (cells with `ndim=2`), without those that have left the buffer (`ConsumingSampler`)."""
+    """Rows present (cells with `ndim=2`), without those that have left the buffer (`ConsumingSampler`, `delete`)."""
     capacity: int
     """Most rows that fit."""
     nbytes: int
@@ -109,10 +108,9 @@ def measure(engine: Engine, prefetch: Prefetcher[Any] | None) -> BufferStats:
         if engine.sampler.prioritized:
             as_sampler(engine.sampler).raise_deferred()
         storage, ring = engine.storage, engine.ring
-        sampler = engine.sampler
-        rows = as_counting(sampler).rows_left if sampler.leaves else len(storage)
+        rows = engine.rows_present
         known = ring.generations(torch.arange(engine.view().rows, device=storage.device))
-        ages = ring.written - known[known > 0] if len(storage) else None
+        ages = ring.written - known[known > 0] if bool((known > 0).any()) else None
         return BufferStats(
             rows=rows,
             capacity=storage.capacity,

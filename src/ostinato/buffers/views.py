@@ -38,10 +38,12 @@ if TYPE_CHECKING:
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.rate_limit import RateLimiter, Waiters
     from ostinato.buffers.records import Engine, Source, Ticket
+    from ostinato.buffers.remover import Remover
     from ostinato.buffers.replay import ReplayBuffer
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
+    from ostinato.core.rows_left import RowsLeft
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
@@ -190,6 +192,16 @@ class ViewEngine(LocalEngine):
         return self.owner.versions
 
     @property
+    def left(self) -> RowsLeft | None:  # type: ignore[override]
+        """Rows present and free slots, once rows of the buffer were deleted."""
+        return self.owner.left
+
+    @property
+    def remover(self) -> Remover | None:  # type: ignore[override]
+        """What chooses the rows of the buffer that new ones replace."""
+        return self.owner.remover
+
+    @property
     def saves(self) -> Saves:  # type: ignore[override]
         """The checkpoints of the buffer."""
         return self.owner.saves
@@ -290,6 +302,17 @@ class ViewEngine(LocalEngine):
     def edit_rows(self, index: Any, data: Any, *, swap: bool) -> None:
         """Replace rows of the buffer."""
         self.owner.edit_rows(index, data, swap=swap)
+
+    def delete(self, index: Any, generation: Any) -> Tensor:
+        """Delete rows of the buffer."""
+        return self.owner.delete(index, generation)
+
+    def begin_left(self, order: Tensor | None = None) -> None:
+        """Do nothing: the buffer follows the rows that were deleted."""
+
+    def _check_remover(self, sampler: Sampler, writer: Writer) -> None:  # noqa: ARG002
+        """Check that a new sampler goes with rows that were deleted; the remover is the buffer's."""
+        self._check_left(sampler)
 
     def _edit(self, slots: Tensor, changes: Sequence[Callable[[], None]], *, same: bool = False) -> None:
         self.owner._edit(slots, changes, same=same)  # noqa: SLF001 (the same class)

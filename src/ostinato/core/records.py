@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.table import EpisodeTable, Starts
     from ostinato.core.ring import Ring
     from ostinato.core.rows import Path, Schema
+    from ostinato.core.rows_left import RowsLeft
     from ostinato.core.shared_ring import SharedRing
 
 __all__ = [
@@ -121,7 +122,7 @@ class View(NamedTuple):
     """Device of slots."""
     episodes: EpisodeTable | None = None
     """Episodes of the rows; None if the buffer does not track them."""
-    starts: Starts | None = None
+    starts: Starts | RowsLeft | None = None
     """Rows that may be drawn; None stands for all of them."""
     stored: Stored | None = None
     """Stored fields, for a sampler that reads some (`Sampler.reads`); None for others."""

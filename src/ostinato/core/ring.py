@@ -127,6 +127,15 @@ class Ring:
         self.counts.written += 1
         patched[slots.to(self.device)] = self.written
 
+    def record_delete(self, slots: Tensor) -> None:
+        """Record that rows present are deleted, int64 `[n]`: their generation is 0 until the slots are written.
+
+        Takes one serial number, so that a reader in flight, and a save, notice it.
+        """
+        array = self._allocated(self.rows)
+        self.counts.written += 1
+        array[slots.to(self.device)] = 0
+
     def _renumber(self, slots: Tensor, first: int, total: int) -> None:
         """Give `slots` the serial numbers from `first` on, and count `total` rows as written; none without slots."""
         count = int(slots.shape[0])
@@ -247,6 +256,17 @@ class Ring:
         if self._array is None or held < needed:
             size = min(self.capacity, max(needed, 2 * held, min(self.written, self.capacity)))
             with torch.inference_mode(mode=False):
-                self._array = self.generations(torch.arange(size, device=self.device))
+                if self._array is None:
+                    self._array = self._all_in_ring(size)
+                else:
+                    self._array = self.generations(torch.arange(size, device=self.device))
             self.counts.in_order = False
         return self._array
+
+    def _all_in_ring(self, size: int) -> Tensor:
+        """Return the generations of the first slots while rows are in ring order, without the passes of `_in_ring`."""
+        newest, split = self.written - self.cursor + 1, min(self.cursor, size)
+        array = torch.arange(newest, newest + size, device=self.device)
+        array[split:] -= self.capacity
+        array[self.rows :] = 0
+        return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import itertools
@@ -15,12 +16,33 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 from ostinato._optional import require
 from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
 from ostinato.buffers.pipeline import END, Pass
-from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted, written
+from ostinato.buffers.portion import (
+    Portion,
+    begin_era,
+    check_checkpoint,
+    check_update,
+    read_own,
+    reseed,
+    save_counted,
+    update_stored,
+    written,
+)
+from ostinato.distributed.checkpoints import CheckedCheckpoint, read_fleet, write_fleet
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, POLL_S
-from ostinato.distributed.ray_client import CLOSED, RETRY, Closed, Retry, where
+from ostinato.distributed.fleet_schema import FleetSchemaClient, OwnSchema, ShardSchema, dump_schema, show_schema
+from ostinato.distributed.ray_client import CLOSED, RETRY, Closed, Retry, ray, where
+from ostinato.distributed.save_failures import SaveLog
 from ostinato.distributed.serialization import Serialized, decode, encode, encode_small, from_arguments
 from ostinato.durable.manifest import MANIFEST_NAME
-from ostinato.errors import KindError, LostBufferError, OptionError, UsageError, WaitTimeoutError
+from ostinato.errors import (
+    CheckpointError,
+    KindError,
+    LostBufferError,
+    OptionError,
+    SchemaError,
+    UsageError,
+    WaitTimeoutError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,6 +62,8 @@ __all__ = [
 
 MANY_STREAMS = 64
 """Streams that stay open even if no batch is requested."""
+_LIMITS_TIMEOUT_S = 5.0
+"""How long a checkpoint waits for the counts of the rate limiter."""
 IDLE_S = 600.0
 """If there are more, a stream without requests for so long is closed: its reader may be dead."""
 
@@ -108,6 +132,16 @@ class ShardSpec(NamedTuple):
     path: str | None
     every_s: float | None
     resume: bool
+    shard: int = 0
+    """Its number."""
+    shards: int = 1
+    """Number of shards of the fleet."""
+    fleet: tuple[str, str] | None = None
+    """Name and namespace of the `FleetActor`, by which a restarted shard finds it; None for a shard on its own."""
+    max_save_failures: int | None = None
+    """Periodic checkpoints that may fail in a row before writes raise; None for no bound."""
+    limited: bool = False
+    """Whether the fleet has a rate limiter, whose counts are saved."""
 
 
 def _option_names(make: Any) -> set[str] | None:
@@ -485,13 +519,13 @@ class ShardActor:
         self._saving = threading.Lock()
         self._homes = itertools.count()
         self._era = 0
-        self._saved: dict[str, Any] = {"saved_rows": 0, "saved_write_count": 0, "save_error": None}
+        path, every_s = self._spec.path, self._spec.every_s
+        self._saves = SaveLog(self._spec.shard, path, self._spec.max_save_failures, every_s)
         self._made = _attempt(self._build)
-        every_s = self._spec.every_s
-        if self._spec.path is not None and every_s is not None and not isinstance(self._made, Exception):
+        if path is not None and every_s is not None and not isinstance(self._made, Exception):
             threading.Thread(target=self._keep_saving, args=(every_s,), daemon=True).start()
 
-    def _build(self) -> tuple[ReplayBuffer, Portion]:
+    def _build(self) -> _Shard:
         spec, era = self._spec, int(time.time())
         buffer = spec.buffer.make()
         restarted = _was_restarted()
@@ -503,34 +537,62 @@ class ShardActor:
             raise OptionError(msg)
         if found:
             buffer.loads(str(spec.path))
-            self._saved |= {"saved_rows": len(buffer), "saved_write_count": buffer.write_count}
+            self._saves.saved(len(buffer), buffer.write_count)
         begin_era(buffer, era)
         self._era = era
         if restarted:
             reseed(buffer, (spec.buffer.seed or 0) ^ era)
-        return buffer, Portion(buffer, era)
+        schema = ShardSchema(buffer, OwnSchema() if spec.fleet is None else FleetSchemaClient(spec.shard, self._fleet))
+        if restarted:
+            # The fleet may have been reset since the checkpoint: the rows are gone for all then. An actor of the fleet
+            # that does not answer is asked again before the next rows are stored.
+            with contextlib.suppress(SchemaError, LostBufferError):
+                schema.confirm(f"of the checkpoint {spec.path}")
+        return _Shard(buffer, Portion(buffer, era), schema)
+
+    def _fleet(self) -> Any:
+        """Return the handle of the `FleetActor`.
+
+        Raises:
+            ValueError: It is gone for good.
+        """
+        name, namespace = self._spec.fleet or ("", "")
+        return require("ray", "ray").get_actor(name, namespace=namespace)
 
     @property
-    def _parts(self) -> tuple[ReplayBuffer, Portion]:
-        found: tuple[ReplayBuffer, Portion] = _checked(self._made)
+    def _parts(self) -> _Shard:
+        found: _Shard = _checked(self._made)
         return found
 
     def describe(self) -> dict[str, Any]:
         """Return the properties of the buffer that handles need, its row counts, and those of its last checkpoint."""
-        buffer, _ = self._parts
+        buffer, schema = self._parts.buffer, self._parts.schema.held()
         counts = {"rows": len(buffer), "write_count": buffer.write_count, "era": self._era}
-        return {**_describe(buffer), **self._saved, **counts, **where()}
+        shown = {"schema": None if schema is None else show_schema(schema)}
+        return {**_describe(buffer), **self._saves.describe(), **counts, **shown, **where()}
 
     def ping(self) -> None:
         """Do nothing: an actor that answers is alive, whatever else it works on."""
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the buffer, or read a property."""
-        return Serialized(_call(self._parts[0], name, args, kwargs))
+        return self._answer(_call(self._parts.buffer, name, args, kwargs))
+
+    def _answer(self, result: Any) -> Serialized:
+        """Return a result with the failed checkpoints that handles have to know; see `SaveLog.attach`."""
+        return Serialized(self._saves.attach(result))
 
     def apply(self, function: Callable[..., Any], *args: Any) -> Serialized:
-        """Call a function with the buffer."""
-        return Serialized(function(self._parts[0], *args))
+        """Call a function with the buffer.
+
+        Raises:
+            SchemaError: It has stored rows of another schema than that of the fleet, which are removed.
+        """
+        buffer, _, schema = self._parts
+        result = function(buffer, *args)
+        if not schema.settled:
+            schema.confirm("that the function has stored")
+        return self._answer(result)
 
     def write(
         self, waited_s: float, timeout_s: float | None, name: str, data: Any, kwargs: dict[str, Any]
@@ -546,10 +608,43 @@ class ShardActor:
 
         Returns:
             The result, or `RETRY` if the call must be made again.
+
+        Raises:
+            CheckpointError: Too many checkpoints failed; nothing is stored.
+            SchemaError: The rows do not have the schema of the fleet; nothing is stored.
         """
-        buffer = self._parts[0]
-        found = poll_once(buffer, lambda **wait: _call(buffer, name, (data,), {**kwargs, **wait}), timeout_s, waited_s)
-        return RETRY if found is RETRY else Serialized(found)
+        buffer, _, schema = self._parts
+        self._saves.check()
+        found = schema.write(
+            lambda: poll_once(
+                buffer, lambda **wait: _call(buffer, name, (data,), {**kwargs, **wait}), timeout_s, waited_s
+            )
+        )
+        return RETRY if found is RETRY else self._answer(found)
+
+    def check_update(self, given: dict[str, Any]) -> bool:
+        """Check the arguments of `update_if_present`, if there were ever rows."""
+        buffer = self._parts.buffer
+        if self._parts.schema.held() is not None:
+            check_update(buffer, given)
+        return True
+
+    def update_if_present(self, given: dict[str, Any]) -> Serialized:
+        """Change rows that are still there; see `ReplayBuffer.update_if_present`."""
+        return self._answer(update_stored(self._parts.buffer, given))
+
+    def held_schema(self) -> tuple[bool, bytes]:
+        """Return whether the schema was compared with that of the fleet, and the schema, pickled; no bytes for none."""
+        schema = self._parts.schema.held()
+        return self._parts.schema.settled, b"" if schema is None else dump_schema(schema)
+
+    def reset(self) -> None:
+        """Remove all rows; the next ones have the schema of the fleet, whatever it is then."""
+        self._parts.schema.reset()
+
+    def release(self) -> None:
+        """Drop the schema, and the memory, of a shard that was reset and has no rows yet."""
+        self._parts.schema.release()
 
     def next_home(self) -> int:
         """Return the number of earlier calls, so that handles begin to write at different shards."""
@@ -557,50 +652,111 @@ class ShardActor:
 
     def drawable(self) -> tuple[int, bool]:
         """Return how many rows can be drawn, and whether draws consume them."""
-        buffer, portion = self._parts
-        return portion.drawable, buffer.sampler.counting
+        return self._parts.portion.drawable, self._parts.buffer.sampler.counting
 
-    def offer(
-        self, rows: int, max_age: int | None = None, newest: int | None = None, drop: int | None = None
-    ) -> tuple[Any, ...]:
+    def offer(self, rows: int, max_age: int | None = None, newest: int | None = None, drop: int | None = None) -> Any:
         """Draw rows, and return the shard's weight; see `Portion.offer`."""
-        return tuple(self._parts[1].offer(rows, max_age, newest, drop))
+        return self._saves.attach(tuple(self._parts.portion.offer(rows, max_age, newest, drop)))
 
     def take(self, number: int, rows: int, keep: bool = False) -> Serialized | None:  # noqa: FBT001, FBT002
         """Return rows of an offer; see `Portion.take`."""
-        found = self._parts[1].take(number, rows, keep=keep)
-        return None if found is None else Serialized(found)
+        found = self._parts.portion.take(number, rows, keep=keep)
+        return None if found is None else self._answer(found)
 
     def take_and_offer(self, number: int, rows: int, next_rows: int) -> Serialized:
         """Return the last rows of an offer (None for 0 rows), and the next offer, of `next_rows` rows."""
-        portion = self._parts[1]
-        return Serialized((portion.take(number, rows) if rows else None, tuple(portion.offer(next_rows, drop=number))))
+        portion = self._parts.portion
+        taken = portion.take(number, rows) if rows else None
+        return self._answer((taken, tuple(portion.offer(next_rows, drop=number))))
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def save(self, path: str) -> dict[str, Any]:
         """Save the buffer; return how many rows the checkpoint holds, and how many were written before it."""
+        own = path == self._spec.path
         with self._saving:
-            rows, write_count = save_counted(self._parts[0], path)
-            if path == self._spec.path:
-                self._saved = {"saved_rows": rows, "saved_write_count": write_count, "save_error": None}
+            try:
+                rows, write_count = save_counted(self._parts.buffer, path)
+                self._save_fleet(Path(path).parent)
+            except Exception as error:
+                if own and self._spec.every_s is not None:
+                    self._saves.failed(error, self._era)
+                    self._report_saves()
+                raise
+            if own:
+                failing = self._saves.own is not None
+                self._saves.saved(rows, write_count)
+                if failing:
+                    self._report_saves()
             return {"rows": rows, "write_count": write_count}
 
+    def _save_fleet(self, directory: Path) -> None:
+        """Write what a checkpoint says about the whole fleet."""
+        spec = self._spec
+        if spec.fleet is None:
+            return
+        limits = None
+        if spec.limited:
+            # Without an answer the checkpoint has no counts: they begin with its rows when it is loaded.
+            with contextlib.suppress(ValueError, ray().exceptions.RayError):
+                limits = ray().get(self._fleet().limits.remote(), timeout=_LIMITS_TIMEOUT_S)
+        write_fleet(directory, spec.shards, self._parts.schema.held(), limits)
+
+    def check_load(self, path: str) -> CheckedCheckpoint:
+        """Check that `load` can load a checkpoint, as far as this can be known without reading its rows.
+
+        Raises:
+            CheckpointError: It does not exist, or does not fit.
+        """
+        buffer, _, schema = self._parts
+        schema.prepare()
+        saved = check_checkpoint(buffer, path)
+        return CheckedCheckpoint(None if saved is None else show_schema(saved), read_fleet(Path(path).parent))
+
     def load(self, path: str) -> None:
-        """Restore what `save` saved."""
-        self._parts[0].loads(path)
+        """Restore what `save` saved.
+
+        Raises:
+            CheckpointError: It does not exist, or does not fit; nothing has changed. Or rows of another schema were
+                written to the fleet while this call ran; the shard is empty then.
+        """
+        buffer, _, schema = self._parts
+        buffer.loads(path)
+        if not schema.settled:
+            try:
+                schema.confirm(f"of {path}")
+            except SchemaError as error:
+                raise CheckpointError(str(error)) from error
+
+    def learn_failures(self, failures: tuple[Any, ...]) -> None:
+        """Learn which shards cannot be saved; answers to handles say so."""
+        self._saves.learn(failures)
+
+    def _report_saves(self) -> None:
+        """Let the other shards know of failures, or of their end."""
+        if self._spec.fleet is not None:
+            with contextlib.suppress(ValueError):  # the fleet has ended
+                self._fleet().report_save.remote(self._spec.shard, self._saves.own)
 
     def _keep_saving(self, every_s: float) -> None:
-        buffer, path = self._parts[0], str(self._spec.path)
+        buffer, path = self._parts.buffer, str(self._spec.path)
         saved = written(buffer)
         while True:
             time.sleep(every_s)
             now = written(buffer)
-            if now == saved and self._saved["save_error"] is None:
+            if now == saved and self._saves.error is None:
                 continue
-            try:
+            with contextlib.suppress(Exception):  # `save` has recorded it, and the next attempt may succeed
                 self.save(path)
                 saved = now
-            except Exception as error:  # noqa: BLE001 (the next attempt may succeed; `report` shows the error)
-                self._saved = {**self._saved, "save_error": f"{type(error).__name__}: {error}"}
+
+
+class _Shard(NamedTuple):
+    """The parts of a shard."""
+
+    buffer: ReplayBuffer
+    portion: Portion
+    schema: ShardSchema
 
 
 def _was_restarted() -> bool:

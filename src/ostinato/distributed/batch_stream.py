@@ -331,8 +331,16 @@ class ShardPrefetcher:
         with self._lock:
             return len(self._batches) + sum(len(job.sizes) for job in self._jobs if job.future.done())
 
-    def next(self, size: int, timeout_s: float | None, max_age: int | None) -> BatchAndInfo:
-        """Return the next batch of `size` rows and its info.
+    def can_draw(self, size: int, batch_size: int | None) -> bool:
+        """Return whether a batch of `size` rows can be had at once; `batch_size` is that of batches drawn ahead."""
+        if self.depth and (size != batch_size or self.ready):
+            return size == batch_size
+        return self.sampler.can_draw(size)
+
+    def next(
+        self, size: int, timeout_s: float | None, max_age: int | None, min_rows: int | None = None
+    ) -> BatchAndInfo:
+        """Return the next batch of `size` rows, at least `min_rows` when the time is up, and its info.
 
         Raises:
             OptionError: `max_age` was given although rows are consumed, or batches prefetched.
@@ -349,7 +357,7 @@ class ShardPrefetcher:
             raise OptionError(msg)
         if not self.depth:
             with sampler.within(deadline):
-                return sampler.draw(size, sampler.uniforms(size), timeout_s, max_age)
+                return sampler.draw(size, sampler.uniforms(size), timeout_s, max_age, min_rows=min_rows)
         with self._lock:
             self._request(size)
             if self._batches:

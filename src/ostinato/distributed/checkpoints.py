@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ostinato.durable.manifest import MANIFEST_NAME
-from ostinato.errors import LostBufferError, OptionError
+from ostinato.durable import files
+from ostinato.durable.manifest import MANIFEST_NAME, parse_json
+from ostinato.errors import CheckpointError, DamagedFileError, LostBufferError, OptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ostinato.core.rows import Schema
     from ostinato.distributed.shard_client import ShardClient
 
 __all__ = [
+    "CheckedCheckpoint",
     "ShardReport",
     "check_checkpoint_dir",
+    "check_same_schema",
     "load_shards",
+    "read_fleet",
     "report_shards",
+    "require_all",
     "save_shards",
     "shard_directories",
+    "write_fleet",
 ]
+
+FLEET_NAME = "fleet.json"
+"""File beside the directories of the shards, with what a checkpoint says about all of them."""
+_FLEET_FORMAT = "ostinato-fleet"
+_FLEET_VERSION = 1
+_COUNTS = ("written", "drawn")
+
+
+class CheckedCheckpoint(NamedTuple):
+    """What a shard found in a checkpoint that it can load."""
+
+    fields: str | None
+    """Fields of its rows; None if it has no schema."""
+    fleet: dict[str, Any] | None
+    """What was saved about all shards; None for a checkpoint of an earlier version."""
 
 
 class ShardReport(NamedTuple):
@@ -37,6 +62,10 @@ class ShardReport(NamedTuple):
     """Rows written to it before its last checkpoint; a restart loses those written later."""
     save_error: str | None
     """Why its last checkpoint could not be written; None if it could."""
+    save_failures: int = 0
+    """How many checkpoints in a row could not be written; 0 after one that could."""
+    schema: str | None = None
+    """Its fields, which are those of all shards; None before the first rows, and for a storage without fields."""
 
 
 def _shard_directory(directory: Path, shard: int, shards: int) -> Path:
@@ -75,6 +104,79 @@ def check_checkpoint_dir(directory: Path | None, shards: int, *, resume: bool) -
         )
 
 
+# -- what is saved about all shards -----------------------------------------------------------------------------------
+
+
+def write_fleet(directory: Path, shards: int, schema: Schema | None, limits: Mapping[str, Any] | None) -> None:
+    """Write or replace the file about all shards of a checkpoint. After a crash, the old or the new one is there.
+
+    Args:
+        directory: Directory of the checkpoint.
+        shards: Number of shards.
+        schema: Schema of the rows; None for none.
+        limits: Counts and rules of the rate limiter; None for none.
+    """
+    fields = [] if schema is None else [str(leaf) for leaf in (*schema.leaves, *schema.objects)]
+    body = {
+        "format": _FLEET_FORMAT,
+        "version": _FLEET_VERSION,
+        "shards": shards,
+        "fields": fields,
+        "limiter": None if limits is None else dict(limits),
+    }
+    files.atomic_write(directory / FLEET_NAME, json.dumps(body, indent=2).encode() + b"\n")
+
+
+def read_fleet(directory: Path) -> dict[str, Any] | None:
+    """Read what `write_fleet` wrote; None if there is no such file, as in checkpoints of earlier versions.
+
+    Raises:
+        DamagedFileError: It is not such a file.
+        CheckpointError: It was written by a later version.
+    """
+    path = directory / FLEET_NAME
+    try:
+        body = parse_json(path.read_bytes(), path)
+    except FileNotFoundError:
+        return None
+    if not isinstance(body, dict) or body.get("format") != _FLEET_FORMAT or type(body.get("version")) is not int:
+        msg = f"{path} is damaged: it does not describe a checkpoint of shards"
+        raise DamagedFileError(msg)
+    if body["version"] > _FLEET_VERSION:
+        msg = f"{path} has version {body['version']}, this release reads up to {_FLEET_VERSION}: update ostinato"
+        raise CheckpointError(msg)
+    limits = body.get("limiter")
+    whole = isinstance(limits, dict) and all(type(limits.get(name)) is int and limits[name] >= 0 for name in _COUNTS)
+    if limits is not None and not whole:
+        msg = f"{path} is damaged: its rate limiter has no counts"
+        raise DamagedFileError(msg)
+    return body
+
+
+def check_same_schema(schemas: Mapping[int, str | None], source: str) -> None:
+    """Check that shards have rows of one schema, before they are used together.
+
+    Args:
+        schemas: The fields of the rows of each shard; None for a shard without rows.
+        source: Where the rows come from, for the message.
+
+    Raises:
+        CheckpointError: They have not.
+    """
+    known = {shard: schema for shard, schema in schemas.items() if schema is not None}
+    first = min(known, default=0)
+    for shard, schema in sorted(known.items()):
+        if schema != known[first]:
+            msg = (
+                f"{source} of shards {first} and {shard} hold rows of different schemas, [{known[first]}] and "
+                f"[{schema}], so that no batch could be made of both: nothing was loaded"
+            )
+            raise CheckpointError(msg)
+
+
+# -- saving and loading -----------------------------------------------------------------------------------------------
+
+
 def save_shards(shards: ShardClient, directory: Path) -> dict[int, Any]:
     """Save the present shards, all at once; return the row counts of each checkpoint.
 
@@ -88,25 +190,41 @@ def save_shards(shards: ShardClient, directory: Path) -> dict[int, Any]:
             return found
 
 
-def load_shards(shards: ShardClient, directory: Path) -> None:
-    """Load all shards, all at once.
+def load_shards(shards: ShardClient, directory: Path, shard: int | None = None) -> dict[str, Any] | None:
+    """Load all shards, or one, all at once, after all checkpoints were checked.
+
+    Returns:
+        What was saved about the whole fleet; None for a checkpoint of an earlier version.
 
     Raises:
-        CheckpointError: A checkpoint does not exist, or does not match; other shards may be loaded then.
+        CheckpointError: A checkpoint does not exist, or does not match; nothing has changed. Or the rows of one are
+            damaged; other shards may be loaded then.
         LostBufferError: A shard is missing; the others are loaded.
     """
-    arguments = {i: (str(_shard_directory(directory, i, len(shards))),) for i in shards.present()}
-    missing = sorted(set(range(len(shards))) - set(shards.call("load", arguments)))
+    wanted = range(len(shards)) if shard is None else [shard]
+    arguments = {i: (str(_shard_directory(directory, i, len(shards))),) for i in shards.present() if i in wanted}
+    checked = shards.call("check_load", arguments)
+    check_same_schema({i: found.fields for i, found in checked.items()}, f"the checkpoints in {directory}")
+    loaded = shards.call("load", {i: arguments[i] for i in checked})
+    require_all(shards, wanted, loaded, f"they have not loaded {directory}")
+    return next((found.fleet for found in checked.values()), None)
+
+
+def require_all(shards: ShardClient, wanted: Iterable[int], answered: Iterable[int], what: str) -> None:
+    """Raise `LostBufferError` if some shards have not answered; `what` says what they have not done."""
+    missing = sorted(set(wanted) - set(answered))
     if missing:
-        msg = f"shards {missing} of {len(shards)} do not answer: they have not loaded {directory}"
+        msg = f"shards {missing} of {len(shards)} do not answer: {what}"
         raise LostBufferError(msg)
 
 
 def report_shards(shards: ShardClient) -> list[ShardReport]:
     """Return the state of each shard."""
     found = shards.call_all("describe")
-    fields = ("rows", "write_count", "saved_write_count", "save_error")
-    nothing = dict(zip(fields, (0, 0, 0, None), strict=True))
+    fields = ("rows", "write_count", "saved_write_count", "save_error", "save_failures", "schema")
+    nothing = dict(zip(fields, (0, 0, 0, None, 0, None), strict=True))
+    for one in found.values():
+        shards.failures.warn(one["failures"])
     return [
         ShardReport(i, shards.missing.get(i), *(found.get(i, nothing)[name] for name in fields))
         for i in range(len(shards))

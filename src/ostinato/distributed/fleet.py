@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ostinato._optional import require
 from ostinato.distributed.actor_names import FLEET, ActorNames, claiming, find, first_answer, shard_part
 from ostinato.distributed.actors import ShardActor, ShardSpec
+from ostinato.distributed.checkpoints import check_same_schema
 from ostinato.distributed.deadlines import Callee
 from ostinato.distributed.fleet_actor import FleetActor
-from ostinato.distributed.rate_limits import check_minimum
+from ostinato.distributed.rate_limits import check_minimum, warn_of_rules
 from ostinato.distributed.ray_client import START_TIMEOUT_S, ray, result_of, start_actor, wait_until_ready
 from ostinato.distributed.serialization import to_arguments
 from ostinato.errors import LostBufferError, NoAnswerError, OptionError
@@ -160,7 +161,7 @@ class Fleet(NamedTuple):
 
 
 def start_fleet(
-    fleet: Fleet, specs: Sequence[ShardSpec], remote_config: Mapping[str, Any]
+    fleet: Fleet, specs: Sequence[ShardSpec], remote_config: Mapping[str, Any], saved: Mapping[str, Any] | None = None
 ) -> tuple[Fleet, dict[str, Any]]:
     """Start the shards and the `FleetActor`, and wait until all are ready.
 
@@ -170,11 +171,13 @@ def start_fleet(
         fleet: The fleet without actors.
         specs: How to make the shards.
         remote_config: Options of their actors.
+        saved: What the checkpoint that the shards begin with says about all of them; None for nothing.
 
     Returns:
         The fleet with its actors, and the description of a shard.
 
     Raises:
+        CheckpointError: Shards begin with rows of different schemas.
         OptionError: The name is taken, a shard cannot be made, or the shards hold too few rows for the limiter.
         OstinatoError: The constructor of a shard raised it.
         UsageError: An actor does not start.
@@ -190,9 +193,12 @@ def start_fleet(
             fleet = fleet._replace(shards=tuple(shards), placement=placement._replace(options=[]))
             actor = start_fleet_actor(fleet, remote_config)
         described = [wait_until_ready(shard, f"shard {i} of {len(shards)}") for i, shard in enumerate(shards)]
+        check_same_schema({i: one["schema"] for i, one in enumerate(described)}, "the rows")
         if fleet.rate_limiter is not None:
             check_minimum(fleet.rate_limiter, len(shards), described[0]["capacity"])
         place = Callee(_NAME).at(result_of(actor.ready.remote(), _NAME, START_TIMEOUT_S))
+        if fleet.rate_limiter is not None and saved is not None:
+            warn_of_rules(result_of(actor.restore_limits.remote(saved["limiter"]), _NAME, START_TIMEOUT_S))
     except BaseException:
         for started in (*shards, *([] if actor is None else [actor])):
             ray().kill(started)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
+from ostinato.distributed.fleet_schema import FleetSchema
 from ostinato.distributed.rate_limits import RateLimits
 from ostinato.distributed.ray_client import where
+from ostinato.distributed.save_failures import FailureBroadcast
 from ostinato.distributed.serialization import from_arguments
 from ostinato.errors import UsageError
 
 if TYPE_CHECKING:
     from ostinato.distributed.fleet import Fleet
-    from ostinato.distributed.rate_limits import Kind
+    from ostinato.distributed.permits import Kind, Loan, PermitReport
     from ostinato.distributed.ray_client import Retry
+    from ostinato.distributed.save_failures import SaveFailure
 
 __all__ = ["FleetActor"]
 
@@ -31,6 +34,8 @@ class FleetActor:
         self._fleet: Fleet = from_arguments(fleet)
         limiter = self._fleet.rate_limiter
         self._limits = None if limiter is None else RateLimits(limiter, self._fleet.shards)
+        self._schema = FleetSchema(self._fleet.shards)
+        self._failures = FailureBroadcast(self._fleet.shards)
 
     async def ready(self) -> dict[str, Any]:
         """Return where the actor is: it has started."""
@@ -49,9 +54,25 @@ class FleetActor:
             raise UsageError(msg)
         return self._limits
 
-    async def acquire(self, kind: Kind, rows: int, timeout_s: float | None, waited_s: float) -> Retry | None:
+    async def acquire(
+        self,
+        kind: Kind,
+        rows: int,
+        timeout_s: float | None,
+        waited_s: float,
+        min_rows: int | None = None,
+        loan: Loan | None = None,
+    ) -> tuple[int, int, int] | Retry:
         """Do `RateLimits.acquire`."""
-        return await self._limiter.acquire(kind, rows, timeout_s, waited_s)
+        return await self._limiter.acquire(kind, rows, timeout_s, waited_s, min_rows, loan)
+
+    async def settle(self, owner: str, report: PermitReport) -> None:
+        """Do `RateLimits.settle`."""
+        await self._limiter.settle(owner, report)
+
+    async def can(self, kind: Kind, rows: int) -> bool:
+        """Do `RateLimits.can`."""
+        return await self._limiter.can(kind, rows)
 
     async def give_back(self, written: int, drawn: int) -> None:
         """Do `RateLimits.give_back`."""
@@ -72,3 +93,31 @@ class FleetActor:
     async def num_counts(self) -> int:
         """Do `RateLimits.num_counts`."""
         return await self._limiter.num_counts()
+
+    async def limits(self) -> dict[str, Any] | None:
+        """Do `RateLimits.state`; None without a limiter."""
+        return None if self._limits is None else await self._limits.state()
+
+    async def restore_limits(self, state: dict[str, Any] | None) -> str | None:
+        """Do `RateLimits.restore`."""
+        return await self._limiter.restore(state)
+
+    # -- schema -------------------------------------------------------------------------------------------------------
+
+    async def schema(self) -> bytes | None:
+        """Do `FleetSchema.current`."""
+        return await self._schema.current()
+
+    async def claim_schema(self, shard: int, schema: bytes) -> bytes:
+        """Do `FleetSchema.claim`."""
+        return await self._schema.claim(shard, schema)
+
+    async def free_schema(self) -> bool:
+        """Do `FleetSchema.free`."""
+        return await self._schema.free()
+
+    # -- failed checkpoints -------------------------------------------------------------------------------------------
+
+    async def report_save(self, shard: int, failure: SaveFailure | None) -> None:
+        """Do `FailureBroadcast.report`."""
+        await self._failures.report(shard, failure)

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
+import math
+import secrets
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.buffers.rate_limit import Flow, RateLimiter, Stock
 from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, POLL_S, Callee, Deadline
+from ostinato.distributed.permit_holder import PermitHolder
+from ostinato.distributed.permits import LEASE_S, Permits
 from ostinato.distributed.ray_client import RETRY, Retry, finishes, result_of, short_message
 from ostinato.errors import KindError, LostBufferError, NoPermitError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ostinato.distributed.permits import Kind, Loan, PermitReport
+
 __all__ = [
-    "Kind",
     "Notifier",
     "RateLimitClient",
     "RateLimits",
     "RowCounter",
     "check_limiter",
     "check_minimum",
+    "warn_of_rules",
 ]
 
 _NAME = "the actor of the rate limiter"
@@ -33,7 +41,8 @@ _COUNT_TIMEOUT_S = 1.0
 _FINAL_COUNT_S = 0.25
 """How long a call whose time is up waits for the count that it has requested."""
 
-Kind: TypeAlias = Literal["write", "draw"]
+_NO_LOANS_S = 0.25
+"""How long no permits are lent to one side after the other has waited."""
 
 
 # -- counting rows ----------------------------------------------------------------------------------------------------
@@ -78,7 +87,8 @@ class RowCounter:
         """Number of counts so far."""
         self._shards = list(shards)
         self._needed, self._changed = needed, changed
-        self._counting = True  # until a shard has told
+        self.counting = True
+        """Whether draws consume rows; True until a shard has told."""
         self._open: dict[int, asyncio.Future[tuple[int, bool] | None]] = {}
         self._written = 0  # rows of writes that were allowed since the last count began
         self._drawn = 0
@@ -90,7 +100,7 @@ class RowCounter:
     @property
     def least(self) -> int:
         """Rows that are certainly present, whatever was drawn since the last count."""
-        return max(0, self.rows - self._drawn - self._underway) if self._counting else self.rows
+        return max(0, self.rows - self._drawn - self._underway) if self.counting else self.rows
 
     @property
     def most(self) -> int:
@@ -107,7 +117,7 @@ class RowCounter:
 
     def request(self) -> int:
         """Request a count that includes all that has happened by now; return its number. Does not wait."""
-        self._requested = self._begun + (2 if self._counting and self._drawn else 1)
+        self._requested = self._begun + (2 if self.counting and self._drawn else 1)
         if self._task is None:
             self._task = asyncio.ensure_future(self._keep_counting())
         return self._requested
@@ -144,7 +154,7 @@ class RowCounter:
         answered = [i for i, call in self._open.items() if call.done()]
         found = [told for told in (self._open.pop(i).result() for i in answered) if told is not None]
         self.rows = sum(rows for rows, _ in found)
-        self._counting = found[0][1] if found else self._counting
+        self.counting = found[0][1] if found else self.counting
         self._written, self._drawn, self._underway = self._written - written, self._drawn - drawn, drawn
         self.finished = self._begun
 
@@ -161,18 +171,37 @@ async def _drawable(shard: Any) -> tuple[int, bool] | None:
 # -- the limiter ------------------------------------------------------------------------------------------------------
 
 
-class _Side(NamedTuple):
-    """The writers or the readers, which wait for each other."""
+class _Call(NamedTuple):
+    """A call that waits."""
 
-    check: Callable[[int, None], None]
-    may: Callable[[int, Stock], bool]
-    record: Callable[[int], None]
-    reason: Callable[[int, Stock], str]
-    stock: Callable[[], Stock]
-    others: str
-    waiting: list[int]
-    """Rows of each call that waits."""
-    changed: Notifier
+    began: float
+    """When it began to wait, earlier polls included."""
+    rows: int
+    counted: asyncio.Future[None]
+    """Done once the call may proceed, and is counted."""
+
+
+@final
+class _Side:
+    """The writers or the readers, which wait for each other.
+
+    Args:
+        check: Raises if a call of so many rows can never be allowed.
+        reason: Says why one is not allowed now.
+        others: Whom they wait for.
+    """
+
+    def __init__(self, check: Callable[[int, None], None], reason: Callable[[int, Stock], str], others: str) -> None:
+        self.check, self.reason, self.others = check, reason, others
+        self.waiting: list[_Call] = []
+        """Calls that wait, the first to wait first."""
+        self.waited = -math.inf
+        """When a call waited for the last time."""
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows of each call that waits."""
+        return [call.rows for call in self.waiting]
 
 
 @final
@@ -183,6 +212,10 @@ class RateLimits:
     that no reader waits for it. Rows are counted in the shards until there are enough to begin; if draws consume rows,
     whenever there may be too few; and when a client reports that some may be lost.
 
+    Of calls that wait, the first one that may proceed goes first. Handles that make many calls borrow permits for the
+    next ones, see `Permits`, while no call waits; a call that is not allowed while permits are lent waits for the
+    reports of their handles before it is denied.
+
     Args:
         limiter: The rules.
         shards: The actors whose rows are counted.
@@ -190,15 +223,25 @@ class RateLimits:
 
     def __init__(self, limiter: RateLimiter, shards: Sequence[Any]) -> None:
         flow = self._flow = Flow(limiter)
-        counter = self._counter = RowCounter(shards, self._needs_count, self._after_count)
+        self._permits = Permits(flow, secrets.randbits(48))
+        self._counter = RowCounter(shards, self._needs_count, self._admit)
         self._begun = False
         self._beginning = asyncio.Lock()
-        room, left = lambda: Stock(counter.most), lambda: Stock(counter.least)
-        write = flow.check_write, flow.may_write, flow.wrote, flow.why_no_write, room, "readers"
-        draw = flow.check_draw, flow.may_draw, flow.drew, flow.why_no_draw, left, "writers"
-        self._sides: dict[str, _Side] = {"write": _Side(*write, [], Notifier()), "draw": _Side(*draw, [], Notifier())}
+        self._reported = Notifier()
+        self._sides: dict[Kind, _Side] = {
+            "write": _Side(flow.check_write, flow.why_no_write, "readers"),
+            "draw": _Side(flow.check_draw, flow.why_no_draw, "writers"),
+        }
 
-    async def acquire(self, kind: Kind, rows: int, timeout_s: float | None, waited_s: float) -> Retry | None:
+    async def acquire(
+        self,
+        kind: Kind,
+        rows: int,
+        timeout_s: float | None,
+        waited_s: float,
+        min_rows: int | None = None,
+        loan: Loan | None = None,
+    ) -> tuple[int, int, int] | Retry:
         """Wait until a call may proceed, for at most `POLL_S`, and count it; `RETRY` if it must be made again.
 
         Args:
@@ -206,66 +249,164 @@ class RateLimits:
             rows: Rows of the call.
             timeout_s: Longest wait of all polls together; None is the limiter's.
             waited_s: Seconds waited in earlier polls.
+            min_rows: Rows of the smallest batch to draw when the time is up.
+            loan: Permits to borrow for the next calls.
+
+        Returns:
+            The rows that were counted, the rows of permits that were lent, and the number of the counts (`era`).
 
         Raises:
             OptionError: The limiter can never allow it.
             WaitTimeoutError: The time is up; the message says who waits for what.
         """
         side = self._sides[kind]
-        side.check(rows, None)
+        if loan is not None:
+            await self.settle(loan.owner, loan.report)
+        side.check(rows if min_rows is None else min_rows, None)
+        await self._start()
+        limit_s = self._flow.limiter.timeout_s if timeout_s is None else timeout_s
+        left_s = max(0.0, limit_s - waited_s)
+        if not await self._wait(kind, rows, min(POLL_S, left_s), waited_s):
+            if left_s > POLL_S:
+                return RETRY
+            rows = self._last_chance(kind, rows, min_rows, limit_s)
+        return rows, 0 if loan is None else self._lend(kind, rows, loan), self._permits.era
+
+    def _last_chance(self, kind: Kind, rows: int, min_rows: int | None, limit_s: float) -> int:
+        """Return the rows of a smaller batch, and count it.
+
+        Raises:
+            WaitTimeoutError: Not even that is allowed.
+        """
+        side, stock = self._sides[kind], Stock(self._counter.least)
+        most = 0 if min_rows is None else self._permits.most_draws(rows, stock)
+        if min_rows is not None and most >= min_rows:
+            self._record(kind, most)
+            return most
+        what = f"a {kind} of {rows} row(s) waited {limit_s:g} s for {side.others}: {side.reason(rows, stock)}"
+        writers, readers = (one.rows + [rows] * (one is side) for one in self._sides.values())
+        raise WaitTimeoutError(self._flow.told(what, stock, writers, readers))
+
+    async def can(self, kind: Kind, rows: int) -> bool:
+        """Return whether a call would proceed at once. Counts nothing; waits at most for a count of the rows."""
+        try:
+            self._sides[kind].check(rows, None)
+        except OptionError:
+            return False
+        await self._start()
+        if not self._may(kind, rows):
+            await self._learn(self._counter.request() if self._short else 0)
+        return self._may(kind, rows)
+
+    async def _start(self) -> None:
+        """Begin to count with the first call, or the first one after a restart."""
         if not self._begun:
             async with self._beginning:
                 if not self._begun:
-                    await self.begin()  # the first call, or the first one after a restart
-        limit_s = self._flow.limiter.timeout_s if timeout_s is None else timeout_s
-        left_s = max(0.0, limit_s - waited_s)
-        side.waiting.append(rows)
-        try:
-            if await self._wait(side, rows, min(POLL_S, left_s)):
-                self._record(kind, rows)
-                return None
-            if left_s > POLL_S:
-                return RETRY
-            stock = Stock(self._counter.least)
-            what = f"a {kind} of {rows} row(s) waited {limit_s:g} s for {side.others}: {side.reason(rows, stock)}"
-            writers, readers = (one.waiting for one in self._sides.values())
-            raise WaitTimeoutError(self._flow.told(what, stock, writers, readers))
-        finally:
-            side.waiting.remove(rows)
+                    await self.begin()
 
-    async def _wait(self, side: _Side, rows: int, seconds: float) -> bool:
-        """Wait until a call may proceed; False if it may not by then."""
+    def _may(self, kind: Kind, rows: int) -> bool:
+        counter = self._counter
+        return self._permits.may(kind, rows, Stock(counter.most if kind == "write" else counter.least))
+
+    async def _wait(self, kind: Kind, rows: int, seconds: float, waited_s: float) -> bool:
+        """Wait until a call may proceed, and count it; False if it may not by then."""
+        if self._may(kind, rows):
+            self._record(kind, rows)
+            return True
+        loop, side = asyncio.get_running_loop(), self._sides[kind]
+        call = _Call(loop.time() - waited_s, rows, loop.create_future())
+        bisect.insort(side.waiting, call, key=lambda one: one.began)
+        count = self._counter.request() if self._short else 0
+        try:
+            await asyncio.wait([call.counted], timeout=seconds)
+            if not call.counted.done():
+                await self._learn(count)
+            return call.counted.done()
+        finally:
+            side.waited = loop.time()
+            if call in side.waiting:
+                side.waiting.remove(call)
+
+    async def _learn(self, count: int) -> None:
+        """Wait for a count of the rows and for reports of handles: without them, a denial proves nothing."""
         clock = asyncio.get_running_loop().time
-        until, count = clock() + seconds, 0
-        while not side.may(rows, side.stock()):
-            if self._short and not count:
-                count = self._counter.request()
-            left = until - clock()
-            if left <= 0:
-                await self._counter.wait_for(count, _FINAL_COUNT_S)  # a count from before the call proves nothing
-                return side.may(rows, side.stock())
-            await side.changed.wait(left)
-        return True
+        until = clock() + _FINAL_COUNT_S
+        await self._counter.wait_for(count, _FINAL_COUNT_S)
+        while self._permits.lent and (left := until - clock()) > 0:
+            await self._reported.wait(left)
+        self._admit()
 
     def _record(self, kind: Kind, rows: int) -> None:
-        """Count an allowed call and wake the calls that it may allow."""
-        write, draw = self._sides.values()
-        self._sides[kind].record(rows)
+        """Count an allowed call, and let the calls proceed that it allows."""
+        self._add(kind, rows)
+        self._admit()
+
+    def _add(self, kind: Kind, rows: int) -> None:
         if kind == "write":
+            self._flow.wrote(rows)
             self._counter.add_written(rows)
-            if not self._short:
-                draw.changed.notify()
-            return
-        self._counter.add_drawn(rows)
-        write.changed.notify()
-        if self._needs_count():
-            self._counter.request()
+        else:
+            self._flow.drew(rows)
+            self._counter.add_drawn(rows)
+            if self._needs_count():
+                self._counter.request()
+
+    def _admit(self) -> None:
+        """Let calls that wait proceed as far as they may, the first ones first."""
+        while any(self._admit_side(kind) for kind in self._sides):
+            pass  # what one side did may allow more of the other
+
+    def _admit_side(self, kind: Kind) -> bool:
+        """Let calls of one side proceed; return whether one did."""
+        side, too_many, waiting = self._sides[kind], math.inf, len(self._sides[kind].waiting)
+        for call in tuple(side.waiting):
+            if call.rows >= too_many:
+                continue
+            if not self._may(kind, call.rows):
+                too_many = call.rows
+                continue
+            side.waiting.remove(call)
+            call.counted.set_result(None)
+            self._add(kind, call.rows)
+        return len(side.waiting) < waiting
+
+    # -- permits that are lent ----------------------------------------------------------------------------------------
+
+    def _lend(self, kind: Kind, rows: int, loan: Loan) -> int:
+        """Lend permits unless a call waits, or one of the other side waited a short time ago."""
+        side, other = self._sides[kind], self._sides["draw" if kind == "write" else "write"]
+        loop, counter = asyncio.get_running_loop(), self._counter
+        now = loop.time()
+        if not loan.rows or side.waiting or other.waiting or now - other.waited < _NO_LOANS_S:
+            return 0
+        if kind == "draw" and counter.counting:
+            return 0  # draws that consume rows are allowed one by one: rows are counted between them
+        lent = self._permits.lend(loan.owner, kind, rows, loan.rows, Stock(counter.least), now)
+        if lent:
+            loop.call_later(LEASE_S, self._expire)
+        return lent
+
+    async def settle(self, owner: str, report: PermitReport) -> None:
+        """Count the permits that a handle has used, and take back those that it has not."""
+        if self._permits.settle(owner, report):
+            self._counter.add_written(report.written)
+            self._counter.add_drawn(report.drawn)
+            self._admit()
+            self._reported.notify()
+
+    def _expire(self) -> None:
+        if self._permits.expire(asyncio.get_running_loop().time()):
+            self._admit()
+            self._reported.notify()
+
+    # -- counts -------------------------------------------------------------------------------------------------------
 
     async def give_back(self, written: int, drawn: int) -> None:
         """Uncount rows of calls that were allowed but did not take place."""
         self._flow.wrote(-written)
         self._flow.drew(-drawn)
-        self._notify_all()
+        self._admit()
 
     async def recount(self) -> None:
         """Count the rows again: some may be lost."""
@@ -273,13 +414,36 @@ class RateLimits:
 
     async def begin(self) -> None:
         """Reset the counts to the rows that are present."""
+        await self._learn(0)
         await self._counter.wait_for(self._counter.request())
+        self._permits.begin()
         self._flow.begin(self._counter.rows)
         self._begun = True
-        self._notify_all()
+        self._admit()
+
+    async def state(self) -> dict[str, Any]:
+        """Return the counts, and the rules that they were counted under."""
+        await self._start()
+        await self._learn(0)
+        return self._flow.state_dict()
+
+    async def restore(self, state: dict[str, Any] | None) -> str | None:
+        """Restore counts that `state` returned; under other rules, and with None, reset them to the rows present.
+
+        Returns:
+            What differs in the rules, in words; None for nothing.
+        """
+        await self._learn(0)
+        await self._counter.wait_for(self._counter.request())
+        differing = self._flow.load_state_dict(state, self._counter.rows)
+        self._permits.begin()
+        self._begun = True
+        self._admit()
+        return differing
 
     async def totals(self) -> tuple[int, int]:
         """Return the rows written and drawn since the counts began."""
+        await self._learn(0)
         return self._flow.written, self._flow.drawn
 
     async def num_counts(self) -> int:
@@ -293,16 +457,6 @@ class RateLimits:
 
     def _needs_count(self) -> bool:
         return self._short and any(side.waiting for side in self._sides.values())
-
-    def _after_count(self) -> None:
-        """Wake calls that may proceed now; readers only if there are enough rows."""
-        self._sides["write"].changed.notify()
-        if not self._short:
-            self._sides["draw"].changed.notify()
-
-    def _notify_all(self) -> None:
-        for side in self._sides.values():
-            side.changed.notify()
 
 
 # -- the client -------------------------------------------------------------------------------------------------------
@@ -325,9 +479,29 @@ def check_minimum(limiter: RateLimiter, shards: int, capacity: int) -> None:
         raise OptionError(msg)
 
 
+class Permit(NamedTuple):
+    """What a call may do."""
+
+    rows: int
+    """Rows to write or draw."""
+    left_s: float
+    """Seconds that are left of its time."""
+
+
+def warn_of_rules(differing: str | None) -> None:
+    """Warn that counts were saved under other rules, if these differ."""
+    if differing is not None:
+        warnings.warn(
+            f"the checkpoint was saved under another rate limiter: {differing}. The fleet keeps its own, and the "
+            "counts begin anew",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
 @final
 class RateLimitClient:
-    """Waits until the actor allows a call.
+    """Waits until the actor allows a call. Thread-safe.
 
     Args:
         actor: The `FleetActor`.
@@ -350,14 +524,16 @@ class RateLimitClient:
         self._check_gone = check_gone
         self._callee = callee
         self._call_timeout_s = call_timeout_s
+        self._permits = PermitHolder(actor)
 
-    def acquire(self, kind: Kind, rows: int, timeout_s: float | None) -> float:
-        """Wait until `rows` may be written or drawn; return how many seconds are left then.
+    def acquire(self, kind: Kind, rows: int, timeout_s: float | None, min_rows: int | None = None) -> Permit:
+        """Wait until `rows` may be written or drawn.
 
         Args:
             kind: "write" or "draw".
             rows: Rows of the call.
             timeout_s: Longest wait; None is the limiter's.
+            min_rows: Rows of the smallest batch to draw when the time is up; None draws whole batches only.
 
         Raises:
             LostBufferError: The actor is dead and not restarted.
@@ -366,11 +542,22 @@ class RateLimitClient:
         """
         check_connected()
         deadline = Deadline.of_wait(timeout_s, self.limiter.timeout_s, self._call_timeout_s)
-        waited_s = 0.0
+        if self._permits.take(kind, rows):
+            return Permit(rows, deadline.wait_s)
         while True:
-            call = self.actor.acquire.remote(kind, rows, timeout_s, waited_s)
+            found = self._request(kind, rows, timeout_s, deadline, min_rows)
+            if found is not None:
+                return Permit(found, deadline.wait_left_s)
+
+    def _request(
+        self, kind: Kind, rows: int, timeout_s: float | None, deadline: Deadline, min_rows: int | None
+    ) -> int | None:
+        """Call the actor once; return the rows that it has allowed, None if the call must be made again."""
+        waited_s = deadline.elapsed_s
+        with self._permits.borrow(kind, rows) as borrowed:
+            call = self.actor.acquire.remote(kind, rows, timeout_s, waited_s, min_rows, borrowed.loan)
             if not finishes(call, deadline.silence_left_s(time.monotonic())):
-                self._abandon(call, kind, rows)
+                self._abandon(call, kind)
                 msg = (
                     f"a {kind} of {rows} row(s) waited {min(deadline.wait_s, deadline.elapsed_s):.3g} s for the rate "
                     f"limiter, but {self._callee} does not answer: it is stopped, overloaded, or being restarted; "
@@ -378,16 +565,32 @@ class RateLimitClient:
                 )
                 raise NoPermitError(msg)
             found = self._result(call)
-            waited_s = deadline.elapsed_s
-            if found is not RETRY:
-                return deadline.wait_left_s
+            if found is RETRY:
+                return None
+            allowed, borrowed.lent, borrowed.era = found
+            return int(allowed)
 
-    def _abandon(self, call: Any, kind: Kind, rows: int) -> None:
+    def can(self, kind: Kind, rows: int, deadline: Deadline) -> bool:
+        """Return whether a call would proceed at once.
+
+        Raises:
+            LostBufferError: The actor is dead and not restarted.
+            NoPermitError: The actor does not answer until the deadline.
+        """
+        check_connected()
+        call = self.actor.can.remote(kind, rows)
+        if not finishes(call, deadline.left_s):
+            msg = f"{self._callee} has not answered for {deadline.elapsed_s:.3g} s: it is stopped, or being restarted"
+            raise NoPermitError(msg)
+        return bool(self._result(call))
+
+    def _abandon(self, call: Any, kind: Kind) -> None:
         """Give the rows of a call back if it is allowed after its client has given up."""
-        given_back = {"written" if kind == "write" else "drawn": rows}
+        name = "written" if kind == "write" else "drawn"
 
         def settle(done: Any) -> None:
-            if done.exception() is None and done.result() is None:
+            if done.exception() is None and done.result() is not RETRY:
+                given_back = {name: done.result()[0]}
                 threading.Thread(target=self.give_back, kwargs=given_back, daemon=True).start()  # not in Ray's thread
 
         call.future().add_done_callback(settle)
@@ -400,6 +603,19 @@ class RateLimitClient:
         """Report that rows may be lost. Does not wait."""
         self.actor.recount.options(max_task_retries=0).remote()
 
+    def restore(self, saved: dict[str, Any] | None, deadline: Deadline) -> None:
+        """Restore the counts of a checkpoint; saved under other rules, or not saved, they begin with the rows present.
+
+        Args:
+            saved: What was saved about all shards; None for a checkpoint of an earlier version.
+            deadline: When the call ends.
+
+        Raises:
+            LostBufferError: The actor is dead.
+            NoPermitError: It does not answer until the deadline, or for `call_timeout_s`.
+        """
+        warn_of_rules(self._answer(self.actor.restore_limits.remote((saved or {}).get("limiter")), deadline))
+
     def begin(self, deadline: Deadline) -> None:
         """Reset the counts to the rows that are present.
 
@@ -407,14 +623,17 @@ class RateLimitClient:
             LostBufferError: The actor is dead.
             NoPermitError: It does not answer until the deadline, or for `call_timeout_s`.
         """
-        call = self.actor.begin.remote()
+        self._answer(self.actor.begin.remote(), deadline)
+
+    def _answer(self, call: Any, deadline: Deadline) -> Any:
+        """Return the result of a call that counts the rows in the shards."""
         if not finishes(call, min(deadline.left_s, self._call_timeout_s)):
             msg = (
                 f"{self._callee} does not answer: it resets the counts of the rate limiter when it continues; the rows "
                 "are in place already"
             )
             raise NoPermitError(msg)
-        self._result(call)
+        return self._result(call)
 
     def _result(self, reference: Any) -> Any:
         """Return the result of a call to the actor that has ended.

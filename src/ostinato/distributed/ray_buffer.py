@@ -457,6 +457,11 @@ class RayReplayBuffer:
         index: Tensor = self._client.poll("write", timeout_s, "extend", rows, update_priority=update_priority)
         return index
 
+    def delete(self, index: Any, generation: Any = None, *, timeout_s: float | None = None) -> Tensor:
+        """Delete rows; see `ReplayBuffer.delete`. Batches that this handle has prefetched are dropped."""
+        found: Tensor = self._client.update(self._drop(timeout_s), "delete", index, generation)
+        return found
+
     def update_priority(
         self, index: Any, priority: Any = None, generation: Any = None, *, timeout_s: float | None = None
     ) -> None:

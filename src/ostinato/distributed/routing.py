@@ -147,8 +147,12 @@ class WriteOrder:
 
     def next(self, missing: Collection[int]) -> list[int]:
         """Return the shards to try for one write; those that are missing come last."""
-        start = self._next
+        found = self.peek(missing)
         if not self._sticky:
-            self._next = (start + 1) % self._shards
-        ring = [(start + i) % self._shards for i in range(self._shards)]
+            self._next = (self._next + 1) % self._shards
+        return found
+
+    def peek(self, missing: Collection[int]) -> list[int]:
+        """Return the shards to try for the next write."""
+        ring = [(self._next + i) % self._shards for i in range(self._shards)]
         return [i for i in ring if i not in missing] + [i for i in ring if i in missing]

@@ -162,8 +162,8 @@ class _RowOrder:
 
     def __init__(self, where: Sequence[Tensor]) -> None:
         self._where = where
-        self._counts = torch.tensor([at.shape[0] for at in where], dtype=torch.int64, device="cpu")
-        self.size = int(self._counts.sum())
+        self._counts = [at.shape[0] for at in where]
+        self.size = sum(self._counts)
         self._order: Tensor | None = None  # of the concatenated rows
         if len(where) > _MANY_PARTS:
             self._order = torch.empty(self.size, dtype=torch.int64, device="cpu")
@@ -184,7 +184,8 @@ class _RowOrder:
 
     def scatter_numbers(self, numbers: Sequence[float], dtype: torch.dtype) -> Tensor:
         """Do the same for one number of each part."""
-        each = torch.tensor(numbers, dtype=dtype, device="cpu").repeat_interleave(self._counts)
+        # unlike this, torch.repeat_interleave starts threads for a few rows
+        each = torch.from_numpy(np.repeat(np.asarray(numbers), self._counts)).to(dtype)
         if self._order is not None:
             return each.index_select(0, self._order)
         out = torch.empty_like(each)
@@ -241,8 +242,24 @@ class RowConsumer:
             self._kept = []
             self._counts = {}
 
-    def draw(self, size: int, uniforms: Tensor, limit_s: float) -> BatchAndInfo:
+    def can_draw(self, size: int) -> bool:
+        """Return whether a batch can be had at once."""
+        with self._lock:
+            missing = size - sum(map(_num_rows, self._kept))
+            return missing <= 0 or self._left(self._count(self._shards.present(), missing)) >= missing
+
+    @staticmethod
+    def _left(offers: dict[int, Offer]) -> int:
+        return sum(offer.draws or 0 for offer in offers.values())
+
+    def draw(self, size: int, uniforms: Tensor, limit_s: float, min_rows: int | None = None) -> BatchAndInfo:
         """Return a batch; the rows of each shard are together, in their order.
+
+        Args:
+            size: Number of rows.
+            uniforms: Numbers that choose their shards.
+            limit_s: Longest wait for writers.
+            min_rows: Rows of the smallest batch to take when the time is up, or writers are not waited for.
 
         Raises:
             EmptyBufferError: There are too few rows, and writers are not waited for.
@@ -252,15 +269,19 @@ class RowConsumer:
         until, pause = time.monotonic() + limit_s, scale * _POLL_S[0]
         while True:
             with self._lock:
+                late = time.monotonic() >= until
                 missing = size - sum(map(_num_rows, self._kept))
                 if missing <= 0:
                     return self._pop_batch(size)
                 offers = self._offers(missing)
-                left = sum(offer.draws or 0 for offer in offers.values())
-                if left >= missing:
-                    self._take(offers, missing, uniforms)
+                left = self._left(offers)
+                enough = missing if min_rows is None or (self._waits and not late) else missing - size + min_rows
+                if left and left >= enough:
+                    self._take(offers, min(left, missing), uniforms)
                     continue
-            self._check(missing, size, left, limit_s, late=time.monotonic() >= until)
+                if enough <= 0:
+                    return self._pop_batch(size - missing)
+            self._check(missing, size, left, limit_s, late=late)
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
             pause = min(2 * pause, scale * _POLL_S[1])
 
@@ -270,7 +291,7 @@ class RowConsumer:
         if now - self._counted <= self._age_s:
             changed = [i for i in present if self._counts.get(i, (None, -1))[1] != self._shards.changes[i]]
             found = self._count(changed, missing) | {i: self._counts[i][0] for i in present if i not in changed}
-            if sum(offer.draws or 0 for offer in found.values()) >= missing:
+            if self._left(found) >= missing:
                 return found
         self._counted = now
         return self._count(present, missing)
@@ -414,9 +435,17 @@ class ShardSampler:
         if self.consumer is not None:
             self.consumer.forget()
 
+    def can_draw(self, size: int) -> bool:
+        """Return whether a batch of `size` rows can be drawn at once."""
+        if self._limiter is not None and not self._limiter.can("draw", size, self._shards.deadline("can_sample")[1]):
+            return False
+        if self.consumer is not None:
+            return self.consumer.can_draw(size)
+        return any(self._shards.call_all("call", "can_sample", 1).values())
+
     def give_back(self, rows: int) -> None:
         """Report to the rate limiter that rows were drawn but not used."""
-        if self._limiter is not None:
+        if rows and self._limiter is not None:
             self._limiter.give_back(drawn=rows)
 
     def draw(
@@ -426,6 +455,7 @@ class ShardSampler:
         timeout_s: float | None,
         max_age: int | None = None,
         offers: Snapshot | None = None,
+        min_rows: int | None = None,
     ) -> BatchAndInfo:
         """Return a batch of `size` rows and its info.
 
@@ -436,11 +466,18 @@ class ShardSampler:
             max_age: Draw only rows of recent versions; see `ShardedReplayBuffer.sample`.
             offers: Holds the offers of a single reader that requests the next ones with the rows of each batch; None
                 is for any thread.
+            min_rows: Rows of the smallest batch to return when the time is up; None returns whole batches only.
         """
-        left_s = timeout_s if self._limiter is None else self._limiter.acquire("draw", size, timeout_s)
+        left_s = timeout_s
+        if self._limiter is not None:
+            size, left_s = self._limiter.acquire("draw", size, timeout_s, min_rows)
+            uniforms = uniforms[:size]
         try:
             if self.consumer is not None:
-                return self.consumer.draw(size, uniforms, RateLimiter().timeout_s if left_s is None else left_s)
+                limit_s = RateLimiter().timeout_s if left_s is None else left_s
+                taken = self.consumer.draw(size, uniforms, limit_s, min_rows)
+                self.give_back(size - _num_rows(taken))
+                return taken
             for _ in range(_MAX_ATTEMPTS):
                 found = self._attempt(size, uniforms, max_age, self._snapshot if offers is None else offers)
                 if found is not None:

@@ -12,6 +12,7 @@ from ostinato.buffers.portion import Offer
 from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, Callee, Deadline
 from ostinato.distributed.ray_client import finishes, is_lost, probe, ray, result_of, short_message, wait_for
+from ostinato.distributed.save_failures import FailureWarnings
 from ostinato.distributed.snapshot import ChangeCounts
 from ostinato.errors import LostBufferError, NoAnswerError
 
@@ -73,6 +74,8 @@ class ShardClient:
         self.call_timeout_s = call_timeout_s
         self.missing: dict[int, str] = {}
         """Shards that do not answer, and why."""
+        self.failures = FailureWarnings(len(self.actors))
+        """Warns of checkpoints that fail."""
         self.changes = ChangeCounts.of(self.actors)
         self._places: dict[int, Callee] = {}
         self._rows: dict[int, int] = {}  # when last known
@@ -280,7 +283,7 @@ class ShardClient:
         """
         known = ray().exceptions
         try:
-            return (ray().get(reference, timeout=timeout_s),)
+            return (self.failures.take(ray().get(reference, timeout=timeout_s)),)
         except known.RayTaskError:
             return (result_of(reference, self.name(shard)),)  # raises the shard's own exception
         except known.GetTimeoutError as error:

@@ -9,31 +9,37 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, final,
 import torch
 
 from ostinato.buffers import BufferStats, ReplayBuffer
+from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
+from ostinato.buffers.rate_limit import check_min_batch
 from ostinato.buffers.stats import combine
-from ostinato.distributed.actor_names import check_free, connect, names_of, take_names
+from ostinato.distributed.actor_names import FLEET, check_free, connect, names_of, take_names
 from ostinato.distributed.actors import BufferSpec, ShardSpec
 from ostinato.distributed.batch_stream import ShardPrefetcher
 from ostinato.distributed.checkpoints import (
     ShardReport,
     check_checkpoint_dir,
     load_shards,
+    read_fleet,
     report_shards,
+    require_all,
     save_shards,
     shard_directories,
 )
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, Deadline, check_call_timeout
 from ostinato.distributed.fleet import Fleet, attach_fleet, check_placement, reserve_placement, start_fleet
 from ostinato.distributed.rate_limits import RateLimitClient, check_limiter
-from ostinato.distributed.ray_client import init_ray, pop_service, ray
+from ostinato.distributed.ray_client import init_ray, pop_service, ray, result_by
 from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.serialization import Serialized
 from ostinato.distributed.shard_client import ShardClient
+from ostinato.distributed.shard_updates import update_shards
 from ostinato.distributed.snapshot import read_age
 from ostinato.distributed.writing import (
     ShardInfo,
     ShardWriter,
+    delete_rows,
     one_shard,
     parse_batch_update,
     parse_shard_update,
@@ -43,11 +49,13 @@ from ostinato.errors import LostBufferError, NoAnswerError, OptionError, UsageEr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from concurrent.futures import Future
     from contextlib import AbstractContextManager
     from types import TracebackType
 
     from torch import Tensor
 
+    from ostinato.buffers import ConditionalUpdateResult
     from ostinato.buffers.options import AnyBufferOptions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
@@ -56,10 +64,18 @@ if TYPE_CHECKING:
 __all__ = ["ShardedReplayBuffer"]
 
 _ROUTES = ("round_robin", "sticky")
+_MAX_SAVE_FAILURES = 3
+"""Default of `max_save_failures`."""
 
 
 def _check_options(
-    route: str, shard_timeout_s: float, checkpoint_dir: Any, checkpoint_every_s: float | None, *, resume: bool
+    route: str,
+    shard_timeout_s: float,
+    checkpoint_dir: Any,
+    checkpoint_every_s: float | None,
+    max_save_failures: int | None,
+    *,
+    resume: bool,
 ) -> None:
     """Raise `OptionError` for options that are invalid or exclude each other."""
     if route not in _ROUTES:
@@ -71,6 +87,11 @@ def _check_options(
     check_seconds("shard_timeout_s", shard_timeout_s)
     if checkpoint_every_s is not None:
         check_seconds("checkpoint_every_s", checkpoint_every_s)
+    if max_save_failures is not None:
+        positive("max_save_failures", max_save_failures)
+        if checkpoint_every_s is None:
+            msg = "max_save_failures counts periodic checkpoints: it needs checkpoint_every_s"
+            raise OptionError(msg)
 
 
 class _Connection(NamedTuple):
@@ -116,6 +137,9 @@ class ShardedReplayBuffer:
             episode together; "round_robin" to one shard after the other.
         checkpoint_dir: Where shards are saved, one directory each. Every machine that may run a shard must see it.
         checkpoint_every_s: Save each shard that was written to at this interval; None saves only in `checkpoint()`.
+        max_save_failures: Periodic checkpoints of a shard that may fail in a row, 3 by default. Every handle warns at
+            its next call when they begin to fail; after this number, writes to the shard raise `CheckpointError`
+            before they store anything, until a checkpoint succeeds.
         resume: Begin with the checkpoints in `checkpoint_dir`; without it there must be none.
         placement: "SPREAD", "STRICT_SPREAD" (one shard per node), "PACK" or "STRICT_PACK"; None leaves it to Ray.
         shard_timeout_s: How long to wait for the draw of a shard before it is left out.
@@ -137,7 +161,7 @@ class ShardedReplayBuffer:
             - `generator`: chooses the shards, and their seeds; None is torch's global generator.
             - `prefetch`: batches to keep ready in each handle; needs `batch_size`.
             - `rate_limiter`: when readers and writers wait for each other, over all shards and handles. It counts in
-              the actor of the fleet, which every call asks first; the counts begin anew when rows are loaded.
+              the actor of the fleet, which every call asks first; checkpoints hold the counts.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -161,6 +185,7 @@ class ShardedReplayBuffer:
         route: str = "sticky",
         checkpoint_dir: str | Path | None = None,
         checkpoint_every_s: float | None = None,
+        max_save_failures: int | None = None,
         resume: bool = False,
         placement: str | None = None,
         shard_timeout_s: float = 30.0,
@@ -178,7 +203,8 @@ class ShardedReplayBuffer:
             msg = f"num_shards must be in [1, {MAX_SHARDS}], got {number}"
             raise OptionError(msg)
         call_s = check_call_timeout(call_timeout_s)
-        _check_options(route, shard_timeout_s, checkpoint_dir, checkpoint_every_s, resume=resume)
+        saving = checkpoint_dir, checkpoint_every_s, max_save_failures
+        _check_options(route, shard_timeout_s, *saving, resume=resume)
         check_placement(placement)
         age_s = read_age(snapshot_age_s, number)
         pop_service("ShardedReplayBuffer", options)
@@ -189,19 +215,22 @@ class ShardedReplayBuffer:
         check_limiter(rate_limiter)
         seeds = torch.randint(2**62, (number,), generator=generator, device="cpu").tolist()
         check_checkpoint_dir(directory, number, resume=resume)
+        saved = None if directory is None or not resume else read_fleet(directory)
         names, actor_options = take_names("ShardedReplayBuffer", name, lifetime, namespace, remote_config)
         buffer = BufferSpec(replay_buffer_cls, args, dict(options), None)
         buffer.check_names("ShardedReplayBuffer")
         init_ray(ray_init_config)
         check_free("ShardedReplayBuffer", names)
         place = reserve_placement(placement, number, actor_options, detached=names.detached)
+        most, where = max_save_failures or _MAX_SAVE_FAILURES, (names.actor(FLEET), names.namespace)
+        one = ShardSpec(buffer, None, checkpoint_every_s, resume, 0, number, where, most, rate_limiter is not None)
         specs = [
-            ShardSpec(buffer._replace(seed=seed), path, checkpoint_every_s, resume)
-            for seed, path in zip(seeds, shard_directories(directory, number), strict=True)
+            one._replace(buffer=buffer._replace(seed=seed), path=path, shard=i)
+            for i, (seed, path) in enumerate(zip(seeds, shard_directories(directory, number), strict=True))
         ]
         sticky = route == "sticky"
         fleet = Fleet(names, place, rate_limiter, shard_timeout_s, age_s, prefetch, sticky, directory, call_s)
-        fleet, described = start_fleet(fleet, specs, actor_options)
+        fleet, described = start_fleet(fleet, specs, actor_options, saved)
         self._connect(_Connection(fleet, ShardInfo.of(described)), generator)
 
     @classmethod
@@ -252,6 +281,7 @@ class ShardedReplayBuffer:
         self._connection = connection
         self._limiter = limiter
         self._shards = shards
+        self._updates = UpdateQueue()
         sampler = ShardSampler(shards, generator, limiter, consumer, age_s)
         self._batches = ShardPrefetcher(sampler, fleet.prefetch)
         self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=fleet.sticky, home=connection.home)
@@ -323,10 +353,7 @@ class ShardedReplayBuffer:
         Raises:
             OptionError: There is no such shard.
         """
-        if type(shard) is not int or not 0 <= shard < self.num_shards:
-            msg = f"shard must be an integer in [0, {self.num_shards}), got {shard!r}"
-            raise OptionError(msg)
-        return self._handle(sticky=True, home=shard)
+        return self._handle(sticky=True, home=self._check_shard(shard))
 
     def _handle(self, **changes: Any) -> ShardedReplayBuffer:
         """Return another handle of the same shards, with other fields of the connection or its fleet."""
@@ -393,12 +420,18 @@ class ShardedReplayBuffer:
         return [self.client() for _ in range(positive("num_clients", num_clients))]
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Do `close`.
+        """Finish the updates submitted by this handle, then `close`.
 
         Args:
             timeout: Longest wait in seconds until Ray has ended the actors; None is 10 s. They end in any case.
+
+        Raises:
+            Exception: The first error of an update, after the actors have ended.
         """
-        self._end(timeout)
+        try:
+            self._updates.settle()
+        finally:
+            self._end(timeout)
 
     def apply(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
         """Call `function(buffer, *args)` in every present shard, and return the results.
@@ -492,16 +525,188 @@ class ShardedReplayBuffer:
         arguments = {i: ("update_priority", *map(Serialized, part)) for i, part in parts.items() if i in present}
         self._shards.call("call", arguments, "update")
 
-    def empty(self, *, timeout_s: float | None = None) -> None:
-        """Remove all rows of the present shards; their saved checkpoints change with the next one."""
+    def delete(self, index: Any, generation: Any = None, *, timeout_s: float | None = None) -> Tensor:
+        """Delete rows, each in its shard; see `ReplayBuffer.delete`. Batches prefetched by this handle are dropped.
+
+        Args:
+            index: Shard and slot, as `extend` and `sample` give them, int64 of any shape; or a sample, or its info.
+            generation: Generations of the same rows, as `sample` gives them (`index_generation`). Without them rows of
+                a shard that was restarted since are deleted by their slots, whatever rows are there now.
+            timeout_s: When the answer is due; None is `call_timeout_s`.
+
+        Returns:
+            Which rows were there, and are deleted: bool of the shape of the index. Rows of a missing shard are not.
+
+        Raises:
+            SlotError: An index names no shard, or no slot of its shard; nothing is changed.
+        """
+        with self._answering("delete", timeout_s):
+            self._batches.drop()
+            return delete_rows(self._shards, self._connection.info.capacity, index, generation)
+
+    def update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Mapping[Any, Any] | Any = None,
+        version_key: str | tuple[str, ...] | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+        priority: Any = None,
+        timeout_s: float | None = None,
+    ) -> ConditionalUpdateResult:
+        """Change fields and priorities of rows that are still there, each in its shard.
+
+        Rows in a missing shard, or lost with one, count as not there. Each shard changes its rows at one moment, all
+        shards at once; arguments that are wrong raise before any of them has changed a row.
+
+        Args:
+            index: Shard and slot, as `extend` and `sample` give them.
+            generation: As `sample` gives it (`index_generation`).
+            patch: See `ReplayBuffer.update_if_present`, as for all others.
+            version_key: See there.
+            version: See there.
+            require_newer: See there.
+            priority: See there.
+            timeout_s: When the answer is due; None is `call_timeout_s`.
+
+        Returns:
+            What became of each row, in the order of `index`.
+
+        Raises:
+            LostBufferError: No shard answers.
+            SlotError: An index names no shard; nothing is changed.
+        """
+        with self._answering("update_if_present", timeout_s):
+            return update_shards(
+                self._shards,
+                self._connection.info,
+                index,
+                generation,
+                patch,
+                version_key=version_key,
+                version=version,
+                require_newer=require_newer,
+                priority=priority,
+            )
+
+    def submit_update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Mapping[Any, Any] | Any = None,
+        version_key: str | tuple[str, ...] | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+        priority: Any = None,
+        timeout_s: float | None = None,
+    ) -> Future[ConditionalUpdateResult]:
+        """Do `update_if_present` in a thread of this process, in the order of submission.
+
+        Arguments are kept by reference until it is done: do not change them before.
+
+        Returns:
+            The future result. An error is also raised by the next `synchronize`, `shutdown`, `checkpoint` or `dumps` of
+            this handle, once; these wait for the updates that it has submitted.
+        """
+        deadline = Deadline.of_call(timeout_s, self._connection.fleet.call_timeout_s)
+
+        def update() -> ConditionalUpdateResult:
+            with self._shards.within("update_if_present", deadline):
+                return self.update_if_present(
+                    index=index,
+                    generation=generation,
+                    patch=patch,
+                    version_key=version_key,
+                    version=version,
+                    require_newer=require_newer,
+                    priority=priority,
+                )
+
+        return self._updates.submit(update, None)
+
+    def synchronize(self, *, timeout_s: float | None = None) -> None:
+        """Wait until updates that this handle submitted are written.
+
+        Raises:
+            NoAnswerError: They are not in time.
+            Exception: The first error of one of them.
+        """
+        with self._answering("synchronize", timeout_s) as deadline:
+            self._settle(deadline)
+
+    def _settle(self, deadline: Deadline) -> None:
+        if not self._updates.wait(deadline.left_s):
+            raise deadline.error(self._shards.name_silent(), "update_if_present")
+        self._updates.settle()
+
+    def empty(self, shard: int | None = None, *, timeout_s: float | None = None) -> None:
+        """Remove the rows of all present shards, or of one; their saved checkpoints change with the next one.
+
+        The schema stays, as in a single buffer; see `reset`.
+
+        Args:
+            shard: Number of one shard; None empties all.
+            timeout_s: When the answer is due; None is `call_timeout_s`.
+
+        Raises:
+            OptionError: There is no such shard.
+            LostBufferError: This one shard does not answer.
+        """
         with self._answering("empty", timeout_s) as deadline:
             self._batches.drop()
-            self._shards.call_all("call", "empty")
-            self._reset_limiter(deadline)
+            if shard is None:
+                self._shards.call_all("call", "empty")
+            else:
+                self._call_shards("call", shard, "empty", what="it keeps its rows")
+            self._reset_limiter(deadline, shard)
 
-    def _reset_limiter(self, deadline: Deadline) -> None:
-        if self._limiter is not None:
+    def reset(self, shard: int | None = None, *, timeout_s: float | None = None) -> None:
+        """Remove all rows and their schema: the next rows may have another one, in all shards.
+
+        With `shard`, remove the rows of one shard: its next rows have the schema that the other shards hold.
+
+        Args:
+            shard: Number of one shard; None resets all.
+            timeout_s: When the answer is due; None is `call_timeout_s`.
+
+        Raises:
+            OptionError: There is no such shard.
+            LostBufferError: A shard does not answer; the others are reset, and the schema stays.
+        """
+        with self._answering("reset", timeout_s) as deadline:
+            self._batches.drop()
+            self._call_shards("reset", shard, what="they keep rows and schema")
+            if shard is None and self._free_schema(deadline):
+                self._shards.call_all("release")
+            self._reset_limiter(deadline, shard)
+
+    def _call_shards(self, method: str, shard: int | None, *arguments: Any, what: str) -> None:
+        """Call a method of all shards, or of one; raise `LostBufferError` if a shard does not answer."""
+        wanted = range(self.num_shards) if shard is None else [self._check_shard(shard)]
+        calls = {i: arguments for i in self._shards.present() if i in wanted}
+        require_all(self._shards, wanted, self._shards.call(method, calls), what)
+
+    def _check_shard(self, shard: Any) -> int:
+        if type(shard) is not int or not 0 <= shard < self.num_shards:
+            msg = f"shard must be an integer in [0, {self.num_shards}), got {shard!r}"
+            raise OptionError(msg)
+        return shard
+
+    def _free_schema(self, deadline: Deadline) -> bool:
+        fleet = self._connection.fleet
+        deadline.check_open(fleet.place, "reset")
+        return bool(result_by(fleet.actor.free_schema.remote(), fleet.actor, fleet.place, "reset", deadline))
+
+    def _reset_limiter(self, deadline: Deadline, shard: int | None = None) -> None:
+        if self._limiter is None:
+            return
+        if shard is None:
             self._limiter.begin(deadline)
+        else:
+            self._limiter.recount()
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -513,6 +718,7 @@ class ShardedReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
     ) -> Any: ...
 
     @overload
@@ -523,6 +729,7 @@ class ShardedReplayBuffer:
         return_info: Literal[True],
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
     ) -> tuple[Any, dict[str, Any]]: ...
 
     @overload
@@ -533,6 +740,7 @@ class ShardedReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
     ) -> tuple[Any, dict[str, Any]]: ...
 
     @overload
@@ -543,6 +751,7 @@ class ShardedReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
     ) -> Any: ...
 
     def sample(
@@ -552,6 +761,7 @@ class ShardedReplayBuffer:
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
+        min_batch: int | None = None,
     ) -> Any:
         """Draw a batch from all shards.
 
@@ -564,6 +774,8 @@ class ShardedReplayBuffer:
                 `version_key` and no prefetch; None draws from all rows.
             timeout_s: Longest wait for writers, if there is a `rate_limiter` or a queue; None is the limiter's. The
                 answer is due 5 s later. Without these, it is due after `timeout_s`; None is `call_timeout_s`.
+            min_batch: Take a smaller batch when the time is up: as many rows as may be drawn then, at least these. Not
+                with prefetch.
 
         Returns:
             Rows `[B, *shape]`; rows of different shards are in random order. A copy.
@@ -574,9 +786,47 @@ class ShardedReplayBuffer:
             NoAnswerError: No shard answers, or one is silent that `timeout_s` is too short to leave out.
             WaitTimeoutError: Too few rows were written in time.
         """
-        size = check_size(batch_size, self.batch_size, fixed=bool(self._connection.fleet.prefetch))
-        batch, info = self._batches.next(size, timeout_s, max_age)
+        connection = self._connection
+        size = check_size(batch_size, self.batch_size, fixed=bool(connection.fleet.prefetch))
+        whole = "prefetch, whose batches were drawn before" if connection.fleet.prefetch else None
+        check_min_batch(min_batch, size, partial=connection.waits or connection.info.counting, whole=whole)
+        batch, info = self._batches.next(size, timeout_s, max_age, min_batch)
         return (batch, info) if return_info else batch
+
+    def can_sample(self, batch_size: int | None = None, *, timeout_s: float | None = None) -> bool:
+        """Whether `sample` would return a batch at once: shards have rows for it, and the rate limiter allows it.
+
+        Makes no draw and waits for no writer. A snapshot: other processes may write and draw before the next call.
+
+        Args:
+            batch_size: Rows; None takes the constructor's.
+            timeout_s: When the answer is due; None is `call_timeout_s`.
+
+        Raises:
+            UsageError: There is no batch size.
+            LostBufferError: No shard answers.
+            WaitTimeoutError: The limiter's actor does not answer.
+        """
+        size = check_size(batch_size, self.batch_size, fixed=False)
+        with self._answering("can_sample", timeout_s):
+            return self._batches.can_draw(size, self.batch_size)
+
+    def can_insert(self, rows: int = 1, *, timeout_s: float | None = None) -> bool:
+        """Whether a write of so many rows would go ahead at once: the rate limiter, and a full queue, let it.
+
+        Always True without both. The rows themselves are not checked. A snapshot, as that of `can_sample`.
+
+        Args:
+            rows: Rows of one call of `extend`.
+            timeout_s: When the answer is due; None is `call_timeout_s`.
+
+        Raises:
+            OptionError: `rows` is below 1.
+            LostBufferError: No shard answers.
+            WaitTimeoutError: The limiter's actor does not answer.
+        """
+        with self._answering("can_insert", timeout_s):
+            return self._writer.can_write(positive("rows", rows))
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches without end.
@@ -645,7 +895,8 @@ class ShardedReplayBuffer:
         if directory is None:
             msg = "there is no checkpoint_dir: give one to the constructor, or call dumps(path)"
             raise UsageError(msg)
-        with self._working("checkpoint", timeout_s):
+        with self._working("checkpoint", timeout_s) as deadline:
+            self._settle(deadline)
             found = save_shards(self._shards, directory)
         return [found.get(i, {"write_count": 0})["write_count"] for i in range(self.num_shards)]
 
@@ -655,26 +906,41 @@ class ShardedReplayBuffer:
         Raises:
             LostBufferError: A shard is missing; the others are saved.
         """
+        self._updates.settle()
         directory = Path(path).absolute()
-        with self._working("dumps", timeout_s):
-            missing = sorted(set(range(self.num_shards)) - set(save_shards(self._shards, directory)))
-        if missing:
-            msg = f"shards {missing} of {self.num_shards} do not answer: {directory} has no new checkpoint of these"
-            raise LostBufferError(msg)
+        with self._working("dumps", timeout_s) as deadline:
+            self._settle(deadline)
+            saved = save_shards(self._shards, directory)
+        require_all(self._shards, range(self.num_shards), saved, f"{directory} has no new checkpoint of these")
 
-    def loads(self, path: str | Path, *, timeout_s: float | None = None) -> None:
+    def loads(self, path: str | Path, shard: int | None = None, *, timeout_s: float | None = None) -> None:
         """Restore what `dumps` or `checkpoint` saved, from the same number of shards.
 
+        All checkpoints are checked before the first shard changes: that they exist, fit the shards, and hold rows of
+        one schema, which is that of the rows in the shards if there are any. The counts of the rate limiter continue
+        as they were saved; saved under other rules, with a warning, and by earlier versions, they begin anew.
+
+        Args:
+            path: Directory.
+            shard: Number of one shard to load from its part of the checkpoint; None loads all.
+            timeout_s: When the answer is due; None sets no limit while the shards answer other calls.
+
         Raises:
-            CheckpointError: A checkpoint does not exist, or does not match; other shards may be loaded then.
+            CheckpointError: A checkpoint does not exist, or does not match; nothing has changed. Or the rows of one are
+                damaged; other shards may be loaded then.
             LostBufferError: A shard is missing; the others are loaded.
+            OptionError: There is no such shard.
         """
+        if shard is not None:
+            self._check_shard(shard)
+        directory = Path(path).absolute()
         with self._working("loads", timeout_s) as deadline:
             self._batches.drop()
-            try:
-                load_shards(self._shards, Path(path).absolute())
-            finally:
-                self._reset_limiter(deadline)
+            saved = load_shards(self._shards, directory, shard)
+            if shard is None and self._limiter is not None:
+                self._limiter.restore(saved, deadline)
+            else:
+                self._reset_limiter(deadline, shard)
 
     def save(self, path: str | Path, *, timeout_s: float | None = None) -> None:
         """Do `dumps`."""
@@ -696,6 +962,7 @@ class ShardedReplayBuffer:
         self._end(None)
 
     def _end(self, timeout_s: float | None) -> None:
+        self._updates.close()
         self._batches.drop()
         if self._connection.client or self._shards.closed:
             return

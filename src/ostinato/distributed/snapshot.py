@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.portion import Offer
     from ostinato.distributed.shard_client import ShardClient
 
-__all__ = ["MANY_SHARDS", "ChangeCounts", "Reservation", "Snapshot", "batches_per_round", "read_age"]
+__all__ = ["MANY_SHARDS", "ChangeCounts", "Reservation", "Snapshot", "batches_per_round", "draws_per_offer", "read_age"]
 
 MANY_SHARDS = 16
 """From so many shards on, a batch by default does not ask all of them."""
@@ -51,11 +51,16 @@ def batches_per_round(depth: int, shards: int) -> int:
     return max(1, min(depth // 2, _FEW_BATCHES if shards < MANY_SHARDS else _MAX_BATCHES))
 
 
+def draws_per_offer(size: int, age_s: float) -> int:
+    """Return how many draws an offer of a snapshot has, for batches of `size` rows: those of up to 32 batches."""
+    return size * max(1, min(_MAX_BATCHES, _MAX_ROWS // size)) if age_s else size
+
+
 # -- changes made by this process -------------------------------------------------------------------------------------
 
 _READS = frozenset({"offer", "take", "take_and_offer", "describe", "drawable", "next_home", "save"})
 """Methods of `ShardActor` that leave the distribution as it is."""
-_BUFFER_READS = frozenset({"__len__", "__getitem__", "write_count", "stats", "is_alive"})
+_BUFFER_READS = frozenset({"__len__", "__getitem__", "write_count", "stats", "is_alive", "can_sample", "can_insert"})
 """Members of buffers that do."""
 
 
@@ -164,7 +169,7 @@ class Snapshot:
         with self._lock:
             now = time.monotonic()
             present = shards.present()
-            rows = size * max(1, min(_MAX_BATCHES, _MAX_ROWS // size)) if age_s else size
+            rows = draws_per_offer(size, age_s)
             if size > self._left or (age_s and now - self._began > age_s):
                 self._begin(rows, now)
             changes = {i: shards.changes[i] for i in present}

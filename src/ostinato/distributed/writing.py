@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.priority_updates import PriorityUpdate, parse_update, priorities_of_batch, read_integers
+from ostinato.buffers.priority_updates import (
+    PriorityUpdate,
+    parse_update,
+    priorities_of_batch,
+    read_generations,
+    read_integers,
+    read_slots,
+    rows_of_sample,
+)
 from ostinato.buffers.rate_limit import RateLimiter, replayable
 from ostinato.core import kinds
 from ostinato.distributed.deadlines import GRACE_S, Deadline
@@ -29,7 +37,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ShardInfo",
     "ShardWriter",
+    "check_owners",
     "count_rows",
+    "delete_rows",
     "one_shard",
     "parse_batch_update",
     "parse_shard_update",
@@ -115,7 +125,7 @@ def split_update(update: PriorityUpdate, shards: int, capacity: int) -> dict[int
     """
     index, priorities, generations = update
     owners, slots = split_index(index)
-    _check_owners(owners, index, shards)
+    check_owners(owners, index, shards)
     bad = slots >= capacity
     if bool(bad.any()):
         first = int(index[bad][0])
@@ -129,6 +139,28 @@ def split_update(update: PriorityUpdate, shards: int, capacity: int) -> dict[int
     return parts
 
 
+def delete_rows(shards: ShardClient, capacity: int, index: Any, generation: Any) -> Tensor:
+    """Delete rows, each in its shard; see `ShardedReplayBuffer.delete`.
+
+    Args:
+        shards: The shards.
+        capacity: Rows of one shard.
+        index: Rows, or a sample.
+        generation: Their generations.
+    """
+    index, generation = rows_of_sample(index, generation)
+    flat, batch = read_slots(index, _Indexing())
+    generations = None if generation is None else read_generations(generation, flat)
+    positions = torch.arange(flat.shape[0], device="cpu")
+    parts = split_update(PriorityUpdate(flat, positions, generations), len(shards), capacity)
+    present = shards.present()
+    calls = {i: ("delete", Serialized(slots), Serialized(own)) for i, (slots, _, own) in parts.items() if i in present}
+    deleted = torch.zeros(flat.shape[0], dtype=torch.bool, device="cpu")
+    for i, found in shards.call("call", calls, "update").items():
+        deleted[parts[i][1]] = found
+    return deleted.reshape(batch)
+
+
 def one_shard(index: Any, shards: int) -> tuple[int, Any]:
     """Return the shard of an index, and the slots there: a number for a number.
 
@@ -140,7 +172,7 @@ def one_shard(index: Any, shards: int) -> tuple[int, Any]:
         raise KindError(msg)
     where = read_integers("index", index).to("cpu", torch.int64)
     owners, slots = split_index(where)
-    _check_owners(owners, where, shards)
+    check_owners(owners, where, shards)
     found = sorted(set(owners.reshape(-1).tolist()))
     if len(found) != 1 or found[0] < 0:
         msg = f"an index must be of rows of one shard, got rows of {found}: read them shard by shard"
@@ -148,7 +180,8 @@ def one_shard(index: Any, shards: int) -> tuple[int, Any]:
     return found[0], int(slots) if where.ndim == 0 else slots
 
 
-def _check_owners(owners: Tensor, index: Tensor, shards: int) -> None:
+def check_owners(owners: Tensor, index: Tensor, shards: int) -> None:
+    """Raise `SlotError` if an index names a shard that does not exist; -1 names no row."""
     bad = (owners >= shards) | (index < -1)
     if bool(bad.any()):
         first = int(index[bad].reshape(-1)[0])
@@ -237,12 +270,31 @@ class ShardWriter:
                 self._limiter.give_back(written=rows)
                 raise
 
-    def _send(self, write: _Write) -> tuple[int, Any]:
+    def can_write(self, rows: int) -> bool:
+        """Return whether a write of so many rows would go ahead at once.
+
+        Raises:
+            LostBufferError: No shard answers.
+            WaitTimeoutError: The limiter's actor does not answer.
+        """
+        present = self._shards.present()
+        if self._limiter is not None and not self._limiter.can("write", rows, self._shards.deadline("can_insert")[1]):
+            return False
+        if not self._waits:
+            return True
+        shard = next(i for i in self._routes().peek(self._shards.missing) if i in present)
+        return all(self._shards.call("call", {shard: ("can_insert", rows)}, "update").values())
+
+    def _routes(self) -> WriteOrder:
         if self._order is None:
             self._order = WriteOrder(len(self._shards), self._first_shard(), sticky=self._sticky)
+        return self._order
+
+    def _send(self, write: _Write) -> tuple[int, Any]:
+        order = self._routes()
         while True:
             present = self._shards.present()  # raises if no shard returns in time
-            for i in self._order.next(self._shards.missing):
+            for i in order.next(self._shards.missing):
                 if i not in present:
                     continue
                 found = self._send_to(i, write)

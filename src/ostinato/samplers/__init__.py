@@ -5,6 +5,7 @@ from ostinato.samplers.consuming import ConsumingSampler, LimitedSampler, QueueS
 from ostinato.samplers.ensemble import SamplerEnsemble
 from ostinato.samplers.prioritized import PrioritizedSampler
 from ostinato.samplers.prompt_groups import PromptGroupSampler
+from ostinato.samplers.ranked import HeapSampler, StackSampler
 from ostinato.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
 from ostinato.samplers.staleness import StalenessAwareSampler
 from ostinato.samplers.streaming_slices import StreamingSliceSampler
@@ -13,6 +14,7 @@ from ostinato.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 __all__ = [
     "ConsumingSampler",
     "CountingSampler",
+    "HeapSampler",
     "LimitedSampler",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
@@ -25,6 +27,7 @@ __all__ = [
     "SamplerWithoutReplacement",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StackSampler",
     "StalenessAwareSampler",
     "StreamingSliceSampler",
 ]

@@ -10,7 +10,7 @@ import torch
 
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointReader, CheckpointWriter
-from ostinato.errors import CheckpointError, EmptyBufferError, KindError, PriorityError, SlotError
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, PriorityError, SlotError
 from ostinato.samplers.standalone import Standalone, as_picks, check_request, index_and_info, read_index
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ostinato.core.records import Draw, Placement, Plan, View
     from ostinato.core.ring import Ring
     from ostinato.core.rows import Path
+    from ostinato.core.rows_left import FreeSlots
     from ostinato.samplers.standalone import BareStorage
 
 __all__ = ["CountingSampler", "PrioritySampler", "Sampler", "SizedStorage", "check_replacement", "check_rows"]
@@ -180,6 +181,23 @@ class Sampler(ABC):
 
     def watch(self, placement: Placement, view: View) -> None:  # noqa: B027
         """Record rows just written, with the view that has them; called in place of `record` if `watches`."""
+
+    def drop_rows(self, slots: Tensor, view: View) -> None:  # noqa: ARG002
+        """Record that rows are about to be deleted; `View.starts` does not have them from then on.
+
+        Called again for rows deleted before, after the sampler was exchanged or loaded.
+
+        Args:
+            slots: int64 `[n]`, each once.
+            view: the buffer, before rows are deleted.
+
+        Raises:
+            OptionError: if the sampler cannot do without rows; nothing changes then.
+        """
+        self.recheck()
+
+    def record_edit(self, slots: Tensor) -> None:  # noqa: B027
+        """Record that rows were replaced in place, `rb[index] = rows`: they are the newest rows now, int64 `[n]`."""
 
     def clear(self) -> None:  # noqa: B027
         """Forget all rows: the buffer was emptied."""
@@ -380,7 +398,7 @@ class PrioritySampler(Sampler):
             OptionError: naming both devices.
         """
 
-    def room(self, storage: SizedStorage) -> int:
+    def max_rows(self, storage: SizedStorage) -> int:
         """Return how many rows of a storage it can keep priorities for.
 
         With `ndim=2` a storage may have a few more slots than its `max_size`, which are included.
@@ -397,7 +415,7 @@ class PrioritySampler(Sampler):
             end = min(placement.start + placement.rows, placement.capacity)
         else:
             end = int(placement.slots.max()) + 1 if placement.slots.numel() else 0
-        self.check_rows(end, self.room(storage))
+        self.check_rows(end, self.max_rows(storage))
 
     def check_rows(self, rows: int, room: int) -> None:
         """Check that `rows` rows can have a priority, where there is room for `room`.
@@ -411,6 +429,15 @@ class PrioritySampler(Sampler):
                 f"{self.max_capacity} rows: give it the max_size of the storage"
             )
             raise SlotError(msg)
+
+    def priorities_at(self, slots: Tensor, view: View) -> Tensor:  # noqa: ARG002
+        """Return the priorities of rows, float64 `[n]`, for `remover="lowest_priority"`.
+
+        Raises:
+            OptionError: unless a subclass overrides this method.
+        """
+        msg = f"{type(self).__name__} does not tell the priorities of rows (priorities_at): override that method"
+        raise OptionError(msg)
 
     @abstractmethod
     def reduce(self, items: Tensor) -> Tensor:
@@ -513,6 +540,8 @@ class CountingSampler(Sampler):
     """Whether rows must be in the order of writing."""
     bounded: bool = False
     """Whether writers wait for room (`room`)."""
+    free: FreeSlots | None = None
+    """Slots of the rows that have left, for samplers with `leaves`."""
 
     def place(self, rows: int, ring: Ring) -> Placement | None:  # noqa: ARG002
         """Return the slots of `rows` new rows; None leaves them to the writer. Nothing changes before `record`."""
@@ -542,6 +571,22 @@ class CountingSampler(Sampler):
 
     def deliver(self, draw: Draw) -> None:
         """Record that the batch of a draw has reached its reader."""
+
+    def holds(self, slots: Tensor) -> Tensor:
+        """Return which rows have not left, bool `[n]` on the device of the slots, int64 `[n]` below `View.rows`."""
+        return torch.ones_like(slots, dtype=torch.bool)
+
+    def drop_rows(self, slots: Tensor, view: View) -> None:  # noqa: ARG002
+        """Record that rows are about to be deleted; see `Sampler.drop_rows`.
+
+        Raises:
+            OptionError: always, unless a subclass overrides this method.
+        """
+        msg = (
+            f"{type(self).__name__} does not say how its counts do without deleted rows (drop_rows): override that "
+            "method, or use another sampler"
+        )
+        raise OptionError(msg)
 
     @abstractmethod
     def undo(self, draw: Draw, view: View) -> None:

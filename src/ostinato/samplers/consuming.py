@@ -5,14 +5,14 @@ After its last draw a row stays in its slot (`LimitedSampler`), or leaves the bu
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from itertools import islice
+from collections import deque
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
 
-from ostinato.core.records import Draw, Picks, Run, ring_range
+from ostinato.core.records import Draw, Run, ring_range
+from ostinato.core.rows_left import FreeSlots, SlotSet, slots_of
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 from ostinato.samplers.base import CountingSampler, check_replacement
 from ostinato.samplers.distinct import draw_distinct
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ostinato.core.records import Placement, View
+    from ostinato.core.records import Picks, Placement, View
     from ostinato.core.ring import Ring
     from ostinato.samplers.base import Sampler, StorageShape, WriterOrder
     from ostinato.samplers.standalone import BareStorage
 
-__all__ = ["ConsumingSampler", "LimitedSampler", "QueueSampler", "check_count", "with_limit"]
+__all__ = ["ConsumingSampler", "LimitedSampler", "QueueSampler", "check_count", "check_leaving", "with_limit"]
 
 _BOUND = 2**62
 """Counts below it fit int64."""
@@ -42,7 +42,7 @@ class QueueSampler(CountingSampler):
     In a buffer with this sampler, writers wait while the ring is full of rows that have not been delivered, and readers
     wait for a whole batch; without a `rate_limiter` it has `RateLimiter()`. Rows of a batch that could not be made (a
     transform raised) return to the head of the queue. A saved state contains every row that has not been delivered.
-    Cost of a draw: O(batch_size).
+    Cost of a draw: O(batch_size). To delete rows costs O(rows waiting), and writes cost O(rows) from then on.
 
     Example:
         >>> import torch
@@ -57,7 +57,7 @@ class QueueSampler(CountingSampler):
     bounded = True
 
     def __init__(self) -> None:
-        self._returned: list[int] = []  # slots of draws that were undone, oldest first
+        self._returned: deque[int] = deque()  # rows before the newest ones: of undone draws, or not in ring order
         self._drawn: dict[int, list[int]] = {}  # first generation of a draw under way -> its slots
         self._waiting = 0  # number of the newest rows, which have not been drawn
         self._known = False
@@ -82,20 +82,47 @@ class QueueSampler(CountingSampler):
 
     def room(self, view: View) -> int:
         """Return the rows that can be written before the oldest row that was not delivered is replaced."""
-        held = [*self._returned[:1], *(slots[0] for slots in self._drawn.values())]  # the oldest row of each
-        return view.capacity - max([self._waiting, *(_age(slot, view) + 1 for slot in held)])
+        first = [self._returned[0]] if self._returned else []
+        held = first + [slots[0] for slots in self._drawn.values()]  # the oldest row of each
+        if view.starts is None and view.ring.native_state()[0] == 0:
+            return view.capacity - max([self._waiting, *(_age(slot, view) + 1 for slot in held)])
+        if not held:
+            return view.capacity - self._waiting
+        known = view.ring.generations(torch.arange(view.rows, device=view.device))
+        oldest = known[torch.tensor(held, dtype=torch.int64, device=view.device)].min()
+        return view.capacity - int((known >= oldest).sum())
 
     def begin(self, view: View) -> None:
         """Add the rows that a storage held before to the queue."""
         if not self._known:
             self._waiting, self._known = view.rows, True
 
+    def place(self, rows: int, ring: Ring) -> None:  # noqa: ARG002
+        """Return None; rows that wait in ring order are listed if new rows may go elsewhere."""
+        if self._waiting and not ring.counts.in_order:
+            self._list(ring.cursor, ring.capacity)
+
+    def _list(self, cursor: int, capacity: int) -> None:
+        """List the rows that wait in ring order, up to the cursor."""
+        self._returned.extend(ring_range((cursor - self._waiting) % capacity, self._waiting, capacity).tolist())
+        self._waiting = 0
+
     def record(self, placement: Placement) -> None:
         """Add rows just written to the queue."""
         self._known = True
-        self._waiting += placement.total
         if isinstance(placement, Run):
-            self._waiting = min(self._waiting, placement.capacity)
+            self._waiting = min(self._waiting + placement.total, placement.capacity)
+        else:
+            self._returned.extend(placement.slots.tolist())
+
+    def drop_rows(self, slots: Tensor, view: View) -> None:
+        """Remove rows that are deleted from the queue."""
+        self.begin(view)
+        self._list(view.cursor, view.capacity)
+        gone = set(slots.tolist())
+        self._returned = deque(slot for slot in self._returned if slot not in gone)
+        kept = {key: [slot for slot in held if slot not in gone] for key, held in self._drawn.items()}
+        self._drawn = {key: held for key, held in kept.items() if held}
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:  # noqa: ARG002
         """Draw the next rows.
@@ -107,7 +134,7 @@ class QueueSampler(CountingSampler):
         if batch_size > self.rows_left:
             msg = f"the queue holds {self.rows_left} row(s), {batch_size} were asked for: write more, or ask for fewer"
             raise EmptyBufferError(msg)
-        again, self._returned = self._returned[:batch_size], self._returned[batch_size:]
+        again = [self._returned.popleft() for _ in range(min(batch_size, len(self._returned)))]
         fresh = batch_size - len(again)
         slots = ring_range((view.cursor - self._waiting) % view.capacity, fresh, view.capacity)
         self._waiting -= fresh
@@ -132,18 +159,19 @@ class QueueSampler(CountingSampler):
         self._requeue(list(self._drawn.keys() - {_key(draw) for draw in draws}), view)
 
     def _requeue(self, keys: list[int], view: View) -> None:
-        slots = [slot for key in keys for slot in self._drawn.pop(key, ())]
-        self._returned = sorted(self._returned + slots, key=lambda slot: -_age(slot, view))
+        slots = [*self._returned, *(slot for key in keys for slot in self._drawn.pop(key, ()))]
+        listed = torch.tensor(slots, dtype=torch.int64, device=view.device)
+        self._returned = deque(listed[view.ring.generations(listed).argsort()].tolist())
 
     def clear(self) -> None:
         """Remove all rows."""
-        self._returned, self._drawn, self._waiting, self._known = [], {}, 0, False
+        self._returned, self._drawn, self._waiting, self._known = deque(), {}, 0, False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows that have not been delivered."""
         return {
             "waiting": self._waiting,
-            "returned": torch.tensor(self._returned, dtype=torch.int64, device="cpu"),
+            "returned": torch.tensor(list(self._returned), dtype=torch.int64, device="cpu"),
             "keys": torch.tensor(list(self._drawn), dtype=torch.int64, device="cpu"),
             "sizes": torch.tensor([len(slots) for slots in self._drawn.values()], dtype=torch.int64, device="cpu"),
             "drawn": torch.tensor(
@@ -185,7 +213,7 @@ class QueueSampler(CountingSampler):
         ends = np.cumsum([0, *state["sizes"].tolist()]).tolist()
         pairs = zip(state["keys"].tolist(), ends[:-1], ends[1:], strict=True)
         self._drawn = {key: slots[a:b] for key, a, b in pairs}
-        self._returned = state["returned"].tolist()
+        self._returned = deque(state["returned"].tolist())
         self._waiting, self._known = int(state["waiting"]), True
 
 
@@ -200,17 +228,24 @@ class _Uses:
         self.limit = limit
         self.left = 0
         """Draws that the rows allow."""
-        self.usable = 0
-        """Rows that may be drawn: the first ones of `order`."""
         self.rows = 0
         self.uses: NDArray[np.int32] = np.zeros(0, np.int32)
-        self.order: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._position: NDArray[np.int64] = np.zeros(0, np.int64)  # of each slot in the order, -1 for rows used up
+        self._set = SlotSet()  # rows that may be drawn
+
+    @property
+    def usable(self) -> int:
+        """Rows that may be drawn: the first ones of `order`."""
+        return self._set.count
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """Slots of the rows that may be drawn, then others."""
+        return self._set.order
 
     @property
     def nbytes(self) -> int:
         """Bytes of counts and order."""
-        return int(self.uses.nbytes + self.order.nbytes + self._position.nbytes)
+        return int(self.uses.nbytes + self._set.nbytes)
 
     def begin(self, view: View) -> None:
         """Add rows that were not recorded."""
@@ -224,11 +259,22 @@ class _Uses:
         if not slots.size:
             return
         self._reserve(int(slots.max()) + 1)
-        usable = self._position[slots] >= 0
+        usable = self._set.has(slots)
         self.left += slots.size * self.limit
         self.left -= int((self.limit - self.uses[slots[usable]]).sum())
         self.uses[slots] = 0
-        self._insert(slots[~usable])
+        self._set.insert(slots[~usable])
+
+    def drop(self, slots: NDArray[np.int64]) -> None:
+        """Use up rows that are deleted, each once: they are not drawn again."""
+        slots = slots[self._set.has(slots)]
+        self.left -= int((self.limit - self.uses[slots].astype(np.int64)).sum())
+        self.uses[slots] = self.limit
+        self._set.remove(slots)
+
+    def usable_at(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which rows may be drawn, bool `[n]`."""
+        return self._set.has(slots)
 
     def use(self, candidates: NDArray[np.int64]) -> NDArray[np.int64]:
         """Count one use of each candidate that is not used up by its turn, and return these candidates in order."""
@@ -241,7 +287,7 @@ class _Uses:
         good[by_slot] = self.uses[ranked] + turn < self.limit
         rows = ranked[first]
         self.uses[rows] = np.minimum(self.uses[rows] + lengths, self.limit)
-        self._remove(rows[self.uses[rows] == self.limit])
+        self._set.remove(rows[self.uses[rows] == self.limit])
         found = candidates[good]
         self.left -= found.size
         return found
@@ -256,26 +302,7 @@ class _Uses:
         np.subtract.at(self.uses, slots, 1)
         self.left += slots.size
         rows = np.unique(slots)
-        self._insert(rows[self._position[rows] < 0])
-
-    def _remove(self, slots: NDArray[np.int64]) -> None:
-        """Remove rows from the order; rows at its end fill the gaps."""
-        if not slots.size:
-            return
-        end = self.usable - slots.size
-        places = self._position[slots]
-        self._position[slots] = -1
-        tail = self.order[end : self.usable]
-        movers, gaps = tail[self._position[tail] >= 0], places[places < end]
-        self.order[gaps] = movers
-        self._position[movers] = gaps
-        self.usable = end
-
-    def _insert(self, slots: NDArray[np.int64]) -> None:
-        end = self.usable + slots.size
-        self.order[self.usable : end] = slots
-        self._position[slots] = np.arange(self.usable, end)
-        self.usable = end
+        self._set.insert(rows[~self._set.has(rows)])
 
     def _reserve(self, rows: int) -> None:
         """Allocate for at least `rows` rows; the size doubles, since a list storage may have no bound."""
@@ -283,14 +310,13 @@ class _Uses:
         if rows > held:
             more = max(rows, 2 * held) - held
             self.uses = np.concatenate((self.uses, np.zeros(more, np.int32)))
-            self._position = np.concatenate((self._position, np.full(more, -1, np.int64)))
-            self.order = np.concatenate((self.order, np.zeros(more, np.int64)))
+            self._set.reserve(held + more)
         self.rows = max(self.rows, rows)
 
     def clear(self) -> None:
         """Remove all rows."""
-        self._position.fill(-1)
-        self.usable = self.left = self.rows = 0
+        self._set.clear()
+        self.left = self.rows = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the uses of rows, and the order of the rows that may be drawn. Copy."""
@@ -305,7 +331,7 @@ class _Uses:
         uses: Tensor = state["uses"]
         self._reserve(uses.shape[0])
         self.uses[: self.rows] = uses.numpy()
-        self._insert(state["order"].numpy())
+        self._set.insert(state["order"].numpy())
         self.left = int((self.limit - self.uses[: self.rows].astype(np.int64)).sum())
 
 
@@ -328,10 +354,6 @@ def _turn_uses(state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
     uses = state["uses"]
     moved = torch.cat((uses[seam:], uses[:seam]))
     return {**state, "uses": moved, "order": (state["order"] - seam).remainder_(rows)}
-
-
-def _slots_of(placement: Placement) -> NDArray[np.int64]:
-    return placement.slots().numpy() if isinstance(placement, Run) else np.unique(placement.slots.cpu().numpy())
 
 
 @final
@@ -398,7 +420,7 @@ class LimitedSampler(CountingSampler):
 
     def record(self, placement: Placement) -> None:
         """Add rows just written."""
-        self._uses.reset(_slots_of(placement))
+        self._uses.reset(slots_of(placement))
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw rows one after the other, each uniformly among those that are not used up by then.
@@ -427,6 +449,11 @@ class LimitedSampler(CountingSampler):
     def undo(self, draw: Draw, view: View) -> None:
         """Undo the uses of a draw that reached no reader, for rows that have not been replaced since."""
         self._uses.undo(draw, view)
+
+    def drop_rows(self, slots: Tensor, view: View) -> None:
+        """Draw rows that are deleted no more."""
+        self.begin(view)
+        self._uses.drop(slots.cpu().numpy())
 
     def clear(self) -> None:
         """Remove all rows."""
@@ -499,7 +526,7 @@ class ConsumingSampler(CountingSampler):
         self.max_sample_count = check_count("max_sample_count", max_sample_count)
         self.ran_out = False
         self._uses = _Uses(self.max_sample_count)
-        self._free: OrderedDict[int, None] = OrderedDict()  # slots to be written next, the first to leave first
+        self.free: FreeSlots = FreeSlots()
         self._drawn: dict[int, NDArray[np.int64]] = {}  # draw under way -> the rows that leave when it is delivered
 
     def __repr__(self) -> str:
@@ -537,21 +564,7 @@ class ConsumingSampler(CountingSampler):
             OptionError: for a storage of two dimensions, or one that needs ring order.
             KindError: for a writer that chooses slots itself.
         """
-        if storage.ndim != 1:
-            msg = f"ConsumingSampler only supports 1-dimensional storages, got ndim={storage.ndim}: use ndim=1"
-            raise OptionError(msg)
-        if storage.ring_only:
-            msg = (
-                "ConsumingSampler lets new rows take the slots of rows that have left, and the storage (single_copy) "
-                "takes rows in ring order only: leave single_copy out, or use LimitedSampler"
-            )
-            raise OptionError(msg)
-        if not (writer.in_order and writer.mutable):
-            msg = (
-                f"ConsumingSampler requires a writer that leaves the choice of slots to it, got "
-                f"{type(writer).__name__}: use RoundRobinWriter, or LimitedSampler"
-            )
-            raise KindError(msg)
+        check_leaving(type(self).__name__, storage, writer)
 
     def begin(self, view: View) -> None:
         """Add rows that were not recorded."""
@@ -561,23 +574,12 @@ class ConsumingSampler(CountingSampler):
 
     def place(self, rows: int, ring: Ring) -> Picks | None:
         """Return slots of rows that have left, then those from the cursor on; None if there are none of the first."""
-        capacity = ring.capacity
-        if not self._free or rows >= capacity:
-            return None
-        free = np.fromiter(islice(self._free, rows), np.int64)
-        cursor, more = ring.cursor, rows - free.size
-        if more:
-            ahead = (cursor + np.arange(rows)) % capacity
-            steps = np.flatnonzero(~np.isin(ahead, free))[:more]
-            free, cursor = np.concatenate((free, ahead[steps])), int(cursor + steps[-1] + 1) % capacity
-        slots = torch.from_numpy(free)
-        return Picks(slots, torch.arange(rows, device="cpu"), slots, cursor)
+        return self.free.place(rows, ring)
 
     def record(self, placement: Placement) -> None:
         """Add rows just written."""
-        slots = _slots_of(placement)
-        for slot in slots.tolist() if self._free else ():
-            self._free.pop(slot, None)
+        slots = slots_of(placement)
+        self.free.discard(slots)
         for key, held in self._drawn.items():
             self._drawn[key] = held[~np.isin(held, slots)]
         self._uses.reset(slots)
@@ -623,11 +625,20 @@ class ConsumingSampler(CountingSampler):
 
     def deliver(self, draw: Draw) -> None:
         """Free the slots of the rows that have left."""
-        self._release(self._drawn.pop(_key(draw), None))
+        left = self._drawn.pop(_key(draw), None)
+        if left is not None:
+            self.free.add(left)
 
-    def _release(self, slots: NDArray[np.int64] | None) -> None:
-        if slots is not None:
-            self._free.update(dict.fromkeys(slots.tolist()))
+    def holds(self, slots: Tensor) -> Tensor:
+        """Return which rows can still be drawn."""
+        return torch.from_numpy(self._uses.usable_at(slots.cpu().numpy())).to(slots.device)
+
+    def drop_rows(self, slots: Tensor, view: View) -> None:
+        """Let rows leave that are deleted, and free their slots."""
+        self.begin(view)
+        gone = slots.cpu().numpy()
+        self._uses.drop(gone)
+        self.free.add(gone)
 
     def undo(self, draw: Draw, view: View) -> None:
         """Let the rows of a batch that reached no reader be drawn again, unless they have been replaced since."""
@@ -638,7 +649,7 @@ class ConsumingSampler(CountingSampler):
     def clear(self) -> None:
         """Remove all rows."""
         self._uses.clear()
-        self._free.clear()
+        self.free.clear()
         self._drawn = {}
         self.ran_out = False
 
@@ -647,7 +658,7 @@ class ConsumingSampler(CountingSampler):
         return {
             "max_sample_count": self.max_sample_count,
             **self._uses.state_dict(),
-            "free": torch.tensor(list(self._free), dtype=torch.int64, device="cpu"),
+            "free": self.free.state(),
             "ran_out": self.ran_out,
         }
 
@@ -682,9 +693,39 @@ class ConsumingSampler(CountingSampler):
         self.max_sample_count = int(state["max_sample_count"])
         self._uses = _Uses(self.max_sample_count)
         self._uses.load_state_dict(state)
-        self._free, self._drawn = OrderedDict.fromkeys(state["free"].tolist()), {}
-        self._release(np.flatnonzero(self._uses.uses[: self._uses.rows] == self.max_sample_count))
+        self.free.load(state["free"])
+        self._drawn = {}
+        self.free.add(np.flatnonzero(self._uses.uses[: self._uses.rows] == self.max_sample_count))
         self.ran_out = bool(state["ran_out"])
+
+
+def check_leaving(name: str, storage: StorageShape, writer: WriterOrder) -> None:
+    """Check that rows can be written to the slots of rows that have left.
+
+    Args:
+        name: of the sampler.
+        storage: of the buffer.
+        writer: of the buffer.
+
+    Raises:
+        OptionError: for a storage of two dimensions, or one that needs ring order.
+        KindError: for a writer that chooses slots itself.
+    """
+    if storage.ndim != 1:
+        msg = f"{name} only supports 1-dimensional storages, got ndim={storage.ndim}: use ndim=1"
+        raise OptionError(msg)
+    if storage.ring_only:
+        msg = (
+            f"{name} lets new rows take the slots of rows that have left, and the storage (single_copy) takes rows in "
+            "ring order only: leave single_copy out, or use LimitedSampler"
+        )
+        raise OptionError(msg)
+    if not (writer.in_order and writer.mutable):
+        msg = (
+            f"{name} requires a writer that leaves the choice of slots to it, got {type(writer).__name__}: use "
+            "RoundRobinWriter, or LimitedSampler"
+        )
+        raise KindError(msg)
 
 
 def check_count(name: str, value: Any) -> int:
@@ -737,7 +778,7 @@ def with_limit(sampler: Sampler, limit: int | None, prefetch: int | None) -> Sam
         else:
             sampler = ConsumingSampler(count)
     if prefetch and sampler.leaves:
-        msg = f"Prefetching is not supported with ConsumingSampler, got prefetch={prefetch}: leave one of them out"
+        msg = f"Prefetching is not supported with {type(sampler).__name__}, got prefetch={prefetch}: leave one out"
         raise OptionError(msg)
     return sampler
 

@@ -23,10 +23,18 @@ if TYPE_CHECKING:
 
     from ostinato.core.episodes.table import EpisodeTable, Starts
     from ostinato.core.records import Placement
+    from ostinato.core.rows_left import RowsLeft
     from ostinato.core.shared_ring import SharedRing
     from ostinato.samplers.standalone import BareStorage
 
-__all__ = ["RowPriorities", "check_number", "raise_invalid", "reduce_items"]
+__all__ = [
+    "RowPriorities",
+    "check_capacity",
+    "check_number",
+    "check_reduction",
+    "raise_invalid",
+    "reduce_items",
+]
 
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda x: x.amax(-1),
@@ -73,13 +81,10 @@ class RowPriorities(PrioritySampler):
         device: torch.device | str | int | None = None,
     ) -> None:
         self._device = None if device is None else torch.device(device)
-        self.max_capacity = _capacity(max_capacity)
+        self.max_capacity = check_capacity(max_capacity)
         self._alpha = check_number("alpha", alpha)
         self._eps = check_number("eps", eps)
-        if reduction not in _REDUCTIONS:
-            msg = f"reduction must be one of {sorted(_REDUCTIONS)}, got {reduction!r}"
-            raise OptionError(msg)
-        self.reduction = reduction
+        self.reduction = check_reduction(reduction)
         self.max_priority_within_buffer = within
         self._reset()
 
@@ -175,6 +180,11 @@ class RowPriorities(PrioritySampler):
         """Bytes of priorities, masks and tree."""
         parts = [self._raw, *(self._loaded or ()), *(() if self._mask is None else (self._mask,))]
         return sum(int(part.nbytes) for part in parts) + (0 if self._tree is None else self._tree.nbytes)
+
+    def priorities_at(self, slots: Tensor, view: View) -> Tensor:
+        """Return the priorities of rows, as they were given, float64 `[n]`. Copy."""
+        self._tree_for(view)
+        return self._raw[slots]
 
     # -- the default priority: the largest one ever given, or of the rows present -------------------------------------
 
@@ -281,7 +291,9 @@ class RowPriorities(PrioritySampler):
         else:
             given = None if priorities is None else priorities[placement.rows.to(priorities.device)]
             self.set_priorities(placement.slots.to(view.device), given, view)
-        if view.episodes is not None and isinstance(placement, Run):
+        if view.episodes is None and self._mask is not None:  # slots of deleted rows were written
+            self._limit(placement.slots(view.device) if isinstance(placement, Run) else placement.slots, view)
+        elif view.episodes is not None and isinstance(placement, Run):
             starts, slots = self._starts(view), placement.slots(view.device)
             if starts is not None:
                 self._limit(slots, view)
@@ -430,7 +442,7 @@ class RowPriorities(PrioritySampler):
             UsageError: if the priorities are shared with other processes.
         """
         self._require_own()
-        self.check_rows(view.rows, self.room(storage))
+        self.check_rows(view.rows, self.max_rows(storage))
         if view.rows < self._rows:
             priorities, values = self._contents()
             self._loaded = (priorities[: view.rows].clone(), values[: view.rows].clone())
@@ -495,7 +507,7 @@ class RowPriorities(PrioritySampler):
             return
         if given is not None:
             self.check(given)
-        room = self.max_capacity if storage is None else self.room(storage)
+        room = self.max_capacity if storage is None else self.max_rows(storage)
         self.check_rows(int(slots.max()) + 1, room)
         view = self._view_of_rows(max(self._rows, int(slots.max()) + 1), max(room, self._rows), device)
         self.set_priorities(slots, given, view)
@@ -531,11 +543,16 @@ class RowPriorities(PrioritySampler):
             self._hidden = self._hidden[~torch.isin(self._hidden, slots)]
             self._limit(slots, view)
 
-    def _starts(self, view: View) -> Starts | None:
+    def drop_rows(self, slots: Tensor, view: View) -> None:
+        """Hide rows that are deleted, with the priority 0, until their slots are written."""
+        self.set_priorities(slots, torch.zeros_like(slots, dtype=torch.float64), view)
+        self._hide_values(slots, view)
+
+    def _starts(self, view: View) -> Starts | RowsLeft | None:
         """Return the rows that may be drawn; None stands for all of them."""
         return view.starts
 
-    def _completed(self, slots: Tensor, starts: Starts, episodes: EpisodeTable) -> Tensor:
+    def _completed(self, slots: Tensor, starts: Starts | RowsLeft, episodes: EpisodeTable) -> Tensor:
         """Return the older rows whose windows are complete since `slots` were written."""
         return episodes.shift(slots, 1 - starts.need)
 
@@ -788,7 +805,25 @@ def raise_invalid(priorities: Tensor) -> None:
     raise PriorityError(msg)
 
 
-def _capacity(value: Any) -> int:
+def check_reduction(reduction: str) -> str:
+    """Return how several priorities of an item become one.
+
+    Raises:
+        OptionError: for another name.
+    """
+    if reduction not in _REDUCTIONS:
+        msg = f"reduction must be one of {sorted(_REDUCTIONS)}, got {reduction!r}"
+        raise OptionError(msg)
+    return reduction
+
+
+def check_capacity(value: Any) -> int:
+    """Return the most rows of a sampler with priorities.
+
+    Raises:
+        KindError: if it is no integer.
+        CapacityError: if it is out of range.
+    """
     try:
         number = operator.index(value)
     except TypeError:

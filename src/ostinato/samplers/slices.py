@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.table import EpisodeTable, Starts
     from ostinato.core.records import Plan, View
     from ostinato.core.rows import Path
+    from ostinato.core.rows_left import RowsLeft
     from ostinato.samplers.standalone import BareStorage
 
     Side: TypeAlias = bool | int
@@ -793,7 +794,7 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
         need = 1 if length is None or self._right is True else max(1, length - int(self._right))  # rows of a slice
         return None if need == 1 and not table.masked else table.starts(need)
 
-    def _completed(self, slots: Tensor, starts: Starts, episodes: EpisodeTable) -> Tensor:
+    def _completed(self, slots: Tensor, starts: Starts | RowsLeft, episodes: EpisodeTable) -> Tensor:
         older = super()._completed(slots, starts, episodes)
         if self._options.strict_length:
             return older

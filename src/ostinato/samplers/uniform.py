@@ -9,6 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import backend
 from ostinato.core.records import Draw, Run
+from ostinato.core.rows_left import RowsLeft
 from ostinato.errors import CheckpointError, OptionError, TooFewRowsError
 from ostinato.samplers.base import Sampler, check_replacement
 from ostinato.samplers.cuda_shuffle import DevicePasses
@@ -63,6 +64,9 @@ class RandomSampler(Sampler):
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw `batch_size` independent uniform slots, among those that may be drawn."""
+        if type(view.starts) is RowsLeft:
+            ranks = torch.randint(0, view.starts.rows, (batch_size,), generator=generator, device=view.device)
+            return Draw(view.starts.at(ranks))
         if view.starts is not None:
             randoms = torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device)
             return Draw(view.starts.draw(randoms))
@@ -166,6 +170,17 @@ class SamplerWithoutReplacement(RandomSampler):
             end = min(placement.start + placement.rows, placement.capacity)
             self._passes.record(max(self._passes.rows, end))
 
+    def drop_rows(self, slots: Tensor, view: View) -> None:
+        """Leave out rows that are deleted, in this pass and the next ones.
+
+        Raises:
+            OptionError: with `drop_last` or `endless`.
+        """
+        if self.drop_last or self.endless:
+            msg = f"{self!r} cannot draw from a buffer whose rows are deleted: leave drop_last and endless out"
+            raise OptionError(msg)
+        super().drop_rows(slots, view)
+
     def check_draw(self, view: View, batch_size: int) -> None:
         """Raise what `draw` would raise.
 
@@ -199,7 +214,9 @@ class SamplerWithoutReplacement(RandomSampler):
         self._due = 0
         return Draw(self._draw_pass(view, batch_size, generator))
 
-    def _draw_among(self, view: View, starts: Starts, batch_size: int, generator: torch.Generator | None) -> Tensor:
+    def _draw_among(
+        self, view: View, starts: Starts | RowsLeft, batch_size: int, generator: torch.Generator | None
+    ) -> Tensor:
         """Draw the next slots of the pass that may be drawn, and skip the others."""
         parts: list[Tensor] = []
         missing = batch_size
@@ -214,7 +231,7 @@ class SamplerWithoutReplacement(RandomSampler):
         self.ran_out = self.ran_out or self._count_due(starts) == 0
         return torch.cat(parts)
 
-    def _count_due(self, starts: Starts) -> int:
+    def _count_due(self, starts: Starts | RowsLeft) -> int:
         """Return a lower bound of the rows left in the pass that may be drawn; 0 only if there is none."""
         if self._due <= 0:
             left = slice(self._at, self._rows)

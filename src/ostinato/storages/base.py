@@ -195,6 +195,15 @@ class Storage(ABC):
         """Whether the schema of the rows is fixed."""
         return True
 
+    def lay_out(self, schema: Schema) -> None:  # noqa: B027
+        """Fix the schema before the first rows, and allocate the memory; does nothing if it is fixed already.
+
+        Storages without fields have no schema, and any rows may follow.
+
+        Raises:
+            StorageMemoryError: if there is too little memory; nothing has changed.
+        """
+
     def forget_form(self) -> None:  # noqa: B027
         """Drop the schema of the first rows, which the writer did not accept."""
 

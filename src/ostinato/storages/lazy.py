@@ -9,7 +9,7 @@ import torch
 from ostinato._backend import backend
 from ostinato.core.counts import StoredRows, make_counts
 from ostinato.core.kinds import show_path
-from ostinato.errors import CheckpointError, KindError, OptionError, SchemaError
+from ostinato.errors import CheckpointError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
 from ostinato.storages.byte_budget import RowsPresent, check_budget, rows_that_stay
 from ostinato.storages.codec_table import CodecTable, CodedColumn, check_codec, codecs_of, raise_mapped_codec
@@ -127,6 +127,29 @@ class LazyTensorStorage(TensorStorage):
         self._given: Memory | None = None
         self._at = make_counts(StoredRows)
         self._late = LateFields(max_size, self.device)
+
+    def lay_out(self, schema: Schema) -> None:
+        """Fix the schema before the first rows; see `Storage.lay_out`.
+
+        Raises:
+            UsageError: with `ndim=2`, where the first rows also say how many environments there are.
+        """
+        if self._table is not None:
+            return
+        if self.ndim > 1:
+            msg = (
+                "the schema of a storage with ndim=2 is fixed by its first rows, which say how many environments it has"
+            )
+            raise UsageError(msg)
+        self._lay_out(schema, (), self.device)
+
+    def forget_form(self) -> None:
+        """Drop the schema and the memory of rows, so that the next rows may have another."""
+        self._table = None
+        self._at.plain = False
+        self._objects = None
+        self.num_envs = 1
+        self.capacity = self.max_size
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
         if self.consolidated and schema.kind not in {"tensordict", "tensorclass"}:

@@ -272,11 +272,19 @@ class LazyMemmapStorage(LazyTensorStorage):
         Rows that were written after the last `flush` cannot be opened again.
         """
         self._closed = True
-        self.forget_form()
+        super().forget_form()
         self._at.rows = self._at.cursor = 0
         self._late.clear()
         if self._mapped is not None:
             self._mapped.close()
+            self._mapped = None
+
+    def forget_form(self) -> None:
+        """Drop the schema and the files of rows, so that the next rows may have another."""
+        self._end_flush()
+        super().forget_form()
+        if self._mapped is not None:
+            self._mapped.remove()
             self._mapped = None
 
     def hand_over(self) -> MappedMemory:

@@ -329,14 +329,6 @@ class TensorStorage(Storage):
     def _known(self) -> set[Path]:
         return set(self._require().schema.paths)
 
-    def forget_form(self) -> None:
-        """Drop the schema of first rows that a writer did not accept, so that the next rows may have another."""
-        self._table = None
-        self._at.plain = False
-        self._objects = None
-        self.num_envs = 1
-        self.capacity = self.max_size
-
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
         """Allocate memory for rows of a schema."""
         msg = f"a TensorStorage is laid out by its data, got rows on {device} of {schema} and batch {batch}"

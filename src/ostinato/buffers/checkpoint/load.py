@@ -11,6 +11,7 @@ import torch
 
 from ostinato.buffers.checkpoint.state import (
     ENSEMBLE_FORMAT,
+    FORMAT,
     check_form,
     check_state,
     one_at_a_time,
@@ -25,7 +26,7 @@ from ostinato.buffers.checkpoint.state import (
 from ostinato.buffers.records import Mix
 from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
-from ostinato.core.rows import NAME_LENGTH
+from ostinato.core.rows import NAME_LENGTH, Schema
 from ostinato.durable import CheckpointReader
 from ostinato.errors import CheckpointError, OptionError
 from ostinato.storages.checkpoint import get_objects, hooks_of, readable
@@ -35,6 +36,8 @@ from ostinato.storages.tensor import raise_mapped_ring
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    from torch import Tensor
 
     from ostinato.buffers.engine import LocalEngine
     from ostinato.buffers.mixing import Member, Mixer
@@ -47,6 +50,7 @@ __all__ = [
     "Reading",
     "Target",
     "begin_load",
+    "check_loadable",
     "end_load",
     "hold",
     "load_buffer",
@@ -111,6 +115,29 @@ def load_buffer(
     return reader.save
 
 
+def check_loadable(path: str | Path, engine: LocalEngine, batch_size: int | None) -> Schema | None:
+    """Check that a buffer can load a directory, without reading its rows; nothing is changed.
+
+    What load hooks make of the rows, and damage in the files of rows, is only found when the rows are loaded.
+
+    Returns:
+        The schema of the rows; None if they have none.
+
+    Raises:
+        CheckpointNotFoundError: if there is no checkpoint.
+        CheckpointError: if it does not fit.
+    """
+    storage, reading = engine.storage, Reading(FORMAT, verify=False, mmap=False)
+    reader = CheckpointReader(path, format_name=FORMAT)
+    with readable(f"a replay buffer in {path}"):
+        state = open_state(reader, [storage], reading, objects=False)
+        saved = state["storage"]["state"]
+        if not hooks_of(storage, "load_hooks"):
+            check_state(engine, state, batch_size)
+            storage.check_state(saved)
+        return None if saved.get("schema") is None else Schema.from_json(saved["schema"], known=storage.schema)
+
+
 def open_state(
     reader: CheckpointReader, storages: Sequence[Any], reading: Reading, *, objects: bool = True, opened: bool = False
 ) -> dict[str, Any]:
@@ -168,7 +195,7 @@ def _get_rows(
     return {**state, "storage": {**state["storage"], "state": saved}}
 
 
-_FIELDS = ("era", "settled")
+_FIELDS = ("era", "settled", "left", "remover")
 _COUNTS = ("written", "drawn", "since_empty")
 
 
@@ -235,8 +262,8 @@ def begin_load(engine: LocalEngine) -> None:
     engine.ring = Ring(engine.storage.capacity, engine.storage.device)
 
 
-def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int) -> None:
-    """Restore the generations of a checkpoint whose storage had `capacity` slots.
+def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, deleted: Tensor | None = None) -> None:
+    """Restore the generations of a checkpoint whose storage had `capacity` slots, and the order of deleted rows.
 
     With another capacity, rows are in the order of their age from slot 0 on, or have generations in an array.
     """
@@ -250,6 +277,7 @@ def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int) -> None:
         base = max(int(state["base"]), int(state["written"]) - rows)
         state = {**state, "base": base, "cursor": rows % storage.capacity}
     engine.ring.load_state_dict(state, rows)
+    engine.begin_left(deleted)
 
 
 class Target(NamedTuple):
@@ -300,7 +328,8 @@ def load_engine_states(
         for (target, state), was_used in zip(pairs, used, strict=True):
             engine = target.engine
             engine.era += was_used  # batches drawn before the load are of other rows, whatever their generations
-            end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]))
+            capacity = int(state["storage"]["state"]["capacity"])
+            end_load(engine, state["stamps"], capacity, state.get("deleted"))
             engine.counts.written = int(state["rows_written"])
             engine.counts.since_empty = int(state["rows_since_empty"])
         for (target, state), (pending, generator) in zip(readers, checked, strict=True):
@@ -375,6 +404,8 @@ def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
     if array is not None:
         array = torch.cat((array[seam:], array[:seam]))
     turned = {**_turn_reader(engine, state, seam, rows), "stamps": {**ring_state, "cursor": 0, "array": array}}
+    if "deleted" in state:
+        turned["deleted"] = (state["deleted"] - seam).remainder_(rows)
     if "views" in state:
         views = _views_of(engine, state)
         for view, mine in views:

@@ -210,7 +210,7 @@ def _changed(engine: LocalEngine, lineage: Lineage | None) -> Runs | None:
     storage = engine.storage
     if lineage is None or storage.exposed or lineage.ring is not engine.ring or lineage.storage is not storage:
         return None
-    return rows_since(engine.ring, lineage.serial, len(storage))
+    return rows_since(engine.ring, lineage.serial, len(storage), deleted=True)
 
 
 def _begin_array(
@@ -292,11 +292,13 @@ def _slots(placement: Placement, device: torch.device) -> Tensor:
     return placement.slots(device) if isinstance(placement, Run) else placement.slots
 
 
-def rows_since(ring: Ring, serial: int, rows: int) -> Runs:
+def rows_since(ring: Ring, serial: int, rows: int, *, deleted: bool = False) -> Runs:
     """Return which of the first `rows` rows were written after the write number `serial`.
 
-    Cost: O(1) while rows are written in ring order, else O(rows).
+    With `deleted` also rows that have left since, or before: they may have been written, too. Cost: O(1) while rows are
+    written in ring order, else O(rows).
     """
+    written = ring.changed if deleted else ring.modified
     if ring.nbytes == 0:
         fresh = min(ring.written - serial, ring.capacity)
         first = (ring.cursor - fresh) % ring.capacity if fresh > 0 else 0
@@ -308,7 +310,7 @@ def rows_since(ring: Ring, serial: int, rows: int) -> Runs:
     found = []
     for start in range(0, rows, _BLOCK_ROWS):
         slots = torch.arange(start, min(rows, start + _BLOCK_ROWS), device=ring.device)
-        found.append(as_runs(slots[ring.modified(slots, serial)].cpu().numpy()))
+        found.append(as_runs(slots[written(slots, serial)].cpu().numpy()))
     return join_runs(*found)
 
 

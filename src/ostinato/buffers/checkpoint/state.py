@@ -115,6 +115,7 @@ def check_counts(state: dict[str, Any], rows: int) -> None:
         if not sound or (array.numel() and not 0 <= int(array.min()) <= int(array.max()) <= written):
             msg = f"the checkpoint's generations are not those of {rows} rows: it is damaged"
             raise CheckpointError(msg)
+        _check_deleted(state.get("deleted"), array[:rows])
     elif rows > written - base:
         msg = f"the checkpoint holds {rows} rows, of which {written - base} were written: it is damaged"
         raise CheckpointError(msg)
@@ -125,6 +126,17 @@ def check_counts(state: dict[str, Any], rows: int) -> None:
             # (unless ObjectRL's `pointer` has moved it among rows: the ring then keeps generations in an array)
             low, high = (rows, rows + 1) if rows < capacity and array is None else (0, capacity)
             _whole(f"the {whose} cursor", cursor, low, high)
+
+
+def _check_deleted(deleted: Any, generations: Tensor) -> None:
+    """Check that the slots of deleted rows are those without a generation."""
+    if deleted is None:
+        return
+    sound = isinstance(deleted, Tensor) and deleted.dtype is torch.int64 and deleted.ndim == 1
+    gone = (generations == 0).nonzero().reshape(-1)
+    if not sound or not torch.equal(deleted.sort().values, gone.to(deleted.device)):
+        msg = f"the checkpoint's deleted rows are not the {gone.numel()} rows without a generation: it is damaged"
+        raise CheckpointError(msg)
 
 
 def check_ticket(state: dict[str, Any], *, episodes: bool) -> None:
@@ -191,6 +203,7 @@ def engine_state(
         "rows_written": engine.rows_written,
         "rows_since_empty": engine.rows_since_empty,
         **_reader_state(engine, queued, transform, batch_size),
+        **({} if engine.left is None else {"deleted": engine.left.free.state()}),
         **({"views": views} if views else {}),
     }
 

@@ -1,0 +1,227 @@
+"""Removers: which row a new one replaces when the buffer is full, apart from what the sampler draws."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
+
+import numpy as np
+import torch
+
+from ostinato.core.rank_order import RankOrder
+from ostinato.core.records import Picks
+from ostinato.core.rows_left import slots_of
+from ostinato.errors import OptionError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ostinato.buffers.policy_versions import Versions
+    from ostinato.core.rank_order import ReadKeys
+    from ostinato.core.records import Placement
+    from ostinato.core.ring import Ring
+    from ostinato.core.rows_left import FreeSlots
+    from ostinato.samplers import Sampler
+    from ostinato.storages import Storage
+    from ostinato.writers import Writer
+
+__all__ = ["Remover", "RemoverName", "check_deletable", "make_remover"]
+
+RemoverName: TypeAlias = Literal["fifo", "lifo", "lowest_priority", "oldest_version"]
+_NAMES = ("fifo", "lifo", "lowest_priority", "oldest_version")
+
+
+@final
+class Remover:
+    """Chooses the slots of new rows: free slots, then those never written, then those of the rows that it removes.
+
+    Rows of a batch are placed one after the other, as if they were written one by one. The engine calls it under its
+    lock.
+
+    Args:
+        name: "fifo" removes the oldest row, "lifo" the newest, "lowest_priority" that of the least priority,
+            "oldest_version" that of the least version; of equal ones the oldest.
+        implied: whether the buffer has it only since rows were deleted: the ring then has no order any more.
+    """
+
+    def __init__(self, name: RemoverName, *, implied: bool = False) -> None:
+        self.name = name
+        self.implied = implied
+        self._order = RankOrder(rising=name == "fifo")
+        self._rows = 0  # rows that the order knows of
+
+    def __repr__(self) -> str:
+        """Show the name."""
+        return f"Remover({self.name!r})"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the order."""
+        return self._order.nbytes
+
+    def place(
+        self, rows: int, ring: Ring, free: FreeSlots | None, given: NDArray[np.float64], read: ReadKeys
+    ) -> Picks | None:
+        """Return the slots of new rows; None leaves rows to the writer that fill the ring in its order.
+
+        Args:
+            rows: at least 1.
+            ring: of the buffer.
+            free: slots of rows that have left.
+            given: keys of the new rows, float64 `[rows]`; where the age is the key, empty.
+            read: returns keys and generations of rows present.
+        """
+        capacity, known = ring.capacity, ring.rows
+        first = np.zeros(0, np.int64) if free is None else free.first(rows)
+        unused = min(rows - first.size, capacity - known)
+        plain = not first.size and ring.counts.in_order
+        if plain and (self.name == "fifo" or (unused == rows and ring.cursor == known)):
+            return None
+        slots = np.concatenate((first, np.arange(known, known + unused)))
+        owners = np.arange(slots.size)
+        if slots.size < rows:
+            self._add_unknown(ring, free)
+            slots, owners = self._replace(rows, slots, ring, self._keys_of(given, rows, ring), read)
+        kept = np.full(rows, -1, np.int64)
+        kept[owners] = slots
+        full = known + unused == capacity
+        cursor = (int(slots[-1]) + 1) % capacity if full else known + unused
+        return Picks(torch.from_numpy(slots), torch.from_numpy(owners), torch.from_numpy(kept), cursor)
+
+    def _keys_of(self, given: NDArray[np.float64], rows: int, ring: Ring) -> NDArray[np.float64]:
+        if self.name == "fifo":
+            return np.zeros(rows)
+        if self.name == "lifo":
+            return -np.arange(ring.written + 1, ring.written + 1 + rows, dtype=np.float64)
+        return given
+
+    def _replace(
+        self, rows: int, slots: NDArray[np.int64], ring: Ring, keys: NDArray[np.float64], read: ReadKeys
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the slots that the rows of a batch end in, and these rows, ascending.
+
+        Args:
+            rows: of the batch.
+            slots: of its first rows, which replace none.
+            ring: of the buffer.
+            keys: of its rows.
+            read: as for `place`.
+        """
+        old = self._order.first(rows - slots.size, read)
+        ranks = self._order.ranks(old)
+        if slots.size + old.size == rows and ranks[-1][0] <= keys[: rows - 1].min(initial=np.inf):
+            return np.concatenate((slots, old)), np.arange(rows)  # every row replaces one that was there before
+        owner = dict(zip(slots.tolist(), range(slots.size), strict=True))
+        values, serial, at = keys.tolist(), ring.written + 1, 0
+        heap = [(values[i], serial + i, slot) for slot, i in owner.items()]
+        heapify(heap)
+        before = [(*rank, slot) for rank, slot in zip(ranks, old.tolist(), strict=True)]
+        for i in range(slots.size, rows):
+            if at < len(before) and not (heap and heap[0] < before[at]):
+                slot, at = before[at][2], at + 1
+            else:
+                slot = heappop(heap)[2]
+            owner[slot] = i
+            heappush(heap, (values[i], serial + i, slot))
+        ends, owners = np.array(list(owner), np.int64), np.array(list(owner.values()), np.int64)
+        order = owners.argsort()
+        return ends[order], owners[order]
+
+    def _add_unknown(self, ring: Ring, free: FreeSlots | None) -> None:
+        """Add rows that were written while none had to be removed."""
+        if self._rows < ring.rows:
+            self._order.add(np.arange(self._rows, ring.rows))
+            self._rows = ring.rows
+            if free is not None:
+                self._order.remove(free.first(len(free)))
+
+    def record(self, placement: Placement) -> None:
+        """Record rows just written. Cost: O(n), and O(log rows) for each later."""
+        if self._rows:  # else nothing was removed yet
+            slots = slots_of(placement)
+            self._order.add(slots)
+            self._rows = max(self._rows, int(slots.max(initial=-1)) + 1)
+
+    def touch(self, slots: torch.Tensor, *, edited: bool = False) -> None:
+        """Read the keys of rows again before the next row is removed: priorities or versions, or of `edited` rows."""
+        if self._rows and (edited or self.name in {"lowest_priority", "oldest_version"}):
+            changed = slots.reshape(-1).cpu().numpy()
+            self._order.add(changed[(changed >= 0) & (changed < self._rows)])
+
+    def remove(self, slots: NDArray[np.int64]) -> None:
+        """Record rows that have left."""
+        self._order.remove(slots)
+
+    def restart(self) -> None:
+        """Read all rows again before the next one is removed."""
+        self._order.clear()
+        self._rows = 0
+
+
+def make_remover(
+    name: Any, storage: Storage, sampler: Sampler, writer: Writer, versions: Versions | None, *, tracked: bool
+) -> Remover | None:
+    """Return the remover of a buffer; None for that of the writer.
+
+    Args:
+        name: of the remover; None is that of the writer.
+        storage: of the buffer.
+        sampler: of the buffer.
+        writer: of the buffer.
+        versions: of the rows.
+        tracked: whether the buffer has episodes or windows.
+
+    Raises:
+        OptionError: for another name, or if parts of the buffer do not go with it.
+    """
+    if name is None:
+        return None
+    if name not in _NAMES:
+        msg = f"remover must be one of {', '.join(map(repr, _NAMES))}, or None for that of the writer, got {name!r}"
+        raise OptionError(msg)
+    if not (writer.in_order and writer.mutable):
+        msg = f"{type(writer).__name__} chooses the rows to replace itself, got remover={name!r}: use RoundRobinWriter"
+        raise OptionError(msg)
+    if name == "fifo" and (storage.ndim > 1 or storage.ring_only or storage.budget or tracked):
+        return None  # ring order, which is all that these have
+    if name == "lowest_priority" and not sampler.prioritized:
+        msg = f"remover='lowest_priority' needs a prioritized sampler, got {sampler!r}: use PrioritizedSampler"
+        raise OptionError(msg)
+    if name == "oldest_version" and versions is None:
+        msg = "remover='oldest_version' needs to know the versions of rows: give the buffer version_key='...'"
+        raise OptionError(msg)
+    if sampler.counting and getattr(sampler, "in_order", False) and name != "fifo":
+        msg = f"{sampler!r} delivers rows in the order of writing, got remover={name!r}: leave the remover out"
+        raise OptionError(msg)
+    _check_parts(f"remover={name!r}", storage, tracked=tracked)
+    return Remover(name)
+
+
+def check_deletable(storage: Storage, writer: Writer, *, tracked: bool) -> None:
+    """Check that single rows of a buffer can be deleted.
+
+    Raises:
+        OptionError: if rows must stay in ring order, or belong to episodes.
+    """
+    if not (writer.in_order and writer.mutable):
+        msg = f"delete() frees slots, and {type(writer).__name__} chooses slots itself: use RoundRobinWriter"
+        raise OptionError(msg)
+    _check_parts("delete()", storage, tracked=tracked)
+
+
+def _check_parts(what: str, storage: Storage, *, tracked: bool) -> None:
+    problem = ""
+    if storage.ndim > 1:
+        problem = f"with ndim={storage.ndim} a step of all environments is written at a time: use ndim=1"
+    elif storage.ring_only:
+        problem = "single_copy keeps rows in ring order: leave it out"
+    elif storage.budget:
+        problem = "max_bytes removes the oldest rows: leave it out"
+    elif tracked:
+        problem = (
+            "the buffer draws windows or episodes, which would span the gap: use it without sample_unit, episodes and "
+            "slice samplers, or mark rows with Episodes(mask_key=...)"
+        )
+    if problem:
+        msg = f"{what} takes single rows out of a buffer: {problem}"
+        raise OptionError(msg)

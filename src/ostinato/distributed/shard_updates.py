@@ -1,0 +1,137 @@
+"""Conditional updates of rows in several shards: each shard gets its part, and the results are joined in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.buffers.conditional_updates import ConditionalUpdateResult
+from ostinato.buffers.priority_updates import read_integers, read_priorities
+from ostinato.core import kinds
+from ostinato.distributed.routing import split_index
+from ostinato.distributed.serialization import Serialized
+from ostinato.distributed.writing import check_owners
+from ostinato.errors import OptionError
+from ostinato.samplers.priorities import raise_invalid
+
+if TYPE_CHECKING:
+    from ostinato.distributed.shard_client import ShardClient
+    from ostinato.distributed.writing import ShardInfo
+
+__all__ = ["update_shards"]
+
+
+class _Rows(NamedTuple):
+    """The rows of an update."""
+
+    batch: tuple[int, ...]
+    """Shape of the index."""
+    parts: dict[int, Tensor]
+    """Positions of the rows of each shard, int64 `[m]`, in the order of the index."""
+    slots: Tensor
+    """int64 `[n]`."""
+    generations: Tensor
+    """int64 `[n]`."""
+
+    def cut(self, value: Any, at: Tensor) -> Any:
+        """Return the values of the rows at some positions; what has no value for each row stays as it is."""
+        if isinstance(value, Mapping):
+            return {key: self.cut(item, at) for key, item in value.items()}
+        if not (isinstance(value, Tensor) or kinds.is_tensor_collection(value)):
+            value = np.asarray(value)
+        shape = tuple(value.batch_size if kinds.is_tensor_collection(value) else value.shape)
+        lead = len(self.batch)
+        if shape[:lead] == self.batch:
+            flat = value.reshape(-1) if kinds.is_tensor_collection(value) else value.reshape((-1, *shape[lead:]))
+        elif shape[:1] == (self.slots.shape[0],):
+            flat = value
+        else:
+            return value  # one for all rows, or of a wrong shape, which the shards name
+        if isinstance(flat, np.ndarray):
+            return flat[at.numpy()]
+        return flat[at.to(flat.device or "cpu")]
+
+
+def update_shards(
+    shards: ShardClient,
+    info: ShardInfo,
+    index: Any,
+    generation: Any,
+    patch: Any,
+    *,
+    version: Any = None,
+    priority: Any = None,
+    **options: Any,
+) -> ConditionalUpdateResult:
+    """Change rows that are still there, each in its shard; see `ShardedReplayBuffer.update_if_present`.
+
+    Values that may not fit the stored dtype are checked in all shards before any of them is changed.
+    """
+    rows = _find_rows(index, generation, len(shards))
+    if priority is not None:
+        priority = _check_priorities(priority, rows.batch, info)
+    present = shards.present()
+    parts = {i: at for i, at in rows.parts.items() if i in present}
+    if not rows.parts:
+        parts = {present[0]: torch.empty(0, dtype=torch.int64, device="cpu")}  # it checks the arguments
+    given = {"patch": {} if patch is None else patch, "version": version, "priority": priority}
+    calls = {}
+    for i, at in parts.items():
+        own = {name: None if value is None else rows.cut(value, at) for name, value in given.items()}
+        own |= {"index": rows.slots[at], "generation": rows.generations[at], **options}
+        calls[i] = (Serialized(own),)
+    if len(calls) > 1 and not (_only_tensors(patch) and _only_tensors(version)):
+        calls = {i: calls[i] for i in shards.call("check_update", calls, "update")}
+    found = shards.call("update_if_present", calls, "update")
+    return _join(rows, parts, found, versions=version is not None)
+
+
+def _find_rows(index: Any, generation: Any, shards: int) -> _Rows:
+    where = read_integers("index", index).to("cpu", torch.int64)
+    generations = read_integers("generation", generation).to("cpu", torch.int64).reshape(-1)
+    if generations.shape[0] != where.numel():
+        msg = (
+            f"index and generation must address the same number of records, got {where.numel()} indices and "
+            f"{generations.shape[0]} generations: pass index and index_generation of a sample"
+        )
+        raise OptionError(msg)
+    flat = where.reshape(-1)
+    owners, slots = split_index(flat)
+    check_owners(owners, flat, shards)
+    parts = {i: (owners == i).nonzero().flatten() for i in sorted(set(owners.tolist())) if i >= 0}
+    return _Rows(tuple(where.shape), parts, slots, generations)
+
+
+def _check_priorities(priority: Any, batch: tuple[int, ...], info: ShardInfo) -> Tensor:
+    """Return one priority for each row, or one for all; a shard names a sampler that has none."""
+    values = read_priorities(priority, batch).to("cpu")
+    values = (info.reduce(values) if values.ndim > 1 else values).to(torch.float64)
+    if not bool(((values >= 0) & (values < torch.inf)).all()):
+        raise_invalid(values.reshape(-1))
+    return values
+
+
+def _only_tensors(value: Any) -> bool:
+    """Whether no value is cast: tensors must have the stored dtype, so all shards find the same."""
+    if isinstance(value, Mapping):
+        return all(map(_only_tensors, value.values()))
+    return value is None or isinstance(value, Tensor) or kinds.is_tensor_collection(value)
+
+
+def _join(
+    rows: _Rows, parts: dict[int, Tensor], found: dict[int, ConditionalUpdateResult], *, versions: bool
+) -> ConditionalUpdateResult:
+    """Join the results of the shards; rows of a missing shard are not changed."""
+    updated = torch.zeros(rows.slots.shape[0], dtype=torch.bool, device="cpu")
+    rejected = torch.zeros_like(updated) if versions else None
+    for i, result in found.items():
+        updated[parts[i]] = result.updated
+        if rejected is not None and result.version_rejected is not None:
+            rejected[parts[i]] = result.version_rejected
+    return ConditionalUpdateResult(
+        updated.reshape(rows.batch), None if rejected is None else rejected.reshape(rows.batch)
+    )

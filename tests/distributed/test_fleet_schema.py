@@ -1,0 +1,354 @@
+"""The schema of a fleet: which first rows fix it, and what becomes of the others; without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import pytest
+import torch
+
+from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
+from ostinato.distributed import fleet_schema
+from ostinato.distributed.fleet_schema import FleetSchema, ShardSchema
+from ostinato.distributed.ray_client import RETRY
+from ostinato.errors import KeyMissingError, LostBufferError, SchemaError, StorageMemoryError, UsageError
+from ostinato.storages import TensorStorage
+from ostinato.writers import ImmutableDatasetWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ostinato.core.rows import Schema
+
+FLOATS, DOUBLES = {"obs": torch.rand(4)}, {"obs": torch.rand(4, dtype=torch.float64)}
+
+
+@final
+class Register:
+    """What the actor of a fleet does, in this process."""
+
+    def __init__(self) -> None:
+        self.fixed: Schema | None = None
+        self.fails = False
+        self.asked = self.freed = 0
+        self._lock = threading.Lock()
+
+    def current(self) -> Schema | None:
+        self.asked += 1
+        return self.fixed
+
+    def claim(self, schema: Schema) -> Schema:
+        with self._lock:
+            self.asked += 1
+            if self.fails:
+                msg = "no answer"
+                raise LostBufferError(msg)
+            self.fixed = self.fixed or schema
+            return self.fixed
+
+    def free(self) -> None:
+        self.freed += 1
+
+
+@final
+class Shard:
+    """A buffer and its schema."""
+
+    def __init__(self, register: Register, storage: Any = None, **options: Any) -> None:
+        made = LazyTensorStorage(100) if storage is None else storage
+        self.buffer = ReplayBuffer(storage=made, batch_size=4, **options)
+        self.schema = ShardSchema(self.buffer, register)
+
+    def write(self, data: Any) -> Any:
+        return self.schema.write(lambda: self.buffer.extend(data))
+
+
+@pytest.fixture
+def register() -> Register:
+    return Register()
+
+
+def test_the_first_rows_fix_the_schema_and_other_shards_cast_to_it(register: Register) -> None:
+    first, second = Shard(register), Shard(register)
+    first.write(FLOATS)
+    second.write(DOUBLES)
+    assert second.buffer[:]["obs"].dtype is torch.float32
+    assert torch.equal(second.buffer[:]["obs"], DOUBLES["obs"].float())
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "words"),
+    [
+        ({"obs": torch.rand(4, 3)}, SchemaError, "'obs' must be float32"),
+        ({"other": torch.rand(4)}, KeyMissingError, "other"),
+        ({"obs": torch.rand(4), "more": torch.rand(4)}, KeyMissingError, "more"),
+        (torch.rand(4), SchemaError, "dict"),
+        ({"obs": torch.full((4,), 1e300, dtype=torch.float64)}, SchemaError, "1e\\+300"),
+    ],
+)
+def test_rows_that_do_not_fit_name_the_fields_of_the_fleet(
+    register: Register, rows: Any, error: type[Exception], words: str
+) -> None:
+    first, second = Shard(register), Shard(register)
+    first.write(FLOATS)
+    with pytest.raises(error, match=f"(?s){words}.*the shards hold rows of the fields 'obs': float32"):
+        second.write(rows)
+    assert len(second.buffer) == 0
+    second.write(DOUBLES)
+    assert len(second.buffer) == 4
+
+
+def test_nothing_is_asked_after_the_first_rows(register: Register) -> None:
+    shard = Shard(register)
+    shard.write(FLOATS)
+    asked = register.asked
+    for _ in range(5):
+        shard.write(FLOATS)
+    assert register.asked == asked
+
+
+@pytest.mark.parametrize("make", [partial(LazyTensorStorage, 100), partial(LazyMemmapStorage, 100)])
+def test_of_first_rows_that_race_one_schema_wins(register: Register, make: Any) -> None:
+    shards = [Shard(register, make()) for _ in range(8)]
+    rows = [FLOATS, DOUBLES, {"other": torch.rand(4)}, {"obs": torch.rand(4, 2)}]
+    start, refused = threading.Barrier(len(shards)), []
+
+    def write(i: int) -> None:
+        start.wait()
+        try:
+            shards[i].write(rows[i % len(rows)])
+        except SchemaError:
+            refused.append(i)
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(len(shards))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    held = [shard.schema.held() for shard in shards]
+    assert {one for one in held if one is not None} == {register.fixed}
+    assert [i for i, shard in enumerate(shards) if not len(shard.buffer)] == sorted(refused)
+    assert refused
+
+
+def test_the_loser_of_a_race_stores_its_rows_again_with_the_schema_of_the_fleet(register: Register) -> None:
+    other, shard = Shard(register), Shard(register)
+
+    def write() -> Any:
+        if register.fixed is None:
+            other.write(FLOATS)  # after the shard has asked, before it claims
+        return shard.buffer.extend(DOUBLES)
+
+    found: Any = shard.schema.write(write)
+    assert found.tolist() == [0, 1, 2, 3]
+    assert shard.buffer[:]["obs"].dtype is torch.float32
+    assert len(shard.buffer) == shard.buffer.write_count == 4
+
+
+def test_first_rows_that_cannot_be_stored_leave_the_schema_free(register: Register) -> None:
+    with pytest.raises(StorageMemoryError):
+        Shard(register, LazyTensorStorage(10**14)).write({"obs": torch.rand(4, 1000)})
+    with pytest.raises(UsageError):
+        Shard(register, writer=ImmutableDatasetWriter()).write(FLOATS)
+    assert register.fixed is None
+    shard = Shard(register)
+    shard.write(DOUBLES)
+    assert shard.buffer[:]["obs"].dtype is torch.float64
+
+
+def test_rows_of_which_the_fleet_does_not_hear_are_not_stored(register: Register) -> None:
+    shard = Shard(register)
+    register.fails = True
+    with pytest.raises(LostBufferError):
+        shard.write(FLOATS)
+    assert len(shard.buffer) == 0
+    assert register.freed == 1  # the claim may have arrived
+    register.fails = False
+    shard.write(DOUBLES)
+    assert shard.buffer[:]["obs"].dtype is torch.float64
+
+
+def test_no_rows_fix_nothing(register: Register) -> None:
+    shard = Shard(register)
+    shard.write({"obs": torch.rand(0)})
+    assert register.fixed is None
+    assert not shard.schema.settled
+
+
+def test_the_schema_stays_when_rows_are_removed_and_goes_with_a_reset(register: Register) -> None:
+    shard = Shard(register)
+    shard.write(FLOATS)
+    shard.buffer.empty()
+    assert shard.schema.held() is not None
+    with pytest.raises(SchemaError):
+        shard.write({"other": torch.rand(4)})
+    shard.schema.reset()
+    assert shard.schema.held() is None
+    with pytest.raises(SchemaError):  # the fleet has it still
+        shard.write({"other": torch.rand(4)})
+    register.fixed = None
+    shard.schema.release()
+    assert not shard.buffer.storage.laid_out
+    shard.write({"other": torch.rand(4)})
+    assert list(shard.buffer[:]) == ["other"]
+
+
+def test_a_write_that_a_reset_meets_is_compared_again(register: Register) -> None:
+    shard = Shard(register)
+    shard.write(FLOATS)
+
+    def write() -> Any:
+        shard.schema.reset()
+        shard.schema.release()
+        return shard.buffer.extend({"other": torch.rand(4)})
+
+    assert shard.schema.write(write) is RETRY
+    assert len(shard.buffer) == 0
+    with pytest.raises(SchemaError):
+        shard.write({"other": torch.rand(4)})
+
+
+def test_files_of_a_mapped_storage_are_made_again(register: Register, tmp_path: Path) -> None:
+    shard = Shard(register, LazyMemmapStorage(100, scratch_dir=tmp_path / "rows"))
+    shard.write(FLOATS)
+    shard.schema.reset()
+    register.fixed = None
+    shard.write({"obs": torch.rand(4, 2)})
+    assert shard.buffer[:]["obs"].shape == (4, 2)
+
+
+def test_text_and_trees_are_compared(register: Register) -> None:
+    first, second = Shard(register), Shard(register)
+    first.write({"text": ["a", "b"], "deep": {"x": torch.zeros(2, 3)}})
+    second.write({"deep": {"x": np.ones((2, 3))}, "text": ["c", "d"]})
+    assert second.buffer[:]["text"] == ["c", "d"]
+    with pytest.raises(SchemaError, match="deep"):
+        second.write({"text": ["a", "b"], "deep": {"x": torch.zeros(2, 4)}})
+
+
+def test_a_storage_without_fields_takes_any_rows(register: Register) -> None:
+    shard = Shard(register, ListStorage(100))
+    assert shard.schema.settled
+    shard.write(["a", torch.zeros(2)])
+    assert register.asked == 0
+
+
+def test_tensors_that_are_there_from_the_start_have_the_schema(register: Register) -> None:
+    Shard(register).write(FLOATS)
+    shard = Shard(register, TensorStorage({"obs": torch.zeros(4)}))
+    assert shard.schema.held() is not None
+    shard.write(DOUBLES)
+    other = Shard(register, TensorStorage({"obs": torch.zeros(4, dtype=torch.float64)}))
+    with pytest.raises(SchemaError, match="loaded with"):
+        other.write(DOUBLES)
+
+
+def test_rows_that_a_function_stored_are_compared(register: Register) -> None:
+    first, second = Shard(register), Shard(register)
+    first.write(FLOATS)
+    second.buffer.extend(DOUBLES)
+    with pytest.raises(SchemaError, match="removed"):
+        second.schema.confirm("of a test")
+    assert len(second.buffer) == 0
+    second.buffer.extend(FLOATS)
+    second.schema.confirm("of a test")
+    assert second.schema.settled
+
+
+def test_dicts_and_tensordicts_of_the_same_fields_go_together(register: Register) -> None:
+    tensordict = pytest.importorskip("tensordict")
+    first, second, third = Shard(register), Shard(register), Shard(register)
+    first.write(FLOATS)
+    second.write(tensordict.TensorDict(DOUBLES, [4]))
+    assert isinstance(second.buffer[:], dict)
+    third.buffer.extend(tensordict.TensorDict(FLOATS, [4]))  # as a checkpoint of an earlier version may hold it
+    third.schema.confirm("of a test")
+    assert third.schema.settled
+
+
+# -- the part of the actor --------------------------------------------------------------------------------------------
+
+
+@final
+class Remote:
+    """A shard as the actor of the fleet calls it."""
+
+    def __init__(self, schema: str | None = None, *, settled: bool = True, delay_s: float = 0.0) -> None:
+        self.schema, self.settled, self.delay_s = schema, settled, delay_s
+        self.dead = False
+        self.held_schema = self
+
+    async def remote(self) -> tuple[bool, bytes]:
+        await asyncio.sleep(self.delay_s)
+        if self.dead:
+            raise RuntimeError
+        return self.settled, b"" if self.schema is None else pickle.dumps(self.schema)
+
+
+S, T = pickle.dumps("S"), pickle.dumps("T")
+
+
+def test_a_restarted_actor_asks_the_shards() -> None:
+    async def check() -> None:
+        fleet = FleetSchema([Remote(), Remote("T", settled=False), Remote("S")])
+        assert await fleet.current() == S  # that of rows that were compared
+        assert await fleet.claim(0, T) == S
+
+    asyncio.run(check())
+
+
+def test_one_claim_wins() -> None:
+    async def check() -> None:
+        fleet = FleetSchema([Remote(), Remote()])
+        assert list(await asyncio.gather(fleet.claim(0, S), fleet.claim(1, T))) == [S, S]
+        assert await fleet.current() == S
+
+    asyncio.run(check())
+
+
+def test_a_shard_that_claims_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_schema, "_ASK_S", 60.0)
+
+    async def check() -> None:
+        fleet = FleetSchema([Remote(delay_s=1000.0), Remote()])
+        assert await asyncio.wait_for(fleet.claim(0, S), 30.0) == S
+
+    asyncio.run(check())
+
+
+def test_a_silent_shard_delays_the_first_answer_only_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_schema, "_ASK_S", 0.2)
+
+    async def check() -> None:
+        fleet = FleetSchema([Remote(delay_s=1000.0), Remote("S")])
+        assert await asyncio.wait_for(fleet.current(), 30.0) == S
+
+    asyncio.run(check())
+
+
+def test_the_schema_is_free_only_if_no_shard_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_schema, "_ASK_S", 0.2)
+
+    async def check() -> None:
+        shards = [Remote("S"), Remote()]
+        fleet = FleetSchema(shards)
+        assert not await fleet.free()
+        shards[0].schema = None
+        shards[1].dead = True  # it may hold rows
+        assert await fleet.current() == S
+        assert not await fleet.free()
+        shards[1].dead = False
+        shards[0].delay_s = 0.1
+        freed, claimed = await asyncio.gather(fleet.free(), fleet.claim(1, T))
+        assert not freed  # a write came in between
+        assert claimed == S
+        assert await fleet.free()
+        assert await fleet.current() is None
+        assert await fleet.claim(1, T) == T
+
+    asyncio.run(check())

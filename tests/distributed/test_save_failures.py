@@ -1,0 +1,189 @@
+"""Checkpoints that fail: counts, the bound, what other shards and handles learn; without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import warnings
+from typing import TYPE_CHECKING, Any, final
+
+import pytest
+import torch
+
+from ostinato import LazyTensorStorage, RateLimiter, ReplayBuffer
+from ostinato.buffers.portion import check_checkpoint, schema_of
+from ostinato.distributed.checkpoints import check_same_schema, read_fleet, write_fleet
+from ostinato.distributed.rate_limits import RateLimits
+from ostinato.distributed.save_failures import FailureBroadcast, FailureWarnings, Noticed, SaveFailure, SaveLog
+from ostinato.errors import CheckpointError, DamagedFileError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ERROR = OSError("no room")
+
+
+def test_writes_raise_after_the_bound_until_a_save_succeeds() -> None:
+    log = SaveLog(3, "/checkpoints", 2, 5.0)
+    log.check()
+    log.failed(ERROR, 7)
+    log.check()
+    log.failed(ERROR, 7)
+    with pytest.raises(CheckpointError, match=r"2 checkpoints of shard 3 .*no room.*every 5 s.*/checkpoints"):
+        log.check()
+    assert log.describe()["save_failures"] == 2
+    assert log.describe()["save_error"] == "OSError: no room"
+    log.saved(10, 12)
+    log.check()
+    described = {"saved_rows": 10, "saved_write_count": 12, "save_error": None, "save_failures": 0, "failures": ()}
+    assert log.describe() == described
+
+
+def test_without_a_bound_writes_go_on() -> None:
+    log = SaveLog(0, None, None, None)
+    for _ in range(100):
+        log.failed(ERROR, 0)
+    log.check()
+
+
+def test_answers_carry_the_failures_of_all_shards() -> None:
+    log = SaveLog(0, "/checkpoints", 3, 1.0)
+    assert log.attach(5) == 5
+    other = SaveFailure(1, (4, 1), "why")
+    log.learn([tuple(other), SaveFailure(0, (1, 1), "older news of itself")])  # type: ignore[list-item]
+    assert log.attach(5) == Noticed(5, (other,))
+    log.failed(ERROR, 9)
+    log.failed(ValueError(), 9)  # of the same row of failures
+    assert log.attach(5) == Noticed(5, (SaveFailure(0, (9, 1), "OSError: no room"), other))
+    log.learn([])
+    log.saved(0, 0)
+    assert log.attach(5) == 5
+    log.failed(ERROR, 9)
+    assert log.own == SaveFailure(0, (9, 2), "OSError: no room")
+
+
+def test_a_handle_warns_once_of_each_row_of_failures() -> None:
+    handle = FailureWarnings(4)
+    first, second = SaveFailure(2, (1, 1), "why"), SaveFailure(2, (1, 2), "why again")
+    with pytest.warns(RuntimeWarning, match=r"checkpoints of shard 2 of 4 fail \(why\)"):
+        assert handle.take(Noticed("rows", (first,))) == "rows"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert handle.take(Noticed("rows", (first,))) == "rows"
+        assert handle.take((1, 2)) == (1, 2)
+    with pytest.warns(RuntimeWarning, match="why again"):
+        handle.warn([second])
+
+
+@final
+class Remote:
+    """A shard as the actor of the fleet calls it."""
+
+    def __init__(self, *, dead: bool = False) -> None:
+        self.dead = dead
+        self.told: list[Any] = []
+        self.learn_failures = self
+
+    async def remote(self, failures: Any) -> None:
+        if self.dead:
+            raise RuntimeError
+        self.told.append(failures)
+
+
+def test_failures_reach_all_shards_and_only_changes_are_sent() -> None:
+    async def check() -> None:
+        shards = [Remote(), Remote(dead=True), Remote()]
+        broadcast = FailureBroadcast(shards)
+        one, two = SaveFailure(0, (1, 1), "why"), SaveFailure(1, (1, 1), "why")
+        await broadcast.report(0, one)
+        await broadcast.report(1, two)
+        await asyncio.sleep(0.05)
+        await broadcast.report(0, one)
+        await asyncio.sleep(0.05)
+        for shard in (shards[0], shards[2]):
+            assert shard.told == [(tuple(one), tuple(two))]
+        await broadcast.report(0, None)
+        await asyncio.sleep(0.05)
+        assert shards[2].told[1:] == [(tuple(two),)]
+
+    asyncio.run(check())
+
+
+# -- the file beside the shards ---------------------------------------------------------------------------------------
+
+
+def test_the_file_names_the_fields_and_keeps_the_counts_of_the_limiter(tmp_path: Path) -> None:
+    assert read_fleet(tmp_path) is None
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend({"obs": torch.zeros(4, 3)})
+
+    async def count() -> tuple[dict[str, Any], list[str | None]]:
+        limits, fresh, other = (
+            RateLimits(RateLimiter(samples_per_insert=ratio, min_size_to_sample=4, error_buffer=10), [])
+            for ratio in (0.3, 0.3, 0.6)
+        )
+        await limits.begin()
+        await limits.give_back(-40, -10)
+        state = await limits.state()
+        write_fleet(tmp_path, 2, schema_of(rb), state)
+        saved = read_fleet(tmp_path)
+        assert saved is not None
+        found = [await fresh.restore(saved["limiter"])]
+        assert await fresh.state() == state
+        found.append(await other.restore(saved["limiter"]))
+        assert await other.totals() == (0, 0)
+        return saved, found
+
+    saved, found = asyncio.run(count())
+    assert saved["fields"] == ["'obs': float32[3]"]
+    assert saved["shards"] == 2
+    assert found[0] is None
+    assert found[1] is not None
+    assert "samples_per_insert=0.3 (now 0.6)" in found[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"format": "other", "version": 1}', '{"format": "ostinato-fleet", "version": "1"}'],
+)
+def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "fleet.json").write_text(text)
+    with pytest.raises(DamagedFileError, match=r"fleet\.json"):
+        read_fleet(tmp_path)
+
+
+def test_damaged_counts_and_later_versions_are_refused(tmp_path: Path) -> None:
+    write_fleet(tmp_path, 1, None, {"written": 3, "drawn": 4})
+    path = tmp_path / "fleet.json"
+    body = json.loads(path.read_text())
+    damaged: list[Any] = [{"written": -1, "drawn": 0}, {"written": 1}, [], {"written": True, "drawn": 0}]
+    for limiter in damaged:
+        path.write_text(json.dumps({**body, "limiter": limiter}))
+        with pytest.raises(DamagedFileError, match="counts"):
+            read_fleet(tmp_path)
+    path.write_text(json.dumps({**body, "version": 2}))
+    with pytest.raises(CheckpointError, match="update"):
+        read_fleet(tmp_path)
+
+
+def test_shards_of_different_schemas_are_named() -> None:
+    check_same_schema({0: None, 1: "a", 2: "a"}, "the rows")
+    with pytest.raises(CheckpointError, match=r"shards 1 and 3 .*\[a\] and \[b\]"):
+        check_same_schema({0: None, 1: "a", 2: "a", 3: "b"}, "the rows")
+
+
+def test_a_checkpoint_is_checked_without_being_loaded(tmp_path: Path) -> None:
+    rb, same, other = (ReplayBuffer(storage=LazyTensorStorage(size)) for size in (10, 10, 3))
+    rb.extend({"obs": torch.zeros(4, 3), "text": ["a", "b", "c", "d"]})
+    rb.dumps(tmp_path / "rows")
+    assert check_checkpoint(same, str(tmp_path / "rows")) == schema_of(rb)
+    assert len(same) == 0
+    assert schema_of(same) is None
+    with pytest.raises(CheckpointError, match="room for 3"):
+        check_checkpoint(other, str(tmp_path / "rows"))
+    same.extend({"obs": torch.zeros(4, 2)})
+    with pytest.raises(CheckpointError, match="obs"):
+        check_checkpoint(same, str(tmp_path / "rows"))
+    with pytest.raises(FileNotFoundError):
+        check_checkpoint(same, str(tmp_path / "nothing"))
+    assert len(same) == 4

@@ -1,0 +1,76 @@
+"""The simulation of fleets: against queues that can be computed by hand, and repeatable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("ray")
+
+from benchmarks.fleet_costs import Costs
+from benchmarks.fleet_simulation import Fleet, main, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COSTS = Costs(
+    submit=[1e-4], wire=[2e-3], call=[1e-3], get=[1e-4], permit=[1e-3], submit_write=[1e-3], write=[2e-3], row_call=0.0,
+    row_get=0.0, draw=0.0, part=0.0, row_join=0.0,
+)  # fmt: skip
+
+
+def test_a_batch_of_one_shard_takes_the_sum_of_its_costs() -> None:
+    """Offers for each batch: two calls, one after the other."""
+    found = run(COSTS, Fleet(1, 256, age_s=0.0), 10)
+    assert found.latencies_s == pytest.approx([2 * (1e-4 + 2e-3 + 1e-3 + 1e-4)] * 10)
+    assert found.calls == 20
+    delayed = run(COSTS, Fleet(1, 256, age_s=0.0, network_s=(5e-3, 5e-3)), 10)
+    assert delayed.latencies_s == pytest.approx([2 * (1e-4 + 2e-3 + 1e-3 + 1e-4 + 1e-2)] * 10)
+
+
+def test_calls_are_submitted_and_received_one_after_the_other() -> None:
+    found = run(COSTS, Fleet(100, 100_000, age_s=0.0), 1)
+    submit, answers = 100 * 1e-4, 100 * 1e-4  # the first answers are there when the last call is made
+    assert 2 * submit < found.latencies_s[0] <= 2 * (submit + 3e-3 + answers)
+    assert found.calls == 200
+
+
+def test_a_snapshot_needs_fewer_calls_and_rounds_fewer_still() -> None:
+    calls = [run(COSTS, Fleet(100, 32, prefetch), 320).row()["calls_per_batch"] for prefetch in (0, 64)]
+    fresh = run(COSTS, Fleet(100, 32, age_s=0.0), 320).row()["calls_per_batch"]
+    assert fresh == pytest.approx(127.5, rel=0.05)
+    assert calls[0] == pytest.approx(27.5 + 100 / 32 + 2.5, rel=0.1)
+    assert calls[1] < 5
+
+
+def test_a_busy_shard_and_a_busy_limiter_are_the_ceiling() -> None:
+    shard = run(COSTS, Fleet(1, 256, learners=50, age_s=0.0), 40)
+    assert shard.calls / shard.seconds == pytest.approx(1000, rel=0.1)
+    limited = run(COSTS, Fleet(100, 32, learners=10, writers=100, limiter=True), 100)
+    assert limited.row()["permits_per_s"] == pytest.approx(1000, rel=0.1)
+
+
+def test_processes_that_share_a_core_take_turns() -> None:
+    fleet = Fleet(8, 2048, age_s=0.0)
+    alone, shared = (run(COSTS, dataclasses.replace(fleet, cores=cores), 5).seconds for cores in (None, 1))
+    assert alone < shared
+    assert shared > 5 * 16 * 1.2e-3
+
+
+def test_a_seed_repeats_a_simulation() -> None:
+    costs = dataclasses.replace(COSTS, wire=[1e-3, 2e-3, 9e-3])
+    first, again, other = (run(costs, Fleet(20, 64, 4, learners=2, writers=3), 40, seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_the_table_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    COSTS.save(tmp_path / "costs.json")
+    files = ["--costs", str(tmp_path / "costs.json"), "--json", str(tmp_path / "table.json")]
+    assert main(["--shards", "4", "--batches", "20", *files]) == 0
+    table = json.loads((tmp_path / "table.json").read_text())["table"]
+    assert table["4 shards, batch 256, prefetch 32"]["calls_per_batch"] < 2
+    assert "4 shards, batch 2048, prefetch 8" in capsys.readouterr().out
