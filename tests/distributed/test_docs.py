@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize(("page", "least"), [("scaling.md", 2), ("flow.md", 1)])
+@pytest.mark.parametrize(("page", "least"), [("scaling.md", 2), ("flow.md", 1), ("operating.md", 1)])
 def test_blocks_run_in_order(
     page: str, least: int, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

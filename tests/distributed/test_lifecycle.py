@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from ostinato import (
 from ostinato.distributed import actor_names
 from ostinato.distributed.serialization import from_arguments, to_arguments
 from ostinato.errors import LostBufferError, OptionError, UsageError
+from tests.command import run_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -151,7 +153,30 @@ def _check_kept_fleet(cluster: Any, rb: ShardedReplayBuffer) -> None:
     with pytest.warns(RuntimeWarning):  # Ray restarts both without the program that started them
         until(lambda: [one.rows for one in rb.report()] == [ROWS, ROWS])
     assert rb.sample(timeout_s=60.0)["x"].shape == (8,)
+    _check_command(rb)
     _check_end(cluster, rb)
+
+
+def _check_command(rb: ShardedReplayBuffer) -> None:
+    assert rb.limiter_counts is not None
+    written, drawn = rb.limiter_counts
+    done = run_here("top", "kept fleet", "--once", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert (report["rows"], report["limiter_written"], report["limiter_drawn"]) == (2 * ROWS, written, drawn)
+    assert [(one["shard"], one["rows"], one["saved_write_count"]) for one in report["shards"]] == [
+        (0, ROWS, ROWS),
+        (1, ROWS, ROWS),
+    ]
+    assert sum(one["rows_drawn"] for one in report["shards"]) >= 8
+    done = run_here("top", "kept fleet", "--once")
+    assert done.returncode == 0
+    assert "kept fleet: 48 rows in 2 shards" in done.stdout
+    assert f"{written} rows written, {drawn} drawn" in " ".join(done.stdout.split())
+    done = run_here("top", "no fleet", "--once")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is no ShardedReplayBuffer named 'no fleet'" in done.stderr
+    assert run_here("top", "kept fleet", "--json").returncode == 2
 
 
 def _check_end(cluster: Any, rb: ShardedReplayBuffer) -> None:

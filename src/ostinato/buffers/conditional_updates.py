@@ -11,7 +11,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from ostinato.buffers.options import leaves_by_path
 from ostinato.buffers.priority_updates import GENERATIONS_PER_ERA, read_integers, read_priorities, read_slots
+from ostinato.buffers.thread_work import Work, raise_first
 from ostinato.core import kinds
 from ostinato.core.kinds import show_field
 from ostinato.core.processes import whole_in_forks
@@ -374,7 +376,7 @@ class UpdateQueue:
             else:
                 if self._executor is None:
                     self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ostinato-updates")
-                future = self._executor.submit(operation)
+                future = self._executor.submit(Work(operation))
             self._pending.append(future)
             return future
 
@@ -390,27 +392,29 @@ class UpdateQueue:
         Args:
             wait: False looks at those that are done alone.
         """
+        raise_first(self._take_done(wait=wait))
+
+    def _take_done(self, *, wait: bool) -> list[Future[Any]]:
+        """Remove the updates that are done, and return them; with `wait` all those that are pending now."""
         with self._lock:
             self._follow_fork()
-            pending = list(self._pending)
-        error: BaseException | None = None
+            pending, done = list(self._pending), []
         for future in pending:
             if not wait and not future.done():
                 break
-            failed = None if future.cancelled() else future.exception()
+            wait_for([future])
             with self._lock:
                 if future in self._pending:
                     self._pending.remove(future)
-                    error = error or failed
-        if error is not None:
-            raise error
+                    done.append(future)
+        return done
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until no update is pending, at most `timeout_s`; return whether none is."""
         with self._lock:
             self._follow_fork()
             pending = list(self._pending)
-        return not wait(pending, min(timeout_s, threading.TIMEOUT_MAX)).not_done
+        return not wait_for(pending, min(timeout_s, threading.TIMEOUT_MAX)).not_done
 
     def close(self) -> None:
         """End the thread, once it has made the updates that are pending."""

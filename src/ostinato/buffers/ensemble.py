@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, final, overload
 
 from ostinato.buffers.checkpoint.load import load_ensemble, quiet_ensemble, restore_ensemble
@@ -487,18 +488,16 @@ class ReplayBufferEnsemble:
         Raises:
             UsageError: after `shutdown`.
         """
-
-        def update() -> ConditionalUpdateResult:
-            return self.update_if_present(
-                index=index,
-                generation=generation,
-                patch=patch,
-                version_key=version_key,
-                version=version,
-                require_newer=require_newer,
-                priority=priority,
-            )
-
+        update = partial(
+            self.update_if_present,
+            index=index,
+            generation=generation,
+            patch=patch,
+            version_key=version_key,
+            version=version,
+            require_newer=require_newer,
+            priority=priority,
+        )
         return self._mixer.submit(update)
 
     def mark_update(self, index: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
 import torch
@@ -12,6 +13,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.rate_limit import Ask
+from ostinato.buffers.thread_work import Work, raise_first
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
 from ostinato.core.kinds import is_tensor_collection, require_eager
@@ -44,13 +46,12 @@ def on_stream_of_caller(work: Callable[[T], Any]) -> Callable[[T], Any]:
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return work
-    stream = torch.cuda.current_stream()
+    return partial(_on_stream, torch.cuda.current_stream(), work)
 
-    def on_stream(task: T) -> Any:
-        with torch.cuda.stream(stream):
-            return work(task)
 
-    return on_stream
+def _on_stream(stream: torch.cuda.Stream, work: Callable[[T], Any], task: T) -> Any:
+    with torch.cuda.stream(stream):
+        return work(task)
 
 
 @final
@@ -194,6 +195,7 @@ class Prefetcher(Generic[DrawnT]):
         try:
             return ticket, future.result()
         except BaseException:
+            del future  # it keeps the error, whose traceback keeps this frame
             if steps.lost is not None:
                 steps.lost(ticket)
             raise
@@ -206,7 +208,8 @@ class Prefetcher(Generic[DrawnT]):
                 return
             ticket = steps.draw()
             try:
-                queue.append((ticket, self._pool().submit(on_stream_of_caller(steps.make), ticket)))
+                make = partial(on_stream_of_caller(steps.make), ticket)
+                queue.append((ticket, self._pool().submit(Work(make))))
             except BaseException:
                 if steps.lost is not None:
                     steps.lost(ticket)
@@ -235,9 +238,7 @@ class Prefetcher(Generic[DrawnT]):
         with self._waiters.lock:
             futures = [future for _, future in self._queue] if self._process == os.getpid() else []
         wait(futures)
-        for future in futures:
-            if not future.cancelled():
-                future.result()
+        raise_first(futures)
 
     def worker(self) -> Callable[[Callable[[], Any]], Future[Any]] | None:
         """Return what runs a function in the worker, after the batches queued; None if that is in another process."""
@@ -245,7 +246,7 @@ class Prefetcher(Generic[DrawnT]):
 
     def _submit(self, function: Callable[[], Any]) -> Future[Any]:
         with self._waiters.lock:
-            return self._pool().submit(function)
+            return self._pool().submit(Work(function))
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._executor is None:
@@ -258,7 +259,7 @@ class Prefetcher(Generic[DrawnT]):
         if self._executor is not None and self._process != os.getpid():
             self._executor = None
             tickets = [ticket for ticket, _ in self._queue]
-            self._queue = deque((ticket, self._pool().submit(steps.make, ticket)) for ticket in tickets)
+            self._queue = deque((ticket, self._pool().submit(Work(partial(steps.make, ticket)))) for ticket in tickets)
 
 
 _Made: TypeAlias = "tuple[Any, Rows, dict[Any, Tensor]]"
@@ -363,7 +364,7 @@ class Pipeline:
 
         steps = Steps(
             draw=lambda: engine.draw(size, ahead=True, ask=ask),
-            make=lambda ticket: self._make_in_worker(ticket, finish),
+            make=partial(self._make_in_worker, finish),
             may=may,
             wait=lambda: engine.wait_to_draw(size, ask, lambda: prefetch.filled),
             lost=engine.give_back,
@@ -384,10 +385,10 @@ class Pipeline:
                 self._engine.give_back(ticket)
         return made
 
-    def _make_in_worker(self, ticket: Ticket, finish: Finish) -> Any:
+    def _make_in_worker(self, finish: Finish, ticket: Ticket) -> Any:
         if self._stream is None:
             return self.make(ticket, finish, None)
-        return self._stream.run(lambda: self.make(ticket, finish, None))
+        return self._stream.run(partial(self.make, ticket, finish, None))
 
     def make(self, ticket: Ticket, finish: Finish, collate: Callable[[Any], Any] | None) -> _Made | None:
         """Make the batch of a draw, with another `collate` if one is given; None if it cannot be made any more."""
@@ -486,22 +487,21 @@ class Pass:
     """The batches of one iteration over a buffer: one new epoch, without end for sampling with replacement.
 
     A generator is over once it has raised; here a call that waited in vain can be made again. Not thread-safe.
-
-    Args:
-        buffer: the buffer; it needs a batch size.
     """
 
-    def __init__(self, buffer: Sampling) -> None:
-        self._buffer = buffer
+    def __init__(self) -> None:
         self._begun = self._over = False
 
-    def next(self, timeout_s: float | None = None) -> Any:
+    def next(self, buffer: Sampling, timeout_s: float | None = None) -> Any:
         """Return the next batch, `END` after the last one.
+
+        Args:
+            buffer: the same in each call; it needs a batch size, and may own this object.
+            timeout_s: longest wait for writers, in seconds.
 
         Raises:
             WaitTimeoutError: if writers did not come in time; nothing is drawn.
         """
-        buffer = self._buffer
         if self._over:
             return END
         if not buffer._engine.sampler.epochal:  # noqa: SLF001 (one package)

@@ -33,6 +33,7 @@ __all__ = [
     "begin_era",
     "check_checkpoint",
     "check_update",
+    "drawn",
     "has_fields",
     "lay_out",
     "lock_of",
@@ -257,6 +258,11 @@ def written(buffer: ReplayBuffer) -> tuple[int, int, int]:
     engine = buffer._engine  # noqa: SLF001 (same package)
     with engine.lock:
         return engine.ring.written, len(buffer), buffer.write_count
+
+
+def drawn(buffer: ReplayBuffer) -> int:
+    """Return how many rows were ever drawn."""
+    return int(buffer._engine.rows_drawn)  # noqa: SLF001 (same package)
 
 
 def begin_era(buffer: ReplayBuffer, era: int) -> None:

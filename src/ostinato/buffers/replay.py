@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import torch
@@ -806,20 +807,17 @@ class ReplayBuffer(Sampling):
         """
         given = as_stored(self.storage, index, generation, patch, version, priority)
         index, generation, patch, version, priority, wait = given
-
-        def update() -> ConditionalUpdateResult:
-            wait()
-            return self.update_if_present(
-                index=index,
-                generation=generation,
-                patch=patch,
-                version_key=version_key,
-                version=version,
-                require_newer=require_newer,
-                priority=priority,
-            )
-
-        return self._pipeline.submit(update)
+        update = partial(
+            self.update_if_present,
+            index=index,
+            generation=generation,
+            patch=patch,
+            version_key=version_key,
+            version=version,
+            require_newer=require_newer,
+            priority=priority,
+        )
+        return self._pipeline.submit(partial(_update_after, wait, update))
 
     def mark_update(self, index: Any) -> None:
         """Treat rows as just written: they get the default priority, and return if they have left (`ConsumingSampler`).
@@ -1020,3 +1018,8 @@ class ReplayBuffer(Sampling):
             f"    transform={self._transform!r},\n    batch_size={self._batch_size}, "
             f"prefetch={self._pipeline.prefetch and self._pipeline.prefetch.depth})"
         )
+
+
+def _update_after(wait: Callable[[], Any], update: Callable[[], ConditionalUpdateResult]) -> ConditionalUpdateResult:
+    wait()
+    return update()

@@ -207,8 +207,8 @@ class Sampling(Lifecycle):
         """
         self._require_batch_size()
         if self._pass is None:
-            self._pass = Pass(self)
-        batch = self._pass.next()
+            self._pass = Pass()
+        batch = self._pass.next(self)
         if batch is END:
             self._pass = None
             return None

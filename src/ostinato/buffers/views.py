@@ -19,6 +19,7 @@ from ostinato.buffers.options import (
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.priority_updates import check_sampler
 from ostinato.buffers.rate_limit import Ask
+from ostinato.buffers.remover import check_deletable, make_remover
 from ostinato.buffers.view_list import ViewList
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.errors import OptionError, UsageError
@@ -115,6 +116,7 @@ class ViewEngine(LocalEngine):
             self.tracker = self._make_tracker(sampler)
             if self.tracker is not None:
                 self.tracker.check_span(owner.storage)
+            self._check_remover(sampler, owner.writer)
             owner.parts_changed()
             sampler.move()
             if owner.ring.rows:
@@ -311,7 +313,15 @@ class ViewEngine(LocalEngine):
         """Do nothing: the buffer follows the rows that were deleted."""
 
     def _check_remover(self, sampler: Sampler, writer: Writer) -> None:  # noqa: ARG002
-        """Check that a new sampler goes with rows that were deleted; the remover is the buffer's."""
+        """Check that a sampler goes with rows that were deleted, and with the remover of the buffer."""
+        owner = self.owner
+        if self.unit is not None or self._make_tracker(sampler) is not None:
+            if owner.left is not None:
+                check_deletable(owner.storage, owner.writer, tracked=True)
+            if owner.remover is not None:
+                make_remover(
+                    owner.remover.name, owner.storage, owner.sampler, owner.writer, owner.versions, tracked=True
+                )
         self._check_left(sampler)
 
     def _edit(self, slots: Tensor, changes: Sequence[Callable[[], None]], *, same: bool = False) -> None:

@@ -864,3 +864,31 @@ def plot(
         msg = f"--episode applies to datasets, which {path} is not: use view to see one {source.unit}"
         raise typer.BadParameter(msg)
     typer.echo(f"written: {draw(report(source), target)}")
+
+
+@app.command(
+    epilog="Examples:  ostinato top replay   ·   ostinato top replay --address 10.0.0.1:6379   ·   "
+    "ostinato top replay --once --json"
+)
+def top(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The `name` of the ShardedReplayBuffer.")],
+    *,
+    namespace: Annotated[str | None, typer.Option(help="Namespace of the name, if it was given one.")] = None,
+    address: Annotated[str | None, typer.Option(help="Address of the cluster; default this machine.")] = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two refreshes.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; needs --once.")] = False,
+) -> None:
+    """Show the shards of a named buffer in a Ray cluster: rows, writes, draws, checkpoints, missing shards.
+
+    `written` counts rows since the buffer was made or emptied, `saved` those of them that the last checkpoint holds,
+    `failures` the checkpoints in a row that could not be written. Refreshes until Ctrl-C.
+
+    Exit status: 0 success, 1 no such buffer or no cluster, 2 wrong usage, 130 interrupted.
+    """
+    from ostinato.cli import fleets
+
+    if as_json and not once:
+        msg = "--json needs --once"
+        raise typer.BadParameter(msg)
+    fleets.top(name, namespace, address, interval_s=interval, once=once, as_json=as_json)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich import box, console, progress, table, text
 
     from ostinato.cli.commands import SampleReport
+    from ostinato.cli.fleets import FleetReport
     from ostinato.compat.torchrl import ImportReport
     from ostinato.datasets.export import ExportReport
     from ostinato.demo import DqnConfig, Progress, Reopened, Report
@@ -51,6 +52,8 @@ __all__ = [
     "examined",
     "exported",
     "files",
+    "fleet",
+    "fleet_view",
     "imported",
     "moved",
     "progress_bar",
@@ -63,6 +66,7 @@ __all__ = [
 
 _T = TypeVar("_T")
 _MAX_TEXTS = 10
+_SHARD_COUNTS = ("rows", "write_count", "rows_drawn", "saved_write_count", "save_failures")
 
 
 def answer(report: _T, table: Callable[[_T], None], *, as_json: bool) -> None:
@@ -111,6 +115,30 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with progress.Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+# -- sharded buffers ----------------------------------------------------------------------------------------------
+
+
+def fleet(report: FleetReport) -> None:
+    """Print the report on a sharded buffer, with a table of shards."""
+    _console().print(fleet_view(report))
+
+
+def fleet_view(report: FleetReport) -> console.Group:
+    """Return the report on a sharded buffer, to be printed."""
+    lines = [f"{report.name}: {report.rows:,} rows in {len(report.shards):,} shards"]
+    if report.rate_limiter is not None:
+        counts = f"{report.limiter_written:,} rows written, {report.limiter_drawn:,} drawn"
+        lines.append(f"{report.rate_limiter}: {counts}")
+    grid = _grid(("shard",), ("rows", "written", "drawn", "saved", "failures"))
+    grid.add_column("state", overflow="fold")
+    for shard in report.shards:
+        numbers = (shard[name] for name in _SHARD_COUNTS)
+        reason, error = shard["missing"], shard["save_error"]
+        state = f"missing: {reason}" if reason else f"not saved: {error}" if error else ""
+        grid.add_row(str(shard["shard"]), *(f"{number:,}" for number in numbers), _plain(state, "red"))
+    return console.Group(*(_plain(line, "" if number else "bold") for number, line in enumerate(lines)), grid)
 
 
 # -- checkpoints --------------------------------------------------------------------------------------------------

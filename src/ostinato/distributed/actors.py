@@ -21,6 +21,7 @@ from ostinato.buffers.portion import (
     begin_era,
     check_checkpoint,
     check_update,
+    drawn,
     read_own,
     reseed,
     save_counted,
@@ -188,6 +189,7 @@ def _describe(buffer: ReplayBuffer) -> dict[str, Any]:
         "priority_key": getattr(buffer, "priority_key", "td_error"),
         "reduction": getattr(sampler, "reduction", "max"),
         "epochal": sampler.epochal,
+        "rows_drawn": drawn(buffer),
     }
 
 
@@ -245,7 +247,7 @@ def poll_once(
 
 def batch_maker(buffer: ReplayBuffer, *, epoch: bool) -> Callable[[float | None], Any]:
     """Return a function that makes the batches of a stream: of one epoch, or of `sample(return_info=True)`."""
-    draw = Pass(buffer).next if epoch else partial(buffer.sample, return_info=True)
+    draw = partial(Pass().next, buffer) if epoch else partial(buffer.sample, return_info=True)
 
     def make(waited_s: float | None) -> Any:
         if waited_s is not None:

@@ -66,6 +66,8 @@ class ShardReport(NamedTuple):
     """How many checkpoints in a row could not be written; 0 after one that could."""
     schema: str | None = None
     """Its fields, which are those of all shards; None before the first rows, and for a storage without fields."""
+    rows_drawn: int = 0
+    """Rows drawn from it since its actor was started, restored checkpoints included."""
 
 
 def _shard_directory(directory: Path, shard: int, shards: int) -> Path:
@@ -221,8 +223,8 @@ def require_all(shards: ShardClient, wanted: Iterable[int], answered: Iterable[i
 def report_shards(shards: ShardClient) -> list[ShardReport]:
     """Return the state of each shard."""
     found = shards.call_all("describe")
-    fields = ("rows", "write_count", "saved_write_count", "save_error", "save_failures", "schema")
-    nothing = dict(zip(fields, (0, 0, 0, None, 0, None), strict=True))
+    fields = ("rows", "write_count", "saved_write_count", "save_error", "save_failures", "schema", "rows_drawn")
+    nothing = dict(zip(fields, (0, 0, 0, None, 0, None, 0), strict=True))
     for one in found.values():
         shards.failures.warn(one["failures"])
     return [

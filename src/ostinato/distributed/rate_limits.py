@@ -603,6 +603,21 @@ class RateLimitClient:
         """Report that rows may be lost. Does not wait."""
         self.actor.recount.options(max_task_retries=0).remote()
 
+    def totals(self, timeout_s: float) -> tuple[int, int]:
+        """Return the rows written and drawn since the counts began.
+
+        Raises:
+            LostBufferError: The actor is dead.
+            NoPermitError: It does not answer within `timeout_s`.
+        """
+        check_connected()
+        call = self.actor.totals.remote()
+        if not finishes(call, timeout_s):
+            msg = f"{self._callee} has not answered for {timeout_s:g} s: it is stopped, busy, or being restarted"
+            raise NoPermitError(msg)
+        written, drawn = self._result(call)
+        return written, drawn
+
     def restore(self, saved: dict[str, Any] | None, deadline: Deadline) -> None:
         """Restore the counts of a checkpoint; saved under other rules, or not saved, they begin with the rows present.
 

@@ -334,6 +334,11 @@ class ShardedReplayBuffer:
         return self._connection.fleet.rate_limiter
 
     @property
+    def limiter_counts(self) -> tuple[int, int] | None:
+        """Rows written and rows drawn, as the rate limiter counts them for its ratio; None without one."""
+        return None if self._limiter is None else self._limiter.totals(self._connection.fleet.call_timeout_s)
+
+    @property
     def write_count(self) -> int:
         """Rows written since the shards were made or emptied; rows that a shard lost with its actor do not count."""
         with self._answering("write_count"):

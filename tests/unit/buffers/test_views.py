@@ -385,6 +385,43 @@ def test_rows_that_leave_for_a_budget_of_bytes_leave_every_view() -> None:
     assert len(rb) < 40
 
 
+def test_deleted_rows_leave_every_view(tmp_path: Path) -> None:
+    rb = buffer()
+    views = [rb.view(sampler=ranked(), batch_size=64), rb.view(prefetch=2, batch_size=64, generator=seeded(1))]
+    index = rb.extend(numbered(0, 9))
+    rb.sample()
+    _, info = views[0].sample(return_info=True)
+    views[1].sample()
+    assert views[0].delete(index[2:5]).tolist() == [True] * 3
+    views[0].update_priority(info, torch.full((64,), 9.0))  # late: those of the deleted rows are dropped
+    late = rb.view(sampler=ranked(), batch_size=64)
+    kept = {0, 1, 5, 6, 7, 8}
+    for handle in (*views, late):
+        assert len(handle) == 6
+        assert set(handle.sample()["id"].tolist()) <= kept
+    rb.dumps(tmp_path / "saved")
+    again = buffer()
+    others = [again.view(sampler=ranked(), batch_size=64), again.view(prefetch=2, batch_size=64, generator=seeded(1))]
+    others.append(again.view(sampler=ranked(), batch_size=64))
+    again.loads(tmp_path / "saved")
+    for handle in others:
+        assert set(handle.sample()["id"].tolist()) <= kept
+    assert sorted(again.extend(numbered(50, 3)).tolist()) == [2, 3, 4]
+    assert set(others[2].sample(500)["id"].tolist()) == kept | {50, 51, 52}
+    with pytest.raises(OptionError, match="windows or episodes"):
+        rb.view(sample_unit=NStep(2, gamma=0.9))
+    with pytest.raises(OptionError, match="windows or episodes"):
+        views[1].set_sampler(SliceSampler(slice_len=2))
+    with pytest.raises(OptionError, match="windows or episodes"):
+        buffer(remover="lifo").view(sampler=SliceSampler(slice_len=2))
+    rb = buffer()
+    view = rb.view(sampler=SliceSampler(slice_len=1, end_key="id"))
+    rb.extend({"id": torch.ones(3, dtype=torch.bool)})
+    with pytest.raises(OptionError, match="windows or episodes"):
+        rb.delete([1])
+    assert len(view) == 3
+
+
 def test_prefetched_batches_are_dropped_where_rows_are_replaced_as_a_whole() -> None:
     rb = buffer()
     view = rb.view(prefetch=3, generator=seeded(1))

@@ -323,6 +323,9 @@ def check_state(
             msg = f"the checkpoint's {name} is a {shown}, this buffer's a {mine}: make the buffer with matching parts"
             raise CheckpointError(msg)
     if engine.tracker is not None:
+        if "deleted" in state and len(state["deleted"]):
+            msg = "the checkpoint's rows were deleted one by one, this buffer, or a view of it, has windows or episodes"
+            raise CheckpointError(msg)
         engine.tracker.check_state(state["storage"]["state"], state.get("episodes"))
     if state["pending"] and state.get("unit") != unit_name(engine):
         msg = (

@@ -1,0 +1,252 @@
+"""A buffer that is dropped is freed at once, without the garbage collector: memory, files, segments and descriptors."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    ConsumingSampler,
+    FrameStack,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    NStep,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    QueueSampler,
+    RateLimiter,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SamplerWithoutReplacement,
+    SequenceUnit,
+    SliceSampler,
+    TensorDictMaxValueWriter,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from ostinato._backend import backend as used_backend
+from ostinato.errors import OstinatoError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LINUX = sys.platform == "linux"
+
+
+def stored(**options: Any) -> LazyTensorStorage:
+    return LazyTensorStorage(20, **options)
+
+
+def plain(**options: Any) -> ReplayBuffer:
+    options.setdefault("storage", stored())
+    return ReplayBuffer(batch_size=4, **options)
+
+
+def ranked() -> PrioritizedSampler:
+    return PrioritizedSampler(20, 0.6, 0.4)
+
+
+def ensemble(**options: Any) -> ReplayBufferEnsemble:
+    return ReplayBufferEnsemble(plain(), PrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=stored()), **options)
+
+
+MADE: dict[str, Callable[[], Any]] = {
+    "plain": plain,
+    "list": lambda: plain(storage=ListStorage(20), collate_fn=torch.stack),
+    "prefetch": lambda: plain(prefetch=2),
+    "transform": lambda: plain(prefetch=2, transform=lambda data: data),
+    "prioritized": lambda: plain(sampler=ranked(), prefetch=2),
+    "tensordict": lambda: TensorDictReplayBuffer(storage=stored(), batch_size=4),
+    "tensordict prioritized": lambda: TensorDictPrioritizedReplayBuffer(
+        alpha=0.6, beta=0.4, storage=stored(), batch_size=4, prefetch=3
+    ),
+    "max value": lambda: TensorDictReplayBuffer(
+        storage=stored(), batch_size=4, writer=TensorDictMaxValueWriter(rank_key="reward")
+    ),
+    "n-step": lambda: plain(sample_unit=NStep(2, gamma=0.9)),
+    "frames": lambda: plain(sample_unit=FrameStack(2, ["obs"]), prefetch=1),
+    "sequences": lambda: plain(sample_unit=SequenceUnit(2)),
+    "slices": lambda: plain(sampler=SliceSampler(slice_len=2), prefetch=2),
+    "passes": lambda: plain(sampler=SamplerWithoutReplacement(), prefetch=2),
+    "single copy": lambda: plain(storage=stored(single_copy=True)),
+    "codec": lambda: plain(storage=stored(codec={"obs": "zlib"})),
+    "files": lambda: plain(storage=LazyMemmapStorage(20), prefetch=2),
+    "queue": lambda: plain(sampler=QueueSampler(), rate_limiter=RateLimiter(timeout_s=0.0)),
+    "queue ahead": lambda: plain(sampler=QueueSampler(), prefetch=2, rate_limiter=RateLimiter(timeout_s=0.0)),
+    "consumed": lambda: plain(sampler=ConsumingSampler(3)),
+    "versions": lambda: plain(version_key="version"),
+    "two dimensions": lambda: plain(storage=stored(ndim=2)),
+    "delayed": lambda: plain(transform_factory=lambda: lambda data: data),
+    "view": lambda: plain().view(sampler=ranked(), prefetch=2),
+    "ensemble": lambda: ensemble(batch_size=4),
+    "ensemble ahead": lambda: ensemble(batch_size=4, prefetch=2),
+    "shared": lambda: plain(shared=True),
+    "shared ahead": lambda: plain(shared=True, prefetch=2),
+    "shared prioritized": lambda: plain(shared=True, sampler=ranked()),
+    "shared files": lambda: plain(shared=True, storage=LazyMemmapStorage(20)),
+    "shared tensordict": lambda: TensorDictReplayBuffer(storage=stored(), batch_size=4, shared=True),
+}
+
+
+def rows(rb: Any) -> Any:
+    data: dict[str, Any] = {
+        "obs": torch.rand(12, 3),
+        "next_obs": torch.rand(12, 3),
+        "reward": torch.rand(12),
+        "version": torch.arange(12),
+        "done": torch.arange(12) % 4 == 3,
+    }
+    if isinstance(rb, TensorDictReplayBuffer):
+        return TensorDict(data, [12])
+    if isinstance(rb.storage, ListStorage):
+        return list(data["obs"])
+    if isinstance(rb, ReplayBuffer) and rb.storage.ndim == 2:
+        return {key: value.reshape(6, 2, *value.shape[1:]) for key, value in data.items()}
+    return data
+
+
+def write(rb: Any, _: Path) -> None:
+    for member in [rb[0], rb[1]] if isinstance(rb, ReplayBufferEnsemble) else [rb]:
+        member.extend(rows(member))
+
+
+def draw(rb: Any, path: Path) -> None:
+    write(rb, path)
+    for _ in range(3):
+        _, info = rb.sample(return_info=True)
+    if not isinstance(rb, ReplayBufferEnsemble):
+        rb.update_priority(info["index"], 1.0)
+    rb.stats()
+
+
+def iterate(rb: Any, path: Path) -> None:
+    write(rb, path)
+    for number, _ in enumerate(rb):
+        if number == 1:
+            break
+    write(rb, path)
+    rb.next()
+
+
+def save(rb: Any, path: Path) -> None:
+    draw(rb, path)
+    rb.dumps(path / "saved")
+    rb.loads(path / "saved")
+
+
+def fail(rb: Any, path: Path) -> None:
+    """Errors of calls, and of batches and updates that are made in a thread."""
+    write(rb, path)
+    with pytest.raises((OstinatoError, TypeError, KeyError, ValueError)):
+        rb.extend("no rows")
+    rb.sample()
+    rb.append_transform(raise_error)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="of the transform"):
+            rb.sample()
+
+
+def raise_error(_: Any) -> Any:
+    raise RuntimeError("of the transform")
+
+
+def fail_later(rb: Any, path: Path) -> None:
+    draw(rb, path)
+    rb.append_transform(raise_error)
+    with pytest.raises(RuntimeError, match="of the transform"):
+        rb.sample()
+    if not isinstance(rb, ReplayBufferEnsemble):
+        rb.submit_update_if_present(index=torch.zeros(1, dtype=torch.int64), generation=torch.ones(3), patch={"x": 1})
+        with pytest.raises((OstinatoError, RuntimeError)):
+            rb.synchronize()
+
+
+def share(rb: Any, path: Path) -> None:
+    draw(rb, path)
+    rb.share()
+    rb.sample()
+
+
+def close(rb: Any, path: Path) -> None:
+    with rb:
+        draw(rb, path)
+    rb.empty()
+    rb.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def no_garbage_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def held() -> tuple[int, int]:
+    """Return open descriptors, and mapped files and segments."""
+    if not LINUX:
+        return 0, 0
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return len(list(Path("/proc/self/fd").iterdir())), sum("ostinato" in line or "memfd" in line for line in lines)
+
+
+def parts_of(rb: Any) -> list[weakref.ref[Any]]:
+    buffers = [rb, rb[0], rb[1]] if isinstance(rb, ReplayBufferEnsemble) else [rb, *filter(None, [rb._viewed])]
+    parts = [rb._mixer] if isinstance(rb, ReplayBufferEnsemble) else []
+    for found in buffers[len(parts) :]:
+        parts += [found._engine, found._pipeline, found.storage, found.sampler, found.writer]
+    return [weakref.ref(part) for part in (*buffers, *parts)]
+
+
+def gone(refs: list[weakref.ref[Any]], before: tuple[int, int], *, within_s: float) -> bool:
+    until = time.monotonic() + within_s
+    while True:
+        left = [ref for ref in refs if ref() is not None]
+        if not left and held() <= before:
+            return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("use", [write, draw, iterate, save, fail, fail_later, share, close])
+@pytest.mark.parametrize("name", MADE)
+def test_a_dropped_buffer_is_freed_at_once(name: str, use: Callable[[Any, Path], None], tmp_path: Path) -> None:
+    if name.startswith("shared") and used_backend.native is None:
+        pytest.skip("sharing needs the native extension")
+    before = held()
+    rb = MADE[name]()
+    refs = parts_of(rb)
+    try:
+        use(rb, tmp_path)
+    except OstinatoError:  # these parts do not do this: they are freed after the error as well
+        pass
+    except AttributeError:
+        assert use is share
+    ahead = name in {"prefetch", "transform", "prioritized", "frames", "slices", "passes", "files", "view"}
+    ahead = ahead or name.endswith("ahead") or name == "tensordict prioritized"
+    del rb
+    # batches that the thread is making hold the buffer until they are made
+    assert gone(refs, before, within_s=60.0 if ahead else 0.0), [ref() for ref in refs]
+
+
+def test_temporary_files_are_removed_with_the_buffer() -> None:
+    storage = LazyMemmapStorage(20)
+    rb = plain(storage=storage, prefetch=2)
+    rb.extend(rows(rb))
+    rb.sample()
+    folder = storage.scratch_dir
+    assert folder is not None
+    assert Path(folder).is_dir()
+    refs = parts_of(rb)
+    del rb, storage
+    assert gone(refs, (10**9, 10**9), within_s=60.0)
+    assert not Path(folder).exists()
