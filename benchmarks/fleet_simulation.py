@@ -292,12 +292,12 @@ def run(costs: Costs, fleet: Fleet, batches: int, seed: int = 0) -> Result:
 # -- a real fleet -----------------------------------------------------------------------------------------------------
 
 
-def run_real(shards: int, batch: int, prefetch: int, batches: int) -> Result:
-    """Draw batches from shards in actors of this machine; calls are not counted."""
+def run_real(shards: int, sizes: Sequence[int], prefetch: int, batches: int) -> list[Result]:
+    """Draw batches of each size from shards in actors of this machine; calls are not counted."""
     buffer = ShardedReplayBuffer(
         shards,
         storage=partial(LazyTensorStorage, 2000),
-        batch_size=batch,
+        batch_size=sizes[0],
         prefetch=prefetch,
         snapshot_age_s=_AGE_S,
         remote_config={"num_cpus": 0},
@@ -305,14 +305,18 @@ def run_real(shards: int, batch: int, prefetch: int, batches: int) -> Result:
     with buffer as rb:
         for shard in range(shards):
             rb.pinned(shard).extend(transitions(1000))
-        for _ in range(2 * prefetch + 2):
-            rb.sample()
-        latencies, start = [], time.perf_counter()
-        for _ in range(batches):
-            began = time.perf_counter()
-            rb.sample()
-            latencies.append(time.perf_counter() - began)
-        return Result(latencies, time.perf_counter() - start, batches * batch, 0, 0, 0)
+        return [_draw_real(rb, size, 2 * prefetch + 2, batches) for size in sizes]
+
+
+def _draw_real(rb: ShardedReplayBuffer, size: int, warm: int, batches: int) -> Result:
+    for _ in range(warm):
+        rb.sample(size)
+    latencies, start = [], time.perf_counter()
+    for _ in range(batches):
+        began = time.perf_counter()
+        rb.sample(size)
+        latencies.append(time.perf_counter() - began)
+    return Result(latencies, time.perf_counter() - start, batches * size, 0, 0, 0)
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
@@ -385,11 +389,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\n{given.real} shards on this machine, and simulated with its {os.cpu_count()} cores\n{_HEAD}")
         if not ray.is_initialized():
             _start_ray()
-        for batch, prefetch in itertools.product((256, 2048), (0, 8, 32)):
-            name = f"batch {batch}, prefetch {prefetch}"
-            fleet = Fleet(given.real, batch, prefetch, cores=os.cpu_count())
-            table[f"real: {name}"] = _show(f"{name}, real", run_real(given.real, batch, prefetch, given.batches))
-            table[f"beside: {name}"] = _show(f"{name}, simulated", run(costs, fleet, given.batches, given.seed))
+        for sizes, prefetch in (((256, 2048), 0), ((256,), 32)):
+            for batch, real in zip(sizes, run_real(given.real, sizes, prefetch, given.batches), strict=True):
+                name = f"batch {batch}, prefetch {prefetch}"
+                fleet = Fleet(given.real, batch, prefetch, cores=os.cpu_count())
+                table[f"real: {name}"] = _show(f"{name}, real", real)
+                table[f"beside: {name}"] = _show(f"{name}, simulated", run(costs, fleet, given.batches, given.seed))
     if given.json is not None:
         given.json.write_text(json.dumps({"costs": dataclasses.asdict(costs), "table": table}, indent=1) + "\n")
     return 0

@@ -75,6 +75,20 @@ def test_parts_of_different_schemas_raise() -> None:
         join_parts([Part(0, *text, positions[0]), Part(1, *text, positions[1])])
 
 
+def test_parts_of_different_dtypes_are_promoted() -> None:
+    """Rows of a `ListStorage` may have different dtypes, in one buffer as in several shards."""
+    info = {"index": torch.arange(2)}
+    one = {"x": torch.tensor([1.0, 2.0]), "y": torch.tensor([1, 2])}
+    two = {"y": torch.tensor([3.5, 4.5]), "x": torch.tensor([3.0, 0.1], dtype=torch.float64)}
+    where = torch.tensor([3, 0]), torch.tensor([1, 2])
+    batch, _ = join_parts([Part(i, data, info, at) for i, (data, at) in enumerate(zip((one, two), where, strict=True))])
+    assert batch["x"].tolist() == [2.0, 3.0, 0.1, 1.0]
+    assert batch["y"].tolist() == [2.0, 3.5, 4.5, 1.0]
+    three = {"x": torch.zeros(2, 3), "y": torch.zeros(2)}
+    with pytest.raises(SchemaError, match="different schemas"):
+        join_parts([Part(0, one, info, where[0]), Part(1, three, info, where[1])])
+
+
 def test_priorities_go_to_their_shards() -> None:
     change = parse_shard_update(SHARDS, INDEX, [1.0, 2.0, 3.0, 4.0], [10, 11, 12, 13])
     assert change is not None

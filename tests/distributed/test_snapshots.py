@@ -236,6 +236,21 @@ def test_a_process_sees_its_own_writes_at_once_and_those_of_others_later() -> No
     assert 1000 not in found
 
 
+def test_a_learner_that_changes_most_shards_gets_offers_of_one_batch() -> None:
+    """Draws for later batches would be made in vain; as soon as it changes fewer, offers are long again."""
+    shards = fleet([10] * 20, prioritized)
+    sampler = sampler_of(shards, LONG_S)
+    for number in range(6):
+        batches(sampler, 1, 64)
+        assert {rows for _, _, rows in shards.offered} == {64 * 32 if number in {0, 5} else 64}
+        shards.offered.clear()
+        if number < 4:
+            shards.changes.add(range(20))
+    shards.calls.clear()
+    batches(sampler, 10, 64)
+    assert shards.calls["offer"] == 0
+
+
 def test_writes_of_others_are_seen_when_the_snapshot_is_old() -> None:
     shards = fleet([10] * 4)
     sampler = sampler_of(shards, 0.05)

@@ -541,19 +541,24 @@ class LocalEngine:
         for report in reports:
             report(placement)
 
-    def begin_left(self, order: Tensor | None = None) -> None:
+    def begin_left(self, state: dict[str, Tensor] | None = None) -> None:
         """Follow the rows that were deleted, which have the generation 0, with a new sampler or after a load.
 
         Args:
-            order: slots of deleted rows, in the order in which they left; None for that of slots.
+            state: of `RowsLeft`; None for the order of slots.
         """
         self.left = None
         if self.remover is not None:
             self.remover.restart()
             self.remover = None if self.remover.implied else self.remover
+        if self.sampler.leaves:
+            return
         gone = self._gone()
-        if (order is not None or gone.numel()) and not self.sampler.leaves:
-            self._delete(gone if order is None or order.numel() != gone.numel() else order.to(gone.device))
+        if state is not None:
+            self.left = RowsLeft.of_state(state)
+            self.remover = self.remover or Remover("fifo", implied=True)
+        elif gone.numel():
+            self._delete(gone)
 
     def begin_sampler(self) -> None:
         """Initialize the sampler's bookkeeping from the rows already stored."""
@@ -663,10 +668,9 @@ class LocalEngine:
             generations = None if generation is None else read_generations(generation, slots)
             here = self._is_there(slots, generations)
             gone = torch.unique(slots[here])
+            for reader in self.readers:  # first: they may raise
+                reader.sampler.drop_rows(gone[:0], reader.view())
             if gone.numel():
-                nothing = gone[:0]
-                for reader in self.readers:  # first: they may raise
-                    reader.sampler.drop_rows(nothing, reader.view())
                 for reader in self.readers:
                     reader.undraw([] if reader.queue is None else reader.queue.clear())
                     reader.sampler.drop_rows(gone, reader.view())

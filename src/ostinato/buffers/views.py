@@ -309,7 +309,7 @@ class ViewEngine(LocalEngine):
         """Delete rows of the buffer."""
         return self.owner.delete(index, generation)
 
-    def begin_left(self, order: Tensor | None = None) -> None:
+    def begin_left(self, state: dict[str, Tensor] | None = None) -> None:
         """Do nothing: the buffer follows the rows that were deleted."""
 
     def _check_remover(self, sampler: Sampler, writer: Writer) -> None:  # noqa: ARG002

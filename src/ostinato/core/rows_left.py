@@ -177,6 +177,19 @@ class RowsLeft:
             self._set.insert(slots[~self._set.has(slots)])
             self.free.discard(slots)
 
+    def state(self) -> dict[str, Tensor]:
+        """Return the free slots in their order, and the rows present in the order of ranks, int64 each. Copy."""
+        return {"free": self.free.state(), "order": torch.from_numpy(self._set.order[: self._set.count].copy())}
+
+    @classmethod
+    def of_state(cls, state: dict[str, Tensor]) -> RowsLeft:
+        """Return what `state` was of."""
+        made, order, free = cls(0), state["order"].cpu(), state["free"].cpu()
+        made._set.reserve(order.numel() + free.numel())
+        made._set.insert(order.numpy())
+        made.free.load(free)
+        return made
+
     def deleted(self, slots: Tensor) -> Tensor:
         """Return which slots, of those that held rows, hold none now: bool `[n]` on their device."""
         return ~self.allowed(slots)

@@ -18,7 +18,7 @@ from ostinato._optional import require
 from ostinato.buffers.portion import has_fields, lay_out, lock_of, remove_schema, schema_of
 from ostinato.distributed.deadlines import POLL_S
 from ostinato.distributed.ray_client import RETRY, Retry, ray, short_message
-from ostinato.errors import LostBufferError, SchemaError
+from ostinato.errors import LostBufferError, NoAnswerError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -197,7 +197,7 @@ class FleetSchemaClient:
         """Return the schema of the fleet; None if none is fixed.
 
         Raises:
-            LostBufferError: The actor does not answer.
+            LostBufferError: The actor is gone, or does not answer.
         """
         found = self._get(lambda fleet: fleet.schema.remote())
         return None if found is None else _load(found)
@@ -206,7 +206,7 @@ class FleetSchemaClient:
         """Fix the schema of rows that are stored, unless one is fixed; return the one that is fixed.
 
         Raises:
-            LostBufferError: The actor does not answer.
+            LostBufferError: The actor is gone, or does not answer.
         """
         mine = dump_schema(schema)
         found = self._get(lambda fleet: fleet.claim_schema.remote(self._shard, mine))
@@ -218,12 +218,19 @@ class FleetSchemaClient:
             self._find().free_schema.remote()
 
     def _get(self, call: Callable[[Any], Any]) -> Any:
+        known = ray().exceptions
         try:
             return ray().get(call(self._find()), timeout=_CLAIM_TIMEOUT_S)
-        except (ray().exceptions.RayError, ValueError) as error:
+        except known.GetTimeoutError as error:
             msg = (
-                f"the actor of the fleet does not answer within {_CLAIM_TIMEOUT_S:g} s ({short_message(error)}): shard "
-                f"{self._shard} cannot compare its first rows with those of the others, so nothing is stored"
+                f"the actor of the fleet has not answered for {_CLAIM_TIMEOUT_S:g} s, so that shard {self._shard} "
+                "cannot compare its first rows with those of the others: nothing is stored, try again"
+            )
+            raise NoAnswerError(msg) from error
+        except (known.RayError, ValueError) as error:
+            msg = (
+                f"the actor of the fleet is gone ({short_message(error)}), so that shard {self._shard} cannot compare "
+                "its first rows with those of the others: nothing is stored"
             )
             raise LostBufferError(msg) from error
 
@@ -276,7 +283,7 @@ class ShardSchema:
 
         Raises:
             SchemaError: The rows do not have it; nothing is stored.
-            LostBufferError: The actor of the fleet does not answer; nothing is stored.
+            LostBufferError: The actor of the fleet is gone, or does not answer; nothing is stored.
         """
         try:
             if not self.settled:

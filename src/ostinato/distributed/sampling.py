@@ -6,6 +6,7 @@ import itertools
 import math
 import threading
 import time
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -84,8 +85,7 @@ def join_parts(parts: Sequence[Part]) -> BatchAndInfo:
         if isinstance(value, Tensor) and all(key in part.info for part in parts)
     }
     joined |= _global_info(parts, joined, rows)
-    schema = _schema(first.data)
-    flats = [_flatten(part, schema, first.shard) for part in parts]
+    schema, flats = _flatten(parts)
     leaves = [rows.scatter([flat.leaves[i] for flat in flats]) for i in range(len(schema.leaves))]
     objects = [rows.scatter_objects([flat.objects[i] for flat in flats]) for i in range(len(schema.objects))]
     return _build(schema, leaves, joined, rows.size, objects), joined
@@ -105,12 +105,46 @@ def split_batch(batch: Any, info: dict[Any, Any], sizes: Sequence[int]) -> list[
     return found
 
 
-def _flatten(part: Part, schema: Schema, other: int) -> Flat:
+def _flatten(parts: Sequence[Part]) -> tuple[Schema, list[Flat]]:
+    """Return the schema of a batch and the leaves of its parts.
+
+    Rows of tensor storages have one schema. Those of a `ListStorage` may have different dtypes, which are promoted, as
+    they are when such rows of one buffer are stacked.
+    """
+    schema = _schema(parts[0].data)
     try:
-        return schema.flatten(part.data, None, 1, exact=True)
+        return schema, [schema.flatten(part.data, None, 1, exact=True) for part in parts]
     except SchemaError as error:
-        msg = f"shards {other} and {part.shard} hold rows of different schemas ({error}): empty one of them"
-        raise SchemaError(msg) from error
+        return schema, _promoted(parts, schema, error)
+
+
+def _shapes(schema: Schema) -> dict[Any, tuple[int, ...]]:
+    tensors = {leaf.path: leaf.shape for leaf in schema.leaves}
+    return {**tensors, **{leaf.path: leaf.shape for leaf in schema.objects}}
+
+
+def _promoted(parts: Sequence[Part], schema: Schema, error: SchemaError) -> list[Flat]:
+    """Return the leaves of parts of the same fields and shapes, of the dtypes to which theirs are promoted.
+
+    Raises:
+        SchemaError: Fields or shapes differ, as `error` says.
+    """
+    flats = []
+    for part in parts:
+        own = _schema(part.data)
+        if _shapes(own) != _shapes(schema):
+            msg = f"shards {parts[0].shard} and {part.shard} hold rows of different schemas ({error})"
+            raise SchemaError(msg) from error
+        flat = own.flatten(part.data, None, 1)
+        leaves = [flat.leaves[own.find(leaf.path)] for leaf in schema.leaves]
+        objects = [flat.objects[own.objects.index(leaf)] for leaf in schema.objects]
+        flats.append(flat._replace(leaves=leaves, objects=objects))
+    columns = zip(*(flat.leaves for flat in flats), strict=True)
+    dtypes = [reduce(torch.promote_types, (leaf.dtype for leaf in column)) for column in columns]
+    return [
+        flat._replace(leaves=[leaf.to(dtype) for leaf, dtype in zip(flat.leaves, dtypes, strict=True)])
+        for flat in flats
+    ]
 
 
 def _schema(data: Any) -> Schema:

@@ -167,20 +167,28 @@ class Snapshot:
                 rows of each batch: each offer serves one batch, whenever that is drawn and whatever was written.
         """
         with self._lock:
-            now = time.monotonic()
-            present = shards.present()
-            rows = draws_per_offer(size, age_s)
-            if size > self._left or (age_s and now - self._began > age_s):
-                self._begin(rows, now)
+            now, present = time.monotonic(), shards.present()
             changes = {i: shards.changes[i] for i in present}
+            rows = draws_per_offer(size, age_s)
+            busy = bool(age_s) and self._mostly_changed(changes)
+            if busy or size > self._left or (age_s and now - self._began > age_s):
+                self._begin(size if busy else rows, now)
             asked = [i for i in present if not self._valid(i, changes[i] if age_s else None)]
             if asked:
                 found = shards.request_offers({i: (self._left, None, None, self._last_number(i)) for i in asked})
                 self._held |= {i: _Held(offer, changes[i]) for i, offer in found.items()}
             self._left -= size
             offers = {i: self._held[i].offer for i in present if self._valid(i, None, empty=True)}
-            renew = not age_s or self._left < size or now - self._began > age_s / 2
-            return Reservation(offers, renew, rows, changes, now, self._number)
+            old = self._left < size or now - self._began > age_s / 2
+            return Reservation(offers, not age_s or (old and not busy), rows, changes, now, self._number)
+
+    def _mostly_changed(self, changes: dict[int, int]) -> bool:
+        """Return whether this process has changed most shards since their offers, as a learner with priorities does.
+
+        Then offers are for one batch each: further draws would not be used.
+        """
+        known = {i: held.changes for i, held in self._held.items() if held.changes >= 0 and i in changes}
+        return bool(known) and 2 * sum(changes[i] != known[i] for i in known) > len(changes)
 
     def _begin(self, rows: int, now: float) -> None:
         """Begin a snapshot; the offers of the last one stay known, to be dropped in the shards."""

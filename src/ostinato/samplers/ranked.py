@@ -270,9 +270,13 @@ class StackSampler(CountingSampler):
         return self._top.free
 
     @property
-    def ran_out(self) -> bool:  # type: ignore[override]
+    def ran_out(self) -> bool:
         """Whether the last draw took the last row; always False where rows stay."""
         return self._top.ran_out
+
+    @ran_out.setter
+    def ran_out(self, ran_out: bool) -> None:
+        self._top.ran_out = ran_out
 
     @property
     def epochal(self) -> bool:
@@ -460,9 +464,13 @@ class HeapSampler(PrioritySampler, CountingSampler):
         return self._top.free
 
     @property
-    def ran_out(self) -> bool:  # type: ignore[override]
+    def ran_out(self) -> bool:
         """Whether the last draw took the last row; always False where rows stay."""
         return self._top.ran_out
+
+    @ran_out.setter
+    def ran_out(self, ran_out: bool) -> None:
+        self._top.ran_out = ran_out
 
     @property
     def epochal(self) -> bool:

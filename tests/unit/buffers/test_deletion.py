@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -13,27 +15,42 @@ from hypothesis import strategies as st
 
 from ostinato import (
     ConsumingSampler,
+    Episodes,
     HeapSampler,
+    LazyMemmapStorage,
     LazyTensorStorage,
     LimitedSampler,
+    ListStorage,
+    NStep,
     PrioritizedSampler,
     QueueSampler,
     RandomSampler,
     ReplayBuffer,
+    ReservoirWriter,
     RoundRobinWriter,
     Sampler,
     SamplerWithoutReplacement,
+    SliceSampler,
     StackSampler,
 )
+from ostinato.core.rows_left import RowsLeft
 from ostinato.errors import (
+    CheckpointError,
     EmptyBufferError,
+    KeyMissingError,
+    OptionError,
+    SchemaError,
+    SlotError,
+    UsageError,
     WaitTimeoutError,
 )
 
 from ...effort import examples
+from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 CAPACITY = 7
 SAMPLERS: dict[str, Callable[[], Sampler]] = {
@@ -224,3 +241,317 @@ def test_rows_are_those_of_a_model(kind: str, calls: list[tuple[str, list[int]]]
     for name, picks in calls:
         getattr(model, name)(picks)
         model.check()
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized", "limited"])
+def test_draws_after_deletions_have_the_distribution_of_the_rows_present(kind: str) -> None:
+    """Rows, some of which came to slots of deleted rows, and again some of these deleted."""
+    samplers: dict[str, Any] = {
+        "uniform": RandomSampler(),
+        "prioritized": PrioritizedSampler(100, alpha=1.0, beta=1.0),
+        "limited": LimitedSampler(10**6),
+    }
+    generator = torch.Generator().manual_seed(7)
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=samplers[kind], generator=generator)
+    rb.extend(torch.arange(80))
+    rb.delete(torch.randperm(80, generator=generator)[:50])
+    index = rb.extend(torch.arange(80, 110))
+    rb.delete(index[::3])
+    left = [i for i in range(110) if i in set(rb.sample(20_000).tolist())]
+    assert len(left) == len(rb) == 50
+    counts = Counter(rb.sample(50_000).tolist())
+    weights = [1.0] * 50
+    if kind == "prioritized":
+        there = {int(value): slot for slot, value in enumerate(rb[:].tolist())}
+        weights = [float(1 + i % 3) for i in range(50)]
+        rb.update_priority(torch.tensor([there[i] for i in left]), torch.tensor(weights))
+        counts = Counter(rb.sample(50_000).tolist())
+    assert set(counts) == set(left)
+    assert 1e-4 < p_value([counts[i] for i in left], weights) < 1 - 1e-4
+
+
+def test_ranks_of_random_numbers_are_those_of_whole_numbers() -> None:
+    left = RowsLeft(1000)
+    left.delete(torch.arange(0, 1000, 7).numpy())
+    randoms = torch.randint(0, 2**63 - 1, (500,), generator=torch.Generator().manual_seed(2))
+    randoms[:2] = torch.tensor([0, 2**63 - 1])
+    ranks = torch.tensor([(r * left.rows) >> 63 for r in randoms.tolist()])
+    assert torch.equal(left.draw(randoms), left.at(ranks))
+    assert bool(left.allowed(left.draw(randoms)).all())
+
+
+def test_a_pass_goes_on_without_the_deleted_rows() -> None:
+    rb = make("passes", batch_size=2)
+    rb.extend(torch.arange(7))
+    first = rb.sample().tolist()
+    gone = [i for i in range(7) if i not in first][:2]
+    rb.delete(torch.tensor(gone))
+    rest = [rb.sample().tolist(), rb.sample(1).tolist()]
+    assert sorted([*first, *rest[0], *rest[1]]) == [i for i in range(7) if i not in gone]
+    assert sorted(row for batch in rb for row in batch.tolist()) == [i for i in range(7) if i not in gone]
+
+
+def test_prefetched_batches_with_deleted_rows_are_drawn_again() -> None:
+    with make("uniform", batch_size=3, prefetch=3) as rb:
+        rb.extend(torch.arange(7))
+        for start in range(4):
+            rb.sample()
+            rb.delete(torch.tensor([start]))
+            assert all(start < int(rb.sample().min()) for _ in range(6))
+
+
+def test_a_sample_names_the_rows_to_delete() -> None:
+    rb = make("prioritized", batch_size=2)
+    rb.extend(torch.arange(7))
+    _, info = rb.sample(return_info=True)
+    rb.extend(torch.arange(7, 10))  # replaces slots 0 to 2
+    found = rb.delete(info)
+    assert torch.equal(found, info["index"] > 2)
+    assert rb.delete({"index": [3], "index_generation": [4]}).tolist() == [3 not in info["index"]]
+    with pytest.raises(KeyMissingError):
+        rb.delete({"slot": torch.arange(2)})
+
+
+def test_a_deleted_row_gets_no_priority_and_sets_no_default() -> None:
+    rb = make("prioritized", batch_size=2)
+    index = rb.extend(torch.arange(4))
+    rb.update_priority(index, [1.0, 2.0, 9.0, 3.0])
+    rb.delete(2)
+    rb.update_priority(2, 50.0)
+    rb.mark_update(2)
+    assert rb.sampler.default_priority == 3.0
+    assert rb.extend(torch.tensor([4])).tolist() == [2]
+    assert set(rb.sample(64).tolist()) == {0, 1, 3, 4}
+    assert rb.delete([3, 3, -1]).tolist() == [True, True, False]
+
+
+def test_what_is_written_to_the_slot_of_a_deleted_row_is_no_row() -> None:
+    for kind in ("uniform", "prioritized", "heap", "stack", "limited"):
+        rb = make(kind, batch_size=2)
+        rb.extend(torch.arange(4))
+        rb.delete([1, 2])
+        rb[:] = torch.arange(10, 14)
+        assert rb[:].tolist() == [10, 11, 12, 13]
+        assert len(rb) == 2
+        assert set(rb.sample(2).tolist()) | set(rb.sample(2).tolist()) <= {10, 13}
+        assert rb.extend(torch.tensor([5, 6])).tolist() == [1, 2]
+        assert set(rb.sample(4).tolist()) <= {10, 13, 5, 6}
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyTensorStorage, LazyMemmapStorage])
+def test_all_storages(storage: Any) -> None:
+    rb = ReplayBuffer(storage=storage(4), batch_size=2)
+    rb.extend(torch.arange(4))
+    assert rb.delete([0, 3]).tolist() == [True, True]
+    assert rb.add(torch.tensor(4)) == 0
+    assert {int(x) for _ in range(20) for x in rb.sample()} == {4, 1, 2}
+
+
+def test_all_rows_may_be_deleted() -> None:
+    for kind in SAMPLERS:
+        rb = make(kind)
+        rb.extend(torch.arange(5))
+        assert bool(rb.delete(torch.arange(5)).all())
+        assert (len(rb), bool(rb), rb.stats().rows, rb.can_sample(1)) == (0, False, 0, False)
+        with pytest.raises((EmptyBufferError, WaitTimeoutError)):
+            rb.sample(1, timeout_s=0.0) if kind == "queue" else rb.sample(1)
+        rb.extend(torch.arange(5, 8))
+        assert rb.sample(3).tolist() != []
+        rb.empty()
+        assert rb.extend(torch.arange(2)).tolist() == [0, 1]
+        assert not rb.delete([2, 3]).any()
+
+
+def test_another_sampler_goes_on_without_the_deleted_rows() -> None:
+    rb = make("uniform")
+    rb.extend(torch.arange(6))
+    rb.delete([1, 4])
+    for kind in [*SAMPLERS, "uniform"]:
+        rb.set_sampler(SAMPLERS[kind]())
+        assert len(rb) == 4
+        assert set(rb.sample(4).tolist()) <= {0, 2, 3, 5}
+    rb.delete([0])
+    assert sorted(rb.extend(torch.arange(6, 9)).tolist()) == [0, 1, 4]
+    with pytest.raises(OptionError, match="drop_last"):
+        ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, sampler=SamplerWithoutReplacement(True)).delete([0])
+    with pytest.raises(OptionError, match="ReservoirWriter"):
+        rb.set_writer(ReservoirWriter())
+
+
+def test_views_do_without_the_deleted_rows() -> None:
+    rb = make("uniform")
+    view = rb.view(sampler=PrioritizedSampler(CAPACITY, 1.0, 1.0), batch_size=2, prefetch=2)
+    top = rb.view(sampler=StackSampler(), batch_size=2)
+    rb.extend(torch.arange(6))
+    view.sample()
+    assert view.delete([5, 0]).tolist() == [True, True]
+    assert (len(rb), len(view)) == (4, 4)
+    assert {int(x) for _ in range(20) for x in view.sample()} == {1, 2, 3, 4}
+    assert top.sample().tolist() == [4, 3]
+    assert {int(x) for _ in range(20) for x in rb.sample(2)} == {1, 2, 3, 4}
+    rb.extend(torch.tensor([6]))
+    assert top.sample().tolist() == [6, 4]
+    state = rb.state_dict()
+    rb.delete([1])
+    rb.load_state_dict(state)
+    assert {int(x) for _ in range(30) for x in view.sample()} == {1, 2, 3, 4, 6}
+    view.close()
+
+
+@pytest.mark.parametrize("kind", list(SAMPLERS))
+def test_checkpoints_resume_exactly(tmp_path: Path, kind: str) -> None:
+    rb = make(kind)
+    rb.extend(torch.arange(7))
+    rb.sample(2)
+    rb.dumps(tmp_path / "rb")
+    rb.delete([6, 2, 4])
+    if kind != "queue":
+        rb.extend(torch.tensor([7]))
+    rb.dumps(tmp_path / "rb", incremental=True)
+    other = make(kind)
+    other.loads(tmp_path / "rb")
+    assert len(other) == len(rb)
+    for value in range(8, 12):
+        assert other.extend(torch.tensor([value])).tolist() == rb.extend(torch.tensor([value])).tolist()
+        assert other.sample(1).tolist() == rb.sample(1).tolist()
+        assert other.delete([value % 7]).tolist() == rb.delete([value % 7]).tolist()
+
+
+def test_an_incremental_save_has_rows_that_were_written_and_deleted_in_between(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=2)
+    rb.extend(torch.arange(7))
+    rb.dumps(tmp_path / "before")
+    rb.delete([3])
+    rb.extend(torch.tensor([7]))
+    rb.delete([3])
+    rb.dumps(tmp_path / "before", incremental=True)
+    other = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=2)
+    other.loads(tmp_path / "before")
+    assert other[:].tolist() == rb[:].tolist()
+    assert other.extend(torch.tensor([8])).tolist() == [3]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized", "limited", "stack", "heap", "popped stack"])
+def test_a_buffer_of_another_size_takes_deleted_rows_over(kind: str) -> None:
+    rb = make(kind)
+    rb.extend(torch.arange(10))
+    rb.delete([1, 5])
+    state = rb.state_dict()
+    sampler = HeapSampler(12) if kind == "heap" else SAMPLERS[kind]()
+    if kind == "prioritized":
+        sampler = PrioritizedSampler(12, alpha=1.0, beta=1.0, max_priority_within_buffer=True)
+    big = ReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler, batch_size=2)
+    big.load_state_dict(state)
+    values = set(range(3, 10)) - {8, 5}
+    assert len(big) == 5
+    assert set(big.sample(5).tolist()) <= values
+    index = big.extend(torch.arange(10, 20)).tolist()
+    assert {big[slot].item() for slot in index} == set(range(10, 20))
+
+
+def test_damaged_checkpoints_are_refused() -> None:
+    rb = make("uniform")
+    rb.extend(torch.arange(7))
+    rb.delete([1, 5])
+    for wrong in (torch.tensor([1]), torch.tensor([1, 4]), torch.tensor([1.0, 5.0]), torch.tensor([1, 5, 5])):
+        state = rb.state_dict()
+        state["deleted"]["free"] = wrong
+        other = make("uniform")
+        other.extend(torch.arange(3))
+        other.delete([0])
+        with pytest.raises(CheckpointError, match="deleted rows"):
+            other.load_state_dict(state)
+        assert (len(other), other.extend(torch.tensor([9])).tolist()) == (2, [0])
+
+
+def test_a_load_that_fails_leaves_deleted_rows_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    rb = make("prioritized")
+    rb.extend(torch.arange(7))
+    rb.delete([1, 5])
+    state = make("prioritized").state_dict()
+    monkeypatch.setattr(rb._engine, "retake", None)
+    with pytest.raises(TypeError):
+        rb.load_state_dict(state)
+    monkeypatch.undo()
+    assert len(rb) == 5
+    assert set(rb.sample(64).tolist()) == {0, 2, 3, 4, 6}
+    assert rb.extend(torch.arange(7, 10)).tolist() == [1, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"storage": LazyTensorStorage(8, ndim=2)}, "ndim=1"),
+        ({"storage": LazyTensorStorage(8, single_copy=True)}, "single_copy"),
+        ({"writer": ReservoirWriter()}, "ReservoirWriter"),
+        ({"episodes": Episodes(end_key="done")}, "mask_key"),
+        ({"sample_unit": NStep(2, 0.9), "episodes": Episodes(end_key="done")}, "sample_unit"),
+        ({"sampler": SliceSampler(slice_len=2, end_key="done")}, "slice samplers"),
+        ({"sampler": SamplerWithoutReplacement(endless=True)}, "endless"),
+        ({"sampler": SamplerWithoutReplacement(drop_last=True), "batch_size": 2}, "drop_last"),
+    ],
+)
+def test_what_rows_cannot_be_deleted_from(options: dict[str, Any], words: str) -> None:
+    rb = ReplayBuffer(**{"storage": LazyTensorStorage(8), **options})
+    if rb.storage.ndim > 1:
+        rb.extend({"x": torch.zeros(2, 4), "done": torch.zeros(2, 4, dtype=torch.bool)})
+    else:
+        done = torch.zeros(4, dtype=torch.bool)
+        rb.extend({"x": torch.arange(4), "next_x": torch.arange(1, 5), "done": done})
+    before = len(rb)
+    with pytest.raises(OptionError, match=words):
+        rb.delete([0, 1] if rb.storage.ndim == 1 else [[0, 1]])
+    assert len(rb) == before
+    shared = ReplayBuffer(storage=LazyTensorStorage(8), shared=True)
+    with pytest.raises(UsageError, match="shared=True"):
+        shared.delete([0])
+
+
+def test_wrong_arguments_change_nothing() -> None:
+    rb = make("uniform")
+    rb.extend(torch.arange(4))
+    with pytest.raises(SlotError, match="out of range"):
+        rb.delete([0, CAPACITY])
+    with pytest.raises(SlotError):
+        rb.delete([-2])
+    with pytest.raises(SchemaError, match="generation"):
+        rb.delete([0, 1], [1])
+    with pytest.raises(TypeError):
+        rb.delete(0.5)
+    assert rb.delete([CAPACITY - 1]).tolist() == [False]
+    assert rb.delete(torch.zeros(0, dtype=torch.int64)).shape == (0,)
+    assert len(rb) == 4
+    assert make("uniform").delete([0]).tolist() == [False]
+
+
+def test_a_prefetching_reader_and_writers_never_see_a_deleted_row() -> None:
+    """Threads write, delete and sample: a batch sampled after a deletion has none of its rows."""
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(64), writer=RoundRobinWriter(track_generations=True), batch_size=16, prefetch=2
+    )
+    rb.extend(torch.arange(64))
+    dead: set[int] = set()
+    stop = threading.Event()
+
+    def write() -> None:
+        value = 64
+        while not stop.is_set():
+            rb.extend(torch.arange(value, value + 4))
+            value += 4
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(100):
+            while len(rb) < 32:
+                time.sleep(0.001)  # the other thread writes
+            before = set(dead)
+            batch, info = rb.sample(return_info=True)
+            assert before.isdisjoint(batch.tolist())
+            found = rb.delete(info["index"][:3], info["index_generation"][:3])
+            dead |= set(batch[:3][found].tolist())
+    finally:
+        stop.set()
+        writer.join()
+        rb.close()
+    assert dead

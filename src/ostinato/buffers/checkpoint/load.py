@@ -262,7 +262,7 @@ def begin_load(engine: LocalEngine) -> None:
     engine.ring = Ring(engine.storage.capacity, engine.storage.device)
 
 
-def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, deleted: Tensor | None = None) -> None:
+def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, deleted: dict[str, Tensor] | None) -> None:
     """Restore the generations of a checkpoint whose storage had `capacity` slots, and the order of deleted rows.
 
     With another capacity, rows are in the order of their age from slot 0 on, or have generations in an array.
@@ -405,7 +405,7 @@ def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
         array = torch.cat((array[seam:], array[:seam]))
     turned = {**_turn_reader(engine, state, seam, rows), "stamps": {**ring_state, "cursor": 0, "array": array}}
     if "deleted" in state:
-        turned["deleted"] = (state["deleted"] - seam).remainder_(rows)
+        turned["deleted"] = {name: (slots - seam).remainder_(rows) for name, slots in state["deleted"].items()}
     if "views" in state:
         views = _views_of(engine, state)
         for view, mine in views:

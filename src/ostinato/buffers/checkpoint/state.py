@@ -132,11 +132,16 @@ def _check_deleted(deleted: Any, generations: Tensor) -> None:
     """Check that the slots of deleted rows are those without a generation."""
     if deleted is None:
         return
-    sound = isinstance(deleted, Tensor) and deleted.dtype is torch.int64 and deleted.ndim == 1
-    gone = (generations == 0).nonzero().reshape(-1)
-    if not sound or not torch.equal(deleted.sort().values, gone.to(deleted.device)):
-        msg = f"the checkpoint's deleted rows are not the {gone.numel()} rows without a generation: it is damaged"
-        raise CheckpointError(msg)
+    there = generations.cpu() > 0
+    for name, expected in (("free", ~there), ("order", there)):
+        found, slots = deleted[name], expected.nonzero().reshape(-1)
+        sound = isinstance(found, Tensor) and found.dtype is torch.int64 and found.ndim == 1
+        if not sound or not torch.equal(found.cpu().sort().values, slots):
+            msg = (
+                f"the checkpoint's deleted rows ({name}) are not those of {int((~there).sum())} rows without a "
+                "generation: it is damaged"
+            )
+            raise CheckpointError(msg)
 
 
 def check_ticket(state: dict[str, Any], *, episodes: bool) -> None:
@@ -203,7 +208,7 @@ def engine_state(
         "rows_written": engine.rows_written,
         "rows_since_empty": engine.rows_since_empty,
         **_reader_state(engine, queued, transform, batch_size),
-        **({} if engine.left is None else {"deleted": engine.left.free.state()}),
+        **({} if engine.left is None else {"deleted": engine.left.state()}),
         **({"views": views} if views else {}),
     }
 

@@ -1,0 +1,358 @@
+"""Stacks and heaps: against sorted lists, with rows that leave, undone draws, states and windows."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from ostinato import (
+    Episodes,
+    HeapSampler,
+    LazyTensorStorage,
+    ListStorage,
+    RateLimiter,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    ReservoirWriter,
+    SequenceUnit,
+    StackSampler,
+    TensorDictReplayBuffer,
+)
+from ostinato.errors import (
+    CapacityError,
+    CheckpointError,
+    EmptyBufferError,
+    KindError,
+    OptionError,
+    PriorityError,
+    SlotError,
+    TooFewRowsError,
+    WaitTimeoutError,
+)
+
+from ...effort import examples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CAPACITY = 6
+KINDS: dict[str, Any] = {
+    "stack": lambda most: StackSampler(most),
+    "max": lambda most: HeapSampler(CAPACITY, "max", most),
+    "min": lambda most: HeapSampler(CAPACITY, "min", most),
+}
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from(["write", "write", "draw", "draw", "fail", "priorities", "edit", "load", "pickle"]),
+        st.lists(st.integers(0, CAPACITY - 1), min_size=1, max_size=CAPACITY),
+    ),
+    max_size=30,
+)
+
+
+class Failing:
+    """A transform that raises if it is asked to."""
+
+    raises = False
+
+    def __call__(self, batch: Any) -> Any:
+        if self.raises:
+            raise ValueError
+        return batch
+
+
+def make(kind: str, most: int | None, **options: Any) -> ReplayBuffer:
+    return ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=KINDS[kind](most), **options)
+
+
+class Model:
+    """Values, priorities, ages and draws by slot."""
+
+    def __init__(self, kind: str, most: int | None) -> None:
+        self.kind, self.most = kind, most
+        self.failing = Failing()
+        self.rb = make(kind, most, transform=self.failing)
+        self.rows: dict[int, int] = {}
+        self.ages: dict[int, int] = {}
+        self.priorities_of: dict[int, float] = {}
+        self.uses: Counter[int] = Counter()
+        self.left: list[int] = []
+        self.serial = 0
+        self.largest = 0.0
+
+    def ranked(self) -> list[int]:
+        key: dict[str, Any] = {
+            "stack": lambda slot: -self.ages[slot],
+            "max": lambda slot: (-self.priorities_of[slot], self.ages[slot]),
+            "min": lambda slot: (self.priorities_of[slot], self.ages[slot]),
+        }
+        return sorted(self.rows, key=key[self.kind])
+
+    def write(self, picks: list[int]) -> None:
+        values = list(range(self.serial, self.serial + len(picks)))
+        index = self.rb.extend(torch.tensor(values)).tolist()
+        assert len(picks) == CAPACITY or index[: len(self.left)] == self.left[: len(index)]
+        for slot, value in zip(index, values, strict=True):
+            self.serial += 1
+            self.rows[slot], self.ages[slot], self.uses[slot] = value, self.serial, 0
+            self.priorities_of[slot] = self.largest or 1.0
+        self.left = [slot for slot in self.left if slot not in index]
+
+    def draw(self, picks: list[int]) -> None:
+        expected = self.ranked()[: len(picks)]
+        if len(expected) < (len(picks) if self.most is None else 1):
+            with pytest.raises(EmptyBufferError):
+                self.rb.sample(len(picks))
+            return
+        batch, info = self.rb.sample(len(picks), return_info=True)
+        assert info["index"].tolist() == expected
+        assert batch.tolist() == [self.rows[slot] for slot in expected]
+        if self.most is not None:
+            self.uses.update(expected)
+            for slot in expected:
+                if self.uses[slot] == self.most:
+                    del self.rows[slot]
+                    self.left.append(slot)
+
+    def fail(self, picks: list[int]) -> None:
+        if len(self.rows) >= len(picks):
+            self.failing.raises = True
+            with pytest.raises(ValueError):
+                self.rb.sample(len(picks))
+            self.failing.raises = False
+
+    def priorities(self, picks: list[int]) -> None:
+        if self.kind == "stack":
+            return
+        slots = sorted({slot for slot in picks if slot < len(self.rb.storage)})
+        if slots:
+            values = [float(pick) - 2 for pick in picks[: len(slots)]]
+            self.rb.update_priority(torch.tensor(slots), torch.tensor(values))
+            self.priorities_of.update(zip(slots, values, strict=True))
+            self.largest = max(self.largest, *values)
+
+    def edit(self, picks: list[int]) -> None:
+        slot = picks[0]
+        if slot in self.rows:
+            self.rb[slot] = torch.tensor(self.serial)
+            self.serial += 1
+            self.rows[slot], self.ages[slot] = self.serial - 1, self.serial
+            self.priorities_of[slot] = self.largest or 1.0
+
+    def load(self, _: list[int]) -> None:
+        state = self.rb.state_dict()
+        self.rb = make(self.kind, self.most, transform=self.failing)
+        self.rb.load_state_dict(state)
+
+    def pickle(self, _: list[int]) -> None:
+        self.rb = pickle.loads(pickle.dumps(self.rb))
+        self.load([])
+
+    def check(self) -> None:
+        if self.most is not None:
+            assert len(self.rb) == len(self.rows)
+
+
+@pytest.mark.parametrize("most", [None, 1, 2])
+@pytest.mark.parametrize("kind", list(KINDS))
+@examples(0.3)
+@given(calls=CALLS)
+def test_batches_are_those_of_a_sorted_list(kind: str, most: int | None, calls: list[tuple[str, list[int]]]) -> None:
+    model = Model(kind, most)
+    for name, picks in calls:
+        getattr(model, name)(picks)
+        model.check()
+
+
+def test_many_changes_and_draws_keep_the_order() -> None:
+    """More rows than are kept in the heap of changes, so that rows are sorted again."""
+    sampler = HeapSampler(5000)
+    rb = ReplayBuffer(storage=LazyTensorStorage(5000), sampler=sampler, batch_size=50)
+    rb.extend(torch.arange(5000))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(60):
+        slots = torch.randint(0, 5000, (100,), generator=generator)
+        rb.update_priority(slots, torch.randint(0, 30, (100,), generator=generator).to(torch.float64))
+        expected = (
+            sorted(range(5000), key=lambda slot: (-float(known[slot]), slot))
+            if (known := sampler.priorities).numel()
+            else []
+        )
+        assert rb.sample().tolist() == expected[:50]
+
+
+def test_a_stack_and_a_queue_of_priorities_as_in_reverb() -> None:
+    """`reverb.Table.stack` and a table with MaxHeap, `max_times_sampled=1` and a limiter."""
+    limiter = RateLimiter(samples_per_insert=1, min_diff=0, max_diff=3, timeout_s=0.0)
+    stack = make("stack", 1, batch_size=1, rate_limiter=limiter)
+    stack.extend(torch.arange(3))
+    with pytest.raises(WaitTimeoutError):
+        stack.extend(torch.tensor([3]))
+    assert [stack.sample().item() for _ in range(3)] == [2, 1, 0]
+    with pytest.raises(WaitTimeoutError):
+        stack.sample()
+    heap = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(CAPACITY), sampler=HeapSampler(CAPACITY, "max", 1), batch_size=2, priority_key="p"
+    )
+    heap.extend(TensorDict({"x": torch.arange(4), "p": torch.tensor([1.0, 5.0, -3.0, 2.0])}, [4]))
+    assert heap.sample()["x"].tolist() == [1, 3]
+    assert [batch["x"].tolist() for batch in heap] == [[0, 2]]
+    assert len(heap) == 0
+    assert not heap.can_sample()
+
+
+def test_late_priorities_do_not_reach_another_row() -> None:
+    rb = make("max", None, batch_size=2)
+    rb.extend(torch.arange(6))
+    _, info = rb.sample(return_info=True)
+    assert info["priority_weight"].tolist() == [1.0, 1.0]
+    rb.extend(torch.tensor([6]))  # replaces slot 0
+    rb.update_priority(info["index"], [9.0, 8.0], info["index_generation"])
+    assert rb.stats().stale_updates == 1
+    assert rb.sample().tolist() == [1, 2]  # a new row has the default priority 1
+
+
+def test_the_default_priority_is_the_largest_ever_given() -> None:
+    rb = make("max", None, batch_size=1)
+    rb.extend(torch.arange(2))
+    rb.update_priority([0, 1], [4.0, -2.0])
+    rb.update_priority([0], [1.0])
+    rb.extend(torch.tensor([2]))
+    assert isinstance(rb.sampler, HeapSampler)
+    assert rb.sampler.priorities.tolist() == [1.0, -2.0, 4.0]
+    assert rb.sample().tolist() == [2]
+    rb.mark_update([1])
+    assert rb.sample().tolist() == [1]
+    rb.empty()
+    assert rb.sampler.default_priority == 1.0
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_rows_that_were_there_before(kind: str) -> None:
+    storage = LazyTensorStorage(CAPACITY)
+    storage.set(range(4), torch.arange(4))
+    rb = ReplayBuffer(storage=storage, sampler=KINDS[kind](None), batch_size=2)
+    assert rb.sample().tolist() == ([3, 2] if kind == "stack" else [0, 1])
+    other = LazyTensorStorage(CAPACITY)
+    other.set(range(2), torch.arange(10, 12))
+    rb.set_storage(other)
+    assert rb.sample().tolist() == ([11, 10] if kind == "stack" else [10, 11])
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_windows_start_where_they_are_whole(kind: str) -> None:
+    rb = make(kind, None, batch_size=2, sample_unit=SequenceUnit(2, "strict"), episodes=Episodes(end_key="done"))
+    done = torch.tensor([False, False, True, False, False])
+    rb.extend({"x": torch.arange(5), "done": done})
+    first = rb.sample()["x"].reshape(2, 2)[:, 0].tolist()
+    assert first == ([3, 1] if kind == "stack" else [0, 1])
+    with pytest.raises(TooFewRowsError):
+        rb.sample(5)
+    with pytest.raises(OptionError, match="sample_unit"):
+        make(kind, 1, sample_unit=SequenceUnit(2))
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_prefetch_and_queued_draws(kind: str) -> None:
+    with make(kind, None, batch_size=2, prefetch=2) as rb:
+        rb.extend(torch.arange(4))
+        assert [rb.sample().tolist() for _ in range(3)] == [[3, 2] if kind == "stack" else [0, 1]] * 3
+    with pytest.raises(OptionError, match="Prefetching"):
+        make(kind, 1, batch_size=2, prefetch=2)
+
+
+@pytest.mark.parametrize("most", [None, 2])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_states_of_bare_samplers(tmp_path: Path, kind: str, most: int | None) -> None:
+    storage = LazyTensorStorage(CAPACITY)
+    storage.set(range(5), torch.arange(5))
+    sampler, other = KINDS[kind](most), KINDS[kind](most)
+    if kind != "stack":
+        sampler.update_priority(range(5), [3.0, 1.0, 2.0, 1.0, 0.0], storage=storage)
+        with pytest.raises(SlotError):
+            sampler.update_priority([CAPACITY], 1.0)
+        with pytest.raises(PriorityError):
+            sampler.update_priority([0], float("inf"))
+    first, _ = sampler.sample(storage, 2)
+    assert first.tolist() == {"stack": [4, 3], "max": [0, 2], "min": [4, 1]}[kind]
+    sampler.dumps(tmp_path / "sampler")
+    other.loads(tmp_path / "sampler")
+    for size in (2, 1):
+        assert torch.equal(other.sample(storage, size)[0], sampler.sample(storage, size)[0])
+    with pytest.raises(CheckpointError, match="max_times_sampled"):
+        KINDS[kind](7).loads(tmp_path / "sampler")
+
+
+def test_states_of_other_options_and_damaged_ones() -> None:
+    rb = make("max", 2)
+    rb.extend(torch.arange(5))
+    rb.sample(2)
+    for other in (make("min", 2), make("max", None), make("max", 3), make("stack", 2)):
+        with pytest.raises(CheckpointError):
+            other.load_state_dict(rb.state_dict())
+    for name, value in (
+        ("priorities", torch.full((5,), torch.inf, dtype=torch.float64)),
+        ("priorities", torch.zeros(4, dtype=torch.float64)),
+        ("largest", -1.0),
+        ("uses", torch.full((5,), 3, dtype=torch.int32)),
+        ("uses", torch.zeros(5)),
+        ("free", torch.tensor([0])),
+    ):
+        state = rb.state_dict()
+        state["sampler"]["state"][name] = value
+        with pytest.raises(CheckpointError, match="damaged"):
+            make("max", 2).load_state_dict(state)
+
+
+@pytest.mark.parametrize("most", [None, 1])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_buffer_of_another_size(kind: str, most: int | None) -> None:
+    rb = make(kind, most)
+    rb.extend(torch.arange(8))  # a full ring, whose oldest row is in slot 2
+    if kind != "stack":
+        rb.update_priority(torch.arange(6), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    rb.sample(1)
+    sampler: Any = StackSampler(most) if kind == "stack" else HeapSampler(20, kind, most)  # type: ignore[arg-type]
+    big = ReplayBuffer(storage=LazyTensorStorage(9), sampler=sampler)
+    big.load_state_dict(rb.state_dict())
+    assert len(big) == len(rb)
+    assert big.sample(3).tolist() == rb.sample(3).tolist()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "options", "error"),
+    [
+        (lambda: StackSampler(0), {}, OptionError),
+        (lambda: StackSampler(1.5), {}, KindError),  # type: ignore[arg-type]
+        (lambda: HeapSampler(0), {}, CapacityError),
+        (lambda: HeapSampler(8, "best"), {}, OptionError),  # type: ignore[arg-type]
+        (lambda: HeapSampler(8, reduction="sum"), {}, OptionError),
+        (lambda: StackSampler(1), {"storage": LazyTensorStorage(4, ndim=2)}, OptionError),
+        (lambda: StackSampler(1), {"writer": ReservoirWriter()}, KindError),
+    ],
+)
+def test_wrong_options(sampler: Any, options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        ReplayBuffer(sampler=sampler(), **{"storage": LazyTensorStorage(4), **options})
+
+
+def test_what_does_not_go_together() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=HeapSampler(4))
+    with pytest.raises(SlotError):
+        rb.extend(torch.arange(5))
+    assert len(rb) == 0
+    rb.extend(torch.arange(4))
+    with pytest.raises(PriorityError):
+        rb.update_priority([0], float("nan"))
+    with pytest.raises(OptionError):
+        ReplayBufferEnsemble(make("stack", 1), make("stack", 1), batch_size=2)
+    stack = ReplayBuffer(storage=ListStorage(3), sampler=StackSampler(1), batch_size=1, collate_fn=list)
+    stack.extend(["a", "b"])
+    assert stack.sample() == ["b"]
