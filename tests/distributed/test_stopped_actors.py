@@ -311,6 +311,7 @@ SHARD_TIMED: dict[str, Callable[..., Any]] = {
     "save": lambda rb, **t: rb.save(PATH, **t),
     "stats": lambda rb, **t: rb.stats(**t),
     "submit_update_if_present": lambda rb, **t: rb.submit_update_if_present(**UPDATE, **t).result(),
+    "synchronize": lambda rb, **t: rb.synchronize(**t),
     "update_if_present": lambda rb, **t: rb.update_if_present(**UPDATE, **t),
     "update_priority": lambda rb, **t: rb.update_priority(torch.tensor([0, SECOND]), torch.ones(2), **t),
     "update_tensordict_priority": lambda rb, **t: rb.update_tensordict_priority(
@@ -334,6 +335,8 @@ LOCAL: dict[str, Callable[[Any], Any]] = {
 }
 NEED_ALL = {"dump", "dumps", "load", "loads", "save", "__getitem__"}
 WRITES = {"add", "extend"}
+FREE = {"can_insert", "can_insert in time", "synchronize", "synchronize in time"}
+"""Calls that ask no shard: there is no limiter, and no pending update."""
 
 
 @pytest.fixture(scope="module")
@@ -430,7 +433,7 @@ def test_calls_raise_while_all_shards_are_stopped(several: ShardedReplayBuffer) 
             assert result is False
         elif name.startswith(("update_", "submit_", "delete")) and "at once" not in name:
             continue  # updates of rows in missing shards are dropped, with a warning
-        elif name in LOCAL or name.startswith("can_insert"):  # there is no limiter, which could forbid it
+        elif name in LOCAL or name in FREE:
             assert not isinstance(result, Exception), (name, result)
         else:
             assert isinstance(result, LostBufferError), (name, result)
