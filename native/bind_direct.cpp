@@ -97,11 +97,11 @@ void bind_direct(nb::module_& m) {
         .def(
             "__init__",
             [](Direct* self, nb::object lock, nb::object batches, nb::object ring_counts,
-               nb::object stored_rows, nb::object buffer_counts, nb::object seen, nb::object keys, nb::object torch,
-               nb::object generator, nb::object device, nb::object func_transform, nb::object is_tracing,
-               nb::object array_type, nb::object number_type, nb::object priorities, nb::object wrote,
-               nb::object double_type, std::int64_t first_generation, bool writes, bool draws, nb::object episodes,
-               nb::object windows) {
+               nb::object stored_rows, nb::object buffer_counts, nb::object seen, nb::object keys,
+               nb::object torch, nb::object generator, nb::object device, nb::object func_transform,
+               nb::object is_tracing, nb::object array_type, nb::object number_type, nb::object priorities,
+               nb::object wrote, nb::object double_type, std::int64_t first_generation, bool writes,
+               bool draws, nb::object episodes, nb::object windows) {
                 new (self) Direct({lock.attr("acquire"),
                                    lock.attr("release"),
                                    std::move(batches),
@@ -128,11 +128,12 @@ void bind_direct(nb::module_& m) {
             },
             "lock"_a, "batches"_a, "ring"_a, "stored"_a, "counts"_a, "seen"_a, "keys"_a.none(), "torch"_a,
             "generator"_a.none(), "device"_a, "func_transform"_a, "is_tracing"_a, "array_type"_a,
-            "number_type"_a, "priorities"_a.none(), "wrote"_a.none(), "double_type"_a, "first_generation"_a, "writes"_a,
-            "draws"_a, "episodes"_a.none(), "windows"_a.none(),
+            "number_type"_a, "priorities"_a.none(), "wrote"_a.none(), "double_type"_a, "first_generation"_a,
+            "writes"_a, "draws"_a, "episodes"_a.none(), "windows"_a.none(),
             nb::sig("def __init__(self, lock: typing.Any, batches: Batches, ring: RingCounts, stored: "
                     "StoredRows, "
-                    "counts: BufferCounts, seen: BufferCounts, keys: tuple[typing.Any, ...] | None, torch: typing.Any, "
+                    "counts: BufferCounts, seen: BufferCounts, keys: tuple[typing.Any, ...] | None, torch: "
+                    "typing.Any, "
                     "generator: typing.Any, device: typing.Any, func_transform: typing.Any, is_tracing: "
                     "typing.Any, "
                     "array_type: type, number_type: type, priorities: typing.Any, wrote: typing.Any, "

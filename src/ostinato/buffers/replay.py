@@ -309,8 +309,9 @@ class ReplayBuffer(Sampling):
             tensor([4, 4, 4, 4])
         """
         options = ViewOptions(sampler, batch_size, sample_unit, episodes, transform, prefetch, generator)
+        attributes = make_view(self._whole, options)  # first: it makes the parts of a buffer with `delayed_init`
         made = object.__new__(type(self))
-        made.__dict__.update({**self.__dict__, **make_view(self._whole, options)})
+        made.__dict__.update({**self.__dict__, **attributes})
         return made
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:

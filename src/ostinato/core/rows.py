@@ -418,26 +418,7 @@ def describe(data: Any, lead: int, *, bare: bool = False) -> Schema:
     """
     leaves: list[Leaf] = []
     shapes: list[tuple[int, ...]] = []
-
-    def walk(value: Any, path: Path) -> _Tree:
-        if kinds.is_non_tensor(value) or kinds.is_text(value, lead):
-            return OBJECT
-        if not lead and kinds.is_text(value, 1):
-            msg = (
-                f"{show_field(path)} of a row is a list of text: wrap it in tensordict.NonTensorData, which keeps it "
-                "as one object, or join it to one text"
-            )
-            raise KindError(msg)
-        opened = open_node(value, lead)
-        if opened is not None:
-            node, children = opened
-            return node, tuple(walk(child, (*path, key)) for key, child in zip(node.keys, children, strict=True))
-        leaf, shape = _describe_leaf(value, path, lead)
-        leaves.append(leaf)
-        shapes.append(shape)
-        return None
-
-    tree = walk(data, ())
+    tree = _describe_tree(data, (), lead, leaves, shapes)
     if not leaves and not bare and isinstance(tree, tuple) and (tree[0].kind == "tensordict" or _holds_objects(tree)):
         return Schema(tree, [NO_TENSORS])
     schema = Schema(tree, leaves)
@@ -451,6 +432,27 @@ def describe(data: Any, lead: int, *, bare: bool = False) -> Schema:
             )
             raise SchemaError(msg)
     return schema
+
+
+def _describe_tree(value: Any, path: Path, lead: int, leaves: list[Leaf], shapes: list[tuple[int, ...]]) -> _Tree:
+    """Return a tree; append its leaves and their leading dimensions."""
+    if kinds.is_non_tensor(value) or kinds.is_text(value, lead):
+        return OBJECT
+    if not lead and kinds.is_text(value, 1):
+        msg = (
+            f"{show_field(path)} of a row is a list of text: wrap it in tensordict.NonTensorData, which keeps it "
+            "as one object, or join it to one text"
+        )
+        raise KindError(msg)
+    opened = open_node(value, lead)
+    if opened is not None:
+        node, children = opened
+        pairs = zip(node.keys, children, strict=True)
+        return node, tuple(_describe_tree(child, (*path, key), lead, leaves, shapes) for key, child in pairs)
+    leaf, shape = _describe_leaf(value, path, lead)
+    leaves.append(leaf)
+    shapes.append(shape)
+    return None
 
 
 def _describe_leaf(value: Any, path: Path, lead: int) -> tuple[Leaf, tuple[int, ...]]:

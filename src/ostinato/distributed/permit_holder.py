@@ -32,7 +32,9 @@ class Borrowed:
     """What a call to the limiter asks for, and what its answer says."""
 
     def __init__(self, loan: Loan) -> None:
-        self.loan = loan
+        self.rows = loan.rows
+        self.loan = loan if loan.rows or any(loan.report[1:]) else None
+        """None if there is nothing to ask for, and nothing to report."""
         self.lent = 0
         """Rows of permits."""
         self.era = 0
@@ -78,7 +80,7 @@ class PermitHolder:
         finally:
             with self._changed:
                 now = time.monotonic()
-                purse.receive(kind, borrowed.loan.rows, borrowed.lent, borrowed.era, sent, now)
+                purse.receive(kind, borrowed.rows, borrowed.lent, borrowed.era, sent, now)
                 self._changed.notify_all()
                 if purse.due is not None and not self._reporting:
                     self._reporting = True

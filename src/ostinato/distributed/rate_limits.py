@@ -41,6 +41,8 @@ _COUNT_TIMEOUT_S = 1.0
 _FINAL_COUNT_S = 0.25
 """How long a call whose time is up waits for the count that it has requested."""
 
+_LATER_S = 0.01
+"""How long after its end a lease is noticed: timers of the event loop may be early by their resolution."""
 _NO_LOANS_S = 0.25
 """How long no permits are lent to one side after the other has waited."""
 
@@ -384,7 +386,7 @@ class RateLimits:
             return 0  # draws that consume rows are allowed one by one: rows are counted between them
         lent = self._permits.lend(loan.owner, kind, rows, loan.rows, Stock(counter.least), now)
         if lent:
-            loop.call_later(LEASE_S, self._expire)
+            loop.call_later(LEASE_S + _LATER_S, self._expire)
         return lent
 
     async def settle(self, owner: str, report: PermitReport) -> None:

@@ -62,9 +62,20 @@ class HeapMemory:
             _raise_short(nbytes, free, place, "a smaller max_size, smaller dtypes, or LazyMemmapStorage")
 
     def block(self, name: str, nbytes: int) -> Tensor:  # noqa: ARG002
-        """Return a uint8 tensor `[nbytes]`, uninitialized."""
-        with torch.inference_mode(mode=False):  # rows may be written in any mode later
-            block = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        """Return a uint8 tensor `[nbytes]`, uninitialized.
+
+        Raises:
+            StorageMemoryError: It cannot be allocated, although `check` has found the memory free.
+        """
+        try:
+            with torch.inference_mode(mode=False):  # rows may be written in any mode later
+                block = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        except RuntimeError as error:
+            msg = (
+                f"{show_bytes(nbytes)} cannot be allocated on {self.device}: this process may have no more, by a limit "
+                f"(ulimit -v) or because others use it ({error}). Take a smaller max_size, or smaller dtypes"
+            )
+            raise StorageMemoryError(msg) from error
         native = backend.native
         if native is not None and nbytes >= _LARGE_BYTES and self.device.type == "cpu":
             # before the pages are touched; reads of random rows then have fewer TLB misses

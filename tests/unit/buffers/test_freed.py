@@ -250,3 +250,15 @@ def test_temporary_files_are_removed_with_the_buffer() -> None:
     del rb, storage
     assert gone(refs, (10**9, 10**9), within_s=60.0)
     assert not Path(folder).exists()
+
+
+def test_errors_of_the_thread_say_where_they_come_from() -> None:
+    rb = plain(prefetch=2)
+    rb.extend(rows(rb))
+    rb.append_transform(raise_error)
+    with pytest.raises(RuntimeError, match="of the transform") as raised:
+        rb.sample()
+    names = [entry.name for entry in raised.traceback]
+    assert names[-1] == "raise_error"
+    assert "make" in names
+    assert raised.traceback[-1].frame.f_locals.keys() == {"_"}  # only frames of the package are cleared

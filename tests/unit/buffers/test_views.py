@@ -795,6 +795,17 @@ def test_shared_buffers_have_one_sampler() -> None:
         rb.view()
 
 
+def test_a_view_makes_the_parts_of_a_delayed_buffer() -> None:
+    rb = ReplayBuffer(storage=lambda: LazyTensorStorage(CAPACITY), batch_size=4, delayed_init=True)
+    view = rb.view(sampler=ranked())
+    assert rb.initialized
+    assert view.initialized
+    rb.extend(numbered(0, 3))
+    assert view.storage is rb.storage
+    assert view.dim_extend == rb.dim_extend
+    assert view.sample()["id"].shape == (4,)
+
+
 def test_a_subclass_keeps_its_attributes_in_views() -> None:
     rb = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(CAPACITY), batch_size=3)
     view = rb.view()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,7 @@ from tensordict import TensorDict
 from ostinato import LazyTensorStorage, ListStorage, ReplayBuffer, TensorStorage
 from ostinato.core.records import Picks, Run
 from ostinato.core.rows import describe
-from ostinato.errors import KindError, OptionError, SlotError, UsageError
+from ostinato.errors import KindError, OptionError, SlotError, StorageMemoryError, UsageError
 from ostinato.storages.table import plan_layout
 
 from ...tags import buffer, fill, read_ids, rows, table
@@ -24,6 +25,24 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("backend")
 
 needs_native = pytest.mark.usefixtures("needs_native")  # rows are packed for the compiled gather only
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is limited as on Linux")
+def test_memory_that_cannot_be_allocated_raises_and_changes_nothing() -> None:
+    import resource
+
+    rb = ReplayBuffer(storage=LazyTensorStorage(1_000_000))
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + (200 << 20), before[1]))
+    try:
+        with pytest.raises(StorageMemoryError):
+            rb.extend({"x": torch.zeros(2, 250)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert len(rb) == 0
+    rb.extend({"y": torch.arange(3)})
+    assert rb[:]["y"].tolist() == [0, 1, 2]
 
 
 def test_data_given_to_a_tensor_storage_is_full_and_shared() -> None:

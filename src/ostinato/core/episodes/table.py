@@ -272,14 +272,7 @@ class EpisodeTable:
         return self._read(self._rows.ended, slots, torch.bool)
 
     def _read(self, read: Callable[[int, int, int], None], slots: Tensor, dtype: torch.dtype) -> Tensor:
-        at = _checked("slots", slots, torch.int64)
-        out = torch.empty_like(at, dtype=dtype)
-        try:
-            read(at.data_ptr(), at.numel(), out.data_ptr())
-        except IndexError:
-            check_slots(at, self.capacity)
-            raise
-        return out if slots.is_cpu else out.to(slots.device)
+        return _read(read, slots, dtype, self.capacity)
 
     def shift(self, slots: Tensor, steps: Tensor | int) -> Tensor:
         """Find the rows that lie some steps later in the same episode.
@@ -426,11 +419,7 @@ class EpisodeTable:
 
     def episodes(self) -> Spans:
         """List the episodes present; that with the oldest row comes first. Copies; O(count log count)."""
-        first = torch.empty(self.count, dtype=torch.int64, device="cpu")
-        rows, serial, closed = (torch.empty_like(first, dtype=x) for x in (torch.int64, torch.int64, torch.bool))
-        spans = Spans(first, rows, closed, serial)
-        self._rows.spans(*(x.data_ptr() for x in spans))
-        return spans
+        return _spans(self._rows)
 
     def starts(self, need: int) -> Starts:
         """Return the rows with at least `need - 1` rows after them in their episode.
@@ -446,7 +435,7 @@ class EpisodeTable:
             if need < 1:
                 msg = f"need must be at least 1 (the row itself), got {need}"
                 raise OptionError(msg)
-            found = self._starts[need] = Starts(self, need)
+            found = self._starts[need] = Starts(self._rows, self.capacity, need)
         return found
 
     def track_firsts(self) -> None:
@@ -508,9 +497,9 @@ class Starts:
     depend on the history of the table and on the random numbers alone, with and without the extension.
     """
 
-    def __init__(self, table: EpisodeTable, need: int) -> None:
-        self._table = table
-        self._rows = table._rows  # noqa: SLF001 (one module)
+    def __init__(self, rows: NativeEpisodes | NumpyEpisodes, capacity: int, need: int) -> None:
+        self._rows = rows  # not the table, which holds this object: a cycle would outlive a dropped buffer
+        self._capacity = capacity
         self._handle = self._rows.add_need(need)
         self._like = torch.empty(0, dtype=torch.int64, device="cpu")  # of the size of the last draw, for `empty_like`
         self.need = need
@@ -586,18 +575,38 @@ class Starts:
             SlotError: A slot outside the ring.
             OptionError: A wrong dtype, shape or device.
         """
-        return self._table.ahead(slots) >= self.need - 1
+        return _read(self._rows.ahead, slots, torch.int64, self._capacity) >= self.need - 1
 
     def _empty(self) -> EmptyBufferError:
-        spans = self._table.episodes()
+        spans = _spans(self._rows)
         longest = int(spans.rows.max()) if spans.rows.numel() else 0
         return EmptyBufferError(
-            f"no episode has the {self.need} rows of a window: of the {self._table.count} episodes present the longest "
+            f"no episode has the {self.need} rows of a window: of the {self._rows.count} episodes present the longest "
             f"has {longest}: add rows first, or ask for fewer"
         )
 
 
 _address = torch.Tensor.data_ptr
+
+
+def _read(read: Callable[[int, int, int], None], slots: Tensor, dtype: torch.dtype, capacity: int) -> Tensor:
+    """Return what `read` writes for each slot, on the device of the slots."""
+    at = _checked("slots", slots, torch.int64)
+    out = torch.empty_like(at, dtype=dtype)
+    try:
+        read(at.data_ptr(), at.numel(), out.data_ptr())
+    except IndexError:
+        check_slots(at, capacity)
+        raise
+    return out if slots.is_cpu else out.to(slots.device)
+
+
+def _spans(rows: NativeEpisodes | NumpyEpisodes) -> Spans:
+    first = torch.empty(rows.count, dtype=torch.int64, device="cpu")
+    lengths, serial, closed = (torch.empty_like(first, dtype=x) for x in (torch.int64, torch.int64, torch.bool))
+    spans = Spans(first, lengths, closed, serial)
+    rows.spans(*(x.data_ptr() for x in spans))
+    return spans
 
 
 def _checked(name: str, tensor: Tensor, dtype: torch.dtype, rows: int | None = None) -> Tensor:
