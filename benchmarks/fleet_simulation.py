@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Fleet", "Result", "Simulation", "run"]
 
 LIMITER = -1
+_LOAN_S = 0.01
+"""A process that asks the rate limiter more often than this borrows the permits of so long with one call."""
 _AGE_S = 1.0
 _WRITES_PER_S = 50.0
 """Calls of one writer, if the rate limiter and its shard answer in time."""
@@ -80,7 +82,10 @@ class Result(NamedTuple):
     rows: int
     calls: int
     """Calls of learners to shards."""
+    asked: int
+    """Calls to the rate limiter."""
     permits: int
+    """Permits that were used."""
     writes: int
 
     def row(self) -> dict[str, float]:
@@ -93,6 +98,7 @@ class Result(NamedTuple):
             "p99_ms": 1e3 * float(p99),
             "batches_per_s": batches / self.seconds,
             "rows_per_s": self.rows / self.seconds,
+            "limiter_calls_per_s": self.asked / self.seconds,
             "permits_per_s": self.permits / self.seconds,
             "written_per_s": self.writes * WRITE_ROWS / self.seconds,
         }
@@ -189,6 +195,28 @@ class Simulation:
             pending.resume(max(when, self.now))
 
 
+class _Permits:
+    """The permits of one process: one call for each, or one for those of `_LOAN_S` if it needs them that often."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._last = self._until = -1.0
+        self.used = self.calls = 0
+
+    def take(self) -> Generator[Any, None, None]:
+        """Take a permit; ask the limiter unless one was borrowed."""
+        simulation = self._simulation
+        if not simulation.fleet.limiter:
+            return
+        self.used += 1
+        often, self._last = simulation.now - self._last < _LOAN_S, simulation.now
+        if simulation.now < self._until:
+            return
+        self.calls += 1
+        yield [Call(LIMITER, simulation.cost("submit"), simulation.cost("permit"), simulation.cost("get"))]
+        self._until = simulation.now + _LOAN_S if often else -1.0
+
+
 class _Learner:
     """Draws batches as fast as it can, by the rules of `Snapshot` and `ShardPrefetcher`."""
 
@@ -200,16 +228,15 @@ class _Learner:
         self._began = 0.0
         self._asked = 0.0  # when the learner has called sample()
         self.latencies: list[float] = []
-        self.calls = self.permits = 0
+        self.calls = 0
+        self.permits = _Permits(simulation)
 
     def process(self) -> Generator[Any, None, None]:
         """Draw rounds of batches."""
         simulation, fleet = self._simulation, self._fleet
         count = fleet.batches_per_round
         while len(self.latencies) < self._batches:
-            if fleet.limiter:
-                self.permits += 1
-                yield [Call(LIMITER, simulation.cost("submit"), simulation.cost("permit"), simulation.cost("get"))]
+            yield from self.permits.take()
             yield from self._round(count * fleet.batch)
             for _ in range(count):
                 self.latencies.append(max(0.0, simulation.now - self._asked))
@@ -258,7 +285,8 @@ class _Writer:
         self._shard = shard
         self._learners = learners
         self._batches = batches
-        self.writes = self.permits = 0
+        self.writes = 0
+        self.permits = _Permits(simulation)
 
     def process(self) -> Generator[Any, None, None]:
         """Write until the learners have their batches."""
@@ -268,9 +296,7 @@ class _Writer:
             if simulation.now < due:
                 yield due - simulation.now
             due += 1 / _WRITES_PER_S
-            if simulation.fleet.limiter:
-                self.permits += 1
-                yield [Call(LIMITER, simulation.cost("submit"), simulation.cost("permit"), simulation.cost("get"))]
+            yield from self.permits.take()
             yield [Call(self._shard, simulation.cost("submit_write"), simulation.cost("write"), simulation.cost("get"))]
             self.writes += 1
 
@@ -284,9 +310,10 @@ def run(costs: Costs, fleet: Fleet, batches: int, seed: int = 0) -> Result:
         simulation.spawn(process)
     seconds = simulation.run()
     latencies = [each for learner in learners for each in learner.latencies]
-    permits = sum(learner.permits for learner in learners) + sum(writer.permits for writer in writers)
+    permits = [learner.permits for learner in learners] + [writer.permits for writer in writers]
     calls, writes = sum(learner.calls for learner in learners), sum(writer.writes for writer in writers)
-    return Result(latencies, seconds, len(latencies) * fleet.batch, calls, permits, writes)
+    asked, used = sum(one.calls for one in permits), sum(one.used for one in permits)
+    return Result(latencies, seconds, len(latencies) * fleet.batch, calls, asked, used, writes)
 
 
 # -- a real fleet -----------------------------------------------------------------------------------------------------
@@ -316,14 +343,14 @@ def _draw_real(rb: ShardedReplayBuffer, size: int, warm: int, batches: int) -> R
         began = time.perf_counter()
         rb.sample(size)
         latencies.append(time.perf_counter() - began)
-    return Result(latencies, time.perf_counter() - start, batches * size, 0, 0, 0)
+    return Result(latencies, time.perf_counter() - start, batches * size, 0, 0, 0, 0)
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
 
 _HEAD = (
-    f"{'fleet':46}{'calls/batch':>12}{'p50 ms':>9}{'p99 ms':>9}{'batches/s':>11}{'rows/s':>12}{'permits/s':>11}"
-    f"{'written/s':>12}"
+    f"{'fleet':46}{'calls/batch':>12}{'p50 ms':>9}{'p99 ms':>9}{'batches/s':>11}{'rows/s':>12}{'limiter/s':>11}"
+    f"{'permits/s':>11}{'written/s':>12}"
 )
 
 
@@ -331,7 +358,8 @@ def _show(name: str, result: Result) -> dict[str, float]:
     row = result.row()
     print(
         f"{name:46}{row['calls_per_batch']:12.1f}{row['p50_ms']:9.2f}{row['p99_ms']:9.2f}{row['batches_per_s']:11.0f}"
-        f"{row['rows_per_s']:12.0f}{row['permits_per_s']:11.0f}{row['written_per_s']:12.0f}",
+        f"{row['rows_per_s']:12.0f}{row['limiter_calls_per_s']:11.0f}{row['permits_per_s']:11.0f}"
+        f"{row['written_per_s']:12.0f}",
         flush=True,
     )
     return row
@@ -349,6 +377,8 @@ def _fleets(shards: Sequence[int], network_s: tuple[float, float]) -> dict[str, 
         loaded = Fleet(number, 256, 32, learners=4, writers=100, network_s=network_s)
         found[f"{number} shards, 4 learners, 100 writers"] = loaded
         found[f"{number} shards, the same with a rate limiter"] = dataclasses.replace(loaded, limiter=True)
+        some = dataclasses.replace(loaded, limiter=True, writers=20)
+        found[f"{number} shards, the same with 20 writers"] = some
     return found
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
+import random
 import threading
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -35,7 +38,7 @@ class Register:
     def __init__(self) -> None:
         self.fixed: Schema | None = None
         self.fails = False
-        self.asked = self.freed = 0
+        self.asked = self.freed = self.claims = 0
         self._lock = threading.Lock()
 
     def current(self) -> Schema | None:
@@ -45,6 +48,7 @@ class Register:
     def claim(self, schema: Schema) -> Schema:
         with self._lock:
             self.asked += 1
+            self.claims += 1
             if self.fails:
                 msg = "no answer"
                 raise LostBufferError(msg)
@@ -53,6 +57,12 @@ class Register:
 
     def free(self) -> None:
         self.freed += 1
+
+    def free_unless(self, claims: int) -> None:
+        """Let the schema go, unless there were more claims meanwhile."""
+        with self._lock:
+            if self.claims == claims:
+                self.fixed = None
 
 
 @final
@@ -211,6 +221,36 @@ def test_a_write_that_a_reset_meets_is_compared_again(register: Register) -> Non
     assert len(shard.buffer) == 0
     with pytest.raises(SchemaError):
         shard.write({"other": torch.rand(4)})
+
+
+def test_writes_and_resets_that_race_leave_no_two_schemas(register: Register) -> None:
+    shards = [Shard(register) for _ in range(3)]
+    rows = [FLOATS, DOUBLES, {"obs": torch.rand(4, 2)}, {"other": torch.rand(4)}]
+    ended = threading.Event()
+
+    def write(seed: int) -> None:
+        choose = random.Random(seed)
+        while not ended.is_set():
+            with contextlib.suppress(SchemaError):
+                choose.choice(shards).write(choose.choice(rows))
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(30):
+        for shard in shards:
+            shard.schema.reset()
+        claims = register.claims
+        if all(shard.schema.held() is None for shard in shards):
+            register.free_unless(claims)
+        for shard in shards:
+            shard.schema.release()
+        time.sleep(0.02)
+        held = [shard.schema.held() for shard in shards if shard.schema.settled]
+        assert len({one for one in held if one is not None}) <= 1
+    ended.set()
+    for thread in threads:
+        thread.join()
 
 
 def test_files_of_a_mapped_storage_are_made_again(register: Register, tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ def until(check: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def calls_of_a_fleet(rb: ShardedReplayBuffer) -> dict[str, Callable[[], Any]]:
+    def update() -> None:
+        rb.update_priority(torch.arange(2), torch.ones(2))
+
     return {
         "len": lambda: len(rb),
         "bool": lambda: bool(rb),
@@ -66,12 +69,12 @@ def calls_of_a_fleet(rb: ShardedReplayBuffer) -> dict[str, Callable[[], Any]]:
         "sample": lambda: rb.sample(4),
         "add": lambda: rb.add({"x": torch.tensor(1)}),
         "extend": lambda: rb.extend({"x": torch.arange(4)}),
-        "update_priority": lambda: rb.update_priority(torch.arange(2), torch.ones(2)),
+        **({"update_priority": update} if rb._connection.info.prioritized else {}),
         "__getitem__": lambda: rb[0],
         "empty": rb.empty,
         "apply": lambda: rb.apply(len),
         "query": rb.query,
-        "checkpoint": rb.checkpoint,
+        **({"checkpoint": rb.checkpoint} if rb._connection.fleet.directory else {}),
         "dumps": lambda: rb.dumps("/tmp/never"),
         "loads": lambda: rb.loads("/tmp/never"),
         "pinned.extend": lambda: rb.pinned(0).extend({"x": torch.arange(4)}),
@@ -252,10 +255,30 @@ def test_checkpoints_of_other_parts_leave_no_actors(cluster: Any, tmp_path: Path
     with closing(ShardedReplayBuffer(1, storage=STORAGE, **options)) as rb:
         rb.extend({"x": torch.arange(4)})
         rb.checkpoint()
+    _check_left_actors(cluster)
     before, prioritized = actors(cluster), partial(PrioritizedReplayBuffer, alpha=0.7, beta=0.5)
     with pytest.raises(ValueError, match="PrioritizedSampler"):
         ShardedReplayBuffer(1, replay_buffer_cls=prioritized, storage=STORAGE, resume=True, **options)
     assert actors(cluster) == before
+
+
+def _check_left_actors(cluster: Any) -> None:
+    """What is left of a buffer whose shards were killed, or whose creator was killed while it was made."""
+    make = partial(ShardedReplayBuffer, 1, storage=STORAGE, name="half", remote_config=NO_CPU)
+    rb = make()
+    cluster.kill(rb.actors[0])
+    rb._connection.fleet.names.wait_until_free(["shard-0000"])
+    check_lost(calls_of_a_fleet(rb), "closed, by close() of one of its handles or by ray.kill()")
+    with pytest.raises(LostBufferError, match=r"'half' is gone, .* ostinato:half:fleet is left of it: end it with"):
+        ShardedReplayBuffer.attach("half")
+    with pytest.raises(OptionError, match=r"'half' is taken .* 1 actor\(s\) are left .* ostinato:half:fleet; end each"):
+        make()
+    rb.close()
+    with closing(make()) as rb:  # the name is free
+        cluster.kill(rb._connection.fleet.actor)
+        rb._connection.fleet.names.wait_until_free(["fleet"])
+        with pytest.raises(LostBufferError, match=r"no complete ShardedReplayBuffer: 1 actor\(s\) are left .*-0000"):
+            ShardedReplayBuffer.attach("half")
 
 
 # -- options ----------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from ostinato import (
 from ostinato.distributed.actor_names import FLEET
 from ostinato.distributed.deadlines import GRACE_S
 from ostinato.distributed.fleet import start_fleet_actor
+from ostinato.distributed.permits import LEASE_S
 from ostinato.distributed.rate_limits import RowCounter
 from ostinato.errors import LostBufferError, WaitTimeoutError
 
@@ -388,3 +389,33 @@ def test_calls_on_lent_permits_are_counted(cluster: Any, remade: Any) -> None:
     copy = rb.pinned(0)._writer._limiter
     copy.acquire("write", 5, 60.0)
     assert ask(cluster, rb, "totals") == (written + 605, drawn + 600)
+
+
+@pytest.mark.slow
+def test_permits_of_a_killed_writer_return(cluster: Any, remade: Any) -> None:
+    most = 10**8
+    rb = remade(RateLimiter(samples_per_insert=1, min_diff=0, max_diff=most))
+    rb.extend(rows(8), timeout_s=60.0)
+    client = rb._writer._limiter
+
+    class Writer:
+        def pid(self) -> int:
+            return os.getpid()
+
+        def write(self, handle: ShardedReplayBuffer) -> None:
+            limiter: Any = handle._writer._limiter
+            while True:
+                limiter.acquire("write", 3, 60.0)
+
+    writer = cluster.remote(num_cpus=0, max_concurrency=2)(Writer).remote()
+    pid = cluster.get(writer.pid.remote())
+    writer.write.remote(rb)
+    before = ask(cluster, rb, "totals")[0]
+    while ask(cluster, rb, "totals")[0] < before + 3000:
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(LEASE_S + 0.5)
+    written, drawn = ask(cluster, rb, "totals")
+    assert client.can("write", most - written + drawn)
+    assert not client.can("write", most - written + drawn + 1)
+    assert client.can("draw", written - drawn)

@@ -50,7 +50,14 @@ def test_a_busy_shard_and_a_busy_limiter_are_the_ceiling() -> None:
     shard = run(COSTS, Fleet(1, 256, learners=50, age_s=0.0), 40)
     assert shard.calls / shard.seconds == pytest.approx(1000, rel=0.1)
     limited = run(COSTS, Fleet(100, 32, learners=10, writers=100, limiter=True), 100)
-    assert limited.row()["permits_per_s"] == pytest.approx(1000, rel=0.1)
+    assert limited.row()["limiter_calls_per_s"] == pytest.approx(1000, rel=0.1)
+
+
+def test_a_process_that_asks_the_limiter_often_borrows_permits() -> None:
+    fast = run(dataclasses.replace(COSTS, wire=[1e-4], call=[1e-4]), Fleet(1, 32, limiter=True), 300)
+    slow = run(dataclasses.replace(COSTS, wire=[1e-2]), Fleet(1, 32, limiter=True), 300)
+    assert fast.permits == slow.permits == slow.asked == 300
+    assert fast.asked < 100
 
 
 def test_processes_that_share_a_core_take_turns() -> None:

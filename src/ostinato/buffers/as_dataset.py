@@ -94,7 +94,9 @@ def buffer_as_dataset(rb: ReplayBuffer, fields: Fields = None) -> DatasetStorage
         raise EmptyBufferError(msg)
     if isinstance(storage, DatasetStorage):
         return storage if fields is None else storage.select(fields=fields)
-    if engine.left is not None or engine.sampler.leaves or (engine.writer.mutable and not engine.writer.in_order):
+    gaps = engine.sampler.leaves or engine.left is not None
+    gaps = gaps or (engine.remover is not None and not engine.remover.keeps_order)
+    if gaps or (engine.writer.mutable and not engine.writer.in_order):
         msg = (
             f"rows between others have left this buffer ({type(engine.sampler).__name__}, "
             f"{type(engine.writer).__name__}), so its episodes have gaps: use a round-robin writer"

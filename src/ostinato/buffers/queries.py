@@ -608,8 +608,11 @@ def _slots_of_trajectories(engine: Engine, stored: _Stored, key: Key | None) -> 
     oldest = engine.ring.cursor // num_envs if rows == storage.capacity else 0
     spans = (range(oldest, steps), range(oldest))
     slots = torch.cat([torch.arange(span.start, span.stop, device=storage.device) for span in spans])
-    if num_envs == 1 and (engine.sampler.leaves or not engine.writer.in_order):  # rows choose their slots
-        slots = slots[engine.ring.generations(slots).argsort()]
+    chosen = engine.sampler.leaves or not engine.writer.in_order or engine.remover is not None
+    if num_envs == 1 and chosen:  # rows choose their slots
+        known = engine.ring.generations(slots)
+        slots = slots[known.argsort()][int((known == 0).sum()) :]  # without those that were deleted
+        rows = slots.shape[0]
     if num_envs > 1:
         slots = (slots * num_envs + torch.arange(num_envs, device=storage.device).unsqueeze(1)).flatten()
     lengths = _from_episodes(engine, stored, signal, oldest)

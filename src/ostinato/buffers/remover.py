@@ -55,6 +55,11 @@ class Remover:
         return f"Remover({self.name!r})"
 
     @property
+    def keeps_order(self) -> bool:
+        """Whether no row leaves from between others, unless it is deleted: the oldest are replaced."""
+        return self.name == "fifo" and not self.implied
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the order."""
         return self._order.nbytes

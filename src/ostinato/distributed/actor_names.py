@@ -17,7 +17,21 @@ from ostinato.errors import LostBufferError, NoAnswerError, OptionError, UsageEr
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["BUFFER", "FLEET", "NAMESPACE", "ActorNames", "check_connected", "check_free", "find", "shard_part"]
+__all__ = [
+    "BUFFER",
+    "FLEET",
+    "NAMESPACE",
+    "ActorNames",
+    "check_connected",
+    "check_free",
+    "claiming",
+    "connect",
+    "find",
+    "first_answer",
+    "names_of",
+    "shard_part",
+    "take_names",
+]
 
 NAMESPACE = "ostinato"
 """Default namespace of names."""
@@ -188,8 +202,9 @@ def claiming(owner: str, names: ActorNames) -> Iterator[None]:
 
 
 def _taken_by(names: ActorNames, parts: list[str]) -> str:
+    """Return what has a name, and what to do: attach to a complete buffer, end the actors left of another one."""
     kind = next((kind for part, kind in _KINDS.items() if part in parts), None)
-    if kind is None:
+    if kind is None or parts == [FLEET]:
         left = [names.actor(part) for part in parts]
         return (
             f"{len(left)} actor(s) are left of a buffer that was not made or not ended completely, such as {left[0]}; "

@@ -235,7 +235,10 @@ def attach_fleet(names: ActorNames, timeout_s: float) -> tuple[Fleet, dict[str, 
     while True:
         gone = fleet.why_gone()
         if gone is not None:
-            msg = f"{name} is gone, and its rows with it: {gone}"
+            msg = (
+                f"{name} is gone, and its rows with it: {gone}. The actor {names.actor(FLEET)} is left of it: end it "
+                "with ray.kill(ray.get_actor(name, namespace))"
+            )
             raise LostBufferError(msg)
         try:
             calls = [shard.describe.remote() for shard in fleet.shards]

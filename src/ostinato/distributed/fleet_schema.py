@@ -286,10 +286,7 @@ class ShardSchema:
             LostBufferError: The actor of the fleet is gone, or does not answer; nothing is stored.
         """
         try:
-            if not self.settled:
-                return self._write_first(write)
-            found = write()
-            return found if self._confirm() else RETRY
+            return self._write(write) if self.settled else self._write_first(write)
         except SchemaError as error:
             schema = schema_of(self._buffer)
             if schema is None:
@@ -297,16 +294,18 @@ class ShardSchema:
             msg = f"{error}; the shards hold rows of the fields {show_schema(schema)}"
             raise type(error)(msg) from error
 
+    def _write(self, write: Callable[[], _T]) -> _T | Retry:
+        """Store rows of a schema that was compared; `RETRY` if the shard was reset meanwhile, and they differ now."""
+        found = write()
+        return found if self._confirm() else RETRY
+
     def _write_first(self, write: Callable[[], _T]) -> _T | Retry:
         if not self._first.acquire(timeout=POLL_S):
             return RETRY
         try:
-            if self.settled:
-                return write()
             for _ in range(_MAX_ATTEMPTS):
-                if self._has_schema:
-                    self._compare_loaded()
-                    return write()
+                if self.settled or self._compare_loaded():
+                    return self._write(write)
                 self._adopt(self._register.current())
                 with lock_of(self._buffer):
                     found = write()
@@ -317,12 +316,22 @@ class ShardSchema:
         finally:
             self._first.release()
 
-    def _compare_loaded(self) -> None:
-        """Compare rows that were loaded when the actor of the fleet did not answer, or when the shard was made."""
+    def _compare_loaded(self) -> bool:
+        """Compare rows that were loaded when the actor of the fleet did not answer, or when the shard was made.
+
+        Returns:
+            Whether there are such rows.
+
+        Raises:
+            SchemaError: They differ.
+        """
         with lock_of(self._buffer):
+            if not self._has_schema:
+                return False
             mine, fixed = self._compare()
         if mine is not None and fixed is not None and not self.settled:
             _raise_other(mine, fixed, "this shard was loaded with")
+        return self.settled
 
     def _adopt(self, fixed: Schema | None) -> None:
         """Set an empty storage up with the schema of the fleet, or with none."""
@@ -390,8 +399,11 @@ class ShardSchema:
     def _compare(self) -> tuple[Schema | None, Schema | None]:
         """Compare the rows stored, and return their schema and that of the fleet. Under the lock of the buffer."""
         mine = schema_of(self._buffer)
-        fixed = None if mine is None else self._register.claim(mine)
-        self.settled = mine is None or fixed is None or _alike(mine, fixed)
+        if mine is None:
+            self.settled = not has_fields(self._buffer)
+            return None, None
+        fixed = self._register.claim(mine)
+        self.settled = _alike(mine, fixed)
         return mine, fixed
 
     def reset(self) -> None:

@@ -33,6 +33,7 @@ from ostinato import (
     SliceSampler,
     StackSampler,
 )
+from ostinato.buffers.as_dataset import buffer_as_dataset
 from ostinato.core.rows_left import RowsLeft
 from ostinato.errors import (
     CheckpointError,
@@ -555,3 +556,13 @@ def test_a_prefetching_reader_and_writers_never_see_a_deleted_row() -> None:
         writer.join()
         rb.close()
     assert dead
+
+
+def test_trajectories_are_those_of_the_rows_present() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8))
+    rb.extend({"episode": torch.tensor([0, 0, 1, 1, 1, 2]), "x": torch.arange(6)})
+    rb.delete([3, 5])
+    rb.extend({"episode": torch.tensor([2, 2]), "x": torch.arange(6, 8)})
+    assert [found.get("x").tolist() for found in rb.query()] == [[0, 1], [2, 4], [6, 7]]
+    with pytest.raises(UsageError, match="left this buffer"):
+        buffer_as_dataset(rb)
