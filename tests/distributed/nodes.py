@@ -36,7 +36,7 @@ HEALTH = {
     "RAY_health_check_failure_threshold": "5",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
 }
-"""Ray declares a node dead that does not answer for about 10 s (30 s by default), and a node ends that
+"""Ray declares a node dead that does not answer for 10 to 15 s (65 s by default), and a node ends that
 does not reach the head for 20 s (60 s by default)."""
 STORE_BYTES = 80_000_000
 _START_S = 120.0

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.ray,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("machines"),  # one worker: clusters need both cores
+]
 
 LIMIT_S = 30.0
 """Longest time that a call may take in any of these tests, on a busy machine."""

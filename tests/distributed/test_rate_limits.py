@@ -395,7 +395,6 @@ def test_permits_of_a_killed_writer_return(cluster: Any, remade: Any) -> None:
     most = 10**8
     rb = remade(RateLimiter(samples_per_insert=1, min_diff=0, max_diff=most))
     rb.extend(rows(8), timeout_s=60.0)
-    client = rb._writer._limiter
 
     class Writer:
         def pid(self) -> int:
@@ -415,6 +414,6 @@ def test_permits_of_a_killed_writer_return(cluster: Any, remade: Any) -> None:
     os.kill(pid, signal.SIGKILL)
     time.sleep(LEASE_S + 0.5)
     written, drawn = ask(cluster, rb, "totals")
-    assert client.can("write", most - written + drawn)
-    assert not client.can("write", most - written + drawn + 1)
-    assert client.can("draw", written - drawn)
+    assert rb.can_insert(most - written + drawn)
+    assert not rb.can_insert(most - written + drawn + 1)
+    assert rb.can_sample(written - drawn)

@@ -221,5 +221,6 @@ def soak(directory: Path, minutes: float) -> None:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(60 * MINUTES + 900)
+@pytest.mark.xdist_group("machines")
 def test_memory_threads_and_files_stay_flat_under_kills(tmp_path: Path) -> None:
     run_story(soak, tmp_path / "saved", MINUTES, limit_s=60 * MINUTES + 600)

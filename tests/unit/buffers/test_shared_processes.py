@@ -267,6 +267,53 @@ def test_processes_that_sample_draw_apart_and_keep_the_law_together(ranked: bool
     assert rb.stats().rows_drawn == 2 * 250 * 32 + 32
 
 
+def sample_and_die(rb: ReplayBuffer) -> None:
+    rb.sample(return_info=True)
+    die()
+
+
+@RANKED
+def test_a_reader_that_dies_changes_nothing(ranked: bool) -> None:
+    rb = make(40, ranked=ranked, fill=40)
+    before = ring_of(rb).priorities.clone() if ranked else None
+    end(start(sample_and_die, rb), -signal.SIGKILL)
+    assert before is None or torch.equal(ring_of(rb).priorities, before), "as before"
+    rb.extend(rows(range(40, 50)))
+    check_rows(rb.sample())
+    assert sorted(ids_of(rb)) == list(range(10, 50))
+    assert rb.stats().rows_lost == 0
+    check_ring(rb)
+
+
+def use_after_the_creator(rb: ReplayBuffer, pipe: Any, creator: int) -> None:
+    pipe.send(os.getpid())
+    while os.getppid() == creator:
+        time.sleep(0.01)
+    rb.extend(rows(range(40, 60)))
+    check_rows(rb.sample())
+    check_ring(rb)
+    pipe.send(sorted(ids_of(rb)))
+
+
+def create_and_die(pipe: Any) -> None:
+    rb = make(40, ranked=True, fill=40)
+    context: Any = multiprocessing.get_context("fork")
+    context.Process(target=use_after_the_creator, args=(rb, pipe, os.getpid())).start()
+    time.sleep(0.1)
+    die()
+
+
+def test_others_go_on_when_the_process_that_made_the_buffer_is_killed() -> None:
+    mine, other = multiprocessing.get_context("fork").Pipe()
+    context: Any = multiprocessing.get_context("fork")
+    creator = context.Process(target=create_and_die, args=(other,))
+    creator.start()
+    end(creator, -signal.SIGKILL)
+    mine.recv()
+    assert mine.poll(LIMIT_S)
+    assert mine.recv() == list(range(20, 60))
+
+
 def create_and_wait(pipe: Any) -> None:
     rb = make(100, ranked=True, fill=100)
     child = start(churn, rb, 1)
