@@ -25,9 +25,10 @@ from ostinato import (
     ShardedReplayBuffer,
 )
 from ostinato.distributed.actor_names import FLEET
+from ostinato.distributed.deadlines import GRACE_S
 from ostinato.distributed.fleet import start_fleet_actor
 from ostinato.distributed.permits import LEASE_S
-from ostinato.distributed.rate_limits import GRACE_S, RowCounter
+from ostinato.distributed.rate_limits import RowCounter
 from ostinato.errors import LostBufferError, WaitTimeoutError
 
 if TYPE_CHECKING:
