@@ -20,6 +20,7 @@ __all__ = [
     "MissingExtraError",
     "MissingFileError",
     "NoAnswerError",
+    "NoPermitError",
     "OptionError",
     "OstinatoError",
     "PriorityError",
@@ -130,7 +131,11 @@ class LostBufferError(OstinatoError, RuntimeError):
 
 
 class NoAnswerError(LostBufferError, TimeoutError):
-    """An actor did not answer in time: it is stopped, overloaded or out of reach. The call may still take effect."""
+    """An actor did not answer in time: it is stopped, overloaded or not reachable. The call may still take effect."""
+
+
+class NoPermitError(NoAnswerError, WaitTimeoutError):
+    """The rate limiter did not answer in time. Nothing has changed."""
 
 
 class MissingExtraError(OstinatoError, ImportError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,9 +13,10 @@ from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.snapshot import ChangeCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ostinato import ReplayBuffer
+    from ostinato.distributed.deadlines import Deadline
 
 
 class LocalShards:
@@ -22,6 +24,8 @@ class LocalShards:
 
     `calls` counts calls by method, `drawn` the draws that each shard has made, and `taken` every draw that was taken.
     """
+
+    call_timeout_s = 60.0
 
     def __init__(self, buffers: Sequence[ReplayBuffer]) -> None:
         self.buffers = list(buffers)
@@ -36,6 +40,10 @@ class LocalShards:
 
     def __len__(self) -> int:
         return len(self.buffers)
+
+    @contextmanager
+    def within(self, method: str, deadline: Deadline) -> Iterator[Deadline]:
+        yield deadline
 
     def present(self) -> list[int]:
         return [i for i in range(len(self)) if i not in self.gone]

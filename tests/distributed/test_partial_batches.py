@@ -19,7 +19,7 @@ from ostinato import (
     RayReplayBuffer,
     ShardedReplayBuffer,
 )
-from ostinato.distributed.ray_client import POLL_S
+from ostinato.distributed.deadlines import POLL_S
 from ostinato.errors import EmptyBufferError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:

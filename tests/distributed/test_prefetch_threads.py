@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +13,9 @@ import torch
 from ostinato import LazyTensorStorage, QueueSampler, ReplayBuffer
 from ostinato.buffers import engine, pipeline, rate_limit
 from ostinato.buffers.checkpoint import save
-from ostinato.distributed import batch_stream
+from ostinato.distributed import batch_stream, deadlines
 from ostinato.distributed.batch_stream import ShardPrefetcher
+from ostinato.distributed.deadlines import GRACE_S, Deadline
 from ostinato.errors import UsageError, WaitTimeoutError
 
 from ..schedules import Schedule, explore
@@ -22,7 +23,7 @@ from ..schedules import Schedule, explore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MODULES = (batch_stream, save, engine, pipeline, rate_limit)
+MODULES = (batch_stream, deadlines, save, engine, pipeline, rate_limit)
 CAPACITY = 16
 
 
@@ -36,8 +37,11 @@ class OneShard:
         self._rb = rb
         self.returned = 0
 
-    def limit_s(self, timeout_s: float | None) -> float:
-        return math.inf if timeout_s is None else timeout_s
+    def deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline.of_wait(timeout_s, math.inf, 60.0, share=0.5)
+
+    def within(self, deadline: Deadline) -> Any:
+        return nullcontext(deadline)
 
     def uniforms(self, size: int) -> torch.Tensor:
         return torch.zeros(size)
@@ -112,7 +116,7 @@ def one_waits_for_ever(schedule: Schedule) -> None:
         writes(rb, 16)
 
     schedule.run(lambda: reads(batches, 1), impatient, impatient, late)
-    assert max(waited) <= 2 * (1.0 + batch_stream.GRACE_S)
+    assert max(waited) <= 2 * (1.0 + GRACE_S)
 
 
 def dropped(schedule: Schedule) -> None:

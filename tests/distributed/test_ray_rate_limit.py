@@ -29,7 +29,8 @@ from ostinato import (
     SamplerWithoutReplacement,
 )
 from ostinato.distributed.actors import poll_once
-from ostinato.distributed.ray_client import CONCURRENCY_GROUPS, POLL_S, RETRY
+from ostinato.distributed.deadlines import POLL_S
+from ostinato.distributed.ray_client import CONCURRENCY_GROUPS, RETRY
 from ostinato.errors import CheckpointError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:

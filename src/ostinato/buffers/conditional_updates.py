@@ -409,6 +409,13 @@ class UpdateQueue:
                     done.append(future)
         return done
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until no update is pending, at most `timeout_s`; return whether none is."""
+        with self._lock:
+            self._follow_fork()
+            pending = list(self._pending)
+        return not wait_for(pending, min(timeout_s, threading.TIMEOUT_MAX)).not_done
+
     def close(self) -> None:
         """End the thread, once it has made the updates that are pending."""
         with self._lock:

@@ -28,10 +28,10 @@ from ostinato.buffers.portion import (
     update_stored,
     written,
 )
-from ostinato.buffers.rate_limit import check_timeout
 from ostinato.distributed.checkpoints import CheckedCheckpoint, read_fleet, write_fleet
+from ostinato.distributed.deadlines import CALL_TIMEOUT_S, POLL_S
 from ostinato.distributed.fleet_schema import FleetSchemaClient, OwnSchema, ShardSchema, dump_schema, show_schema
-from ostinato.distributed.ray_client import CLOSED, POLL_S, RETRY, Closed, Retry, ray
+from ostinato.distributed.ray_client import CLOSED, RETRY, Closed, Retry, ray, where
 from ostinato.distributed.save_failures import SaveLog
 from ostinato.distributed.serialization import Serialized, decode, encode, encode_small, from_arguments
 from ostinato.durable.manifest import MANIFEST_NAME
@@ -82,6 +82,8 @@ class BufferSpec(NamedTuple):
     """Seed of the generator that the buffer gets; None keeps the one in `kwargs`."""
     prefetch: int = 0
     """Batches that each handle has requested ahead; the buffer itself has none."""
+    call_timeout_s: float = CALL_TIMEOUT_S
+    """Time of the calls of each handle."""
 
     def check_names(self, owner: str) -> None:
         """Check the names of the options, before an actor is started.
@@ -214,8 +216,8 @@ def poll_once(
 
     Args:
         buffer: The buffer whose method it is.
-        call: Makes the call; accepts `timeout_s` if there is a limiter or `timeout_s` is given.
-        timeout_s: Longest wait of all polls together; None is the limiter's.
+        call: Makes the call; accepts `timeout_s` if there is a limiter.
+        timeout_s: Longest wait of all polls together; None is the limiter's. No effect without a limiter.
         waited_s: Seconds waited in earlier polls; negative for batches requested ahead.
         last: More arguments of the last poll, when the time is up; of every call of a buffer without a limiter.
 
@@ -227,9 +229,7 @@ def poll_once(
     """
     limiter, last = buffer.rate_limiter, last or {}
     if limiter is None:
-        return call(**last) if timeout_s is None else call(timeout_s=timeout_s, **last)
-    if timeout_s is not None:
-        check_timeout(timeout_s)
+        return call(**last)
     limit = float(limiter.timeout_s if timeout_s is None else timeout_s)
     left = max(0.0, limit - waited_s)
     wait = min(left, POLL_S)
@@ -427,7 +427,7 @@ class BufferActor:
     def __init__(self, *spec: Any) -> None:
         self._streams = ServedStreams()
         given: BufferSpec = from_arguments(spec)
-        self._prefetch = given.prefetch
+        self._prefetch, self._call_timeout_s = given.prefetch, given.call_timeout_s
         self._made = _attempt(given.make)
 
     @property
@@ -443,9 +443,14 @@ class BufferActor:
             **_describe(buffer),
             "kind": type(buffer).__name__,
             "prefetch": self._prefetch,
+            "call_timeout_s": self._call_timeout_s,
             "tensordicts": isinstance(buffer, TensorDictReplayBuffer),
             "limit_s": None if limiter is None else float(limiter.timeout_s),
+            **where(),
         }
+
+    def ping(self) -> None:
+        """Do nothing: an actor that answers is alive, whatever else it works on."""
 
     def call(self, request: Any) -> bytes | Serialized:
         """Call a method of the buffer, or read a property.
@@ -566,7 +571,10 @@ class ShardActor:
         buffer, schema = self._parts.buffer, self._parts.schema.held()
         counts = {"rows": len(buffer), "write_count": buffer.write_count, "era": self._era}
         shown = {"schema": None if schema is None else show_schema(schema)}
-        return {**_describe(buffer), **self._saves.describe(), **counts, **shown}
+        return {**_describe(buffer), **self._saves.describe(), **counts, **shown, **where()}
+
+    def ping(self) -> None:
+        """Do nothing: an actor that answers is alive, whatever else it works on."""
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the buffer, or read a property."""

@@ -5,39 +5,54 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 import uuid
 import weakref
 from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
-from ostinato.distributed.ray_client import CLOSED, POLL_S, RETRY, ray, result_in_time
+from ostinato.distributed.deadlines import POLL_S
+from ostinato.distributed.ray_client import CLOSED, RETRY, ray
 from ostinato.distributed.sampling import split_batch
 from ostinato.distributed.serialization import decode_small
 from ostinato.distributed.snapshot import Snapshot
 from ostinato.errors import EmptyBufferError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
+    from ostinato.distributed.buffer_client import BufferClient
+    from ostinato.distributed.deadlines import Deadline
     from ostinato.distributed.sampling import BatchAndInfo, ShardSampler
 
-__all__ = ["GRACE_S", "BatchStream", "ShardPrefetcher", "StreamHolder", "batches_per_request"]
+__all__ = ["BatchStream", "ShardPrefetcher", "StreamHolder", "batches_per_request"]
 
 _MAX_PER_REQUEST = 8
 """Batches made at once: more hardly reduce the cost of each, and the first ones wait for the last."""
 _AHEAD_S = -2 * POLL_S
 """Seconds waited for a batch requested ahead: negative, so that its first poll never times out."""
-GRACE_S = 5.0
-"""How much longer than its time a reader waits until the worker starts on its batch."""
 
 
 def batches_per_request(depth: int) -> int:
     """Return how many batches to request at once: half of `depth`, so that the next ones are made meanwhile."""
     return max(1, min(depth // 2, _MAX_PER_REQUEST))
+
+
+@contextlib.contextmanager
+def locked(lock: threading.Lock, deadline: Deadline, client: BufferClient) -> Iterator[None]:
+    """Hold a lock that other threads hold while they wait for the actor.
+
+    Raises:
+        NoAnswerError: They wait for too long.
+    """
+    if not lock.acquire(timeout=min(deadline.left_s, threading.TIMEOUT_MAX)):
+        raise deadline.error(client.callee, "sample")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 # -- streams of a RayReplayBuffer -------------------------------------------------------------------------------------
@@ -53,30 +68,28 @@ class BatchStream:
     A stream that is garbage collected is closed in the actor, too; batches that were drawn ahead are lost.
 
     Args:
-        actor: A `BufferActor`.
+        client: Calls a `BufferActor`.
         depth: Batches that may be ahead while the last one is consumed.
+        deadline: When the actor must have opened it.
         epoch: Whether to stream one iteration over the buffer, which may end; else `sample(return_info=True)`.
-        name: The actor's name in error messages.
-        limit_s: How long a batch may be waited for, if known here; see `result_in_time`.
     """
 
-    def __init__(self, actor: Any, depth: int, *, epoch: bool, name: str, limit_s: float | None = None) -> None:
-        self._actor = actor
+    def __init__(self, client: BufferClient, depth: int, deadline: Deadline, *, epoch: bool) -> None:
+        actor = client.actor
+        self._client = client
         self._depth = depth
         self._count = batches_per_request(depth)
         self._methods = {
             count: actor.next_batches.options(concurrency_group="read", num_returns=count) for count in {1, self._count}
         }
         self._epoch = epoch
-        self._actor_name = name
-        self._limit_s = limit_s
         self._id = uuid.uuid4().hex
         self._requests: deque[tuple[int, list[Any]]] = deque()
         self._ready: deque[Any] = deque()
         self._num_requests = self._ahead = 0
         self._lock = threading.Lock()
         self._ended = False
-        result_in_time(actor.open_stream.remote(self._id, epoch=epoch), name, time.monotonic(), limit_s)
+        client.result(actor.open_stream.remote(self._id, epoch=epoch), "sample", deadline)
         self._closing = weakref.finalize(self, _close_stream, actor, self._id)
         self._closing.atexit = False  # the actor, and Ray, may be gone by then
 
@@ -85,14 +98,22 @@ class BatchStream:
         return self
 
     def __next__(self) -> Any:
+        """Return the next batch; see `take`."""
+        return self.take(self._client.waiting())
+
+    def take(self, deadline: Deadline) -> Any:
         """Return the next batch; request those that follow first.
+
+        Args:
+            deadline: How long to wait for other threads that take batches; then the time of the batch begins.
 
         Raises:
             StopIteration: After the last batch, and after `close`.
             UsageError: The actor has closed the stream of an epoch.
             LostBufferError: The actor is dead, or does not answer.
         """
-        with self._lock:
+        with locked(self._lock, deadline, self._client):
+            deadline = self._client.waiting()
             if self._ended:
                 raise StopIteration
             if not self._num_requests:
@@ -101,7 +122,7 @@ class BatchStream:
                 self._request(self._count)
             while not self._ready:
                 number, references = self._requests.popleft()
-                for found in self._receive(number, references):
+                for found in self._receive(number, references, deadline):
                     if found is not None:
                         self._ready.extend([decode_small(found)] if type(found) is bytes else found)
                 if not self._ready:
@@ -119,18 +140,17 @@ class BatchStream:
         references = self._methods[count].remote(self._id, number, count, waited_s)
         return references if count > 1 else [references]
 
-    def _receive(self, number: int, references: list[Any]) -> list[Any]:
+    def _receive(self, number: int, references: list[Any], deadline: Deadline) -> list[Any]:
         """Return the results of a request; one that must be made again begins to wait now."""
-        began = time.monotonic()
-        found: list[Any] = result_in_time(references, self._actor_name, began, self._limit_s)
+        found: list[Any] = self._client.result(references, "sample", deadline)
         while found[0] is RETRY:
-            again = self._send(number, len(references), time.monotonic() - began)
-            found = result_in_time(again, self._actor_name, began, self._limit_s)
+            again = self._send(number, len(references), deadline.elapsed_s)
+            found = self._client.result(again, "sample", deadline)
         if found[0] is not CLOSED:
             return found
         if self._epoch and not self._ended:
             msg = (
-                f"{self._actor_name} has closed this iteration, because no batch was requested for a long time and "
+                f"{self._client.callee} has closed this iteration, because no batch was requested for a long time and "
                 "there were many other readers: begin a new one"
             )
             raise UsageError(msg)
@@ -167,19 +187,21 @@ class StreamHolder:
         self.stream: BatchStream | None = None
         self._lock = threading.Lock()
 
-    def next(self, open_stream: Callable[[], BatchStream]) -> Any:
+    def next(self, client: BufferClient, open_stream: Callable[[Deadline], BatchStream]) -> Any:
         """Return the next batch. An error closes the stream and is raised in one of the threads that wait.
 
         Args:
+            client: Calls the actor.
             open_stream: Opens a stream.
         """
+        deadline = client.waiting()
         while True:
-            with self._lock:
+            with locked(self._lock, deadline, client):
                 if self.stream is None:
-                    self.stream = open_stream()
+                    self.stream = open_stream(deadline)
                 stream = self.stream
             try:
-                return next(stream)
+                return stream.take(deadline)
             except StopIteration:  # dropped by another thread, or closed by the actor
                 self._close(stream)
             except Exception:
@@ -200,6 +222,10 @@ class StreamHolder:
 
 
 # -- prefetch of a ShardedReplayBuffer --------------------------------------------------------------------------------
+
+
+class _LateError(Exception):
+    """A batch is being drawn when the time of its reader ends."""
 
 
 class _Job(NamedTuple):
@@ -228,32 +254,34 @@ class _Worker:
         threading.Thread(target=_work, args=(self._calls,), name="ostinato-shards", daemon=True).start()
         weakref.finalize(self, self._calls.put, None).atexit = False
 
-    def request(self, sizes: list[int], uniforms: Tensor, until: float | None = None) -> _Job:
+    def request(self, sizes: list[int], uniforms: Tensor, deadline: Deadline | None = None) -> _Job:
         """Request batches.
 
         Args:
             sizes: Rows of each.
             uniforms: See `ShardSampler.draw`.
-            until: When the time of their reader ends, by `time.monotonic`. None requests ahead: the result is None if
-                the batches, or batches before them, cannot be drawn without waiting.
+            deadline: That of their reader. None requests ahead: the result is None if the batches, or batches before
+                them, cannot be drawn without waiting.
         """
         future: Future[BatchAndInfo | None] = Future()
         sampler, offers, size = self._sampler, self._offers, sum(sizes)
 
         def draw() -> BatchAndInfo | None:
-            if until is not None:
+            if deadline is not None:
                 self._stalled = False
-                left_s = round(max(0.0, until - time.monotonic()), 3)  # rounded because error messages show it
-                return sampler.draw(size, uniforms, left_s, offers=offers)
+                left_s = round(deadline.wait_left_s, 3)  # rounded because error messages show it
+                with sampler.within(deadline):
+                    return sampler.draw(size, uniforms, left_s, offers=offers)
             if not self._stalled:
                 try:
-                    return sampler.draw(size, uniforms, 0.0, offers=offers)
+                    with sampler.within(sampler.deadline(None)):
+                        return sampler.draw(size, uniforms, 0.0, offers=offers)
                 except (EmptyBufferError, WaitTimeoutError):
                     self._stalled = True
             return None
 
         self._calls.put((future, draw))
-        return _Job(sizes, uniforms, future, until is None)
+        return _Job(sizes, uniforms, future, deadline is None)
 
     def stop(self) -> None:
         """End the thread after the requests so far."""
@@ -319,20 +347,23 @@ class ShardPrefetcher:
             EmptyBufferError: There are no rows.
             PriorityError: No row has a positive priority.
             WaitTimeoutError: Not enough rows were written in time; `timeout_s=None` is the limiter's.
+            NoAnswerError: A shard did not answer in time.
         """
         sampler = self.sampler
+        deadline = sampler.deadline(timeout_s)
         if max_age is not None and (self.depth or sampler.consumer is not None):
             reason = "batches are prefetched, and max_age is of the moment" if self.depth else "rows are used up"
             msg = f"max_age={max_age} is not available where {reason}: leave one of them out"
             raise OptionError(msg)
         if not self.depth:
-            return sampler.draw(size, sampler.uniforms(size), timeout_s, max_age, min_rows=min_rows)
+            with sampler.within(deadline):
+                return sampler.draw(size, sampler.uniforms(size), timeout_s, max_age, min_rows=min_rows)
         with self._lock:
             self._request(size)
             if self._batches:
                 return self._batches.popleft()
             job, worker = self._jobs.popleft(), self._worker
-        batch, info = self._result(job, worker, sampler.limit_s(timeout_s))
+        batch, info = self._result(job, worker, deadline)
         if len(job.sizes) == 1:
             return batch, info
         first, *others = split_batch(batch, info, job.sizes)
@@ -349,18 +380,21 @@ class ShardPrefetcher:
             self._jobs.append(worker.request([size] * count, self.sampler.uniforms(count * size)))
             ahead, count = ahead + count, self._count
 
-    def _result(self, job: _Job, worker: _Worker | None, limit_s: float) -> BatchAndInfo:
+    def _result(self, job: _Job, worker: _Worker | None, deadline: Deadline) -> BatchAndInfo:
         """Wait for batches; those that could not be drawn ahead are drawn now."""
-        until, current = time.monotonic() + limit_s, job
+        current = job
         try:
-            if self._wait(current, until) and current.future.result() is None:
-                current = self._draw_now(job, until)
-            if self._wait(current, until):
+            if self._wait(current, deadline) and current.future.result() is None:
+                current = self._draw_now(job, deadline)
+            if self._wait(current, deadline):
                 found = current.future.result()
                 if found is not None:
                     return found
         except WaitTimeoutError:
             raise  # nothing was drawn after it
+        except _LateError:
+            self._put_back(current, worker)  # the next reader may get it
+            raise deadline.error(self.sampler.name_silent(), "sample") from None
         except Exception:
             if self.sampler.consumer is None:
                 self.drop()  # later batches may be wrong for the same reason; but consumed rows must not be lost
@@ -373,23 +407,26 @@ class ShardPrefetcher:
             raise UsageError(msg)
         self._put_back(job, worker)
         msg = (
-            f"a draw of {sum(job.sizes)} row(s) waited {limit_s:g} s for writers, behind draws of other threads "
-            "that wait for them as well: raise timeout_s, or see what became of these"
+            f"a draw of {sum(job.sizes)} row(s) waited {deadline.elapsed_s:.3g} s behind draws of other threads, which "
+            "wait for writers or shards: raise timeout_s, or see what became of these"
         )
         raise WaitTimeoutError(msg)
 
-    def _wait(self, job: _Job, until: float) -> bool:
+    def _wait(self, job: _Job, deadline: Deadline) -> bool:
         """Wait for a job; False if the worker has not begun it when the reader's time ends.
 
-        A job that has begun ends by itself. One with a reader's own time is cancelled when that reader gives up; jobs
-        requested ahead are kept for the next reader.
+        A job with a reader's own time is cancelled when that reader gives up; jobs requested ahead are kept for the
+        next reader.
+
+        Raises:
+            _LateError: It has begun, but shards do not answer.
         """
-        left_s = until + GRACE_S - time.monotonic()
+        left_s = deadline.answer_left_s if job.ahead else deadline.answer_left_s + 1.0  # it ends by its own deadline
         try:
-            job.future.exception(None if left_s > threading.TIMEOUT_MAX else max(0.0, left_s))
+            job.future.exception(min(left_s, threading.TIMEOUT_MAX))
         except TimeoutError:
             if job.future.running():
-                return True
+                raise _LateError from None
             return not (job.ahead or job.future.cancel())
         return True
 
@@ -401,11 +438,11 @@ class ShardPrefetcher:
                 return
         self._discard(job)
 
-    def _draw_now(self, first: _Job, until: float) -> _Job:
+    def _draw_now(self, first: _Job, deadline: Deadline) -> _Job:
         """Draw a batch that could not be drawn ahead, and request those behind it that were not drawn again."""
         with self._lock:
             worker = self._worker = self._worker or _Worker(self.sampler)
-            now = worker.request(first.sizes, first.uniforms, until)
+            now = worker.request(first.sizes, first.uniforms, deadline)
             self._jobs = deque(
                 worker.request(job.sizes, job.uniforms) if _not_drawn(job.future) else job for job in self._jobs
             )

@@ -180,9 +180,16 @@ def check_same_schema(schemas: Mapping[int, str | None], source: str) -> None:
 
 
 def save_shards(shards: ShardClient, directory: Path) -> dict[int, Any]:
-    """Save the present shards, all at once; return the row counts of each checkpoint."""
-    arguments = {i: (str(_shard_directory(directory, i, len(shards))),) for i in shards.present()}
-    return shards.call("save", arguments, timeout_s=None)
+    """Save the present shards, all at once; return the row counts of each checkpoint.
+
+    Raises:
+        NoAnswerError: No shard answers.
+    """
+    while True:
+        arguments = {i: (str(_shard_directory(directory, i, len(shards))),) for i in shards.present()}
+        found = shards.call("save", arguments)
+        if found:
+            return found
 
 
 def load_shards(shards: ShardClient, directory: Path, shard: int | None = None) -> dict[str, Any] | None:
@@ -198,9 +205,9 @@ def load_shards(shards: ShardClient, directory: Path, shard: int | None = None) 
     """
     wanted = range(len(shards)) if shard is None else [shard]
     arguments = {i: (str(_shard_directory(directory, i, len(shards))),) for i in shards.present() if i in wanted}
-    checked = shards.call("check_load", arguments, timeout_s=None)
+    checked = shards.call("check_load", arguments)
     check_same_schema({i: found.fields for i, found in checked.items()}, f"the checkpoints in {directory}")
-    loaded = shards.call("load", {i: arguments[i] for i in checked}, timeout_s=None)
+    loaded = shards.call("load", {i: arguments[i] for i in checked})
     require_all(shards, wanted, loaded, f"they have not loaded {directory}")
     return next((found.fleet for found in checked.values()), None)
 

@@ -9,6 +9,7 @@ from ostinato._optional import require
 from ostinato.distributed.actor_names import FLEET, ActorNames, claiming, find, first_answer, shard_part
 from ostinato.distributed.actors import ShardActor, ShardSpec
 from ostinato.distributed.checkpoints import check_same_schema
+from ostinato.distributed.deadlines import Callee
 from ostinato.distributed.fleet_actor import FleetActor
 from ostinato.distributed.rate_limits import check_minimum, warn_of_rules
 from ostinato.distributed.ray_client import START_TIMEOUT_S, ray, result_of, start_actor, wait_until_ready
@@ -137,10 +138,15 @@ class Fleet(NamedTuple):
     sticky: bool
     directory: Path | None
     """Where checkpoints go."""
+    call_timeout_s: float
     shards: tuple[Any, ...] = ()
     """The actors of the shards."""
     actor: Any = None
     """The `FleetActor`; None in its own copy."""
+    places: tuple[Callee, ...] = ()
+    """Where the shards were at the start; empty if that is unknown."""
+    place: Callee = Callee(_NAME)
+    """Where the `FleetActor` was at the start."""
 
     def why_gone(self) -> str | None:
         """Return why all shards are gone for good; None if one of them lives or is being restarted."""
@@ -190,7 +196,7 @@ def start_fleet(
         check_same_schema({i: one["schema"] for i, one in enumerate(described)}, "the rows")
         if fleet.rate_limiter is not None:
             check_minimum(fleet.rate_limiter, len(shards), described[0]["capacity"])
-        result_of(actor.ready.remote(), _NAME, START_TIMEOUT_S)
+        place = Callee(_NAME).at(result_of(actor.ready.remote(), _NAME, START_TIMEOUT_S))
         if fleet.rate_limiter is not None and saved is not None:
             warn_of_rules(result_of(actor.restore_limits.remote(saved["limiter"]), _NAME, START_TIMEOUT_S))
     except BaseException:
@@ -198,7 +204,8 @@ def start_fleet(
             ray().kill(started)
         placement.remove()
         raise
-    return fleet._replace(actor=actor), described[0]
+    places = tuple(Callee(f"shard {i} of {len(shards)}").at(one) for i, one in enumerate(described))
+    return fleet._replace(actor=actor, places=places, place=place), described[0]
 
 
 def start_fleet_actor(fleet: Fleet, remote_config: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from ostinato.distributed.fleet_schema import FleetSchema
 from ostinato.distributed.rate_limits import RateLimits
+from ostinato.distributed.ray_client import where
 from ostinato.distributed.save_failures import FailureBroadcast
 from ostinato.distributed.serialization import from_arguments
 from ostinato.errors import UsageError
@@ -36,9 +37,9 @@ class FleetActor:
         self._schema = FleetSchema(self._fleet.shards)
         self._failures = FailureBroadcast(self._fleet.shards)
 
-    async def ready(self) -> bool:
-        """Return True: the actor has started."""
-        return True
+    async def ready(self) -> dict[str, Any]:
+        """Return where the actor is: it has started."""
+        return where()
 
     async def fleet(self) -> Fleet:
         """Return the fleet, for a handle that attaches."""

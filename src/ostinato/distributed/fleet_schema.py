@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
 from ostinato._optional import require
 from ostinato.buffers.portion import has_fields, lay_out, lock_of, remove_schema, schema_of
-from ostinato.distributed.ray_client import POLL_S, RETRY, Retry, ray, short_message
+from ostinato.distributed.deadlines import POLL_S
+from ostinato.distributed.ray_client import RETRY, Retry, ray, short_message
 from ostinato.errors import LostBufferError, NoAnswerError, SchemaError
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.buffers.rate_limit import Flow, RateLimiter, Stock
 from ostinato.distributed.actor_names import check_connected
+from ostinato.distributed.deadlines import CALL_TIMEOUT_S, POLL_S, Callee, Deadline
 from ostinato.distributed.permit_holder import PermitHolder
 from ostinato.distributed.permits import LEASE_S, Permits
-from ostinato.distributed.ray_client import POLL_S, RETRY, Retry, ray, result_of, short_message
-from ostinato.errors import KindError, LostBufferError, NoAnswerError, OptionError, WaitTimeoutError
+from ostinato.distributed.ray_client import RETRY, Retry, finishes, result_of, short_message
+from ostinato.errors import KindError, LostBufferError, NoPermitError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ostinato.distributed.permits import Kind, Loan, PermitReport
 
 __all__ = [
-    "GRACE_S",
     "Notifier",
     "RateLimitClient",
     "RateLimits",
@@ -34,8 +34,6 @@ __all__ = [
     "warn_of_rules",
 ]
 
-GRACE_S = 5.0
-"""How much longer than its time a call may take before the actor is considered dead or stopped."""
 _NAME = "the actor of the rate limiter"
 _COUNT_EVERY_S = 0.02
 _COUNT_TIMEOUT_S = 1.0
@@ -511,12 +509,23 @@ class RateLimitClient:
         actor: The `FleetActor`.
         limiter: Its rules.
         check_gone: Raises `LostBufferError` if the shards are gone for good.
+        callee: The actor in error messages.
+        call_timeout_s: Longest silence of the actor.
     """
 
-    def __init__(self, actor: Any, limiter: RateLimiter, check_gone: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        actor: Any,
+        limiter: RateLimiter,
+        check_gone: Callable[[], None],
+        callee: Callee = Callee(_NAME),  # noqa: B008 (immutable)
+        call_timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
         self.actor = actor
         self.limiter = limiter
         self._check_gone = check_gone
+        self._callee = callee
+        self._call_timeout_s = call_timeout_s
         self._permits = PermitHolder(actor)
 
     def acquire(self, kind: Kind, rows: int, timeout_s: float | None, min_rows: int | None = None) -> Permit:
@@ -530,52 +539,51 @@ class RateLimitClient:
 
         Raises:
             LostBufferError: The actor is dead and not restarted.
-            WaitTimeoutError: The time is up, or the actor does not answer; nothing has changed.
+            WaitTimeoutError: The time is up; nothing has changed.
+            NoPermitError: The actor does not answer; nothing has changed.
         """
         check_connected()
-        limit_s = self.limiter.timeout_s if timeout_s is None else timeout_s
+        deadline = Deadline.of_wait(timeout_s, self.limiter.timeout_s, self._call_timeout_s)
         if self._permits.take(kind, rows):
-            return Permit(rows, limit_s)
-        began = time.monotonic()
-        waited_s = 0.0
+            return Permit(rows, deadline.wait_s)
         while True:
-            found = self._request(kind, rows, timeout_s, waited_s, min_rows)
-            waited_s = time.monotonic() - began
+            found = self._request(kind, rows, timeout_s, deadline, min_rows)
             if found is not None:
-                return Permit(found, max(0.0, limit_s - waited_s))
+                return Permit(found, deadline.wait_left_s)
 
     def _request(
-        self, kind: Kind, rows: int, timeout_s: float | None, waited_s: float, min_rows: int | None
+        self, kind: Kind, rows: int, timeout_s: float | None, deadline: Deadline, min_rows: int | None
     ) -> int | None:
         """Call the actor once; return the rows that it has allowed, None if the call must be made again."""
-        limit_s = self.limiter.timeout_s if timeout_s is None else timeout_s
+        waited_s = deadline.elapsed_s
         with self._permits.borrow(kind, rows) as borrowed:
             call = self.actor.acquire.remote(kind, rows, timeout_s, waited_s, min_rows, borrowed.loan)
-            if not _finishes(call, max(0.0, limit_s - waited_s) + GRACE_S):
+            if not finishes(call, deadline.silence_left_s(time.monotonic())):
                 self._abandon(call, kind)
                 msg = (
-                    f"a {kind} of {rows} row(s) waited {limit_s:g} s for the rate limiter, whose actor does not "
-                    "answer: it is stopped, starved, or being restarted; nothing has changed, try again"
+                    f"a {kind} of {rows} row(s) waited {min(deadline.wait_s, deadline.elapsed_s):.3g} s for the rate "
+                    f"limiter, but {self._callee} does not answer: it is stopped, overloaded, or being restarted; "
+                    "nothing has changed, try again"
                 )
-                raise WaitTimeoutError(msg)
+                raise NoPermitError(msg)
             found = self._result(call)
             if found is RETRY:
                 return None
             allowed, borrowed.lent, borrowed.era = found
             return int(allowed)
 
-    def can(self, kind: Kind, rows: int) -> bool:
+    def can(self, kind: Kind, rows: int, deadline: Deadline) -> bool:
         """Return whether a call would proceed at once.
 
         Raises:
             LostBufferError: The actor is dead and not restarted.
-            WaitTimeoutError: The actor does not answer.
+            NoPermitError: The actor does not answer until the deadline.
         """
         check_connected()
         call = self.actor.can.remote(kind, rows)
-        if not _finishes(call, 2 * GRACE_S):
-            msg = f"{_NAME} has not answered for {2 * GRACE_S:g} s: it is stopped, starved, or being restarted"
-            raise WaitTimeoutError(msg)
+        if not finishes(call, deadline.left_s):
+            msg = f"{self._callee} has not answered for {deadline.elapsed_s:.3g} s: it is stopped, or being restarted"
+            raise NoPermitError(msg)
         return bool(self._result(call))
 
     def _abandon(self, call: Any, kind: Kind) -> None:
@@ -602,50 +610,50 @@ class RateLimitClient:
 
         Raises:
             LostBufferError: The actor is dead.
-            NoAnswerError: It does not answer within `timeout_s`.
+            NoPermitError: It does not answer within `timeout_s`.
         """
         check_connected()
         call = self.actor.totals.remote()
-        if not _finishes(call, timeout_s):
-            msg = f"{_NAME} has not answered for {timeout_s:g} s: it is stopped, busy, or being restarted"
-            raise NoAnswerError(msg)
+        if not finishes(call, timeout_s):
+            msg = f"{self._callee} has not answered for {timeout_s:g} s: it is stopped, busy, or being restarted"
+            raise NoPermitError(msg)
         written, drawn = self._result(call)
         return written, drawn
 
-    def restore(self, saved: dict[str, Any] | None, timeout_s: float) -> None:
+    def restore(self, saved: dict[str, Any] | None, deadline: Deadline) -> None:
         """Restore the counts of a checkpoint; saved under other rules, or not saved, they begin with the rows present.
 
         Args:
             saved: What was saved about all shards; None for a checkpoint of an earlier version.
-            timeout_s: How long to wait for the shards.
+            deadline: When the call ends.
 
         Raises:
             LostBufferError: The actor is dead.
-            WaitTimeoutError: It does not answer within `timeout_s` and `GRACE_S`.
+            NoPermitError: It does not answer until the deadline, or for `call_timeout_s`.
         """
-        warn_of_rules(self._answer(self.actor.restore_limits.remote((saved or {}).get("limiter")), timeout_s))
+        warn_of_rules(self._answer(self.actor.restore_limits.remote((saved or {}).get("limiter")), deadline))
 
-    def begin(self, timeout_s: float) -> None:
+    def begin(self, deadline: Deadline) -> None:
         """Reset the counts to the rows that are present.
 
         Raises:
             LostBufferError: The actor is dead.
-            WaitTimeoutError: It does not answer within `timeout_s` and `GRACE_S`.
+            NoPermitError: It does not answer until the deadline, or for `call_timeout_s`.
         """
-        self._answer(self.actor.begin.remote(), timeout_s)
+        self._answer(self.actor.begin.remote(), deadline)
 
-    def _answer(self, call: Any, timeout_s: float) -> Any:
+    def _answer(self, call: Any, deadline: Deadline) -> Any:
         """Return the result of a call that counts the rows in the shards."""
-        if not _finishes(call, timeout_s + GRACE_S):
+        if not finishes(call, min(deadline.left_s, self._call_timeout_s)):
             msg = (
-                f"{_NAME} has not answered for {timeout_s + GRACE_S:g} s: it resets its counts when it continues; the "
-                "rows are in place already"
+                f"{self._callee} does not answer: it resets the counts of the rate limiter when it continues; the rows "
+                "are in place already"
             )
-            raise WaitTimeoutError(msg)
+            raise NoPermitError(msg)
         return self._result(call)
 
     def _result(self, reference: Any) -> Any:
-        """Return the result of a call to the actor.
+        """Return the result of a call to the actor that has ended.
 
         Raises:
             LostBufferError: The actor is dead.
@@ -661,9 +669,3 @@ class RateLimitClient:
                 "them with dumps(path) and load them into a new buffer"
             )
             raise LostBufferError(msg) from error
-
-
-def _finishes(reference: Any, seconds: float) -> bool:
-    """Return whether a call finishes within `seconds`."""
-    limit = seconds if seconds < threading.TIMEOUT_MAX else None
-    return bool(ray().wait([reference], timeout=limit)[0])

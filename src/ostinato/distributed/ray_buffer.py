@@ -15,7 +15,6 @@ from ostinato.buffers.rate_limit import check_min_batch, replayable
 from ostinato.distributed.actor_names import (
     BUFFER,
     ActorNames,
-    check_connected,
     check_free,
     claiming,
     connect,
@@ -26,17 +25,9 @@ from ostinato.distributed.actor_names import (
 )
 from ostinato.distributed.actors import BufferActor, BufferSpec
 from ostinato.distributed.batch_stream import BatchStream, StreamHolder
-from ostinato.distributed.ray_client import (
-    call_buffer,
-    call_buffer_polling,
-    init_ray,
-    pop_service,
-    ray,
-    result_of,
-    start_actor,
-    wait_until_ready,
-)
-from ostinato.distributed.serialization import Serialized
+from ostinato.distributed.buffer_client import BufferClient
+from ostinato.distributed.deadlines import CALL_TIMEOUT_S, Deadline, check_call_timeout
+from ostinato.distributed.ray_client import finishes, init_ray, pop_service, ray, start_actor, wait_until_ready
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RayReplayBuffer"]
 
-_NAME = "the actor of the replay buffer"
 _CLOSE_TIMEOUT_S = 5.0
 """How long `close` waits until the actor knows that it is closed."""
 
@@ -104,10 +94,16 @@ def _start(names: ActorNames, options: Mapping[str, Any], spec: BufferSpec) -> t
     with claiming("RayReplayBuffer", names):
         actor = start_actor(BufferActor, options, spec, **names.options(BUFFER))
     try:
-        return actor, wait_until_ready(actor, _NAME)
+        return actor, wait_until_ready(actor, "the actor of the replay buffer")
     except BaseException:
         ray().kill(actor)
         raise
+
+
+def _state(actor: Any, info: dict[str, Any], names: ActorNames) -> dict[str, Any]:
+    """Return the state of a handle to an actor that was described by `info`."""
+    given = {name: info[name] for name in ("prefetch", "call_timeout_s")}
+    return {"actor": actor, "info": info, "names": names, "client": False, **given}
 
 
 @final
@@ -115,9 +111,12 @@ class RayReplayBuffer:
     """A `ReplayBuffer` in a Ray actor. This is a handle to it.
 
     Handles can be pickled: pass one to the actors and tasks that write, and sample in another; threads may share one.
-    The methods are those of `ReplayBuffer`; they wait for the result, and raise what the buffer raised. A call that may
-    wait (`timeout_s`, or the limiter's) and has no result 30 s after its time is up raises `LostBufferError`: the actor
-    is stopped, or cannot be reached. The call may still take effect.
+    The methods are those of `ReplayBuffer`; they wait for the result, and raise what the buffer raised. Each ends by
+    its deadline, with `NoAnswerError` (a `LostBufferError` and a `TimeoutError`) if the actor is stopped, overloaded,
+    or cannot be reached; the call may still take effect. `timeout_s` sets the time of one call, `call_timeout_s` that
+    of the others. `sample`, `add` and `extend` may wait for `timeout_s` if there is a limiter or a queue, and the
+    answer is due 5 s later. `apply`, `query`, `dumps`, `loads`, `load_dataset`, `export` and others that may work for
+    long have no limit without `timeout_s`: they end if the actor answers nothing else for `call_timeout_s`, either.
 
     Rows and batches are copied into Ray's object store once; batches are read from there without another copy (tensors
     of less than 64 KiB are copied, which is faster), and may be modified. Data of up to 90 kB is sent within the call.
@@ -130,6 +129,7 @@ class RayReplayBuffer:
         *args: Positional arguments of `replay_buffer_cls`.
         replay_buffer_cls: What to make: `ReplayBuffer` or a subclass, or a callable that returns one; no ensemble. Use
             `functools.partial` for options of a class of your own.
+        call_timeout_s: Time of calls without `timeout_s`, in seconds; `math.inf` sets no limit.
         name: Name by which `attach` returns a handle in other programs of the cluster.
         lifetime: "detached" lets the buffer outlive the process that makes it, until `close` of a handle; it needs a
             `name`. None ends it with that process, or with its last handle there.
@@ -163,6 +163,7 @@ class RayReplayBuffer:
         self,
         *args: Any,
         replay_buffer_cls: Callable[..., Any] = ReplayBuffer,
+        call_timeout_s: float = CALL_TIMEOUT_S,
         name: str | None = None,
         lifetime: Literal["detached"] | None = None,
         namespace: str | None = None,
@@ -172,6 +173,7 @@ class RayReplayBuffer:
     ) -> None:
         _check_restarts(remote_config)
         pop_service("RayReplayBuffer", options)
+        timeout_s = check_call_timeout(call_timeout_s)
         prefetch = check_prefetch(options.pop("prefetch", None), options.get("batch_size"))
         generator = check_generator(options.get("generator"))
         seed = int(torch.randint(2**62, (), device="cpu")) if generator is None else None
@@ -180,8 +182,9 @@ class RayReplayBuffer:
         names, actor_options = take_names("RayReplayBuffer", name, lifetime, namespace, remote_config)
         init_ray(ray_init_config)
         check_free("RayReplayBuffer", names)
-        actor, info = _start(names, actor_options, spec._replace(prefetch=prefetch))
-        self.__setstate__({"actor": actor, "prefetch": prefetch, "info": info, "names": names})
+        spec = spec._replace(prefetch=prefetch, call_timeout_s=timeout_s)
+        actor, info = _start(names, actor_options, spec)
+        self.__setstate__(_state(actor, info, names))
 
     @classmethod
     def attach(
@@ -205,36 +208,36 @@ class RayReplayBuffer:
         actor = find(names, BUFFER)
         info = first_answer([actor.describe.remote()], timeout_s, f"the RayReplayBuffer {name!r}")
         handle = object.__new__(cls)
-        handle.__setstate__({"actor": actor, "prefetch": info["prefetch"], "info": info, "names": names})
+        handle.__setstate__(_state(actor, info, names))
         return handle
 
-    def _connect(self, actor: Any) -> None:
-        self._actor = actor
-        self._write_method = actor.call_polling.options(concurrency_group="write")
-        self._read_method = actor.call_polling.options(concurrency_group="read")
-        self._update_method = actor.call.options(concurrency_group="update")
+    def _connect(self, client: BufferClient, prefetch: int) -> None:
+        self._client = client
+        self._actor = client.actor
+        self._prefetch = prefetch
         self._stream = StreamHolder()
         self._updates = UpdateQueue()
         self._iteration: Iterator[Any] | None = None  # of `next`
 
-    def _open_stream(self, *, epoch: bool = False) -> BatchStream:
-        return BatchStream(self._actor, self._prefetch, epoch=epoch, name=_NAME, limit_s=self._info["limit_s"])
+    def _open_stream(self, deadline: Deadline, *, epoch: bool = False) -> BatchStream:
+        return BatchStream(self._client, self._prefetch, deadline, epoch=epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickled handle reaches the same buffer; batches requested ahead stay with this one."""
+        client = self._client
         return {
-            "actor": self._actor,
+            "actor": client.actor,
             "prefetch": self._prefetch,
-            "info": self._info,
+            "info": client.info,
             "names": self._names,
             "client": self._is_client,
+            "call_timeout_s": client.call_timeout_s,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connect to the actor."""
-        self._prefetch, self._info, self._names = state["prefetch"], state["info"], state["names"]
-        self._is_client = state.get("client", False)
-        self._connect(state["actor"])
+        self._names, self._is_client = state["names"], state["client"]
+        self._connect(BufferClient(state["actor"], state["info"], state["call_timeout_s"]), state["prefetch"])
 
     def __enter__(self) -> Self:
         """Return the handle; the end of the block calls `close`."""
@@ -246,27 +249,12 @@ class RayReplayBuffer:
         """Close the buffer, for all handles."""
         self.close()
 
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the buffer that neither writes nor samples, or read a property."""
-        check_connected()
-        return call_buffer(self._actor.call, _NAME, name, *args, **kwargs)
-
-    def _write(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method that writes rows, which may wait for readers."""
-        check_connected()
-        return call_buffer_polling(self._write_method, _NAME, self._info["limit_s"], name, *args, **kwargs)
-
-    def _update(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method that never waits for readers or writers."""
-        check_connected()
-        return call_buffer(self._update_method, _NAME, name, *args, **kwargs)
-
     def _require_tensordicts(self, what: str) -> None:
         """Raise `UsageError` unless the actor holds a `TensorDictReplayBuffer`."""
-        if not self._info["tensordicts"]:
+        if not self._client.info["tensordicts"]:
             msg = (
-                f"{what} is of a TensorDictReplayBuffer, and the actor holds a {self._info['kind']}: leave it out, or "
-                "give replay_buffer_cls=TensorDictReplayBuffer"
+                f"{what} is of a TensorDictReplayBuffer, and the actor holds a {self._client.info['kind']}: leave it "
+                "out, or give replay_buffer_cls=TensorDictReplayBuffer"
             )
             raise UsageError(msg)
 
@@ -277,12 +265,12 @@ class RayReplayBuffer:
         """The actor's handle."""
         return self._actor
 
-    def apply(self, function: Callable[..., Any], *args: Any) -> Any:
+    def apply(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Any:
         """Call `function(buffer, *args)` in the actor and return the result.
 
         Example: `rb.apply(lambda rb: setattr(rb.sampler, "beta", 0.7))`.
         """
-        return result_of(self._actor.apply.remote(function, *map(Serialized, args)), _NAME)
+        return self._client.apply(timeout_s, function, *args)
 
     storage = _ActorPart()
     sampler = _ActorPart()
@@ -293,13 +281,13 @@ class RayReplayBuffer:
     @property
     def batch_size(self) -> int | None:
         """Rows of a batch; None if the constructor got no `batch_size`."""
-        found: int | None = self._info["batch_size"]
+        found: int | None = self._client.info["batch_size"]
         return found
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
         """A copy of the limiter; None if the constructor got none."""
-        found: RateLimiter | None = self._call("rate_limiter")
+        found: RateLimiter | None = self._client.call(None, "rate_limiter")
         return found
 
     @property
@@ -310,7 +298,7 @@ class RayReplayBuffer:
             UsageError: The buffer is not a `TensorDictReplayBuffer`.
         """
         self._require_tensordicts("priority_key")
-        found: str | tuple[str, ...] = self._call("priority_key")
+        found: str | tuple[str, ...] = self._client.call(None, "priority_key")
         return found
 
     @priority_key.setter
@@ -321,17 +309,17 @@ class RayReplayBuffer:
     @property
     def write_count(self) -> int:
         """Rows written since the buffer was made or emptied."""
-        return int(self._call("write_count"))
+        return int(self._client.call(None, "write_count"))
 
     @property
     def cursor(self) -> int:
         """Slot that the next row takes; see `ReplayBuffer.cursor`."""
-        return int(self._call("cursor"))
+        return int(self._client.call(None, "cursor"))
 
     @property
     def dim_extend(self) -> int:
         """Dimension of the data along which `extend` grows the buffer."""
-        return int(self._call("dim_extend"))
+        return int(self._client.call(None, "dim_extend"))
 
     @dim_extend.setter
     def dim_extend(self, dim: int) -> None:
@@ -340,13 +328,13 @@ class RayReplayBuffer:
     @property
     def episodes(self) -> Episodes | None:
         """Which fields tell where episodes end; see `ReplayBuffer.episodes`."""
-        found: Episodes | None = self._call("episodes")
+        found: Episodes | None = self._client.call(None, "episodes")
         return found
 
     @property
     def initialized(self) -> bool:
         """Whether the parts of the buffer are made; see `ReplayBuffer.initialized`."""
-        return bool(self._call("initialized"))
+        return bool(self._client.call(None, "initialized"))
 
     @property
     def service_backend(self) -> str:
@@ -368,7 +356,7 @@ class RayReplayBuffer:
     def is_alive(self) -> bool:
         """Whether the actor answers."""
         try:
-            return ray().is_initialized() and bool(self._call("is_alive"))
+            return ray().is_initialized() and bool(self._client.call(None, "is_alive"))
         except LostBufferError:
             return False
 
@@ -428,26 +416,26 @@ class RayReplayBuffer:
             raise UsageError(msg)
         return self
 
-    def can_sample(self, batch_size: int | None = None) -> bool:
+    def can_sample(self, batch_size: int | None = None, *, timeout_s: float | None = None) -> bool:
         """Whether `sample` would return a batch at once; see `ReplayBuffer.can_sample`."""
-        return bool(self._call("can_sample", batch_size))
+        return bool(self._client.call(timeout_s, "can_sample", batch_size))
 
-    def can_insert(self, rows: int = 1) -> bool:
+    def can_insert(self, rows: int = 1, *, timeout_s: float | None = None) -> bool:
         """Whether a write of so many rows would go ahead at once; see `ReplayBuffer.can_insert`."""
-        return bool(self._call("can_insert", rows))
+        return bool(self._client.call(timeout_s, "can_insert", rows))
 
-    def stats(self) -> BufferStats:
+    def stats(self, *, timeout_s: float | None = None) -> BufferStats:
         """Return counts of rows, draws, ages and waits. Cost: O(rows), for the ages."""
-        found: BufferStats = self._call("stats")
+        found: BufferStats = self._client.call(timeout_s, "stats")
         return found
 
-    def check(self) -> None:
+    def check(self, *, timeout_s: float | None = None) -> None:
         """Raise errors that the storage's device has recorded; see `ReplayBuffer.check`."""
-        self._call("check")
+        self._client.call(timeout_s, "check")
 
     def __len__(self) -> int:
         """Number of rows present."""
-        return int(self._call("__len__"))
+        return int(self._client.call(None, "__len__"))
 
     def __bool__(self) -> bool:
         """Whether there are rows."""
@@ -455,37 +443,39 @@ class RayReplayBuffer:
 
     def __repr__(self) -> str:
         """The buffer's parts and options."""
-        return f"RayReplayBuffer({self._call('__repr__')}, prefetch={self._prefetch})"
+        return f"RayReplayBuffer({self._client.call(None, '__repr__')}, prefetch={self._prefetch})"
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def add(self, data: Any, *, timeout_s: float | None = None) -> Any:
         """Add one row; see `ReplayBuffer.add`."""
-        return self._write("add", data, timeout_s=timeout_s)
+        return self._client.poll("write", timeout_s, "add", data)
 
     def extend(self, data: Any, *, update_priority: bool | None = None, timeout_s: float | None = None) -> Tensor:
         """Add rows, in order; see `ReplayBuffer.extend`. Iterators are consumed in this process."""
-        index: Tensor = self._write("extend", replayable(data), update_priority=update_priority, timeout_s=timeout_s)
+        rows = replayable(data)
+        index: Tensor = self._client.poll("write", timeout_s, "extend", rows, update_priority=update_priority)
         return index
 
-    def delete(self, index: Any, generation: Any = None) -> Tensor:
+    def delete(self, index: Any, generation: Any = None, *, timeout_s: float | None = None) -> Tensor:
         """Delete rows; see `ReplayBuffer.delete`. Batches that this handle has prefetched are dropped."""
-        self._drop()
-        found: Tensor = self._update("delete", index, generation)
+        found: Tensor = self._client.update(self._drop(timeout_s), "delete", index, generation)
         return found
 
-    def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
+    def update_priority(
+        self, index: Any, priority: Any = None, generation: Any = None, *, timeout_s: float | None = None
+    ) -> None:
         """Set priorities of rows; see `ReplayBuffer.update_priority`."""
-        self._update("update_priority", index, priority, generation)
+        self._client.update(timeout_s, "update_priority", index, priority, generation)
 
-    def update_tensordict_priority(self, data: Any) -> None:
+    def update_tensordict_priority(self, data: Any, *, timeout_s: float | None = None) -> None:
         """Set the priorities of the rows of a sample to those it holds; see `TensorDictReplayBuffer`.
 
         Raises:
             UsageError: The buffer is not a `TensorDictReplayBuffer`.
         """
         self._require_tensordicts("update_tensordict_priority()")
-        self._update("update_tensordict_priority", data)
+        self._client.update(timeout_s, "update_tensordict_priority", data)
 
     def update_if_present(
         self,
@@ -497,9 +487,11 @@ class RayReplayBuffer:
         version: Any = None,
         require_newer: bool = False,
         priority: Any = None,
+        timeout_s: float | None = None,
     ) -> ConditionalUpdateResult:
         """Change rows that are still there; see `ReplayBuffer.update_if_present`."""
-        found: ConditionalUpdateResult = self._update(
+        found: ConditionalUpdateResult = self._client.update(
+            timeout_s,
             "update_if_present",
             index=index,
             generation=generation,
@@ -521,6 +513,7 @@ class RayReplayBuffer:
         version: Any = None,
         require_newer: bool = False,
         priority: Any = None,
+        timeout_s: float | None = None,
     ) -> Future[ConditionalUpdateResult]:
         """Do `update_if_present` in a thread of this process, in the order of submission.
 
@@ -529,9 +522,12 @@ class RayReplayBuffer:
         Returns:
             The future result. An error is also raised by the next `synchronize`, `shutdown` or save, once.
         """
+        deadline = self._client.deadline(timeout_s)
 
         def update() -> ConditionalUpdateResult:
-            return self.update_if_present(
+            found: ConditionalUpdateResult = self._client.update(
+                deadline,
+                "update_if_present",
                 index=index,
                 generation=generation,
                 patch=patch,
@@ -540,39 +536,53 @@ class RayReplayBuffer:
                 require_newer=require_newer,
                 priority=priority,
             )
+            return found
 
         return self._updates.submit(update, None)
 
-    def synchronize(self) -> None:
+    def _settle(self, deadline: Deadline) -> None:
+        """Wait for updates that this handle submitted, and raise the first error of one of them."""
+        if not self._updates.wait(deadline.left_s):
+            raise deadline.error(self._client.callee, "update_if_present")
+        self._updates.settle()
+
+    def synchronize(self, *, timeout_s: float | None = None) -> None:
         """Wait until updates that this handle submitted are written.
 
         Raises:
             Exception: the first error of one of them.
         """
-        self._updates.settle()
-        self._call("synchronize")
+        deadline = self._client.deadline(timeout_s)
+        self._settle(deadline)
+        self._client.call(deadline, "synchronize")
 
-    def mark_update(self, index: Any) -> None:
+    def mark_update(self, index: Any, *, timeout_s: float | None = None) -> None:
         """Give rows the default priority; see `ReplayBuffer.mark_update`."""
-        self._update("mark_update", index)
+        self._client.update(timeout_s, "mark_update", index)
 
-    def empty(self, empty_write_count: bool = True) -> None:  # noqa: FBT001, FBT002
+    def empty(
+        self,
+        empty_write_count: bool = True,  # noqa: FBT001, FBT002
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
         """Remove all rows and begin at slot 0 again; memory is kept. With False, `write_count` goes on."""
-        self._drop()
-        self._update("empty", empty_write_count)
+        self._client.update(self._drop(timeout_s), "empty", empty_write_count)
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace rows that are present; see `ReplayBuffer`."""
-        self._update("__setitem__", index, data)
+        self._client.update(None, "__setitem__", index, data)
 
-    def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> RayReplayBuffer:
+    def set_at_(
+        self, key: str | tuple[str, ...], value: Any, index: Any, *, timeout_s: float | None = None
+    ) -> RayReplayBuffer:
         """Write one stored field at an index, in place. Returns the handle."""
-        self._update("set_at_", key, value, index)
+        self._client.update(timeout_s, "set_at_", key, value, index)
         return self
 
-    def set_(self, key: str | tuple[str, ...], value: Any) -> RayReplayBuffer:
+    def set_(self, key: str | tuple[str, ...], value: Any, *, timeout_s: float | None = None) -> RayReplayBuffer:
         """Write one stored field of all rows present, in place. Returns the handle."""
-        self._update("set_", key, value)
+        self._client.update(timeout_s, "set_", key, value)
         return self
 
     def update_(
@@ -581,53 +591,55 @@ class RayReplayBuffer:
         clone: bool = False,  # noqa: FBT001, FBT002
         *,
         keys_to_update: Sequence[str | tuple[str, ...]] | None = None,
+        timeout_s: float | None = None,
     ) -> RayReplayBuffer:
         """Write the fields that `data` has, for all rows present; see `ReplayBuffer.update_`. Returns the handle."""
-        self._update("update_", data, clone, keys_to_update=keys_to_update)
+        self._client.update(timeout_s, "update_", data, clone, keys_to_update=keys_to_update)
         return self
 
-    def write_all(self, data: Any, end: int | None = None) -> None:
+    def write_all(self, data: Any, end: int | None = None, *, timeout_s: float | None = None) -> None:
         """Write `rb[:end] = data`."""
-        self._update("write_all", data, end)
+        self._client.update(timeout_s, "write_all", data, end)
 
-    def set_sampler(self, sampler: Any) -> Any:
+    def set_sampler(self, sampler: Any, *, timeout_s: float | None = None) -> Any:
         """Replace the sampler; return a copy of the previous one."""
-        self._drop()
-        found = self._call("set_sampler", sampler)
-        self._info = result_of(self._actor.describe.remote(), _NAME)  # a queue waits, other samplers may not
+        deadline = self._drop(timeout_s)
+        found = self._client.call(deadline, "set_sampler", sampler)
+        self._client.describe(deadline)  # a queue waits, other samplers may not
         return found
 
-    def set_storage(self, storage: Any, collate_fn: Callable[[Any], Any] | None = None) -> Any:
+    def set_storage(
+        self, storage: Any, collate_fn: Callable[[Any], Any] | None = None, *, timeout_s: float | None = None
+    ) -> Any:
         """Replace the storage; return a copy of the previous one, with its rows."""
-        self._drop()
-        return self._call("set_storage", storage, collate_fn)
+        return self._client.work(self._drop(timeout_s, works=True), "set_storage", storage, collate_fn)
 
-    def set_writer(self, writer: Any) -> Any:
+    def set_writer(self, writer: Any, *, timeout_s: float | None = None) -> Any:
         """Replace the writer; return a copy of the previous one."""
-        return self._call("set_writer", writer)
+        return self._client.call(timeout_s, "set_writer", writer)
 
-    def append_transform(self, transform: Any, *, invert: bool = False) -> RayReplayBuffer:
+    def append_transform(
+        self, transform: Any, *, invert: bool = False, timeout_s: float | None = None
+    ) -> RayReplayBuffer:
         """Add a transform at the end of the chain, in the actor. Returns the handle."""
-        self._drop()
-        self._call("append_transform", transform, invert=invert)
+        self._client.call(self._drop(timeout_s), "append_transform", transform, invert=invert)
         return self
 
-    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> RayReplayBuffer:
+    def insert_transform(
+        self, index: int, transform: Any, *, invert: bool = False, timeout_s: float | None = None
+    ) -> RayReplayBuffer:
         """Add a transform before position `index` of the chain, in the actor. Returns the handle."""
-        self._drop()
-        self._call("insert_transform", index, transform, invert=invert)
+        self._client.call(self._drop(timeout_s), "insert_transform", index, transform, invert=invert)
         return self
 
-    def set_rng(self, generator: torch.Generator | None) -> None:
+    def set_rng(self, generator: torch.Generator | None, *, timeout_s: float | None = None) -> None:
         """Draw with a copy of a generator from now on, None: the actor's global one; see `ReplayBuffer.set_rng`."""
         check_generator(generator)
-        self._drop()
-        self._call("set_rng", generator)
+        self._client.call(self._drop(timeout_s), "set_rng", generator)
 
-    def read_episodes(self) -> None:
+    def read_episodes(self, *, timeout_s: float | None = None) -> None:
         """Find the ends of episodes in the stored rows again."""
-        self._drop()
-        self._call("read_episodes")
+        self._client.work(self._drop(timeout_s, works=True), "read_episodes")
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -712,10 +724,9 @@ class RayReplayBuffer:
         if not self._prefetch:
             whole = None if out is None else "out, which takes whole batches"
             check_min_batch(min_batch, size, partial=True, whole=whole)
-            options = {"max_age": max_age, "timeout_s": timeout_s, "min_batch": min_batch}
+            options = {"max_age": max_age, "min_batch": min_batch}
             given = {name: value for name, value in options.items() if value is not None}
-            limit_s = self._info["limit_s"]
-            found = call_buffer_polling(self._read_method, _NAME, limit_s, "sample", size, return_info, **given)
+            found = self._client.poll("read", timeout_s, "sample", size, return_info, **given)
             if out is None:
                 return found
             return (fill(out, found[0]), found[1]) if return_info else fill(out, found)
@@ -723,15 +734,25 @@ class RayReplayBuffer:
         if max_age is not None or timeout_s is not None:
             msg = "max_age and timeout_s do not apply to batches that were requested earlier: leave prefetch out"
             raise UsageError(msg)
-        batch, info = self._stream.next(self._open_stream)
+        batch, info = self._stream.next(self._client, self._open_stream)
         batch = batch if out is None else fill(out, batch)
         return (batch, info) if return_info else batch
 
-    def _drop(self) -> None:
-        """Discard batches requested ahead; when this returns, no more are drawn."""
+    def _drop(self, timeout_s: float | None = None, *, works: bool = False) -> Deadline:
+        """Discard batches requested ahead; when this returns, no more are drawn.
+
+        Args:
+            timeout_s: Time of the call that this is a part of.
+            works: Whether that call may work for long.
+
+        Returns:
+            The deadline of that call.
+        """
+        deadline = self._client.working(timeout_s) if works else self._client.deadline(timeout_s)
         closing = self._stream.drop()
         if closing is not None:
-            result_of(closing, _NAME)
+            self._client.result(closing, "close_stream", deadline)
+        return deadline
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
@@ -746,10 +767,10 @@ class RayReplayBuffer:
         if self.batch_size is None:
             msg = "Cannot iterate over the replay buffer. Batch_size was not specified when it was made"
             raise UsageError(msg)
-        if not result_of(self._actor.describe.remote(), _NAME)["epochal"]:
+        if not self._client.describe()["epochal"]:
             while True:
                 yield self.sample()
-        stream = self._open_stream(epoch=True)
+        stream = self._open_stream(self._client.deadline(), epoch=True)
         try:
             yield from stream
         finally:
@@ -779,53 +800,59 @@ class RayReplayBuffer:
         predicate: Callable[[Trajectory], Any] | None = None,
         *,
         trajectory_key: str | tuple[str, ...] | None = None,
+        timeout_s: float | None = None,
     ) -> list[Trajectory]:
         """Return the trajectories for which a predicate holds, which runs in the actor; see `ReplayBuffer.query`."""
-        found: list[Trajectory] = self._call("query", predicate, trajectory_key=trajectory_key)
+        found: list[Trajectory] = self._client.work(timeout_s, "query", predicate, trajectory_key=trajectory_key)
         return found
 
     def __getitem__(self, index: Any) -> Any:
         """Read rows that are present; see `ReplayBuffer`. Always a copy."""
-        return self._update("__getitem__", index)
+        return self._client.update(None, "__getitem__", index)
 
-    def read_all_in_order(self, end: int | None = None) -> Any:
+    def read_all_in_order(self, end: int | None = None, *, timeout_s: float | None = None) -> Any:
         """Return `rb[:end]`: the rows in storage order. Copy."""
-        return self[:end]
+        return self._client.update(timeout_s, "__getitem__", slice(end))
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Return the whole state; see `ReplayBuffer.state_dict`."""
-        self._updates.settle()
-        found: dict[str, Any] = self._call("state_dict")
+        deadline = self._client.working(timeout_s)
+        self._settle(deadline)
+        found: dict[str, Any] = self._client.work(deadline, "state_dict")
         return found
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, timeout_s: float | None = None) -> None:
         """Restore what `state_dict` returned, of this or of a local buffer."""
-        self._drop()
-        self._call("load_state_dict", state)
+        self._client.work(self._drop(timeout_s, works=True), "load_state_dict", state)
 
-    def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
+    def dumps(self, path: str | Path, *, incremental: bool = False, timeout_s: float | None = None) -> None:
         """Save the whole state to a directory of the actor's machine; a local buffer can load it, too."""
-        self._updates.settle()
-        self._call("dumps", str(Path(path).absolute()), incremental=incremental)
+        deadline = self._client.working(timeout_s)
+        self._settle(deadline)
+        self._client.work(deadline, "dumps", str(Path(path).absolute()), incremental=incremental)
 
-    def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
+    def loads(
+        self, path: str | Path, *, verify: bool = True, mmap: bool = False, timeout_s: float | None = None
+    ) -> None:
         """Restore what `dumps` saved, from a directory of the actor's machine."""
-        self._drop()
-        self._call("loads", str(Path(path).absolute()), verify=verify, mmap=mmap)
+        deadline = self._drop(timeout_s, works=True)
+        self._client.work(deadline, "loads", str(Path(path).absolute()), verify=verify, mmap=mmap)
 
-    def save(self, path: str | Path, *, incremental: bool = False) -> None:
+    def save(self, path: str | Path, *, incremental: bool = False, timeout_s: float | None = None) -> None:
         """Do `dumps`."""
-        self.dumps(path, incremental=incremental)
+        self.dumps(path, incremental=incremental, timeout_s=timeout_s)
 
-    def dump(self, path: str | Path, *, incremental: bool = False) -> None:
+    def dump(self, path: str | Path, *, incremental: bool = False, timeout_s: float | None = None) -> None:
         """Do `dumps`."""
-        self.dumps(path, incremental=incremental)
+        self.dumps(path, incremental=incremental, timeout_s=timeout_s)
 
-    def load(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
+    def load(
+        self, path: str | Path, *, verify: bool = True, mmap: bool = False, timeout_s: float | None = None
+    ) -> None:
         """Do `loads`."""
-        self.loads(path, verify=verify, mmap=mmap)
+        self.loads(path, verify=verify, mmap=mmap, timeout_s=timeout_s)
 
     def load_dataset(
         self,
@@ -837,6 +864,7 @@ class RayReplayBuffer:
         batch_rows: int | None = None,
         overwrite: bool = False,
         progress: ProgressOption = None,
+        timeout_s: float | None = None,
     ) -> int:
         """Copy a dataset into the buffer; see `ReplayBuffer.load_dataset`. A path is one of the actor's machine.
 
@@ -844,7 +872,8 @@ class RayReplayBuffer:
         """
         source = str(Path(source).absolute()) if isinstance(source, (str, Path)) else source
         options = {"episodes": episodes, "rows": rows, "fields": fields, "batch_rows": batch_rows}
-        written: int = self._call("load_dataset", source, **options, overwrite=overwrite, progress=progress)
+        rest = {"overwrite": overwrite, "progress": progress}
+        written: int = self._client.work(timeout_s, "load_dataset", source, **options, **rest)
         return written
 
     def export(
@@ -855,51 +884,56 @@ class RayReplayBuffer:
         fields: Fields = None,
         overwrite: bool = False,
         progress: ProgressOption = None,
+        timeout_s: float | None = None,
         **options: Unpack[ExportOptions],
     ) -> ExportReport:
         """Write the episodes in the format of another tool, to a path of the actor's machine; see `ostinato.export`."""
-        self._updates.settle()
+        deadline = self._client.working(timeout_s)
+        self._settle(deadline)
         given = {"fields": fields, "overwrite": overwrite, "progress": progress, **options}
-        report: ExportReport = self._call("export", str(Path(path).absolute()), format, **given)
+        report: ExportReport = self._client.work(deadline, "export", str(Path(path).absolute()), format, **given)
         return report
 
-    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+    def register_save_hook(self, hook: Callable[..., Any], *, timeout_s: float | None = None) -> None:
         """Register a function that converts the rows that `dumps` saves, in the actor."""
-        self._call("register_save_hook", hook)
+        self._client.call(timeout_s, "register_save_hook", hook)
 
-    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+    def register_load_hook(self, hook: Callable[..., Any], *, timeout_s: float | None = None) -> None:
         """Register a function that converts rows that `loads` reads, in the actor."""
-        self._call("register_load_hook", hook)
+        self._client.call(timeout_s, "register_load_hook", hook)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Finish the updates submitted by this handle, then `close`, which does not wait for other handles.
 
         Args:
-            timeout: Longest wait in seconds until Ray has ended the actor; None is 10 s. It ends in any case.
+            timeout: Longest wait for these updates, by default `call_timeout_s`, and for Ray to end the actor, by
+                default 10 s. It ends in any case.
 
         Raises:
             Exception: the first error of an update, after the actor has ended.
         """
+        deadline = self._client.deadline(timeout)
         try:
-            self._updates.settle()
+            self._settle(deadline)
         finally:
             self._end(timeout)
 
     def close(self) -> None:
         """End the actor, and with it the rows, for all handles: later calls raise `LostBufferError`.
 
-        May be called again. On a handle of `client()` it drops what that handle holds, and no more.
+        May be called again. On a handle of `client()` it drops what that handle holds, and no more. Waits for an actor
+        that does not answer at most 5 s before it ends it.
         """
         self._end(None)
 
     def _end(self, timeout_s: float | None) -> None:
         module = ray()
-        self._updates.close()
-        if self._is_client:
+        if self._is_client or not module.is_initialized():  # without Ray the actor has ended, or is out of reach
             self._stream.drop()
-            return
-        if not module.is_initialized():
-            return  # the actor ended with Ray, or is out of reach
-        module.wait([self._actor.close.options(concurrency_group="update").remote()], timeout=_CLOSE_TIMEOUT_S)
-        module.kill(self._actor)
-        self._names.wait_until_free([BUFFER], timeout_s)
+        else:
+            deadline = self._client.deadline(_CLOSE_TIMEOUT_S)
+            self._updates.wait(deadline.left_s)
+            finishes(self._actor.close.options(concurrency_group="update").remote(), deadline.left_s)
+            module.kill(self._actor)
+            self._names.wait_until_free([BUFFER], timeout_s)
+        self._updates.close()

@@ -7,55 +7,52 @@ that has died does not occupy one.
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from ostinato._optional import require
-from ostinato.buffers.rate_limit import check_timeout
-from ostinato.distributed.serialization import decode, encode, to_arguments
+from ostinato.distributed.serialization import to_arguments
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
+
+    from ostinato.distributed.deadlines import Callee, Deadline
 
 __all__ = [
     "CLOSED",
     "CONCURRENCY_GROUPS",
-    "GRACE_S",
-    "POLL_S",
     "RETRY",
     "START_TIMEOUT_S",
     "Closed",
     "Retry",
-    "call_buffer",
-    "call_buffer_polling",
+    "finishes",
     "init_ray",
     "is_lost",
-    "poll",
     "pop_service",
+    "probe",
     "ray",
-    "result_in_time",
+    "result_by",
     "result_of",
     "short_message",
     "start_actor",
+    "wait_for",
     "wait_until_ready",
+    "where",
     "why_dead",
 ]
 
-CONCURRENCY_GROUPS = {"write": 32, "read": 32, "update": 8}
+CONCURRENCY_GROUPS = {"write": 32, "read": 32, "update": 8, "probe": 1}
 """Threads of an actor for each kind of call: readers that wait for rows never block writers, nor writers readers.
-Calls that never wait (priorities, edits, reads by index) have their own."""
+Calls that never wait (priorities, edits, reads by index) have their own, and so have probes."""
 START_TIMEOUT_S = 120.0
 """How long to wait for a new actor."""
-POLL_S = 1.0
-"""Longest wait of one poll, and so the longest time that an actor waits on behalf of a dead process."""
-GRACE_S = 30.0
-"""How long the result of a call may take beyond the time that the call may wait: its actor may be busy, or the result
-large. An actor that exceeds it is stopped, or its machine cannot be reached."""
 _NO_LIMIT_S = 1e8
 """Longer waits (more than three years) are passed to Ray as no limit."""
+_K = TypeVar("_K")
 _RESERVED = ("concurrency_groups", "get_if_exists", "max_task_retries")
 _OUTLIVE = "name= and lifetime='detached' let it outlive that"
 _DEATHS = {
@@ -173,9 +170,15 @@ def wait_until_ready(actor: Any, name: str) -> dict[str, Any]:
 
     Raises:
         OstinatoError: The actor's constructor raised it.
+        UsageError: It did not start in time.
     """
     found: dict[str, Any] = result_of(actor.describe.remote(), name, START_TIMEOUT_S)
     return found
+
+
+def where() -> dict[str, Any]:
+    """Return the machine and the process of the actor that calls this; see `Callee.at`."""
+    return {"node": ray().util.get_node_ip_address(), "pid": os.getpid()}
 
 
 # -- results and errors -----------------------------------------------------------------------------------------------
@@ -193,24 +196,33 @@ def result_of(reference: Any, name: str, timeout_s: float | None = None) -> Any:
     Args:
         reference: Reference to the result, or a list of references.
         name: The actor's name in error messages.
-        timeout_s: Longest wait; None for no limit.
+        timeout_s: Longest wait, for an actor that starts; None for no limit. For other calls see `result_by`.
 
     Raises:
         LostBufferError: The actor is dead.
         UsageError: There was no result in time.
     """
+    found = _result(reference, name, timeout_s)
+    if found is not None:
+        return found[0]
+    resources = ray().available_resources().items()
+    free = {what: count for what, count in resources if not what.startswith("node:")}
+    msg = f"{name} did not answer within {timeout_s:g} s; free in the cluster: {free}"
+    raise UsageError(msg)
+
+
+def _result(reference: Any, name: str, timeout_s: float | None) -> tuple[Any] | None:
+    """Wait for the result of a call; None if there is none in time. See `result_of`."""
     module = ray()
     try:
-        return module.get(reference, timeout=timeout_s)
+        return (module.get(reference, timeout=_ray_limit(timeout_s)),)
     except module.exceptions.RayTaskError as error:
         cause = error.cause
         if isinstance(cause, Exception):
             raise cause from error
         raise
-    except module.exceptions.GetTimeoutError as error:
-        free = {what: count for what, count in module.available_resources().items() if not what.startswith("node:")}
-        msg = f"{name} did not answer within {timeout_s:g} s; free in the cluster: {free}"
-        raise UsageError(msg) from error
+    except module.exceptions.GetTimeoutError:
+        return None
     except (module.exceptions.RayActorError, module.exceptions.ObjectLostError) as error:
         msg = f"{name} is gone, and its rows with it ({why_dead(error)}): make a new one and load a checkpoint into it"
         raise LostBufferError(msg) from error
@@ -228,82 +240,82 @@ def short_message(error: BaseException) -> str:
     return " ... ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__
 
 
-# -- calls ------------------------------------------------------------------------------------------------------------
+# -- deadlines --------------------------------------------------------------------------------------------------------
 
 
-def call_buffer(method: Any, actor_name: str, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of the buffer in an actor and return its result.
-
-    Args:
-        method: The actor's method that takes an encoded request.
-        actor_name: The actor's name in error messages.
-        name: The buffer's method.
-        *args: Its arguments.
-        **kwargs: Its keyword arguments.
-    """
-    return decode(result_of(method.remote(encode((name, args, kwargs))), actor_name))
+def _ray_limit(seconds: float | None) -> float | None:
+    """Return a time limit as Ray takes it: None for very long ones."""
+    return None if seconds is None or seconds > _NO_LIMIT_S else seconds
 
 
-def call_buffer_polling(
-    method: Any, actor_name: str, limit_s: float | None, name: str, *args: Any, **kwargs: Any
-) -> Any:
-    """Call a method of the buffer that may wait; see `call_buffer`.
+def probe(actor: Any) -> Any:
+    """Ask an actor whether it is alive; return a reference. It answers whatever other calls it works on."""
+    return actor.ping.options(concurrency_group="probe").remote()
+
+
+def result_by(reference: Any, actor: Any, callee: Callee, method: str, deadline: Deadline) -> Any:
+    """Wait for the result of a call until its deadline; see `result_of`.
 
     Args:
-        method: The actor's method that takes the seconds waited so far and an encoded request.
-        actor_name: The actor's name in error messages.
-        limit_s: Longest wait unless `kwargs` holds `timeout_s`.
-        name: The buffer's method.
-        *args: Its arguments.
-        **kwargs: Its keyword arguments.
-    """
-    timeout_s = kwargs.get("timeout_s")
-    if timeout_s is not None:
-        check_timeout(timeout_s)
-        limit_s = float(timeout_s)
-    request = encode((name, args, kwargs))
-    return decode(poll(lambda waited_s: method.remote(waited_s, request), actor_name, limit_s))
-
-
-def poll(send: Callable[[float], Any], name: str, limit_s: float | None = None) -> Any:
-    """Repeat a call that may wait until its result is not `RETRY`.
-
-    Args:
-        send: Starts the call, given the seconds waited so far; returns a reference.
-        name: The actor's name in error messages.
-        limit_s: How long the call may wait, if that is known here; see `result_in_time`.
+        reference: Reference to the result, or a list of references to the results of one call.
+        actor: The actor.
+        callee: Its name in error messages.
+        method: The call, for error messages.
+        deadline: When the result is due. If it says so, the actor is asked meanwhile whether it is alive.
 
     Raises:
-        LostBufferError: The actor is dead, or did not answer within that time and `GRACE_S`.
+        LostBufferError: The actor is dead.
+        NoAnswerError: The result is late, or the actor was silent for too long.
     """
-    began = time.monotonic()
-    found = result_in_time(send(0.0), name, began, limit_s)
-    while found is RETRY:
-        found = result_in_time(send(time.monotonic() - began), name, began, limit_s)
-    return found
+    sent = time.monotonic()
+    step_s = min(deadline.silence_left_s(sent), deadline.probe_every_s)
+    found = _result(reference, callee.name, step_s)
+    heard = None
+    if found is None:
+        one = reference[0] if isinstance(reference, list) else reference
+        silent = wait_for({0: one}, {0: actor}, deadline, sent)
+        if silent:
+            heard = silent[0]
+        else:
+            found = _result(reference, callee.name, max(1.0, deadline.left_s))  # may copy it to this machine
+    if found is None:
+        raise deadline.error(callee, method, heard)
+    return found[0]
 
 
-def result_in_time(reference: Any, name: str, began: float, limit_s: float | None = None) -> Any:
-    """Wait for the result of a call until `GRACE_S` after the time that the call may wait.
+def wait_for(
+    references: Mapping[_K, Any], actors: Mapping[_K, Any], deadline: Deadline, sent: float
+) -> dict[_K, float | None]:
+    """Wait for calls that may take long until they have ended, or their actors were silent for too long.
 
     Args:
-        reference: Reference to the result, or a list of references.
-        name: The actor's name in error messages.
-        began: When the call began to wait, by `time.monotonic`.
-        limit_s: How long it may wait; None and infinity set no limit.
+        references: References to the results.
+        actors: The actor of each.
+        deadline: When results are due.
+        sent: When the calls were sent, by `time.monotonic`.
 
-    Raises:
-        LostBufferError: The actor is dead, or did not answer in time.
+    Returns:
+        The calls that have not ended, and when their actors last answered another call; None for never.
     """
-    if limit_s is None or limit_s > _NO_LIMIT_S:
-        return result_of(reference, name)
-    try:
-        return result_of(reference, name, max(0.0, began + limit_s + GRACE_S - time.monotonic()))
-    except UsageError as error:
-        if not isinstance(error.__cause__, ray().exceptions.GetTimeoutError):
-            raise  # the buffer raised it
-        msg = (
-            f"{name} did not answer within {GRACE_S:g} s after the {limit_s:g} s that the call may wait: it is "
-            "stopped, cannot be reached, or is overloaded; the call may still take effect"
-        )
-        raise LostBufferError(msg) from error
+    pending, heard, probes = dict(references), dict[_K, float](), dict[_K, Any]()
+    unanswered: dict[_K, float | None] = {}
+    while pending:
+        step_s = min(deadline.probe_every_s, *(deadline.silence_left_s(heard.get(key, sent)) for key in pending))
+        _, open_ = ray().wait(list(pending.values()), num_returns=len(pending), timeout=_ray_limit(step_s))
+        late = set(open_)
+        pending = {key: reference for key, reference in pending.items() if reference in late}
+        for key in list(pending):
+            if key in probes and ray().wait([probes[key]], timeout=0)[0]:
+                heard[key] = time.monotonic()
+                del probes[key]
+            if deadline.silence_left_s(heard.get(key, sent)) <= 0:
+                unanswered[key] = heard.get(key)
+                del pending[key]
+            elif deadline.probed and key not in probes:
+                probes[key] = probe(actors[key])
+    return unanswered
+
+
+def finishes(reference: Any, seconds: float) -> bool:
+    """Return whether a call ends within `seconds`."""
+    return bool(ray().wait([reference], timeout=_ray_limit(seconds))[0])

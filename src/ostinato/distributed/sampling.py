@@ -16,6 +16,7 @@ from torch import Tensor
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.core import kinds
 from ostinato.core.rows import describe
+from ostinato.distributed.deadlines import Deadline
 from ostinato.distributed.routing import (
     ShardWeight,
     allot,
@@ -29,6 +30,7 @@ from ostinato.errors import EmptyBufferError, KindError, PriorityError, SchemaEr
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from ostinato.buffers.portion import Offer
     from ostinato.core.rows import Flat, Schema
@@ -433,6 +435,25 @@ class ShardSampler:
             return float(self._limiter.limiter.timeout_s)
         return math.inf if self.consumer is None else RateLimiter().timeout_s
 
+    def deadline(self, timeout_s: float | None) -> Deadline:
+        """Return the deadline of a draw; half of its time is for one round of calls, so that a shard may be left out.
+
+        Raises:
+            OptionError: `timeout_s` is not a number of at least 0.
+        """
+        call_timeout_s = self._shards.call_timeout_s
+        if self.unlimited:
+            return Deadline.of_call(timeout_s, call_timeout_s, share=0.5)
+        return Deadline.of_wait(timeout_s, self.limit_s(None), call_timeout_s, share=0.5)
+
+    def within(self, deadline: Deadline) -> AbstractContextManager[Deadline]:
+        """Make all calls of this thread in a block end by a deadline."""
+        return self._shards.within("sample", deadline)
+
+    def name_silent(self) -> str:
+        """Return the names of the shards that do not answer."""
+        return self._shards.name_silent()
+
     def uniforms(self, size: int) -> Tensor:
         """Draw the numbers that choose the shards; in the caller's thread, so that their order is deterministic."""
         return torch.rand(size, dtype=torch.float64, generator=self._generator, device="cpu")
@@ -450,7 +471,7 @@ class ShardSampler:
 
     def can_draw(self, size: int) -> bool:
         """Return whether a batch of `size` rows can be drawn at once."""
-        if self._limiter is not None and not self._limiter.can("draw", size):
+        if self._limiter is not None and not self._limiter.can("draw", size, self._shards.deadline("can_sample")[1]):
             return False
         if self.consumer is not None:
             return self.consumer.can_draw(size)

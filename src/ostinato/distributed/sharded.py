@@ -11,7 +11,7 @@ import torch
 from ostinato.buffers import BufferStats, ReplayBuffer
 from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
-from ostinato.buffers.rate_limit import check_min_batch, check_wait
+from ostinato.buffers.rate_limit import check_min_batch
 from ostinato.buffers.stats import combine
 from ostinato.distributed.actor_names import FLEET, check_free, connect, names_of, take_names
 from ostinato.distributed.actors import BufferSpec, ShardSpec
@@ -26,9 +26,10 @@ from ostinato.distributed.checkpoints import (
     save_shards,
     shard_directories,
 )
+from ostinato.distributed.deadlines import CALL_TIMEOUT_S, Deadline, check_call_timeout
 from ostinato.distributed.fleet import Fleet, attach_fleet, check_placement, reserve_placement, start_fleet
 from ostinato.distributed.rate_limits import RateLimitClient, check_limiter
-from ostinato.distributed.ray_client import init_ray, pop_service, ray, result_of
+from ostinato.distributed.ray_client import init_ray, pop_service, ray, result_by
 from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.serialization import Serialized
@@ -44,11 +45,12 @@ from ostinato.distributed.writing import (
     parse_shard_update,
     split_update,
 )
-from ostinato.errors import LostBufferError, OptionError, UsageError
+from ostinato.errors import LostBufferError, NoAnswerError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from torch import Tensor
@@ -141,6 +143,8 @@ class ShardedReplayBuffer:
         resume: Begin with the checkpoints in `checkpoint_dir`; without it there must be none.
         placement: "SPREAD", "STRICT_SPREAD" (one shard per node), "PACK" or "STRICT_PACK"; None leaves it to Ray.
         shard_timeout_s: How long to wait for the draw of a shard before it is left out.
+        call_timeout_s: Time of calls without `timeout_s`, in seconds; `math.inf` sets no limit. Half of it is for the
+            draw of a shard, if that is less than `shard_timeout_s`.
         snapshot_age_s: For how many seconds batches may be drawn from masses and draws of one moment, so that a batch
             calls only the shards that it has rows of. Changes by this process are seen at once, those by others after
             this time at the latest. 0 asks all shards for every batch. None is 0 for fewer than 16 shards, else 1.
@@ -185,6 +189,7 @@ class ShardedReplayBuffer:
         resume: bool = False,
         placement: str | None = None,
         shard_timeout_s: float = 30.0,
+        call_timeout_s: float = CALL_TIMEOUT_S,
         snapshot_age_s: float | None = None,
         name: str | None = None,
         lifetime: Literal["detached"] | None = None,
@@ -197,6 +202,7 @@ class ShardedReplayBuffer:
         if number > MAX_SHARDS:
             msg = f"num_shards must be in [1, {MAX_SHARDS}], got {number}"
             raise OptionError(msg)
+        call_s = check_call_timeout(call_timeout_s)
         saving = checkpoint_dir, checkpoint_every_s, max_save_failures
         _check_options(route, shard_timeout_s, *saving, resume=resume)
         check_placement(placement)
@@ -223,7 +229,7 @@ class ShardedReplayBuffer:
             for i, (seed, path) in enumerate(zip(seeds, shard_directories(directory, number), strict=True))
         ]
         sticky = route == "sticky"
-        fleet = Fleet(names, place, rate_limiter, shard_timeout_s, age_s, prefetch, sticky, directory)
+        fleet = Fleet(names, place, rate_limiter, shard_timeout_s, age_s, prefetch, sticky, directory, call_s)
         fleet, described = start_fleet(fleet, specs, actor_options, saved)
         self._connect(_Connection(fleet, ShardInfo.of(described)), generator)
 
@@ -262,10 +268,13 @@ class ShardedReplayBuffer:
 
     def _connect(self, connection: _Connection, generator: torch.Generator | None) -> None:
         fleet, info = connection.fleet, connection.info
-        shards = ShardClient(fleet.shards, fleet.shard_timeout_s, fleet.why_gone)
+        shards = ShardClient(fleet.shards, fleet.shard_timeout_s, fleet.why_gone, fleet.call_timeout_s)
+        shards.record_places(fleet.places)
         limiter = None
         if fleet.rate_limiter is not None:
-            limiter = RateLimitClient(fleet.actor, fleet.rate_limiter, shards.check_gone)
+            limiter = RateLimitClient(
+                fleet.actor, fleet.rate_limiter, shards.check_gone, fleet.place, fleet.call_timeout_s
+            )
             shards.on_change = limiter.recount
         age_s = fleet.snapshot_age_s
         consumer = RowConsumer(shards, waits=connection.waits, snapshot_age_s=age_s) if info.counting else None
@@ -327,12 +336,21 @@ class ShardedReplayBuffer:
     @property
     def limiter_counts(self) -> tuple[int, int] | None:
         """Rows written and rows drawn, as the rate limiter counts them for its ratio; None without one."""
-        return None if self._limiter is None else self._limiter.totals(self._shards.timeout_s)
+        return None if self._limiter is None else self._limiter.totals(self._connection.fleet.call_timeout_s)
 
     @property
     def write_count(self) -> int:
         """Rows written since the shards were made or emptied; rows that a shard lost with its actor do not count."""
-        return sum(int(found) for found in self._shards.call_all("call", "write_count").values())
+        with self._answering("write_count"):
+            return sum(int(found) for found in self._shards.call_all("call", "write_count").values())
+
+    def _answering(self, method: str, timeout_s: float | None = None) -> AbstractContextManager[Deadline]:
+        """Make the calls in a block end by the deadline of a call that the shards answer at once."""
+        return self._shards.within(method, Deadline.of_call(timeout_s, self._connection.fleet.call_timeout_s))
+
+    def _working(self, method: str, timeout_s: float | None = None) -> AbstractContextManager[Deadline]:
+        """Make the calls in a block end by the deadline of a call that may work for long."""
+        return self._shards.within(method, Deadline.of_work(timeout_s, self._connection.fleet.call_timeout_s))
 
     def pinned(self, shard: int) -> ShardedReplayBuffer:
         """Return a handle that writes to one shard, whatever the route; to the next one while that is missing.
@@ -367,7 +385,8 @@ class ShardedReplayBuffer:
     def is_alive(self) -> bool:
         """Whether a shard answers; shards that do not are left out with a warning."""
         try:
-            return bool(self._shards.call_all("call", "is_alive"))
+            with self._answering("is_alive"):
+                return bool(self._shards.call_all("call", "is_alive"))
         except LostBufferError:
             return False
 
@@ -419,25 +438,29 @@ class ShardedReplayBuffer:
         finally:
             self._end(timeout)
 
-    def apply(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+    def apply(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
         """Call `function(buffer, *args)` in every present shard, and return the results.
 
         Example: `rb.apply(lambda rb: setattr(rb.sampler, "beta", 0.7))`.
         """
-        return list(self._shards.call_all("apply", function, *args, timeout_s=None).values())
+        with self._working("apply", timeout_s):
+            return list(self._shards.call_all("apply", function, *args).values())
 
-    def report(self) -> list[ShardReport]:
+    def report(self, *, timeout_s: float | None = None) -> list[ShardReport]:
         """Return the state of each shard."""
-        return report_shards(self._shards)
+        with self._answering("report", timeout_s):
+            return report_shards(self._shards)
 
-    def stats(self) -> BufferStats:
+    def stats(self, *, timeout_s: float | None = None) -> BufferStats:
         """Return counts of rows, draws, ages and waits of the present shards; an age counts rows of the same shard."""
-        total = combine(list(self._shards.call_all("call", "stats").values()), None)
+        with self._answering("stats", timeout_s):
+            total = combine(list(self._shards.call_all("call", "stats").values()), None)
         return dataclasses.replace(total, prefetch_ready=self._batches.ready)
 
     def __len__(self) -> int:
         """Rows in the present shards."""
-        return sum(int(rows) for rows in self._shards.call_all("call", "__len__").values())
+        with self._answering("len"):
+            return sum(int(rows) for rows in self._shards.call_all("call", "__len__").values())
 
     def __bool__(self) -> bool:
         """Whether there are rows."""
@@ -458,7 +481,6 @@ class ShardedReplayBuffer:
 
     def add(self, data: Any, *, timeout_s: float | None = None) -> int | None:
         """Add one row to a shard; see `ReplayBuffer.add`."""
-        check_wait(timeout_s, waits=self._connection.waits)
         shard, slot = self._writer.write("add", data, timeout_s)
         return None if slot is None else int(join_index(shard, torch.tensor(slot, dtype=torch.int64, device="cpu")))
 
@@ -469,14 +491,15 @@ class ShardedReplayBuffer:
         next shard; the dead one may have saved them, too (at-least-once semantics).
 
         Raises:
-            LostBufferError: No shard answers.
+            NoAnswerError: No shard answers in time; the rows may still be written.
             WaitTimeoutError: Readers made no room within `timeout_s` (None is the limiter's); nothing is written.
         """
-        check_wait(timeout_s, waits=self._connection.waits)
         shard, slots = self._writer.write("extend", data, timeout_s, update_priority=update_priority)
         return join_index(shard, slots)
 
-    def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
+    def update_priority(
+        self, index: Any, priority: Any = None, generation: Any = None, *, timeout_s: float | None = None
+    ) -> None:
         """Set priorities, each in the shard of its row; see `ReplayBuffer.update_priority`.
 
         Priorities of rows in a missing shard are dropped; with generations, so are those of rows that a shard has lost,
@@ -486,16 +509,18 @@ class ShardedReplayBuffer:
             PriorityError: Priorities are negative, NaN or infinite; the message names them, and nothing is changed.
             SlotError: An index names no shard; nothing is changed.
         """
-        self._write_priorities(parse_shard_update(self._connection.info, index, priority, generation))
+        with self._answering("update_priority", timeout_s):
+            self._write_priorities(parse_shard_update(self._connection.info, index, priority, generation))
 
-    def update_tensordict_priority(self, data: Any) -> None:
+    def update_tensordict_priority(self, data: Any, *, timeout_s: float | None = None) -> None:
         """Set the priorities of the rows of a sample to its values under the shards' `priority_key`.
 
         Raises:
             KeyMissingError: The index or the priorities are missing.
             PriorityError: Priorities are negative, NaN or infinite; nothing is changed.
         """
-        self._write_priorities(parse_batch_update(self._connection.info, data))
+        with self._answering("update_tensordict_priority", timeout_s):
+            self._write_priorities(parse_batch_update(self._connection.info, data))
 
     def _write_priorities(self, update: PriorityUpdate | None) -> None:
         if update is None:
@@ -505,13 +530,14 @@ class ShardedReplayBuffer:
         arguments = {i: ("update_priority", *map(Serialized, part)) for i, part in parts.items() if i in present}
         self._shards.call("call", arguments, "update")
 
-    def delete(self, index: Any, generation: Any = None) -> Tensor:
+    def delete(self, index: Any, generation: Any = None, *, timeout_s: float | None = None) -> Tensor:
         """Delete rows, each in its shard; see `ReplayBuffer.delete`. Batches prefetched by this handle are dropped.
 
         Args:
             index: Shard and slot, as `extend` and `sample` give them, int64 of any shape; or a sample, or its info.
             generation: Generations of the same rows, as `sample` gives them (`index_generation`). Without them rows of
                 a shard that was restarted since are deleted by their slots, whatever rows are there now.
+            timeout_s: When the answer is due; None is `call_timeout_s`.
 
         Returns:
             Which rows were there, and are deleted: bool of the shape of the index. Rows of a missing shard are not.
@@ -519,8 +545,9 @@ class ShardedReplayBuffer:
         Raises:
             SlotError: An index names no shard, or no slot of its shard; nothing is changed.
         """
-        self._batches.drop()
-        return delete_rows(self._shards, self._connection.info.capacity, index, generation)
+        with self._answering("delete", timeout_s):
+            self._batches.drop()
+            return delete_rows(self._shards, self._connection.info.capacity, index, generation)
 
     def update_if_present(
         self,
@@ -532,6 +559,7 @@ class ShardedReplayBuffer:
         version: Any = None,
         require_newer: bool = False,
         priority: Any = None,
+        timeout_s: float | None = None,
     ) -> ConditionalUpdateResult:
         """Change fields and priorities of rows that are still there, each in its shard.
 
@@ -546,6 +574,7 @@ class ShardedReplayBuffer:
             version: See there.
             require_newer: See there.
             priority: See there.
+            timeout_s: When the answer is due; None is `call_timeout_s`.
 
         Returns:
             What became of each row, in the order of `index`.
@@ -554,17 +583,18 @@ class ShardedReplayBuffer:
             LostBufferError: No shard answers.
             SlotError: An index names no shard; nothing is changed.
         """
-        return update_shards(
-            self._shards,
-            self._connection.info,
-            index,
-            generation,
-            patch,
-            version_key=version_key,
-            version=version,
-            require_newer=require_newer,
-            priority=priority,
-        )
+        with self._answering("update_if_present", timeout_s):
+            return update_shards(
+                self._shards,
+                self._connection.info,
+                index,
+                generation,
+                patch,
+                version_key=version_key,
+                version=version,
+                require_newer=require_newer,
+                priority=priority,
+            )
 
     def submit_update_if_present(
         self,
@@ -576,6 +606,7 @@ class ShardedReplayBuffer:
         version: Any = None,
         require_newer: bool = False,
         priority: Any = None,
+        timeout_s: float | None = None,
     ) -> Future[ConditionalUpdateResult]:
         """Do `update_if_present` in a thread of this process, in the order of submission.
 
@@ -585,64 +616,77 @@ class ShardedReplayBuffer:
             The future result. An error is also raised by the next `synchronize`, `shutdown`, `checkpoint` or `dumps` of
             this handle, once; these wait for the updates that it has submitted.
         """
+        deadline = Deadline.of_call(timeout_s, self._connection.fleet.call_timeout_s)
 
         def update() -> ConditionalUpdateResult:
-            return self.update_if_present(
-                index=index,
-                generation=generation,
-                patch=patch,
-                version_key=version_key,
-                version=version,
-                require_newer=require_newer,
-                priority=priority,
-            )
+            with self._shards.within("update_if_present", deadline):
+                return self.update_if_present(
+                    index=index,
+                    generation=generation,
+                    patch=patch,
+                    version_key=version_key,
+                    version=version,
+                    require_newer=require_newer,
+                    priority=priority,
+                )
 
         return self._updates.submit(update, None)
 
-    def synchronize(self) -> None:
+    def synchronize(self, *, timeout_s: float | None = None) -> None:
         """Wait until updates that this handle submitted are written.
 
         Raises:
+            NoAnswerError: They are not in time.
             Exception: The first error of one of them.
         """
+        with self._answering("synchronize", timeout_s) as deadline:
+            self._settle(deadline)
+
+    def _settle(self, deadline: Deadline) -> None:
+        if not self._updates.wait(deadline.left_s):
+            raise deadline.error(self._shards.name_silent(), "update_if_present")
         self._updates.settle()
 
-    def empty(self, shard: int | None = None) -> None:
+    def empty(self, shard: int | None = None, *, timeout_s: float | None = None) -> None:
         """Remove the rows of all present shards, or of one; their saved checkpoints change with the next one.
 
         The schema stays, as in a single buffer; see `reset`.
 
         Args:
             shard: Number of one shard; None empties all.
+            timeout_s: When the answer is due; None is `call_timeout_s`.
 
         Raises:
             OptionError: There is no such shard.
             LostBufferError: This one shard does not answer.
         """
-        self._batches.drop()
-        if shard is None:
-            self._shards.call_all("call", "empty")
-        else:
-            self._call_shards("call", shard, "empty", what="it keeps its rows")
-        self._reset_limiter(shard)
+        with self._answering("empty", timeout_s) as deadline:
+            self._batches.drop()
+            if shard is None:
+                self._shards.call_all("call", "empty")
+            else:
+                self._call_shards("call", shard, "empty", what="it keeps its rows")
+            self._reset_limiter(deadline, shard)
 
-    def reset(self, shard: int | None = None) -> None:
+    def reset(self, shard: int | None = None, *, timeout_s: float | None = None) -> None:
         """Remove all rows and their schema: the next rows may have another one, in all shards.
 
         With `shard`, remove the rows of one shard: its next rows have the schema that the other shards hold.
 
         Args:
             shard: Number of one shard; None resets all.
+            timeout_s: When the answer is due; None is `call_timeout_s`.
 
         Raises:
             OptionError: There is no such shard.
             LostBufferError: A shard does not answer; the others are reset, and the schema stays.
         """
-        self._batches.drop()
-        self._call_shards("reset", shard, what="they keep rows and schema")
-        if shard is None and self._free_schema():
-            self._shards.call_all("release")
-        self._reset_limiter(shard)
+        with self._answering("reset", timeout_s) as deadline:
+            self._batches.drop()
+            self._call_shards("reset", shard, what="they keep rows and schema")
+            if shard is None and self._free_schema(deadline):
+                self._shards.call_all("release")
+            self._reset_limiter(deadline, shard)
 
     def _call_shards(self, method: str, shard: int | None, *arguments: Any, what: str) -> None:
         """Call a method of all shards, or of one; raise `LostBufferError` if a shard does not answer."""
@@ -656,14 +700,16 @@ class ShardedReplayBuffer:
             raise OptionError(msg)
         return shard
 
-    def _free_schema(self) -> bool:
-        return bool(result_of(self._connection.fleet.actor.free_schema.remote(), "the actor of the fleet", 60.0))
+    def _free_schema(self, deadline: Deadline) -> bool:
+        fleet = self._connection.fleet
+        deadline.check_open(fleet.place, "reset")
+        return bool(result_by(fleet.actor.free_schema.remote(), fleet.actor, fleet.place, "reset", deadline))
 
-    def _reset_limiter(self, shard: int | None = None) -> None:
+    def _reset_limiter(self, deadline: Deadline, shard: int | None = None) -> None:
         if self._limiter is None:
             return
         if shard is None:
-            self._limiter.begin(self._shards.timeout_s)
+            self._limiter.begin(deadline)
         else:
             self._limiter.recount()
 
@@ -731,7 +777,8 @@ class ShardedReplayBuffer:
             return_info: Return `(batch, info)`, as `ReplayBuffer.sample` does; `info["index"]` holds shard and slot.
             max_age: Draw only rows whose version is at least the newest version of all shards minus this. Needs a
                 `version_key` and no prefetch; None draws from all rows.
-            timeout_s: Longest wait for writers, if there is a `rate_limiter` or a queue; None is the limiter's.
+            timeout_s: Longest wait for writers, if there is a `rate_limiter` or a queue; None is the limiter's. The
+                answer is due 5 s later. Without these, it is due after `timeout_s`; None is `call_timeout_s`.
             min_batch: Take a smaller batch when the time is up: as many rows as may be drawn then, at least these. Not
                 with prefetch.
 
@@ -741,24 +788,24 @@ class ShardedReplayBuffer:
         Raises:
             UsageError: There is no batch size.
             EmptyBufferError: The present shards have no rows.
-            LostBufferError: No shard answers.
+            NoAnswerError: No shard answers, or one is silent that `timeout_s` is too short to leave out.
             WaitTimeoutError: Too few rows were written in time.
         """
         connection = self._connection
-        check_wait(timeout_s, waits=connection.waits)
         size = check_size(batch_size, self.batch_size, fixed=bool(connection.fleet.prefetch))
         whole = "prefetch, whose batches were drawn before" if connection.fleet.prefetch else None
         check_min_batch(min_batch, size, partial=connection.waits or connection.info.counting, whole=whole)
         batch, info = self._batches.next(size, timeout_s, max_age, min_batch)
         return (batch, info) if return_info else batch
 
-    def can_sample(self, batch_size: int | None = None) -> bool:
+    def can_sample(self, batch_size: int | None = None, *, timeout_s: float | None = None) -> bool:
         """Whether `sample` would return a batch at once: shards have rows for it, and the rate limiter allows it.
 
         Makes no draw and waits for no writer. A snapshot: other processes may write and draw before the next call.
 
         Args:
             batch_size: Rows; None takes the constructor's.
+            timeout_s: When the answer is due; None is `call_timeout_s`.
 
         Raises:
             UsageError: There is no batch size.
@@ -766,22 +813,25 @@ class ShardedReplayBuffer:
             WaitTimeoutError: The limiter's actor does not answer.
         """
         size = check_size(batch_size, self.batch_size, fixed=False)
-        return self._batches.can_draw(size, self.batch_size)
+        with self._answering("can_sample", timeout_s):
+            return self._batches.can_draw(size, self.batch_size)
 
-    def can_insert(self, rows: int = 1) -> bool:
+    def can_insert(self, rows: int = 1, *, timeout_s: float | None = None) -> bool:
         """Whether a write of so many rows would go ahead at once: the rate limiter, and a full queue, let it.
 
         Always True without both. The rows themselves are not checked. A snapshot, as that of `can_sample`.
 
         Args:
             rows: Rows of one call of `extend`.
+            timeout_s: When the answer is due; None is `call_timeout_s`.
 
         Raises:
             OptionError: `rows` is below 1.
             LostBufferError: No shard answers.
             WaitTimeoutError: The limiter's actor does not answer.
         """
-        return self._writer.can_write(positive("rows", rows))
+        with self._answering("can_insert", timeout_s):
+            return self._writer.can_write(positive("rows", rows))
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches without end.
@@ -800,13 +850,15 @@ class ShardedReplayBuffer:
         predicate: Callable[[Trajectory], Any] | None = None,
         *,
         trajectory_key: str | tuple[str, ...] | None = None,
+        timeout_s: float | None = None,
     ) -> list[Trajectory]:
         """Return the trajectories in present shards for which a predicate holds; see `ReplayBuffer.query`.
 
         The predicate runs in the actors; shards follow one another. With `route="sticky"` a trajectory of one writer is
         in one shard, else its rows may be in several, and each part counts as a trajectory.
         """
-        parts = self.apply(lambda buffer: buffer.query(predicate, trajectory_key=trajectory_key))
+        with self._working("query", timeout_s):
+            parts = self.apply(lambda buffer: buffer.query(predicate, trajectory_key=trajectory_key))
         return [one for part in parts for one in part]
 
     def next(self) -> Any:
@@ -822,18 +874,19 @@ class ShardedReplayBuffer:
 
         Raises:
             SlotError: There is no such row.
-            LostBufferError: The shard is missing.
+            NoAnswerError: The shard is missing.
         """
         shard, slots = one_shard(index, self.num_shards)
-        found = self._shards.call("call", {shard: ("__getitem__", slots)}, "read")
+        with self._answering("__getitem__"):
+            found = self._shards.call("call", {shard: ("__getitem__", slots)}, "read")
         if shard not in found:
-            msg = f"{self._shards.name(shard)}, which has these rows, does not answer: {self._shards.missing[shard]}"
-            raise LostBufferError(msg)
+            msg = f"{self._shards.callee(shard)}, which has these rows, does not answer: {self._shards.missing[shard]}"
+            raise NoAnswerError(msg)
         return found[shard]
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def checkpoint(self) -> list[int]:
+    def checkpoint(self, *, timeout_s: float | None = None) -> list[int]:
         """Save every present shard to `checkpoint_dir`, each completely or not at all.
 
         Returns:
@@ -847,11 +900,12 @@ class ShardedReplayBuffer:
         if directory is None:
             msg = "there is no checkpoint_dir: give one to the constructor, or call dumps(path)"
             raise UsageError(msg)
-        self._updates.settle()
-        found = save_shards(self._shards, directory)
+        with self._working("checkpoint", timeout_s) as deadline:
+            self._settle(deadline)
+            found = save_shards(self._shards, directory)
         return [found.get(i, {"write_count": 0})["write_count"] for i in range(self.num_shards)]
 
-    def dumps(self, path: str | Path) -> None:
+    def dumps(self, path: str | Path, *, timeout_s: float | None = None) -> None:
         """Save all shards to directories under `path`, each as of a moment of its own.
 
         Raises:
@@ -859,10 +913,12 @@ class ShardedReplayBuffer:
         """
         self._updates.settle()
         directory = Path(path).absolute()
-        saved = save_shards(self._shards, directory)
+        with self._working("dumps", timeout_s) as deadline:
+            self._settle(deadline)
+            saved = save_shards(self._shards, directory)
         require_all(self._shards, range(self.num_shards), saved, f"{directory} has no new checkpoint of these")
 
-    def loads(self, path: str | Path, shard: int | None = None) -> None:
+    def loads(self, path: str | Path, shard: int | None = None, *, timeout_s: float | None = None) -> None:
         """Restore what `dumps` or `checkpoint` saved, from the same number of shards.
 
         All checkpoints are checked before the first shard changes: that they exist, fit the shards, and hold rows of
@@ -872,6 +928,7 @@ class ShardedReplayBuffer:
         Args:
             path: Directory.
             shard: Number of one shard to load from its part of the checkpoint; None loads all.
+            timeout_s: When the answer is due; None sets no limit while the shards answer other calls.
 
         Raises:
             CheckpointError: A checkpoint does not exist, or does not match; nothing has changed. Or the rows of one are
@@ -882,24 +939,25 @@ class ShardedReplayBuffer:
         if shard is not None:
             self._check_shard(shard)
         directory = Path(path).absolute()
-        self._batches.drop()
-        saved = load_shards(self._shards, directory, shard)
-        if shard is None and self._limiter is not None:
-            self._limiter.restore(saved, self._shards.timeout_s)
-        else:
-            self._reset_limiter(shard)
+        with self._working("loads", timeout_s) as deadline:
+            self._batches.drop()
+            saved = load_shards(self._shards, directory, shard)
+            if shard is None and self._limiter is not None:
+                self._limiter.restore(saved, deadline)
+            else:
+                self._reset_limiter(deadline, shard)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, timeout_s: float | None = None) -> None:
         """Do `dumps`."""
-        self.dumps(path)
+        self.dumps(path, timeout_s=timeout_s)
 
-    def dump(self, path: str | Path) -> None:
+    def dump(self, path: str | Path, *, timeout_s: float | None = None) -> None:
         """Do `dumps`."""
-        self.dumps(path)
+        self.dumps(path, timeout_s=timeout_s)
 
-    def load(self, path: str | Path) -> None:
+    def load(self, path: str | Path, *, timeout_s: float | None = None) -> None:
         """Do `loads`."""
-        self.loads(path)
+        self.loads(path, timeout_s=timeout_s)
 
     def close(self) -> None:
         """End the actors, and with them the rows, for all handles: later calls raise `LostBufferError`.

@@ -21,8 +21,8 @@ from ostinato.buffers.priority_updates import (
 )
 from ostinato.buffers.rate_limit import RateLimiter, replayable
 from ostinato.core import kinds
-from ostinato.distributed.rate_limits import GRACE_S
-from ostinato.distributed.ray_client import RETRY, ray
+from ostinato.distributed.deadlines import GRACE_S, Deadline
+from ostinato.distributed.ray_client import RETRY, finishes, probe, ray
 from ostinato.distributed.routing import WriteOrder, split_index
 from ostinato.distributed.serialization import Serialized
 from ostinato.errors import KindError, SlotError
@@ -213,18 +213,14 @@ def count_rows(data: Any) -> int:
 
 
 class _Write(NamedTuple):
-    """A write to a shard, and how long it may wait in all."""
+    """A write to a shard."""
 
     name: str
     data: Serialized
     kwargs: dict[str, Any]
-    limit_s: float
-    began: float
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds waited so far."""
-        return time.monotonic() - self.began
+    limit_s: float | None
+    """How long it may wait in the shard; None if shards never wait."""
+    deadline: Deadline
 
 
 @final
@@ -256,22 +252,23 @@ class ShardWriter:
             LostBufferError: No shard answers.
             WaitTimeoutError: Too few rows were read in time; nothing is written.
         """
+        limit_s = RateLimiter().timeout_s if self._limiter is None else self._limiter.limiter.timeout_s
+        deadline = Deadline.of_call(timeout_s, self._shards.call_timeout_s, share=0.5)
+        if self._waits or self._limiter is not None:
+            deadline = Deadline.of_wait(timeout_s, limit_s, self._shards.call_timeout_s, share=0.5)
         if name == "extend":
             data = replayable(data)
-        rules = RateLimiter() if self._limiter is None else self._limiter.limiter
-        limit_s = rules.timeout_s if timeout_s is None else timeout_s
-        write = _Write(name, Serialized(data), kwargs, limit_s, time.monotonic())
-        if self._limiter is None:
-            return self._send(write)
-        rows = count_rows(data) if name == "extend" else 1
-        if rows == 0:
-            return self._send(write)  # nothing to wait for: the shard checks the schema
-        self._limiter.acquire("write", rows, timeout_s)
-        try:
-            return self._send(write)
-        except Exception:
-            self._limiter.give_back(written=rows)
-            raise
+        rows = count_rows(data) if name == "extend" and self._limiter is not None else 1
+        write = _Write(name, Serialized(data), kwargs, deadline.wait_s if self._waits else None, deadline)
+        with self._shards.within(name, deadline):
+            if self._limiter is None or rows == 0:  # nothing to wait for: the shard checks the schema
+                return self._send(write)
+            self._limiter.acquire("write", rows, timeout_s)
+            try:
+                return self._send(write)
+            except Exception:
+                self._limiter.give_back(written=rows)
+                raise
 
     def can_write(self, rows: int) -> bool:
         """Return whether a write of so many rows would go ahead at once.
@@ -281,7 +278,7 @@ class ShardWriter:
             WaitTimeoutError: The limiter's actor does not answer.
         """
         present = self._shards.present()
-        if self._limiter is not None and not self._limiter.can("write", rows):
+        if self._limiter is not None and not self._limiter.can("write", rows, self._shards.deadline("can_insert")[1]):
             return False
         if not self._waits:
             return True
@@ -307,9 +304,8 @@ class ShardWriter:
     def _send_to(self, shard: int, write: _Write) -> tuple[Any] | None:
         """Write to one shard, in as many polls as needed; None if it is missing."""
         method = self._shards.actors[shard].write.options(concurrency_group="write")
-        timeout_s = write.limit_s if self._waits else None
         while True:
-            call = method.remote(write.waited_s, timeout_s, write.name, write.data, write.kwargs)
+            call = method.remote(write.deadline.elapsed_s, write.limit_s, write.name, write.data, write.kwargs)
             try:
                 found = self._result(shard, call, write)
             finally:
@@ -322,14 +318,24 @@ class ShardWriter:
 
         A shard that answers no other call either when the time is up is stopped or cannot be reached. One that does
         answer is busy: its result is waited for, or the rows would be written twice.
+
+        Raises:
+            NoAnswerError: The call's time is up; the shard may still write the rows.
         """
-        seconds = min(self._shards.timeout_s, max(0.0, write.limit_s - write.waited_s))
-        while not ray().wait([call], timeout=seconds)[0]:
-            probe = self._shards.actors[shard].drawable.remote()
-            if not ray().wait([call, probe], timeout=GRACE_S)[0]:
-                return self._shards.result(shard, call, 0.0)
-            seconds = GRACE_S
-        return self._shards.result(shard, call, None)
+        deadline, heard = write.deadline, None
+        grace_s = min(GRACE_S, deadline.usual_s / 2)
+        seconds = min(self._shards.timeout_s, deadline.usual_s - grace_s)
+        if deadline.waits:
+            seconds = min(seconds, deadline.wait_left_s)
+        while not finishes(call, min(seconds, deadline.left_s)):
+            asked, left_s = probe(self._shards.actors[shard]), deadline.left_s
+            answered = ray().wait([call, asked], timeout=min(grace_s, left_s))[0]
+            if not answered and left_s >= grace_s:
+                return self._shards.result(shard, call, 0.0, deadline)
+            if not answered or deadline.left_s <= 0:
+                raise deadline.error(self._shards.callee(shard), write.name, heard)
+            seconds, heard = grace_s, time.monotonic()
+        return self._shards.result(shard, call, max(1.0, deadline.left_s), deadline)
 
     def _first_shard(self) -> int:
         if self._home is not None:

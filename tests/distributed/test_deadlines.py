@@ -1,0 +1,123 @@
+"""Deadlines as plain objects: limits, waits, silence, and what their errors say."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ostinato.distributed.deadlines import GRACE_S, POLL_S, Callee, Deadline, check_call_timeout
+from ostinato.errors import LostBufferError, NoAnswerError, NoPermitError, OptionError, WaitTimeoutError
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, in one element."""
+    now = [100.0]
+    monkeypatch.setattr("ostinato.distributed.deadlines.time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_a_call_ends_after_its_timeout_or_the_default(clock: list[float]) -> None:
+    for timeout_s, limit_s in ((None, 60.0), (2, 2.0), (np.float32(2), 2.0), (np.int64(2), 2.0), (Fraction(2), 2.0)):
+        deadline = Deadline.of_call(timeout_s, 60.0)
+        assert (deadline.limit_s, deadline.left_s, deadline.answer_left_s) == (limit_s, limit_s, limit_s)
+        assert deadline.silence_left_s(clock[0] + 1.0) == limit_s  # whatever else the actor answers
+        assert (deadline.works, deadline.waits, deadline.probe_every_s) == (False, False, math.inf)
+    clock[0] += 1.5
+    assert (deadline.elapsed_s, deadline.left_s) == (1.5, 0.5)
+    clock[0] += 1.0
+    assert (deadline.left_s, deadline.answer_left_s) == (0.0, 0.0)
+    assert Deadline.of_call(math.inf, 60.0).left_s == math.inf
+
+
+def test_a_wait_ends_a_grace_period_after_its_timeout(clock: list[float]) -> None:
+    deadline = Deadline.of_wait(2.0, 60.0, 30.0)
+    assert (deadline.waits, deadline.wait_left_s, deadline.answer_left_s) == (True, 2.0, 2.0 + GRACE_S)
+    clock[0] += 2.0
+    assert (deadline.wait_left_s, deadline.silence_left_s(100.0)) == (0.0, GRACE_S)
+    assert deadline.silence_left_s(101.0) == GRACE_S
+    clock[0] += 5.0
+    assert deadline.silence_left_s(100.0) == 0.0
+    assert deadline.silence_left_s(clock[0]) == GRACE_S  # the actor answers other calls
+    clock[0] = 132.0
+    assert deadline.silence_left_s(clock[0]) == deadline.left_s == 0.0
+
+
+def test_a_wait_without_end_notices_a_silent_actor(clock: list[float]) -> None:
+    deadline = Deadline.of_wait(None, math.inf, 3.0)
+    assert deadline.left_s == math.inf
+    assert deadline.silence_left_s(100.0) == 3.0 + POLL_S  # the actor may hold a poll for so long
+    clock[0] += 1e6
+    assert deadline.silence_left_s(clock[0]) == 3.0 + POLL_S
+
+
+def test_the_grace_period_is_at_most_the_time_of_a_call() -> None:
+    assert Deadline.of_wait(1.0, 60.0, 0.5).grace_s == 0.5
+    assert Deadline.of_wait(None, 60.0, 20.0).grace_s == 20.0  # the caller has set no time
+
+
+def test_work_goes_on_while_its_actor_answers(clock: list[float]) -> None:
+    deadline = Deadline.of_work(None, 4.0)
+    assert (deadline.works, deadline.left_s, deadline.probe_every_s) == (True, math.inf, 1.0)
+    assert deadline.silence_left_s(100.0) == 4.0
+    clock[0] += 1000.0
+    assert deadline.silence_left_s(clock[0] - 1.0) == 3.0
+    assert deadline.silence_left_s(100.0) == 0.0
+    limited = Deadline.of_work(10.0, 4.0)
+    clock[0] += 9.0
+    assert limited.silence_left_s(clock[0]) == 1.0
+
+
+def test_a_shard_gets_its_share_of_the_time() -> None:
+    assert Deadline.of_call(None, 60.0, share=0.5).patience_s(30.0) == 30.0
+    assert Deadline.of_call(None, 1.0, share=0.5).patience_s(30.0) == 0.5
+    assert Deadline.of_call(0.25, 60.0, share=0.5).patience_s(30.0) == pytest.approx(0.25, abs=0.1)
+
+
+@pytest.mark.parametrize("bad", [True, np.bool_(1), -1, -0.1, math.nan, "1", 1j, [1]])
+def test_invalid_times_raise(bad: Any) -> None:
+    makes: list[Any] = [
+        lambda: Deadline.of_call(bad, 60.0),
+        lambda: Deadline.of_wait(bad, 60.0, 60.0),
+        lambda: Deadline.of_work(bad, 60.0),
+        lambda: check_call_timeout(bad),
+    ]
+    for make in makes:
+        with pytest.raises(OptionError, match="timeout_s must be a number of seconds"):
+            make()
+
+
+def test_the_time_of_a_call_is_positive() -> None:
+    assert [check_call_timeout(one) for one in (1, np.float64(0.5), math.inf)] == [1.0, 0.5, math.inf]
+    with pytest.raises(OptionError, match="call_timeout_s must be a number of seconds above 0"):
+        check_call_timeout(0)
+
+
+def test_errors_say_who_did_not_answer_what(clock: list[float]) -> None:
+    who = Callee("shard 3 of 8").at({"node": "10.0.0.7", "pid": 41, "rows": 5})
+    deadline = Deadline.of_wait(2.0, 60.0, 30.0)
+    clock[0] += 7.0
+    error = deadline.error(who, "extend")
+    assert str(error) == (
+        "shard 3 of 8 (process 41 on node 10.0.0.7) did not answer extend within 7 s, 2 s of which it may wait for "
+        "readers or writers: it is stopped, overloaded, or cannot be reached; the call may still take effect"
+    )
+    clock[0] += 25.0
+    assert "it is busy, and answers other calls" in str(deadline.error(who, "extend", heard=clock[0] - 1.0))
+    over = Deadline.of_call(0, 60.0)
+    with pytest.raises(NoAnswerError, match=r"0 s for stats ended before shard 1 could be called: nothing was sent"):
+        over.check_open(Callee("shard 1"), "stats")
+    assert str(Callee("shard 1")) == "shard 1"
+
+
+def test_errors_are_caught_as_lost_buffers_and_timeouts() -> None:
+    assert issubclass(NoAnswerError, LostBufferError)
+    assert issubclass(NoAnswerError, TimeoutError)
+    assert not issubclass(NoAnswerError, WaitTimeoutError)
+    assert issubclass(NoPermitError, NoAnswerError)
+    assert issubclass(NoPermitError, WaitTimeoutError)
