@@ -101,6 +101,14 @@ TESTS: dict[str, dict[str, list[str]]] = {
         "a shard during a checkpoint": [
             f"{_DEATHS}::test_a_shard_killed_during_a_checkpoint_returns_with_the_previous_one"
         ],
+        "an actor is stopped, or cannot be reached": [
+            "distributed/test_stopped_actors.py::test_a_call_of_a_stopped_actor_ends",
+            "distributed/test_stopped_actors.py::test_calls_raise_while_all_shards_are_stopped",
+        ],
+        "a shard or actor that works for long (`dumps`, `apply`)": [
+            "distributed/test_stopped_actors.py::test_work_that_takes_long_goes_on",
+            "distributed/test_stopped_actors.py::test_a_slow_checkpoint_goes_on",
+        ],
         "a shard that does not answer for `shard_timeout_s`": [
             f"{_LIMITS}::test_a_write_skips_a_stopped_shard",
             f"{_NODES}::test_a_short_partition_loses_nothing",
