@@ -197,6 +197,7 @@ def start_fleet(
         if fleet.rate_limiter is not None:
             check_minimum(fleet.rate_limiter, len(shards), described[0]["capacity"])
         place = Callee(_NAME).at(result_of(actor.ready.remote(), _NAME, START_TIMEOUT_S))
+        actor.schema.remote()  # asks the shards while all answer: no first write waits for a stopped one
         if fleet.rate_limiter is not None and saved is not None:
             warn_of_rules(result_of(actor.restore_limits.remote(saved["limiter"]), _NAME, START_TIMEOUT_S))
     except BaseException:
