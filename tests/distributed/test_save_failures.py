@@ -12,7 +12,7 @@ import torch
 
 from ostinato import LazyTensorStorage, RateLimiter, ReplayBuffer
 from ostinato.buffers.portion import check_checkpoint, schema_of
-from ostinato.distributed.checkpoints import check_same_schema, read_fleet, write_fleet
+from ostinato.distributed.checkpoints import begin_saving, check_era, check_same_schema, read_fleet, write_fleet
 from ostinato.distributed.rate_limits import RateLimits
 from ostinato.distributed.save_failures import FailureBroadcast, FailureWarnings, Noticed, SaveFailure, SaveLog
 from ostinato.errors import CheckpointError, DamagedFileError
@@ -187,3 +187,16 @@ def test_a_checkpoint_is_checked_without_being_loaded(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         check_checkpoint(same, str(tmp_path / "nothing"))
     assert len(same) == 4
+
+
+def test_an_actor_that_was_replaced_does_not_save(tmp_path: Path) -> None:
+    """Also if the clock of the machine of the later one is behind."""
+    path = tmp_path / "checkpoints" / "shard-0000-of-0002"
+    first = begin_saving(path)
+    check_era(path, first)
+    path.with_name(f"{path.name}.era").write_text(str(first + 1000))
+    later = begin_saving(path)
+    assert later == first + 1001
+    check_era(path, later)
+    with pytest.raises(CheckpointError, match=r"another actor of this shard.*shard-0000-of-0002"):
+        check_era(path, first)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, RateLimiter, ShardedReplayBuffer
+from ostinato.distributed.checkpoints import begin_saving
 from ostinato.errors import CheckpointError, KeyMissingError, LostBufferError, OptionError, SchemaError
 from ostinato.writers import RoundRobinWriter
 
@@ -205,6 +206,9 @@ def test_checkpoints_that_fail(cluster: Any, tmp_path: Path) -> None:
         second.extend({"obs": torch.rand(2)})
         rb.checkpoint()
         counts, rows = totals_of(rb), len(rb)
+        begin_saving(part)  # as an actor does that has replaced this one, because its machine could not be reached
+        with pytest.raises(CheckpointError, match="another actor of this shard"):
+            rb.checkpoint()
     with make(**saving, resume=True) as rb:
         assert len(rb) == rows
         assert totals_of(rb) == counts

@@ -28,7 +28,7 @@ from ostinato.buffers.portion import (
     update_stored,
     written,
 )
-from ostinato.distributed.checkpoints import CheckedCheckpoint, read_fleet, write_fleet
+from ostinato.distributed.checkpoints import CheckedCheckpoint, begin_saving, check_era, read_fleet, write_fleet
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, POLL_S
 from ostinato.distributed.fleet_schema import FleetSchemaClient, OwnSchema, ShardSchema, dump_schema, show_schema
 from ostinato.distributed.ray_client import CLOSED, RETRY, Closed, Retry, ray, where
@@ -528,7 +528,7 @@ class ShardActor:
             threading.Thread(target=self._keep_saving, args=(every_s,), daemon=True).start()
 
     def _build(self) -> _Shard:
-        spec, era = self._spec, int(time.time())
+        spec = self._spec
         buffer = spec.buffer.make()
         restarted = _was_restarted()
         found = spec.path is not None and (Path(spec.path) / MANIFEST_NAME).exists()
@@ -540,8 +540,8 @@ class ShardActor:
         if found:
             buffer.loads(str(spec.path))
             self._saves.saved(len(buffer), buffer.write_count)
+        era = self._era = int(time.time()) if spec.path is None else begin_saving(Path(spec.path))
         begin_era(buffer, era)
-        self._era = era
         if restarted:
             reseed(buffer, (spec.buffer.seed or 0) ^ era)
         schema = ShardSchema(buffer, OwnSchema() if spec.fleet is None else FleetSchemaClient(spec.shard, self._fleet))
@@ -678,6 +678,8 @@ class ShardActor:
         own = path == self._spec.path
         with self._saving:
             try:
+                if own:
+                    check_era(Path(path), self._era)
                 rows, write_count = save_counted(self._parts.buffer, path)
                 self._save_fleet(Path(path).parent)
             except Exception as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckedCheckpoint",
     "ShardReport",
+    "begin_saving",
     "check_checkpoint_dir",
+    "check_era",
     "check_same_schema",
     "load_shards",
     "read_fleet",
@@ -104,6 +108,50 @@ def check_checkpoint_dir(directory: Path | None, shards: int, *, resume: bool) -
             UserWarning,
             stacklevel=3,
         )
+
+
+# -- actors of one shard that follow each other -----------------------------------------------------------------------
+
+
+def _era_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.era")
+
+
+def begin_saving(path: Path) -> int:
+    """Return the era of a shard's actor that has just started, and write it beside the directory of its checkpoint.
+
+    Later actors of the shard have greater ones, also on machines whose clocks are behind. Where the file cannot be
+    written, no checkpoint can be written either.
+    """
+    era = max(int(time.time()), _read_era(path) + 1)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.atomic_write(_era_file(path), f"{era}\n".encode())
+    return era
+
+
+def check_era(path: Path, era: int) -> None:
+    """Check that no later actor of the shard saves to the directory.
+
+    An actor whose machine was cut off continues for a while after Ray has replaced it.
+
+    Raises:
+        CheckpointError: A later one does.
+    """
+    if _read_era(path) > era:
+        msg = (
+            f"another actor of this shard, which was started later, saves to {path}: this one was replaced, probably "
+            "because its machine could not be reached, and does not save any more"
+        )
+        raise CheckpointError(msg)
+
+
+def _read_era(path: Path) -> int:
+    """Return the era of the last actor that saves to a directory; 0 if none does."""
+    try:
+        return int(_era_file(path).read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 # -- what is saved about all shards -----------------------------------------------------------------------------------
