@@ -71,8 +71,8 @@ class _TopRows:
         if not slots.size:
             return
         rows = int(slots.max()) + 1
-        if int(slots.min()) > self.rows:
-            self.record(np.arange(self.rows, int(slots.min())))  # rows between that were not recorded
+        if rows - self.rows > np.count_nonzero(slots >= self.rows):
+            self.record(np.setdiff1d(np.arange(self.rows, rows), slots))  # rows between that were not recorded
         self.rows = max(self.rows, rows)
         self.order.add(slots)
         self.ran_out = False

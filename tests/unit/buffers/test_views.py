@@ -172,8 +172,9 @@ class Check:
         self.late.clear()
 
     def batches(self) -> list[Any]:
+        """Draw; slots, because rows of a queued batch may have been read before they were replaced."""
         drawn = [handle for handle in self.handles if handle is self.uniform or self.drawable(handle)]
-        return [handle.sample()["id"].tolist() for _ in range(3) for handle in drawn]
+        return [handle.sample(return_info=True)[1]["index"].tolist() for _ in range(3) for handle in drawn]
 
     def drawable(self, handle: ReplayBuffer) -> bool:
         return handle not in self.ranked or any(self.model.priorities[self.ranked.index(handle)])

@@ -356,3 +356,15 @@ def test_what_does_not_go_together() -> None:
     stack = ReplayBuffer(storage=ListStorage(3), sampler=StackSampler(1), batch_size=1, collate_fn=list)
     stack.extend(["a", "b"])
     assert stack.sample() == ["b"]
+
+
+@pytest.mark.parametrize("deleted", [[0, 6], [0, 6, 7], [0, 1, 2, 3, 4, 5, 6], [3, 5]])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_loaded_stack_has_all_rows_after_writes_to_deleted_slots(deleted: list[int], rows: int) -> None:
+    one, other = (ReplayBuffer(storage=LazyTensorStorage(8), sampler=StackSampler()) for _ in range(2))
+    one.extend(torch.arange(8))
+    one.delete(deleted)
+    other.load_state_dict(one.state_dict())
+    for rb in (one, other):
+        rb.extend(torch.arange(10, 10 + rows))
+    assert other.sample(len(one)).tolist() == one.sample(len(one)).tolist()
