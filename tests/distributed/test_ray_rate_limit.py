@@ -31,7 +31,7 @@ from ostinato import (
 from ostinato.distributed.actors import poll_once
 from ostinato.distributed.deadlines import POLL_S
 from ostinato.distributed.ray_client import CONCURRENCY_GROUPS, RETRY
-from ostinato.errors import CheckpointError, OptionError, UsageError, WaitTimeoutError
+from ostinato.errors import CheckpointError, EmptyBufferError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,6 +110,7 @@ def flow(made: RayReplayBuffer, hire: Any) -> Iterator[Callable[..., RayReplayBu
         made.set_sampler(sampler())
         made.empty()
         made.apply(_set_limiter, limiter)
+        made._client.describe()  # handles know whether calls wait
         handles.append(handle_of(made, prefetch))
         return handles[-1]
 
@@ -216,13 +217,13 @@ def test_a_wait_of_several_polls_ends_in_time(flow: Any) -> None:
         assert waiting.result().tolist() == list(range(64, 72))
 
 
-def test_without_a_limiter_no_call_waits(flow: Any) -> None:
+def test_without_a_limiter_the_timeout_is_that_of_the_answer(flow: Any) -> None:
     rb = flow(limiter=None)
     assert rb.rate_limiter is None
-    for call in (partial(rb.extend, rows(0, 8)), rb.sample):
-        with pytest.raises(OptionError, match="no call waits in a buffer without rate_limiter"):
-            call(timeout_s=1.0)
-    assert len(rb) == 0
+    with pytest.raises(EmptyBufferError):
+        rb.sample(timeout_s=LONG)
+    rb.extend(rows(0, 8), timeout_s=LONG)
+    assert len(rb.sample(timeout_s=LONG)["x"]) == BATCH
 
 
 def test_with_prefetch_neither_timeout_nor_age_is_allowed(flow: Any) -> None:

@@ -173,7 +173,6 @@ UNTIMED: dict[str, Callable[[Any], Any]] = {
     "start": lambda rb: rb.start(),
     "write_count": lambda rb: rb.write_count,
 }
-NO_ANSWER = {"is_alive", "client", "start"}  # tell that the actor does not answer
 
 
 @pytest.fixture(scope="module")
@@ -258,13 +257,13 @@ def test_work_that_takes_long_goes_on(one: RayReplayBuffer, tmp_path: Path) -> N
 def test_a_call_of_a_stopped_actor_ends(of_one: dict[str, Outcome], name: str) -> None:
     result, took_s = of_one[name]
     assert took_s < LATE_S
-    if name not in NO_ANSWER:
+    assert took_s > 0.9 * CALL_S
+    if name == "is_alive":
+        assert result is False
+    else:
         assert isinstance(result, NoAnswerError), result
-        assert took_s > 0.9 * CALL_S
         assert "the actor of the replay buffer (process " in str(result)
         assert "the call may still take effect" in str(result)
-    else:
-        assert result is False or "RayReplayBuffer" in str(result)
 
 
 @pytest.mark.parametrize("name", TIMED)
@@ -410,7 +409,7 @@ def test_calls_leave_a_stopped_shard_out_or_raise(of_two: dict[str, Outcome]) ->
             assert isinstance(result, LostBufferError), (name, result)
         elif " " not in name and name != "query":
             assert not isinstance(result, Exception), (name, result)
-    assert of_two["__len__"].result >= 8
+    assert of_two["__len__"].result > 0  # of the other shard, from which rows are deleted meanwhile
     assert isinstance(of_two["__getitem__"].result, NoAnswerError)
     assert "shard 1 of 2 (process " in str(of_two["__getitem__"].result)
     for name in ("sample in time", "extend in time", "add in time"):

@@ -1222,9 +1222,10 @@ class LocalEngine:
             known = ticket.ring is self.ring if self.gate is None else self.gate.delivered(ticket, self.ring)
             if known and self.sampler.counting and ticket.sampler is self.sampler:
                 as_counting(self.sampler).deliver(ticket.draw)
-                if self.remover is not None and self.sampler.leaves:
-                    slots = ticket.draw.slots
-                    self.remover.remove(slots[~as_counting(self.sampler).holds(slots)].cpu().numpy())
+                free = as_counting(self.sampler).free
+                if self.remover is not None and free is not None:
+                    slots = ticket.draw.slots.cpu().numpy()  # some may be of another batch that is being made
+                    self.remover.remove(slots[free.has(slots)])
             if self.gate is not None:
                 self.waiters.wake()
 

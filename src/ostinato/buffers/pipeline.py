@@ -18,7 +18,7 @@ from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
 from ostinato.core.kinds import is_tensor_collection, require_eager
 from ostinato.core.rows import map_leaves
-from ostinato.errors import EpochEndError, UsageError
+from ostinato.errors import EmptyBufferError, EpochEndError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,8 +176,8 @@ class Prefetcher(Generic[DrawnT]):
     def next(self, steps: Steps[DrawnT], *, within_epoch: bool = False) -> tuple[DrawnT, Any]:
         """Return the oldest draw and its batch, having queued draws until `depth` follow it, as far as permitted.
 
-        If a draw raises, the error is the caller's and the queue stays as it is. If its batch cannot be made, the draw
-        is taken back before the error is raised.
+        If a draw raises, the error is the caller's and the queue stays as it is; that there are too few rows is an
+        error only if no draw is queued. If its batch cannot be made, the draw is taken back before the error is raised.
 
         Args:
             steps: what to do.
@@ -206,7 +206,12 @@ class Prefetcher(Generic[DrawnT]):
         while len(queue) <= self.depth and not (within_epoch and queue and queue[-1][0].last):
             if steps.may is not None and not steps.may():
                 return
-            ticket = steps.draw()
+            try:
+                ticket = steps.draw()
+            except EmptyBufferError:
+                if queue:
+                    return  # the draws that are queued took the last rows: they are delivered first
+                raise
             try:
                 make = partial(on_stream_of_caller(steps.make), ticket)
                 queue.append((ticket, self._pool().submit(Work(make))))

@@ -219,7 +219,7 @@ def exact(value: Any) -> Exact | None:
         return None
     if isinstance(value, Fraction):
         return value
-    if value != value:  # noqa: PLR0124 (a NaN, of whatever type)
+    if value.is_nan() if isinstance(value, Decimal) else value != value:  # noqa: PLR0124 (a NaN, of whatever type)
         return None
     return float(value) if value in {math.inf, -math.inf} else Fraction(str(value))
 

@@ -28,7 +28,7 @@ from ostinato.distributed.batch_stream import BatchStream, StreamHolder
 from ostinato.distributed.buffer_client import BufferClient
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, Deadline, check_call_timeout
 from ostinato.distributed.ray_client import finishes, init_ray, pop_service, ray, start_actor, wait_until_ready
-from ostinato.errors import LostBufferError, OptionError, UsageError
+from ostinato.errors import LostBufferError, NoAnswerError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -345,9 +345,10 @@ class RayReplayBuffer:
         """Return the handle: the actor is started by the constructor.
 
         Raises:
+            NoAnswerError: The actor does not answer.
             UsageError: after `close`.
         """
-        if not self.is_alive:
+        if not self._is_open():
             msg = "A closed RayReplayBuffer cannot be restarted: make another one, and load a checkpoint into it"
             raise UsageError(msg)
         return self
@@ -356,7 +357,16 @@ class RayReplayBuffer:
     def is_alive(self) -> bool:
         """Whether the actor answers."""
         try:
+            return self._is_open()
+        except NoAnswerError:
+            return False
+
+    def _is_open(self) -> bool:
+        """Return whether the buffer was not closed; raise `NoAnswerError` if its actor does not answer."""
+        try:
             return ray().is_initialized() and bool(self._client.call(None, "is_alive"))
+        except NoAnswerError:
+            raise
         except LostBufferError:
             return False
 
@@ -381,9 +391,10 @@ class RayReplayBuffer:
         It may be pickled. It has its own batches requested ahead.
 
         Raises:
+            NoAnswerError: The actor does not answer.
             UsageError: after `close`.
         """
-        if not self.is_alive:
+        if not self._is_open():
             msg = "RayReplayBuffer is closed: make another one, and load a checkpoint into it"
             raise UsageError(msg)
         handle = object.__new__(RayReplayBuffer)

@@ -385,8 +385,17 @@ class ShardedReplayBuffer:
     def is_alive(self) -> bool:
         """Whether a shard answers; shards that do not are left out with a warning."""
         try:
+            return self._is_open()
+        except NoAnswerError:
+            return False
+
+    def _is_open(self) -> bool:
+        """Return whether the buffer was not closed; raise `NoAnswerError` if no shard answers."""
+        try:
             with self._answering("is_alive"):
                 return bool(self._shards.call_all("call", "is_alive"))
+        except NoAnswerError:
+            raise
         except LostBufferError:
             return False
 
@@ -394,9 +403,10 @@ class ShardedReplayBuffer:
         """Return the handle: the actors are started by the constructor.
 
         Raises:
-            UsageError: The buffer was closed, or no shard answers.
+            NoAnswerError: No shard answers.
+            UsageError: The buffer was closed.
         """
-        if not self.is_alive:
+        if not self._is_open():
             msg = "A closed ShardedReplayBuffer cannot be restarted: make another one, with resume=True for its rows"
             raise UsageError(msg)
         return self
@@ -407,9 +417,10 @@ class ShardedReplayBuffer:
         It may be pickled. It has its own batches requested ahead and its own random seed.
 
         Raises:
-            UsageError: The buffer was closed, or no shard answers.
+            NoAnswerError: No shard answers.
+            UsageError: The buffer was closed.
         """
-        if not self.is_alive:
+        if not self._is_open():
             msg = "ShardedReplayBuffer is closed: make another one, with resume=True for its rows"
             raise UsageError(msg)
         return self._handle(client=True)
@@ -419,8 +430,9 @@ class ShardedReplayBuffer:
 
         Raises:
             KindError: The number is not an integer.
+            NoAnswerError: No shard answers.
             OptionError: It is below 1.
-            UsageError: The buffer was closed, or no shard answers.
+            UsageError: The buffer was closed.
         """
         return [self.client() for _ in range(positive("num_clients", num_clients))]
 
@@ -524,6 +536,7 @@ class ShardedReplayBuffer:
 
     def _write_priorities(self, update: PriorityUpdate | None) -> None:
         if update is None:
+            self._shards.check_gone()
             return
         parts = split_update(update, self.num_shards, self._connection.info.capacity)
         present = self._shards.present()
@@ -922,7 +935,7 @@ class ShardedReplayBuffer:
         """Restore what `dumps` or `checkpoint` saved, from the same number of shards.
 
         All checkpoints are checked before the first shard changes: that they exist, fit the shards, and hold rows of
-        one schema, which is that of the rows in the shards if there are any. The counts of the rate limiter continue
+        one schema, that of the fleet if it has one (`reset` removes it). The counts of the rate limiter continue
         as they were saved; saved under other rules, with a warning, and by earlier versions, they begin anew.
 
         Args:

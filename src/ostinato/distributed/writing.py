@@ -281,6 +281,7 @@ class ShardWriter:
         if self._limiter is not None and not self._limiter.can("write", rows, self._shards.deadline("can_insert")[1]):
             return False
         if not self._waits:
+            self._shards.check_gone()
             return True
         shard = next(i for i in self._routes().peek(self._shards.missing) if i in present)
         return all(self._shards.call("call", {shard: ("can_insert", rows)}, "update").values())

@@ -134,7 +134,9 @@ class _TopRows:
         if draw.generations is None:
             return np.zeros(0, np.int64)
         slots: NDArray[np.int64] = draw.slots.cpu().numpy()
-        mine: NDArray[np.int64] = slots[self._drawn[slots] == draw.generations.cpu().numpy()]
+        known = slots < self._drawn.size  # of a buffer that was emptied since none are
+        slots, generations = slots[known], draw.generations.cpu().numpy()[known]
+        mine: NDArray[np.int64] = slots[self._drawn[slots] == generations]
         return mine
 
     def deliver(self, draw: Draw) -> None:

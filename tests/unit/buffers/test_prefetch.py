@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import RandomSampler, ReplayBuffer, SamplerWithoutReplacement
+from ostinato import LazyTensorStorage, LimitedSampler, RandomSampler, ReplayBuffer, SamplerWithoutReplacement
 from ostinato.errors import EmptyBufferError, OptionError
 
 from ...tags import STORAGES, buffer, fill, read_ids
@@ -381,3 +381,13 @@ def test_a_forked_child_goes_on_with_the_queued_draws() -> None:
     assert status == 0
     assert os.read(receive, 10000).decode() == repr(expected)
     os.close(receive)
+
+
+def test_the_last_rows_are_delivered_although_no_more_can_be_drawn_ahead() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(16), sampler=LimitedSampler(3), batch_size=3, prefetch=2)
+    rb.extend(torch.arange(1))
+    assert rb.sample().tolist() == [0, 0, 0]
+    with pytest.raises(EmptyBufferError):
+        rb.sample()
+    rb.extend(torch.arange(1, 2))
+    assert rb.sample().tolist() == [1, 1, 1]

@@ -275,3 +275,25 @@ def test_fifo_is_the_order_of_the_ring() -> None:
             rb.extend(torch.arange(start, start + 14).reshape(2, 7))
         found.append(rb[:].tolist())
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("remover", ["lifo", "fifo", None])
+@pytest.mark.parametrize("sampler", [lambda: ConsumingSampler(2), lambda: StackSampler(2)])
+def test_rows_of_a_batch_that_is_being_made_can_be_replaced(remover: Any, sampler: Any) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler(), batch_size=4, remover=remover)
+    rb.extend(torch.arange(4))
+    rb.extend(torch.arange(4, 6))
+    made: list[torch.Tensor] = []
+
+    def write_meanwhile(batch: torch.Tensor) -> torch.Tensor:
+        made.append(batch)
+        if len(made) == 1:
+            rb.sample()  # the second and last draw of the same rows is delivered first
+            rb.extend(torch.arange(10, 12))
+        return batch
+
+    rb.append_transform(write_meanwhile)
+    assert sorted(rb.sample().tolist()) == sorted(made[1].tolist())
+    rb.extend(torch.arange(20, 23))
+    assert len(rb) == 4
+    assert 22 in rb.sample().tolist()  # a remover may have replaced the others by it
