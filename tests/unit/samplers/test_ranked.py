@@ -374,6 +374,11 @@ def test_a_loaded_stack_has_all_rows_after_writes_to_deleted_slots(deleted: list
 def test_a_buffer_that_is_emptied_during_a_draw_delivers_it(kind: str) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=KINDS[kind](1), batch_size=2)
     rb.extend(torch.arange(4))
-    rb.append_transform(lambda batch: (rb.empty(), batch)[1])
+
+    def empty_meanwhile(batch: torch.Tensor) -> torch.Tensor:
+        rb.empty()
+        return batch
+
+    rb.append_transform(empty_meanwhile)
     assert rb.sample().shape == (2,)
     assert len(rb) == 0
