@@ -79,11 +79,13 @@ def test_ragged_rows_are_sent_as_lazy_stacks_and_are_not_joined() -> None:
         join_parts([part])
 
 
-def test_shards_of_different_dtypes_are_not_joined() -> None:
+def test_parts_of_different_shapes_are_not_joined_and_dtypes_are_promoted() -> None:
     spots = (torch.tensor([0, 1]), torch.tensor([2, 3]))
-    parts = [
-        Part(shard, {"x": torch.zeros(2, dtype=dtype)}, {"index": torch.arange(2)}, spots[shard])
-        for shard, dtype in enumerate((torch.float32, torch.float64))
-    ]
+
+    def parts(*values: torch.Tensor) -> list[Part]:
+        return [Part(i, {"x": value}, {"index": torch.arange(2)}, spots[i]) for i, value in enumerate(values)]
+
+    found, _ = join_parts(parts(torch.zeros(2), torch.ones(2, dtype=torch.float64)))
+    assert torch.equal(found["x"], torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=torch.float64))
     with pytest.raises(SchemaError, match="shards 0 and 1 hold rows of different schemas"):
-        join_parts(parts)
+        join_parts(parts(torch.zeros(2), torch.zeros(2, 3)))

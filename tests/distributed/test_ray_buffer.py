@@ -110,7 +110,7 @@ def members(cls: type) -> set[str]:
 def test_a_handle_has_every_public_name_of_a_buffer() -> None:
     words = members(ReplayBuffer) | {"update_tensordict_priority", "priority_key"}
     assert words - members(RayReplayBuffer) == set()
-    assert members(RayReplayBuffer) - words == {"actor", "apply", "clients", "transport_kind"}
+    assert members(RayReplayBuffer) - words == {"actor", "apply", "attach", "clients", "transport_kind"}
     for name in words:
         local = getattr(TensorDictReplayBuffer, name)
         if inspect.isfunction(local):

@@ -385,6 +385,28 @@ class RayReplayBuffer:
         msg = "RayReplayBuffer.as_remote() is not available: RayReplayBuffer(remote_config=...) makes its actor itself"
         raise UsageError(msg)
 
+    def view(
+        self,
+        *,
+        sampler: Any = None,  # noqa: ARG002
+        batch_size: int | None = None,  # noqa: ARG002
+        sample_unit: Any = None,  # noqa: ARG002
+        episodes: Episodes | None = None,  # noqa: ARG002
+        transform: Any = None,  # noqa: ARG002
+        prefetch: int | None = None,  # noqa: ARG002
+        generator: torch.Generator | None = None,  # noqa: ARG002
+    ) -> Never:
+        """Raise: views are of buffers in this process.
+
+        Raises:
+            UsageError: always.
+        """
+        msg = (
+            "RayReplayBuffer.view() is not available: a view is in the process that holds the rows. Make a second "
+            "RayReplayBuffer for another sampler, or draw in the actor with rb.apply(function)"
+        )
+        raise UsageError(msg)
+
     def client(self) -> RayReplayBuffer:
         """Return a handle that cannot end the buffer: its `close` and `shutdown` drop what that handle holds only.
 
