@@ -227,44 +227,19 @@ class _TopRows:
         self.ran_out = bool(state["ran_out"])
 
 
-@final
-class StackSampler(CountingSampler):
-    """Last in, first out: a batch has the newest rows, the newest first.
-
-    A batch of `n` has `n` different rows: the draws of one batch are made one after the other, each among the rows that
-    are not in it yet. Without `max_times_sampled` rows stay: the next batch has them again, unless rows were written in
-    between, and a batch of more rows than there are raises. With it a row leaves the buffer after so many draws
-    (`max_times_sampled=1` pops it, as a Reverb table with a LIFO selector), its slot is written next, and the last
-    batch is shorter, as with `ConsumingSampler`, which needs the same parts. A row that is edited (`rb[i] = row`)
-    is the newest. Of a buffer with windows only rows that can start one are drawn. No random numbers are used. Memory:
-    26 bytes for each slot, with `max_times_sampled` 42. Cost: O(log rows) for each row drawn or written.
-
-    Args:
-        max_times_sampled: draws of a row before it leaves, at least 1; None for any number.
+class _TopSampler(CountingSampler):
+    """What a stack and a heap have in common: the rows of an order, which leave after `max_times_sampled` draws.
 
     Raises:
-        KindError: if it is no integer.
+        KindError: if `max_times_sampled` is no integer.
         OptionError: if it is below 1.
-
-    Example:
-        >>> import torch
-        >>> from ostinato import LazyTensorStorage, ReplayBuffer, StackSampler
-        >>> sampler = StackSampler(max_times_sampled=1)
-        >>> rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=2)
-        >>> index = rb.extend(torch.arange(5))
-        >>> rb.sample(), len(rb), rb.sample()
-        (tensor([4, 3]), 3, tensor([2, 1]))
     """
 
-    def __init__(self, max_times_sampled: int | None = None) -> None:
+    def __init__(self, max_times_sampled: int | None) -> None:
         limit = None if max_times_sampled is None else check_count("max_times_sampled", max_times_sampled)
         self.max_times_sampled = limit
         self.counting = self.leaves = limit is not None
         self._top = _TopRows(limit)
-
-    def __repr__(self) -> str:
-        """Show the option."""
-        return f"StackSampler(max_times_sampled={self.max_times_sampled})"
 
     @property
     def free(self) -> FreeSlots:  # type: ignore[override]
@@ -295,11 +270,6 @@ class StackSampler(CountingSampler):
         """Draws of different rows that these rows allow at once."""
         return self._top.order.count
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of order and counts."""
-        return self._top.nbytes
-
     def draws_of(self, capacity: int) -> int:
         """Return the rows of the largest batch."""
         return capacity
@@ -309,16 +279,75 @@ class StackSampler(CountingSampler):
         if self.leaves:
             check_leaving(type(self).__name__, storage, writer)
 
+    def place(self, rows: int, ring: Ring) -> Picks | None:
+        """Return slots of rows that have left, then those from the cursor on; None if there are none of the first."""
+        return self._top.free.place(rows, ring)
+
+    def deliver(self, draw: Draw) -> None:
+        """Free the slots of the rows that have left."""
+        self._top.deliver(draw)
+
+    def undo(self, draw: Draw, view: View) -> None:  # noqa: ARG002
+        """Let the rows of a batch that reached no reader be drawn again, unless they have been replaced since."""
+        self._top.undo(draw)
+
+    def holds(self, slots: Tensor) -> Tensor:
+        """Return which rows can still be drawn."""
+        return torch.from_numpy(self._top.order.has(slots.cpu().numpy())).to(slots.device)
+
+    def drop_rows(self, slots: Tensor, view: View) -> None:
+        """Draw rows that are deleted no more."""
+        self.begin(view)
+        self._top.drop(slots.cpu().numpy())
+
+
+@final
+class StackSampler(_TopSampler):
+    """Last in, first out: a batch has the newest rows, the newest first.
+
+    A batch of `n` has `n` different rows: the draws of one batch are made one after the other, each among the rows that
+    are not in it yet. Without `max_times_sampled` rows stay: the next batch has them again, unless rows were written in
+    between, and a batch of more rows than there are raises. With it a row leaves the buffer after so many draws
+    (`max_times_sampled=1` pops it, as a Reverb table with a LIFO selector), its slot is written next, and the last
+    batch is shorter, as with `ConsumingSampler`, which needs the same parts. A row that is edited (`rb[i] = row`)
+    is the newest. Of a buffer with windows only rows that can start one are drawn. No random numbers are used. Memory:
+    26 bytes for each slot, with `max_times_sampled` 42. Cost: O(log rows) for each row drawn or written.
+
+    Args:
+        max_times_sampled: draws of a row before it leaves, at least 1; None for any number.
+
+    Raises:
+        KindError: if it is no integer.
+        OptionError: if it is below 1.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import LazyTensorStorage, ReplayBuffer, StackSampler
+        >>> sampler = StackSampler(max_times_sampled=1)
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=2)
+        >>> index = rb.extend(torch.arange(5))
+        >>> rb.sample(), len(rb), rb.sample()
+        (tensor([4, 3]), 3, tensor([2, 1]))
+    """
+
+    def __init__(self, max_times_sampled: int | None = None) -> None:
+        super().__init__(max_times_sampled)
+
+    def __repr__(self) -> str:
+        """Show the option."""
+        return f"StackSampler(max_times_sampled={self.max_times_sampled})"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of order and counts."""
+        return self._top.nbytes
+
     def begin(self, view: View) -> None:
         """Add rows that were not recorded."""
         self._top.begin(view.rows)
 
     def recheck(self) -> None:
         """Do nothing: which rows may be drawn is looked up at each draw."""
-
-    def place(self, rows: int, ring: Ring) -> Picks | None:
-        """Return slots of rows that have left, then those from the cursor on; None if there are none of the first."""
-        return self._top.free.place(rows, ring)
 
     def record(self, placement: Placement) -> None:
         """Add rows just written."""
@@ -353,23 +382,6 @@ class StackSampler(CountingSampler):
         """Raise what `draw` would raise."""
         self._top.check_draw(view, batch_size)
 
-    def deliver(self, draw: Draw) -> None:
-        """Free the slots of the rows that have left."""
-        self._top.deliver(draw)
-
-    def undo(self, draw: Draw, view: View) -> None:  # noqa: ARG002
-        """Let the rows of a batch that reached no reader be drawn again, unless they have been replaced since."""
-        self._top.undo(draw)
-
-    def holds(self, slots: Tensor) -> Tensor:
-        """Return which rows can still be drawn."""
-        return torch.from_numpy(self._top.order.has(slots.cpu().numpy())).to(slots.device)
-
-    def drop_rows(self, slots: Tensor, view: View) -> None:
-        """Draw rows that are deleted no more."""
-        self.begin(view)
-        self._top.drop(slots.cpu().numpy())
-
     def clear(self) -> None:
         """Remove all rows."""
         self._top.clear()
@@ -399,7 +411,7 @@ class StackSampler(CountingSampler):
 
 
 @final
-class HeapSampler(PrioritySampler, CountingSampler):
+class HeapSampler(PrioritySampler, _TopSampler):
     """A priority queue: a batch has the rows with the greatest (or least) priorities, in this order.
 
     Of equal priorities the oldest row comes first. A batch of `n` has `n` different rows: the draws of one batch are
@@ -445,10 +457,7 @@ class HeapSampler(PrioritySampler, CountingSampler):
             raise OptionError(msg)
         self.order = order
         self.reduction = check_reduction(reduction)
-        limit = None if max_times_sampled is None else check_count("max_times_sampled", max_times_sampled)
-        self.max_times_sampled = limit
-        self.counting = self.leaves = limit is not None
-        self._top = _TopRows(limit)
+        super().__init__(max_times_sampled)
         self._priorities: NDArray[np.float64] = np.zeros(0, np.float64)
         self._rows = 0
         self._largest = 0.0
@@ -459,35 +468,6 @@ class HeapSampler(PrioritySampler, CountingSampler):
             f"HeapSampler(max_capacity={self.max_capacity}, order={self.order!r}, "
             f"max_times_sampled={self.max_times_sampled}, reduction={self.reduction!r})"
         )
-
-    @property
-    def free(self) -> FreeSlots:  # type: ignore[override]
-        """Slots of the rows that have left."""
-        return self._top.free
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether the last draw took the last row; always False where rows stay."""
-        return self._top.ran_out
-
-    @ran_out.setter
-    def ran_out(self, ran_out: bool) -> None:
-        self._top.ran_out = ran_out
-
-    @property
-    def epochal(self) -> bool:
-        """Iteration ends with the last row, where rows leave."""
-        return self.leaves
-
-    @property
-    def rows_left(self) -> int:
-        """Rows that can be drawn."""
-        return self._top.order.count
-
-    @property
-    def draws_left(self) -> int:
-        """Draws of different rows that these rows allow at once."""
-        return self._top.order.count
 
     @property
     def priorities(self) -> Tensor:
@@ -503,15 +483,6 @@ class HeapSampler(PrioritySampler, CountingSampler):
     def nbytes(self) -> int:
         """Bytes of priorities, order and counts."""
         return self._top.nbytes + int(self._priorities.nbytes)
-
-    def draws_of(self, capacity: int) -> int:
-        """Return the rows of the largest batch."""
-        return capacity
-
-    def check_parts(self, storage: StorageShape, writer: WriterOrder) -> None:
-        """Check that rows can leave; see `ConsumingSampler`."""
-        if self.leaves:
-            check_leaving(type(self).__name__, storage, writer)
 
     # -- priorities ----------------------------------------------------------------------------------------------------
 
@@ -618,27 +589,6 @@ class HeapSampler(PrioritySampler, CountingSampler):
         """Raise what `draw` would raise."""
         self.begin(view)
         self._top.check_draw(view, batch_size)
-
-    def place(self, rows: int, ring: Ring) -> Picks | None:
-        """Return slots of rows that have left, then those from the cursor on; None if there are none of the first."""
-        return self._top.free.place(rows, ring)
-
-    def deliver(self, draw: Draw) -> None:
-        """Free the slots of the rows that have left."""
-        self._top.deliver(draw)
-
-    def undo(self, draw: Draw, view: View) -> None:  # noqa: ARG002
-        """Let the rows of a batch that reached no reader be drawn again, unless they have been replaced since."""
-        self._top.undo(draw)
-
-    def holds(self, slots: Tensor) -> Tensor:
-        """Return which rows can still be drawn."""
-        return torch.from_numpy(self._top.order.has(slots.cpu().numpy())).to(slots.device)
-
-    def drop_rows(self, slots: Tensor, view: View) -> None:
-        """Draw rows that are deleted no more."""
-        self.begin(view)
-        self._top.drop(slots.cpu().numpy())
 
     def clear(self) -> None:
         """Remove all rows, and forget the largest priority."""
