@@ -416,22 +416,24 @@ class RayReplayBuffer:
             NoAnswerError: The actor does not answer.
             UsageError: after `close`.
         """
-        if not self._is_open():
-            msg = "RayReplayBuffer is closed: make another one, and load a checkpoint into it"
-            raise UsageError(msg)
-        handle = object.__new__(RayReplayBuffer)
-        handle.__setstate__({**self.__getstate__(), "client": True})
-        return handle
+        return self.clients(1)[0]
 
     def clients(self, num_clients: int) -> list[RayReplayBuffer]:
         """Return handles for as many readers, each like that of `client()`.
 
         Raises:
             KindError: The number is not an integer.
+            NoAnswerError: The actor does not answer.
             OptionError: It is below 1.
             UsageError: after `close`.
         """
-        return [self.client() for _ in range(positive("num_clients", num_clients))]
+        made = [object.__new__(RayReplayBuffer) for _ in range(positive("num_clients", num_clients))]
+        if not self._is_open():
+            msg = "RayReplayBuffer is closed: make another one, and load a checkpoint into it"
+            raise UsageError(msg)
+        for handle in made:
+            handle.__setstate__({**self.__getstate__(), "client": True})
+        return made
 
     @property
     def shared(self) -> bool:

@@ -420,10 +420,7 @@ class ShardedReplayBuffer:
             NoAnswerError: No shard answers.
             UsageError: The buffer was closed.
         """
-        if not self._is_open():
-            msg = "ShardedReplayBuffer is closed: make another one, with resume=True for its rows"
-            raise UsageError(msg)
-        return self._handle(client=True)
+        return self.clients(1)[0]
 
     def clients(self, num_clients: int) -> list[ShardedReplayBuffer]:
         """Return handles for as many readers, each like that of `client()`.
@@ -434,7 +431,11 @@ class ShardedReplayBuffer:
             OptionError: It is below 1.
             UsageError: The buffer was closed.
         """
-        return [self.client() for _ in range(positive("num_clients", num_clients))]
+        number = positive("num_clients", num_clients)
+        if not self._is_open():
+            msg = "ShardedReplayBuffer is closed: make another one, with resume=True for its rows"
+            raise UsageError(msg)
+        return [self._handle(client=True) for _ in range(number)]
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Finish the updates submitted by this handle, then `close`.
