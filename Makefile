@@ -4,6 +4,9 @@ PYTEST_ARGS ?=
 # ON makes compiler warnings errors; a newcomer's unknown compiler may warn, and `make demo` must still run.
 WERROR ?= OFF
 
+# Where the variable is set, as in many containers, each process of the tests would compile the library anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 COMMA := ,
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +15,8 @@ NATIVE_SOURCES := CMakeLists.txt $(wildcard native/*)
 COMPILED := $(VENV)/lib/python3*/site-packages/ostinato/_native*
 # Profile of Hypothesis: quick, or thorough, which tries ten times as many examples.
 PROFILE ?= quick
-PYTEST := $(BIN)/python -m pytest -p xdist -n 2 --dist loadgroup --hypothesis-profile=$(PROFILE) --durations=20 \
+# One thread of torch for each worker: two of each would wait for each other on two cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p xdist -n 2 --dist loadgroup --hypothesis-profile=$(PROFILE) --durations=20 \
 	$(if $(filter thorough,$(PROFILE)),--timeout 1800)
 # Where the extension is installed, one that does not load is an error, not a reason to skip tests.
 NATIVE = $$(ls $(COMPILED) >/dev/null 2>&1 && echo 1 || echo 0)
@@ -125,16 +129,19 @@ build/lerobot/.installed: tests/parity/datasets/requirements.txt
 
 .PHONY: pictures
 pictures: $(VENV)/.installed ## Draw the pictures of docs anew
-	$(BIN)/python docs/pictures/windows.py
+	for script in docs/pictures/*.py; do $(BIN)/python "$$script" || exit 1; done
 
 .PHONY: screenshots
 screenshots: $(VENV)/.installed ## Take the pictures of docs/viewing.md anew (needs chromium)
 	$(BIN)/python docs/screenshots/take.py
 
 .PHONY: docs
-docs: $(VENV)/.installed ## Regenerate generated pages and run every code block of README and docs
-	@if [ -f docs/build.py ]; then $(BIN)/python docs/build.py; fi
+docs: $(VENV)/.installed ## Run every code block of README and docs
 	$(BIN)/python -m pytest tests/test_docs.py $(PYTEST_ARGS)
+
+.PHONY: site
+site: $(VENV)/.installed ## Build the documentation site into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --clean
 
 .PHONY: stub
 stub: $(VENV)/.installed ## Write the stub of the native extension from its signatures and docstrings
@@ -161,9 +168,15 @@ native-sanitize: $(VENV)/.installed ## The native tests under AddressSanitizer a
 native-tsan: $(VENV)/.installed ## The native tests under ThreadSanitizer
 	$(call sanitize,build-tsan,thread,libtsan.so)
 
-.PHONY: wheel
-wheel: $(VENV)/.installed ## Build the source distribution and a wheel into dist/
-	$(BIN)/python -m build --no-isolation
+$(VENV)/.wheels: $(SOURCES)
+	$(call install,dev$(COMMA)wheels,$@ $(VENV)/.installed $(VENV)/.demo)
+
+# PYTHONS and TORCHES replace the interpreters that are found and the two versions of torch; CUDA=1 also downloads builds of
+# torch of several GB; WHEELS_ARGS are further options of tests/packaging/wheels.py.
+.PHONY: wheels
+wheels: $(VENV)/.wheels ## Build sdist and wheels into dist/, check them, run the smoke tests over each in clean environments
+	$(BIN)/python tests/packaging/wheels.py $(foreach p,$(PYTHONS),--python $(p)) $(foreach t,$(TORCHES),--torch $(t)) \
+		$(if $(CUDA),--cuda) $(WHEELS_ARGS)
 
 .PHONY: clean
 clean: ## Remove builds (not .venv)

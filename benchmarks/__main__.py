@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from benchmarks.coordinator import ROOT, SEATS, Table, run
+from benchmarks.published import Published, markdown, publish
 from benchmarks.records import Report
-from benchmarks.report import markdown, markdown_targets, print_report
+from benchmarks.report import markdown_targets, print_report
 from benchmarks.workloads import WORKLOADS, select
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"interpreter with benchmarks/requirements.txt installed (${PEERS_VARIABLE}, else this one)",
     )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="print docs/benchmarks.md's table of a report")
+    parser.add_argument(
+        "--publish", type=Path, metavar="FILE", help="write a report's times to published.json, docs and README"
+    )
     parser.add_argument("--targets", type=Path, metavar="FILE", help="print the targets of a report as markdown")
     return parser
 
@@ -48,14 +52,32 @@ def _words(value: str | None) -> list[str] | None:
     return None if value is None else [word.strip() for word in value.split(",") if word.strip()]
 
 
+def _read(path: Path) -> Report:
+    return Report.from_json(json.loads(path.read_text()))
+
+
+def _publish(path: Path) -> int:
+    try:
+        written = publish(_read(path))
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    sys.stdout.write("".join(f"wrote {file.relative_to(ROOT)}\n" for file in written))
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and returns the exit status: 0, or 2 where the arguments are wrong."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    for path, table_of in ((options.markdown, markdown), (options.targets, markdown_targets)):
-        if path is not None:
-            sys.stdout.write(table_of(Report.from_json(json.loads(path.read_text()))))
-            return 0
+    if options.publish is not None:
+        return _publish(options.publish)
+    if options.markdown is not None:
+        sys.stdout.write(markdown(Published.of(_read(options.markdown))))
+        return 0
+    if options.targets is not None:
+        sys.stdout.write(markdown_targets(_read(options.targets)))
+        return 0
     rounds = options.rounds if options.rounds is not None else 3 if options.quick else 7
     if rounds < 1:
         parser.error(f"--rounds must be at least 1, got {rounds}")

@@ -1,4 +1,4 @@
-"""A report as tables: for the terminal and, shorter, as the markdown of docs/benchmarks.md."""
+"""A report as tables for the terminal, and its targets as markdown; the tables of docs are those of `published`."""
 
 from __future__ import annotations
 
@@ -7,26 +7,16 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.published import QUICK, ratio, versions
 from benchmarks.records import LIMIT_PREFIX, fastest_limit_s
 from benchmarks.targets import OURS, human
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from benchmarks.records import Report, Result, Section
+    from benchmarks.records import Report, Section
 
-# The peers' columns of the markdown table, where they were measured.
-_MARKDOWN_PEERS = ("torchrl", "cpprb", "sb3", "tianshou", "rlox", "rlinf", "isaacgymenvs")
 _WORDS = {True: ("met", "green"), False: ("missed", "red"), None: ("not judged", "yellow")}
-_QUICK = "A quick run: small buffers and few calls. Neither times nor verdicts are those of the full sizes."
-
-
-def ratio(result: Result, other_s: float | None) -> str:
-    """Return how many times as long as another time a result takes, or nothing where there is no other."""
-    if other_s is None:
-        return ""
-    times = result.median_s / other_s
-    return f"{times:.0f}x" if times >= 10 else f"{times:.2f}x"
 
 
 def _ours_s(section: Section) -> float | None:
@@ -38,7 +28,7 @@ def print_report(report: Report, console: Console) -> None:
     for section in report.sections:
         _print_section(section, report, console)
     if report.settings.get("quick"):
-        console.print(_QUICK)
+        console.print(QUICK)
     machine = report.machine
     console.print(
         f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}; "
@@ -46,7 +36,7 @@ def print_report(report: Report, console: Console) -> None:
         "vs us, vs limit: time divided by Ostinato's, by that of the fastest limit; p99 and worst call: of a "
         "usual round; its CPU: the same without interruptions by others; spread: slowest round by fastest."
     )
-    console.print(Text(f"Measured: {_versions(report)}"))
+    console.print(Text(f"Measured: {versions(report.libraries)}"))
     for library in report.libraries:
         if library.missing is not None:
             console.print(Text(f"Missing: {library.title}: {library.missing}", style="yellow"))
@@ -77,7 +67,7 @@ def section_table(section: Section, report: Report) -> Table:
         times = [human(value) for value in (result.mean_s, result.p99_s, result.worst_s, result.worst_cpu_s)]
         if all(turn.calls == 1 for turn in result.rounds):
             times = [""] * len(times)  # one call: these would repeat its time, or time the waiting for a process
-        ratios = (ratio(result, ours_s), ratio(result, limit_s))
+        ratios = ("" if other_s is None else ratio(result.median_s, other_s) for other_s in (ours_s, limit_s))
         cells = (human(result.median_s), *ratios, *times, f"{result.spread:.2f}x")
         table.add_row(Text(titles[name]), *cells, style=style)
     return table
@@ -94,28 +84,6 @@ def absent(section: Section, report: Report) -> list[str]:
     return [f"not here: {', '.join(names)} ({reason})" for reason, names in reasons.items()]
 
 
-def markdown(report: Report) -> str:
-    """Return a table with one row per workload: ours, the fastest limit, our ratio to it, each peer's ratio to ours."""
-    shown = [name for name in _MARKDOWN_PEERS if any(_measured(section, name) for section in report.sections)]
-    titles, machine = _titles(report), report.machine
-    rows = [["work", "Ostinato", "limit", "vs limit", *(titles[name] for name in shown)]]
-    rows += [_markdown_row(section, shown) for section in report.sections]
-    lines = ["| " + " | ".join(cells) + " |" for cells in rows]
-    lines.insert(1, "|---|" + "---:|" * (len(rows[0]) - 1))
-    note = (
-        f"Time per call: median of {report.settings['rounds']} rounds, one thread, {machine['cpu']} "
-        f"({machine['cores']} cores), Python {machine['python']}. In brackets: time divided by Ostinato's. "
-        "`limit`: the same bytes copied by bare C into preallocated memory (process start: `import torch` "
-        "alone; units, sharing and threads: a plain sample); `vs limit`: Ostinato's time divided by it. "
-        f"{_versions(report)}."
-    )
-    missing = [library.title for library in report.libraries if library.missing is not None]
-    lines += ["", note + (f" Not installed there: {', '.join(missing)}." if missing else "")]
-    if report.settings.get("quick"):
-        lines += ["", f"**{_QUICK}**"]
-    return "\n".join(lines) + "\n"
-
-
 def markdown_targets(report: Report) -> str:
     """Return a table with one row per target and whether it was met."""
     lines = ["| work | target | measured | |", "|---|---|---|---|"]
@@ -126,29 +94,9 @@ def markdown_targets(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _markdown_row(section: Section, peers: list[str]) -> list[str]:
-    ours_s, limit_s = _ours_s(section), fastest_limit_s(section.results)
-    cells = [section.title, "-" if ours_s is None else f"**{human(ours_s)}**"]
-    cells.append("-" if limit_s is None else human(limit_s))
-    cells.append("-" if ours_s is None or limit_s is None else ratio(section.results[OURS], limit_s))
-    for name in peers:
-        if not _measured(section, name):
-            cells.append("-")
-            continue
-        times = ratio(section.results[name], ours_s)
-        cells.append(human(section.results[name].median_s) + (f" ({times})" if times else ""))
-    return cells
-
-
 def _measured(section: Section, name: str) -> bool:
     return name in section.results and bool(section.results[name].rounds)
 
 
 def _titles(report: Report) -> dict[str, str]:
     return {library.name: library.title for library in report.libraries}
-
-
-def _versions(report: Report) -> str:
-    present = [library for library in report.libraries if library.missing is None]
-    measured = [library for library in present if not library.name.startswith(LIMIT_PREFIX)]
-    return ", ".join(f"{library.title} {library.version}" for library in measured)

@@ -5,8 +5,10 @@ distinguish their transitions from the agent's. Its score is the agent's only re
 of the agent's transitions in each batch of the discriminator come from a replay buffer, so that it does not forget
 earlier behavior. The script trains with and without the buffer and plots both.
 
-    python examples/amp_discriminator.py                   # under a minute on a CPU; writes amp_discriminator.png
-    python examples/amp_discriminator.py --iterations 3    # a short run
+    python examples/amp_discriminator.py            # writes amp_discriminator.png
+    python examples/amp_discriminator.py --quick    # a few seconds, learns nothing
+
+Needs `pip install 'ostinato[demo]'`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -198,7 +201,7 @@ def train(title: str, shown: Tensor, motion: Tensor, *, iterations: int, seed: i
     envs, judged = Pendulums(ENVS, seed), Pendulums(16, seed + 10_000)
     past = ReplayBuffer(buffer_size=100_000, device=torch.device("cpu"))
     before = after = agent.act(judged, EPISODE).seen
-    accuracy, gaps = [], [(0, gap(before, motion))]
+    accuracy, gaps, start = [], [(0, gap(before, motion))], time.perf_counter()
     for iteration in range(1, iterations + 1):
         rollout = agent.act(envs, STEPS)
         done = rollout.transitions
@@ -215,18 +218,19 @@ def train(title: str, shown: Tensor, motion: Tensor, *, iterations: int, seed: i
         if iteration % 10 == 0 or iteration == iterations:
             after = agent.act(judged, EPISODE).seen
             gaps.append((iteration, gap(after, motion)))
-            print(f"{title}: iteration {iteration}, discriminator accuracy {accuracy[-1]:.2f}, gap {gaps[-1][1]:.2f}")
+            speed = iteration * len(done) / (time.perf_counter() - start)
+            print(
+                f"{title}: {iteration * len(done):7,} steps, discriminator accuracy {accuracy[-1]:.2f}, "
+                f"gap {gaps[-1][1]:5.2f}, {speed:6,.0f} steps/s",
+                flush=True,
+            )
     return Result(title, accuracy, gaps, (before, after))
 
 
 def draw(path: Path, motion: Tensor, results: list[Result]) -> None:
     """Plot the states in the second half of the episodes, and the training curves."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(2, 3, figsize=(12, 7), layout="constrained")
+    figure = Figure(figsize=(10, 5.8), layout="constrained")
+    axes = figure.subplots(2, 3)
     kept = results[0]
     panels = {
         "demonstrations": motion,
@@ -237,46 +241,42 @@ def draw(path: Path, motion: Tensor, results: list[Result]) -> None:
     for axis, (title, seen) in zip(axes.flat, panels.items(), strict=False):
         late = seen[EPISODE // 2 :].flatten(0, 1)
         hanging = torch.atan2(-late[:, 1], -late[:, 0]).rad2deg()
-        axis.scatter(hanging, late[:, 2], s=2, alpha=0.3, color="tab:green" if seen is motion else "tab:blue")
+        axis.scatter(hanging, late[:, 2], s=2, alpha=0.3, color="#00795C" if seen is motion else "#0072B2")
         axis.set(title=title, xlabel="angle from hanging [degrees]", ylabel="speed [rad/s]")
         axis.set(xlim=(-180, 180), ylim=(-8.5, 8.5))
-    for result in results:
-        axes[1, 1].plot(*zip(*result.gaps, strict=True), marker=".", label=result.title)
-        axes[1, 2].plot(range(1, len(result.accuracy) + 1), result.accuracy, label=result.title)
+    for result, color in zip(results, ("#0072B2", "#B36B00"), strict=True):
+        axes[1, 1].plot(*zip(*result.gaps, strict=True), marker=".", color=color, label=result.title)
+        axes[1, 2].plot(range(1, len(result.accuracy) + 1), result.accuracy, color=color, label=result.title)
     axes[1, 1].set(title="distance from the demonstrations", xlabel="iteration", ylabel="difference in energy")
     axes[1, 1].set(ylim=(0, None))
     axes[1, 2].set(title="discriminator", xlabel="iteration", ylabel="accuracy", ylim=(0.4, 1))
     axes[1, 2].axhline(0.5, color="grey", linewidth=0.8)
     for axis in axes[1, 1:]:
         axis.legend()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    figure.savefig(path, dpi=100)
 
 
-def main(arguments: list[str] | None = None) -> list[Result]:
+def main(arguments: list[str] | None = None) -> None:
     """Train with and without the replay buffer, and print and plot the results."""
-    parser = argparse.ArgumentParser(description="Adversarial motion priors on a pendulum.")
-    parser.add_argument("--iterations", type=int, default=80)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", type=Path, default=Path("amp_discriminator.png"))
-    options = parser.parse_args(arguments)
-    threads = torch.get_num_threads()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=80 * ENVS * STEPS, help="environment steps of each training")
+    parser.add_argument("--seed", type=int, default=0, help="seed of demonstrations, weights and batches")
+    parser.add_argument("--quick", action="store_true", help="one iteration, learns nothing")
+    parser.add_argument("--picture", type=Path, default=Path("amp_discriminator.png"), help="where to write it")
+    given = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the networks are small: more threads are slower
-    try:
-        start = time.perf_counter()
-        shown, motion = demonstrate(24, options.seed + 1)
-        results = [
-            train(title, shown, motion, iterations=options.iterations, seed=options.seed, replay=replay)
-            for title, replay in (("with replay", True), ("without replay", False))
-        ]
-    finally:
-        torch.set_num_threads(threads)
+    iterations = 1 if given.quick else max(1, given.steps // (ENVS * STEPS))
+    print("recording demonstrations", flush=True)
+    shown, motion = demonstrate(4 if given.quick else 24, given.seed + 1)
+    results = [
+        train(title, shown, motion, iterations=iterations, seed=given.seed, replay=replay)
+        for title, replay in (("with replay", True), ("without replay", False))
+    ]
     for result in results:
         first, last, told = result.gaps[0][1], result.gaps[-1][1], result.accuracy[-1]
         print(f"{result.title}: gap to the demonstrations {first:.2f} -> {last:.2f}, discriminator accuracy {told:.2f}")
-    draw(options.picture, motion, results)
-    print(f"{options.picture} written, {time.perf_counter() - start:.0f} s")
-    return results
+    draw(given.picture, motion, results)
+    print(f"picture: {given.picture}")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ are written as a LeRobot v3 dataset (Parquet and MP4). The buffer is then the da
 decodes what is sampled, and `DeltaTimestamps` adds the next actions to each frame, an action chunk as in ACT (Zhao et
 al. 2023). The policy sees the camera and its own position, and is run in new episodes afterwards.
 
-Run `python examples/behaviour_cloning_lerobot.py` (about a minute; needs `pip install 'ostinato[lerobot,viz]'`). It
-ends with a picture of the paths of expert and policy. `--quick` is a short run that does not learn the task.
+    python examples/behaviour_cloning_lerobot.py            # writes behaviour_cloning_lerobot.png: paths of both
+    python examples/behaviour_cloning_lerobot.py --quick    # a few seconds, does not learn the task
+
+Needs `pip install 'ostinato[lerobot,viz]'`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ostinato import DeltaTimestamps, ReplayBuffer, export, open_dataset
@@ -47,6 +50,7 @@ class Settings:
     steps: int = 25
     """Frames of an episode."""
     updates: int = 1_500
+    """Gradient steps."""
     batch: int = 64
     tests: int = 100
     """Episodes of the policy afterwards."""
@@ -148,7 +152,7 @@ class Policy(nn.Module):
         return action
 
 
-def clone(settings: Settings, policy: Policy, folder: Path, show: Callable[[str], None]) -> list[float]:
+def clone(settings: Settings, policy: Policy, folder: Path) -> list[float]:
     """Train on frames and action chunks of the dataset; actions after the end of an episode do not count."""
     dataset = open_dataset(folder, cache="memory")
     rb = ReplayBuffer(
@@ -157,7 +161,7 @@ def clone(settings: Settings, policy: Policy, folder: Path, show: Callable[[str]
         batch_size=settings.batch,
         generator=torch.Generator().manual_seed(settings.seed),
     )
-    show(f"{dataset!r}")
+    print(repr(dataset), flush=True)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
     losses, began = [], time.perf_counter()
     for update in range(1, settings.updates + 1):
@@ -169,8 +173,8 @@ def clone(settings: Settings, policy: Policy, folder: Path, show: Callable[[str]
         optimizer.step()
         losses.append(loss.item())
         if update % max(1, settings.updates // 10) == 0:
-            recent = sum(losses[-50:]) / len(losses[-50:])
-            show(f"update {update:5d}  loss {recent:.4f}  {time.perf_counter() - began:5.1f} s")
+            recent, speed = sum(losses[-50:]) / len(losses[-50:]), update / (time.perf_counter() - began)
+            print(f"update {update:5,} of {settings.updates:,}: loss {recent:.4f}, {speed:3.0f} updates/s", flush=True)
     dataset.close()
     return losses
 
@@ -180,7 +184,7 @@ def arrived(places: np.ndarray, goals: np.ndarray) -> float:
     return float((np.linalg.norm(places[:, -1] - goals, axis=-1) < NEAR).mean())
 
 
-def run(settings: Settings, show: Callable[[str], None] = print) -> Result:
+def run(settings: Settings) -> Result:
     """Write the dataset, clone the expert, and run the policy in new episodes."""
     torch.manual_seed(settings.seed)  # the network's first weights
     policy = Policy()
@@ -188,50 +192,51 @@ def run(settings: Settings, show: Callable[[str], None] = print) -> Result:
     places, _, _, goals = play(settings, settings.tests, fresh, policy.act)
     untrained = arrived(places, goals)
     with tempfile.TemporaryDirectory() as folder:
+        print(f"writing {settings.episodes} episodes of the expert as videos", flush=True)
         shown = write_dataset(settings, Path(folder) / "expert")
-        losses = clone(settings, policy, Path(folder) / "expert", show)
+        losses = clone(settings, policy, Path(folder) / "expert")
     places, _, _, goals = play(settings, settings.tests, np.random.default_rng(settings.seed + 1), policy.act)
     success = arrived(places, goals)
-    show(f"new episodes in which the policy reaches the disc: {success:.0%}, before training {untrained:.0%}")
+    print(f"new episodes in which the policy reaches the disc: {success:.0%}, before training {untrained:.0%}")
     return Result(losses, success, untrained, places, goals, shown)
 
 
 def draw(result: Result, path: Path) -> None:
     """Draw the paths of expert and policy, and the loss."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
     for way in result.shown[:30]:
         left.plot(*way.T, color="0.6", lw=0.8)
-    left.set_title("the expert's episodes")
+    left.set_title("episodes of the expert")
     for way, goal in zip(result.paths[:30], result.goals[:30], strict=True):
         near = np.linalg.norm(way[-1] - goal) < NEAR
-        middle.plot(*way.T, color="tab:blue" if near else "tab:orange", lw=0.9)
+        middle.plot(*way.T, color="#0072B2" if near else "#B36B00", lw=0.9)
         middle.plot(*goal, "o", color="tab:red", ms=5, alpha=0.7)
-    middle.set_title(f"the policy: {result.success:.0%} of new episodes arrive")
+    middle.set_title(f"policy: {result.success:.0%} arrive (before {result.untrained:.0%})")
     for axes in (left, middle):
         axes.set(xlim=(0, 1), ylim=(1, 0), aspect="equal", xticks=[], yticks=[])
     smooth = np.convolve(result.losses, np.ones(25) / 25, "valid") if len(result.losses) > 25 else result.losses
-    right.semilogy(smooth)
+    right.semilogy(smooth, color="#0072B2")
     right.set(xlabel="update", title="loss of the action chunks")
     right.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    figure.savefig(path, dpi=100)
 
 
-def main() -> None:
-    """Run the example."""
+def main(arguments: list[str] | None = None) -> None:
+    """Read the command line, train and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=Settings.updates, help="gradient steps (default 1500)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of episodes, weights and batches")
     parser.add_argument("--quick", action="store_true", help="a short run that does not learn the task")
-    parser.add_argument("--out", type=Path, default=Path("behaviour_cloning.png"), help="where the picture goes")
-    given = parser.parse_args()
+    picture = Path("behaviour_cloning_lerobot.png")
+    parser.add_argument("--picture", type=Path, default=picture, help="where to write it")
+    given = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the network is small: threads would wait for each other
-    settings = Settings(episodes=4, steps=10, updates=20, tests=10) if given.quick else Settings()
-    draw(run(settings), given.out)
-    print(f"picture: {given.out}")
+    settings = Settings(updates=given.steps, seed=given.seed)
+    if given.quick:
+        settings = Settings(episodes=4, steps=10, updates=20, tests=10, seed=given.seed)
+    draw(run(settings), given.picture)
+    print(f"picture: {given.picture}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ Each actor steps its own environment and writes to one shard. The learner sample
 prefetches the next ones, and regularly sends its weights to the actors. A rate limiter enforces two new rows per
 update.
 
-    python examples/distributed_dqn.py            # one to three minutes on two busy cores
-    python examples/distributed_dqn.py --quick    # a short run
+    python examples/distributed_dqn.py            # writes distributed_dqn.png
+    python examples/distributed_dqn.py --quick    # a few updates, learns nothing
+
+Needs `pip install 'ostinato[demo,ray]'`.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import ray
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -52,6 +56,28 @@ class Settings:
     send_every: int = 50
     """Updates between two transfers of the weights to the collectors."""
     seed: int = 0
+
+
+class Moment(NamedTuple):
+    """One line of the progress."""
+
+    update: int
+    collecting: float
+    """Mean return of the collectors' last 20 episodes."""
+    greedy: float
+    """Mean return of the greedy policy."""
+    sampled: float
+    """Rows sampled per second, from the first update on."""
+    collected: float
+    """Rows written per second."""
+
+    def show(self) -> None:
+        """Print it."""
+        print(
+            f"update {self.update:5,}: return {self.collecting:3.0f} while collecting, {self.greedy:3.0f} greedy, "
+            f"{self.sampled:7,.0f} rows/s sampled, {self.collected:5,.0f} rows/s collected",
+            flush=True,
+        )
 
 
 def network() -> nn.Sequential:
@@ -177,70 +203,102 @@ def make_buffer(settings: Settings) -> ShardedReplayBuffer:
     )
 
 
-def train(settings: Settings) -> None:
-    """Train while actors collect, and print speed and returns."""
-    buffer = make_buffer(settings)
+def start(buffer: ShardedReplayBuffer, settings: Settings, learner: Learner) -> tuple[list[Any], list[Any]]:
+    """Start the collectors with the learner's weights; return their actors and running calls."""
     kind: Any = ray.remote(Collector)
     actors = [
         kind.options(num_cpus=0, max_concurrency=2).remote(buffer, settings.seed + number)
         for number in range(settings.collectors)
     ]
-    running = [actor.run.remote() for actor in actors]
-    learner = Learner()
+    print("starting the collectors", flush=True)
+    weights = learner.network.state_dict()
+    ray.get([actor.follow.remote(weights, 1.0) for actor in actors])  # waits until their processes answer
+    return actors, [actor.run.remote() for actor in actors]
+
+
+def learn(settings: Settings, buffer: ShardedReplayBuffer, learner: Learner, actors: list[Any]) -> list[Moment]:
+    """Train while actors collect, and print speed and returns."""
+    moments: list[Moment] = []
     returns: list[float] = [0.0]
     asked: list[Any] = []
     solved = 0
     batch, info = buffer.sample(return_info=True)  # waits until there are enough rows
-    print(f"{len(buffer):,} rows collected, learning begins")
-    start, rows = time.perf_counter(), buffer.write_count
-    for update in range(settings.updates):
+    print(f"{len(buffer):,} rows collected, learning begins", flush=True)
+    begun, rows = time.perf_counter(), buffer.write_count
+    for update in range(1, settings.updates + 1):
         errors = learner.learn(batch, info["priority_weight"], update / settings.updates)
         buffer.update_priority(info, errors)
-        if update % settings.send_every == 0:
+        if update % settings.send_every == 1:
             returns += [one for found in ray.get(asked) for one in found]
             weights, epsilon = ray.put(learner.network.state_dict()), max(0.05, 1.0 - update / 1500)
             asked = [actor.follow.remote(weights, epsilon) for actor in actors]
-        if (update + 1) % min(settings.play_every, settings.updates) == 0:
-            elapsed, solved = time.perf_counter() - start, learner.play() and solved + 1
-            print(
-                f"update {update + 1:5}: return {np.mean(returns[-20:]):3.0f} while collecting, {learner.latest:3.0f} "
-                f"greedy, {settings.batch * (update + 1) / elapsed:7,.0f} rows/s sampled, "
-                f"{(buffer.write_count - rows) / elapsed:5,.0f} rows/s collected"
-            )
+        if update % min(settings.play_every, settings.updates) == 0:
+            solved = solved + 1 if learner.play() else 0
+            elapsed = time.perf_counter() - begun
+            sampled, collected = settings.batch * update / elapsed, (buffer.write_count - rows) / elapsed
+            moments.append(Moment(update, float(np.mean(returns[-20:])), learner.latest, sampled, collected))
+            moments[-1].show()
             if solved == 2:
                 break
         batch, info = buffer.sample(return_info=True)
-    report(buffer, learner)
+    return moments
+
+
+def train(settings: Settings) -> list[Moment]:
+    """Collect and train, print the counts of the buffer and the final return."""
+    print("starting the shards", flush=True)
+    buffer, learner = make_buffer(settings), Learner()
+    actors, running = start(buffer, settings, learner)
+    moments = learn(settings, buffer, learner, actors)
+    stats = buffer.stats()
     for actor, call in zip(actors, running, strict=True):
         ray.cancel(call)
         ray.kill(actor)
     ray.wait(running, num_returns=len(running), timeout=30)
     buffer.close()
-
-
-def report(buffer: ShardedReplayBuffer, learner: Learner) -> None:
-    """Print the counts of the buffer and the final return."""
-    stats = buffer.stats()
     print(
         f"{stats.rows_written:,} rows written, {stats.rows_drawn:,} drawn, {stats.draws_per_insert:.1f} for each; "
         f"{stats.stale_updates:,} updates were stale"
     )
     print(f"return of the greedy policy, mean of 10 episodes: {play(learner.best, 10, 20_000):.0f} of {LONGEST}")
+    return moments
 
 
-def main() -> None:
-    """Read the command line and train."""
+def draw(path: Path, moments: list[Moment]) -> None:
+    """Plot returns and speeds by the number of updates."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    updates = [moment.update for moment in moments]
+    left.plot(updates, [moment.greedy for moment in moments], ".-", color="#0072B2", label="greedy policy")
+    left.plot(updates, [moment.collecting for moment in moments], ".-", color="#B36B00", label="collectors, exploring")
+    left.axhline(SOLVED, color="grey", linestyle="--", linewidth=0.8, label="solved")
+    left.set(xlabel="update", ylabel="mean return", title="CartPole-v1", ylim=(0, 1.04 * LONGEST))
+    right.plot(updates, [moment.sampled for moment in moments], ".-", color="#0072B2", label="sampled from the shards")
+    right.plot(updates, [moment.collected for moment in moments], ".-", color="#B36B00", label="written by the actors")
+    right.set(xlabel="update", ylabel="rows per second", yscale="log", title="speed")
+    for axes in (left, right):
+        axes.legend()
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read the command line, train and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a short run of a few updates")
-    parser.add_argument("--collectors", type=int, default=2)
-    parser.add_argument("--shards", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    parser.add_argument("--collectors", type=int, default=2, help="actors that collect (default 2)")
+    parser.add_argument("--shards", type=int, default=2, help="actors that hold the buffer (default 2)")
+    parser.add_argument("--steps", type=int, default=Settings.updates, help="most updates of the learner")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and environments")
+    parser.add_argument("--quick", action="store_true", help="40 updates, learns nothing")
+    parser.add_argument("--picture", type=Path, default=Path("distributed_dqn.png"), help="where to write it")
+    given = parser.parse_args(arguments)
     torch.manual_seed(given.seed)
     torch.set_num_threads(1)
+    print("starting Ray", flush=True)
     ray.init(include_dashboard=False, logging_level=40, log_to_driver=False)
-    updates = {"updates": 40, "warmup": 256} if given.quick else {}
-    train(Settings(collectors=given.collectors, shards=given.shards, seed=given.seed, **updates))
+    settings = Settings(given.collectors, given.shards, updates=given.steps, seed=given.seed)
+    draw(given.picture, train(replace(settings, updates=40, warmup=256) if given.quick else settings))
+    print(f"picture: {given.picture}")
     ray.shutdown()
 
 

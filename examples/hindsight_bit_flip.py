@@ -9,26 +9,29 @@ Several environments run in parallel; `VectorEnvRecorder` writes what they retur
 is a field of its own, `achieved_goal` and `next_achieved_goal`, `desired_goal` and `next_desired_goal`, as
 `Hindsight` expects them.
 
-Run `python examples/hindsight_bit_flip.py`; `--quick` is a short run with few bits.
+    python examples/hindsight_bit_flip.py            # three seeds, with and without; writes hindsight_bit_flip.png
+    python examples/hindsight_bit_flip.py --quick    # a few seconds, few bits
+
+Needs `pip install 'ostinato[viz]'`.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ostinato import Hindsight, LazyTensorStorage, ReplayBuffer, VectorEnvRecorder
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 GAMMA = 0.98
 Batch = dict[str, Tensor]
+Curve = list[tuple[int, float]]
+"""Episodes played, and the fraction of new goals that the greedy policy reaches."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,10 @@ class Settings:
     bits: int = 15
     envs: int = 16
     """Parallel environments."""
-    cycles: int = 100
-    """Rounds of one episode in each environment, followed by updates."""
+    steps: int = 14_400
+    """Steps in all environments together."""
     updates: int = 40
-    """Gradient steps per round."""
+    """Gradient steps after each episode of all environments."""
     batch: int = 128
     explore: float = 0.2
     """Share of random actions."""
@@ -159,45 +162,75 @@ def success(settings: Settings, learner: Learner) -> float:
     return float(done.float().mean())
 
 
-def train(settings: Settings, *, hindsight: bool, show: Callable[[str], None] = print) -> float:
-    """Train from scratch and return the fraction of goals reached."""
+def train(settings: Settings, *, hindsight: bool) -> Curve:
+    """Train from scratch, and evaluate 20 times."""
     torch.manual_seed(settings.seed)  # the networks' first weights
     env, learner = BitFlip(settings), Learner(settings)
     rb, generator = make_buffer(settings, hindsight=hindsight), torch.Generator().manual_seed(settings.seed)
     steps, start = VectorEnvRecorder(rb, settings.envs, "DISABLED"), time.perf_counter()
     steps.reset(env.see())
-    name = "with Hindsight" if hindsight else "without it"
-    for cycle in range(1, settings.cycles + 1):
+    curve = [(0, success(settings, learner))]
+    cycles = max(1, settings.steps // (settings.bits * settings.envs))
+    for cycle in range(1, cycles + 1):
         play(settings, env, learner, steps, generator)
         for _ in range(settings.updates):
             learner.learn(rb.sample())
             learner.follow()
-        if cycle % max(1, settings.cycles // 5) == 0:
-            rate, spent = success(settings, learner), time.perf_counter() - start
-            show(f"{name:15} {cycle * settings.envs:6,} episodes: {rate:4.0%} of new goals reached   ({spent:.0f} s)")
-    return success(settings, learner)
+        if cycle % max(1, cycles // 20) == 0 or cycle == cycles:
+            curve.append((cycle * settings.envs, success(settings, learner)))
+        if cycle % max(1, cycles // 4) == 0:
+            speed = cycle * settings.envs * settings.bits / (time.perf_counter() - start)
+            print(
+                f"{'with' if hindsight else 'without'} Hindsight, seed {settings.seed}: {curve[-1][0]:5,} episodes, "
+                f"{curve[-1][1]:4.0%} of new goals reached, {speed:5,.0f} steps/s",
+                flush=True,
+            )
+    return curve
 
 
-def run(settings: Settings, show: Callable[[str], None] = print) -> tuple[float, float]:
-    """Train with and without `Hindsight`, and return both fractions of goals reached."""
-    show(f"{settings.bits} bits, {2**settings.bits:,} goals, {settings.bits} flips to get there")
-    rates = tuple(train(settings, hindsight=hindsight, show=show) for hindsight in (True, False))
-    show(f"success: {rates[0]:.0%} with Hindsight, {rates[1]:.0%} without it")
-    return rates[0], rates[1]
+def draw(path: Path, bits: int, curves: dict[str, list[Curve]]) -> None:
+    """Plot the fraction of goals reached by the number of episodes: each seed, and the mean."""
+    figure = Figure(figsize=(8, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for (name, runs), color in zip(curves.items(), ("#0072B2", "#B36B00"), strict=True):
+        for run in runs:
+            axes.plot(*zip(*run, strict=True), color=color, alpha=0.35, linewidth=1)
+        mean = [sum(rates) / len(rates) for rates in zip(*([rate for _, rate in run] for run in runs), strict=True)]
+        axes.plot([episodes for episodes, _ in runs[0]], mean, color=color, linewidth=2, label=name)
+    axes.set(xlabel="episodes", ylabel="new goals reached", ylim=(-0.03, 1.03), title=f"Bit flipping, {bits} bits")
+    axes.legend(loc="center right")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
 
 
-def main() -> None:
-    """Read the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="a short run with few bits")
-    parser.add_argument("--bits", type=int, default=Settings.bits)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+def run(settings: Settings, seeds: int) -> dict[str, list[Curve]]:
+    """Train with and without `Hindsight`, each with several seeds."""
+    print(f"{settings.bits} bits, {2**settings.bits:,} goals, {settings.bits} flips to get there", flush=True)
+    return {
+        name: [train(replace(settings, seed=settings.seed + i), hindsight=hindsight) for i in range(seeds)]
+        for name, hindsight in (("with Hindsight", True), ("without Hindsight", False))
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read the command line, train and draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bits", type=int, default=Settings.bits, help="bits of state and goal (default 15)")
+    parser.add_argument("--steps", type=int, default=Settings.steps, help="environment steps of each training")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind (default 3)")
+    parser.add_argument("--seed", type=int, default=0, help="first seed")
+    parser.add_argument("--quick", action="store_true", help="a short run with few bits, one seed")
+    parser.add_argument("--picture", type=Path, default=Path("hindsight_bit_flip.png"), help="where to write it")
+    given = parser.parse_args(arguments)
     torch.set_num_threads(1)  # more threads do not speed up networks this small
+    settings, seeds = Settings(bits=given.bits, steps=given.steps, seed=given.seed), given.seeds
     if given.quick:
-        run(Settings(bits=6, envs=4, cycles=3, updates=2, seed=given.seed))
-    else:
-        run(Settings(bits=given.bits, seed=given.seed))
+        settings, seeds = Settings(bits=6, envs=4, steps=72, updates=2, seed=given.seed), 1
+    curves = run(settings, seeds)
+    for name, runs in curves.items():
+        print(f"{name}: {sum(run[-1][1] for run in runs) / seeds:.0%} of new goals reached, mean of {seeds} seeds")
+    draw(given.picture, settings.bits, curves)
+    print(f"picture: {given.picture}")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ agent learns little, since it overrates actions that the dataset lacks; with liv
 controller. The script also trains without the dataset, which takes longer, and plots returns and ratio of both (SAC:
 Haarnoja et al. 2018; mixing: Ball et al. 2023).
 
-    python examples/offline_to_online_sac.py            # about two minutes on a CPU; writes offline_to_online_sac.png
-    python examples/offline_to_online_sac.py --quick    # a short run that learns little
+    python examples/offline_to_online_sac.py            # writes offline_to_online_sac.png
+    python examples/offline_to_online_sac.py --quick    # a few seconds, learns nothing
+
+Needs `pip install 'ostinato[demo,minari]'`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -189,12 +192,15 @@ def train(title: str, dataset: ReplayBuffer, settings: Settings, *, mix: bool) -
         generator=torch.Generator().manual_seed(settings.seed),
     )
     envs = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("Pendulum-v1")] * 10)
-    for _ in range(settings.pretrain if mix else 0):
-        agent.update(rb.sample())
+    if mix:
+        print(f"{title}: {settings.pretrain:,} updates on the dataset alone", flush=True)
+        for _ in range(settings.pretrain):
+            agent.update(rb.sample())
     result.returns.append((0, evaluate(agent, envs)))
     live = gymnasium.make("Pendulum-v1")
     live.action_space.seed(settings.seed)
     seen, _ = live.reset(seed=settings.seed)
+    start = time.perf_counter()
     for step in range(1, settings.steps + 1):
         if mix or step > settings.explore:
             with torch.no_grad():
@@ -210,23 +216,20 @@ def train(title: str, dataset: ReplayBuffer, settings: Settings, *, mix: bool) -
         result.shares.append(float((batch["source"] == 0).float().mean()))
         if step % settings.every == 0:
             result.returns.append((step, evaluate(agent, envs)))
-            if step % (4 * settings.every) == 0:
-                share, mean = result.shares[-1], result.returns[-1][1]
-                print(
-                    f"{title}: {step} steps, {share:.0%} of the batch from the dataset, return {mean:.0f}", flush=True
-                )
+            share, mean, speed = result.shares[-1], result.returns[-1][1], step / (time.perf_counter() - start)
+            print(
+                f"{title}: {step:5,} steps, {share:3.0%} of the batch from the dataset, return {mean:5.0f}, "
+                f"{speed:3.0f} steps/s",
+                flush=True,
+            )
     return result
 
 
 def draw(path: Path, shown: float, results: list[Result]) -> None:
     """Plot the returns of both trainings, and the share of the dataset."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 7), sharex=True, height_ratios=[2, 1], layout="constrained")
-    for result, color in zip(results, ("tab:blue", "tab:orange"), strict=True):
+    figure = Figure(figsize=(8, 5.4), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    for result, color in zip(results, ("#0072B2", "#B36B00"), strict=True):
         top.plot(*zip(*result.returns, strict=True), marker=".", color=color, label=result.title)
         steps = range(1, len(result.shares) + 1)
         bottom.plot(steps, [100 * share for share in result.shares], color=color, label=result.title)
@@ -234,23 +237,17 @@ def draw(path: Path, shown: float, results: list[Result]) -> None:
     top.set(title="Pendulum-v1, soft actor-critic", ylabel="mean return of 10 episodes")
     top.legend(loc="lower right")
     bottom.set(xlabel="steps in the environment", ylabel="dataset in batch [%]", ylim=(-5, 105))
-    for axis in (top, bottom):
-        axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    for axes in (top, bottom):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(settings: Settings, picture: Path) -> None:
     """Record, train twice, and plot."""
-    settings = Settings(seed=options.seed)
-    if options.quick:
-        settings = Settings(seed=options.seed, episodes=2, pretrain=20, steps=100, explore=20, every=25, batch=32)
-    start = time.perf_counter()
     recorded = record(settings.episodes, settings.seed + 1)
-    storage = open_dataset(recorded)
-    dataset = ReplayBuffer(storage=storage)
+    dataset = ReplayBuffer(storage=open_dataset(recorded))
     shown = float(dataset["next", "reward"].sum()) / settings.episodes
-    print(f"dataset: {len(dataset)} steps of {settings.episodes} episodes, mean return {shown:.0f}")
+    print(f"dataset: {len(dataset):,} steps of {settings.episodes} episodes, mean return {shown:.0f}", flush=True)
     results = [
         train("dataset and live steps", dataset, settings, mix=True),
         train("live steps alone", dataset, settings, mix=False),
@@ -259,25 +256,25 @@ def run(options: argparse.Namespace) -> None:
         late = np.mean([mean for _, mean in result.returns[-4:]])
         better = next((str(step) for step, mean in result.returns if mean > shown), "never")
         print(f"{result.title}: better than the controller after {better} steps, return {late:.0f} at the end")
-    draw(options.picture, shown, results)
-    print(f"{options.picture} written, {time.perf_counter() - start:.0f} s")
+    draw(picture, shown, results)
+    print(f"picture: {picture}")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run with options of the command line, with Minari's files in a folder that is removed afterwards."""
-    parser = argparse.ArgumentParser(description="From a Minari dataset to live experience.")
-    parser.add_argument("--quick", action="store_true", help="a short run")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", type=Path, default=Path("offline_to_online_sac.png"))
-    options = parser.parse_args(arguments)
-    threads = torch.get_num_threads()
+    """Read the command line and run, with Minari's files in a folder that is removed afterwards."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=Settings.steps, help="environment steps of each training")
+    parser.add_argument("--seed", type=int, default=0, help="seed of dataset, weights and batches")
+    parser.add_argument("--quick", action="store_true", help="a short run that learns nothing")
+    parser.add_argument("--picture", type=Path, default=Path("offline_to_online_sac.png"), help="where to write it")
+    given = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the networks are small: more threads are slower
+    settings = Settings(steps=given.steps, seed=given.seed)
+    if given.quick:
+        settings = Settings(seed=given.seed, episodes=2, pretrain=20, steps=100, explore=20, every=50, batch=32)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MINARI_DATASETS_PATH"] = folder
-        try:
-            run(options)
-        finally:
-            torch.set_num_threads(threads)
+        run(settings, given.picture)
 
 
 if __name__ == "__main__":

@@ -11,27 +11,30 @@ Three learners get the same rows and the same number of updates:
 - recurrent, without burn-in: its windows are too short to contain both the cue and the turn;
 - feed-forward: no memory.
 
-Run `python examples/recurrent_burn_in.py`; `--quick` is a short run that does not solve the task.
+    python examples/recurrent_burn_in.py            # three seeds of each learner; writes recurrent_burn_in.png
+    python examples/recurrent_burn_in.py --quick    # a few seconds, does not solve the task
+
+Needs `pip install 'ostinato[viz]'`.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ostinato import LazyTensorStorage, ReplayBuffer, SequenceUnit
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 GAMMA = 0.9
 LENGTH = 3
 """Rows per window that are trained on: fewer than between the cue and the turn."""
+Curve = list[tuple[int, float]]
+"""Gradient steps, and the fraction of correct turns in new episodes."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Settings:
     """Steps between the cue and the turn."""
     episodes: int = 2_000
     """Episodes of the random policy."""
-    updates: int = 1_200
+    steps: int = 800
     """Gradient steps of each learner."""
     windows: int = 64
     """Windows per batch."""
@@ -111,31 +114,6 @@ class Memory(nn.Module):
         return torch.stack(values, 1)
 
 
-def learn(settings: Settings, rb: ReplayBuffer, burn_in: int, *, recurrent: bool) -> Memory:
-    """Q-learning with a slowly moving target network on windows of random episodes."""
-    network, target = Memory(recurrent=recurrent), Memory(recurrent=recurrent)
-    target.load_state_dict(network.state_dict())
-    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
-    for _ in range(settings.updates):
-        flat, info = rb.sample(return_info=True)
-        batch = {name: value.unflatten(0, (settings.windows, -1)) for name, value in flat.items()}
-        valid = info["validity_mask"].view(settings.windows, -1).float()
-        values = network(batch["observation"], valid, burn_in)[:, :-1]
-        with torch.no_grad():
-            following = target(batch["observation"], valid, burn_in)[:, 1:].amax(-1)
-        now = slice(burn_in, burn_in + LENGTH)
-        goal = batch["reward"][:, now] + GAMMA * following.masked_fill(batch["done"][:, now], 0.0)
-        chosen = values.gather(-1, batch["action"][:, now, None]).squeeze(-1)
-        loss = ((chosen - goal) ** 2 * valid[:, now]).sum() / valid[:, now].sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        with torch.no_grad():
-            for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
-                slow.lerp_(fast, 0.02)
-    return network
-
-
 @torch.no_grad()
 def right_turns(settings: Settings, network: Memory) -> float:
     """Return the fraction of new episodes with the correct turn."""
@@ -144,37 +122,100 @@ def right_turns(settings: Settings, network: Memory) -> float:
     return float((values.argmax(-1) == (cue > 0)).float().mean())
 
 
-def run(settings: Settings, show: Callable[[str], None] = print) -> dict[str, float]:
-    """Train the three learners and return their fractions of correct turns."""
+def update(
+    settings: Settings, rb: ReplayBuffer, network: Memory, target: Memory, optimizer: torch.optim.Optimizer
+) -> None:
+    """Take a gradient step of Q-learning on windows, and move the target network."""
+    flat, info = rb.sample(return_info=True)
+    batch = {name: value.unflatten(0, (settings.windows, -1)) for name, value in flat.items()}
+    valid = info["validity_mask"].view(settings.windows, -1).float()
+    burn_in = valid.shape[1] - LENGTH - 1
+    values = network(batch["observation"], valid, burn_in)[:, :-1]
+    with torch.no_grad():
+        following = target(batch["observation"], valid, burn_in)[:, 1:].amax(-1)
+    now = slice(burn_in, burn_in + LENGTH)
+    goal = batch["reward"][:, now] + GAMMA * following.masked_fill(batch["done"][:, now], 0.0)
+    chosen = values.gather(-1, batch["action"][:, now, None]).squeeze(-1)
+    loss = ((chosen - goal) ** 2 * valid[:, now]).sum() / valid[:, now].sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
+            slow.lerp_(fast, 0.02)
+
+
+def train(settings: Settings, name: str, burn_in: int, *, recurrent: bool) -> Curve:
+    """Train one learner on stored episodes, and evaluate it 20 times."""
     torch.manual_seed(settings.seed)  # the networks' first weights
-    rows = random_play(settings, torch.Generator().manual_seed(settings.seed))
-    burn_in = settings.corridor + 1  # from the cue to the row before the turn
-    show(f"{len(rows['done']):,} rows of random play; the cue lies {settings.corridor + 1} steps before the turn")
-    out: dict[str, float] = {}
-    learners = (
-        ("recurrent, burn-in", burn_in, True),
-        ("recurrent, no burn-in", 0, True),
-        ("feed-forward", burn_in, False),
-    )
-    for name, rows_before, recurrent in learners:
-        start = time.perf_counter()
-        rb = make_buffer(settings, rows, rows_before)
-        network = learn(settings, rb, rows_before, recurrent=recurrent)
-        out[name] = right_turns(settings, network)
-        window = f"{rows_before} + {LENGTH} rows"
-        show(f"{name:22} windows of {window:10} right turns {out[name]:4.0%}   ({time.perf_counter() - start:.0f} s)")
-    return out
+    rb = make_buffer(settings, random_play(settings, torch.Generator().manual_seed(settings.seed)), burn_in)
+    network, target = Memory(recurrent=recurrent), Memory(recurrent=recurrent)
+    target.load_state_dict(network.state_dict())
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    curve, start = [(0, right_turns(settings, network))], time.perf_counter()
+    for step in range(1, settings.steps + 1):
+        update(settings, rb, network, target, optimizer)
+        if step % max(1, settings.steps // 20) == 0:
+            curve.append((step, right_turns(settings, network)))
+        if step % max(1, settings.steps // 2) == 0:
+            speed = step / (time.perf_counter() - start)
+            print(
+                f"{name:21} (windows of {burn_in} + {LENGTH} rows), seed {settings.seed}: {step:5,} updates, "
+                f"right turns {curve[-1][1]:4.0%}, {speed:4.0f} updates/s",
+                flush=True,
+            )
+    return curve
 
 
-def main() -> None:
-    """Read the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="a short run that does not solve the task")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+def run(settings: Settings, seeds: int) -> dict[str, list[Curve]]:
+    """Train the three learners, each with several seeds."""
+    rows = settings.episodes * (settings.corridor + 2)
+    print(f"{rows:,} rows of random play; the cue lies {settings.corridor + 1} steps before the turn", flush=True)
+    learners = {
+        "recurrent, burn-in": (settings.corridor + 1, True),  # from the cue to the row before the turn
+        "recurrent, no burn-in": (0, True),
+        "feed-forward": (settings.corridor + 1, False),
+    }
+    return {
+        name: [train(replace(settings, seed=settings.seed + i), name, burn_in, recurrent=rnn) for i in range(seeds)]
+        for name, (burn_in, rnn) in learners.items()
+    }
+
+
+def draw(path: Path, curves: dict[str, list[Curve]]) -> None:
+    """Plot the correct turns by the number of gradient steps: each seed, and the mean."""
+    figure = Figure(figsize=(8, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for (name, runs), color in zip(curves.items(), ("#0072B2", "#B36B00", "#00795C"), strict=True):
+        for run in runs:
+            axes.plot(*zip(*run, strict=True), color=color, alpha=0.35, linewidth=1)
+        mean = [sum(rates) / len(rates) for rates in zip(*([rate for _, rate in run] for run in runs), strict=True)]
+        axes.plot([step for step, _ in runs[0]], mean, color=color, linewidth=2, label=name)
+    axes.axhline(0.5, color="grey", linestyle="--", linewidth=0.8, label="chance")
+    axes.set(xlabel="gradient steps", ylabel="correct turns", ylim=(0.3, 1.03), title="A cue to remember")
+    axes.legend(loc="center right")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read the command line, train and draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=Settings.steps, help="gradient steps of each training")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each learner (default 3)")
+    parser.add_argument("--seed", type=int, default=0, help="first seed")
+    parser.add_argument("--quick", action="store_true", help="a short run that does not solve the task, one seed")
+    parser.add_argument("--picture", type=Path, default=Path("recurrent_burn_in.png"), help="where to write it")
+    given = parser.parse_args(arguments)
     torch.set_num_threads(1)  # more threads do not speed up networks this small
-    sizes = {"episodes": 50, "updates": 5, "windows": 8} if given.quick else {}
-    run(Settings(seed=given.seed, **sizes))
+    settings, seeds = Settings(steps=given.steps, seed=given.seed), given.seeds
+    if given.quick:
+        settings, seeds = Settings(episodes=50, steps=6, windows=8, seed=given.seed), 1
+    curves = run(settings, seeds)
+    for name, runs in curves.items():
+        print(f"{name:21} right turns {sum(run[-1][1] for run in runs) / seeds:4.0%}, mean of {seeds} seeds")
+    draw(given.picture, curves)
+    print(f"picture: {given.picture}")
 
 
 if __name__ == "__main__":

@@ -151,7 +151,8 @@ private:
     }
 
     bool has_plain_sign(nb::handle tensor) const {
-        PyObject* const result = PyObject_CallOneArg(is_neg_.ptr(), tensor.ptr());
+        PyObject* const argument = tensor.ptr();  // PyObject_CallOneArg is not in the stable ABI
+        PyObject* const result = PyObject_Vectorcall(is_neg_.ptr(), &argument, 1, nullptr);
         if (result == nullptr) throw nb::python_error();
         return nb::steal(result).is(Py_False);
     }

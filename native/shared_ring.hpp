@@ -339,7 +339,7 @@ private:
         alignas(kLine) Word written;  // every reader loads these three: they have a cache line of their own
         Word holes;                   // slots below `filled` that hold no complete row
         Word filled;                  // slots from here on were never reserved
-        alignas(kLine) WriterEntry writers[kMaxWriters];
+        WriterEntry writers[kMaxWriters];
     };
 
     static std::size_t to_lines(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }

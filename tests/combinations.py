@@ -18,6 +18,7 @@ from ostinato import (
     ConsumingSampler,
     DeltaTimestamps,
     FrameStack,
+    HeapSampler,
     Hindsight,
     ImmutableDatasetWriter,
     LazyMemmapStorage,
@@ -38,6 +39,7 @@ from ostinato import (
     SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    StackSampler,
     StalenessAwareSampler,
     StreamingSliceSampler,
     TensorDictMaxValueWriter,
@@ -61,6 +63,33 @@ def _reward(batch: Any) -> Tensor:
     return reached.float()
 
 
+def rows(count: int, start: int = 0, lanes: int = 1) -> TensorDict:
+    """Return steps of episodes of `LENGTH` rows, `[count]` or `[count, lanes]`; `t` numbers all rows."""
+    step = torch.arange(start, start + count)
+    t = step if lanes == 1 else step[:, None] * lanes + torch.arange(lanes)
+    step = step if lanes == 1 else step[:, None].expand(count, lanes)
+    done = step % LENGTH == LENGTH - 1
+    place = t.float()[..., None]
+    after = (t + lanes).float()[..., None]
+    flat = {
+        "t": t,
+        "step": step,
+        "obs": place,
+        "tokens": t[..., None].expand(*t.shape, 2).contiguous(),
+        "achieved_goal": place,
+        "desired_goal": place.new_full(place.shape, -1.0),
+    }
+    following = {
+        "obs": after,
+        "achieved_goal": after,
+        "desired_goal": flat["desired_goal"].clone(),
+        "reward": torch.ones(t.shape),
+        "done": done.contiguous(),
+    }
+    batch = list(t.shape)
+    return TensorDict({**flat, "next": TensorDict(following, batch)}, batch)
+
+
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "RandomSampler": RandomSampler,
     "SamplerWithoutReplacement": SamplerWithoutReplacement,
@@ -76,7 +105,15 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "ConsumingSampler": lambda: ConsumingSampler(2),
     "StalenessAwareSampler": lambda: StalenessAwareSampler(version_key="t"),
     "PromptGroupSampler": lambda: PromptGroupSampler(num_groups=1, group_key="desired_goal"),
+    "StackSampler": StackSampler,
+    "HeapSampler": lambda: HeapSampler(CAPACITY),
+    "StackSampler, max_times_sampled": lambda: StackSampler(2),
+    "HeapSampler, max_times_sampled": lambda: HeapSampler(CAPACITY, max_times_sampled=2),
 }
+LEAVING = {"ConsumingSampler", "StackSampler, max_times_sampled", "HeapSampler, max_times_sampled"}
+"""Samplers whose rows leave the buffer."""
+COUNTING = {"LimitedSampler", "QueueSampler", *LEAVING}
+"""Samplers that use rows up."""
 UNITS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "Transition": Transition,
@@ -121,6 +158,10 @@ _LAWS = {
     "ConsumingSampler": "uniform, n times, then rows leave",
     "StalenessAwareSampler": "by staleness",
     "PromptGroupSampler": "group, then rows, uniform",
+    "StackSampler": "newest first",
+    "HeapSampler": "greatest priority first",
+    "StackSampler, max_times_sampled": "newest first, n times, then rows leave",
+    "HeapSampler, max_times_sampled": "greatest priority first, n times, then rows leave",
 }
 REASONS = {
     "order": "episodes and queues need rows in the order of writing, which this writer does not keep",
@@ -130,7 +171,7 @@ REASONS = {
     "ranks": "rows that the storage already holds have no ranks",
     "stream": "new slices are those of one stream of rows",
     "slots": "rows are written to the slots of rows that have left, in one dimension and by a round-robin writer",
-    "counts": "queues and limited draws use up single rows",
+    "counts": "queues, limited draws and rows that leave use up single rows",
     "ring": "a next observation is read from the following row, so rows must stay in ring order",
 }
 
@@ -153,7 +194,7 @@ class Cell:
     def refusal(self) -> str | None:
         """Why it is refused; None if it works."""
         ranked = self.writer in {"TensorDictMaxValueWriter", "ReservoirWriter"}
-        if self.sampler in {"LimitedSampler", "QueueSampler", "ConsumingSampler"} and self.windows:
+        if self.sampler in COUNTING and self.windows:
             return "counts"
         if ranked and self.sampler == "QueueSampler":
             return "order"
@@ -179,7 +220,7 @@ class Cell:
         """Why rows cannot be where the sampler needs them; None if they can."""
         if self.sampler == "StreamingSliceSampler":
             return "stream" if "ndim=2" in self.storage else None
-        if self.sampler != "ConsumingSampler":
+        if self.sampler not in LEAVING:
             return None
         free = "RoundRobin" in self.writer and "ndim=2" not in self.storage and "single_copy" not in self.storage
         return None if free else "slots"
@@ -192,33 +233,6 @@ class Cell:
 
 
 CELLS = [Cell(s, u, st, w) for st in STORAGES for w in WRITERS for s in SAMPLERS for u in UNITS]
-
-
-def rows(count: int, start: int = 0, lanes: int = 1) -> TensorDict:
-    """Return steps of episodes of `LENGTH` rows, `[count]` or `[count, lanes]`; `t` numbers all rows."""
-    step = torch.arange(start, start + count)
-    t = step if lanes == 1 else step[:, None] * lanes + torch.arange(lanes)
-    step = step if lanes == 1 else step[:, None].expand(count, lanes)
-    done = step % LENGTH == LENGTH - 1
-    place = t.float()[..., None]
-    after = (t + lanes).float()[..., None]
-    flat = {
-        "t": t,
-        "step": step,
-        "obs": place,
-        "tokens": t[..., None].expand(*t.shape, 2).contiguous(),
-        "achieved_goal": place,
-        "desired_goal": place.new_full(place.shape, -1.0),
-    }
-    following = {
-        "obs": after,
-        "achieved_goal": after,
-        "desired_goal": flat["desired_goal"].clone(),
-        "reward": torch.ones(t.shape),
-        "done": done.contiguous(),
-    }
-    batch = list(t.shape)
-    return TensorDict({**flat, "next": TensorDict(following, batch)}, batch)
 
 
 def build(cell: Cell) -> TensorDictReplayBuffer:
@@ -248,9 +262,15 @@ def page() -> str:
     lines = [
         "# Combinations",
         "",
-        f"All {len(CELLS):,} combinations of sampler, unit, storage and writer, with the distribution of their draws",
-        "or the reason why they raise, when the buffer is made or its first rows are written. Tests run all of them;",
-        "this page is generated from the same rules (`python -m tests.combinations`).",
+        "Samplers, units, storages and writers are chosen apart, and most go together. A few cannot: a window needs",
+        "rows in their order, and a writer that puts rows into random slots does not keep it. Such a combination",
+        "raises when the buffer is made or its first rows are written, and the error says what to change.",
+        "",
+        f"This page has all {len(CELLS):,} combinations. Find the heading with your storage and writer, then the row",
+        "of the [sampler](sampling.md#choose-a-sampler) and the column of the",
+        "[unit](sampling.md#what-does-each-drawn-row-become): the cell gives the distribution of the draws, or the",
+        "reason why it raises. Tests run all of them, and the page is generated from the same rules",
+        "(`python -m tests.combinations`).",
         "",
         "| raises | why |",
         "|---|---|",

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
+import shutil
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,8 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from playwright.sync_api import Browser
 
 _UNTIMED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 
@@ -48,6 +52,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"the budget of {budget:g} s is used up")
 
 
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests of pages in a process; they are skipped where it is not installed."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = os.environ.get("OSTINATO_CHROMIUM") or shutil.which("chromium")
+    if path is None:
+        pytest.skip("no chromium here: install it (apt-get install chromium) or name it in OSTINATO_CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
 @pytest.fixture(params=["native", "torch"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Run a test with the native extension, and again with torch alone; processes that it starts do the same.
@@ -60,6 +77,12 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("OSTINATO_NATIVE", "1" if request.param == "native" else "0")
     with module.use_backend(request.param):
         yield request.param
+
+
+@pytest.fixture
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call the functions of `progress=` at each step, however short."""
+    monkeypatch.setattr("ostinato.durable.progress._STEP_S", 0.0)
 
 
 @pytest.fixture

@@ -10,21 +10,30 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import ostinato
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")] + sorted(
-    (ROOT / "docs").rglob("*.md")
-)
-BLOCK = re.compile(r"^```(\w*(?: ray)?)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+PAGES = [
+    ROOT / name
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "examples/README.md")
+] + sorted((ROOT / "docs").rglob("*.md"))
+TUTORIAL = [page for page in PAGES if page.is_relative_to(ROOT / "docs" / "tutorial")]
+"""Pages that are one program: each goes on where the one before it ended."""
+BLOCK = re.compile(r"^```(\w*(?: ray| torchrl)?)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)#?([^)]*)\)")
 """Path and anchor of each link; one of them may be empty."""
-SHOWN = {"text", "json", "toml", "mermaid", "python ray"}
-"""Languages of blocks that show something and cannot be run here; what needs Ray runs in `tests/distributed`."""
+ELSEWHERE = {"python ray": "tests/distributed", "python torchrl": "tests/parity"}
+"""Languages of blocks that need another library, and the folder whose `test_docs.py` runs them."""
+SHOWN = {"text", "json", "toml", "mermaid", *ELSEWHERE}
+"""Languages of blocks that show something, or cannot be run here."""
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -32,7 +41,43 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return [(match[1], match[2]) for match in BLOCK.finditer(page.read_text())]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.fixture(autouse=True)
+def threads_of_torch() -> Iterator[None]:
+    """Restore the number of threads, which pages set for small networks."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def pages_of(language: str) -> list[Any]:
+    """Parameters: the pages with blocks of a language."""
+    found = [page for page in PAGES if any(name == language for name, _ in blocks(page))]
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in found]
+
+
+def run_blocks(page: Path, language: str) -> None:
+    """Run the blocks of a language of a page, in order, in one namespace."""
+    namespace: dict[str, object] = {"__name__": "__page__"}
+    for number, (name, text) in enumerate(blocks(page)):
+        if name == language:
+            run_block("python", text, f"{page.name}:block{number}", namespace)
+
+
+def run_block(language: str, text: str, name: str, namespace: dict[str, object]) -> None:
+    """Run a block of Python, or one of a Python session, whose output is compared."""
+    if language == "python":
+        exec(compile(text, name, "exec"), namespace)
+    else:
+        test = doctest.DocTestParser().get_doctest(text, namespace, name, name, 0)
+        test.globs = namespace  # the parser copies them: blocks of one page go on where the last one ended
+        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+        runner.run(test, clear_globs=False)
+        assert runner.summarize(verbose=False).failed == 0
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page not in TUTORIAL], ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_python_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page.name == "sb3.md":
         pytest.importorskip("stable_baselines3")
@@ -41,16 +86,51 @@ def test_python_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pyt
     namespace: dict[str, object] = {"__name__": "__page__"}
     for number, (language, text) in enumerate(blocks(page)):
         assert language, f"block {number} of {page.name} names no language"
-        if language == "python":
-            exec(compile(text, f"{page.name}:block{number}", "exec"), namespace)
-        elif language == "pycon":
-            test = doctest.DocTestParser().get_doctest(text, namespace, f"block{number}", str(page), 0)
-            test.globs = namespace  # the parser copies them: blocks of one page go on where the last one ended
-            runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-            runner.run(test, clear_globs=False)
-            assert runner.summarize(verbose=False).failed == 0
+        if language in {"python", "pycon"}:
+            run_block(language, text, f"{page.name}:block{number}", namespace)
         else:
             assert language in SHOWN | {"sh"}, f"{page.name}: a block of {language} would not be tested"
+
+
+def test_the_tutorial_is_one_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its pages run in order; a `text` block is what the block before it prints, except for the numbers."""
+    for extra in ("gymnasium", "matplotlib", "typer"):
+        pytest.importorskip(extra)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    namespace: dict[str, object] = {"__name__": "__tutorial__"}
+    for page in TUTORIAL:
+        printed = ""
+        for number, (language, text) in enumerate(blocks(page)):
+            name = f"{page.name}:block{number}"
+            if language == "text":
+                assert without_numbers(printed) == without_numbers(text), name
+            elif language == "sh":
+                printed = "".join(run_command(line.split("#")[0]) for line in text.splitlines())
+            else:
+                run_block(language, text, name, namespace)
+                printed = capsys.readouterr().out
+
+
+def without_numbers(text: str) -> str:
+    """The words of an output; spaces and rules of tables count as one space."""
+    return re.sub(r"[\s\u2500]+", " ", re.sub(r"-?\d[\d.,]*(e[+-]?\d+)?", "0", text)).strip()
+
+
+def run_command(line: str) -> str:
+    """Output of an `ostinato` command that ends by itself; other commands are not run."""
+    from typer.testing import CliRunner
+
+    from ostinato.cli.commands import app
+
+    words = line.split()
+    if words[:1] != ["ostinato"] or "--web" in words:
+        return ""
+    result = CliRunner().invoke(app, words[1:])
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -70,6 +150,12 @@ def test_commands_exist(page: Path) -> None:
             else:
                 tools = {"git", "cd", "export", "python", "python3", "pip"}
                 assert not words or Path(words[0]).name in tools, line
+
+
+@pytest.mark.parametrize("language", ELSEWHERE)
+def test_blocks_that_need_another_library_run_elsewhere(language: str) -> None:
+    assert pages_of(language)
+    assert f'pages_of("{language}")' in (ROOT / ELSEWHERE[language] / "test_docs.py").read_text()
 
 
 def command_names(app: object) -> set[str]:
@@ -112,18 +198,6 @@ def test_readme_is_short_and_in_order() -> None:
     assert len(before.splitlines()) <= 100
     assert sum(line.startswith("| ") for line in table.split("\n## ")[0].splitlines()) <= 11  # the head and ten rows
     assert text.count("![") == 1
-
-
-def test_benchmarks_in_readme_are_those_of_their_page() -> None:
-    def rows(page: Path) -> dict[str, list[str]]:
-        lines = [
-            line.strip("| ").split(" | ") for line in page.read_text().splitlines() if re.match(r"\| .*\*\*", line)
-        ]
-        return {line[0]: line[1:] for line in lines}
-
-    shown, all_rows = rows(ROOT / "README.md"), rows(ROOT / "docs" / "benchmarks.md")
-    assert shown
-    assert shown == {work: all_rows.get(work, [])[: len(cells)] for work, cells in shown.items()}
 
 
 def test_tests_named_in_readme_exist() -> None:

@@ -38,6 +38,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 """Functions of more than 40 lines of code, and why (`file:function`)."""
 
 FIELDS_AS_ATTRIBUTES = {
+    "compat/torchrl/__init__.py": "the tensorclass Trajectory is imported when it is first used: it needs tensordict",
     "__init__.py": "a public name imports its module when it is first used",
     "buffers/trajectory_view.py": "trajectory.reward is TorchRL's syntax; for type checkers, see _with_fields",
     "buffers/queries.py": "traj.reward is TorchRL's syntax: an attribute makes an expression of the field of that name",

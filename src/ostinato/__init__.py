@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
     from ostinato.distributed.sharded import ShardedReplayBuffer
     from ostinato.durable.codecs import Codec, ZlibCodec, ZstdCodec
     from ostinato.durable.nested_ted import H5Combine, H5Split, Nested2TED, TED2Nested
+    from ostinato.durable.progress import ProgressOption
     from ostinato.durable.ted import Flat2TED, TED2Flat
     from ostinato.samplers import (
         ConsumingSampler,
@@ -153,6 +154,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
+    "ProgressOption",
     "PromptGroupSampler",
     "QueueSampler",
     "RaggedTensorStorage",
@@ -244,6 +246,7 @@ _MODULES = {
     "distributed.sharded": ("ShardedReplayBuffer",),
     "durable.codecs": ("Codec", "ZlibCodec", "ZstdCodec"),
     "durable.nested_ted": ("H5Combine", "H5Split", "Nested2TED", "TED2Nested"),
+    "durable.progress": ("ProgressOption",),
     "durable.ted": ("Flat2TED", "TED2Flat"),
     "samplers": (
         "ConsumingSampler",

@@ -114,7 +114,7 @@ def use_backend(name: Literal["native", "torch"]) -> Iterator[None]:
     priority tree or an episode table keeps the code it was made with. Blocks may be nested. A block in another thread
     waits until this one has ended.
 
-    Example:
+    Examples:
         ```python
         with use_backend("torch"):
             buffer = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=32)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from typing import TYPE_CHECKING
 
 from ostinato.errors import MissingExtraError
@@ -10,7 +12,7 @@ from ostinato.errors import MissingExtraError
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["require"]
+__all__ = ["require", "require_installed"]
 
 
 def require(module: str, extra: str | None = None) -> ModuleType:
@@ -27,7 +29,7 @@ def require(module: str, extra: str | None = None) -> ModuleType:
         MissingExtraError: The package is not installed. A package which is there but fails inside
             keeps its own error.
 
-    Example:
+    Examples:
         >>> require("math", "viz").sqrt(4.0)
         2.0
     """
@@ -38,5 +40,25 @@ def require(module: str, extra: str | None = None) -> ModuleType:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
         wanted = package if extra is None else f"'ostinato[{extra}]'"
-        message = f"{module} is needed here and is not installed: run pip install {wanted}"
+        message = f"{package} is needed here and is not installed: run pip install {wanted}"
         raise MissingExtraError(message) from error
+
+
+def require_installed(package: str, extra: str, what: str, instead: str) -> None:
+    """Check that a package is installed, without importing it: the import may take seconds.
+
+    Args:
+        package: Name of the package.
+        extra: The extra of ostinato that brings it.
+        what: What needs the package, the subject of the message.
+        instead: What works without it.
+
+    Raises:
+        MissingExtraError: It is not installed.
+
+    Example:
+        >>> require_installed("math", "viz", "a plot", "print the numbers")
+    """
+    if sys.modules.get(package) is None and importlib.util.find_spec(package) is None:
+        message = f"{what} needs {package}, which is not installed: run pip install 'ostinato[{extra}]', or {instead}"
+        raise MissingExtraError(message)

@@ -331,6 +331,7 @@ def test_an_empty_buffer_is_no_source(tmp_path: Path) -> None:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("every_step")
 def test_progress_counts_rows(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     export(episodes(), tmp_path / "out", fps=10, images="png", progress=lambda done, total: seen.append((done, total)))

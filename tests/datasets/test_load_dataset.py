@@ -222,6 +222,7 @@ def test_wrong_sources() -> None:
         rb.load_dataset(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("every_step")
 def test_progress_counts_rows() -> None:
     seen: list[tuple[int, int]] = []
     buffer().load_dataset(mapping([4, 6]), batch_rows=4, progress=lambda done, total: seen.append((done, total)))
@@ -237,6 +238,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("every_step")
 def test_another_writer_is_noticed() -> None:
     rb = buffer()
 

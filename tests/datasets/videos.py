@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import av
 import numpy as np
 
-from ostinato.core.processes import kept_scheduling
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -74,6 +72,8 @@ def write_video(
     options = {"g": str(keyframes), "bf": str(b_frames), "crf": str(crf), **speed.get(codec, {})}
     if codec == "mpeg4":
         options = {"g": str(keyframes), "bf": str(b_frames), "qscale": "2"}
+    from ostinato.core.processes import kept_scheduling  # here: the benchmarks import this module without Ostinato
+
     with kept_scheduling(), av.open(str(path), "w") as container:
         stream: Any = container.add_stream(codec, rate=fps, options=options)
         stream.width, stream.height = width, height

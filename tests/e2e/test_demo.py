@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ostinato import NStep, PrioritizedSampler
-from ostinato.demo import DqnConfig, Progress, Report, save_and_reopen, train, training_figure
+from ostinato.demo import DqnConfig, Report, TrainingState, save_and_reopen, train, training_figure
 from ostinato.errors import CheckpointError
 from ostinato.tools import inspect_checkpoint
 from ostinato.viz import Bars, Curves, Points
@@ -67,7 +67,7 @@ def test_another_seed_gives_another_run(report: Report) -> None:
 
 
 def test_progress_is_told_and_a_solved_run_stops() -> None:
-    told: list[Progress] = []
+    told: list[TrainingState] = []
     config = replace(DqnConfig().over(100), patience=0)
     train(config, told.append)
     assert [now.step for now in told] == list(range(4, 101, 4))

@@ -1,107 +1,206 @@
-"""The examples run: small in every run of the tests, and in full where slow tests run."""
+"""The examples: each one runs, shows progress and ends with a picture; full runs show what they claim (slow)."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 pytest.importorskip("gymnasium")
 pytest.importorskip("matplotlib")
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NEEDS = {
+    "amp_discriminator": None,
+    "behaviour_cloning_lerobot": "av",
+    "hindsight_bit_flip": None,
+    "image_memory": None,
+    "offline_to_online_sac": "minari",
+    "prioritized_cliffwalk": None,
+    "recurrent_burn_in": None,
+    "sb3_prioritized_dqn": "stable_baselines3",
+    "shared_writers": None,
+}
+"""Examples that run in this process, and the package each one needs beside those above."""
+RAY = "distributed_dqn"
+RESULTS = {
+    "amp_discriminator": r"with replay: gap to the demonstrations [\d.]+ -> [\d.]+, discriminator accuracy [\d.]+",
+    "behaviour_cloning_lerobot": r"new episodes in which the policy reaches the disc: \d+%, before training \d+%",
+    "hindsight_bit_flip": r"with Hindsight: \d+% of new goals reached, mean of 1 seeds",
+    "image_memory": r"FrameStack, codec +[\d,]+ +[\d.]+x +[\d.]+ ms +[\d.]+ ms",
+    "offline_to_online_sac": r"dataset: 400 steps of 2 episodes.*\n(?s:.*)"
+    r"dataset and live steps: +100 steps, +9% of the batch from the dataset.*\n(?s:.*)"
+    r"live steps alone: +100 steps, +0% of the batch from the dataset.*\n(?s:.*)"
+    r"live steps alone: better than the controller after \w+ steps, return -\d+ at the end",
+    "prioritized_cliffwalk": r" +6 +126 +[\d,]+ +[\d,]+ +[\d.]+x ",
+    "recurrent_burn_in": r"feed-forward +right turns +\d+%, mean of 1 seeds",
+    "sb3_prioritized_dqn": r"uniform, 1-step .*: return \d+ of 500 in the last three evaluations, mean of 1 seeds",
+    "shared_writers": r"half-written rows +0",
+}
+"""The lines that state the result of each example."""
+PROGRESS = re.compile(r"\d(?: steps/s|/s\)|[\w ]* rows/s| updates/s)|equal from all buffers|x   \d+ s$")
+"""What a line of progress contains: a speed, a count of checks or the time spent."""
 
 
-def run(name: str, directory: Path, *arguments: str) -> str:
+@pytest.fixture(autouse=True)
+def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Undo what a program may set: threads, torch's generator, the environment, the folder."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))  # processes that an example starts import it, too
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    torch.set_num_threads(threads)
+
+
+def load(name: str) -> Any:
+    """Import an example."""
+    needed = NEEDS.get(name)
+    if needed is not None:
+        pytest.importorskip(needed)
+    return importlib.import_module(name)
+
+
+def run_apart(name: str, directory: Path, *arguments: str) -> str:
     """Run an example in a process of its own and return what it prints."""
-    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
     return subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True).stdout
 
 
-def gaps(printed: str) -> dict[str, tuple[float, float]]:
-    """Distance from the demonstrations before and after training, with and without replay."""
-    found = re.findall(r"^(with\w* replay): gap to the demonstrations ([\d.]+) -> ([\d.]+)", printed, re.MULTILINE)
-    return {title: (float(first), float(last)) for title, first, last in found}
+def printed(capsys: pytest.CaptureFixture[str], name: str, *arguments: str) -> str:
+    """Run an example in this process and return what it prints."""
+    load(name).main(list(arguments))
+    return capsys.readouterr().out
 
 
-def test_the_discriminator_example_runs(tmp_path: Path) -> None:
-    printed = run("amp_discriminator.py", tmp_path, "--iterations", "2")
-    assert set(gaps(printed)) == {"with replay", "without replay"}
-    assert printed.count("discriminator accuracy") == 4
-    assert (tmp_path / "amp_discriminator.png").read_bytes().startswith(b"\x89PNG")
+def check_picture(path: Path) -> None:
+    """Check that a picture is there, and is not an empty sheet."""
+    image = importlib.import_module("PIL.Image").open(path)
+    assert image.width >= 800
+    assert len(image.convert("L").getcolors()) > 20
 
 
-@pytest.mark.slow
-def test_the_agent_takes_on_the_demonstrated_motion(tmp_path: Path) -> None:
-    """The whole of it, in under a minute on an idle machine: the gap shrinks several times, replay on and off."""
-    moved = gaps(run("amp_discriminator.py", tmp_path, "--seed", "1"))
-    first, last = moved["with replay"]
-    assert first > 6
-    assert last < first / 3
-    assert moved["without replay"][1] < first
+@pytest.mark.parametrize("name", NEEDS)
+def test_an_example_shows_progress_and_ends_with_a_picture(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "here.png"
+    text = printed(capsys, name, "--quick", "--picture", str(picture))
+    if name == "shared_writers" and "is not possible here" in text:
+        pytest.skip("needs shared memory and the native extension")
+    lines = text.splitlines()
+    assert lines[-1] == f"picture: {picture}"
+    assert any(PROGRESS.search(line) for line in lines), text
+    assert re.search(f"^{RESULTS[name]}", text, re.MULTILINE), text
+    check_picture(picture)
+    assert [path.name for path in tmp_path.iterdir()] == ["here.png"], "an example leaves no other files"
 
 
-def test_the_example_of_a_dataset_and_live_steps_runs(tmp_path: Path) -> None:
-    pytest.importorskip("minari")
-    printed = run("offline_to_online_sac.py", tmp_path, "--quick")
-    assert "dataset: 400 steps of 2 episodes" in printed
-    assert "dataset and live steps: 100 steps, 9% of the batch from the dataset" in printed
-    assert "live steps alone: 100 steps, 0% of the batch from the dataset" in printed
-    assert (tmp_path / "offline_to_online_sac.png").read_bytes().startswith(b"\x89PNG")
+def check_help(name: str, text: str) -> None:
+    assert f"python examples/{name}.py --quick" in re.sub(" +", " ", text)
+    assert "pip install 'ostinato[" in text
+    assert all(option in text for option in ("--seed", "--steps", "--quick", "--picture"))
 
 
-@pytest.mark.slow
-def test_a_dataset_saves_live_steps(tmp_path: Path) -> None:
-    """The whole of it, in about a minute on an idle core."""
-    pytest.importorskip("minari")
-    printed = run("offline_to_online_sac.py", tmp_path)
-    found = re.findall(r"controller after (\d+) steps, return (-\d+) at the end", printed)
-    (mixed, last), (alone, _) = [(int(steps), int(end)) for steps, end in found]
-    assert mixed < alone
-    assert last > -250, "a random policy has about -1200"
+@pytest.mark.parametrize("name", NEEDS)
+def test_the_help_of_an_example_has_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(name).main(["--help"])
+    assert ended.value.code == 0
+    check_help(name, capsys.readouterr().out)
 
 
-def test_the_example_of_a_lerobot_dataset_runs(tmp_path: Path) -> None:
-    pytest.importorskip("av")
-    printed = run("behaviour_cloning_lerobot.py", tmp_path, "--quick")
-    assert "DatasetStorage(lerobot v3.0, rows=40, episodes=4" in printed
-    assert (tmp_path / "behaviour_cloning.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_a_policy_is_cloned_from_videos(tmp_path: Path) -> None:
-    """The whole of it, in about a minute on an idle core."""
-    pytest.importorskip("av")
-    printed = run("behaviour_cloning_lerobot.py", tmp_path)
-    found = re.search(r"the policy reaches the disc: (\d+)%, before training (\d+)%", printed)
-    assert found is not None
-    after, before = map(int, found.groups())
-    assert before < 30 < 70 < after
-
-
-def test_the_example_of_shared_writers_runs(tmp_path: Path) -> None:
-    printed = run("shared_writers.py", tmp_path, "--collectors", "1", "--batches", "20")
-    assert re.search(r"1344 rows from 1 processes, \d+ batches", printed) or "is not possible here" in printed
+def test_every_example_is_tested_and_in_the_gallery() -> None:
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert names == {*NEEDS, RAY}
+    page = (EXAMPLES / "README.md").read_text()
+    for name in names:
+        section = re.search(rf"^## {name}\.py\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+        assert section is not None, f"examples/README.md has no section for {name}"
+        assert f"python examples/{name}.py\n" in section[1], f"{name}: no command"
+        assert f"[source]({name}.py)" in section[1]
+        pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", section[1])
+        assert pictures == [f"../docs/pictures/examples/{name}.png"]
+        assert re.search(r"\d+ s", section[1]), f"{name}: no time"
+    folder = EXAMPLES.parent / "docs" / "pictures" / "examples"
+    assert sum(path.stat().st_size for path in folder.glob("*.png")) < 350_000
 
 
 @pytest.mark.ray
 def test_actors_and_one_learner_work_together(tmp_path: Path) -> None:
-    printed = run("distributed_dqn.py", tmp_path, "--quick")
-    found = re.search(r"([\d,]+) rows written, ([\d,]+) drawn", printed)
+    text = run_apart(RAY, tmp_path, "--quick")
+    assert text.splitlines()[-1] == f"picture: {RAY}.png"
+    check_picture(tmp_path / f"{RAY}.png")
+    assert PROGRESS.search(text)
+    found = re.search(r"([\d,]+) rows written, ([\d,]+) drawn", text)
     assert found is not None
     written, drawn = (int(count.replace(",", "")) for count in found.groups())
     assert written >= 256, "no batch before min_size_to_sample"
     assert drawn >= 40 * 128
+    check_help(RAY, run_apart(RAY, tmp_path, "--help"))
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 def test_actors_and_one_learner_learn_cartpole(tmp_path: Path) -> None:
     """The whole of it: two actors, two shards, in under three minutes on two idle cores."""
-    printed = run("distributed_dqn.py", tmp_path)
-    found = re.search(r"greedy policy, mean of 10 episodes: (\d+) of 500", printed)
+    found = re.search(r"greedy policy, mean of 10 episodes: (\d+) of 500", run_apart(RAY, tmp_path))
     assert found is not None
     assert int(found[1]) > 300, "a policy that does nothing clever gets about 10 to 20"
+
+
+def gaps(text: str) -> dict[str, tuple[float, float]]:
+    """Distance from the demonstrations before and after training, with and without replay."""
+    found = re.findall(r"^(with\w* replay): gap to the demonstrations ([\d.]+) -> ([\d.]+)", text, re.MULTILINE)
+    return {title: (float(first), float(last)) for title, first, last in found}
+
+
+@pytest.mark.slow
+def test_the_agent_takes_on_the_demonstrated_motion(capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole of it, in under a minute on an idle machine: the gap shrinks several times, replay on and off."""
+    moved = gaps(printed(capsys, "amp_discriminator", "--seed", "1"))
+    first, last = moved["with replay"]
+    assert first > 6
+    assert last < first / 3
+    assert moved["without replay"][1] < first
+
+
+@pytest.mark.slow
+def test_a_dataset_saves_live_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole of it, in about a minute on an idle core."""
+    text = printed(capsys, "offline_to_online_sac")
+    found = re.findall(r"controller after (\d+) steps, return (-\d+) at the end", text)
+    (mixed, last), (alone, _) = [(int(steps), int(end)) for steps, end in found]
+    assert mixed < alone
+    assert last > -250, "a random policy has about -1200"
+
+
+@pytest.mark.slow
+def test_a_policy_is_cloned_from_videos(capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole of it, in about a minute on an idle core."""
+    text = printed(capsys, "behaviour_cloning_lerobot")
+    found = re.search(r"the policy reaches the disc: (\d+)%, before training (\d+)%", text)
+    assert found is not None
+    after, before = map(int, found.groups())
+    assert before < 30 < 70 < after
+
+
+def test_priorities_save_replays() -> None:
+    """With 510 transitions, of which one is rewarded, uniform draws need at least four times as many of them."""
+    example = load("prioritized_cliffwalk")
+    counts = {
+        sampler: [example.learn(8, sampler, seed, 100_000)[-1] for seed in range(3)]
+        for sampler in ("uniform", "prioritized")
+    }
+    assert all(error < 1e-3 for runs in counts.values() for _, error in runs)
+    assert min(count for count, _ in counts["uniform"]) > 4 * max(count for count, _ in counts["prioritized"])

@@ -140,7 +140,7 @@ def test_require_names_the_extra() -> None:
         require("no_such_package.part", "viz")
     assert isinstance(caught.value, OstinatoError)
     assert isinstance(caught.value, ImportError)
-    assert "no_such_package.part is needed here" in str(caught.value)
+    assert str(caught.value).startswith("no_such_package is needed here")
 
 
 def test_require_names_the_package_that_ostinato_depends_on_itself() -> None:

@@ -118,53 +118,6 @@ def test_a_name_that_does_not_exist_raises() -> None:
         from ostinato import ReplayBufer  # type: ignore[attr-defined]  # noqa: F401
 
 
-WITHOUT_TENSORDICT = """
-import sys
-sys.modules["tensordict"] = None  # as if it were not installed
-import collections, tempfile
-import numpy as np, torch
-import ostinato
-from ostinato import LazyTensorStorage, ListStorage, PrioritizedSampler, ReplayBuffer, SliceSampler
-from ostinato.errors import MissingExtraError
-
-Row = collections.namedtuple("Row", "obs reward")
-many = {"obs": torch.rand(8, 3), "reward": torch.rand(8), "done": torch.tensor([False, True] * 4)}
-arrays = {name: value.numpy() for name, value in many.items()}
-kinds = [many, arrays, torch.rand(8, 3), np.ones((8, 3)), Row(torch.rand(8, 3), torch.rand(8)), (torch.rand(8),)]
-for rows in kinds:
-    for sampler in (None, PrioritizedSampler(100, alpha=0.7, beta=0.5)):
-        rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=4)
-        rb.extend(rows)
-        batch, info = rb.sample(return_info=True)
-        if sampler is not None:
-            rb.update_priority(info["index"], torch.ones(4))
-        assert type(batch) in (dict, Row, list, tuple, torch.Tensor), type(batch)
-        repr(rb)
-rb = ReplayBuffer(storage=ListStorage(10), batch_size=2, collate_fn=list)
-rb.extend([{"x": 1}, {"x": 2}])
-rb.sample()
-rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=2, end_key="done"), batch_size=4)
-rb.extend(many)
-rb.add({"obs": np.ones(3, np.float32), "reward": 1.0, "done": True})
-rb.sample()
-with tempfile.TemporaryDirectory() as folder:
-    rb.dumps(folder + "/saved")
-    other = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=2, end_key="done"))
-    other.loads(folder + "/saved")
-    other.sample(4)
-try:
-    rb.query(ostinato.traj.reward > 0)
-    raise SystemExit("a query returns trajectories of TensorDicts")
-except MissingExtraError as error:
-    assert str(error) == "tensordict is needed here and is not installed: run pip install tensordict", error
-"""
-
-
-def test_dicts_and_arrays_need_no_tensordict() -> None:
-    run(WITHOUT_TENSORDICT, OSTINATO_NATIVE="0")
-    run(WITHOUT_TENSORDICT)
-
-
 LOADED = """
 import sys, torch
 from ostinato import LazyTensorStorage, ReplayBuffer
@@ -186,8 +139,3 @@ def test_a_loaded_buffer_imports_tensordict_for_its_first_batch(tmp_path: Path) 
         [sys.executable, "-c", LOADED, str(tmp_path / "saved")], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "TensorDict"
-    blocked = f"import sys; sys.modules['tensordict'] = None\n{LOADED}".replace('assert "tensordict" not in', "#")
-    done = subprocess.run(
-        [sys.executable, "-c", blocked, str(tmp_path / "saved")], capture_output=True, text=True, check=False
-    )
-    assert "tensordict is needed here and is not installed: run pip install tensordict" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -21,14 +22,27 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # other packages install a folder of this name: ours must come first
 
 from benchmarks import calls, compression, data  # noqa: E402
+from benchmarks.__main__ import main  # noqa: E402
 from benchmarks.adapter import Seconds, Setup  # noqa: E402
 from benchmarks.coordinator import SEATS, Table  # noqa: E402
 from benchmarks.peers._limits import Table as LimitTable  # noqa: E402
 from benchmarks.peers._start import importing, program  # noqa: E402
 from benchmarks.peers._threads import together  # noqa: E402
 from benchmarks.peers.isaacgymenvs import AmpRing  # noqa: E402
+from benchmarks.published import (  # noqa: E402
+    BEGIN,
+    END,
+    README_PEERS,
+    README_WORKS,
+    Published,
+    markdown,
+    publish,
+    ratio,
+    tables,
+    with_table,
+)
 from benchmarks.records import FORMAT, Library, Report, Result, Round, Section  # noqa: E402
-from benchmarks.report import markdown, markdown_targets, print_report, ratio  # noqa: E402
+from benchmarks.report import markdown_targets, print_report  # noqa: E402
 from benchmarks.targets import (  # noqa: E402
     AheadOfAll,
     AtMost,
@@ -108,9 +122,8 @@ def test_result_takes_medians_over_rounds() -> None:
 
 def test_ratio_is_time_divided_by_ours() -> None:
     ours_s = RESULTS["ostinato"].median_s
-    assert ratio(RESULTS["torchrl"], ours_s) == "10x"
-    assert ratio(RESULTS["cpprb"], ours_s) == "2.50x"
-    assert ratio(RESULTS["cpprb"], None) == ""
+    assert ratio(RESULTS["torchrl"].median_s, ours_s) == "10x"
+    assert ratio(RESULTS["cpprb"].median_s, ours_s) == "2.50x"
 
 
 @pytest.mark.parametrize(
@@ -183,11 +196,91 @@ def test_printed_table_lists_everyone() -> None:
 
 
 def test_markdown_table() -> None:
-    lines = markdown(report()).splitlines()
+    lines = markdown(Published.of(report())).splitlines()
     assert lines[0] == "| work | Ostinato | limit | vs limit | TORCHRL | CPPRB |"
     assert lines[1] == "|---|---:|---:|---:|---:|---:|"
     assert lines[2] == "| sample | **20 us** | 10 us | 2.00x | 200 us (10x) | 50 us (2.50x) |"
-    assert "Not installed there: TIANSHOU." in lines[-1]
+    assert "Not measured there: TIANSHOU." in lines[-1]
+
+
+def test_pages_show_the_published_measurements() -> None:
+    """Tables are not edited by hand: `python -m benchmarks --publish` writes them."""
+    found = Published.read()
+    assert found.to_text() == (ROOT / "benchmarks" / "published.json").read_text()
+    for name, table in tables(found).items():
+        text = (ROOT / name).read_text()
+        assert with_table(text, table) == text, f"{name} is not what benchmarks/published.json says"
+
+
+def test_readme_names_the_ratios_of_the_table() -> None:
+    works = Published.read().works
+    words = {
+        "uniform.": "uniform sampling",
+        "extend.": "writing",
+        "prioritized.": "prioritized",
+        "slices-writing.": "slices",
+    }
+    text = " ".join((ROOT / "README.md").read_text().split())
+    for family, words_after in words.items():
+        both = [work.times for work in works if work.name.startswith(family) and "torchrl" in work.times]
+        times = [each["torchrl"].median_s / each["ostinato"].median_s for each in both]
+        claim = f"{min(times):.0f} to {max(times):.0f} times"
+        assert re.search(rf"{claim} (faster )?at {words_after}", text), f"README should say: {claim} at {words_after}"
+
+
+def whole_report() -> Report:
+    """Return a report of all workloads of README, with the libraries of its columns, in three rounds."""
+    libraries = tuple(Library(name, name.upper(), "1") for name in ("ostinato", "limit-packed", *README_PEERS))
+    results = {library.name: result(20, 10, 40) for library in libraries}
+    sections = tuple(Section(name, f"work {name}", "C", results) for name in README_WORKS)
+    return Report(report().machine, {"rounds": 3, "quick": False, "only": "all"}, libraries, sections)
+
+
+def folder_to_publish(folder: Path) -> Path:
+    """Return a folder with pages that have the marks of the tables."""
+    for name in ("README.md", "docs/benchmarks.md"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f"before\n\n{BEGIN}\n\nold\n{END}\n\nafter\n")
+    (folder / "benchmarks").mkdir()
+    return folder
+
+
+def test_publish_writes_data_and_tables(tmp_path: Path) -> None:
+    written = publish(whole_report(), folder_to_publish(tmp_path))
+    assert sorted(path.name for path in written) == ["README.md", "benchmarks.md", "published.json"]
+    found = Published.read(tmp_path / "benchmarks" / "published.json")
+    assert found == Published.of(whole_report())
+    times = found.works[0].times["torchrl"]
+    assert (times.median_s, *times.range_s, *times.quartiles_s) == pytest.approx((20e-6, 10e-6, 40e-6, 15e-6, 30e-6))
+    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert page.startswith("before\n")
+    assert page.endswith("after\n")
+    assert "old" not in page
+    assert "| work uniform.dict | **20 us** | 20 us | 1.00x | 20 us (1.00x) |" in page
+
+
+@pytest.mark.parametrize("lacking", ["quick", "only", "work", "peer"])
+def test_publish_refuses_a_run_that_lacks_something(tmp_path: Path, lacking: str) -> None:
+    given = whole_report()
+    settings, sections, libraries = dict(given.settings), given.sections, given.libraries
+    if lacking in {"quick", "only"}:
+        settings[lacking] = True if lacking == "quick" else "uniform"
+    elif lacking == "work":
+        sections = sections[1:]
+    else:
+        libraries = (*libraries[:-1], Library("rlox", "rlox", "", "not installed"))
+    root = folder_to_publish(tmp_path)
+    with pytest.raises(ValueError, match=r"whole run|README's table needs"):
+        publish(Report(given.machine, settings, libraries, sections), root)
+    assert "old" in (root / "README.md").read_text()
+    assert not (root / "benchmarks" / "published.json").exists()
+
+
+def test_publish_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(report().to_json()))
+    assert main(["--publish", str(path)]) == 2
+    assert "README's table needs" in capsys.readouterr().err
 
 
 def test_markdown_of_targets() -> None:

@@ -6,8 +6,9 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,17 +25,34 @@ from ostinato import (
 )
 from ostinato.errors import OptionError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Draws of a few rows take six times as long when the threads of two tests wait for each other on two cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
 def windows() -> Any:
     """The script, as a module."""
-    spec = importlib.util.spec_from_file_location("windows", DOCS / "pictures" / "windows.py")
+    return script("windows")
+
+
+def script(name: str) -> Any:
+    """A script of the pictures, as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / "pictures" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["windows"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -99,13 +117,15 @@ def test_slices(windows: Any) -> None:
     assert loose[2][2] == [["5", "6", "7", "8"]]
 
 
-def test_every_picture_is_there_and_small(windows: Any) -> None:
+def test_every_picture_is_made_by_a_script_shown_and_small(windows: Any) -> None:
     pictures = {path.stem: path.stat().st_size for path in (DOCS / "pictures").glob("*.png")}
-    page = (DOCS / "sampling.md").read_text()
-    assert (
-        set(pictures) == {make().name for make in windows.SCENES} == set(re.findall(r"\(pictures/(\w+)\.png\)", page))
-    )
-    assert sum(pictures.values()) < 300_000
+    scripts = "".join(path.read_text() for path in (DOCS / "pictures").glob("*.py"))
+    pages = "".join(path.read_text() for path in DOCS.rglob("*.md"))
+    assert {make().name for make in windows.SCENES} <= set(pictures)
+    assert set(pictures) == set(re.findall(r"\((?:\.\./)*pictures/([\w-]+)\.png\)", pages))
+    assert not {name for name in pictures if f'"{name}"' not in scripts}
+    assert max(pictures.values()) < 60_000
+    assert sum(path.stat().st_size for path in DOCS.rglob("*.png")) < 1_600_000
 
 
 def test_pictures_can_be_drawn(windows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +133,33 @@ def test_pictures_can_be_drawn(windows: Any, tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(str(DOCS / "pictures"))
     paint = importlib.import_module("paint")
     assert paint.paint(windows.n_step(), tmp_path).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_diagrams_are_what_their_script_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Letters may differ by the version of the font library, boxes and their places may not."""
+    pytest.importorskip("matplotlib")
+    from PIL import Image
+
+    def pixels(path: Path) -> torch.Tensor:
+        return torch.from_numpy(np.array(Image.open(path).convert("L"), dtype=np.float32))
+
+    monkeypatch.syspath_prepend(str(DOCS / "pictures"))
+    for name, make in script("diagrams").DIAGRAMS.items():
+        drawn, kept = pixels(make().save(tmp_path / f"{name}.png")), pixels(DOCS / "pictures" / f"{name}.png")
+        assert drawn.shape == kept.shape, name
+        assert (drawn - kept).abs().mean() < 1, f"{name}.png is not what diagrams.py draws: run `make pictures`"
+
+
+def test_the_tree_of_the_picture_draws_what_it_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(str(DOCS / "pictures"))
+    draws = importlib.import_module("draws")
+    figure = draws.sum_tree()
+    texts = " ".join(text.get_text() for text in figure.axes[0].texts)
+    passed, leaf, left, row = re.findall(r"([\d.]+) in its first rows, \1 \+ (\d+) > ([\d.]+): row (\d+)", texts)[0]
+    assert float(passed) <= float(left) < float(passed) + float(leaf)
+    assert f"P(row {row}) = {leaf}/" in texts
+    assert draws.save(draws.hindsight(), tmp_path / "hindsight.png").read_bytes()[:4] == b"\x89PNG"
 
 
 OPTIONS: dict[str, Any] = {
@@ -191,4 +238,3 @@ def test_screenshots_are_shown_and_stay_small() -> None:
     taken = {path.stem for path in (DOCS / "screenshots").glob("*.png")}
     assert taken == set(re.findall(r"\(screenshots/(\w+)\.png\)", page))
     assert all(f'"{name}.png"' in (DOCS / "screenshots" / "take.py").read_text() for name in taken)
-    assert sum(path.stat().st_size for path in DOCS.rglob("*.png")) < 2_000_000

@@ -63,7 +63,7 @@ TESTS: dict[str, dict[str, list[str]]] = {
             f"{_SHARE}::test_a_process_that_stops_while_it_allocates_is_reported",
         ],
     },
-    "A Ray cluster": {
+    "Programs that use the buffer": {
         "a writing worker": [
             f"{_RAY}::test_a_writer_killed_while_it_waits_or_writes_blocks_no_call",
             "distributed/test_sharded_rate_limit.py::test_a_killed_writer_blocks_no_other_call",
@@ -85,11 +85,17 @@ TESTS: dict[str, dict[str, list[str]]] = {
         "the actor of a `RayReplayBuffer`": [
             f"{_DEATHS}::test_the_rows_of_a_killed_ray_buffer_are_those_of_its_checkpoint"
         ],
+    },
+    "Shards": {
         "the actor or machine of a shard": [
             "distributed/test_sharded.py::test_a_killed_shard_is_left_out_and_returns_with_its_checkpoint",
             "distributed/test_raylets.py::test_the_shard_of_a_killed_raylet_returns_on_a_new_one",
             f"{_FAULTS}::test_an_unnoticed_restart_warns_and_changes_the_distribution_at_once",
             f"{_NODES}::test_shards_of_a_killed_node_move_to_another_one",
+        ],
+        "all shards": [
+            f"{_DEATHS}::test_shards_that_are_all_killed_return_with_their_checkpoints",
+            "distributed/test_sharded.py::test_one_shard_resumes_without_waiting",
         ],
         "a shard whose checkpoint cannot be read": [
             f"{_FAULTS}::test_a_shard_that_cannot_return_is_left_out_with_a_warning"
@@ -101,26 +107,26 @@ TESTS: dict[str, dict[str, list[str]]] = {
         "a shard during a checkpoint": [
             f"{_DEATHS}::test_a_shard_killed_during_a_checkpoint_returns_with_the_previous_one"
         ],
+    },
+    "Calls without an answer": {
         "an actor is stopped, or cannot be reached": [
             "distributed/test_stopped_actors.py::test_a_call_of_a_stopped_actor_ends",
             "distributed/test_stopped_actors.py::test_calls_raise_while_all_shards_are_stopped",
-        ],
-        "a shard or actor that works for long (`dumps`, `apply`)": [
-            "distributed/test_stopped_actors.py::test_work_that_takes_long_goes_on",
-            "distributed/test_stopped_actors.py::test_a_slow_checkpoint_goes_on",
         ],
         "a shard that does not answer for `shard_timeout_s`": [
             f"{_LIMITS}::test_a_write_skips_a_stopped_shard",
             f"{_NODES}::test_a_short_partition_loses_nothing",
         ],
-        "all shards": [
-            f"{_DEATHS}::test_shards_that_are_all_killed_return_with_their_checkpoints",
-            "distributed/test_sharded.py::test_one_shard_resumes_without_waiting",
+        "a shard or actor that works for long (`dumps`, `apply`)": [
+            "distributed/test_stopped_actors.py::test_work_that_takes_long_goes_on",
+            "distributed/test_stopped_actors.py::test_a_slow_checkpoint_goes_on",
         ],
         "the actor of a `rate_limiter`": [
             "distributed/test_sharded_rate_limit.py::test_a_restarted_limiter_counts_anew",
             f"{_LIMITS}::test_calls_time_out_while_the_limiter_is_stopped",
         ],
+    },
+    "Machines and the network": {
         "the network of a machine, for a short time": [
             f"{_NODES}::test_a_short_partition_loses_nothing",
             f"{_NODES}::test_calls_end_on_both_sides_of_a_partition",
@@ -142,7 +148,7 @@ TESTS: dict[str, dict[str, list[str]]] = {
 def _rows(heading: str) -> list[str]:
     """Return the first cells of the table below a heading of the page."""
     text = (ROOT / "docs" / "failures.md").read_text()
-    section = text.split(f"\n## {heading}\n", 1)[1]
+    section = re.split(rf"\n##+ {heading}\n", text, maxsplit=1)[1]
     section = re.split(r"\n##+ ", section, maxsplit=1)[0]
     cells = re.findall(r"^\| (.+?) \|", section, flags=re.MULTILINE)
     return cells[1:]  # without the names of the columns

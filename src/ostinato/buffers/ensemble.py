@@ -17,6 +17,7 @@ from ostinato.buffers.streams import end_streams
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
 from ostinato.core.group import choose, split_index
+from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import SamplerEnsemble
 from ostinato.storages import StorageEnsemble
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Key
+    from ostinato.durable.progress import ProgressOption
     from ostinato.samplers.ensemble import WhenEmpty
     from ostinato.samplers.ratio import Ratio, RatioSteps, Rounding
 
@@ -188,7 +190,7 @@ class ReplayBufferEnsemble:
         KindError: if something is not of its class.
         OptionError: if options exclude each other, or buffers cannot be mixed.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
         >>> demos, online = (ReplayBuffer(storage=LazyTensorStorage(100)) for _ in range(2))
@@ -840,29 +842,35 @@ class ReplayBufferEnsemble:
         with quiet_ensemble(self._mixer):
             restore_ensemble(self._mixer, state, self._batch_size)
 
-    def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
+    def dumps(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
         """Save the whole state to the directory `path`, all members in one checkpoint of one moment.
 
         Options, costs and errors are those of `ReplayBuffer.dumps`.
         """
-        self._mixer.settle()
-        save_ensemble(path, self._mixer, self._state, incremental=incremental)
+        with Progress(progress, "save", unit=BYTES):
+            self._mixer.settle()
+            save_ensemble(path, self._mixer, self._state, incremental=incremental)
 
-    def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
+    def loads(
+        self, path: str | Path, *, verify: bool = True, mmap: bool = False, progress: ProgressOption = None
+    ) -> None:
         """Restore what `dumps` saved; options and errors are those of `ReplayBuffer.loads`."""
-        load_ensemble(path, self._mixer, self.load_state_dict, verify=verify, mmap=mmap)
+        with Progress(progress, "load", unit=BYTES):
+            load_ensemble(path, self._mixer, self.load_state_dict, verify=verify, mmap=mmap)
 
-    def save(self, path: str | Path, *, incremental: bool = False) -> None:
+    def save(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
         """Do `dumps`."""
-        self.dumps(path, incremental=incremental)
+        self.dumps(path, incremental=incremental, progress=progress)
 
-    def dump(self, path: str | Path, *, incremental: bool = False) -> None:
+    def dump(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
         """Do `dumps`."""
-        self.dumps(path, incremental=incremental)
+        self.dumps(path, incremental=incremental, progress=progress)
 
-    def load(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
+    def load(
+        self, path: str | Path, *, verify: bool = True, mmap: bool = False, progress: ProgressOption = None
+    ) -> None:
         """Do `loads`."""
-        self.loads(path, verify=verify, mmap=mmap)
+        self.loads(path, verify=verify, mmap=mmap, progress=progress)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Let a hook convert the rows of each member when `dumps` saves them; see `ReplayBuffer.register_save_hook`.

@@ -20,6 +20,7 @@ from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.columns import BlockColumn, TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.export import ExportOptions, ExportReport, write_dataset
+from ostinato.durable.progress import bar_only
 from ostinato.errors import KindError, SchemaError
 from ostinato.trajectories.buffer import TrajectoryReplayBuffer
 
@@ -66,8 +67,7 @@ def export(
         episodes: positions of the episodes to write, in this order; None for all.
         fields: keys to keep, or a mapping of new keys to keys of the source; None for all.
         overwrite: replace what is at the path.
-        progress: a function of the number of rows done and their total; None shows a bar on a terminal after two
-            seconds, False none.
+        progress: the rows done and their total; see `ProgressOption`.
         **options: of the format, see `ExportOptions`.
 
     Returns:
@@ -80,7 +80,7 @@ def export(
         KindError: if the source is none of these, or an encoder is missing.
         MissingExtraError: naming the extra to install.
 
-    Example:
+    Examples:
         >>> import tempfile, torch
         >>> from pathlib import Path
         >>> from ostinato import export, open_dataset
@@ -91,7 +91,7 @@ def export(
         (2, 10)
     """
     with ExitStack() as stack:
-        dataset = _as_dataset(source, fields, stack)
+        dataset = _as_dataset(source, fields, stack, bar_only(progress))
         if isinstance(source, ReplayBuffer):
             fields = None  # they are chosen
         if episodes is not None or fields is not None:
@@ -99,7 +99,7 @@ def export(
         return write_dataset(dataset, path, format, options, overwrite=overwrite, progress=progress)
 
 
-def _as_dataset(source: Any, fields: Fields, stack: ExitStack) -> DatasetStorage:
+def _as_dataset(source: Any, fields: Fields, stack: ExitStack, progress: ProgressOption) -> DatasetStorage:
     """Return a source as a dataset, which is valid until the stack is closed; of a buffer, some fields alone."""
     if isinstance(source, DatasetStorage):
         return source
@@ -108,11 +108,11 @@ def _as_dataset(source: Any, fields: Fields, stack: ExitStack) -> DatasetStorage
         return buffer_as_dataset(source, fields)
     if isinstance(source, TrajectoryReplayBuffer):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "trajectories"
-        source.save_checkpoint(str(folder))
-        return stack.enter_context(open_dataset(folder))
+        source.save_checkpoint(str(folder), progress=progress)
+        return stack.enter_context(open_dataset(folder, progress=progress))
     if isinstance(source, (list, tuple)):
         return _of_episodes(source)
-    return stack.enter_context(open_dataset(source))
+    return stack.enter_context(open_dataset(source, progress=progress))
 
 
 def _of_episodes(episodes: Sequence[Any]) -> DatasetStorage:

@@ -50,7 +50,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         OptionError: for ratios and strategies out of range.
         KindError: if `reward_fn` is not callable.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> from ostinato import HERReplayBuffer, LazyTensorStorage

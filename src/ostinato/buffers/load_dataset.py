@@ -15,7 +15,7 @@ from ostinato.core.index import select
 from ostinato.core.kinds import show_path
 from ostinato.core.records import Request
 from ostinato.datasets import DatasetStorage, open_dataset
-from ostinato.durable.progress import Progress
+from ostinato.durable.progress import Progress, bar_only
 from ostinato.errors import CapacityError, KeyMissingError, OptionError, SchemaError, UsageError
 from ostinato.storages import ListStorage
 
@@ -75,7 +75,7 @@ def load_dataset(rb: ReplayBuffer, source: Any, options: LoadOptions) -> int:
         ends = _EndFlags.of(rb, dataset, pieces)
         _check_seam(rb, ends)
         written, before = 0, rb.write_count
-        with Progress(options.progress, "load dataset", chosen.shape[0]) as progress:
+        with Progress(options.progress, "load dataset", chosen.shape[0], unit="rows") as progress:
             for first in range(0, chosen.shape[0], size):
                 last = min(first + size, chosen.shape[0])
                 try:
@@ -102,7 +102,8 @@ def _open(source: Any, options: LoadOptions, stack: ExitStack) -> DatasetStorage
         source, fields = buffer_as_dataset(source, fields), None
     if isinstance(source, DatasetStorage):
         return source if episodes is None and fields is None else source.select(episodes=episodes, fields=fields)
-    return stack.enter_context(open_dataset(source, episodes=episodes, fields=fields))
+    bar = bar_only(options.progress)
+    return stack.enter_context(open_dataset(source, episodes=episodes, fields=fields, progress=bar))
 
 
 def _row_at(data: Any, at: int) -> Any:

@@ -17,6 +17,7 @@ from ostinato.buffers.options import check_generator, check_size, part, positive
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
+from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 from ostinato.samplers import RandomSampler, SamplerEnsemble
 from ostinato.storages import LazyTensorStorage, Storage
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.episodes.keys import Key
+    from ostinato.durable.progress import ProgressOption
     from ostinato.samplers.ensemble import WhenEmpty
     from ostinato.samplers.ratio import Rounding
 
@@ -82,7 +84,7 @@ class OfflineToOnlineReplayBuffer:
         KindError: if the dataset cannot be sampled.
         MissingExtraError: if the dataset is a name and TorchRL is not installed.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, OfflineToOnlineReplayBuffer, ReplayBuffer
         >>> demos = ReplayBuffer(storage=LazyTensorStorage(100))
@@ -313,7 +315,7 @@ class OfflineToOnlineReplayBuffer:
             self._online.load_state_dict(state["online"])
             then()
 
-    def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
+    def dumps(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
         """Save the online buffer, and where mixing and draws are, to the directory `path`.
 
         The rows of the dataset are not saved: give the same dataset before `loads`. Its sampler and generator are,
@@ -329,11 +331,15 @@ class OfflineToOnlineReplayBuffer:
 
         if isinstance(engine, LocalEngine):
             saving = Saving([engine], state, self._locked, lambda: checker(engine), FORMAT)
-            save_buffer(path, saving, incremental=incremental)
+            with Progress(progress, "save", unit=BYTES):
+                save_buffer(path, saving, incremental=incremental)
         else:
-            engine.save(path, state, incremental=incremental)
+            with Progress(progress, "save", unit=BYTES):
+                engine.save(path, state, incremental=incremental)
 
-    def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
+    def loads(
+        self, path: str | Path, *, verify: bool = True, mmap: bool = False, progress: ProgressOption = None
+    ) -> None:
         """Restore what `dumps` saved; options and errors are those of `ReplayBuffer.loads`."""
 
         def restore(state: dict[str, Any]) -> None:
@@ -345,7 +351,7 @@ class OfflineToOnlineReplayBuffer:
             then()
 
         engine = self._online._engine  # noqa: SLF001
-        with engine.saves.lock, self._locked():
+        with Progress(progress, "load", unit=BYTES), engine.saves.lock, self._locked():
             engine.load(path, restore, verify=verify, mmap=mmap)
 
     def _locked(self) -> AbstractContextManager[Any]:
@@ -550,7 +556,7 @@ def prefill_replay_buffer(
         KindError: if the dataset has no rows to read, or `rb` cannot be extended.
         SchemaError: if the rows do not match those of the buffer; rows copied before stay.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer, prefill_replay_buffer
         >>> dataset, rb = (ReplayBuffer(storage=LazyTensorStorage(500)) for _ in range(2))

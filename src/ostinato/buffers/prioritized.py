@@ -34,7 +34,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         **options: see `ReplayBuffer`; the default sampler is
             `PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype)`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, PrioritizedReplayBuffer
         >>> rb = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(100), batch_size=4)
@@ -86,7 +86,7 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         **options: see `ReplayBuffer`; the default sampler is
             `PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction=reduction)`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> from ostinato import LazyTensorStorage, TensorDictPrioritizedReplayBuffer

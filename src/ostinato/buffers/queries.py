@@ -59,7 +59,7 @@ class TrajectoryPredicate:
         keys: fields that `fn` reads, at the root or under `next`; None if that is not known. A query reads only these
             fields of trajectories that are not selected.
 
-    Example:
+    Examples:
         >>> from ostinato import traj
         >>> (traj.reward.sum() > 100) & (traj.length < 200)
         TrajectoryPredicate(((traj.reward.sum() > 100) & (traj.length < 200)))
@@ -307,7 +307,7 @@ class TrajectoryFields:
     `traj.reward` is the field `reward` at the root, or else under `next`; `traj["a", "b"]` a nested field. Reductions
     (`sum`, `mean`, `max`, `min`, `first`, `last`) make numbers, comparisons make predicates.
 
-    Example:
+    Examples:
         >>> from ostinato import traj
         >>> traj.reward.sum() > 100
         TrajectoryPredicate((traj.reward.sum() > 100))
@@ -459,7 +459,7 @@ def filter_trajectories(
     Raises:
         KindError: if the predicate compares single rows.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> from ostinato import filter_trajectories, traj
@@ -478,6 +478,7 @@ def run_query(
     engine: Engine, transform: Compose, predicate: Callable[[Trajectory], Any] | None, key: Key | None
 ) -> list[Trajectory]:
     """Return the trajectories of a buffer for which a predicate holds; see `ReplayBuffer.query`."""
+    kinds.require_tensordict("query()", "read the rows with rb[:], a SliceSampler, or rb.export()")
     from ostinato.buffers.trajectory_view import Trajectory
 
     check_predicate(predicate)

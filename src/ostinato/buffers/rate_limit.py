@@ -91,7 +91,7 @@ class RateLimiter:
         OptionError: for numbers out of range, a ratio without a band or a band without a ratio, a band given twice or
             one in which single rows can neither be written nor drawn.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, RateLimiter, ReplayBuffer
         >>> limiter = RateLimiter(samples_per_insert=2, error_buffer=16, min_size_to_sample=8)

@@ -43,6 +43,7 @@ from ostinato.buffers.views import ViewOptions, make_view
 from ostinato.core.index import is_field
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Placement, Run
+from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import UsageError
 from ostinato.samplers import PrioritySampler, Sampler
 from ostinato.samplers.consuming import with_limit
@@ -112,7 +113,7 @@ class ReplayBuffer(Sampling):
         consume_after_n_samples: rows leave the buffer after so many draws: the sampler is `ConsumingSampler(n)`.
         remover: which row a new one replaces when the buffer is full: the oldest ("fifo"), the newest ("lifo"), that of
             the "lowest_priority" in a prioritized sampler, or of the "oldest_version" (`version_key`), of equal ones
-            the oldest; None is up to the writer. See docs/sampling.md.
+            the oldest; None is up to the writer. See docs/samplers/keeping.md.
         service_backend: "direct"; "ray" raises, use `RayReplayBuffer`.
         service_backend_options: raises if there are any.
         transport: "auto" or "direct": the buffer is in the process that made it.
@@ -122,7 +123,7 @@ class ReplayBuffer(Sampling):
         KindError: if a part is not of its base class.
         OptionError: if options exclude each other.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4)
@@ -298,7 +299,7 @@ class ReplayBuffer(Sampling):
             OptionError: if parts do not go together: one of the samplers uses rows up (`ConsumingSampler`,
                 `QueueSampler`), or the buffer is shared between processes.
 
-        Example:
+        Examples:
             >>> import torch
             >>> from ostinato import LazyTensorStorage, PrioritizedSampler, ReplayBuffer
             >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
@@ -446,8 +447,8 @@ class ReplayBuffer(Sampling):
             fields: keys to keep, or a mapping of new keys to keys of the dataset; None for all.
             batch_rows: rows of a chunk; None is as many as take 64 MiB, 1024 at most.
             overwrite: let the last rows replace the oldest where there is too little room.
-            progress: a function of the number of rows done and their total; None shows a bar on a terminal after two
-                seconds, False none.
+            progress: the rows done and their total; see `ProgressOption`. Rows written before an exception of the
+                function stay in the buffer.
 
         Returns:
             The number of rows written.
@@ -459,7 +460,7 @@ class ReplayBuffer(Sampling):
             SchemaError: if rows do not match those stored, or no field can mark the end of an episode.
             OptionError: if an episode, a row or an option does not exist.
 
-        Example:
+        Examples:
             >>> import torch
             >>> from ostinato import LazyTensorStorage, ReplayBuffer
             >>> rb = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4)
@@ -587,7 +588,7 @@ class ReplayBuffer(Sampling):
             OptionError: if single rows cannot leave: windows or episodes, `ndim=2`, `single_copy`, `max_bytes`, a
                 writer that chooses slots itself, a sampler with `drop_last` or `endless`; nothing is changed.
 
-        Example:
+        Examples:
             >>> import torch
             >>> from ostinato import LazyTensorStorage, ReplayBuffer
             >>> rb = ReplayBuffer(storage=LazyTensorStorage(4))
@@ -897,8 +898,9 @@ class ReplayBuffer(Sampling):
             KindError: if the rows have no named fields, or the predicate compares single rows (also a `TypeError`).
             KeyMissingError: if rows have neither ids nor flags (also a `KeyError`).
             UsageError: for a shared buffer.
+            MissingExtraError: tensordict is not installed (`pip install 'ostinato[tensordict]'`).
 
-        Example:
+        Examples:
             >>> import torch
             >>> from ostinato import LazyTensorStorage, ReplayBuffer, traj
             >>> rb = ReplayBuffer(storage=LazyTensorStorage(100))
@@ -942,7 +944,7 @@ class ReplayBuffer(Sampling):
             engine.load_state(state, self._transform, self._batch_size)
             self._pipeline.forget()
 
-    def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
+    def dumps(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
         """Save the whole state to the directory `path`, whole or not at all; saving over an older one is legal.
 
         What is saved is the state of one moment. Other threads go on sampling and writing while rows of tensor storages
@@ -954,6 +956,7 @@ class ReplayBuffer(Sampling):
             incremental: write only the rows that have changed since the save that `path` holds, where this buffer made
                 it or was loaded from it, and everything otherwise: also after a view of rows was handed out
                 (`rb[2:5]`, `rb.storage["obs"]`), and where patches would take more bytes than the rows.
+            progress: the bytes done and their total; see `ProgressOption`.
 
         Raises:
             CheckpointError: if something cannot be saved, if no load would take the state, or if the path holds other
@@ -961,10 +964,13 @@ class ReplayBuffer(Sampling):
             DamagedFileError: if an incremental save finds the chain damaged that it would fold: save without it.
             StorageMemoryError: if the disk is too small, naming the bytes needed; an older save stays whole.
         """
-        self._pipeline.settle()
-        self._engine.save(path, self._state, incremental=incremental)
+        with Progress(progress, "save", unit=BYTES):
+            self._pipeline.settle()
+            self._engine.save(path, self._state, incremental=incremental)
 
-    def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
+    def loads(
+        self, path: str | Path, *, verify: bool = True, mmap: bool = False, progress: ProgressOption = None
+    ) -> None:
         """Restore what `dumps` saved.
 
         Args:
@@ -977,6 +983,7 @@ class ReplayBuffer(Sampling):
                 others as long as the buffer lives, but may be saved over. Sizes and tables are verified, checksums of
                 rows are not (`ostinato verify` does). For `LazyTensorStorage` on the CPU without `single_copy`, on
                 Linux and macOS.
+            progress: the bytes done and their total; see `ProgressOption`.
 
         Raises:
             CheckpointError: if the checkpoint does not fit the parts of this buffer; nothing is changed.
@@ -984,20 +991,22 @@ class ReplayBuffer(Sampling):
             OptionError: if rows of this storage cannot be mapped.
         """
         engine = self._engine
-        with engine.saves.lock, engine.lock:
+        with Progress(progress, "load", unit=BYTES), engine.saves.lock, engine.lock:
             engine.load(path, self.load_state_dict, verify=verify, mmap=mmap)
 
-    def save(self, path: str | Path, *, incremental: bool = False) -> None:
+    def save(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
         """Do `dumps`."""
-        self.dumps(path, incremental=incremental)
+        self.dumps(path, incremental=incremental, progress=progress)
 
-    def dump(self, path: str | Path, *, incremental: bool = False) -> None:
+    def dump(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
         """Do `dumps`."""
-        self.dumps(path, incremental=incremental)
+        self.dumps(path, incremental=incremental, progress=progress)
 
-    def load(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
+    def load(
+        self, path: str | Path, *, verify: bool = True, mmap: bool = False, progress: ProgressOption = None
+    ) -> None:
         """Do `loads`."""
-        self.loads(path, verify=verify, mmap=mmap)
+        self.loads(path, verify=verify, mmap=mmap, progress=progress)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Let a hook convert the rows when `dumps` saves them; see the storage's `register_save_hook`."""

@@ -130,7 +130,7 @@ class LambdaScheduler(ParameterScheduler):
         min_value: smallest value that is set; None for no bound.
         max_value: largest value that is set; None for no bound.
 
-    Example:
+    Examples:
         >>> from ostinato import LambdaScheduler, PrioritizedSampler
         >>> sampler = PrioritizedSampler(100, alpha=0.8, beta=0.5)
         >>> scheduler = LambdaScheduler(sampler, "alpha", lambda step: 0.5**step)
@@ -173,7 +173,7 @@ class LinearScheduler(ParameterScheduler):
         OptionError: if `num_steps` is below 1.
         KindError: if it is no integer, or `final_value` no number.
 
-    Example:
+    Examples:
         >>> from ostinato import LinearScheduler, PrioritizedSampler
         >>> sampler = PrioritizedSampler(100, alpha=0.6, beta=0.5)
         >>> scheduler = LinearScheduler(sampler, "beta", final_value=1.0, num_steps=2)
@@ -223,7 +223,7 @@ class StepScheduler(ParameterScheduler):
         OptionError: for another mode, or `n_steps` below 1.
         KindError: if `n_steps` is no integer, or `gamma` no number.
 
-    Example:
+    Examples:
         >>> from ostinato import PrioritizedSampler, StepScheduler
         >>> sampler = PrioritizedSampler(100, alpha=0.6, beta=0.5)
         >>> scheduler = StepScheduler(sampler, "beta", gamma=0.25, n_steps=2, mode="additive", max_value=1.0)

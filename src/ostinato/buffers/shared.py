@@ -17,6 +17,7 @@ from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Draw, Run, View
 from ostinato.core.ring import Ring
+from ostinato.durable import progress
 from ostinato.errors import CheckpointError, EmptyBufferError, OptionError, UsageError
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler
 from ostinato.samplers.base import check_rows
@@ -616,6 +617,7 @@ class SharedEngine:
         before = own_tensors(transform.state_dict())
         try:
             transform.load_state_dict(state["transforms"])
+            progress.finish()
             self._replace_rows(state, data, ranks, counts)
         except BaseException:
             transform.load_state_dict(before)

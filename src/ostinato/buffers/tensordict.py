@@ -45,8 +45,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     Raises:
         KindError: when other data is written.
+        MissingExtraError: tensordict is not installed (`pip install 'ostinato[tensordict]'`).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> from ostinato import LazyTensorStorage, TensorDictReplayBuffer
@@ -57,6 +58,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     """
 
     def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **options: Unpack[BufferOptions]) -> None:
+        kinds.require_tensordict(type(self).__name__, "use ReplayBuffer with rows that are dicts of tensors")
         self.priority_key = priority_key
         super().__init__(**options)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ostinato._optional import require
+from ostinato.core.kinds import require_tensordict
 from ostinato.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 else:
-    tensordict = require("tensordict")
+    require_tensordict("ostinato.compat.torchrl.Trajectory")
+    tensordict = require("tensordict", "tensordict")
 
 __all__ = ["Trajectory"]
 
@@ -61,7 +63,7 @@ class Trajectory:
         SchemaError: if the data has several batch dimensions (also a `ValueError`).
         AttributeError: for an attribute that is no field.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> from ostinato.compat.torchrl import Trajectory

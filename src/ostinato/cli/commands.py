@@ -186,8 +186,8 @@ def demo(
     _check_free_paths(checkpoint, image, summary_file, overwrite=overwrite)
     directory.mkdir(parents=True, exist_ok=True)
     config = DqnConfig(seed=seed, threads=threads, prioritized=prioritized, n_step=n_step).over(steps)
-    with show.training(config) as on_progress:
-        report = train(config, on_progress)
+    with show.training(config) as on_state:
+        report = train(config, on_state)
     show.result(report)
     reopened = save_and_reopen(report, checkpoint)
     draw(training_figure(report), image)
@@ -232,10 +232,11 @@ def inspect(
     if kind == "dataset":
         datasets.inspect(path, quick=quick, as_json=as_json)
     elif kind == "trajectories":
-        report = tools.inspect_store(path, read_headers=not quick, allow_pickle=allow_pickle)
+        report = tools.inspect_store(path, read_headers=not quick, allow_pickle=allow_pickle, progress=not as_json)
         show.answer(report, show.store, as_json=as_json)
     else:
-        show.answer(tools.inspect_checkpoint(path, read_data=not quick), show.checkpoint, as_json=as_json)
+        saved = tools.inspect_checkpoint(path, read_data=not quick, progress=not as_json)
+        show.answer(saved, show.checkpoint, as_json=as_json)
 
 
 @app.command(epilog="Example:  ostinato verify runs/rollouts")
@@ -252,8 +253,7 @@ def verify(
     from ostinato import tools
 
     datasets.kind_or_advice(path, "examine it as a dataset with ostinato doctor")
-    with show.progress_bar("verify") as on_progress:
-        report = tools.verify(path, allow_pickle=allow_pickle, on_progress=on_progress)
+    report = tools.verify(path, allow_pickle=allow_pickle, progress=not as_json)
     show.answer(report, show.verified, as_json=as_json)
     if report.damage:
         raise typer.Exit(1)
@@ -296,8 +296,7 @@ def doctor(
     target = None if plots is None else _plots_path(plots)
     _check_free_paths(*([] if target is None else [target]), overwrite=overwrite)
     try:
-        with show.progress_bar("doctor") as on_progress:
-            report = tools.examine(path, full=full, on_progress=on_progress)
+        report = tools.examine(path, full=full, progress=not as_json)
     except (CheckpointNotFoundError, KindError) as error:
         show.error(str(error))
         raise typer.Exit(2) from None
@@ -465,8 +464,7 @@ def merge(
 
     source, save = _source_and_save(source, source_path, save, save_path)
     _check_copy_or_move(copy=copy, move=move)
-    with show.progress_bar("merge") as on_progress:
-        report = tools.merge(source, save, copy=copy, move=move, on_progress=on_progress)
+    report = tools.merge(source, save, copy=copy, move=move, progress=not as_json)
     show.answer(report, show.moved, as_json=as_json)
 
 
@@ -498,8 +496,7 @@ def split(
 
     source, save = _source_and_save(source, source_path, save, save_path)
     _check_copy_or_move(copy=copy, move=move)
-    with show.progress_bar("split") as on_progress:
-        report = tools.split(source, save, split_count, copy=copy, move=move, on_progress=on_progress)
+    report = tools.split(source, save, split_count, copy=copy, move=move, progress=not as_json)
     show.answer(report, show.moved, as_json=as_json)
 
 
@@ -521,8 +518,7 @@ def compact(
     if tools.kind_of(path) == "trajectories":
         msg = f"{path} is a directory of trajectories, which has no patches; compact needs the checkpoint of a buffer"
         raise CheckpointError(msg)
-    with show.progress_bar("compact") as on_progress:
-        report = tools.compact(path, on_progress=on_progress)
+    report = tools.compact(path, progress=not as_json)
     show.answer(report, show.compacted, as_json=as_json)
 
 
@@ -617,7 +613,8 @@ def convert(
         if to is not None:
             msg = f"--format applies to directories of trajectories, which {source} is not"
             raise typer.BadParameter(msg)
-        imported = torchrl.convert_checkpoint(source, save, ndim=ndim, max_size=max_size, allow_pickle=allow_pickle)
+        how = {"allow_pickle": allow_pickle, "progress": not as_json}
+        imported = torchrl.convert_checkpoint(source, save, ndim=ndim, max_size=max_size, **how)
         show.answer(imported, show.imported, as_json=as_json)
         return
     if to is not None and to not in FORMATS:
@@ -627,8 +624,7 @@ def convert(
         msg = f"--ndim and --max-size apply to checkpoints of TorchRL, which {source} is not"
         raise typer.BadParameter(msg)
     datasets.require_trajectories(source)
-    with show.progress_bar("convert") as on_progress:
-        report = tools.convert(source, save, to or "safetensors", allow_pickle=allow_pickle, on_progress=on_progress)
+    report = tools.convert(source, save, to or "safetensors", allow_pickle=allow_pickle, progress=not as_json)
     show.answer(report, show.converted, as_json=as_json)
 
 

@@ -26,8 +26,7 @@ def inspect(path: Path, *, quick: bool, as_json: bool) -> None:
     """Print what a dataset holds."""
     from ostinato.tools.datasets import inspect_dataset
 
-    with show.progress_bar("read rows") as on_progress:
-        report = inspect_dataset(path, read_data=not quick, on_progress=on_progress)
+    report = inspect_dataset(path, read_data=not quick, progress=not as_json)
     show.answer(report, show.dataset, as_json=as_json)
 
 
@@ -94,11 +93,10 @@ def convert(source: Path, save: Path, to: str, options: dict[str, Any], *, as_js
     from ostinato.tools.datasets import data_kind
 
     data_kind(source)  # says what is there instead
-    dataset = open_dataset(source)
+    dataset = open_dataset(source, progress=not as_json)
     chosen = options.pop("episodes", None)
     episodes = None if chosen is None else _episodes(chosen, len(dataset.episode_lengths))
-    with show.progress_bar(f"write {to}") as on_progress:
-        report = export(dataset, save, to, episodes=episodes, progress=on_progress, **options)
+    report = export(dataset, save, to, episodes=episodes, progress=not as_json, **options)
     show.answer(report, show.exported, as_json=as_json)
 
 
@@ -126,6 +124,5 @@ def plot(source: DatasetSource, index: int, target: Path) -> Path:
     from ostinato.viz import draw
     from ostinato.viz.dataset_report import dataset_report, size_of
 
-    with show.progress_bar("read actions") as on_progress:
-        figure = dataset_report(source, index, on_progress=on_progress)
+    figure = dataset_report(source, index)
     return draw(figure, target, size=size_of(figure))

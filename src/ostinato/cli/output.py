@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ostinato.cli.fleets import FleetReport
     from ostinato.compat.torchrl import ImportReport
     from ostinato.datasets.export import ExportReport
-    from ostinato.demo import DqnConfig, Progress, Reopened, Report
+    from ostinato.demo import DqnConfig, Reopened, Report, TrainingState
     from ostinato.tools import (
         ChainReport,
         CheckpointReport,
@@ -56,7 +56,6 @@ __all__ = [
     "fleet_view",
     "imported",
     "moved",
-    "progress_bar",
     "result",
     "store",
     "to_json",
@@ -96,25 +95,6 @@ def error(message: str) -> None:
     """Print a message as one red line on stderr, with the names of command-line options."""
     line = " ".join(message.split()).replace("allow_pickle=True", "--allow-pickle").replace("give fps=", "give --fps")
     console.Console(stderr=True).print(_plain(f"error: {line}", "bold red"), soft_wrap=True)
-
-
-@contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr while the block runs, if stderr is a terminal.
-
-    Yields:
-        The function to call with the number of items done and the total.
-    """
-    out = console.Console(stderr=True)
-    columns = (
-        progress.TextColumn(title),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-    )
-    with progress.Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 # -- sharded buffers ----------------------------------------------------------------------------------------------
@@ -380,8 +360,11 @@ def dataset_batch(report: DatasetSample) -> None:
 
 
 @contextmanager
-def training(config: DqnConfig) -> Iterator[Callable[[Progress], None]]:
-    """Show a progress bar while the block runs; yields the function to call with each `Progress`."""
+def training(config: DqnConfig) -> Iterator[Callable[[TrainingState], None]]:
+    """Show the state of the training in a line while the block runs; yields the function to call with each.
+
+    Unlike `ostinato.durable.progress` it appears at once, tells returns and speed, and stays.
+    """
     out = console.Console()
     out.print(f"[bold]Double DQN on CartPole-v1[/] with ostinato.ReplayBuffer, at most {config.steps:,} steps")
     bar = progress.Progress(
@@ -393,14 +376,14 @@ def training(config: DqnConfig) -> Iterator[Callable[[Progress], None]]:
     with bar:
         task = bar.add_task("train", total=config.steps, facts="")
 
-        def on_progress(now: Progress) -> None:
-            bar.update(task, completed=now.step, facts=_progress(now))
+        def show(now: TrainingState) -> None:
+            bar.update(task, completed=now.step, facts=_facts(now))
 
-        yield on_progress
+        yield show
         bar.update(task, total=bar.tasks[task].completed)  # a run that stopped early is complete as well
 
 
-def _progress(now: Progress) -> str:
+def _facts(now: TrainingState) -> str:
     returned = "   -" if math.isnan(now.mean_return) else f"{now.mean_return:4.0f}"
     return f"return {returned}  buffer {now.rows / now.capacity:4.0%}  {now.samples_per_s / 1000:4.0f}k samples/s"
 

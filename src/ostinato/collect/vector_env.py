@@ -72,7 +72,7 @@ class VectorEnvRecorder:
         OptionError: The buffer cannot separate episodes; the message names the missing option.
         CapacityError: The capacity is too small for the windows of all environments.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from ostinato import Episodes, LazyTensorStorage, NStep, ReplayBuffer, VectorEnvRecorder
         >>> rb = ReplayBuffer(

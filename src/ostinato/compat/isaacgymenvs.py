@@ -36,7 +36,7 @@ class ReplayBuffer:
         KindError: `buffer_size` is not an integer.
         OptionError: `buffer_size` is below 1, or the device does not exist.
 
-    Example:
+    Examples:
         >>> import torch
         >>> buffer = ReplayBuffer(buffer_size=1000, device=torch.device("cpu"))
         >>> buffer.store({"amp_obs": torch.randn(256, 64)})

@@ -24,6 +24,7 @@ from ostinato.core.index import apply_index, plain_index
 from ostinato.core.records import View
 from ostinato.core.ring import Ring
 from ostinato.durable import CheckpointReader, atomic_write
+from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
     from tensordict import TensorDict
     from torch import Tensor
+
+    from ostinato.durable.progress import ProgressOption
 
 __all__ = ["LoadReport", "Metadata", "ReplayBuffer"]
 
@@ -62,7 +65,7 @@ class ReplayBuffer:
         KindError: `buffer_size` is not an integer.
         OptionError: `buffer_size` is below 1, or the storing device is neither CPU nor CUDA.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> cpu = torch.device("cpu")
@@ -339,7 +342,7 @@ class ReplayBuffer:
 
     # -- saving -----------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path, *, metadata_only: bool = False) -> None:
+    def save(self, path: str | Path, *, metadata_only: bool = False, progress: ProgressOption = None) -> None:
         """Write `<path>.metadata`, which ObjectRL can read, and the experience.
 
         The save is atomic: until it is complete, an earlier save under the same path stays valid.
@@ -347,14 +350,16 @@ class ReplayBuffer:
         Args:
             path: Path without extension; missing directories are created.
             metadata_only: Do not save the experience; the experience of an earlier save is then no longer loaded.
+            progress: The bytes done and their total; see `ostinato.ProgressOption`.
 
         Raises:
             StorageMemoryError: There is not enough disk space.
         """
         numbers = Metadata(self.buffer_size, self.data_size, self.pointer)
-        _save_files(str(path), numbers, None if metadata_only else self._memory.dumps)
+        with Progress(progress, "save", unit=BYTES):
+            _save_files(str(path), numbers, None if metadata_only else self._memory.dumps)
 
-    def load(self, path: str | Path) -> LoadReport:
+    def load(self, path: str | Path, *, progress: ProgressOption = None) -> LoadReport:
         """Load experience and metadata, or the metadata only, with a warning.
 
         Without experience, an empty buffer takes `buffer_size` from the metadata, and a buffer that already has
@@ -362,6 +367,7 @@ class ReplayBuffer:
 
         Args:
             path: The path that was passed to `save`.
+            progress: The bytes done and their total; see `ostinato.ProgressOption`.
 
         Returns:
             What was restored.
@@ -375,7 +381,8 @@ class ReplayBuffer:
         directory = _find_experience(str(path), metadata, name, told=told)
         if directory is not None:
             fresh = self._make(metadata.buffer_size)
-            fresh.loads(directory)
+            with Progress(progress, "load", unit=BYTES):
+                fresh.loads(directory)
             self._replace(fresh, torch.arange(0, device="cpu"))
             return LoadReport(str(path), metadata, (*Metadata._fields, "experience"), len(self))
         if len(self) == 0:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 
-from ostinato._optional import require
+from ostinato._optional import require, require_installed
 from ostinato.errors import KindError, SchemaError, UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ __all__ = [
     "reason_of",
     "require_batch",
     "require_eager",
+    "require_tensordict",
     "show_field",
     "show_path",
     "stack",
@@ -76,7 +77,23 @@ class Node(NamedTuple):
 def _tensordict() -> Any:
     """Return the module tensordict, imported for the first TensorDict that is made."""
     module = sys.modules.get("tensordict")  # an import statement takes 0.5 us
-    return module if hasattr(module, "TensorDict") else require("tensordict")  # waits for an import in another thread
+    if hasattr(module, "TensorDict"):
+        return module
+    require_tensordict("a TensorDict")
+    return require("tensordict", "tensordict")  # waits for an import in another thread
+
+
+def require_tensordict(what: str, instead: str = "use rows that are dicts of tensors") -> None:
+    """Check that tensordict is installed, for objects that will need it. Does not import it.
+
+    Args:
+        what: the object that needs it, the subject of the message.
+        instead: what works without it.
+
+    Raises:
+        MissingExtraError: if it is not installed.
+    """
+    require_installed("tensordict", "tensordict", what, instead)
 
 
 def is_tensordict(data: object) -> TypeGuard[TensorDictBase]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ostinato._backend import backend
 from ostinato.core import casts, kinds
-from ostinato.core.kinds import Node, as_tensor, open_node, show_field, show_path
+from ostinato.core.kinds import Node, as_tensor, open_node, require_tensordict, show_field, show_path
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, SchemaError
 
 if TYPE_CHECKING:
@@ -380,6 +380,7 @@ class Schema:
 
         Raises:
             CheckpointError: if the values are not a schema, or name a class that this process has not imported.
+            MissingExtraError: if rows are TensorDicts, and tensordict is not installed.
         """
         if known is not None and body == known.to_json():
             return known
@@ -632,6 +633,8 @@ def _decode_tree(body: Any, path: tuple[Any, ...], depth: int) -> tuple[Any, lis
     if depth > _MAX_SAVED_DEPTH or body["kind"] not in _KINDS:
         msg = f"nesting is {depth} deep (at most {_MAX_SAVED_DEPTH}) or of an unknown kind {body['kind']!r}"
         raise CheckpointError(msg)
+    if body["kind"] == "tensordict":
+        require_tensordict("a checkpoint whose rows are TensorDicts", "save it again with rows that are dicts")
     keys = tuple(map(_check_key, body["keys"]))
     node = Node(body["kind"], keys, _find_class(body["class"]), _shape(body["extra"]))
     children, paths = [], []

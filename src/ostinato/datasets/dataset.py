@@ -476,6 +476,10 @@ def chosen_fields(columns: Mapping[Path, Any], fields: Fields) -> dict[Path, Any
 
 def _schema(columns: dict[Path, Any], *, tensordict: bool) -> Schema:
     """Return the schema of rows of nested dicts or TensorDicts."""
+    if tensordict:
+        kinds.require_tensordict(
+            "a dataset with rows that are TensorDicts", "omit tensordict=True for rows that are dicts"
+        )
     row: dict[str, Any] = {}
     for path, column in columns.items():
         level = row

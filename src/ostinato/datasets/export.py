@@ -118,9 +118,13 @@ def write_dataset(
     write = prepare(dataset, options)
     rows, episodes = len(dataset), int(dataset.episode_lengths.shape[0])
     new_path = new_file if is_file else new_directory
-    with Progress(progress, f"export {format}", rows) as bar, new_path(target, overwrite=overwrite) as place:
+    with (
+        Progress(progress, f"export {format}", rows, unit="rows") as bar,
+        new_path(target, overwrite=overwrite) as place,
+    ):
         write(place, bar)
         nbytes = _sync(place)
+        bar.finish()
     return ExportReport(str(target), format, episodes, rows, nbytes)
 
 

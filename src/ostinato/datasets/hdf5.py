@@ -12,6 +12,7 @@ from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
 from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, name_rows, torch_dtype
 from ostinato.durable.positioned_reads import OpenFile, read_pieces
+from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError, OstinatoError, UsageError
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class Hdf5File:
         h5d = require("h5py.h5d", "h5")
 
         def count(group: Any) -> list[int]:
-            return [_rows_of(h5d, group.id, name.encode()) for name in names]
+            return [_rows_of(h5d, group.id, name.encode()) for name in counted(names, PARTS)]
 
         return np.array(self.use(count), dtype=np.int64)
 

@@ -18,6 +18,7 @@ from ostinato.datasets.dataset import Contents
 from ostinato.datasets.decoded import HeapRows
 from ostinato.datasets.parquet import EpisodeFiles, NumberField, PictureColumn, TextBlocks
 from ostinato.datasets.video import VideoColumn
+from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError, KindError, MissingFileError, SchemaError
 
 if TYPE_CHECKING:
@@ -346,7 +347,7 @@ def _episodes_v3(root: Path, info: _Info) -> _Episodes:
     if not paths:
         msg = f"{folder} has no Parquet file: a LeRobot dataset of version 3 has its episodes there"
         raise MissingFileError(msg)
-    tables = [_load_table(path, names) for path in paths]
+    tables = [_load_table(path, names) for path in counted(paths, PARTS)]
     where = paths[0] if len(paths) == 1 else folder
     columns = {name: _numbers_of(tables, name, where) for name in names}
     numbers, lengths, first, stop = (columns[name].astype(np.int64) for name in own)

@@ -13,6 +13,7 @@ from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
 from ostinato.datasets.jpeg import decode_jpegs
 from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, torch_dtype
+from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class ArrowEpisodes:
         self.others = sum(path.name.isdigit() and int(path.name) >= count for path in folder.iterdir())
         """Episodes in the folder beyond the number in the metadata."""
         self._handles: OpenHandles[_Handle] = OpenHandles(partial(_open, kind=kind), _close)
-        self.lengths = np.array([_steps(path) for path in self._folders], dtype=np.int64)
+        self.lengths = np.array([_steps(path) for path in counted(self._folders, PARTS)], dtype=np.int64)
         """Steps of each episode, int64 `[episodes]`."""
         self._schema = self._handles.use(self._folders[0], _schema)
 
@@ -125,7 +126,7 @@ class ArrowEpisodes:
             DamagedFileError: if an episode has no text there, or other rows.
         """
         out: list[str] = []
-        for folder, length in zip(self._folders, self.lengths, strict=True):
+        for folder, length in counted(zip(self._folders, self.lengths, strict=True), PARTS):
             read = partial(_read, folder=folder, parts=parts, total=int(length) + 1, first=0, stop=int(length) + extra)
             found = self._handles.use(folder, read).to_pylist()
             if not all(isinstance(value, str) for value in found):

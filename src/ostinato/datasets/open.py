@@ -25,6 +25,7 @@ from ostinato.datasets.rlinf import read_rlinf, recognizes_rlinf
 from ostinato.datasets.robomimic import read_robomimic, recognizes_robomimic
 from ostinato.datasets.video import VideoColumn, VideoFiles
 from ostinato.datasets.zarr import read_zarr, recognizes_zarr
+from ostinato.durable.progress import PARTS, Progress
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.dataset import Contents, Fields
+    from ostinato.durable.progress import ProgressOption
 
 __all__ = ["Format", "Reading", "format_of", "known_formats", "open_dataset"]
 
@@ -113,6 +115,7 @@ def open_dataset(
     cache: Literal["memory", "disk"] | None = None,
     cache_dir: str | Path | None = None,
     tensordict: bool = False,
+    progress: ProgressOption = None,
 ) -> DatasetStorage:
     """Open a dataset as the read-only storage of a replay buffer. Rows are read when they are sampled.
 
@@ -136,6 +139,7 @@ def open_dataset(
         cache_dir: for `cache="disk"`: a directory where decoded rows persist for the next run, in one process at a
             time. Changed files of the dataset raise an error. None for temporary files.
         tensordict: rows are TensorDicts, as `TensorDictReplayBuffer` needs them; else dicts.
+        progress: the files and episodes looked at, of which the total is not known before (0); see `ProgressOption`.
 
     Returns:
         The rows of the chosen episodes, one after the other.
@@ -150,7 +154,7 @@ def open_dataset(
         CheckpointError: if `cache_dir` holds rows of another dataset, or the dataset has changed.
         OptionError: if an option does not apply to the format, or is out of its range.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import ReplayBuffer, SliceSampler, open_dataset
         >>> data = {"observation": torch.zeros(100, 4), "action": torch.zeros(100, 2)}
@@ -164,7 +168,8 @@ def open_dataset(
     options = {"filter_key": filter_key, "max_episode_steps": max_episode_steps}
     if isinstance(source, Mapping) and not _formats_of(source):
         _check_options("a mapping of arrays", (), options)
-        contents = read_arrays(source, episode_ends)
+        with Progress(progress, "open dataset", 0, unit=PARTS):
+            contents = read_arrays(source, episode_ends)
         return DatasetStorage(contents, episodes=episodes, fields=fields, tensordict=tensordict)
     if episode_ends is not None:
         msg = f"episode_ends is for a mapping of arrays, got it with {source!r}: the files say where episodes end"
@@ -173,7 +178,8 @@ def open_dataset(
     threads = cores() if num_threads is None else num_threads
     found, kind = _recognize(source)
     _check_options(kind.name, kind.options, options)
-    contents = kind.read(found, Reading(blocks, threads, tolerance_s, filter_key, max_episode_steps))
+    with Progress(progress, "open dataset", 0, unit=PARTS):
+        contents = kind.read(found, Reading(blocks, threads, tolerance_s, filter_key, max_episode_steps))
     used = _used(contents, fields)
     if cache is None:
         contents = _share(contents, used, blocks)

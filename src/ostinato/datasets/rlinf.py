@@ -13,6 +13,7 @@ from ostinato.datasets.columns import TensorColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.durable.dtypes import DTYPES
 from ostinato.durable.positioned_reads import OpenFiles
+from ostinato.durable.progress import PARTS, counted
 from ostinato.durable.trees import flatten, show
 from ostinato.errors import CheckpointError, DamagedFileError, SchemaError
 from ostinato.trajectories.gather import BatchMemory, RowSources, gather
@@ -103,7 +104,7 @@ def _entries(folder: Path) -> list[Entry]:
         )
         raise CheckpointError(msg)
     found = []
-    for _, entry in index.check_files(index.infos, allow_pickle=False):
+    for _, entry in counted(index.check_files(index.infos, allow_pickle=False), PARTS):
         if isinstance(entry, DamagedFileError):
             raise entry
         found.append(entry)
@@ -211,7 +212,8 @@ def _lengths(rows: _Rows, fields: Signature, notes: list[str]) -> tuple[Tensor, 
     count = rows.which.shape[0]
     wanted: Signature = {(name,): fields[name,] for name in _ENDS if (name,) in fields}
     parts = [
-        rows.read(wanted, np.arange(first, min(first + _READ_ROWS, count))) for first in range(0, count, _READ_ROWS)
+        rows.read(wanted, np.arange(first, min(first + _READ_ROWS, count)))
+        for first in counted(range(0, count, _READ_ROWS), PARTS)
     ]
     flags: dict[TreePath, Tensor] = {name: torch.cat([part[name] for part in parts]) for name in wanted}
     ends = torch.zeros(count, dtype=torch.bool, device="cpu")

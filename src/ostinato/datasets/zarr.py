@@ -18,6 +18,7 @@ from ostinato.datasets.cache import OpenHandles
 from ostinato.datasets.columns import BlockColumn, TensorColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.stored import Pieces, as_block, name_rows, torch_dtype
+from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError, SchemaError
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def _descriptions(path: Path, inner: str) -> Iterator[tuple[str, bytes]]:
             msg = f"{path} is not a whole zip archive: {error}. Copy or download it again"
             raise DamagedFileError(msg) from error
         return
-    for folder, folders, files in os.walk(path / inner):
+    for folder, folders, files in counted(os.walk(path / inner), PARTS):
         for name in _FILES:
             if name in files:
                 text = (Path(folder) / name).read_bytes()

@@ -1,4 +1,4 @@
-"""Settings, progress and report of a training run."""
+"""Settings, state and report of a training run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ostinato.errors import OptionError
 if TYPE_CHECKING:
     from ostinato import ReplayBuffer
 
-__all__ = ["ENV_ID", "SOLVED_RETURN", "DqnConfig", "Progress", "Report"]
+__all__ = ["ENV_ID", "SOLVED_RETURN", "DqnConfig", "Report", "TrainingState"]
 
 ENV_ID = "CartPole-v1"
 """The environment: balance a pole on a cart, with a reward of 1 per step, for at most 500 steps."""
@@ -127,8 +127,8 @@ class DqnConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of a run."""
+class TrainingState:
+    """The state of a run after a round of collecting and learning."""
 
     step: int
     """Environment steps collected."""

@@ -14,7 +14,7 @@ import torch
 from ostinato import LazyTensorStorage, NStep, PrioritizedSampler, RandomSampler, ReplayBuffer, Sampler
 from ostinato._optional import require
 from ostinato.demo.agent import Agent
-from ostinato.demo.config import ENV_ID, SOLVED_RETURN, DqnConfig, Progress, Report
+from ostinato.demo.config import ENV_ID, SOLVED_RETURN, DqnConfig, Report, TrainingState
 from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def make_buffer(config: DqnConfig) -> ReplayBuffer:
     )
 
 
-def train(config: DqnConfig, on_progress: Callable[[Progress], None] | None = None) -> Report:
+def train(config: DqnConfig, on_state: Callable[[TrainingState], None] | None = None) -> Report:
     """Train from scratch and evaluate on episodes with unseen seeds.
 
     The evaluated weights are those of the target network at the best validation. Runs with equal settings on the same
@@ -196,12 +196,12 @@ def train(config: DqnConfig, on_progress: Callable[[Progress], None] | None = No
 
     Args:
         config: Settings.
-        on_progress: Called after each round of collecting and learning.
+        on_state: Called after each round of collecting and learning.
 
     Raises:
         MissingExtraError: Gymnasium is not installed.
 
-    Example:
+    Examples:
         >>> report = train(DqnConfig().over(200))
         >>> report.steps, len(report.buffer)
         (200, 200)
@@ -211,8 +211,8 @@ def train(config: DqnConfig, on_progress: Callable[[Progress], None] | None = No
         run = _Run(config, collector)
         while collector.steps < config.steps and not run.solved:
             run.advance()
-            if on_progress is not None:
-                on_progress(run.progress())
+            if on_state is not None:
+                on_state(run.state())
         return run.report(start)
 
 
@@ -289,10 +289,10 @@ class _Run:
 
         return evaluate(policy, range(first_seed, first_seed + episodes))
 
-    def progress(self) -> Progress:
-        """Return the progress of the run."""
+    def state(self) -> TrainingState:
+        """Return the state of the run."""
         elapsed = time.perf_counter() - self.learning_since if self.learning_since else 0.0
-        return Progress(
+        return TrainingState(
             step=self.collector.steps,
             steps=self.config.steps,
             episodes=len(self.collector.episode_returns),

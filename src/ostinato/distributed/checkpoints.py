@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ostinato.durable import files
 from ostinato.durable.manifest import MANIFEST_NAME, parse_json
+from ostinato.durable.progress import SHARDS, begin
 from ostinato.errors import CheckpointError, DamagedFileError, LostBufferError, OptionError
 
 if TYPE_CHECKING:
@@ -235,6 +236,7 @@ def save_shards(shards: ShardClient, directory: Path) -> dict[int, Any]:
     """
     while True:
         arguments = {i: (str(_shard_directory(directory, i, len(shards))),) for i in shards.present()}
+        begin(len(arguments), SHARDS)
         found = shards.call("save", arguments)
         if found:
             return found
@@ -253,6 +255,7 @@ def load_shards(shards: ShardClient, directory: Path, shard: int | None = None) 
     """
     wanted = range(len(shards)) if shard is None else [shard]
     arguments = {i: (str(_shard_directory(directory, i, len(shards))),) for i in shards.present() if i in wanted}
+    begin(2 * len(arguments), SHARDS)
     checked = shards.call("check_load", arguments)
     check_same_schema({i: found.fields for i, found in checked.items()}, f"the checkpoints in {directory}")
     loaded = shards.call("load", {i: arguments[i] for i in checked})

@@ -28,6 +28,7 @@ from ostinato.distributed.batch_stream import BatchStream, StreamHolder
 from ostinato.distributed.buffer_client import BufferClient
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, Deadline, check_call_timeout
 from ostinato.distributed.ray_client import finishes, init_ray, pop_service, ray, start_actor, wait_until_ready
+from ostinato.durable.progress import SHARDS, Progress, bar_only
 from ostinato.errors import LostBufferError, NoAnswerError, OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class RayReplayBuffer:
         KindError: `replay_buffer_cls` has no option of a name; Ray is not started.
         OptionError: Options exclude each other, or `replay_buffer_cls` makes no `ReplayBuffer`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from functools import partial
         >>> from ostinato import LazyTensorStorage, RayReplayBuffer
@@ -862,32 +863,72 @@ class RayReplayBuffer:
         """Restore what `state_dict` returned, of this or of a local buffer."""
         self._client.work(self._drop(timeout_s, works=True), "load_state_dict", state)
 
-    def dumps(self, path: str | Path, *, incremental: bool = False, timeout_s: float | None = None) -> None:
-        """Save the whole state to a directory of the actor's machine; a local buffer can load it, too."""
+    def dumps(
+        self,
+        path: str | Path,
+        *,
+        incremental: bool = False,
+        progress: ProgressOption = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Save the whole state to a directory of the actor's machine; a local buffer can load it, too.
+
+        `progress` counts the actor: (0, 1), and (1, 1) once it has saved.
+        """
         deadline = self._client.working(timeout_s)
-        self._settle(deadline)
-        self._client.work(deadline, "dumps", str(Path(path).absolute()), incremental=incremental)
+        with Progress(progress, "save", unit=SHARDS) as bar:
+            self._settle(deadline)
+            bar.begin(1)
+            self._client.work(deadline, "dumps", str(Path(path).absolute()), incremental=incremental)
 
     def loads(
-        self, path: str | Path, *, verify: bool = True, mmap: bool = False, timeout_s: float | None = None
+        self,
+        path: str | Path,
+        *,
+        verify: bool = True,
+        mmap: bool = False,
+        progress: ProgressOption = None,
+        timeout_s: float | None = None,
     ) -> None:
-        """Restore what `dumps` saved, from a directory of the actor's machine."""
-        deadline = self._drop(timeout_s, works=True)
-        self._client.work(deadline, "loads", str(Path(path).absolute()), verify=verify, mmap=mmap)
+        """Restore what `dumps` saved, from a directory of the actor's machine; `progress` counts the actor."""
+        with Progress(progress, "load", unit=SHARDS) as bar:
+            deadline = self._drop(timeout_s, works=True)
+            bar.begin(1)
+            self._client.work(deadline, "loads", str(Path(path).absolute()), verify=verify, mmap=mmap)
 
-    def save(self, path: str | Path, *, incremental: bool = False, timeout_s: float | None = None) -> None:
+    def save(
+        self,
+        path: str | Path,
+        *,
+        incremental: bool = False,
+        progress: ProgressOption = None,
+        timeout_s: float | None = None,
+    ) -> None:
         """Do `dumps`."""
-        self.dumps(path, incremental=incremental, timeout_s=timeout_s)
+        self.dumps(path, incremental=incremental, progress=progress, timeout_s=timeout_s)
 
-    def dump(self, path: str | Path, *, incremental: bool = False, timeout_s: float | None = None) -> None:
+    def dump(
+        self,
+        path: str | Path,
+        *,
+        incremental: bool = False,
+        progress: ProgressOption = None,
+        timeout_s: float | None = None,
+    ) -> None:
         """Do `dumps`."""
-        self.dumps(path, incremental=incremental, timeout_s=timeout_s)
+        self.dumps(path, incremental=incremental, progress=progress, timeout_s=timeout_s)
 
     def load(
-        self, path: str | Path, *, verify: bool = True, mmap: bool = False, timeout_s: float | None = None
+        self,
+        path: str | Path,
+        *,
+        verify: bool = True,
+        mmap: bool = False,
+        progress: ProgressOption = None,
+        timeout_s: float | None = None,
     ) -> None:
         """Do `loads`."""
-        self.loads(path, verify=verify, mmap=mmap, timeout_s=timeout_s)
+        self.loads(path, verify=verify, mmap=mmap, progress=progress, timeout_s=timeout_s)
 
     def load_dataset(
         self,
@@ -903,12 +944,14 @@ class RayReplayBuffer:
     ) -> int:
         """Copy a dataset into the buffer; see `ReplayBuffer.load_dataset`. A path is one of the actor's machine.
 
-        Datasets and buffers are sent to the actor as copies. `progress` is called in the actor.
+        Datasets and buffers are sent to the actor as copies. A function `progress` is called in the actor; else a bar
+        shows that the call works.
         """
         source = str(Path(source).absolute()) if isinstance(source, (str, Path)) else source
         options = {"episodes": episodes, "rows": rows, "fields": fields, "batch_rows": batch_rows}
         rest = {"overwrite": overwrite, "progress": progress}
-        written: int = self._client.work(timeout_s, "load_dataset", source, **options, **rest)
+        with Progress(bar_only(progress), "load dataset", 0, unit=SHARDS):
+            written: int = self._client.work(timeout_s, "load_dataset", source, **options, **rest)
         return written
 
     def export(
@@ -922,11 +965,15 @@ class RayReplayBuffer:
         timeout_s: float | None = None,
         **options: Unpack[ExportOptions],
     ) -> ExportReport:
-        """Write the episodes in the format of another tool, to a path of the actor's machine; see `ostinato.export`."""
+        """Write the episodes in the format of another tool, to a path of the actor's machine; see `ostinato.export`.
+
+        A function `progress` is called in the actor; else a bar shows that the call works.
+        """
         deadline = self._client.working(timeout_s)
         self._settle(deadline)
         given = {"fields": fields, "overwrite": overwrite, "progress": progress, **options}
-        report: ExportReport = self._client.work(deadline, "export", str(Path(path).absolute()), format, **given)
+        with Progress(bar_only(progress), f"export {format}", 0, unit=SHARDS):
+            report: ExportReport = self._client.work(deadline, "export", str(Path(path).absolute()), format, **given)
         return report
 
     def register_save_hook(self, hook: Callable[..., Any], *, timeout_s: float | None = None) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from ostinato._optional import require
 from ostinato.distributed.serialization import to_arguments
+from ostinato.durable.progress import SHARDS, count
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -303,7 +304,8 @@ def wait_for(
         step_s = min(deadline.probe_every_s, *(deadline.silence_left_s(heard.get(key, sent)) for key in pending))
         _, open_ = ray().wait(list(pending.values()), num_returns=len(pending), timeout=_ray_limit(step_s))
         late = set(open_)
-        pending = {key: reference for key, reference in pending.items() if reference in late}
+        before, pending = len(pending), {key: reference for key, reference in pending.items() if reference in late}
+        count(before - len(pending), SHARDS)
         for key in list(pending):
             if key in probes and ray().wait([probes[key]], timeout=0)[0]:
                 heard[key] = time.monotonic()

@@ -56,7 +56,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     Raises:
         OptionError: There are positional arguments.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> from ostinato import LazyTensorStorage, RemoteTensorDictReplayBuffer

@@ -45,6 +45,7 @@ from ostinato.distributed.writing import (
     parse_shard_update,
     split_update,
 )
+from ostinato.durable.progress import SHARDS, Progress
 from ostinato.errors import LostBufferError, NoAnswerError, OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.trajectory_view import Trajectory
+    from ostinato.durable.progress import ProgressOption
 
 __all__ = ["ShardedReplayBuffer"]
 
@@ -167,7 +169,7 @@ class ShardedReplayBuffer:
         MissingExtraError: Ray is not installed.
         OptionError: Options exclude each other, or a shard cannot be sampled as part of a whole.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from functools import partial
         >>> from ostinato import LazyTensorStorage, ShardedReplayBuffer
@@ -900,8 +902,12 @@ class ShardedReplayBuffer:
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def checkpoint(self, *, timeout_s: float | None = None) -> list[int]:
+    def checkpoint(self, *, progress: ProgressOption = None, timeout_s: float | None = None) -> list[int]:
         """Save every present shard to `checkpoint_dir`, each completely or not at all.
+
+        Args:
+            progress: The shards saved and their total; see `ProgressOption`.
+            timeout_s: When the answer is due; None sets no limit while the shards answer other calls.
 
         Returns:
             The number of rows written to each shard before its checkpoint, 0 for a missing one. All rows whose write
@@ -914,25 +920,37 @@ class ShardedReplayBuffer:
         if directory is None:
             msg = "there is no checkpoint_dir: give one to the constructor, or call dumps(path)"
             raise UsageError(msg)
-        with self._working("checkpoint", timeout_s) as deadline:
+        with Progress(progress, "save", unit=SHARDS), self._working("checkpoint", timeout_s) as deadline:
             self._settle(deadline)
             found = save_shards(self._shards, directory)
         return [found.get(i, {"write_count": 0})["write_count"] for i in range(self.num_shards)]
 
-    def dumps(self, path: str | Path, *, timeout_s: float | None = None) -> None:
+    def dumps(self, path: str | Path, *, progress: ProgressOption = None, timeout_s: float | None = None) -> None:
         """Save all shards to directories under `path`, each as of a moment of its own.
+
+        Args:
+            path: Directory.
+            progress: The shards saved and their total; see `ProgressOption`.
+            timeout_s: When the answer is due; None sets no limit while the shards answer other calls.
 
         Raises:
             LostBufferError: A shard is missing; the others are saved.
         """
         self._updates.settle()
         directory = Path(path).absolute()
-        with self._working("dumps", timeout_s) as deadline:
+        with Progress(progress, "save", unit=SHARDS), self._working("dumps", timeout_s) as deadline:
             self._settle(deadline)
             saved = save_shards(self._shards, directory)
         require_all(self._shards, range(self.num_shards), saved, f"{directory} has no new checkpoint of these")
 
-    def loads(self, path: str | Path, shard: int | None = None, *, timeout_s: float | None = None) -> None:
+    def loads(
+        self,
+        path: str | Path,
+        shard: int | None = None,
+        *,
+        progress: ProgressOption = None,
+        timeout_s: float | None = None,
+    ) -> None:
         """Restore what `dumps` or `checkpoint` saved, from the same number of shards.
 
         All checkpoints are checked before the first shard changes: that they exist, fit the shards, and hold rows of
@@ -942,6 +960,7 @@ class ShardedReplayBuffer:
         Args:
             path: Directory.
             shard: Number of one shard to load from its part of the checkpoint; None loads all.
+            progress: The shards checked and loaded, twice their number in total; see `ProgressOption`.
             timeout_s: When the answer is due; None sets no limit while the shards answer other calls.
 
         Raises:
@@ -953,7 +972,7 @@ class ShardedReplayBuffer:
         if shard is not None:
             self._check_shard(shard)
         directory = Path(path).absolute()
-        with self._working("loads", timeout_s) as deadline:
+        with Progress(progress, "load", unit=SHARDS), self._working("loads", timeout_s) as deadline:
             self._batches.drop()
             saved = load_shards(self._shards, directory, shard)
             if shard is None and self._limiter is not None:
@@ -961,17 +980,17 @@ class ShardedReplayBuffer:
             else:
                 self._reset_limiter(deadline, shard)
 
-    def save(self, path: str | Path, *, timeout_s: float | None = None) -> None:
+    def save(self, path: str | Path, *, progress: ProgressOption = None, timeout_s: float | None = None) -> None:
         """Do `dumps`."""
-        self.dumps(path, timeout_s=timeout_s)
+        self.dumps(path, progress=progress, timeout_s=timeout_s)
 
-    def dump(self, path: str | Path, *, timeout_s: float | None = None) -> None:
+    def dump(self, path: str | Path, *, progress: ProgressOption = None, timeout_s: float | None = None) -> None:
         """Do `dumps`."""
-        self.dumps(path, timeout_s=timeout_s)
+        self.dumps(path, progress=progress, timeout_s=timeout_s)
 
-    def load(self, path: str | Path, *, timeout_s: float | None = None) -> None:
+    def load(self, path: str | Path, *, progress: ProgressOption = None, timeout_s: float | None = None) -> None:
         """Do `loads`."""
-        self.loads(path, timeout_s=timeout_s)
+        self.loads(path, progress=progress, timeout_s=timeout_s)
 
     def close(self) -> None:
         """End the actors, and with them the rows, for all handles: later calls raise `LostBufferError`.

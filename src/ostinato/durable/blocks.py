@@ -11,6 +11,7 @@ import xxhash
 
 from ostinato.durable.files import open_inside, start_writeback, write_all
 from ostinato.durable.positioned_reads import pread_into
+from ostinato.durable.progress import count as count_bytes
 from ostinato.errors import DamagedFileError
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ _STEP_BYTES = 2 * 2**20
 _THREADS = 4
 _LARGE_BYTES = 8 * 2**20
 """Bytes for each thread that reads a file."""
+_PART_BYTES = 32 * 2**20
+"""Most bytes that a thread reads before they are counted."""
 
 
 @final
@@ -50,6 +53,7 @@ class BlockWriter:
             self.nbytes += len(step)
             if len(step) == room:
                 self._close_block()
+            count_bytes(len(step))
             view = view[len(step) :]
 
     def finish(self) -> tuple[str, ...]:
@@ -94,6 +98,7 @@ class BlockReader:
                 self._hash.update(step)
                 if len(step) == room or self._offset == self._record.nbytes:
                     self._check_block()
+            count_bytes(len(step))
             view = view[len(step) :]
 
     def read_verified(self, view: memoryview) -> None:
@@ -129,15 +134,20 @@ class BlockReader:
         if threads < 2:
             self.read_into(view)
             return
-        share = -(-total // block // threads) * block
+        share = min(-(-total // block // threads), max(1, _PART_BYTES // block)) * block
         parts = [(start, view[start : start + share]) for start in range(0, total, share)]
 
         def read(start: int, part: memoryview) -> None:
             BlockReader(self.fd, self._record, self._path, verify=self._verify, offset=start).read_into(part)
 
         with ThreadPoolExecutor(threads) as pool:
-            for reading in [pool.submit(read, *part) for part in parts]:
-                reading.result()
+            try:
+                for reading, part in [(pool.submit(read, *part), part[1]) for part in parts]:
+                    reading.result()
+                    count_bytes(len(part))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
 
     def _fill(self, view: memoryview) -> None:
         filled = 0

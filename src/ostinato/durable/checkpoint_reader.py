@@ -24,6 +24,7 @@ from ostinato.durable.files import open_inside
 from ostinato.durable.json_codec import decode
 from ostinato.durable.manifest import FORMAT_VERSION, MANIFEST_NAME, parse_json, read_manifest
 from ostinato.durable.patched_arrays import Columns, column_of, map_rows, read_rows
+from ostinato.durable.progress import count
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError
 
 if TYPE_CHECKING:
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["MAX_LINE_BYTES", "CheckpointReader", "SavedColumn", "check_sizes", "read_records"]
+__all__ = ["MAX_LINE_BYTES", "CheckpointReader", "SavedColumn", "check_sizes", "copy_counted", "read_records"]
 
 MAX_LINE_BYTES = 64 * 2**20
 _SAVE = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _ATTEMPTS = 3
+_COPY_BYTES = 64 * 2**20
 
 
 @final
@@ -104,6 +106,11 @@ class CheckpointReader:
     def arrays(self) -> dict[str, ArrayRecord]:
         """Records of the arrays that have files of their own, by name."""
         return {name: record for name, record in self._records.items() if isinstance(record, ArrayRecord)}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(record.total_bytes for record in self._records.values() if isinstance(record, ArrayRecord))
 
     @property
     def save(self) -> str | None:
@@ -340,14 +347,14 @@ class SavedColumn:
         if self._mapped is None:
             self._reader.read_into(self._name, dest, verify=self._verify)
         elif dest.numel():
-            dest.copy_(self._view(self._mapped))
+            copy_counted(dest, self._view(self._mapped))
 
     def read_rows_into(self, dest: Tensor) -> None:
         """Read the packed rows that contain the array, uint8 `[rows, row_bytes]`."""
         if self._mapped is None:
             self._reader.read_into(self.rows, dest, verify=self._verify)
         else:
-            dest.copy_(self._mapped)
+            copy_counted(dest, self._mapped)
 
     def read_with(self, others: Sequence[tuple[SavedColumn, Tensor]]) -> None:
         """Read arrays in the same packed rows, each into its tensor, in one pass."""
@@ -368,6 +375,17 @@ class SavedColumn:
 
     def _view(self, mapped: Tensor) -> Tensor:
         return column_of(mapped, self.offset, self.dtype, self.shape[1:]) if self.packed else mapped
+
+
+def copy_counted(dest: Tensor, source: Tensor) -> None:
+    """Copy rows in parts of 64 MiB that are counted as progress."""
+    if dest.ndim == 0:
+        dest.copy_(source)
+        return
+    rows = max(1, _COPY_BYTES * dest.shape[0] // max(1, dest.nbytes))
+    for start in range(0, dest.shape[0], rows):
+        dest[start : start + rows].copy_(source[start : start + rows])
+        count(source[start : start + rows].nbytes)
 
 
 class _SavedOverError(CheckpointError):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 import numpy as np
 import torch
 
+from ostinato.durable import progress
 from ostinato.durable.arrays import (
     BLOCK_BYTES,
     ArrayRecord,
@@ -69,7 +70,7 @@ class CheckpointWriter:
     through an exception, removes the new files and leaves the older checkpoint unchanged. One thread or process can
     save to a directory at a time. Not thread-safe.
 
-    Example:
+    Examples:
         >>> import tempfile, torch
         >>> path = tempfile.mkdtemp()
         >>> with CheckpointWriter(path, format_name="example") as writer:
@@ -277,13 +278,10 @@ class CheckpointWriter:
         self._check_open()
         self._state = encode(state, store=self._store)
 
-    def take_over(self, reader: CheckpointReader) -> Iterator[int]:
+    def take_over(self, reader: CheckpointReader) -> None:
         """Add everything in the checkpoint of this directory, with each array written to a single file.
 
         The checkpoint keeps its identifier, so buffers can save incrementally to it as before.
-
-        Yields:
-            The bytes of each array that had patches, after it was written.
 
         Raises:
             CheckpointError: Another checkpoint was saved to the directory meanwhile.
@@ -297,7 +295,7 @@ class CheckpointWriter:
             record = reader.record(name)
             if isinstance(record, ArrayRecord) and record.patches:
                 verify_array(self._root, record)
-                yield self._fold(name, record)
+                self._fold(name, record)
             else:
                 self._records[name] = record
         self._state, self.save = reader.encoded_state, reader.save or self.save
@@ -311,6 +309,7 @@ class CheckpointWriter:
     def finish(self) -> None:
         """Commit the state that was encoded; see `commit`."""
         self._check_open()
+        progress.finish()  # the last moment at which the older checkpoint can stay
         for path in self._unsynced:
             sync_file(path)
         named: set[str] = set()
@@ -387,8 +386,8 @@ class CheckpointWriter:
             rows.close()
         return record
 
-    def _fold(self, name: str, record: ArrayRecord) -> int:
-        """Write an array that has patches to one file; return its bytes."""
+    def _fold(self, name: str, record: ArrayRecord) -> None:
+        """Write an array that has patches to one file."""
         rows = RowFile(self._root / f"{_slug(name)}.{new_token()}.bin", record.row_bytes, record.shape[0], None)
         try:
             for piece in mapped_pieces(self._root, record, PIECE_BYTES):
@@ -397,7 +396,6 @@ class CheckpointWriter:
             self.end_rows(name, rows)
         finally:
             rows.close()
-        return rows.nbytes
 
     def _store(self, tensor: Tensor, where: str) -> str:
         """Write a tensor of the state to a file of its own; return its name."""

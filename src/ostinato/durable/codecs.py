@@ -44,7 +44,7 @@ class Codec:
         KindError: if a function is not callable, or the name is not text.
         OptionError: if the name is empty or that of a codec of the library.
 
-    Example:
+    Examples:
         >>> import bz2, torch
         >>> from ostinato import Codec, LazyTensorStorage
         >>> storage = LazyTensorStorage(100, codec={"obs": Codec("bz2", bz2.compress, bz2.decompress)})

@@ -52,8 +52,9 @@ class TED2Nested:
 
     Raises:
         OptionError: if `done_keys` or `reward_keys` are text instead of a tuple.
+        MissingExtraError: tensordict is not installed (`pip install 'ostinato[tensordict]'`).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> from ostinato import Nested2TED, TED2Nested
@@ -80,6 +81,7 @@ class TED2Nested:
         done_keys: Iterable[Key] = _FLAGS,
         reward_keys: Iterable[Key] = _REWARDS,
     ) -> None:
+        kinds.require_tensordict(type(self).__name__, "save the rows without hooks")
         flags, rewards = _listed(done_keys), _listed(reward_keys)
         self._keys = Keys.of(done_key, shift_key, is_full_key, flags, rewards)
         self._flat = TED2Flat(done_key, shift_key, is_full_key, flags, rewards)
@@ -167,7 +169,7 @@ class Nested2TED:
         done_keys: flags; rows get them under `next`, and zeros at the root if the saved rows had flags there.
         reward_keys: rewards; rows get them under `next`.
 
-    Example:
+    Examples:
         See `TED2Nested`.
     """
 
@@ -179,6 +181,7 @@ class Nested2TED:
         done_keys: Iterable[Key] = _FLAGS,
         reward_keys: Iterable[Key] = _REWARDS,
     ) -> None:
+        kinds.require_tensordict(type(self).__name__, "save the rows without hooks")
         flags, rewards = _listed(done_keys), _listed(reward_keys)
         self._keys = Keys.of(done_key, shift_key, is_full_key, flags, rewards)
         self._flat = Flat2TED(done_key, shift_key, is_full_key, flags, rewards)
@@ -210,7 +213,7 @@ class H5Split:
 
     The trajectories are under `traj_0`, `traj_1`, ..., with zeros in front so that their order is that of their names.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> from ostinato import H5Combine, H5Split, TED2Nested

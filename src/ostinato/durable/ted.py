@@ -295,8 +295,9 @@ class TED2Flat:
 
     Raises:
         OptionError: if `done_keys` or `reward_keys` are text instead of a tuple.
+        MissingExtraError: tensordict is not installed (`pip install 'ostinato[tensordict]'`).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> from ostinato import Flat2TED, TED2Flat
@@ -324,6 +325,7 @@ class TED2Flat:
         done_keys: Iterable[Key] = _FLAGS,
         reward_keys: Iterable[Key] = _REWARDS,
     ) -> None:
+        kinds.require_tensordict(type(self).__name__, "save the rows without hooks")
         self._keys = Keys.of(done_key, shift_key, is_full_key, done_keys, reward_keys)
         self.shift = self.is_full = None
 
@@ -383,8 +385,9 @@ class Flat2TED:
 
     Raises:
         OptionError: if `done_keys` or `reward_keys` are text instead of a tuple.
+        MissingExtraError: tensordict is not installed (`pip install 'ostinato[tensordict]'`).
 
-    Example:
+    Examples:
         See `TED2Flat`.
     """
 
@@ -396,6 +399,7 @@ class Flat2TED:
         done_keys: Iterable[Key] = _FLAGS,
         reward_keys: Iterable[Key] = _REWARDS,
     ) -> None:
+        kinds.require_tensordict(type(self).__name__, "save the rows without hooks")
         self._keys = Keys.of(done_key, shift_key, is_full_key, done_keys, reward_keys)
 
     def __call__(self, data: Any, out: Any = None) -> Any:

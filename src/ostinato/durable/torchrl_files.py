@@ -28,7 +28,7 @@ _PLAIN = (bool, int, float, str, list, type(None))
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Return whether a directory has the files of TorchRL's `rb.dumps`; their contents are not read.
 
-    Example:
+    Examples:
         >>> is_checkpoint(".")
         False
     """

@@ -66,7 +66,7 @@ class Sampler(ABC):
     Without a buffer, `sample` draws from a bare storage. The storage does not report its writes to the sampler: call
     `add`, `extend` or `mark_update` after them. This use is not thread-safe.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, SamplerWithoutReplacement
         >>> storage = LazyTensorStorage(10)

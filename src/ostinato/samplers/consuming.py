@@ -44,7 +44,7 @@ class QueueSampler(CountingSampler):
     transform raised) return to the head of the queue. A saved state contains every row that has not been delivered.
     Cost of a draw: O(batch_size). To delete rows costs O(rows waiting), and writes cost O(rows) from then on.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, QueueSampler, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=QueueSampler(), batch_size=3)
@@ -372,7 +372,7 @@ class LimitedSampler(CountingSampler):
     Raises:
         OptionError: if it is below 1.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, LimitedSampler, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=LimitedSampler(2), batch_size=4)
@@ -510,7 +510,7 @@ class ConsumingSampler(CountingSampler):
         KindError: if it is no integer, or for `replacement=False`.
         OptionError: if it is below 1.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import ConsumingSampler, LazyTensorStorage, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=ConsumingSampler(), batch_size=3)

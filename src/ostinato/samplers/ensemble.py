@@ -80,7 +80,7 @@ class SamplerEnsemble(Group[Sampler]):
         OptionError: if an option is out of range.
         UsageError: if `p` is given with `sample_from_all`, or one of them with `ratio`.
 
-    Example:
+    Examples:
         >>> from ostinato import RandomSampler, SamplerEnsemble
         >>> mix = SamplerEnsemble(RandomSampler(), RandomSampler(), p=[3, 1], num_buffer_sampled=4)
         >>> sorted(mix.choose([100, 100], None))

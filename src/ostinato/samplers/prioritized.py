@@ -56,7 +56,7 @@ class PrioritizedSampler(RowPriorities):
         OptionError: for another option out of its range.
         KindError: for `replacement=False`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, PrioritizedSampler, ReplayBuffer
         >>> sampler = PrioritizedSampler(10, alpha=0.6, beta=0.4, eps=0.0)

@@ -58,7 +58,7 @@ class PriorityTree(ABC):
 
     Not thread-safe: the buffer's lock orders writes and draws.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato.samplers.priority_tree import make_tree
         >>> tree = make_tree(10, torch.device("cpu"))

@@ -65,7 +65,7 @@ class PromptGroupSampler(Sampler):
             `replacement=False`.
         OptionError: if a number is below 1, or the strategy is unknown.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, PromptGroupSampler, ReplayBuffer
         >>> sampler = PromptGroupSampler(samples_per_group=2, group_key="prompt")

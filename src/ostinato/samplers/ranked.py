@@ -320,7 +320,7 @@ class StackSampler(_TopSampler):
         KindError: if it is no integer.
         OptionError: if it is below 1.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer, StackSampler
         >>> sampler = StackSampler(max_times_sampled=1)
@@ -434,7 +434,7 @@ class HeapSampler(PrioritySampler, _TopSampler):
         KindError: if a number is no integer.
         OptionError: for another option out of its range.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import HeapSampler, LazyTensorStorage, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=HeapSampler(8, order="min"), batch_size=2)

@@ -404,7 +404,7 @@ class SliceSampler(_Slicer, Sampler):
         UsageError: if arguments that give the episodes are mutually exclusive.
         OptionError: for other options that are mutually exclusive, or out of range.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer, SliceSampler
         >>> sampler = SliceSampler(slice_len=3, end_key="done")
@@ -542,7 +542,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         drop_last: leave out the last batch of a pass if it has fewer slices.
         shuffle: False draws the episodes in the order of their age.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer, SliceSamplerWithoutReplacement
         >>> sampler = SliceSamplerWithoutReplacement(slice_len=2, traj_key="episode")
@@ -719,7 +719,7 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
         KindError: if not exactly one of `num_slices` and `slice_len` is given.
         OptionError: if options are mutually exclusive.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, PrioritizedSliceSampler, ReplayBuffer
         >>> sampler = PrioritizedSliceSampler(100, alpha=0.7, beta=0.5, slice_len=3, traj_key="episode")

@@ -59,7 +59,7 @@ class StalenessAwareSampler(Sampler):
         KindError: for `replacement=False`, or an argument of another kind.
         OptionError: if `max_staleness` is below -1.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> from ostinato import LazyTensorStorage, StalenessAwareSampler, TensorDictReplayBuffer

@@ -48,7 +48,7 @@ class StreamingSliceSampler(SliceSampler):
         KindError: if `slice_len` is no integer.
         OptionError: if it is below 1.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer, StreamingSliceSampler
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(16), sampler=StreamingSliceSampler(slice_len=3), batch_size=6)

@@ -39,7 +39,7 @@ class RandomSampler(Sampler):
     Args:
         replacement: False makes a `SamplerWithoutReplacement` instead, as in TorchRL.
 
-    Example:
+    Examples:
         >>> from ostinato import LazyTensorStorage, RandomSampler, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=RandomSampler(), batch_size=2)
     """
@@ -94,7 +94,7 @@ class SamplerWithoutReplacement(RandomSampler):
     Raises:
         OptionError: for `endless` with `drop_last`, since there is no last batch.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=4)
@@ -138,6 +138,11 @@ class SamplerWithoutReplacement(RandomSampler):
     def epochal(self) -> bool:
         """Whether iteration ends with the pass."""
         return not self.endless
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the order of the pass: 8 for each row."""
+        return self._order.nbytes + (0 if self._passes is None else self._passes.order.nbytes)
 
     def mass(self, view: View) -> None:  # noqa: ARG002
         """Return None: draws of a pass depend on each other."""

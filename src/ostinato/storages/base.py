@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 
 from ostinato.core.kinds import show_path
+from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import (
     CapacityError,
     CheckpointError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import Placement, Plan, Request
     from ostinato.core.rows import Path, Schema
+    from ostinato.durable.progress import ProgressOption
     from ostinato.storages.table import RowArray
 
 __all__ = ["Checkpointer", "Storage", "check_capacity", "check_hook", "check_ndim"]
@@ -505,26 +507,32 @@ class Storage(ABC):
     def attach(self, buffer: Any) -> None:  # noqa: B027
         """Do nothing: a buffer sees what its storage holds without being told. For compatibility with TorchRL."""
 
-    def dumps(self, path: str | FilePath) -> None:
+    def dumps(self, path: str | FilePath, *, progress: ProgressOption = None) -> None:
         """Write the rows present to a checkpoint directory; an older checkpoint there is replaced when it is complete.
 
         The directory is for `loads` of a storage. To continue training, save the buffer: `rb.dumps`.
 
         Args:
             path: a directory that is empty, does not exist, or holds such a checkpoint.
+            progress: the bytes done and their total; see `ProgressOption`.
 
         Raises:
             UsageError: if no row was ever written.
             CheckpointError: if something cannot be saved, or the path holds other things.
             StorageMemoryError: if the disk is too small.
         """
-        if self._checkpointer is not None:
-            self._checkpointer.dumps(self, path)
-        else:
-            save_storage(path, self)
+        with Progress(progress, "save", unit=BYTES):
+            if self._checkpointer is not None:
+                self._checkpointer.dumps(self, path)
+            else:
+                save_storage(path, self)
 
-    def loads(self, path: str | FilePath) -> None:
+    def loads(self, path: str | FilePath, *, progress: ProgressOption = None) -> None:
         """Replace the rows by those that `dumps` wrote. Copy. If they do not fit, nothing is changed.
+
+        Args:
+            path: the directory.
+            progress: the bytes done and their total; see `ProgressOption`.
 
         Raises:
             CheckpointNotFoundError: if there is no checkpoint.
@@ -532,22 +540,23 @@ class Storage(ABC):
             UsageError: if rows that are no TensorDicts are loaded before the first rows were written.
             DamagedFileError: naming the damaged file.
         """
-        if self._checkpointer is not None:
-            self._checkpointer.loads(self, path)
-        else:
-            load_storage(path, self)
+        with Progress(progress, "load", unit=BYTES):
+            if self._checkpointer is not None:
+                self._checkpointer.loads(self, path)
+            else:
+                load_storage(path, self)
 
-    def dump(self, path: str | FilePath) -> None:
+    def dump(self, path: str | FilePath, *, progress: ProgressOption = None) -> None:
         """Do what `dumps` does."""
-        self.dumps(path)
+        self.dumps(path, progress=progress)
 
-    def save(self, path: str | FilePath) -> None:
+    def save(self, path: str | FilePath, *, progress: ProgressOption = None) -> None:
         """Do what `dumps` does."""
-        self.dumps(path)
+        self.dumps(path, progress=progress)
 
-    def load(self, path: str | FilePath) -> None:
+    def load(self, path: str | FilePath, *, progress: ProgressOption = None) -> None:
         """Do what `loads` does."""
-        self.loads(path)
+        self.loads(path, progress=progress)
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace rows present: `set(index, data, set_cursor=False)`."""

@@ -11,8 +11,15 @@ from torch import Tensor
 from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
 from ostinato.core.rows import Schema, column_name, describe
-from ostinato.durable import CheckpointReader, CheckpointWriter
-from ostinato.errors import CheckpointError, OptionError, OstinatoError, StorageMemoryError, UsageError
+from ostinato.durable import CheckpointReader, CheckpointWriter, progress
+from ostinato.errors import (
+    CheckpointError,
+    MissingExtraError,
+    OptionError,
+    OstinatoError,
+    StorageMemoryError,
+    UsageError,
+)
 from ostinato.storages.object_columns import pack, pack_column, unpack, unpack_column
 from ostinato.storages.table import read_column
 
@@ -53,6 +60,7 @@ def save_storage(path: str | Path, storage: Storage, checkpointer: Any = None) -
         raise UsageError(msg)
     state = convert_rows(storage.state_dict(), storage, checkpointer)
     with CheckpointWriter(path, format_name=_FORMAT, needed_bytes=_row_bytes(state)) as writer:
+        progress.begin(_row_bytes(state))
         writer.commit(_put_rows(writer, state, ""))
 
 
@@ -61,6 +69,7 @@ def save_storages(path: str | Path, storages: Sequence[Storage]) -> None:
     states = [convert_rows(storage.state_dict(), storage) if storage.laid_out else None for storage in storages]
     needed = sum(_row_bytes(state) for state in states if state is not None)
     with CheckpointWriter(path, format_name=_ENSEMBLE_FORMAT, needed_bytes=needed) as writer:
+        progress.begin(needed)
         put = [None if state is None else _put_rows(writer, state, f"{i}:") for i, state in enumerate(states)]
         writer.commit({"members": put})
 
@@ -86,6 +95,7 @@ def _put_rows(writer: CheckpointWriter, state: dict[str, Any], prefix: str) -> d
 def load_storage(path: str | Path, storage: Storage, checkpointer: Any = None) -> None:
     """Read what `save_storage` wrote; see `Storage.loads`."""
     reader = CheckpointReader(path, format_name=_FORMAT)
+    progress.begin(reader.nbytes * (1 + (len(storage) > 0)))
     with readable(f"a storage in {path}"):
         states = [_read_state(reader, reader.state(), storage, "")]
     if len(storage):
@@ -109,6 +119,7 @@ def load_storages(path: str | Path, storages: Sequence[Storage]) -> None:
         CheckpointError: if there is another number of storages, or one does not fit.
     """
     reader = CheckpointReader(path, format_name=_ENSEMBLE_FORMAT)
+    progress.begin(reader.nbytes * (1 + any(map(len, storages))))
     with readable(f"storages in {path}"):
         saved = reader.state()["members"]
         if len(saved) != len(storages):
@@ -154,6 +165,7 @@ def restore_storages(states: Sequence[dict[str, Any] | None], storages: Sequence
                 storage.clear()
             else:
                 storage.load_state_dict(state)
+        progress.finish()
     except BaseException:
         for restore in held:
             restore()
@@ -217,7 +229,7 @@ def readable(what: str) -> Iterator[None]:
     """Raise a `CheckpointError` for what unexpected values in a state raise in a part."""
     try:
         yield
-    except (CheckpointError, StorageMemoryError):
+    except (CheckpointError, MissingExtraError, StorageMemoryError):
         raise
     except OptionError as error:  # an option of this part, which the rows do not suit
         msg = f"the checkpoint does not fit {what}: {error}"

@@ -12,6 +12,7 @@ from ostinato.core import kinds
 from ostinato.durable.files import atomic_write, make_directories
 from ostinato.durable.h5_files import read_h5, with_notes, write_h5
 from ostinato.durable.nested_ted import H5Combine, H5Split, Nested2TED, TED2Nested
+from ostinato.durable.progress import BYTES, Progress
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, KindError, UsageError
 from ostinato.storages.base import check_hook
@@ -21,6 +22,7 @@ from ostinato.storages.ensemble import StorageEnsemble
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from ostinato.durable.progress import ProgressOption
     from ostinato.durable.ted import Key
     from ostinato.storages.base import Storage
 
@@ -72,7 +74,7 @@ class StorageCheckpointerBase:
         """
         self.load_hooks.append(check_hook(hook))
 
-    def dumps(self, storage: Any, path: str | Path) -> None:
+    def dumps(self, storage: Any, path: str | Path, *, progress: ProgressOption = None) -> None:
         """Write the rows of a storage to a checkpoint directory; see `Storage.dumps`.
 
         Raises:
@@ -80,16 +82,18 @@ class StorageCheckpointerBase:
             CheckpointError: if something cannot be saved, or the path holds other things.
             StorageMemoryError: if the disk is too small.
         """
-        save_storage(path, storage, self)
+        with Progress(progress, "save", unit=BYTES):
+            save_storage(path, storage, self)
 
-    def loads(self, storage: Any, path: str | Path) -> None:
+    def loads(self, storage: Any, path: str | Path, *, progress: ProgressOption = None) -> None:
         """Replace the rows of a storage by saved ones; see `Storage.loads`.
 
         Raises:
             CheckpointNotFoundError: if there is no checkpoint.
             CheckpointError: if it does not fit this storage; nothing is changed.
         """
-        load_storage(path, storage, self)
+        with Progress(progress, "load", unit=BYTES):
+            load_storage(path, storage, self)
 
     def __repr__(self) -> str:
         """Class and hooks."""
@@ -119,24 +123,24 @@ class StorageEnsembleCheckpointer:
     """
 
     @staticmethod
-    def dumps(storage: StorageEnsemble, path: str | Path) -> None:
+    def dumps(storage: StorageEnsemble, path: str | Path, *, progress: ProgressOption = None) -> None:
         """Write the rows; see `StorageEnsemble.dumps`.
 
         Raises:
             KindError: if it is not an ensemble.
         """
         _check_ensemble(storage)
-        storage.dumps(path)
+        storage.dumps(path, progress=progress)
 
     @staticmethod
-    def loads(storage: StorageEnsemble, path: str | Path) -> None:
+    def loads(storage: StorageEnsemble, path: str | Path, *, progress: ProgressOption = None) -> None:
         """Replace the rows, in all storages or none; see `StorageEnsemble.loads`.
 
         Raises:
             KindError: if it is not an ensemble.
         """
         _check_ensemble(storage)
-        storage.loads(path)
+        storage.loads(path, progress=progress)
 
 
 def _check_ensemble(storage: object) -> None:
@@ -153,7 +157,7 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
         done_keys: flags, without `next`; None takes `done`, `truncated` and `terminated`.
         reward_keys: rewards, without `next`; None takes `reward`.
 
-    Example:
+    Examples:
         >>> from ostinato import FlatStorageCheckpointer, LazyTensorStorage, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), checkpointer=FlatStorageCheckpointer())
         >>> rb.storage.checkpointer
@@ -228,7 +232,7 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         """Add a hook after the file is read; it returns a TensorDict for each trajectory, see `H5Split`."""
         self.load_hooks.insert(1, check_hook(hook))
 
-    def dumps(self, storage: Any, path: str | Path) -> None:
+    def dumps(self, storage: Any, path: str | Path, *, progress: ProgressOption = None) -> None:
         """Write the rows of a storage to an HDF5 file, in place of an older one when it is complete.
 
         Raises:
@@ -239,13 +243,17 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         if not len(storage):
             msg = "Cannot save a non-initialized storage: an HDF5 file needs rows, write rows first"
             raise UsageError(msg)
-        state = convert_rows(storage.state_dict(), storage, self)
-        image = state.pop("columns")[_COLUMN]
-        file = self._file(path)
-        make_directories(file.parent)
-        atomic_write(file, with_notes(_bytes_of(image), {"state": state}))
+        with Progress(progress, "save", unit=BYTES) as bar:
+            state = convert_rows(storage.state_dict(), storage, self)
+            image = state.pop("columns")[_COLUMN]
+            bar.begin(image.nbytes)
+            file = self._file(path)
+            make_directories(file.parent)
+            content = with_notes(_bytes_of(image), {"state": state})
+            bar.finish()
+            atomic_write(file, content)
 
-    def loads(self, storage: Storage, path: str | Path) -> None:
+    def loads(self, storage: Storage, path: str | Path, *, progress: ProgressOption = None) -> None:
         """Replace the rows of a storage by those of a file that `dumps` wrote.
 
         Raises:
@@ -257,12 +265,14 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         if not file.is_file():
             msg = f"there is no checkpoint at {file}: give the directory or the file that dumps() has written"
             raise CheckpointNotFoundError(msg)
-        raw = file.read_bytes()
-        state = read_h5(raw)[1].get("state")
-        if not isinstance(state, dict) or "hooked" not in state:
-            msg = f"{file} holds no rows of a storage: it was written by something else"
-            raise CheckpointError(msg)
-        load_converted({**state, "columns": {_COLUMN: _as_tensor(raw)}}, storage, self)
+        with Progress(progress, "load", unit=BYTES) as bar:
+            raw = file.read_bytes()
+            bar.begin(len(raw))
+            state = read_h5(raw)[1].get("state")
+            if not isinstance(state, dict) or "hooked" not in state:
+                msg = f"{file} holds no rows of a storage: it was written by something else"
+                raise CheckpointError(msg)
+            load_converted({**state, "columns": {_COLUMN: _as_tensor(raw)}}, storage, self)
 
     def _file(self, path: str | Path) -> Path:
         given = Path(path).absolute()

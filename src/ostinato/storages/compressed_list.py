@@ -87,7 +87,7 @@ class CompressedListStorage(ListStorage):
         KindError: if a function cannot be called.
         MissingExtraError: for "zstd" if it is not installed.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import CompressedListStorage, ReplayBuffer
         >>> storage = CompressedListStorage(1000, codec="zlib", compression_level=1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 import torch
 
 from ostinato.core.group import Group, choose
+from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import CheckpointError, KindError, UsageError
 from ostinato.storages.base import Storage
 from ostinato.storages.checkpoint import load_storages, restore_storages, save_storages
@@ -14,6 +15,8 @@ from ostinato.storages.checkpoint import load_storages, restore_storages, save_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from ostinato.durable.progress import ProgressOption
 
 __all__ = ["StorageEnsemble"]
 
@@ -33,7 +36,7 @@ class StorageEnsemble(Group[Storage]):
         KindError: if one is not a storage, or for another number of transforms.
         OptionError: if there is none.
 
-    Example:
+    Examples:
         >>> from ostinato import LazyTensorStorage, StorageEnsemble
         >>> len(StorageEnsemble(LazyTensorStorage(10), LazyTensorStorage(1000)))
         2
@@ -169,22 +172,28 @@ class StorageEnsemble(Group[Storage]):
             raise CheckpointError(msg)
         restore_storages([state[str(i)] for i in range(len(self))], self.members)
 
-    def dumps(self, path: str | Path) -> None:
+    def dumps(self, path: str | Path, *, progress: ProgressOption = None) -> None:
         """Write the rows of all storages to one checkpoint directory; transforms are not saved.
+
+        Args:
+            path: a directory that is empty, does not exist, or holds such a checkpoint.
+            progress: the bytes done and their total; see `ProgressOption`.
 
         Raises:
             CheckpointError: if something cannot be saved, or the path holds other things.
             StorageMemoryError: if the disk is too small.
         """
-        save_storages(path, self.members)
+        with Progress(progress, "save", unit=BYTES):
+            save_storages(path, self.members)
 
-    def loads(self, path: str | Path) -> None:
+    def loads(self, path: str | Path, *, progress: ProgressOption = None) -> None:
         """Replace the rows by those that `dumps` wrote, in all storages or none; see `Storage.loads`.
 
         Raises:
             CheckpointError: if there is another number of storages, or one does not fit.
         """
-        load_storages(path, self.members)
+        with Progress(progress, "load", unit=BYTES):
+            load_storages(path, self.members)
 
     dump = save = dumps
     load = loads

@@ -8,7 +8,7 @@ import torch
 
 from ostinato._backend import backend
 from ostinato.core.counts import StoredRows, make_counts
-from ostinato.core.kinds import show_path
+from ostinato.core.kinds import require_tensordict, show_path
 from ostinato.errors import CheckpointError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
 from ostinato.storages.byte_budget import RowsPresent, check_budget, rows_that_stay
@@ -79,7 +79,7 @@ class LazyTensorStorage(TensorStorage):
         CapacityError: if `max_size` is not a positive integer.
         StorageMemoryError: at the first write, if there is not enough memory; names the bytes needed and free.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4)
@@ -106,6 +106,8 @@ class LazyTensorStorage(TensorStorage):
         cleanup_memmap: bool = True,  # noqa: ARG002
         shared_init: bool = False,
     ) -> None:
+        if consolidated:
+            require_tensordict("consolidated=True", "omit it")
         self.consolidated = consolidated
         self.shared_init = shared_init
         self.ndim = check_ndim(ndim)

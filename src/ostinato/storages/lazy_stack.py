@@ -43,8 +43,9 @@ class LazyStackStorage(ListStorage):
     Raises:
         CapacityError: if `max_size` is not a positive integer.
         OptionError: for another layout, or `stack_dim` with "nested" or "padded".
+        MissingExtraError: tensordict is not installed (`pip install 'ostinato[tensordict]'`).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> from ostinato import LazyStackStorage, ReplayBuffer
@@ -66,6 +67,7 @@ class LazyStackStorage(ListStorage):
         allow_pickle: bool = False,
         compilable: bool = False,
     ) -> None:
+        kinds.require_tensordict("LazyStackStorage", "use RaggedTensorStorage, which also stores dicts")
         super().__init__(max_size, device=device, allow_pickle=allow_pickle, compilable=compilable)
         if layout not in _LAYOUTS:
             msg = f"layout must be one of {_LAYOUTS}, got {layout!r}"

@@ -43,7 +43,7 @@ class ListStorage(Storage):
     Raises:
         CapacityError: if `max_size` is not a positive integer.
 
-    Example:
+    Examples:
         >>> from ostinato import ListStorage, ReplayBuffer
         >>> rb = ReplayBuffer(storage=ListStorage(100), collate_fn=lambda rows: rows)
         >>> rb.extend(["a", 1, None])

@@ -13,6 +13,7 @@ from ostinato._backend import backend
 from ostinato.core.rows import Schema
 from ostinato.durable.arrays import ArrayRecord, read_array, write_array
 from ostinato.durable.manifest import read_manifest, write_manifest
+from ostinato.durable.progress import BYTES, Progress, begin, finish
 from ostinato.errors import CheckpointError, DirectoryInUseError, OptionError, UsageError
 from ostinato.storages.late_fields import LateFields
 from ostinato.storages.lazy import LazyTensorStorage
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.counts import StoredRows
     from ostinato.core.records import Placement
+    from ostinato.durable.progress import ProgressOption
 
 __all__ = ["LazyMemmapStorage"]
 
@@ -77,7 +79,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         CheckpointError: if the directory was created with another capacity or `ndim`.
         StorageMemoryError: at the first write, if the disk is too small; names the bytes needed and free.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyMemmapStorage, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyMemmapStorage(1000), batch_size=4)
@@ -168,21 +170,22 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._flushed = False
         return self._mapped.remove()
 
-    def dumps(self, path: str | Path) -> None:
+    def dumps(self, path: str | Path, *, progress: ProgressOption = None) -> None:
         """Save the rows; see `Storage.dumps`. To its own `scratch_dir`: `flush`, which copies nothing."""
         if self._directory is not None and Path(path).absolute() == self._directory.absolute():
-            self.flush()
+            with Progress(progress, "save", unit=BYTES):
+                self.flush()
         else:
-            super().dumps(path)
+            super().dumps(path, progress=progress)
 
-    def loads(self, path: str | Path) -> None:
+    def loads(self, path: str | Path, *, progress: ProgressOption = None) -> None:
         """Load rows; see `Storage.loads`. From its own `scratch_dir`: open what `flush` has written there.
 
         Raises:
             UsageError: if the storage has written to its `scratch_dir` since `flush`.
         """
         if self._directory is None or Path(path).absolute() != self._directory.absolute():
-            super().loads(path)
+            super().loads(path, progress=progress)
         elif self._table is None:
             self._reopen(self._directory)
         elif not self._flushed:
@@ -210,7 +213,9 @@ class LazyMemmapStorage(LazyTensorStorage):
         single = None
         if isinstance(self._table, SingleCopyTable):
             single = _write_next_rows(self._mapped.directory, self._table, self._at.rows)
+        begin(sum(self._mapped.sizes().values()))
         self._mapped.sync()
+        finish()
         write_manifest(
             self._mapped.directory,
             {

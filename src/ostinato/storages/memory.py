@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, final
 import torch
 
 from ostinato._backend import backend
-from ostinato.durable import files
+from ostinato.durable import files, progress
 from ostinato.errors import DamagedFileError, MissingFileError, StorageMemoryError
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class MappedMemory:
         for path in self._blocks:
             with path.open("rb+") as file:
                 files.sync_fd(file.fileno())  # fsync also writes the pages of a shared mapping
+                progress.count(os.fstat(file.fileno()).st_size)
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of each file, by its name."""

@@ -74,7 +74,7 @@ class RaggedTensorStorage(LazyTensorStorage):
         CapacityError: if `max_size` is not a positive integer.
         OptionError: for another layout, or if `ragged` names no field.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import RaggedTensorStorage, ReplayBuffer
         >>> rb = ReplayBuffer(storage=RaggedTensorStorage(100, ragged="tokens", layout="padded"), batch_size=8)

@@ -86,7 +86,7 @@ class TensorStorage(Storage):
         CapacityError: if `max_size` is not the number of rows.
         OptionError: if the data lies on another device, or `ndim` is neither 1 nor 2.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import ReplayBuffer, TensorStorage
         >>> rb = ReplayBuffer(storage=TensorStorage({"obs": torch.arange(6.0).view(3, 2)}), batch_size=2)

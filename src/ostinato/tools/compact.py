@@ -10,10 +10,12 @@ from ostinato.buffers.checkpoint.state import ENSEMBLE_FORMAT as ENSEMBLE
 from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.durable import CheckpointReader, CheckpointWriter
 from ostinato.durable.manifest import format_of
+from ostinato.durable.progress import BYTES, Progress
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+
+    from ostinato.durable.progress import ProgressOption
 
 __all__ = ["CompactReport", "compact", "open_checkpoint"]
 
@@ -44,7 +46,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointReader:
     return CheckpointReader(root, format_name=ENSEMBLE if format_of(root) == ENSEMBLE else FORMAT)
 
 
-def compact(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], None] | None = None) -> CompactReport:
+def compact(path: str | os.PathLike[str], *, progress: ProgressOption = None) -> CompactReport:
     """Merge the patches of each array of a checkpoint into one file.
 
     The contents stay the same, and buffers can continue with incremental saves. The operation is atomic: if it is
@@ -52,7 +54,7 @@ def compact(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], N
 
     Args:
         path: Directory that `dumps(path, incremental=True)` wrote.
-        on_progress: Called with the number of bytes written and the total.
+        progress: The bytes read and written, and their total; see `ostinato.ProgressOption`.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
@@ -60,7 +62,7 @@ def compact(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], N
         DamagedFileError: A file is damaged; nothing is changed.
         StorageMemoryError: There is not enough disk space; nothing is changed.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(100))
@@ -75,14 +77,16 @@ def compact(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], N
     before = sum(record.total_bytes for record in arrays)
     patched = [record for record in arrays if record.patches]
     if not patched:
+        with Progress(progress, "compact", 0, unit=BYTES):
+            pass
         return CompactReport(str(path), 0, before, before)
     needed = sum(record.row_bytes * record.shape[0] for record in patched)
-    with CheckpointWriter(path, format_name=reader.format_name, needed_bytes=needed) as writer:
-        done = 0
-        for nbytes in writer.take_over(reader):
-            done += nbytes
-            if on_progress is not None:
-                on_progress(done, needed)
+    total = needed + sum(record.total_bytes for record in patched)
+    with (
+        Progress(progress, "compact", total, unit=BYTES),
+        CheckpointWriter(path, format_name=reader.format_name, needed_bytes=needed) as writer,
+    ):
+        writer.take_over(reader)
         writer.finish()
     after = sum(record.total_bytes for record in open_checkpoint(path).arrays.values())
     return CompactReport(str(path), sum(len(record.patches) for record in patched), before, after)

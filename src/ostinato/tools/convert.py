@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostinato.durable.new_paths import new_directory
+from ostinato.durable.progress import TRAJECTORIES, Progress
 from ostinato.durable.tensorfile import check_format, read_tree, write_tree
 from ostinato.errors import CheckpointError
 from ostinato.tools.verify import check_file
@@ -15,7 +16,8 @@ from ostinato.trajectories.trajectory import Trajectory, owned_tree
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+
+    from ostinato.durable.progress import ProgressOption
 
 __all__ = ["ConvertReport", "convert"]
 
@@ -42,7 +44,7 @@ def convert(
     trajectory_format: str,
     *,
     allow_pickle: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    progress: ProgressOption = None,
 ) -> ConvertReport:
     """Write all trajectories to a new directory in another format. Ids, seed and generator stay the same.
 
@@ -53,7 +55,7 @@ def convert(
         save_path: New directory, which appears completely or not at all.
         trajectory_format: `safetensors`, `pt` or `pkl`.
         allow_pickle: Allow reading and writing `pkl`; reading executes the code in the files.
-        on_progress: Called with the number of files done and the total.
+        progress: The trajectories done and their total; see `ostinato.ProgressOption`.
 
     Raises:
         OptionError: The format does not exist, or is `pkl` without `allow_pickle`.
@@ -70,9 +72,12 @@ def convert(
         msg = f"the format of {source} is {old} already: nothing to convert"
         raise CheckpointError(msg)
     source_bytes = 0
-    with new_directory(target) as temporary:
+    with (
+        Progress(progress, "convert", len(index.infos), unit=TRAJECTORIES) as bar,
+        new_directory(target) as temporary,
+    ):
         entries = []
-        for done, info in enumerate(index.infos.values(), 1):
+        for info in index.infos.values():
             path = source / info.file_name(old)
             nbytes, _ = check_file(index, info.trajectory_id, allow_pickle=allow_pickle)
             weights = {"model_weights_id": info.model_weights_id}  # stays empty if RLinf had none
@@ -83,8 +88,8 @@ def convert(
             layout = layout_of(header, path)
             entries.append(Entry(info, layout, SavedFile.of(temporary, trajectory_format, header, layout, checksum)))
             source_bytes += nbytes
-            if on_progress is not None:
-                on_progress(done, len(index.infos))
+            bar.advance()
+        bar.finish()
         write_index(temporary, index.head._replace(trajectory_format=trajectory_format), index.infos, entries)
     written = sum(entry.file.nbytes for entry in entries if entry.file is not None)
     return ConvertReport(str(target), trajectory_format, len(entries), source_bytes, written)

@@ -16,17 +16,18 @@ from ostinato.buffers import ReplayBuffer
 from ostinato.core.records import Request
 from ostinato.datasets import open_dataset
 from ostinato.datasets.open import format_of, known_formats
+from ostinato.durable.progress import Progress, bar_only
 from ostinato.errors import CheckpointError, CheckpointNotFoundError
 from ostinato.tools.inspect import FieldReport, RunningStatistics, kind_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
 
     from torch import Tensor
 
     from ostinato.core.rows import Leaf
     from ostinato.datasets import DatasetStorage
+    from ostinato.durable.progress import ProgressOption
 
 __all__ = [
     "DatasetReport",
@@ -145,14 +146,14 @@ def data_kind(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer",
 
 
 def inspect_dataset(
-    path: str | os.PathLike[str], *, read_data: bool = True, on_progress: Callable[[int, int], None] | None = None
+    path: str | os.PathLike[str], *, read_data: bool = True, progress: ProgressOption = None
 ) -> DatasetReport:
     """Return a report on a dataset.
 
     Args:
         path: File or directory that `open_dataset` recognizes.
         read_data: Read all numbers for statistics, but no pictures. Otherwise only what describes the dataset is read.
-        on_progress: Called with the number of rows read and the total.
+        progress: The rows read and their total; see `ostinato.ProgressOption`.
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path.
@@ -160,13 +161,12 @@ def inspect_dataset(
         MissingExtraError: The library for the format is not installed.
         DamagedFileError: A file cannot be read; the message names it.
     """
-    dataset = open_dataset(path)
+    dataset = open_dataset(path, progress=bar_only(progress))
     lengths = dataset.episode_lengths
-    fields = (
-        _with_statistics(dataset, on_progress)
-        if read_data
-        else [_field(leaf, len(dataset)) for leaf in _leaves(dataset)]
-    )
+    with Progress(progress, "read rows", len(dataset), unit="rows") as bar:
+        fields = (
+            _with_statistics(dataset, bar) if read_data else [_field(leaf, len(dataset)) for leaf in _leaves(dataset)]
+        )
     texts, counts = _texts(dataset) if read_data else ([], {})
     fields += [
         FieldReport(_name(leaf.path), "text", (), len(dataset), counts.get(_name(leaf.path), 0))
@@ -250,7 +250,7 @@ def _has_numbers(leaf: Leaf) -> bool:
     return not _is_camera(leaf) and not leaf.dtype.is_complex
 
 
-def _with_statistics(dataset: DatasetStorage, on_progress: Callable[[int, int], None] | None) -> list[FieldReport]:
+def _with_statistics(dataset: DatasetStorage, bar: Progress) -> list[FieldReport]:
     """Return the fields, with statistics over all rows for those that hold no pictures."""
     found = {i: RunningStatistics() for i, leaf in enumerate(_leaves(dataset)) if _has_numbers(leaf)}
     leaves, rows = _leaves(dataset), len(dataset)
@@ -258,8 +258,7 @@ def _with_statistics(dataset: DatasetStorage, on_progress: Callable[[int, int], 
     for part in torch.split(torch.arange(rows, device="cpu"), max(1, _CHUNK_BYTES // max(1, row_bytes))):
         for i, values in zip(found, dataset.fetch([Request(i, part) for i in found]), strict=True):
             found[i].update(values.reshape(-1))
-        if on_progress is not None:
-            on_progress(int(part[-1]) + 1, rows)
+        bar.advance(len(part))
     return [_described(_field(leaf, rows), found.get(i)) for i, leaf in enumerate(leaves)]
 
 

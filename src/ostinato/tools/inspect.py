@@ -16,6 +16,7 @@ from ostinato.durable import ArrayRecord, CheckpointReader, read_stream, verify_
 from ostinato.durable.arrays import ColumnRecord
 from ostinato.durable.manifest import MANIFEST_NAME
 from ostinato.durable.patched_arrays import column_of, mapped_pieces, read_runs
+from ostinato.durable.progress import BYTES, TRAJECTORIES, Progress
 from ostinato.durable.trees import show
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError
 from ostinato.trajectories.index import JOURNAL, METADATA, DirectoryIndex, Entry, has_index, id_of_name, read_index
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from torch import Tensor
+
+    from ostinato.durable.progress import ProgressOption
 
 __all__ = [
     "ChainReport",
@@ -153,7 +156,9 @@ class CheckpointReport:
     """Arrays with patches of incremental saves."""
 
 
-def inspect_checkpoint(path: str | os.PathLike[str], *, read_data: bool = True) -> CheckpointReport:
+def inspect_checkpoint(
+    path: str | os.PathLike[str], *, read_data: bool = True, progress: ProgressOption = None
+) -> CheckpointReport:
     """Return a report on a checkpoint that `dumps` wrote.
 
     Files are read in blocks: this takes some tens of MB of memory for files of any size, plus one byte per row for a
@@ -163,13 +168,14 @@ def inspect_checkpoint(path: str | os.PathLike[str], *, read_data: bool = True) 
         path: Directory of the checkpoint.
         read_data: Read all files, verify checksums and compute statistics. Otherwise only the manifest is read and the
             size of each file is checked.
+        progress: The bytes read and their total; see `ostinato.ProgressOption`.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
         CheckpointError: The version is not supported.
         DamagedFileError: A file is damaged; the message names it.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(100))
@@ -180,13 +186,14 @@ def inspect_checkpoint(path: str | os.PathLike[str], *, read_data: bool = True) 
     """
     root = Path(path)
     reader = CheckpointReader(root, format_name=FORMAT)
-    try:
-        return _checkpoint_report(root, reader, read_data=read_data)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, DamagedFileError):
-            raise
-        msg = f"the manifest of {root} does not describe a replay buffer ({error!r}): it was not written by dumps"
-        raise DamagedFileError(msg) from error
+    with Progress(progress, "inspect", reader.nbytes if read_data else 0, unit=BYTES):
+        try:
+            return _checkpoint_report(root, reader, read_data=read_data)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, DamagedFileError):
+                raise
+            msg = f"the manifest of {root} does not describe a replay buffer ({error!r}): it was not written by dumps"
+            raise DamagedFileError(msg) from error
 
 
 def _checkpoint_report(root: Path, reader: CheckpointReader, *, read_data: bool) -> CheckpointReport:
@@ -474,7 +481,11 @@ class StoreReport:
 
 
 def inspect_store(
-    path: str | os.PathLike[str], *, read_headers: bool = True, allow_pickle: bool = False
+    path: str | os.PathLike[str],
+    *,
+    read_headers: bool = True,
+    allow_pickle: bool = False,
+    progress: ProgressOption = None,
 ) -> StoreReport:
     """Return a report on a directory of trajectories.
 
@@ -482,6 +493,7 @@ def inspect_store(
         path: The directory.
         read_headers: Read the size and keys of each file (a `pkl` file is unpickled). Otherwise only the index is read.
         allow_pickle: Allow unpickling, which executes the code in the files.
+        progress: The trajectories read and their total; see `ostinato.ProgressOption`.
 
     Raises:
         CheckpointNotFoundError: There are no trajectories.
@@ -494,10 +506,12 @@ def inspect_store(
     entries: list[Entry] = []
     if read_headers:
         index.check_pickle(allow_pickle=allow_pickle)
-        for _, found in index.check_files(index.infos, allow_pickle=allow_pickle):
+    with Progress(progress, "inspect", len(infos), unit=TRAJECTORIES) as bar:
+        for _, found in index.check_files(index.infos if read_headers else (), allow_pickle=allow_pickle):
             if not isinstance(found, Entry):
                 raise found
             entries.append(found)
+            bar.advance()
     return StoreReport(
         path=str(root),
         trajectory_format=index.head.trajectory_format,

@@ -23,6 +23,8 @@ from ostinato.durable.locks import DirectoryLock
 from ostinato.durable.manifest import canonical, parse_json
 from ostinato.durable.new_paths import check_new_path, new_directory
 from ostinato.durable.positioned_reads import pread
+from ostinato.durable.progress import TRAJECTORIES, Progress
+from ostinato.durable.progress import count as count_progress
 from ostinato.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -49,6 +51,8 @@ from ostinato.trajectories.store import remove_leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from ostinato.durable.progress import ProgressOption
 
 __all__ = ["MoveReport", "merge", "split"]
 
@@ -79,7 +83,7 @@ def merge(
     *,
     copy: bool = False,
     move: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    progress: ProgressOption = None,
 ) -> MoveReport:
     """Merge the `rank_*` directories of a directory, interleaved by original id and renumbered from 0.
 
@@ -92,7 +96,7 @@ def merge(
         save_path: New directory.
         copy: Always copy the files.
         move: Move the files: the ranks lose them, and empty ranks are removed.
-        on_progress: Called with the number of files done and the total.
+        progress: The trajectories done and their total; see `ostinato.ProgressOption`.
 
     Raises:
         OptionError: Both `copy` and `move` are given.
@@ -117,7 +121,7 @@ def merge(
             raise CheckpointNotFoundError(msg)
         return ranks
 
-    request = _Request(name, find, lambda ranks: _merge_plan(name, ranks), on_progress)
+    request = _Request(name, find, lambda ranks: _merge_plan(name, ranks), progress)
     report = request.run(Path(save_path).absolute(), copy=copy, move=move)
     return replace(report, left=_left(_ranks_of(source))) if move else report
 
@@ -129,7 +133,7 @@ def split(
     *,
     copy: bool = False,
     move: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    progress: ProgressOption = None,
 ) -> MoveReport:
     """Take the first `count` trajectories of a directory into a new one; ids stay the same.
 
@@ -142,7 +146,7 @@ def split(
         count: Number of trajectories.
         copy: Always copy the files.
         move: Move the files: the source loses them and keeps the rest.
-        on_progress: Called with the number of files done and the total.
+        progress: The trajectories done and their total; see `ostinato.ProgressOption`.
 
     Raises:
         OptionError: `count` is not positive, or both `copy` and `move` are given.
@@ -164,7 +168,7 @@ def split(
         read_index(source)  # raises before the directory is locked
         return (source,)
 
-    request = _Request(name, find, lambda _: _split_plan(name, source, count), on_progress)
+    request = _Request(name, find, lambda _: _split_plan(name, source, count), progress)
     return request.run(Path(save_path).absolute(), copy=copy, move=move)
 
 
@@ -177,16 +181,17 @@ class _Request:
     """Finds the sources."""
     make: Callable[[Sequence[Path]], _Plan]
     """Reads the sources, checks all files, and returns the plan."""
-    on_progress: Callable[[int, int], None] | None
+    progress: ProgressOption
 
     def run(self, target: Path, *, copy: bool, move: bool) -> MoveReport:
         """Execute the request."""
         if copy and move:
             msg = "copy and move exclude each other: give one of them, or neither for hard links"
             raise OptionError(msg)
-        return self._move(target) if move else self._link_or_copy(target, copy=copy)
+        with Progress(self.progress, str(self.name["work"]), unit=TRAJECTORIES) as bar:
+            return self._move(target, bar) if move else self._link_or_copy(target, bar, copy=copy)
 
-    def _move(self, target: Path) -> MoveReport:
+    def _move(self, target: Path, bar: Progress) -> MoveReport:
         if _has_plan(target, self.name):
             return _finish(target, resumed=True)
         check_new_path(target)
@@ -205,7 +210,9 @@ class _Request:
                 plan = self.make(sources)
                 _check_one_disk(sources, target)
                 plan.begin(partial)
-            self._rename_files(plan, partial)
+            bar.begin(len(plan.steps))
+            self._rename_files(plan, partial, bar)
+            bar.finish()
             for directory in (partial, *sources):
                 fsync_dir(directory)
             if target.is_dir():
@@ -214,7 +221,7 @@ class _Request:
             fsync_dir(target.parent)
         return _finish(target, resumed=resumed)
 
-    def _link_or_copy(self, target: Path, *, copy: bool) -> MoveReport:
+    def _link_or_copy(self, target: Path, bar: Progress, *, copy: bool) -> MoveReport:
         for unfinished in (target, target.with_name(f"{target.name}.partial")):
             if _has_plan(unfinished, self.name):
                 msg = (
@@ -225,27 +232,30 @@ class _Request:
         check_new_path(target)
         sources = self.find()
         plan = self.make(sources)
+        bar.begin(len(plan.steps))
         with new_directory(target) as temporary:
-            rest = plan.steps if copy else self._link(plan, temporary)
+            rest = plan.steps if copy else self._link(plan, temporary, bar)
             check_free(temporary, sum(step.source.stat().st_size for step in rest))
-            for done, step in enumerate(rest, len(plan.steps) - len(rest) + 1):
+            for step in rest:
                 copy_file(step.source, plan.target_of(step, temporary))
-                self._tell(done, plan)
+                bar.advance()
+            bar.finish()
             plan.write_index(temporary)
         return _report(target, sources, "copied" if rest else "linked")
 
-    def _link(self, plan: _Plan, directory: Path) -> list[_Step]:
+    @staticmethod
+    def _link(plan: _Plan, directory: Path, bar: Progress) -> list[_Step]:
         """Link the files into a directory. Return the steps whose files cannot be linked."""
-        rest, done = [], 0
+        rest = []
         for step in plan.steps:
             if link_file(step.source, plan.target_of(step, directory)):
-                done += 1
-                self._tell(done, plan)
+                bar.advance()
             else:
                 rest.append(step)
         return rest
 
-    def _rename_files(self, plan: _Plan, partial: Path) -> None:
+    @staticmethod
+    def _rename_files(plan: _Plan, partial: Path, bar: Progress) -> None:
         moved = 0
         try:
             for step in plan.steps:
@@ -253,18 +263,13 @@ class _Request:
                 if not path.exists():
                     step.source.rename(path)
                 moved += 1
-                self._tell(moved, plan)
+                bar.advance()
         except OSError as error:
             msg = (
                 f"stopped after {moved} of {len(plan.steps)} trajectories: {error}; the moved ones are in {partial}, "
                 "the others in their sources: run the same command again to resume"
             )
             raise CheckpointError(msg) from error
-
-    def _tell(self, done: int, plan: _Plan) -> None:
-        """Report progress."""
-        if self.on_progress is not None:
-            self.on_progress(done, len(plan.steps))
 
 
 def _check_rest(plan: _Plan, partial: Path) -> None:
@@ -497,6 +502,7 @@ def _step(index: DirectoryIndex, number: int, new: int) -> _Step:
     except OstinatoError as error:
         msg = f"{error}: nothing was touched"
         raise (MissingFileError if isinstance(error, FileNotFoundError) else DamagedFileError)(msg) from error
+    count_progress(1, TRAJECTORIES)  # the plan has no total yet: only a bar shows it
     moved = info._replace(trajectory_id=new)
     return _Step(path, moved, None if known is None else replace(known, info=moved))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ostinato.durable import verify_array
 from ostinato.durable.files import open_file
 from ostinato.durable.manifest import parse_json
+from ostinato.durable.progress import BYTES, TRAJECTORIES, Progress
 from ostinato.durable.tensorfile import file_checksum
 from ostinato.errors import DamagedFileError, OstinatoError
 from ostinato.tools.compact import open_checkpoint
@@ -17,9 +18,8 @@ from ostinato.tools.inspect import kind_of, unlisted
 from ostinato.trajectories.index import JOURNAL, METADATA, STORE, DirectoryIndex, Entry, read_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ostinato.durable.headers import Header
+    from ostinato.durable.progress import ProgressOption
 
 __all__ = ["Damage", "VerifyReport", "check_file", "check_header", "verify"]
 
@@ -57,7 +57,7 @@ class VerifyReport:
 
 
 def verify(
-    path: str | os.PathLike[str], *, allow_pickle: bool = False, on_progress: Callable[[int, int], None] | None = None
+    path: str | os.PathLike[str], *, allow_pickle: bool = False, progress: ProgressOption = None
 ) -> VerifyReport:
     """Read all files of a directory of trajectories or of the checkpoint of a buffer, and verify them.
 
@@ -65,7 +65,8 @@ def verify(
         path: The directory.
         allow_pickle: Allow unpickling, which executes the code in the files; otherwise only the sizes and available
             checksums of `pkl` files are verified.
-        on_progress: Called with the number of files done and the total.
+        progress: The bytes of a checkpoint, or the trajectories, that were read, and their total; see
+            `ostinato.ProgressOption`.
 
     Returns:
         What was read, and all damaged files.
@@ -76,20 +77,20 @@ def verify(
     """
     root = Path(path)
     if kind_of(root) == "buffer":
-        return _verify_checkpoint(root, on_progress)
+        return _verify_checkpoint(root, progress)
     index = read_index(root, strict=False)
     damage = [Damage(STORE, None, index.damage)] if index.damage else []
     damage += _metadata_damage(index)
     nbytes = checksums = 0
-    for done, (number, info) in enumerate(index.infos.items(), 1):
-        name = info.file_name(index.head.trajectory_format)
-        try:
-            read, compared = check_file(index, number, allow_pickle=allow_pickle)
-            nbytes, checksums = nbytes + read, checksums + compared
-        except (OstinatoError, OSError) as error:
-            damage.append(Damage(name, number, str(error)))
-        if on_progress is not None:
-            on_progress(done, len(index.infos))
+    with Progress(progress, "verify", len(index.infos), unit=TRAJECTORIES) as bar:
+        for number, info in index.infos.items():
+            name = info.file_name(index.head.trajectory_format)
+            try:
+                read, compared = check_file(index, number, allow_pickle=allow_pickle)
+                nbytes, checksums = nbytes + read, checksums + compared
+            except (OstinatoError, OSError) as error:
+                damage.append(Damage(name, number, str(error)))
+            bar.advance()
     return VerifyReport(str(root), "trajectories", len(index.infos), nbytes, checksums, unlisted(index), tuple(damage))
 
 
@@ -114,21 +115,20 @@ def _metadata_damage(index: DirectoryIndex) -> list[Damage]:
     return [Damage(METADATA, None, "; ".join(wrong))] if wrong else []
 
 
-def _verify_checkpoint(root: Path, on_progress: Callable[[int, int], None] | None) -> VerifyReport:
+def _verify_checkpoint(root: Path, progress: ProgressOption) -> VerifyReport:
     """Verify all arrays of a checkpoint with their patches, and the state, even if some are damaged."""
     reader = open_checkpoint(root)
     damage, files, nbytes = [], 0, 0
-    for done, record in enumerate(reader.arrays.values(), 1):
-        try:
-            verify_array(root, record)
-            nbytes += record.total_bytes
-        except (OstinatoError, OSError) as error:
-            damage.append(Damage(record.file, None, str(error)))
-        files += len(record.files)
-        if on_progress is not None:
-            on_progress(done, len(reader.arrays))
-    if not damage:
-        reader.state()
+    with Progress(progress, "verify", reader.nbytes, unit=BYTES):
+        for record in reader.arrays.values():
+            try:
+                verify_array(root, record)
+                nbytes += record.total_bytes
+            except (OstinatoError, OSError) as error:
+                damage.append(Damage(record.file, None, str(error)))
+            files += len(record.files)
+        if not damage:
+            reader.state()
     return VerifyReport(str(root), "buffer", files, nbytes, files, (), tuple(damage))
 
 

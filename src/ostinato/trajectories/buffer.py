@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, final
 
 from ostinato.core.kinds import require_eager
 from ostinato.durable.files import new_token
+from ostinato.durable.progress import TRAJECTORIES, Progress, finish
 from ostinato.durable.tensorfile import check_format, check_tree
 from ostinato.durable.trees import flatten
 from ostinato.errors import CheckpointError, DamagedFileError, EmptyBufferError, KindError, OptionError, SlotError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
+    from ostinato.durable.progress import ProgressOption
     from ostinato.trajectories.layout import Signature
     from ostinato.trajectories.trajectory_list import DrawnTransitions
 
@@ -46,7 +48,7 @@ class TrajectoryReplayBuffer:
     Memory holds an index, a bounded cache and a bounded queue, not the data. Sampling reads only the rows that were
     drawn, at their positions in the files. Thread-safe.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import Trajectory, TrajectoryReplayBuffer
         >>> rollout = Trajectory(rewards=torch.rand(5, 2, 1), curr_obs={"states": torch.rand(5, 2, 8)})
@@ -302,7 +304,7 @@ class TrajectoryReplayBuffer:
         """
         self._store.flush()
 
-    def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
+    def save_checkpoint(self, path: str | os.PathLike[str], *, progress: ProgressOption = None) -> None:
         """Save all trajectories, the id counter and the generator to a new directory, completely or not at all.
 
         Files are linked, or copied if the file system cannot link. If `path` is the buffer's own `auto_save_path`,
@@ -310,24 +312,28 @@ class TrajectoryReplayBuffer:
 
         Args:
             path: A directory that does not exist yet, or is empty.
+            progress: The trajectories done and their total; see `ProgressOption`.
 
         Raises:
             CheckpointError: The path exists and is not empty, or an earlier trajectory could not be saved.
             StorageMemoryError: The disk is full; nothing is left at `path`.
         """
         target = Path(path).absolute()
-        self._store.check()
-        if self.auto_save_path is not None and target == self.auto_save_path:
-            self._save_in_place(target)
-            return
-        with self._store.lock:
-            snapshots = [Snapshot(entry, entry.data, entry.file) for entry in self._trajectories.entries]
-            head = self._state.head()
-        checkpoint.save(target, head, snapshots)
+        with Progress(progress, "save", unit=TRAJECTORIES) as bar:
+            self._store.check()
+            if self.auto_save_path is not None and target == self.auto_save_path:
+                bar.begin(len(self))
+                self._save_in_place(target)
+                return
+            with self._store.lock:
+                snapshots = [Snapshot(entry, entry.data, entry.file) for entry in self._trajectories.entries]
+                head = self._state.head()
+            checkpoint.save(target, head, snapshots)
 
     def _save_in_place(self, target: Path) -> None:
         self._store.prepare()
         self._store.flush()
+        finish(TRAJECTORIES)
         if not self._store.rewrite_index_if_same(lambda: self._trajectories.entries):
             msg = (
                 f"{target} is the auto_save_path of this buffer, but does not list the same trajectories (some were "
@@ -343,6 +349,7 @@ class TrajectoryReplayBuffer:
         world_size: int = 1,
         *,
         on_damage: Literal["raise", "skip"] = "raise",
+        progress: ProgressOption = None,
     ) -> None:
         """Replace the content with that of a directory written by `save_checkpoint`, `auto_save` or RLinf.
 
@@ -357,6 +364,7 @@ class TrajectoryReplayBuffer:
             local_rank: This rank, in `[0, world_size)`.
             world_size: Number of ranks.
             on_damage: `raise` for the first missing or damaged file, or `skip` such files with a warning.
+            progress: The trajectories checked and their total; see `ProgressOption`.
 
         Raises:
             CheckpointNotFoundError: The directory holds no trajectories.
@@ -367,10 +375,11 @@ class TrajectoryReplayBuffer:
             msg = f"on_damage must be 'raise' or 'skip', got {on_damage!r}"
             raise OptionError(msg)
         rank, ranks = _rank(is_distributed, local_rank, world_size)
-        self._store.flush()
         path = Path(load_path).absolute()
         allow_pickle = self._store.options.allow_pickle
-        loaded = checkpoint.load(path, allow_pickle=allow_pickle, rank=rank, ranks=ranks, on_damage=on_damage)
+        with Progress(progress, "load", unit=TRAJECTORIES):
+            self._store.flush()
+            loaded = checkpoint.load(path, allow_pickle=allow_pickle, rank=rank, ranks=ranks, on_damage=on_damage)
         own = self.auto_save_path
         if own is not None:
             _check_same_format(own, loaded.head.trajectory_format)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
 import torch
 
+from ostinato.durable import progress
 from ostinato.durable.files import link_or_copy
 from ostinato.durable.new_paths import new_directory
+from ostinato.durable.progress import TRAJECTORIES
 from ostinato.durable.tensorfile import write_tree
 from ostinato.errors import CheckpointError, DamagedFileError
 from ostinato.trajectories.index import Entry, Head, SavedFile, read_index, write_index
@@ -68,8 +70,13 @@ def save(path: Path, head: Head, snapshots: Sequence[Snapshot]) -> None:
         DamagedFileError: A file is missing.
         StorageMemoryError: The disk is full; nothing is left at `path`.
     """
+    progress.begin(len(snapshots), TRAJECTORIES)
     with new_directory(path) as temporary:
-        saved = [_save_entry(temporary, head.trajectory_format, *snapshot) for snapshot in snapshots]
+        saved = []
+        for snapshot in snapshots:
+            saved.append(_save_entry(temporary, head.trajectory_format, *snapshot))
+            progress.count(1, TRAJECTORIES)
+        progress.finish(TRAJECTORIES)
         write_index(temporary, head, {entry.id: entry.info for entry in saved}, saved)
 
 
@@ -123,9 +130,11 @@ def load(
     ids = list(index.infos)
     share = ids[rank * len(ids) // ranks : (rank + 1) * len(ids) // ranks]
     entries, damage = [], []
+    progress.begin(len(share), TRAJECTORIES)
     for number, found in index.check_files(share, allow_pickle=allow_pickle):
         if isinstance(found, Entry):
             entries.append(found)
+            progress.count(1, TRAJECTORIES)
         elif on_damage == "raise":
             raise found
         else:

@@ -276,7 +276,7 @@ class Compose:
     Raises:
         KindError: if one is neither callable nor has `forward` and `inv`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato.transforms import Compose, RewardScale, Select
         >>> chain = Compose(Select("reward"), RewardScale(0.5))

@@ -6,7 +6,8 @@ from ostinato.units.delta_timestamps import DeltaTimestamps
 from ostinato.units.frames import FrameStack
 from ostinato.units.hindsight import Hindsight, HindsightStrategy
 from ostinato.units.nstep import NStep
-from ostinato.units.sequence import Sequence, SequenceUnit, Transition
+from ostinato.units.sequence import Sequence, Transition
+from ostinato.units.sequence import Sequence as SequenceUnit  # `Sequence` at the root would hide `typing.Sequence`
 
 __all__ = [
     "DeltaTimestamps",

@@ -90,7 +90,7 @@ class DeltaTimestamps(SampleUnit):
         OptionError: for no fields or a field without offsets, offsets that are not finite or off the frame rate, or
             arguments that do not go together; in a sample, for a field that another unit computes.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import DeltaTimestamps, LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
         >>> rb = ReplayBuffer(

@@ -48,7 +48,7 @@ class FrameStack(SampleUnit):
     Raises:
         OptionError: for another padding, no keys, or `k` below 1; in a sample, for a field that another unit computes.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import FrameStack, LazyTensorStorage, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sample_unit=FrameStack(4, ["obs"]), batch_size=2)

@@ -88,7 +88,7 @@ class Hindsight(SampleUnit):
         OptionError: for numbers or strategies out of range.
         KindError: if `reward_fn` is not callable.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import Hindsight, LazyTensorStorage, ReplayBuffer
         >>> def reward(batch):

@@ -50,7 +50,7 @@ class NStep(SampleUnit):
     Raises:
         OptionError: for numbers out of range.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, NStep, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sample_unit=NStep(3, 0.5), batch_size=1)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import View
 
-__all__ = ["Sequence", "SequenceUnit", "Transition"]
+__all__ = ["Sequence", "Transition"]
 
 _BOUNDARIES = ("pad", "stop", "strict", "include_reset")
 
@@ -31,7 +31,7 @@ _BOUNDARIES = ("pad", "stop", "strict", "include_reset")
 class Transition(SampleUnit):
     """Each row drawn is one record of the batch, as in a buffer without a unit.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer, Transition
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sample_unit=Transition(), batch_size=4)
@@ -96,7 +96,7 @@ class Sequence(SampleUnit):
     Raises:
         OptionError: for numbers or boundaries out of range.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer, SequenceUnit
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sample_unit=SequenceUnit(3), batch_size=2)
@@ -249,7 +249,3 @@ class Sequence(SampleUnit):
             "step_in_sequence": steps.repeat(count),
             "anchor_index": anchors.repeat_interleave(rows),
         }
-
-
-SequenceUnit = Sequence
-"""The name at the root of the package: `Sequence` there would hide `typing.Sequence` after `import *`."""

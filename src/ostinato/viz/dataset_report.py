@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ostinato.durable.progress import Progress
 from ostinato.errors import DamagedFileError
 from ostinato.viz.figures import Curves, FigureSpec, Film, Level, Line, format_number
 from ostinato.viz.frames import ALL_CAMERAS, Position, make_traces, read_frame
@@ -15,8 +16,7 @@ from ostinato.viz.report import bars, byte_shares, returns_of
 from ostinato.viz.sources import is_picture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from ostinato.durable.progress import ProgressOption
     from ostinato.viz.datasets import DatasetSource
     from ostinato.viz.figures import Panel
     from ostinato.viz.sources import OpenTrajectory
@@ -32,9 +32,7 @@ _CHUNK = 8_192
 _BARS = 40
 
 
-def dataset_report(
-    source: DatasetSource, index: int, *, on_progress: Callable[[int, int], None] | None = None
-) -> FigureSpec:
+def dataset_report(source: DatasetSource, index: int, *, progress: ProgressOption = None) -> FigureSpec:
     """Return a figure that summarizes a dataset and one of its episodes.
 
     Reads the episode, with some pictures of each of two cameras, and the actions and rewards of at most 200,000 rows.
@@ -42,7 +40,7 @@ def dataset_report(
     Args:
         source: the dataset.
         index: position of the episode in `source.ids`.
-        on_progress: called with the rows read and their total.
+        progress: the rows read and their total; see `ostinato.ProgressOption`.
 
     Raises:
         DamagedFileError: the episode or the actions cannot be read; the message names the file.
@@ -57,7 +55,8 @@ def dataset_report(
     rows.append(tuple(_curves(episode)))
     lengths = np.array([source.extent(position)[0] for position in range(len(source.ids))])
     low: list[Panel] = [bars("Steps of each episode", "steps", "episodes", lengths)]
-    actions = _actions(source, on_progress)
+    with Progress(progress, "read actions", unit="rows") as bar:
+        actions = _actions(source, bar)
     if actions is not None:
         low.append(actions)
     found = _returns(source)
@@ -117,18 +116,18 @@ def _curves(episode: OpenTrajectory) -> list[Panel]:
     return panels or [bars(f"{episode.name}: no vectors", "step", "rows", np.zeros(0))]
 
 
-def _actions(source: DatasetSource, on_progress: Callable[[int, int], None] | None) -> Panel | None:
+def _actions(source: DatasetSource, bar: Progress) -> Panel | None:
     """Return the distribution of each component of the action."""
     path = source.roles.action
     if path is None:
         return None
     total = len(source.dataset)
     rows = torch.arange(0, total, -(-total // _MAX_ROWS), device="cpu")
+    bar.begin(rows.shape[0])
     parts = []
     for part in torch.split(rows, _CHUNK):
         parts.append(source.at(path, part).reshape(part.shape[0], -1))
-        if on_progress is not None:
-            on_progress(sum(map(len, parts)), rows.shape[0])
+        bar.advance(part.shape[0])
     values = np.concatenate(parts).astype(np.float64)
     count = values.shape[1]
     if count == 1:

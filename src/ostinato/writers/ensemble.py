@@ -31,7 +31,7 @@ class WriterEnsemble(Group[Writer]):
         KindError: if an argument is not a writer.
         OptionError: if there is none.
 
-    Example:
+    Examples:
         >>> from ostinato import RoundRobinWriter, WriterEnsemble
         >>> WriterEnsemble(RoundRobinWriter(), RoundRobinWriter())[0]
         RoundRobinWriter()

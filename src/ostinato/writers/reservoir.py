@@ -37,7 +37,7 @@ class ReservoirWriter(Writer):
         KindError: if it is not a generator.
         OptionError: if it is on another device.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer, ReservoirWriter
         >>> writer = ReservoirWriter(generator=torch.Generator().manual_seed(0))

@@ -18,6 +18,7 @@ from ostinato import (
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
+    SamplerWithoutReplacement,
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
@@ -315,6 +316,14 @@ def test_memory_of_priorities_is_counted() -> None:
     assert uniform.sampler.nbytes == 0
     assert more == rb.sampler.nbytes
     assert 18 * 10_000 <= more <= 30 * 10_000, "a priority and the tree's share for each row"
+
+
+def test_memory_of_a_pass_is_counted() -> None:
+    passes = ReplayBuffer(storage=LazyTensorStorage(10_000), sampler=SamplerWithoutReplacement(), batch_size=100)
+    passes.extend(torch.arange(10_000))
+    before = passes.stats().nbytes
+    passes.sample()
+    assert 8 * 10_000 <= passes.stats().nbytes - before <= 16 * 10_000, "an order of all slots"
 
 
 def test_check_has_nothing_to_tell_where_mistakes_raise_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -427,6 +427,23 @@ def test_a_model_is_saved_with_its_sampler(tmp_path: Any) -> None:
     assert again.replay_buffer.n_steps == 2
 
 
+def test_models_of_the_same_options_have_samplers_of_their_own() -> None:
+    """A sampler keeps the largest priority and the beta of its model: a second model must not begin with them."""
+    shared: dict[str, Any] = {"sampler": PrioritizedSampler(40, 0.6, 0.4)}
+    first = DQN("MlpPolicy", Count(), replay_buffer_class=ReplayBuffer, replay_buffer_kwargs=shared, buffer_size=40)
+    with pytest.raises(OptionError, match=r"serves another replay buffer.*partial\(PrioritizedSampler"):
+        DQN("MlpPolicy", Count(), replay_buffer_class=ReplayBuffer, replay_buffer_kwargs=shared, buffer_size=40)
+    assert isinstance(first.replay_buffer, ReplayBuffer)
+    shared["sampler"] = partial(PrioritizedSampler, 40, 0.6, 0.4)
+    buffers = [make("plain", 40, 2, **shared) for _ in range(2)]
+    for seed, buffer in enumerate(buffers):
+        Rollout(seed, 2, 12).fill(buffer, PLAIN)
+    _, info = buffers[0].sample_with_info(16)
+    buffers[0].update_priority(info, torch.full((16,), 50.0))
+    assert buffers[0].sample_with_info(200)[1]["priority_weight"].min() < 1
+    assert (buffers[1].sample_with_info(200)[1]["priority_weight"] == 1).all()
+
+
 def test_pickling_keeps_episode_numbers() -> None:
     """A pickled buffer goes on in the middle of an episode, or notices that the environment was reset meanwhile."""
     rollout = Rollout(6, 2, 12, cuts=True)

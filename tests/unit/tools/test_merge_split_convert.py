@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import shutil
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +20,7 @@ from ostinato.tools import convert, inspect_store, merge, merge_split, split, ve
 from tests.unit.trajectories.rollouts import check_batch, files, rollout
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 
 WAYS: dict[str, Any] = {"linked": {}, "copied": {"copy": True}, "moved": {"move": True}}
@@ -51,6 +53,7 @@ def tree(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
 
 
+@pytest.mark.usefixtures("every_step")
 @pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
 @pytest.mark.parametrize("how", WAYS)
 def test_merge_interleaves_by_id_and_renumbers(tmp_path: Path, form: str, how: str) -> None:
@@ -58,9 +61,9 @@ def test_merge_interleaves_by_id_and_renumbers(tmp_path: Path, form: str, how: s
         write(tmp_path / "s" / f"rank_{rank}", numbers, form, seed=rank + 5)
     before = tree(tmp_path / "s")
     seen: list[tuple[int, int]] = []
-    report = merge(tmp_path / "s", tmp_path / "t", **WAYS[how], on_progress=lambda *now: seen.append(now))
+    report = merge(tmp_path / "s", tmp_path / "t", **WAYS[how], progress=lambda *now: seen.append(now))
     assert (report.trajectories, report.total_samples, report.how) == (6, 24, how)
-    assert seen == [(done, 6) for done in range(1, 7)]
+    assert seen == [(done, 6) for done in range(7)]
     assert owners(tmp_path / "t") == dict(enumerate([1, 4, 5, 2, 6, 3]))
     assert files(tmp_path / "t")[1] == f"trajectory_1_w-4_0.{form}"
     meta = json.loads((tmp_path / "t" / "metadata.json").read_text())
@@ -128,9 +131,10 @@ def test_files_are_copied_where_the_file_system_has_no_links(
 
     monkeypatch.setattr(os, "link", link)
     seen: list[tuple[int, int]] = []
-    report = merge(tmp_path / "s", tmp_path / "t", on_progress=lambda *now: seen.append(now))
+    report = merge(tmp_path / "s", tmp_path / "t", progress=lambda *now: seen.append(now))
     assert report.how == "copied"
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert seen[0] == (0, 3)
+    assert seen[-1] == (3, 3)
     assert tree(tmp_path / "s") == before
     assert owners(tmp_path / "t") == {0: 1, 1: 3, 2: 2}
 
@@ -219,12 +223,8 @@ def test_a_move_that_stops_goes_on_with_the_same_command_alone(tmp_path: Path) -
     write(tmp_path / "s" / "rank_0", [1, 2])
     write(tmp_path / "s" / "rank_1", [3])
 
-    def stop(done: int, _total: int) -> None:
-        if done == 2:
-            raise OSError("disk on fire")
-
-    with pytest.raises(CheckpointError, match=r"stopped after 2 of 3 .* run the same command again"):
-        merge(tmp_path / "s", tmp_path / "t", on_progress=stop, move=True)
+    with stopping_after(2), pytest.raises(CheckpointError, match=r"after 2 of 3 .* run the same command again"):
+        merge(tmp_path / "s", tmp_path / "t", move=True)
     assert not (tmp_path / "t").exists()
     with pytest.raises(CheckpointError, match=r"t\.partial is in the way"):
         split(tmp_path / "s" / "rank_1", tmp_path / "t", 1, move=True)
@@ -235,15 +235,27 @@ def test_a_move_that_stops_goes_on_with_the_same_command_alone(tmp_path: Path) -
     assert not (tmp_path / "t" / "ostinato_plan.json").exists()
 
 
+@contextmanager
+def stopping_after(at: int) -> Iterator[None]:
+    """Let no more than some trajectories be renamed."""
+    rename, names = Path.rename, list[str]()
+
+    def limited(path: Path, target: Path) -> Path:
+        names.extend([path.name] if path.name.startswith("trajectory_") else [])
+        if len(names) > at:
+            raise OSError("disk on fire")
+        return rename(path, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", limited)
+        yield
+
+
 def stop_merge(root: Path, at: int) -> None:
     """Begin to move, and stop after some files."""
 
-    def stop(done: int, _total: int) -> None:
-        if done == at:
-            raise OSError("disk on fire")
-
-    with pytest.raises(CheckpointError, match="stopped after"):
-        merge(root / "s", root / "t", on_progress=stop, move=True)
+    with stopping_after(at), pytest.raises(CheckpointError, match="stopped after"):
+        merge(root / "s", root / "t", move=True)
 
 
 def stop_before_the_lists(root: Path) -> None:

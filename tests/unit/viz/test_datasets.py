@@ -177,7 +177,7 @@ def panels(spec: FigureSpec) -> dict[str, Any]:
 def test_the_figure_of_a_robot_dataset(tmp_path: Path) -> None:
     made = source(robot(), fps=10.0)
     calls: list[tuple[int, int]] = []
-    spec = dataset_report(made, 2, on_progress=lambda done, total: calls.append((done, total)))
+    spec = dataset_report(made, 2, progress=lambda done, total: calls.append((done, total)))
     assert calls[-1] == (ROWS, ROWS)
     assert spec.title == "pusht, 14 rows, 3 episodes, arrays"
     assert spec.subtitle == "episode 2: 8 steps · 10 rows per second · mean length 4.667"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 pytest.importorskip("starlette", reason="the extra web is not installed")
 pytest.importorskip("uvicorn", reason="the extra web is not installed")
 
-CHROMIUM = os.environ.get("OSTINATO_CHROMIUM") or shutil.which("chromium")
 pytestmark = pytest.mark.xdist_group("browser")
 
 READ_PIXEL = """image => {
@@ -39,17 +36,6 @@ HAS_BLUE = """canvas => {
   for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 200 && data[i + 2] > 150 && data[i] < 60) return true;
   return false;
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium here: install it (apt-get install chromium) or name it in OSTINATO_CHROMIUM")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from ostinato.buffers.records import Mix
 from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
 from ostinato.core.rows import NAME_LENGTH, Schema
-from ostinato.durable import CheckpointReader
+from ostinato.durable import CheckpointReader, progress
 from ostinato.errors import CheckpointError, OptionError
 from ostinato.storages.checkpoint import get_objects, hooks_of, readable
 from ostinato.storages.object_columns import unpack
@@ -101,6 +101,7 @@ def load_buffer(
             raise OptionError(msg)
     reader = CheckpointReader(path, format_name=reading.format_name)
     used = not reading.mmap and any(map(len, storages))
+    progress.begin(reader.nbytes * (1 + (used and reading.verify)))
     with readable(f"a replay buffer in {path}"):
         state = open_state(reader, storages, reading, opened=used)
     if used and reading.verify:
@@ -336,6 +337,7 @@ def load_engine_states(
             _end_load(target.engine, state, pending, generator)
         if then is not None:
             then()
+        progress.finish()  # after this nothing can fail
     except BaseException:
         for restore in held:
             restore()

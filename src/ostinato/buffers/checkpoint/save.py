@@ -16,7 +16,7 @@ from torch import Tensor
 from ostinato.buffers.checkpoint.load import Reading, open_state
 from ostinato.buffers.checkpoint.state import ENSEMBLE_FORMAT, converted, ensemble_checker, one_at_a_time
 from ostinato.core.records import Run
-from ostinato.durable import CheckpointWriter
+from ostinato.durable import CheckpointWriter, progress
 from ostinato.durable.checkpoint_writer import PIECE_BYTES, can_write_ahead
 from ostinato.durable.dtypes import dtype_name, raw_view
 from ostinato.durable.row_ranges import as_runs, contains, join_runs, one_run
@@ -133,6 +133,15 @@ def _row_bytes(engine: LocalEngine) -> int:
     return sum(array.row_bytes * rows for array in engine.storage.row_arrays())
 
 
+def _tensor_bytes(state: Any) -> int:
+    """Return the bytes of the tensors of a state, without Python objects."""
+    if isinstance(state, torch.Tensor):
+        return state.nbytes
+    if isinstance(state, dict):
+        return sum(_tensor_bytes(value) for key, value in state.items() if key not in {"items", "objects"})
+    return sum(map(_tensor_bytes, state)) if isinstance(state, (list, tuple)) else 0
+
+
 class _Begun(NamedTuple):
     writer: CheckpointWriter
     snapshots: list[Snapshot]
@@ -144,15 +153,20 @@ def _begin(begun: _Begun, saving: Saving, *, incremental: bool) -> None:
     writer = begun.writer
     older = writer.older_save if incremental else None
     known = [None if older is None else engine.saves.lineages.get(older) for engine in saving.engines]
-    if all(lineage is not None for lineage in known):
+    patches = all(lineage is not None for lineage in known)
+    if patches:
         writer.known = known[0].prints  # type: ignore[union-attr]
     state = converted(saving.state(), [engine.storage for engine in saving.engines])
+    if not patches:
+        progress.begin(_tensor_bytes(state))
     members = state.get("members")
     put = [
         _put_rows(begun, engine, lineage, mine, "" if members is None else f"{i}:")
         for i, (engine, lineage, mine) in enumerate(zip(saving.engines, known, members or [state], strict=True))
     ]
     writer.take_state(put[0] if members is None else {**state, "members": put})
+    if patches:
+        progress.begin(sum(file.nbytes for _, file in begun.files))
     for engine, snapshot in zip(saving.engines, begun.snapshots, strict=True):
         engine.saves.snapshot = snapshot
         engine.parts_changed()  # writes are told to the snapshot
@@ -194,6 +208,7 @@ def save_state(path: str | Path, state: dict[str, Any], format_name: str) -> Non
     columns = storage.get("columns") or {}
     needed = sum(column.nbytes for column in columns.values())
     with CheckpointWriter(path, format_name=format_name, needed_bytes=needed) as writer:
+        progress.begin(needed)
         for name, column in columns.items():
             writer.add_array(name, column)
         if columns:
@@ -359,15 +374,15 @@ class Snapshot:
                 rows = min(max(1, PIECE_BYTES // max(1, file.row_bytes)), int(file.runs[:, 1].sum()))
                 count = _ROOMS if rows * file.row_bytes <= PIECE_BYTES else 1
                 rooms = torch.zeros((count, rows, file.row_bytes), dtype=torch.uint8, device="cpu")
-                under_way: deque[Future[None]] = deque()
+                under_way: deque[tuple[Future[None], int]] = deque()
                 for number, piece in enumerate(file.pieces()):
                     if len(under_way) == len(rooms):
-                        under_way.popleft().result()
+                        _wait(*under_way.popleft())
                     room = rooms[number % len(rooms), : len(piece.rows)]
                     self._take(array, file, piece, room, lock)
-                    under_way.append(writer.submit(file.append, piece.offset, raw_view(room)))
+                    under_way.append((writer.submit(file.append, piece.offset, raw_view(room)), room.nbytes))
                 for last in under_way:
-                    last.result()
+                    _wait(*last)
 
     def _take(self, array: RowArray, file: RowFile, piece: Piece, room: Tensor, lock: Any) -> None:
         n = len(piece.rows)
@@ -388,6 +403,12 @@ class Snapshot:
         replaced: np.ndarray[Any, Any] = self._ring.modified(slots, self._serial).cpu().numpy()
         both: np.ndarray[Any, Any] = replaced | contains(self._earlier, rows)
         return both
+
+
+def _wait(written: Future[None], nbytes: int) -> None:
+    """Wait until a piece is in the file, and count it in the thread of the call."""
+    written.result()
+    progress.count(nbytes)
 
 
 def _put_ahead(array: RowArray, file: RowFile, slots: np.ndarray) -> None:

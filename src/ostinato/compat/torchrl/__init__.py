@@ -4,9 +4,13 @@
 lists what is imported, and what collectors call.
 """
 
-from ostinato.buffers.trajectory_view import Trajectory
+from typing import TYPE_CHECKING
+
 from ostinato.compat.torchrl.checkpoint import ImportReport, convert_checkpoint, is_checkpoint, load_checkpoint
 from ostinato.compat.torchrl.collectors import CollectorBuffer, for_collector
+
+if TYPE_CHECKING:
+    from ostinato.buffers.trajectory_view import Trajectory
 
 __all__ = [
     "CollectorBuffer",
@@ -17,3 +21,15 @@ __all__ = [
     "is_checkpoint",
     "load_checkpoint",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Import `Trajectory` when it is used: a tensorclass cannot be made without tensordict."""
+        if name != "Trajectory":
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        from ostinato.buffers.trajectory_view import Trajectory
+
+        globals()[name] = Trajectory
+        return Trajectory

@@ -21,6 +21,7 @@ from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.core import kinds
 from ostinato.core.kinds import Node
 from ostinato.durable.files import open_file
+from ostinato.durable.progress import BYTES, Progress
 from ostinato.durable.torchrl_files import Folder, damaged, is_checkpoint
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, OptionError
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler, SamplerWithoutReplacement
@@ -32,6 +33,7 @@ from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ostinato.durable.progress import ProgressOption
     from ostinato.storages import Storage
 
 __all__ = ["ImportReport", "convert_checkpoint", "is_checkpoint", "load_checkpoint"]
@@ -79,6 +81,7 @@ def load_checkpoint(
     dim_extend: int | None = None,
     scratch_dir: str | os.PathLike[str] | None = None,
     allow_pickle: bool = False,
+    progress: ProgressOption = None,
 ) -> ReplayBuffer:
     """Load a TorchRL 0.14 checkpoint into a new buffer: rows (as copies), cursor, priorities, batch size, generator.
 
@@ -97,6 +100,7 @@ def load_checkpoint(
         dim_extend: `dim_extend` of the buffer, which TorchRL does not save; None: `ndim - 1`.
         scratch_dir: Directory for a `LazyMemmapStorage`; None: use a `LazyTensorStorage`.
         allow_pickle: Allow unpickling the objects of a list storage, which executes the code in the file.
+        progress: The bytes of rows copied and their total; see `ostinato.ProgressOption`.
 
     Returns:
         A `TensorDictReplayBuffer` if the rows come from TorchRL's `TensorDictReplayBuffer`, without the field `index`
@@ -129,7 +133,9 @@ def load_checkpoint(
     generator = None if found.state["generator"] is None else torch.Generator()
     size = found.state["batch_size"]
     rb = kind(storage=storage, sampler=found.sampler, batch_size=size, dim_extend=dim_extend, generator=generator)
-    rb.load_state_dict(found.state)
+    columns = found.state["storage"]["state"].get("columns") or {}
+    with Progress(progress, "load", sum(column.nbytes for column in columns.values()), unit=BYTES):
+        rb.load_state_dict(found.state)
     for note in found.notes:
         warnings.warn(f"{root}: {note}", UserWarning, stacklevel=2)
     return rb
@@ -142,6 +148,7 @@ def convert_checkpoint(
     ndim: int | None = None,
     max_size: int | None = None,
     allow_pickle: bool = False,
+    progress: ProgressOption = None,
 ) -> ImportReport:
     """Convert a TorchRL 0.14 checkpoint to a checkpoint of Ostinato. Rows are copied between files, not through memory.
 
@@ -151,6 +158,7 @@ def convert_checkpoint(
         ndim: See `load_checkpoint`.
         max_size: See `load_checkpoint`.
         allow_pickle: See `load_checkpoint`. Objects other than tensors, arrays and plain values are pickled again.
+        progress: The bytes written and their total; see `ostinato.ProgressOption`.
 
     Raises:
         CheckpointError: As `load_checkpoint`, or the target exists.
@@ -163,7 +171,8 @@ def convert_checkpoint(
         msg = f"{target} exists: choose a path that is free"
         raise CheckpointError(msg)
     found = _find(source, ndim, max_size, allow_pickle=allow_pickle)
-    save_state(target, found.state, FORMAT)
+    with Progress(progress, "convert", unit=BYTES):
+        save_state(target, found.state, FORMAT)
     storage, sampler, writer = (str(found.state[part]["class"]) for part in ("storage", "sampler", "writer"))
     ring = found.ring
     return ImportReport(

@@ -44,7 +44,7 @@ def find_start_stop_traj(
         KindError: if both or none of `trajectory` and `end` are given (also a `TypeError`).
         UsageError: if there are no rows, or the cursor is not a step.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato import find_start_stop_traj
         >>> ids = torch.tensor([4, 4, 1, 2, 2, 4])  # a ring whose newest row is in slot 1

@@ -60,7 +60,7 @@ class Episodes:
     Raises:
         OptionError: if tensors and keys are given together, or a step key without a trajectory key.
 
-    Example:
+    Examples:
         >>> from ostinato import Episodes
         >>> Episodes(end_key=["terminated", "truncated"])
         Episodes(end_key=['terminated', 'truncated'])

@@ -84,7 +84,7 @@ class EpisodeTable:
     Raises:
         CapacityError: For other capacities.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ostinato.core.records import Run
         >>> from ostinato.core.episodes.table import EpisodeTable

@@ -162,14 +162,14 @@ class ArrayChecks:
         self._full = full
 
     def check(
-        self, arrays: Mapping[str, Any], ends: Any, on_progress: Callable[[int, int], None], *, where: str | None = None
+        self, arrays: Mapping[str, Any], ends: Any, progress: Callable[[int, int], None], *, where: str | None = None
     ) -> None:
         """Check arrays.
 
         Args:
             arrays: arrays of NumPy, h5py or Zarr by name.
             ends: the row after the last one of each episode; None if they are not known.
-            on_progress: called with the number of episodes done and their total.
+            progress: called with the number of episodes done and their total.
             where: name of the file of the ends.
         """
         sizes = {name: array.shape[0] for name, array in arrays.items() if len(array.shape)}
@@ -187,7 +187,7 @@ class ArrayChecks:
         numbers = {n: a for n, a in used.items() if n not in pictures and np.dtype(a.dtype).kind in "biuf"}
         for number, (fields, length) in enumerate(pieces_of_episodes(numbers, good, self._findings, None)):
             self.rows.episode(number, fields, length)
-            on_progress(number + 1, len(good))
+            progress(number + 1, len(good))
         self._look(pictures, good)
         self.rows.finish(self._profile)
 
@@ -250,7 +250,7 @@ class ZarrFolder:
         """Number of pictures looked at."""
         return self._checks.decoded
 
-    def check(self, on_progress: Callable[[int, int], None]) -> None:
+    def check(self, progress: Callable[[int, int], None]) -> None:
         """Check the group."""
         zarr = require("zarr", "zarr")
         store = zarr.storage.ZipStore(self._path, mode="r") if self._path.is_file() else self._path
@@ -265,7 +265,7 @@ class ZarrFolder:
                 continue
             if hasattr(array, "shape"):
                 arrays[name] = array
-        self._checks.check(arrays, self._ends(root), on_progress, where="meta/episode_ends")
+        self._checks.check(arrays, self._ends(root), progress, where="meta/episode_ends")
         for name, array in arrays.items():
             self._check_chunks(name, array)
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from ostinato.datasets.lerobot import lerobot_root
 from ostinato.datasets.minari import recognizes_minari
 from ostinato.datasets.open import known_formats
 from ostinato.durable.manifest import MANIFEST_NAME
+from ostinato.durable.progress import Progress
 from ostinato.errors import CheckpointNotFoundError, KindError, MissingExtraError, OptionError, OstinatoError
 from ostinato.tools.doctor.arrays import ArrayChecks, ZarrFolder
 from ostinato.tools.doctor.hdf5 import D4rlFile, RobomimicFile, number_in_name
@@ -31,13 +32,13 @@ from ostinato.tools.verify import verify
 
 if TYPE_CHECKING:
     from ostinato.datasets import DatasetStorage
+    from ostinato.durable.progress import ProgressOption
 
 __all__ = ["examine"]
 
-OnProgress: TypeAlias = Callable[[int, int], None]
-
 _OPEN_ERRORS: tuple[type[Exception], ...] = (OstinatoError, *READ_ERRORS)
 _HDF5_SUFFIXES = {".h5", ".hdf5", ".he5", ".hdf"}
+_PASS_STEPS = 1000
 _FLAGS = {"done", "terminated", "truncated"}
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 
@@ -47,7 +48,7 @@ def examine(
     *,
     episode_ends: Any = None,
     full: bool = False,
-    on_progress: OnProgress | None = None,
+    progress: ProgressOption = None,
 ) -> Report:
     """Look for faults in a dataset of any format that `open_dataset` reads, or in a mapping of arrays.
 
@@ -60,8 +61,8 @@ def examine(
         episode_ends: for a mapping: the row after the last one of each episode. None takes `episode_ends`, or
             `meta/episode_ends`, of the mapping.
         full: decode all frames.
-        on_progress: called with the number of files or episodes done and their total, once for tables and once for
-            cameras.
+        progress: the steps done and their total, which grows by 1,000 for tables, for cameras and for checksums; see
+            `ostinato.ProgressOption`.
 
     Returns:
         What was found; `report.ok` tells whether there are no errors.
@@ -71,7 +72,7 @@ def examine(
         KindError: if it is not a dataset of a known format.
         MissingExtraError: naming the extra to install for the format.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from ostinato.tools import examine
         >>> values = np.random.default_rng(0).normal(size=(100, 2))
@@ -81,7 +82,11 @@ def examine(
         >>> report.findings[0].check
         'episode-bounds'
     """
-    run = _Run(Findings(), Profile(), full, on_progress or _silent)
+    with Progress(progress, "doctor", 0, unit="steps") as bar:
+        return _examine(source, episode_ends, _Run(Findings(), Profile(), full, bar))
+
+
+def _examine(source: Any, episode_ends: Any, run: _Run) -> Report:
     if isinstance(source, Mapping):
         return run.report("(mapping)", _mapping(source, episode_ends, run))
     if episode_ends is not None:
@@ -134,20 +139,22 @@ class _Run:
     findings: Findings
     profile: Profile
     full: bool
-    progress: OnProgress
+    bar: Progress
+
+    def steps(self) -> Callable[[int, int], None]:
+        """Begin a pass of 1,000 steps; return what is called with the number of its items done and their total."""
+        before = self.bar.total
+        self.bar.grow(_PASS_STEPS)
+        return lambda done, total: self.bar.advance(before + _PASS_STEPS * done // max(total, 1) - self.bar.done)
 
     def report(self, path: str, found: _Found) -> Report:
         return Report(path, *found, self.findings.listed, self.findings.omitted, self.profile)
 
 
-def _silent(done: int, total: int) -> None:
-    """Show nothing."""
-
-
 def _open(path: Path, run: _Run) -> DatasetStorage | None:
     """Open a dataset as users do; what prevents it becomes a finding."""
     try:
-        dataset = open_dataset(path)
+        dataset = open_dataset(path, progress=False)
         dataset.read(len(dataset) - 1)
     except MissingExtraError:
         raise
@@ -168,9 +175,9 @@ def _is_lerobot(path: Path) -> bool:
 
 def _lerobot(path: Path, run: _Run) -> _Found:
     tables = LeRobotTables(path, run.findings, run.profile)
-    tables.check(run.progress)
+    tables.check(run.steps())
     cameras = LeRobotCameras(tables, run.findings, run.profile, full=run.full)
-    cameras.check(run.progress)
+    cameras.check(run.steps())
     total = tables.total * (len(tables.meta.cameras) + len(tables.meta.images))
     words = "all frames" if run.full else "a sample (12 frames of each episode, of 200 episodes)"
     decoded = f"{cameras.decoded:,} of {total:,} pictures decoded: {words}" if total else ""
@@ -223,7 +230,7 @@ def _zarr(path: Path, run: _Run) -> _Found:
 
 
 def _checked(name: str, checks: D4rlFile | RobomimicFile | MinariFolder | ZarrFolder, run: _Run) -> _Found:
-    checks.check(run.progress)
+    checks.check(run.steps())
     return _Found(name, len(checks.rows.lengths), sum(checks.rows.lengths), _pictures(checks.decoded))
 
 
@@ -248,7 +255,7 @@ def _saved(path: Path, run: _Run) -> _Found:
     notes = []
     for root in _stores(path) or ([path] if (path / MANIFEST_NAME).exists() else []):
         try:
-            report = verify(root, on_progress=run.progress)
+            report = verify(root, progress=run.steps())
         except _OPEN_ERRORS as error:
             run.findings.add("saved-damaged", first_line(error), Place(root.name))
             continue
@@ -261,7 +268,7 @@ def _saved(path: Path, run: _Run) -> _Found:
     if dataset is None:
         return _Found("ostinato", 0, 0, "; ".join(notes))
     checks = OpenedChecks(dataset, run.findings, run.profile, full=run.full)
-    checks.check(run.progress)
+    checks.check(run.steps())
     notes += [_pictures(checks.decoded)] if checks.decoded else []
     return _Found(dataset.format, len(dataset.episode_lengths), len(dataset), "; ".join(notes))
 
@@ -289,7 +296,7 @@ def _mapping(source: Mapping[Any, Any], ends: Any, run: _Run) -> _Found:
     ends = known if ends is None else ends
     ends = _ends_of_flags(arrays) if ends is None else _as_array(ends)
     checks = ArrayChecks(run.findings, run.profile, full=run.full)
-    checks.check(arrays, ends, run.progress)
+    checks.check(arrays, ends, run.steps())
     return _Found("arrays", len(checks.rows.lengths), sum(checks.rows.lengths), _pictures(checks.decoded))
 
 

@@ -68,7 +68,7 @@ class D4rlFile:
         self._profile = profile
         self._full = full
 
-    def check(self, on_progress: Callable[[int, int], None]) -> None:
+    def check(self, progress: Callable[[int, int], None]) -> None:
         """Check the file."""
         h5py = require("h5py", "h5")
         with h5py.File(self._path, "r") as file:
@@ -85,7 +85,7 @@ class D4rlFile:
             if rows:
                 ends = self._ends(arrays, rows)
                 looks_at = {name: a for name, a in arrays.items() if a.ndim and a.shape[0] == rows}
-                self._check_arrays(looks_at, ends, on_progress)
+                self._check_arrays(looks_at, ends, progress)
         self.rows.finish(self._profile)
 
     def _common_rows(self, arrays: dict[str, Any]) -> int:
@@ -111,13 +111,13 @@ class D4rlFile:
         ends: list[int] = (np.flatnonzero(flags) + 1).tolist()
         return ends
 
-    def _check_arrays(self, arrays: dict[str, Any], ends: list[int], on_progress: Callable[[int, int], None]) -> None:
+    def _check_arrays(self, arrays: dict[str, Any], ends: list[int], progress: Callable[[int, int], None]) -> None:
         numbers = {name: a for name, a in arrays.items() if a.dtype.kind in "biuf" and not is_picture(a.shape, a.dtype)}
         pictures = {name: a for name, a in arrays.items() if is_picture(a.shape, a.dtype)}
         pieces = pieces_of_episodes(numbers, ends, self._findings, self._path.name)
         for number, (fields, length) in enumerate(pieces):
             self.rows.episode(number, fields, length, file=self._path.name)
-            on_progress(number + 1, len(ends))
+            progress(number + 1, len(ends))
         for name, array in pictures.items():
             self.decoded += looks(array, ends, self._camera(name), file=self._path.name, full=self._full)
 
@@ -141,7 +141,7 @@ class RobomimicFile:
         self._names: set[str] = set()
         self._cameras: dict[str, CameraChecks] = {}
 
-    def check(self, on_progress: Callable[[int, int], None]) -> None:
+    def check(self, progress: Callable[[int, int], None]) -> None:
         """Check the file."""
         h5py = require("h5py", "h5")
         with h5py.File(self._path, "r") as file:
@@ -158,7 +158,7 @@ class RobomimicFile:
                     continue
                 if number in chosen and pictures:
                     looked.append((number, name, pictures, length))
-                on_progress(number + 1, len(names))
+                progress(number + 1, len(names))
             self._check_total(data, sum(self.rows.lengths))
             self._check_masks(file, set(names))
             for number, name, pictures, length in looked:

@@ -59,13 +59,13 @@ class LeRobotTables:
         self._entries = {entry.number: entry for entry in self.meta.episodes}
         self._last = -1
 
-    def check(self, on_progress: Callable[[int, int], None]) -> None:
+    def check(self, progress: Callable[[int, int], None]) -> None:
         """Check metadata and tables."""
         self._check_metadata()
         files = self._files()
         for done, name in enumerate(files, 1):
             self._read_file(name)
-            on_progress(done, len(files))
+            progress(done, len(files))
         self._check_lengths()
         self._check_counts()
         self._check_tasks()

@@ -53,7 +53,7 @@ class LeRobotCameras:
         self.decoded = 0
         """Number of frames looked at."""
 
-    def check(self, on_progress: Callable[[int, int], None]) -> None:
+    def check(self, progress: Callable[[int, int], None]) -> None:
         """Check all cameras."""
         numbers = [entry.number for entry in self._meta.episodes]
         self._chosen = {numbers[at] for at in sampled_episodes(len(numbers), full=self._full)}
@@ -64,7 +64,7 @@ class LeRobotCameras:
             files = self._check_video if name in self._meta.cameras else self._check_images
             for count in files(name, checks):
                 done += count
-                on_progress(min(done, total), total)
+                progress(min(done, total), total)
             self.decoded += checks.decoded
             self._profile.cameras.append(checks.profile())
             self._check_statistics(name, checks.profile().brightness)

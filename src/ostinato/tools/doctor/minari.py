@@ -60,13 +60,13 @@ class MinariFolder:
         """Number of pictures looked at."""
         return sum(camera.decoded for camera in self._cameras.values())
 
-    def check(self, on_progress: Callable[[int, int], None]) -> None:
+    def check(self, progress: Callable[[int, int], None]) -> None:
         """Check the dataset."""
         metadata = self._metadata()
         for name in ("observation", "action"):
             self._shapes |= _shapes_of(_parsed(metadata.get(f"{name}_space")), f"{name}s")
         check = self._check_hdf5 if (self._data / _HDF5).exists() else self._check_folders
-        episodes = check(on_progress)
+        episodes = check(progress)
         expected = {"total_episodes": episodes, "total_steps": sum(self.rows.lengths)}
         for key, count in expected.items() if metadata and self._complete else ():
             if metadata.get(key) != count:
@@ -92,7 +92,7 @@ class MinariFolder:
 
     # -- HDF5 ----------------------------------------------------------------------------------------------------------
 
-    def _check_hdf5(self, on_progress: Callable[[int, int], None]) -> int:
+    def _check_hdf5(self, progress: Callable[[int, int], None]) -> int:
         h5py = require("h5py", "minari")
         file = self._prefix + _HDF5
         with h5py.File(self._data / _HDF5, "r") as opened:
@@ -108,7 +108,7 @@ class MinariFolder:
                 except READ_ERRORS as error:
                     self._findings.add("file-unreadable", first_line(error), place)
                     self._complete = False
-                on_progress(number + 1, len(names))
+                progress(number + 1, len(names))
         return len(names)
 
     def _check_names(self, numbers: list[int], file: str) -> None:
@@ -121,7 +121,7 @@ class MinariFolder:
 
     # -- Arrow and Parquet ---------------------------------------------------------------------------------------------
 
-    def _check_folders(self, on_progress: Callable[[int, int], None]) -> int:
+    def _check_folders(self, progress: Callable[[int, int], None]) -> int:
         folders = sorted((p for p in self._data.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
         self._check_names([int(p.name) for p in folders], self._prefix)
         for number, folder in enumerate(folders):
@@ -140,7 +140,7 @@ class MinariFolder:
                 text = first_line(error)
                 self._findings.add("file-unreadable", text, Place(f"{name}/{parts[0].name}", number))
                 self._complete = False
-            on_progress(number + 1, len(folders))
+            progress(number + 1, len(folders))
         return len(folders)
 
     def _declared(self, folder: Path, number: int) -> int | None:

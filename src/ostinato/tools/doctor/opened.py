@@ -43,7 +43,7 @@ class OpenedChecks:
         self._profile = profile
         self._full = full
 
-    def check(self, on_progress: Callable[[int, int], None]) -> None:
+    def check(self, progress: Callable[[int, int], None]) -> None:
         """Check all rows."""
         leaves = self._dataset.schema.leaves
         pictures = [leaf for leaf in leaves if _is_picture(leaf)]
@@ -53,7 +53,7 @@ class OpenedChecks:
             fields = {_name(leaf): self._read(leaf, range(start, start + length)) for leaf in numbers}
             self.rows.episode(number, fields, length)
             start += length
-            on_progress(number + 1, len(lengths))
+            progress(number + 1, len(lengths))
         for leaf in pictures:
             if leaf.path[:1] != ("next",):
                 self._look(leaf, lengths)

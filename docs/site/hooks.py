@@ -1,0 +1,73 @@
+"""Hooks of MkDocs: pages from outside docs, the API reference, formulas, and links to public names."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import formulas
+import outside
+import reference
+import spread
+from mkdocs.exceptions import PluginError
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+_INFO = re.compile(r"^(```python) \w+$", re.MULTILINE)
+"""A block whose language names what it needs, such as `python ray`: the tests read that, the site does not."""
+
+_BOOSTS = {
+    "reference/": 1.2,
+    "reference/buffers": 2.0,
+    "samplers/": 1.5,
+    "compat/": 0.5,
+    "changelog": 0.2,
+    "combinations": 0.1,
+}
+"""Factors of the ranks of search results, by how paths of pages begin. Lists of many names come after explanations."""
+
+_WITHOUT_CONTENTS = ("combinations.md",)
+"""Pages whose headings are too long for a table of contents."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the pages of the API reference into the navigation."""
+    config.nav = reference.with_pages(config.nav)
+    config.watch = [*(config.watch or []), "docs/site", "src/ostinato", "CONTRIBUTING.md", "CHANGELOG.md"]
+    return config
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the pages that are no files of docs."""
+    for file in [*reference.pages(config), *outside.pages(files, config), spread.picture(config)]:
+        files.append(file)
+    sources: dict[str, str] = {}
+    for file in files.documentation_pages():
+        other = sources.setdefault(file.dest_uri, file.src_uri)
+        if other != file.src_uri:
+            msg = f"{other} and {file.src_uri} would be the same page of the site: rename one"
+            raise PluginError(msg)
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
+    """Point links that leave docs at the pages of their targets, and show the spread of the benchmarks."""
+    for begin, boost in _BOOSTS.items():
+        if page.file.src_uri.startswith(begin):
+            page.meta["search"] = {"boost": boost}
+    if page.file.src_uri in _WITHOUT_CONTENTS:
+        page.meta["hide"] = ["toc"]
+    if page.file.src_uri == spread.PAGE:
+        markdown = spread.with_spread(markdown)
+    return _INFO.sub(r"\1", outside.rewrite(markdown, page.file.src_uri))
+
+
+def on_page_content(html: str, *, page: Page, **_: object) -> str:
+    """Turn formulas into MathML, and names in code into links to the reference."""
+    html = formulas.to_mathml(html)
+    if page.file.src_uri.startswith("source/"):
+        return html
+    return (reference.link_guides if page.file.src_uri.startswith("reference/") else reference.link_names)(html)

@@ -1,0 +1,87 @@
+"""The pure-Python wheel built from this tree: contents, metadata, size; and that the checks find what is wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.packaging import wheels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]  # one worker: the wheel is shared
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sdist, as `make wheels` does, with the tools of this environment."""
+    if importlib.util.find_spec("build") is None:
+        pytest.skip("needs build: pip install build")
+    place = tmp_path_factory.mktemp("wheel")
+    sdist = wheels.build_sdist(place)
+    wheels.check(sdist)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index"]
+    env = {**os.environ, "OSTINATO_TORCH_ONLY": "1"}
+    subprocess.run([*command, "-w", str(place), str(sdist)], env=env, check=True)
+    (made,) = place.glob("*.whl")
+    return made
+
+
+def test_a_wheel_from_the_sdist_passes_the_checks(wheel: Path) -> None:
+    wheels.check(wheel)
+    assert wheel.name == f"ostinato-{wheels.version_of_tree()}-py3-none-any.whl"
+
+
+def rewrite(wheel: Path, out: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> Path:
+    """Copy a wheel, with each file changed, renamed or left out."""
+    made = out / wheel.name
+    with zipfile.ZipFile(wheel) as given, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in given.namelist():
+            if (changed := change(name, given.read(name))) is not None:
+                target.writestr(*changed)
+    return made
+
+
+@pytest.mark.parametrize("name", ["ostinato/py.typed", "ostinato/_native.pyi", "licenses/LICENSE", "storages/lazy.py"])
+def test_a_missing_file_is_found(wheel: Path, tmp_path: Path, name: str) -> None:
+    broken = rewrite(wheel, tmp_path, lambda file, data: None if file.endswith(name) else (file, data))
+    with pytest.raises(wheels.FailedError, match="missing"):
+        wheels.check(broken)
+
+
+def test_a_stray_file_is_found(wheel: Path, tmp_path: Path) -> None:
+    broken = rewrite(wheel, tmp_path, lambda file, data: (file, data))
+    with zipfile.ZipFile(broken, "a") as archive:
+        archive.writestr("tests/test_smoke.py", "")
+    with pytest.raises(wheels.FailedError, match=r"unexpected \['tests/test_smoke.py'\]"):
+        wheels.check(broken)
+
+
+def test_wrong_metadata_are_found(wheel: Path, tmp_path: Path) -> None:
+    broken = rewrite(wheel, tmp_path, lambda file, data: (file, data.replace(b"Requires-Python: >=3.11", b"X-Y: Z")))
+    with pytest.raises(wheels.FailedError, match="Requires-Python"):
+        wheels.check(broken)
+
+
+def test_a_wheel_that_is_too_large_is_found(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheels, "WHEEL_BYTES", wheel.stat().st_size - 1)
+    with pytest.raises(wheels.FailedError, match="the limit is"):
+        wheels.check(wheel)
+
+
+def test_a_wheel_fits_the_interpreters_of_its_tags() -> None:
+    def versions(name: str) -> list[int]:
+        return [minor for minor in range(10, 15) if wheels.fits(Path(name), wheels.Interpreter((3, minor), ""))]
+
+    assert versions("ostinato-0.1.0-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl") == [11]
+    assert versions("ostinato-0.1.0-cp312-abi3-manylinux_2_17_x86_64.whl") == [12, 13, 14]
+    assert versions("ostinato-0.1.0-py3-none-any.whl") == [10, 11, 12, 13, 14]

@@ -1,0 +1,190 @@
+"""The built site in Chromium: navigation, search, dark mode, the width of a phone; no errors, no other hosts."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, Page, Route
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]
+
+KINDS = (
+    "",
+    "tutorial/1-collect/",
+    "sampling/",
+    "saving/",
+    "combinations/",
+    "recipes/cleanrl/",
+    "samplers/prioritized/",
+    "compat/torchrl/",
+    "examples/",
+    "reference/",
+    "reference/buffers/",
+    "reference/errors/",
+    "reference/command-line/",
+    "benchmarks/",
+    "contributing/",
+    "changelog/",
+)
+"""One page of each kind."""
+
+CUT_OFF = """() => [...document.querySelectorAll('article *')].filter(element => {
+  const box = element.getBoundingClientRect();
+  if (box.right <= innerWidth + 1 || box.width === 0 || getComputedStyle(element).position === 'absolute') return false;
+  for (let above = element; above.tagName !== 'ARTICLE'; above = above.parentElement) {
+    if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(above).overflowX)) return false;
+  }
+  return true;
+}).map(element => element.outerHTML.slice(0, 120))"""
+"""Elements that reach beyond the window and are not in something that scrolls."""
+
+
+@contextmanager
+def opened(
+    browser: Browser, address: str, path: str = "", *, width: int = 1280, scheme: str = "light"
+) -> Iterator[Page]:
+    """A page in a fresh context; at the end it must have had no errors and asked no other host."""
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)  # type: ignore[arg-type]
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if message.type in {"error", "warning"} else None)
+    page.on(
+        "response", lambda answer: problems.append(f"{answer.status} {answer.url}") if answer.status >= 400 else None
+    )
+
+    def guard(route: Route) -> None:
+        url = route.request.url
+        if url.startswith((address, "data:", "blob:")):
+            route.continue_()
+        else:
+            problems.append(f"asked another host: {url}")
+            route.abort()
+
+    page.route("**/*", guard)
+    page.goto(address + path)
+    try:
+        yield page
+        assert problems == []
+    finally:
+        context.close()
+
+
+def test_every_tab_opens_a_page(browser: Browser, address: str) -> None:
+    with opened(browser, address) as page:
+        titles = page.locator(".md-tabs__link").all_inner_texts()
+        assert {"Tutorial", "Guides", "Recipes", "Reference", "About"} <= {title.strip() for title in titles}
+        for title in titles:
+            page.locator(".md-tabs__link", has_text=title.strip()).first.click()
+            page.wait_for_load_state()
+            assert page.locator(".md-tabs__item--active").inner_text().strip() == title.strip()
+            assert page.locator("article h1").count() == 1
+
+
+def test_a_reader_goes_from_the_start_page_through_the_tutorial(browser: Browser, address: str) -> None:
+    with opened(browser, address) as page:
+        page.locator('article a[href*="tutorial/1-collect"]').first.click()
+        for step in ("1-collect", "2-sample", "3-prioritize", "4-sequences", "5-save-and-look"):
+            page.wait_for_url(f"**/{step}/")
+            page.locator(".md-footer__link--next").click()
+        page.wait_for_load_state()
+        assert "5-save-and-look" not in page.url
+
+
+def test_search_finds_a_class_and_opens_it(browser: Browser, address: str) -> None:
+    with opened(browser, address) as page:
+        page.keyboard.press("/")
+        page.locator(".md-search__input").fill("PrioritizedSampler")
+        found = page.locator('.md-search-result__link[href*="reference/samplers"]').first
+        found.wait_for(timeout=30_000)
+        found.click()
+        page.wait_for_url("**/reference/samplers/**")
+        heading = page.locator('[id="ostinato.PrioritizedSampler"]')
+        assert heading.is_visible()
+
+
+def test_search_finds_a_guide(browser: Browser, address: str) -> None:
+    with opened(browser, address, "saving/") as page:
+        page.keyboard.press("/")
+        page.locator(".md-search__input").fill("hindsight")
+        result = page.locator(".md-search-result__link").first
+        result.wait_for(timeout=30_000)
+        result.click()
+        page.wait_for_load_state()
+        assert "hindsight" in page.locator("article").inner_text().lower()
+
+
+def test_names_in_guides_lead_to_the_reference(browser: Browser, address: str) -> None:
+    with opened(browser, address, "sampling/") as page:
+        page.locator('article a[href$="#ostinato.PrioritizedSampler"]').first.click()
+        page.wait_for_url("**/reference/samplers/#ostinato.PrioritizedSampler")
+
+
+def test_dark_mode_follows_the_system_and_the_switch(browser: Browser, address: str) -> None:
+    background = "() => getComputedStyle(document.body).backgroundColor"
+    with opened(browser, address, scheme="dark") as page:
+        dark = page.evaluate(background)
+        page.locator('label.md-header__button[for="__palette_1"]').click()
+        light = page.evaluate(background)
+        page.locator('label.md-header__button[for="__palette_2"]').click()
+        assert page.evaluate(background) == dark != light
+        page.reload()
+        assert page.evaluate(background) == dark  # the choice is kept
+    with opened(browser, address) as page:
+        assert page.evaluate(background) == light
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast(browser: Browser, address: str, scheme: str) -> None:
+    """Text, links and code against their background: at least 4.5, the ratio that WCAG asks for."""
+    colours = """() => ['article p', 'article p a', 'article p code', 'article h1', '.md-tabs__link'].map(selector => {
+      const element = document.querySelector(selector);
+      let back = element, colour;
+      do {
+        colour = getComputedStyle(back).backgroundColor;
+        back = back.parentElement;
+      } while (/, 0\\)|transparent/.test(colour));
+      return [selector, getComputedStyle(element).color, colour];
+    })"""
+    with opened(browser, address, "saving/", scheme=scheme) as page:
+        for selector, front, back in page.evaluate(colours):
+            assert contrast(front, back) >= 4.5, (selector, front, back)
+
+
+def contrast(front: str, back: str) -> float:
+    """Contrast of two CSS colours, after WCAG 2."""
+
+    def channels(colour: str) -> list[float]:
+        return [float(value) for value in re.findall(r"[\d.]+", colour)]
+
+    def luminance(values: list[float]) -> float:
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (x / 255 for x in values)]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    behind = channels(back)[:3]
+    above = channels(front)
+    alpha = above[3] if len(above) > 3 else 1.0
+    mixed = [alpha * a + (1 - alpha) * b for a, b in zip(above[:3], behind, strict=True)]
+    high, low = sorted((luminance(mixed), luminance(behind)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("path", KINDS, ids=lambda path: path.strip("/") or "start")
+def test_a_phone_shows_the_whole_page(browser: Browser, address: str, path: str) -> None:
+    with opened(browser, address, path, width=390) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.evaluate(CUT_OFF) == []
+
+
+def test_a_phone_has_the_navigation_in_a_drawer(browser: Browser, address: str) -> None:
+    with opened(browser, address, "reference/", width=390) as page:
+        page.locator('label[for="__drawer"].md-header__button').click()
+        page.locator(".md-nav--primary").get_by_text("Command line", exact=True).first.click()
+        page.wait_for_url("**/reference/command-line/")

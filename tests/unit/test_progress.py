@@ -1,0 +1,559 @@
+"""Progress: what functions are told, and what their exceptions leave; the bar on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import pkgutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import ostinato
+from ostinato import (
+    H5StorageCheckpointer,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    OfflineToOnlineReplayBuffer,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    StorageEnsemble,
+    StorageEnsembleCheckpointer,
+    TensorStorageCheckpointer,
+    TrajectoryReplayBuffer,
+    export,
+    open_dataset,
+    tools,
+)
+from ostinato.compat import objectrl, torchrl
+from ostinato.durable import progress as module
+from ostinato.durable.locks import LOCK_NAME
+from ostinato.durable.progress import BYTES, Progress, begin, count, finish
+from ostinato.errors import OptionError
+from ostinato.storages.checkpoint import readable
+from ostinato.tools.datasets import inspect_dataset
+from ostinato.viz.dataset_report import dataset_report
+from ostinato.viz.datasets import DatasetSource
+from tests.unit.trajectories.rollouts import rollout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROWS = 50
+
+
+class StopError(ValueError):
+    """Raised by a function; what reads files could take a `ValueError` for damage."""
+
+
+class Told:
+    """A function that records its calls, and raises at one of them."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.fails_at = fails_at
+
+    def __call__(self, done: int, total: int) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        self.calls.append((done, total))
+        if len(self.calls) - 1 == self.fails_at:
+            raise StopError
+
+    def check(self) -> None:
+        """Check the promises of `ProgressOption`."""
+        done, totals = [now for now, _ in self.calls], [total for _, total in self.calls]
+        assert done[0] == 0
+        assert done == sorted(done)
+        assert totals == sorted(totals)
+        assert done[-1] == totals[-1]
+        assert all(now <= total for now, total in self.calls if total)
+        assert len(self.calls) == len(set(self.calls))
+
+
+# -- every public call -------------------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """A public call with `progress=`."""
+
+    name: str
+    begin: Callable[[Path], Any]
+    """Makes what the call works on."""
+    call: Callable[[Any, Path, Any], Any]
+    """Calls it with what was made, a folder and the option."""
+    state: Callable[[Any, Path], Any]
+    """What an exception must leave."""
+    title: str
+    """Its name among the cases."""
+
+
+def rows(count: int = ROWS, first: int = 0) -> dict[str, torch.Tensor]:
+    values = torch.arange(first, first + count, dtype=torch.float32)
+    return {"obs": values[:, None].repeat(1, 8), "reward": values, "done": values % 5 == 4}
+
+
+def filled(first: int = 0) -> ReplayBuffer:
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+    rb.extend(rows(first=first))
+    return rb
+
+
+def ensemble() -> ReplayBufferEnsemble:
+    return ReplayBufferEnsemble(filled(), filled(first=500), batch_size=4)
+
+
+def online() -> OfflineToOnlineReplayBuffer:
+    rb = OfflineToOnlineReplayBuffer(filled(first=300), online_capacity=100, batch_size=4)
+    rb.extend(rows())
+    return rb
+
+
+def storage_of(kind: Callable[[], Any] = lambda: LazyTensorStorage(100)) -> Any:
+    rb = ReplayBuffer(storage=kind(), batch_size=4)
+    rb.extend(rows() if not isinstance(rb.storage, ListStorage) else [{"at": i} for i in range(ROWS)])
+    return rb.storage
+
+
+def ted_storage() -> Any:
+    from tensordict import TensorDict
+
+    done = rows()["done"][:, None]
+    nexts = {"obs": torch.rand(ROWS, 2), "done": done, "terminated": done, "reward": torch.rand(ROWS, 1)}
+    obs = torch.cat([torch.rand(1, 2), nexts["obs"][:-1]])
+    storage = LazyTensorStorage(100)
+    rb = ReplayBuffer(storage=storage, batch_size=4)
+    rb.extend(TensorDict({"obs": obs, "next": TensorDict(nexts, [ROWS])}, [ROWS]))
+    return storage
+
+
+def storages() -> StorageEnsemble:
+    return StorageEnsemble(storage_of(), storage_of())
+
+
+def saved_by(make: Callable[[], Any]) -> Callable[[Path], Any]:
+    """Save what is made in `path / "saved"`, and change it afterwards if it is a buffer."""
+
+    def begin(path: Path) -> Any:
+        made = make()
+        made.dumps(path / "saved", progress=False)
+        if isinstance(made, (ReplayBuffer, OfflineToOnlineReplayBuffer)):
+            made.extend(rows(10, first=1000))
+        return made
+
+    return begin
+
+
+def checkpointed_by(kind: Any, make: Callable[[], Any]) -> Callable[[Path], Any]:
+    def begin(path: Path) -> Any:
+        storage = make()
+        kind().dumps(storage, path / "saved", progress=False)
+        return storage
+
+    return begin
+
+
+def trajectories(_: Path) -> TrajectoryReplayBuffer:
+    buffer = TrajectoryReplayBuffer(cache_size=10)
+    buffer.add_trajectories([rollout(n, 2) for n in range(6)])
+    return buffer
+
+
+def trajectory_folder(path: Path) -> Path:
+    with trajectories(path) as buffer:
+        buffer.save_checkpoint(path / "trajectories")
+    return path / "trajectories"
+
+
+def trajectories_and_folder(path: Path) -> TrajectoryReplayBuffer:
+    trajectory_folder(path)
+    return trajectories(path)
+
+
+def ranks(path: Path) -> Path:
+    for rank in (0, 1):
+        with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path / "ranks" / f"rank_{rank}") as buffer:
+            buffer.add_trajectories([rollout(n, 2) for n in range(3)])
+    return path / "ranks"
+
+
+def patched(path: Path) -> Path:
+    rb = filled()
+    rb.dumps(path / "saved", incremental=True)
+    rb.extend(rows(3))
+    rb.dumps(path / "saved", incremental=True)
+    return path / "saved"
+
+
+def dataset(_: Path) -> Any:
+    values = {"observation": np.zeros((60, 3), np.float32), "action": np.ones((60, 2), np.float32)}
+    return open_dataset(values, episode_ends=[20, 40, 60])
+
+
+def lerobot(path: Path) -> Path:
+    export(dataset(path), path / "data", fps=10, task="t", progress=False)
+    return path / "data"
+
+
+def object_buffer(path: Path) -> objectrl.ReplayBuffer:
+    from tensordict import TensorDict
+
+    rb = objectrl.ReplayBuffer("cpu", "cpu", 100)
+    rb.add_batch(TensorDict({"state": torch.rand(20, 3)}, [20]))
+    rb.save(path / "saved", progress=False)
+    rb.add_batch(TensorDict({"state": torch.rand(3, 3)}, [3]))
+    return rb
+
+
+def files(_: Any, path: Path) -> Any:
+    """Bytes of all files."""
+    found = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name != LOCK_NAME]
+    return {str(file.relative_to(path)): file.read_bytes() for file in found}
+
+
+def content(rb: Any, _: Path) -> Any:
+    """Rows and counts of a buffer, or of the members of an ensemble."""
+    if isinstance(rb, ReplayBufferEnsemble):
+        return [content(member, _) for member in rb.members]
+    if isinstance(rb, OfflineToOnlineReplayBuffer):
+        return content(rb.online_buffer, _)
+    if isinstance(rb, objectrl.ReplayBuffer):
+        return (
+            [len(rb), rb.pointer, rb.get_all()["state"].tolist()] if hasattr(rb, "get_all") else [len(rb), rb.pointer]
+        )
+    if isinstance(rb, TrajectoryReplayBuffer):
+        return [rb.trajectory_ids, rb.get_stats()["trajectory_counter"], rb.seed]
+    if isinstance(rb, StorageEnsemble):
+        return [content(member, _) for member in rb.members]
+    if isinstance(rb, ListStorage):
+        return [rb[i] for i in range(len(rb))]
+    if isinstance(rb, ReplayBuffer):
+        return [rb.write_count, rb[:]["obs"].tolist()]
+    return rb[:]["obs"].tolist()
+
+
+def method(name: str, begin: Callable[[Path], Any], state: Any, place: str = "saved", title: str = "") -> Case:
+    """A case of a method that takes a path."""
+    verb = name.rpartition(".")[2]
+    return Case(
+        name, begin, lambda it, path, told: getattr(it, verb)(path / place, progress=told), state, title or name
+    )
+
+
+def methods(owner: str, make: Callable[[], Any], verbs: str, title: str = "") -> list[Case]:
+    begin = saved_by(make)
+    return [
+        method(f"{owner}.{verb}", begin, content if "load" in verb else files, title=f"{title or owner}.{verb}")
+        for verb in verbs.split()
+    ]
+
+
+def checkpointer(kind: Any, owner: str, make: Callable[[], Any]) -> list[Case]:
+    def case(verb: str) -> Case:
+        def call(storage: Any, path: Path, told: Any) -> None:
+            getattr(kind(), verb)(storage, path / "saved", progress=told)
+
+        state = content if verb == "loads" else files
+        return Case(f"{owner}.{verb}", checkpointed_by(kind, make), call, state, f"{kind.__name__}.{verb}")
+
+    return [case("dumps"), case("loads")]
+
+
+def tool(name: str, begin: Callable[[Path], Any], call: Callable[[Any, Path, Any], Any]) -> Case:
+    return Case(name, begin, call, files, name)
+
+
+ALL = "dumps dump save loads load"
+THEIRS = Path(__file__).parents[1] / "data" / "torchrl_0_14" / "ring"
+
+CASES = [
+    *methods("ReplayBuffer", filled, ALL),
+    *methods("ReplayBufferEnsemble", ensemble, ALL),
+    *methods("OfflineToOnlineReplayBuffer", online, "dumps loads"),
+    *methods("Storage", storage_of, ALL),
+    *methods("Storage", lambda: storage_of(lambda: ListStorage(100, allow_pickle=True)), "dumps loads", "ListStorage"),
+    *methods("LazyMemmapStorage", lambda: storage_of(lambda: LazyMemmapStorage(100)), "dumps loads"),
+    *methods("StorageEnsemble", storages, "dumps loads"),
+    *checkpointer(TensorStorageCheckpointer, "StorageCheckpointerBase", storage_of),
+    *checkpointer(H5StorageCheckpointer, "H5StorageCheckpointer", ted_storage),
+    *checkpointer(StorageEnsembleCheckpointer, "StorageEnsembleCheckpointer", storages),
+    method("objectrl.ReplayBuffer.save", object_buffer, files),
+    method("objectrl.ReplayBuffer.load", object_buffer, content),
+    method("TrajectoryReplayBuffer.save_checkpoint", trajectories, files),
+    method("TrajectoryReplayBuffer.load_checkpoint", trajectories_and_folder, content, "trajectories"),
+    Case(
+        "ReplayBuffer.load_dataset",
+        lambda _: ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4),
+        lambda rb, path, told: rb.load_dataset(dataset(path), batch_rows=7, progress=told),
+        lambda *_: None,  # rows written before stay
+        "ReplayBuffer.load_dataset",
+    ),
+    tool("ReplayBuffer.export", lambda _: robot(), lambda rb, p, f: rb.export(p / "out", "hdf5", progress=f)),
+    tool("export", dataset, lambda data, p, f: export(data, p / "out", fps=10, task="t", progress=f)),
+    tool("open_dataset", lerobot, lambda source, _, f: open_dataset(source, progress=f)),
+    tool("inspect_dataset", lerobot, lambda source, _, f: inspect_dataset(source, progress=f)),
+    tool("examine", lerobot, lambda source, _, f: tools.examine(source, progress=f)),
+    tool(
+        "dataset_report",
+        lerobot,
+        lambda source, _, f: dataset_report(DatasetSource(open_dataset(source), source), 0, progress=f),
+    ),
+    tool("compact", patched, lambda source, _, f: tools.compact(source, progress=f)),
+    tool("inspect_checkpoint", patched, lambda source, _, f: tools.inspect_checkpoint(source, progress=f)),
+    tool("verify", patched, lambda source, _, f: tools.verify(source, progress=f)),
+    tool("verify", trajectory_folder, lambda source, _, f: tools.verify(source, progress=f)),
+    tool("inspect_store", trajectory_folder, lambda source, _, f: tools.inspect_store(source, progress=f)),
+    tool("convert", trajectory_folder, lambda source, p, f: tools.convert(source, p / "t", "safetensors", progress=f)),
+    tool("split", trajectory_folder, lambda source, p, f: tools.split(source, p / "t", 3, progress=f)),
+    tool("merge", ranks, lambda source, p, f: tools.merge(source, p / "t", progress=f)),
+    tool("load_checkpoint", lambda _: THEIRS, lambda s, _, f: torchrl.load_checkpoint(s, progress=f)),
+    tool(
+        "convert_checkpoint",
+        lambda _: THEIRS,
+        lambda s, p, f: torchrl.convert_checkpoint(s, p / "t", progress=f),
+    ),
+]
+
+ELSEWHERE = {
+    "write_dataset": "what `export` calls",
+    "RayReplayBuffer": "tests/distributed/test_progress.py",
+    "ShardedReplayBuffer": "tests/distributed/test_progress.py",
+    "RemoteTensorDictReplayBuffer": "the methods of TensorDictReplayBuffer, called on the owner",
+}
+
+
+def robot() -> ReplayBuffer:
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+    rb.load_dataset(dataset(Path()), progress=False)
+    return rb
+
+
+def public_calls() -> set[str]:
+    """Names of all functions and methods with a keyword `progress` that modules export."""
+    found = set()
+    for info in pkgutil.walk_packages(ostinato.__path__, "ostinato."):
+        if info.name.endswith("__main__"):
+            continue
+        exports = importlib.import_module(info.name)
+        for thing in (getattr(exports, name) for name in getattr(exports, "__all__", ())):
+            members = vars(thing).values() if inspect.isclass(thing) else [thing]
+            for member in (getattr(one, "__func__", one) for one in members):
+                option = inspect.signature(member).parameters.get("progress") if inspect.isfunction(member) else None
+                if option is not None and option.kind is option.KEYWORD_ONLY:
+                    prefix = "objectrl." if member.__module__.startswith("ostinato.compat.objectrl") else ""
+                    found.add(f"{prefix}{member.__qualname__}")
+    return found
+
+
+def test_each_public_call_with_progress_is_tested() -> None:
+    found = {name for name in public_calls() if name.partition(".")[0] not in ELSEWHERE}
+    assert found == {case.name for case in CASES}
+
+
+@pytest.mark.usefixtures("every_step")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
+def test_calls(case: Case, tmp_path: Path) -> None:
+    told = Told()
+    case.call(case.begin(tmp_path / "0"), tmp_path / "0", told)
+    told.check()
+    assert len(told.calls) > 1
+    for at in sorted({0, 1, len(told.calls) // 2, len(told.calls) - 1}):
+        path = tmp_path / str(at + 1)
+        made = case.begin(path)
+        before = case.state(made, path)
+        with pytest.raises(StopError):
+            case.call(made, path, Told(at))
+        assert case.state(made, path) == before
+
+
+@pytest.mark.usefixtures("every_step")
+def test_one_line_of_progress_for_an_ensemble(tmp_path: Path) -> None:
+    rb, told = ensemble(), Told()
+    rb.dumps(tmp_path / "a", progress=told)
+    told.check()
+    assert told.calls[-1][1] >= 2 * ROWS * (8 * 4 + 4 + 1)
+    more = Told()
+    rb.loads(tmp_path / "a", progress=more)
+    more.check()
+
+
+@pytest.mark.usefixtures("every_step")
+def test_patches_and_mapped_rows(tmp_path: Path) -> None:
+    rb, told = filled(), Told()
+    rb.dumps(tmp_path / "a")
+    rb.extend(rows(2))
+    rb.dumps(tmp_path / "a", incremental=True, progress=told)
+    told.check()
+    assert 0 < told.calls[-1][1] < 1000
+    other, more = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4), Told()
+    other.loads(tmp_path / "a", mmap=True, progress=more)
+    more.check()
+    assert content(other, tmp_path) == content(rb, tmp_path)
+
+
+def test_a_large_array_is_told_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STEP_S", 0.0)
+    rb, saved, loaded = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=1), Told(), Told()
+    rb.extend({"image": torch.zeros(4, 24 * 2**20, dtype=torch.uint8)})  # 96 MiB
+    rb.dumps(tmp_path / "a", progress=saved)
+    other = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=1)
+    other.loads(tmp_path / "a", progress=loaded)
+    for told in (saved, loaded):
+        told.check()
+        assert len(told.calls) >= 4
+        assert told.calls[-1][1] >= 96 * 2**20
+
+
+# -- the class ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_is_limited() -> None:
+    told = Told()
+    with Progress(told, "count", 10**5) as bar:
+        for _ in range(10**5):
+            bar.advance()
+    told.check()
+    assert len(told.calls) < 60  # a second would have 20
+
+
+def test_an_unknown_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STEP_S", 0.0)
+    told = Told()
+    with Progress(told, "count", 0) as bar:
+        bar.advance()
+        bar.advance(2)
+    assert told.calls == [(0, 0), (1, 0), (3, 0), (3, 3)]
+
+
+def test_a_total_that_is_told_later_and_one_that_nobody_tells() -> None:
+    told = Told()
+    with Progress(told, "save", unit=BYTES):
+        count(5)
+        begin(10)
+        begin(20)
+        finish()
+        count(3)
+    assert told.calls == [(0, 10), (10, 10)]
+    told = Told()
+    with Progress(told, "save", unit=BYTES):
+        pass
+    assert told.calls == [(0, 0)]
+
+
+def test_other_units_and_other_threads_count_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STEP_S", 0.0)
+    told = Told()
+    with Progress(told, "save", 10, unit=BYTES):
+        count(3, "rows")
+        thread = threading.Thread(target=count, args=(3,))
+        thread.start()
+        thread.join()
+        assert told.calls == [(0, 10)]
+
+
+def test_nested_calls() -> None:
+    outer, inner = Told(), Told()
+    with Progress(outer, "save", 10, unit=BYTES):
+        with Progress(None, "part", 99, unit=BYTES) as part:
+            part.advance(50)
+            count(4)
+        with Progress(inner, "own", 2, unit=BYTES):
+            count(2)
+    assert outer.calls == [(0, 10), (10, 10)]
+    assert inner.calls == [(0, 2), (2, 2)]
+    count(1)  # no call is open
+
+
+def test_a_function_may_save_another_buffer(tmp_path: Path) -> None:
+    told, other = Told(), filled()
+
+    def save(done: int, total: int) -> None:
+        told(done, total)
+        other.dumps(tmp_path / "other")
+
+    filled().dumps(tmp_path / "a", progress=save)
+    told.check()
+
+
+@pytest.mark.parametrize("taken", [contextlib.suppress(ValueError), readable("a buffer")])
+def test_the_exception_is_raised_even_where_it_was_taken_for_another(taken: Any) -> None:
+    told = Told(0)
+    with pytest.raises(StopError), Progress(told, "load", unit=BYTES), taken:
+        begin(10)
+    assert len(told.calls) == 1
+
+
+@pytest.mark.parametrize("option", ["bar", 3, (1, 2)])
+def test_wrong_options(option: Any, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="progress is a function of the number of bytes done and the total"):
+        filled().dumps(tmp_path / "a", progress=option)
+    assert not (tmp_path / "a").exists()
+
+
+# -- the bar -----------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, time
+from ostinato.durable import progress
+
+def run(wait, option, seconds, total):
+    progress._WAIT_S = wait
+    end = time.monotonic() + seconds
+    with progress.Progress(option, "export", total, unit="rows") as bar:
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            bar.advance()
+    sys.stderr.write("|")
+
+wait = progress._WAIT_S
+run(wait, None, 0.3, 100)
+run(wait, None, 2.4, 100)
+run(0.0, None, 0.3, 0)
+run(0.0, False, 0.3, 100)
+run(0.0, lambda done, total: None, 0.3, 100)
+sys.modules["rich"] = sys.modules["rich.progress"] = sys.modules["rich.console"] = None
+run(0.0, True, 0.3, 100)
+print("result")
+"""
+
+
+def test_a_terminal() -> None:
+    pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=slave, env=environment
+    ) as process:
+        os.close(slave)
+        printed = b""
+        with contextlib.suppress(OSError):  # the other end is closed at last
+            while part := os.read(master, 4096):
+                printed += part
+        assert process.stdout is not None
+        assert process.stdout.read() == b"result\n"
+    os.close(master)
+    assert process.returncode == 0
+    short, bar, unknown, false, function, line, _ = printed.decode().split("|")
+    assert (short, false, function) == ("", "", "")
+    assert "export" in bar
+    assert "/100" in bar
+    assert bar.endswith("\x1b[2K")  # the line is erased
+    assert "/?" in unknown
+    assert "\rexport: 1 of 100 rows" in line
+    assert line.endswith("\r\x1b[K")
+
+
+def test_nothing_in_a_pipe(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(module, "_WAIT_S", 0.0)
+    with Progress(True, "export", 2, unit="rows") as bar:
+        bar.advance()
+    assert capfd.readouterr() == ("", "")
