@@ -52,9 +52,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"the budget of {budget:g} s is used up")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One Chromium for all tests of pages in a process; they are skipped where it is not installed."""
+    """One Chromium for the tests of a module, which are skipped where it is not installed.
+
+    Not for the whole run: while Playwright is open its event loop counts as running, and `asyncio.run` raises.
+    """
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = os.environ.get("OSTINATO_CHROMIUM") or shutil.which("chromium")
     if path is None:
