@@ -97,19 +97,23 @@ public:
 
     /// Write one row and return its slot; None if Python has to.
     nb::object add(nb::handle rows) {
-        if (!parts_.writes || !is_eager()) return nb::none();
+        std::vector<nb::object> values;  // dropped after the lock is released
+        if (!parts_.writes || !is_eager() || !find_plain(rows, values)) return nb::none();
         const Held held(parts_.acquire, parts_.release);
         RingRun run{};
-        if (!write(rows, 0, run)) return nb::none();
+        if (!write(values, 0, run)) return nb::none();
         return nb::int_(run.start);
     }
 
     /// Write rows and return their slots, int64 `[n]`; None if Python has to.
     nb::object extend(nb::handle rows) {
-        if (!parts_.writes || !is_eager()) return nb::none();
-        const Held held(parts_.acquire, parts_.release);
+        std::vector<nb::object> values;
+        if (!parts_.writes || !is_eager() || !find_plain(rows, values)) return nb::none();
         RingRun run{};
-        if (!write(rows, 1, run)) return nb::none();
+        {
+            const Held held(parts_.acquire, parts_.release);
+            if (!write(values, 1, run)) return nb::none();
+        }
         return positions(run);
     }
 
@@ -182,15 +186,14 @@ private:
     }
 
     /// Read, place, record and copy rows. False, with nothing changed, if Python has to. Under the lock.
-    bool write(nb::handle rows, std::int32_t lead, RingRun& run) {
+    bool write(const std::vector<nb::object>& values, std::int32_t lead, RingRun& run) {
         if (!is_usable() || reading_) return false;
         std::int64_t n = lead == 0 ? 1 : -1;
         const Reading reading(*this);
-        return read(rows, lead, n) && n > 0 && store(n, run);
+        return read(values, lead, n) && n > 0 && store(n, run);
     }
 
-    /// Lets the rows given go at the end of a write. A write within it, of a key's `__eq__` or a finalizer,
-    /// goes the general way.
+    /// Lets the rows given go at the end of a write. A write within it, of a finalizer, goes the general way.
     class Reading {
     public:
         explicit Reading(Direct& direct) : direct_(direct) { direct_.reading_ = true; }
@@ -198,7 +201,6 @@ private:
         Reading& operator=(const Reading&) = delete;
         ~Reading() {
             for (GivenField& field : direct_.given_) field.release();
-            direct_.values_.clear();
             direct_.reading_ = false;
         }
 
@@ -206,10 +208,23 @@ private:
         Direct& direct_;
     };
 
-    bool read(nb::handle rows, std::int32_t lead, std::int64_t& n) {
-        if (!find_fields(rows, values_)) return false;
-        for (std::size_t f = 0; f < values_.size(); ++f) {
-            if (!read_field(values_[f], f, lead, n)) return false;
+    bool read(const std::vector<nb::object>& values, std::int32_t lead, std::int64_t& n) {
+        for (std::size_t f = 0; f < values.size(); ++f) {
+            if (!read_field(values[f], f, lead, n)) return false;
+        }
+        return true;
+    }
+
+    /// Find the values of the rows given. False if Python has to read them.
+    ///
+    /// Before the lock: asking torch for a negative bit lets other threads run. If it held the lock, they
+    /// would wake up only to wait for it.
+    bool find_plain(nb::handle rows, std::vector<nb::object>& values) const {
+        if (!find_fields(rows, values)) return false;
+        const Exchange& torch = Exchange::torch();
+        for (std::size_t f = 0; f < values.size(); ++f) {
+            const bool is_float = batches_->forms()[f].dtype.code == dlpack::kFloat;
+            if (is_float && torch.is_tensor(values[f]) && !torch.has_plain_sign(values[f])) return false;
         }
         return true;
     }
@@ -291,13 +306,18 @@ private:
 
     /// Draw rows. False if Python has to.
     bool draw(std::int64_t n, Drawn& drawn) {
+        // torch.rand and torch.randint let other threads run: if this one held the lock, they would wake up
+        // only to wait for it
         if (!parts_.priorities.is_none()) {
+            if (!is_usable() || ring_->rows == 0 || result_of(ready_).is_none()) return false;
+            const nb::object uniforms = fractions(n);
+            dlpack::Tensor numbers{};
+            if (!is_column(uniforms, numbers)) return false;
             const Held held(parts_.acquire, parts_.release);
             if (!is_usable() || ring_->rows == 0) return false;
             drawn.serial = ring_->written;
-            return draw_by_priority(n, drawn);
+            return draw_by_priority(numbers, n, drawn);
         }
-        // torch.randint lets other threads run: if it held the lock, they would wake up only to wait for it
         const std::int64_t rows = std::atomic_ref(ring_->rows).load(std::memory_order_relaxed);
         if (!is_usable() || rows == 0) return false;
         drawn.slots = integers(rows, n);
@@ -318,6 +338,15 @@ private:
         const std::array<PyObject*, 6> arguments{
             nullptr, zero.ptr(), end.ptr(), size.ptr(), parts_.generator.ptr(), parts_.device.ptr()};
         return call(parts_.torch.attr("randint"), arguments.data() + 1, 3, names);
+    }
+
+    /// Random numbers in [0, 1), float64 `[n]`.
+    nb::object fractions(std::int64_t n) {
+        static PyObject* const names = Py_BuildValue("(sss)", "dtype", "generator", "device");
+        const nb::object size = nb::make_tuple(n);
+        const std::array<PyObject*, 5> arguments{nullptr, size.ptr(), parts_.double_type.ptr(),
+                                                 parts_.generator.ptr(), parts_.device.ptr()};
+        return call(parts_.torch.attr("rand"), arguments.data() + 1, 1, names);
     }
 
     /// Draw windows and return the batch; None if Python has to.
@@ -376,17 +405,10 @@ private:
     }
 
     /// Draw rows by the sum tree of a sampler that has a priority for every row.
-    bool draw_by_priority(std::int64_t n, Drawn& drawn) {
+    bool draw_by_priority(const dlpack::Tensor& numbers, std::int64_t n, Drawn& drawn) {
         const nb::object state = result_of(ready_);
         if (state.is_none()) return false;
         const auto* const tree = nb::cast<const SumTree*>(state[0]);
-        static PyObject* const names = Py_BuildValue("(sss)", "dtype", "generator", "device");
-        const nb::object size = nb::make_tuple(n);
-        const std::array<PyObject*, 5> arguments{nullptr, size.ptr(), parts_.double_type.ptr(),
-                                                 parts_.generator.ptr(), parts_.device.ptr()};
-        const nb::object uniforms = call(parts_.torch.attr("rand"), arguments.data() + 1, 1, names);
-        dlpack::Tensor numbers{};
-        if (!is_column(uniforms, numbers)) return false;
         const bool single = nb::cast<bool>(state[2]);
         NewTensor slots = Exchange::torch().make(index_form_, n);
         NewTensor weights =
@@ -490,7 +512,6 @@ private:
     const TrackedEpisodes* tracked_;      // null: episodes are not tracked
     const DirectWindows* windows_;        // null: batches of single rows
     std::deque<GivenField> given_;        // used under the lock
-    std::vector<nb::object> values_;      // as `given_`
     std::vector<const Byte*> addresses_;  // as `given_`
     bool reading_ = false;                // as `given_`
     Form index_form_;

@@ -80,13 +80,25 @@ public:
     /// Describe a tensor on the CPU. False, without an error, if it is on another device, has no plain memory
     /// (sparse, nested, fake), or has a negative bit that its bytes do not show.
     bool view(nb::handle tensor, dlpack::Tensor& out) const {
+        return view_unsigned(tensor, out) && (out.dtype.code != dlpack::kFloat || has_plain_sign(tensor));
+    }
+
+    /// As `view`, of a tensor whose sign the caller has checked, if it is one of floats. Keeps the
+    /// interpreter lock.
+    bool view_unsigned(nb::handle tensor, dlpack::Tensor& out) const {
         if (api_->view_object(tensor.ptr(), &out) != 0) {
             PyErr_Clear();
             return false;
         }
-        if (!is_host(out.device.type) || out.dtype.lanes != 1) return false;
-        if (out.dtype.code != dlpack::kFloat) return out.dtype.code != dlpack::kComplex;
-        return has_plain_sign(tensor);
+        return is_host(out.device.type) && out.dtype.lanes == 1 && out.dtype.code != dlpack::kComplex;
+    }
+
+    /// Whether the bytes of a tensor are its elements: it has no negative bit. Releases the interpreter lock.
+    bool has_plain_sign(nb::handle tensor) const {
+        PyObject* const argument = tensor.ptr();  // PyObject_CallOneArg is not in the stable ABI
+        PyObject* const result = PyObject_Vectorcall(is_neg_.ptr(), &argument, 1, nullptr);
+        if (result == nullptr) throw nb::python_error();
+        return nb::steal(result).is(Py_False);
     }
 
     /// Whether a tensor's elements lie one after the other, in memory.
@@ -148,13 +160,6 @@ private:
 
     static bool is_host(std::int32_t device) {
         return device == dlpack::kCpu || device == dlpack::kCudaHost || device == dlpack::kRocmHost;
-    }
-
-    bool has_plain_sign(nb::handle tensor) const {
-        PyObject* const argument = tensor.ptr();  // PyObject_CallOneArg is not in the stable ABI
-        PyObject* const result = PyObject_Vectorcall(is_neg_.ptr(), &argument, 1, nullptr);
-        if (result == nullptr) throw nb::python_error();
-        return nb::steal(result).is(Py_False);
     }
 
     const dlpack::ExchangeApi* api_ = nullptr;

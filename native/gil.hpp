@@ -13,7 +13,7 @@ namespace nb = nanobind;
 
 /// Bytes of a copy that are worth releasing the interpreter lock. For less, the release costs more than the
 /// copy, and under contention taking the lock again takes milliseconds.
-constexpr std::size_t kReleaseBytes = 4096;
+constexpr std::size_t kReleaseBytes = 1 << 18;
 
 /// Run `work`, without the interpreter lock if it is `large`.
 template <typename Work>

@@ -34,7 +34,8 @@ public:
     }
 
     /// Read a field of `rows` rows (-1: as many as there are, which is set then) after `lead` dimensions.
-    /// False if it has to be converted, or does not fit: nothing is known then, and no error is set.
+    /// False if it has to be converted, or does not fit: nothing is known then, and no error is set. The
+    /// caller has checked the sign of a tensor of floats.
     bool read(nb::handle value, const Form& form, std::int32_t lead, std::int64_t& rows,
               nb::handle array_type, nb::handle number_type) {
         if (Exchange::torch().is_tensor(value)) return read_tensor(value, form, lead, rows);
@@ -58,7 +59,7 @@ private:
 
     bool read_tensor(nb::handle value, const Form& form, std::int32_t lead, std::int64_t& rows) {
         dlpack::Tensor view{};
-        if (!Exchange::torch().view(value, view) || !form.fits(view, lead)) return false;
+        if (!Exchange::torch().view_unsigned(value, view) || !form.fits(view, lead)) return false;
         if (!takes(rows, lead, lead == 0 ? 1 : view.shape[0]) || !Exchange::is_contiguous(view)) return false;
         address_ = Exchange::data_of(view);
         return true;

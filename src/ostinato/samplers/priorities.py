@@ -307,10 +307,14 @@ class RowPriorities(PrioritySampler):
         tree = self._tree_for(view)
         if known <= run.start and known < end <= view.rows:
             return  # all rows of the run are new: `_tree_for` has given them the default priority
+        # numpy keeps the GIL for runs as short as most are: another thread would wake up only to wait for the lock
+        raw = self._raw.numpy() if self._raw.is_cpu else self._raw
         replaced = 0.0
-        for part in (self._raw[run.start : end], self._raw[: max(0, end - run.capacity)]):
-            replaced = max(replaced, self._largest_of(part))
-            part.fill_(default)
+        for first, stop in ((run.start, end), (0, end - run.capacity)):
+            if first < stop:
+                if self.max_priority_within_buffer:
+                    replaced = max(replaced, self._largest_of(self._raw[first:stop]))
+                raw[first:stop] = default
         self._set_values(tree, run, default)
         self.track_largest(0.0, replaced, default)
 

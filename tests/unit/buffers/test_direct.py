@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import pickle
 import random
+import sys
 import threading
+import time
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,7 @@ from ostinato.buffers.direct import find_direct
 from ostinato.errors import OptionError, OstinatoError, SchemaError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(not backend.exchange, reason="the native extension or torch's exchange API is missing")
@@ -615,3 +618,57 @@ def test_a_storage_set_after_a_draw_does_not_change_its_batch() -> None:
     rb._engine.direct = Interrupted()  # type: ignore[assignment]
     assert isinstance(rb.sample(), TensorDict)
     assert len(rb) == 0
+
+
+@pytest.fixture
+def no_forced_switch() -> Iterator[None]:
+    """Threads change where a thread gives up the GIL, and nowhere else."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    yield
+    sys.setswitchinterval(before)
+
+
+DIRECT_CALLS: dict[str, Callable[[ReplayBuffer, Any], object]] = {
+    "extend": lambda rb, data: rb.extend(data),
+    "add": lambda rb, data: rb.add({key: value[0] for key, value in data.items()}),
+    "sample": lambda rb, _: rb.sample(8),
+}
+
+
+@pytest.mark.usefixtures("no_forced_switch")
+@pytest.mark.parametrize(
+    ("call", "prioritized"), [("extend", False), ("add", False), ("sample", False), ("sample", True)]
+)
+def test_no_other_thread_runs_while_the_lock_is_held(call: str, prioritized: bool) -> None:
+    """It would wake up only to wait for the lock."""
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(1000), sampler=PrioritizedSampler(1000, 0.7, 0.5) if prioritized else RandomSampler()
+    )
+    data = as_tensors(rows(np.random.default_rng(0), 16))
+    rb.extend(data)
+    for each in DIRECT_CALLS.values():  # makes the direct calls
+        each(rb, data)
+    assert rb._engine.direct is not None
+    turns, busy, ended = 0, 0, False
+
+    def look() -> None:
+        nonlocal turns, busy
+        while not ended:
+            turns += 1
+            if rb._engine.lock.acquire(blocking=False):
+                rb._engine.lock.release()
+            else:
+                busy += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(20_000):
+        DIRECT_CALLS[call](rb, data)
+        if turns >= 100:
+            break
+    ended = True
+    thread.join()
+    assert turns >= 10
+    assert busy == 0
