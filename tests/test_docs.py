@@ -152,6 +152,15 @@ def test_commands_exist(page: Path) -> None:
                 assert not words or Path(words[0]).name in tools, line
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_pages_say_what_to_install_for_tensordicts(page: Path) -> None:
+    """tensordict is an extra, and a dependency of TorchRL."""
+    text = page.read_text()
+    for match in BLOCK.finditer(text):
+        if match[1] != "text" and re.search(r"^(from|import) tensordict", match[2], re.MULTILINE):
+            assert re.search(r"pip install [^`\n]*(tensordict|torchrl)", text[: match.start()]), match[0]
+
+
 @pytest.mark.parametrize("language", ELSEWHERE)
 def test_blocks_that_need_another_library_run_elsewhere(language: str) -> None:
     assert pages_of(language)
