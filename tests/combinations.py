@@ -326,15 +326,16 @@ def _title(pairs: list[tuple[str, str]]) -> str:
 
 
 def _choices(sections: dict[str, list[tuple[str, str]]]) -> list[str]:
-    """Return a table of storages and writers with links to the sections."""
+    """Return the kinds of writers, and a table of storages and these kinds with links to the sections."""
     titles = {pair: title for title, pairs in sections.items() for pair in pairs}
     anchors = {title: re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in sections}
     columns: dict[tuple[str, ...], list[str]] = {}
     for writer in WRITERS:
         column = (_WRITER_KINDS[writer], *(titles[storage, writer] for storage in STORAGES))
         columns.setdefault(column, []).append(writer)
-    heads = (f"{kind}: {', '.join(f'`{name}`' for name in names)}" for (kind, *_), names in columns.items())
-    lines = [f"| storage | {' | '.join(heads)} |", "|---" * (len(columns) + 1) + "|"]
+    lines = ["| heading | writers |", "|---|---|"]
+    lines += [f"| {kind} | {', '.join(f'`{name}`' for name in names)} |" for (kind, *_), names in columns.items()]
+    lines += ["", f"| storage | {' | '.join(kind for kind, *_ in columns)} |", "|---" * (len(columns) + 1) + "|"]
     for storage in STORAGES:
         name, _, option = storage.partition(", ")
         shown = f"`{name}`" + (f" with `{option}`" if option else "")

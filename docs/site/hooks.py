@@ -9,6 +9,7 @@ import formulas
 import outside
 import reference
 import spread
+from keywords import KEYWORDS
 from mkdocs.exceptions import PluginError
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     for begin, boost in _BOOSTS.items():
         if page.file.src_uri.startswith(begin):
             page.meta["search"] = {"boost": boost}
+    if page.file.src_uri in KEYWORDS:
+        page.meta["tags"] = KEYWORDS[page.file.src_uri]
     if page.file.src_uri == spread.PAGE:
         markdown = spread.with_spread(markdown)
     return _INFO.sub(r"\1", outside.rewrite(markdown, page.file.src_uri))
