@@ -176,7 +176,7 @@ def test_keywords_are_those_of_pages(site: Path) -> None:
     given = next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.AnnAssign) and node.value)
     assert [name for name in given if not (ROOT / "docs" / name).is_file()] == []
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
-    tagged = {entry["location"]: entry["tags"] for entry in index["docs"] if "tags" in entry}
+    tagged = {entry["location"].partition("#")[0]: entry["tags"] for entry in index["docs"] if "tags" in entry}
     assert tagged == {name.removesuffix("README.md").replace(".md", "/"): words for name, words in given.items()}
 
 
