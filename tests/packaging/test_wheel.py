@@ -91,11 +91,12 @@ def test_compressing_changes_the_size_alone(tmp_path: Path) -> None:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.write(Path(__file__), "package/größe.py")
             archive.writestr("package/empty.py", "")
+            archive.writestr("package/folder/", "")
             archive.writestr(
                 zipfile.ZipInfo("package.dist-info/RECORD", (2026, 11, 23, 14, 58, 42)), "package/größe.py,,"
             )
         with zipfile.ZipFile(file) as archive:
-            before = [(info, archive.read(info)) for info in archive.infolist()]
+            before = [(info, archive.read(info)) for info in archive.infolist() if not info.is_dir()]
         size = file.stat().st_size
         wheels.compress(file)
         assert file.stat().st_size < size

@@ -194,7 +194,7 @@ def build_wheel(sdist: Path, interpreter: Interpreter, work: Path, *, pure: bool
 
 
 def compress(wheel: Path) -> Path:
-    """Write a wheel again with the same members and shorter streams, and return it.
+    """Write a wheel again with the same files and shorter streams, without entries of folders, and return it.
 
     Zopfli searches for the shortest deflate stream, which every tool reads. `zipfile` takes no streams that are
     compressed already, so the records of the zip file are packed here.
@@ -202,7 +202,7 @@ def compress(wheel: Path) -> Path:
     from zopfli.zlib import compress as shortest
 
     with zipfile.ZipFile(wheel) as given:
-        members = [(info, given.read(info)) for info in given.infolist()]
+        members = [(info, given.read(info)) for info in given.infolist() if not info.is_dir()]
     streams, directory = bytearray(), bytearray()
     for info, data in members:
         stream = shortest(data)[2:-4]  # without the header and the checksum of zlib
