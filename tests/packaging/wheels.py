@@ -43,7 +43,7 @@ TORCHES = ("2.4.1", "2.13.0")
 GLIBC = "2.17"
 """The oldest glibc that the wheels of Linux run on: manylinux2014."""
 WHEEL_BYTES = 1_100_000
-"""Most bytes of the pure-Python wheel, 3 % above what it has: modules are compressed one by one, and a quarter of that
+"""Most bytes of the pure-Python wheel, 2 % above what it has: modules are compressed one by one, and a quarter of that
 is docstrings. Without `compress` it would have 40 kB more."""
 EXTENSION_BYTES = 255_000
 """Most bytes of the native extension in a wheel, 5 % above what it has. With the demangler of C++ names it would have
