@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import breaks
 import formulas
 import outside
 import reference
@@ -64,8 +65,10 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
 
 
 def on_page_content(html: str, *, page: Page, **_: object) -> str:
-    """Turn formulas into MathML, and names in code into links to the reference."""
+    """Turn formulas into MathML and names in code into links to the reference, and let long names break."""
     html = formulas.to_mathml(html)
     if page.file.src_uri.startswith("source/"):
         return html
-    return (reference.link_guides if page.file.src_uri.startswith("reference/") else reference.link_names)(html)
+    if page.file.src_uri.startswith("reference/"):
+        return reference.link_guides(html)
+    return breaks.with_breaks(reference.link_names(html))

@@ -200,6 +200,18 @@ def test_a_phone_shows_the_whole_page(browser: Browser, address: str, path: str)
         assert page.evaluate(CUT_OFF) == []
 
 
+@pytest.mark.parametrize("path", ["choosing/", "combinations/"])
+def test_a_phone_breaks_names_in_tables_between_their_words(browser: Browser, address: str, path: str) -> None:
+    """No name has more lines than words: `counts` one, `LazyTensorStorage` three at most."""
+    lines = """() => [...document.querySelectorAll('article td code')].map(code => [
+      code.innerText, new Set([...code.getClientRects()].map(box => Math.round(box.top))).size])"""
+    with opened(browser, address, path, width=390) as page:
+        shown = page.evaluate(lines)
+        assert any(count > 1 for _, count in shown)
+        words = r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])|\W+"
+        assert [name for name, count in shown if count > max(1, len(re.findall(words, name)))] == []
+
+
 def test_a_phone_has_the_navigation_in_a_drawer(browser: Browser, address: str) -> None:
     with opened(browser, address, "reference/", width=390) as page:
         page.locator('label[for="__drawer"].md-header__button').click()
