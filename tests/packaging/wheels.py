@@ -45,9 +45,9 @@ GLIBC = "2.17"
 WHEEL_BYTES = 1_100_000
 """Most bytes of the pure-Python wheel, 2 % above what it has: modules are compressed one by one, and a quarter of that
 is docstrings. Without `compress` it would have 40 kB more."""
-EXTENSION_BYTES = 255_000
-"""Most bytes of the native extension in a wheel, 5 % above what it has. With the demangler of C++ names it would have
-50 kB more, see `native/no_demangler.cpp`."""
+EXTENSION_BYTES = 280_000
+"""Most bytes of the native extension in a wheel. It has 245 kB for x86-64 on Linux, and other systems and processors
+differ; the demangler of C++ names would add 50 kB, see `native/no_demangler.cpp`."""
 TOOLS = ("scikit-build-core", "nanobind", "cmake", "ninja")
 
 
