@@ -161,16 +161,6 @@ def test_pages_say_what_to_install_for_tensordicts(page: Path) -> None:
             assert re.search(r"pip install [^`\n]*(tensordict|torchrl)", text[: match.start()]), match[0]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_lines_of_code_fit_on_the_page(page: Path) -> None:
-    """A line of the site has 88 letters; a reader does not see what is behind them."""
-    if not page.is_relative_to(ROOT / "docs") or page.parent.name == "compat" or page.name == "format.md":
-        return
-    for language, text in blocks(page):
-        if language.startswith("python"):
-            assert [line for line in text.splitlines() if len(line) > 88] == []
-
-
 @pytest.mark.parametrize("language", ELSEWHERE)
 def test_blocks_that_need_another_library_run_elsewhere(language: str) -> None:
     assert pages_of(language)
