@@ -144,7 +144,7 @@ site: $(VENV)/.installed ## Build the documentation site into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --clean
 
 .PHONY: stub
-stub: $(VENV)/.installed ## Write the stub of the native extension from its signatures and docstrings
+stub: $(VENV)/.installed ## Write the stub of the native extension from its signatures
 	$(BIN)/python tests/native/stub.py
 
 # Builds the extension with sanitizers in folder $(1) and runs the native tests with it. The libraries of the sanitizers

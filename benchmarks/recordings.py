@@ -27,6 +27,7 @@ CAMERAS: Final = ("observation.images.top", "observation.images.wrist")
 STATE: Final = "observation.state"
 SIZES: Final = {"96": (96, 96), "480": (480, 640)}
 _EPISODE: Final = 50
+"""Rows of an episode with cameras; the last one has those that are left."""
 _FOLDER: Final = Path(__file__).resolve().parents[1] / "build" / "recordings"
 
 
@@ -37,7 +38,7 @@ def offsets(kind: str) -> dict[str, list[float]]:
 
 
 def recording(kind: str, rows: int) -> Path:
-    """Return the folder of a dataset: `96` and `480` with two cameras, `open` with episodes of ten rows."""
+    """Return the folder of a dataset of `rows` rows: `96` and `480` with two cameras, `open` with short episodes."""
     name = kind.partition("-")[0]
     folder = _FOLDER / f"{name}-{rows}"
     if not folder.exists():
@@ -55,7 +56,7 @@ def _with_cameras(folder: Path, rows: int, height: int, width: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    lengths = [_EPISODE] * (rows // _EPISODE)
+    lengths = [min(_EPISODE, rows - start) for start in range(0, rows, _EPISODE)]
     lerobot_v3(folder, lengths=lengths, fps=FPS, episodes_per_file=len(lengths))
     path = folder / "meta/info.json"
     info = json.loads(path.read_text())
@@ -69,7 +70,7 @@ def _with_cameras(folder: Path, rows: int, height: int, width: int) -> None:
             "names": ["height", "width", "channels"],
         }
         video = folder / f"videos/{key}/chunk-000/file-000.mp4"
-        frames = _frames(len(lengths), height, width, number)
+        frames = _frames(lengths, height, width, number)
         write_video(video, frames, fps=FPS, codec="libsvtav1", keyframes=2, crf=30)
         columns: dict[str, Any] = {"chunk_index": [0] * len(lengths), "file_index": [0] * len(lengths)}
         columns |= {"from_timestamp": starts[:-1], "to_timestamp": starts[1:]}
@@ -79,10 +80,10 @@ def _with_cameras(folder: Path, rows: int, height: int, width: int) -> None:
     pq.write_table(episodes, folder / "meta/episodes/chunk-000/file-000.parquet")
 
 
-def _frames(episodes: int, height: int, width: int, camera: int) -> Iterator[NDArray[np.uint8]]:
+def _frames(lengths: list[int], height: int, width: int, camera: int) -> Iterator[NDArray[np.uint8]]:
     """Pictures that move before a texture, about 10 kB of video a frame of 480x640; flat ones would decode faster."""
     texture = np.random.default_rng(camera).integers(0, 16, (64, 64, 3), dtype=np.uint8)
     texture = np.tile(texture, (height // 64 + 1, width // 64 + 1, 1))[:height, :width]
-    for episode in range(episodes):
-        moving = pictures(_EPISODE, height, width, seed=episode * len(CAMERAS) + camera)
+    for episode, length in enumerate(lengths):
+        moving = pictures(length, height, width, seed=episode * len(CAMERAS) + camera)
         yield from moving // 8 * 7 + texture

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -163,6 +164,20 @@ _LAWS = {
     "StackSampler, max_times_sampled": "newest first, n times, then rows leave",
     "HeapSampler, max_times_sampled": "greatest priority first, n times, then rows leave",
 }
+_STORAGE_KINDS = {
+    "ListStorage": "lists",
+    "CompressedListStorage": "lists",
+    "LazyStackStorage": "lazy stacks",
+    "LazyTensorStorage, single_copy": "single_copy",
+}
+_WRITER_KINDS = {
+    "RoundRobinWriter": "ring",
+    "TensorDictRoundRobinWriter": "ring",
+    "TensorDictMaxValueWriter": "ranked",
+    "ReservoirWriter": "random",
+    "ImmutableDatasetWriter": "read-only",
+}
+"""Words for the headings of the page; storages that are not listed are tensors."""
 REASONS = {
     "order": "episodes and queues need rows in the order of writing, which this writer does not keep",
     "fields": "a list of objects has no fields that mark the ends of episodes",
@@ -259,6 +274,7 @@ def build(cell: Cell) -> TensorDictReplayBuffer:
 
 def page() -> str:
     """Return docs/combinations.md."""
+    sections = _sections()
     lines = [
         "# Combinations",
         "",
@@ -266,32 +282,66 @@ def page() -> str:
         "rows in their order, and a writer that puts rows into random slots does not keep it. Such a combination",
         "raises when the buffer is made or its first rows are written, and the error says what to change.",
         "",
-        f"This page has all {len(CELLS):,} combinations. Find the heading with your storage and writer, then the row",
+        f"This page has all {len(CELLS):,} combinations. Follow the link of your storage and writer, then take the row",
         "of the [sampler](sampling.md#choose-a-sampler) and the column of the",
         "[unit](sampling.md#what-does-each-drawn-row-become): the cell gives the distribution of the draws, or the",
         "reason why it raises. Tests run all of them, and the page is generated from the same rules",
         "(`python -m tests.combinations`).",
+        "",
+        "## Choose a storage and a writer",
+        "",
+        *_choices(sections),
+        "",
+        "## Why a combination raises",
         "",
         "| raises | why |",
         "|---|---|",
         *(f"| `{name}` | {text} |" for name, text in REASONS.items()),
         "",
     ]
-    for text, pairs in _groups().items():
-        lines += ["## " + "; ".join(pairs), "", text, ""]
+    for title, pairs in sections.items():
+        lines += [f"## {title}", "", _table(*pairs[0]), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _groups() -> dict[str, list[str]]:
-    """Return the tables sampler x unit, each with the storages and writers that it holds for."""
-    found: dict[str, dict[str, list[str]]] = {}
+def _sections() -> dict[str, list[tuple[str, str]]]:
+    """Return the storages and writers of each table sampler x unit, by its title."""
+    found: dict[str, list[tuple[str, str]]] = {}
     for storage in STORAGES:
         for writer in WRITERS:
-            found.setdefault(_table(storage, writer), {}).setdefault(storage, []).append(writer)
-    return {
-        table: [f"{storage} with {', '.join(writers)}" for storage, writers in pairs.items()]
-        for table, pairs in found.items()
-    }
+            found.setdefault(_table(storage, writer), []).append((storage, writer))
+    sections = {_title(pairs): pairs for pairs in found.values()}
+    if len(sections) < len(found):
+        msg = f"two tables have the same title: {', '.join(_title(pairs) for pairs in found.values())}"
+        raise ValueError(msg)
+    return sections
+
+
+def _title(pairs: list[tuple[str, str]]) -> str:
+    """Name a table after its storages and writers; the table of choices says which of them go together."""
+    storages = list(dict.fromkeys(storage for storage, _ in pairs))
+    kinds = storages if len(storages) == 1 else dict.fromkeys(_STORAGE_KINDS.get(name, "tensors") for name in storages)
+    title = f"{', '.join(kinds)}: {' or '.join(dict.fromkeys(_WRITER_KINDS[writer] for _, writer in pairs))}"
+    return title[0].upper() + title[1:]
+
+
+def _choices(sections: dict[str, list[tuple[str, str]]]) -> list[str]:
+    """Return the kinds of writers, and a table of storages and these kinds with links to the sections."""
+    titles = {pair: title for title, pairs in sections.items() for pair in pairs}
+    anchors = {title: re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in sections}
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for writer in WRITERS:
+        column = (_WRITER_KINDS[writer], *(titles[storage, writer] for storage in STORAGES))
+        columns.setdefault(column, []).append(writer)
+    lines = ["| heading | writers |", "|---|---|"]
+    lines += [f"| {kind} | {', '.join(f'`{name}`' for name in names)} |" for (kind, *_), names in columns.items()]
+    lines += ["", f"| storage | {' | '.join(kind for kind, *_ in columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for storage in STORAGES:
+        name, _, option = storage.partition(", ")
+        shown = f"`{name}`" + (f" with `{option}`" if option else "")
+        links = (titles[storage, writers[0]] for writers in columns.values())
+        lines.append(f"| {shown} | {' | '.join(f'[{title}](#{anchors[title]})' for title in links)} |")
+    return lines
 
 
 def _table(storage: str, writer: str) -> str:

@@ -152,6 +152,15 @@ def test_commands_exist(page: Path) -> None:
                 assert not words or Path(words[0]).name in tools, line
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_pages_say_what_to_install_for_tensordicts(page: Path) -> None:
+    """tensordict is an extra, and a dependency of TorchRL."""
+    text = page.read_text()
+    for match in BLOCK.finditer(text):
+        if match[1] != "text" and re.search(r"^(from|import) tensordict", match[2], re.MULTILINE):
+            assert re.search(r"pip install [^`\n]*(tensordict|torchrl)", text[: match.start()]), match[0]
+
+
 @pytest.mark.parametrize("language", ELSEWHERE)
 def test_blocks_that_need_another_library_run_elsewhere(language: str) -> None:
     assert pages_of(language)
@@ -198,6 +207,32 @@ def test_readme_is_short_and_in_order() -> None:
     assert len(before.splitlines()) <= 100
     assert sum(line.startswith("| ") for line in table.split("\n## ")[0].splitlines()) <= 11  # the head and ten rows
     assert text.count("![") == 1
+
+
+def test_numbers_in_words_are_those_of_the_table_of_benchmarks() -> None:
+    """README and the recipe of TorchRL say how many times faster Ostinato is, rounded."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.split("<!-- ")[1].splitlines() if line.startswith("| ")]
+    torchrl = rows[0].index("TorchRL")
+    times = {row[0]: float(row[torchrl].split("(")[1].rstrip("x)")) for row in rows[1:] if "(" in row[torchrl]}
+
+    def faster(work: str) -> list[int]:
+        return [round(times[title]) for title in times if re.match(work, title)]
+
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for words, work in {
+        "{} to {} times faster at uniform sampling": r"uniform sample\(256\) of 1,000,000 rows,",
+        "{} to {} times at writing 256": r"extend of 256 rows",
+        "{} to {} times at prioritized replay": r"prioritized sample",
+        "{} to {} times at slices of a growing buffer": r"extend\(256\) \+ 64 slices",
+    }.items():
+        said = words.format(min(faster(work)), max(faster(work)))
+        assert said in readme, f"the table says: {said}"
+    recipe = (ROOT / "docs" / "recipes" / "torchrl.md").read_text()
+    works = ("uniform sample.*dict", "extend of.*, dict", "prioritized.*, dict", "64 slices.*TensorDict$", "import")
+    words = "`sample(256)` {} times faster, `extend` {} times, prioritized sampling {} times, slices {} times"
+    said = (words + "; import {} times").format(*(faster(work)[0] for work in works))
+    assert said in recipe, f"the table says: {said}"
 
 
 def test_tests_named_in_readme_exist() -> None:

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
-from paint import EPISODES, FAINT, INK, save
+from PIL import Image
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-BLUE, LIGHT_BLUE = EPISODES[1]
-ORANGE, LIGHT_ORANGE = EPISODES[2]
-GREEN, LIGHT_GREEN = EPISODES[3]
-LINE = "#9AA5B1"
+INK, FAINT, LINE, GRID = "#1F2933", "#52606D", "#9AA5B1", "#E4E7EB"
+BLUE, LIGHT_BLUE = "#0072B2", "#DCEBF5"
+ORANGE, LIGHT_ORANGE = "#B36B00", "#FBEBD0"
+GREEN, LIGHT_GREEN = "#00795C", "#D6EFE6"
 WIDTH = 16
+INCHES, DPI = 5.8, 165
+"""Width and resolution of every picture: a letter of 10 points has 9 pixels on a phone of 390."""
 
 
 class Card:
-    """A white card, `WIDTH` units wide; y points downwards, as lines of text do.
+    """A white card; y points downwards, as lines of text do.
 
     Args:
         height: Height in units.
+        width: Width in units.
     """
 
-    def __init__(self, height: float) -> None:
-        self.figure = Figure(figsize=(5.8, 5.8 * height / WIDTH), dpi=165, facecolor="white")
+    def __init__(self, height: float, width: float = WIDTH) -> None:
+        self.figure = Figure(figsize=(INCHES, INCHES * height / width), dpi=DPI, facecolor="white")
         self.axes: Any = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set_axis_off()
-        self.axes.set_xlim(0, WIDTH)
+        self.axes.set_xlim(0, width)
         self.axes.set_ylim(height, 0)
 
     def text(self, x: float, y: float, words: str, color: str = INK, size: float = 11, **options: Any) -> None:
@@ -71,16 +76,9 @@ class Card:
             return save(self.figure, path)
 
 
-__all__ = [
-    "BLUE",
-    "FAINT",
-    "GREEN",
-    "INK",
-    "LIGHT_BLUE",
-    "LIGHT_GREEN",
-    "LIGHT_ORANGE",
-    "LINE",
-    "ORANGE",
-    "WIDTH",
-    "Card",
-]
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure as a PNG with a palette of 64 colours, a fifth of the size of one without."""
+    drawn = BytesIO()
+    FigureCanvasAgg(figure).print_png(drawn)
+    Image.open(drawn).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+    return path

@@ -1,74 +1,60 @@
-"""Paint the pictures of windows with matplotlib: the ring, and below it one line of cells per anchor."""
+"""Paint the pictures of windows: the ring, and below it for each drawn row what is read and what the batch holds."""
 
 from __future__ import annotations
 
-from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
-from PIL import Image
+from card import BLUE, FAINT, GREEN, GRID, INK, LIGHT_BLUE, LIGHT_GREEN, LIGHT_ORANGE, LINE, ORANGE, Card
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from windows import Line, Scene
+    from windows import Block, Line, Read, Scene
 
-INK, FAINT, GRID = "#1F2933", "#52606D", "#E4E7EB"
-EPISODES = {1: ("#0072B2", "#DCEBF5"), 2: ("#B36B00", "#FBEBD0"), 3: ("#00795C", "#D6EFE6")}
+EPISODES = {1: (BLUE, LIGHT_BLUE), 2: (ORANGE, LIGHT_ORANGE), 3: (GREEN, LIGHT_GREEN)}
 """Strong and light colour of each episode."""
 EPISODE = [3] * 5 + [1] * 4 + [2] * 6 + [3]
 """Episode of each slot."""
-CHIPS_AT = 17.0
+LEFT, MARGIN, WIDTH = 2.5, 0.35, 18.8
+RING, FIRST = 4.9, 6.3
+"""Where the ring is, and the first line."""
+LEGEND = 1.25
 
 
 def paint(scene: Scene, folder: Path) -> Path:
     """Draw a scene to `folder`."""
-    count = sum(len(block.lines) + 1.35 * _headline(scene, i) for i, block in enumerate(scene.blocks))
-    height = 0.325 * (count + 6.0)
-    with mpl.rc_context({"font.family": "DejaVu Sans", "font.size": 8.5, "text.color": INK}):
-        figure = Figure(figsize=(9.6, height), dpi=130, facecolor="white")
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_axis_off()
-        top = 4.6
-        axes.set_xlim(-2.6, 27.0)
-        axes.set_ylim(-count - (1.4 if _headline(scene, 0) else 1.9), top)
-        axes.text(-2.1, top - 0.75, scene.title, fontsize=11.5, fontweight="bold", va="center")
-        _ring(axes)
-        axes.text(CHIPS_AT, 0.85, "the batch", va="center", color=FAINT)
-        at = -0.75
-        for i, block in enumerate(scene.blocks):
-            if _headline(scene, i):
-                axes.text(-2.1, at, block.title, color=INK, fontweight="bold", va="center", fontsize=8.5)
-                at -= 0.95
-            for line in block.lines:
-                _line(axes, line, at)
-                at -= 1.0
-            at -= 0.4 * _headline(scene, i)
-        _legend(axes, scene, -count - (0.75 if _headline(scene, 0) else 1.2))
-        return save(figure, folder / f"{scene.name}.png")
+    height = FIRST + sum(map(_height, scene.blocks)) + LEGEND * ((len(scene.legend) + 2) // 2) + 0.2
+    card = Card(height, WIDTH)
+    code, _, words = scene.title.partition(": ")
+    card.text(MARGIN, 0.8, code, size=12.5, ha="left", fontweight="bold")
+    card.text(MARGIN, 1.75, words, FAINT, ha="left")
+    _ring(card)
+    y = FIRST
+    for block in scene.blocks:
+        at = y
+        if block.title:
+            code, _, words = block.title.partition(": ")
+            card.text(MARGIN, at + 0.35, code, ha="left", fontweight="bold")
+            card.text(MARGIN, at + 1.25, words, FAINT, 10.5, ha="left")
+            at += 1.95 if words else 1.05
+        for line in block.lines:
+            _line(card, line, at)
+            at += _height_of_line(line)
+        y += _height(block)
+    _legend(card, scene, y)
+    return card.save(folder / f"{scene.name}.png")
 
 
-def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as a PNG with a palette of 64 colours, a fifth of the size of one without."""
-    drawn = BytesIO()
-    FigureCanvasAgg(figure).print_png(drawn)
-    Image.open(drawn).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
-    return path
+def _height(block: Block) -> float:
+    head = 0.0 if not block.title else 2.45 if ": " in block.title else 1.55
+    return head + sum(map(_height_of_line, block.lines))
 
 
-def _headline(scene: Scene, number: int) -> bool:
-    return len(scene.blocks) > 1 or scene.blocks[number].title != "anchor"
+def _height_of_line(line: Line) -> float:
+    return 2.55 if line.chips or line.note else 1.25
 
 
-def _ring(axes: Any) -> None:
-    for slot in range(16):
-        strong, light = EPISODES[EPISODE[slot]]
-        _cell(axes, slot, 0.85, light, strong, 0.8)
-        axes.text(slot + 0.5, 0.85, str(slot), ha="center", va="center", color=strong, fontweight="bold")
-    axes.text(-0.25, 0.85, "slot", ha="right", va="center", color=FAINT)
+def _ring(card: Card) -> None:
     for start, stop, episode, text in (
         (5, 9, 1, "1: terminated"),
         (9, 15, 2, "2: truncated"),
@@ -76,88 +62,67 @@ def _ring(axes: Any) -> None:
         (15, 16, 3, "3"),
     ):
         strong = EPISODES[episode][0]
-        axes.plot([start + 0.12, stop - 0.12], [1.55, 1.55], color=strong, lw=1.6, solid_capstyle="round")
-        axes.text((start + stop) / 2, 1.92, text, ha="center", va="center", color=strong, fontsize=8)
-    axes.text(-0.25, 1.92, "episode", ha="right", va="center", color=FAINT)
-    axes.plot([5, 5], [0.3, 2.55], color=INK, lw=1.4)
-    axes.annotate(
-        "write cursor: the newest row is 4, the oldest is 5",
-        (5, 2.55),
-        (5.15, 2.68),
-        va="center",
-        color=INK,
-        fontsize=8,
-    )
+        card.text(LEFT + (start + stop) / 2, RING - 0.95, text, strong, 9.5)
+        card.line([LEFT + start + 0.15, LEFT + stop - 0.15], [RING - 0.4] * 2, strong, 1.8)
+    for slot, episode in enumerate(EPISODE):
+        strong, light = EPISODES[episode]
+        card.box(LEFT + slot, RING - 0.2, 1, 1, light, strong, f"{slot}", strong, size=10, bold=True)
+    card.text(LEFT - 0.2, RING - 0.95, "episode", FAINT, 9.5, ha="right")
+    card.text(LEFT - 0.2, RING + 0.3, "slot", FAINT, 9.5, ha="right")
+    card.line([LEFT + 5] * 2, [RING - 1.75, RING + 0.95], INK, 1.8, zorder=6)
+    card.text(LEFT + 4.8, RING - 1.85, "newest row: 4", size=9.5, ha="right")
+    card.text(LEFT + 5.2, RING - 1.85, "write cursor, oldest row: 5", size=9.5, ha="left")
 
 
-def _line(axes: Any, line: Line, at: float) -> None:
-    kinds = {read.slot: read for read in line.reads if read.kind != "next"}
-    nexts = {read.slot for read in line.reads if read.kind == "next"}
+def _line(card: Card, line: Line, y: float) -> None:
+    reads = {read.slot: read for read in line.reads if read.kind != "next"}
     for slot in range(16):
-        strong, light = EPISODES[EPISODE[slot]]
-        read = kinds.get(slot)
-        if read is None:
-            _cell(axes, slot, at, "white", GRID, 0.7)
-            continue
-        if read.kind == "start":
-            _cell(axes, slot, at, light, strong, 0.8)
-            axes.text(slot + 0.5, at, read.text, ha="center", va="center", color=strong, fontsize=7.5)
-            continue
-        _cell(axes, slot, at, light if read.kind == "burn" else strong, strong, 0.8)
-        if read.text:
-            axes.text(slot + 0.5, at, read.text, ha="center", va="center", color="white", fontsize=8.5)
-    for slot in nexts:
-        strong = EPISODES[EPISODE[slot]][0]
-        axes.annotate(
-            "", (slot + 1.32, at), (slot + 0.9, at), arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 1.2}
-        )
-    if line.anchor is not None:
-        axes.text(-0.25, at, f"row {line.anchor}", ha="right", va="center", color=INK)
-        axes.add_patch(_box(line.anchor, at, "none", INK, 1.7))
-    _chips(axes, line, at)
-
-
-def _chips(axes: Any, line: Line, at: float) -> None:
-    x = CHIPS_AT
-    for name, reads in line.chips:
-        if name:
-            width = 1.15 if name == "obs" else 2.0
-            axes.text(x + width - 0.15, at, name, ha="right", va="center", color=FAINT, fontsize=8)
-            x += width
-        for read in reads:
-            strong, light = EPISODES[EPISODE[read.slot]] if read.slot >= 0 else (FAINT, "white")
-            face = {"learn": strong, "burn": light, "next": "white", "masked": "white"}[read.kind]
-            ink = "white" if read.kind == "learn" else "#9AA5B1" if read.kind == "masked" else strong
-            _cell(axes, x, at, face, "#C3CAD3" if read.kind == "masked" else strong, 0.9, dashed=read.kind == "masked")
-            axes.text(x + 0.5, at, read.text, ha="center", va="center", color=ink, fontsize=8)
-            x += 1
-        x += 0.35
+        if slot not in reads:
+            card.box(LEFT + slot, y, 1, 1, "white", GRID, lw=0.9)
+    for read in reads.values():
+        _cell(card, LEFT + read.slot, y, read)
+    for slot in (read.slot for read in line.reads if read.kind == "next"):
+        card.arrow((LEFT + slot + 0.85, y + 0.5), (LEFT + slot + 1.5, y + 0.5))
+    if line.anchor is None:
+        card.text(LEFT, y + 1.5, line.note, FAINT, 10.5, ha="left")
+        return
+    card.text(LEFT - 0.2, y + 0.5, f"row {line.anchor}", size=10.5, ha="right")
+    card.box(LEFT + line.anchor, y, 1, 1, "none", INK, lw=2.4)
     if line.note:
-        axes.text(x, at, line.note, va="center", color=FAINT, fontsize=8.5)
+        card.text(LEFT, y + 1.5, line.note, FAINT, 10.5, ha="left")
+    else:
+        _batch(card, line, y + 1.2)
 
 
-def _cell(axes: Any, x: float, y: float, face: str, edge: str, width: float, *, dashed: bool = False) -> None:
-    axes.add_patch(_box(x, y, face, edge, width, dashed=dashed))
+def _batch(card: Card, line: Line, y: float) -> None:
+    x = LEFT
+    for name, reads in line.chips:
+        label = name or "batch"
+        card.text(LEFT - 0.2 if x == LEFT else x + 2.0, y + 0.5, label, FAINT, 10, ha="right")
+        x += 0.0 if x == LEFT else 2.2
+        for read in reads:
+            _cell(card, x, y, read)
+            x += 1
+        x += 1.2
 
 
-def _box(x: float, y: float, face: str, edge: str, width: float, *, dashed: bool = False) -> FancyBboxPatch:
-    style = "round,pad=0,rounding_size=0.12"
-    return FancyBboxPatch(
-        (x + 0.06, y - 0.38), 0.88, 0.76, boxstyle=style, facecolor=face, edgecolor=edge, linewidth=width,
-        linestyle=(0, (2, 1.5)) if dashed else "-", zorder=3 if face == "none" else 2,
-    )  # fmt: skip
+def _cell(card: Card, x: float, y: float, read: Read) -> None:
+    strong, light = EPISODES[EPISODE[read.slot]] if read.slot >= 0 else (FAINT, GRID)
+    face = {"learn": strong, "burn": light, "start": light, "next": "white", "masked": "white"}[read.kind]
+    edge = LINE if read.kind == "masked" else strong
+    ink = {"learn": "white", "masked": FAINT}.get(read.kind, strong)
+    size = 10 if len(read.text) < 3 else 9
+    card.box(x, y, 1, 1, face, edge, read.text, ink, size=size, dashed=read.kind == "masked")
 
 
-def _legend(axes: Any, scene: Scene, at: float) -> None:
-    x, strong, light = 0.0, FAINT, "#E4E7EB"
-    for kind, text in scene.legend:
-        if kind == "next" and scene.name == "nstep":
-            axes.annotate("", (x + 0.85, at), (x + 0.25, at), arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 1.2})
-        else:
-            face = {"learn": strong, "burn": light, "start": light, "next": "white", "masked": "white"}[kind]
-            _cell(axes, x, at, face, "#C3CAD3" if kind == "masked" else strong, 0.8, dashed=kind == "masked")
-        axes.text(x + 1.15, at, text, va="center", color=FAINT, fontsize=8)
-        x += 1.9 + 0.205 * len(text)
-    axes.add_patch(_box(x, at, "none", INK, 1.7))
+def _legend(card: Card, scene: Scene, y: float) -> None:
     drawn = "first row of the slice" if scene.name == "slices" else "drawn row"
-    axes.text(x + 1.15, at, drawn, va="center", color=FAINT, fontsize=8)
+    for i, (kind, text) in enumerate((*scene.legend, ("drawn", drawn))):
+        x, at = MARGIN + (i % 2) * 9.2, y + LEGEND * (i // 2)
+        if kind == "next" and scene.name == "nstep":
+            card.arrow((x + 0.1, at + 0.5), (x + 0.95, at + 0.5))
+        else:
+            face = {"learn": FAINT, "burn": GRID, "start": GRID}.get(kind, "white")
+            edge = INK if kind == "drawn" else LINE if kind == "masked" else FAINT
+            card.box(x, at, 1, 1, face, edge, dashed=kind == "masked", lw=2.4 if kind == "drawn" else 1.2)
+        card.text(x + 1.25, at + 0.5, text, FAINT, 10, ha="left")

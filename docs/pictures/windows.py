@@ -49,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Block:
-    """Lines under one title."""
+    """Lines under one title, which may be empty."""
 
     title: str
     lines: tuple[Line, ...]
@@ -122,7 +122,7 @@ def n_step() -> Scene:
     return Scene(
         "nstep",
         title,
-        (Block("anchor", tuple(lines)),),
+        (Block("", tuple(lines)),),
         (("learn", "reward, with its factor"), ("next", "end of the return")),
     )
 
@@ -136,10 +136,10 @@ def sequence() -> Scene:
         "strict": "only rows followed by a whole window are drawn",
     }
     for boundary, word in words.items():
-        anchors, lines = [10, 7, 3], []
+        lines = []
         sampler = Chosen([10])
         make_ring(sampler, SequenceUnit(4, boundary, burn_in=2)).sample(1)
-        for anchor in anchors:
+        for anchor in [10, 7, 3] if boundary == "pad" else [7, 3]:  # in the middle all boundaries are the same
             if anchor not in sampler.allowed:
                 lines.append(Line(anchor, note="never drawn"))
                 continue
@@ -162,8 +162,11 @@ def sequence() -> Scene:
 
 def frame_stack() -> Scene:
     """Stacks of three frames, at the starts of episodes and in the middle."""
-    anchors, blocks = [12, 10, 9, 5, 0], []
-    for padding, word in (("repeat", "the first frame is repeated"), ("zeros", "missing frames are zeros")):
+    blocks = []
+    for padding, word, anchors in (
+        ("repeat", "the first frame is repeated", [12, 10, 9, 5, 0]),
+        ("zeros", "missing frames are zeros", [10, 9]),
+    ):
         batch = make_ring(Chosen(anchors), FrameStack(3, ["obs"], padding=padding)).sample(len(anchors))
         lines = []
         for i, anchor in enumerate(anchors):
@@ -171,7 +174,7 @@ def frame_stack() -> Scene:
             seen = {read.slot for read in stacks[0][1] if read.kind == "learn"}
             lines.append(Line(anchor, tuple(Read(slot, "learn") for slot in sorted(seen)), stacks))
         blocks.append(Block(f'padding="{padding}": {word}', tuple(lines)))
-    legend = (("learn", "frame"), ("next", "next observation of the row"), ("masked", "before the episode"))
+    legend = (("learn", "frame"), ("next", "next observation"), ("masked", "before the episode"))
     return Scene("framestack", 'FrameStack(3, ["obs"]): the frames of each stack, oldest first', tuple(blocks), legend)
 
 
@@ -220,7 +223,7 @@ def slices() -> Scene:
             short = tuple(Read(int(slots[i]), "learn", str(int(slots[i]))) for i in range(at, end + 1))
             lines.append(Line(5, tuple(Read(read.slot, "learn") for read in short), (("", short),)))
         blocks.append(Block(title, tuple(lines)))
-    legend = (("start", "first row, with its probability"), ("learn", "rows of one slice"))
+    legend = (("start", "probability of a first row"), ("learn", "rows of one slice"))
     return Scene("slices", "SliceSampler: a uniform episode, then a uniform start within it", tuple(blocks), legend)
 
 

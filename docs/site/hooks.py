@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import breaks
 import formulas
 import outside
 import reference
 import spread
+from keywords import KEYWORDS
 from mkdocs.exceptions import PluginError
 
 if TYPE_CHECKING:
@@ -28,9 +30,6 @@ _BOOSTS = {
     "combinations": 0.1,
 }
 """Factors of the ranks of search results, by how paths of pages begin. Lists of many names come after explanations."""
-
-_WITHOUT_CONTENTS = ("combinations.md",)
-"""Pages whose headings are too long for a table of contents."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -58,16 +57,18 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     for begin, boost in _BOOSTS.items():
         if page.file.src_uri.startswith(begin):
             page.meta["search"] = {"boost": boost}
-    if page.file.src_uri in _WITHOUT_CONTENTS:
-        page.meta["hide"] = ["toc"]
+    if page.file.src_uri in KEYWORDS:
+        page.meta["tags"] = KEYWORDS[page.file.src_uri]
     if page.file.src_uri == spread.PAGE:
         markdown = spread.with_spread(markdown)
     return _INFO.sub(r"\1", outside.rewrite(markdown, page.file.src_uri))
 
 
 def on_page_content(html: str, *, page: Page, **_: object) -> str:
-    """Turn formulas into MathML, and names in code into links to the reference."""
+    """Turn formulas into MathML and names in code into links to the reference, and let long names break."""
     html = formulas.to_mathml(html)
     if page.file.src_uri.startswith("source/"):
         return html
-    return (reference.link_guides if page.file.src_uri.startswith("reference/") else reference.link_names)(html)
+    if page.file.src_uri.startswith("reference/"):
+        return reference.link_guides(html)
+    return breaks.with_breaks(reference.link_names(html))

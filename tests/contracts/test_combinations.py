@@ -70,5 +70,7 @@ def _check_windows(steps: torch.Tensor, cell: Cell) -> None:
 def test_the_page_says_what_the_rules_say() -> None:
     found = (Path(__file__).parents[2] / "docs" / "combinations.md").read_text()
     assert found == page(), "run: python -m tests.combinations > docs/combinations.md"
+    headings = [line for line in found.splitlines() if line.startswith("#")]
+    assert max(map(len, headings)) < 60, "a table of contents needs short headings"
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     assert f"all [{len(CELLS):,} combinations](docs/combinations.md)" in readme

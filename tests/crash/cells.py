@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -145,10 +146,17 @@ CASES = [
 ]
 
 
-def covering() -> list[tuple[int, int]]:
-    """Return cases, and indices to draw, that hold each combination once, at fills in turn, some made ahead."""
-    cells = range(len(SUPPORTED))
-    chosen = [6 * i + 2 * (i % 3) + (i % AHEAD_EVERY == 0) for i in cells] + list(range(6 * len(cells), len(CASES)))
+def covering(every: int = 1) -> list[tuple[int, int]]:
+    """Return cases, and indices to draw, that hold one in `every` combinations, at fills in turn, some made ahead.
+
+    These are the ones in which the places of the four parts in their tables add up to a multiple of `every`: all pairs
+    of parts are still there, with an `every` of 2 also all that three parts make.
+    """
+    tables = [list(table) for table in (SAMPLERS, UNITS, STORAGES, WRITERS)]
+    sums = [sum(table.index(part) for table, part in zip(tables, astuple(cell), strict=True)) for cell in SUPPORTED]
+    cells = [number for number, total in enumerate(sums) if total % every == 0]
+    chosen = [6 * number + 2 * (i % 3) + (i % AHEAD_EVERY == 0) for i, number in enumerate(cells)]
+    chosen += range(6 * len(SUPPORTED), len(CASES))
     return [(number, FEWER if CASES[number].slow else QUICK) for number in chosen]
 
 

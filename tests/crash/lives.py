@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
-from tensordict import TensorDict
 
 from ostinato import (
     LazyMemmapStorage,
@@ -24,9 +23,9 @@ from ostinato import (
     NStep,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    ReplayBuffer,
     SamplerWithoutReplacement,
     SliceSampler,
-    TensorDictReplayBuffer,
     Trajectory,
     TrajectoryReplayBuffer,
 )
@@ -40,17 +39,16 @@ LIMIT = 256
 """Files that may be open."""
 
 
-def rows(start: int, episode: int, count: int) -> TensorDict:
-    """Return steps of episodes of `episode` rows."""
+def rows(start: int, episode: int, count: int) -> dict[str, Any]:
+    """Return steps of episodes of `episode` rows, without TensorDicts: each of these processes would import them."""
     t = torch.arange(start, start + count)
     done = t % episode == episode - 1
     obs = (t[:, None] + torch.arange(32)).float()
-    following = {"obs": obs + 1, "done": done, "reward": t.float()}
-    return TensorDict({"t": t, "obs": obs, "next": TensorDict(following, [count])}, [count])
+    return {"t": t, "obs": obs, "next": {"obs": obs + 1, "done": done, "reward": t.float()}}
 
 
-def _buffer(storage: Any = None, **options: Any) -> TensorDictReplayBuffer:
-    return TensorDictReplayBuffer(
+def _buffer(storage: Any = None, **options: Any) -> ReplayBuffer:
+    return ReplayBuffer(
         storage=storage or LazyTensorStorage(CAPACITY),
         batch_size=64,
         generator=torch.Generator().manual_seed(0),
@@ -58,7 +56,7 @@ def _buffer(storage: Any = None, **options: Any) -> TensorDictReplayBuffer:
     )
 
 
-BUFFERS: dict[str, Callable[[], TensorDictReplayBuffer]] = {
+BUFFERS: dict[str, Callable[[], ReplayBuffer]] = {
     "slices": lambda: _buffer(sampler=SliceSampler(slice_len=4, end_key=END)),
     "prioritized": lambda: _buffer(sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5)),
     "prioritized slices": lambda: _buffer(
@@ -68,6 +66,12 @@ BUFFERS: dict[str, Callable[[], TensorDictReplayBuffer]] = {
     "mapped, ahead": lambda: _buffer(LazyMemmapStorage(CAPACITY), prefetch=2),
     "list": lambda: _buffer(ListStorage(CAPACITY // 10), sampler=SamplerWithoutReplacement()),
 }
+
+
+def _learn(rb: ReplayBuffer) -> None:
+    batch, info = rb.sample(return_info=True)
+    if rb.sampler.prioritized:
+        rb.update_priority(info["index"], batch["t"].double() % 7 + 1)
 
 
 def wraps(name: str) -> None:
@@ -81,11 +85,8 @@ def wraps(name: str) -> None:
             rb.extend(rows(start, episode, count))
             start += count
             if len(rb) >= capacity // 2:
-                batch = rb.sample()
-                if rb.sampler.prioritized:
-                    rb.update_priority(batch, batch["t"].double() % 7 + 1)
+                _learn(rb)
         if wrap in {9, 59}:
-            batch = None
             gc.collect()
             marks.append((psutil.Process().memory_info().rss, len(gc.get_objects())))
     (memory, objects), (memory_now, objects_now) = marks
@@ -134,7 +135,7 @@ def episodes(count: str) -> None:
     """So many episodes in a mapped buffer, drawn by slices."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
     number = int(count)
-    rb = TensorDictReplayBuffer(
+    rb = ReplayBuffer(
         storage=LazyMemmapStorage(3 * number), sampler=SliceSampler(slice_len=3, end_key=END), batch_size=96
     )
     for start in range(0, 3 * number, 3 * number // 10):
@@ -148,13 +149,11 @@ def episodes(count: str) -> None:
         assert bool((t.diff(dim=1) == 1).all())
 
 
-def _work(rb: TensorDictReplayBuffer, answers: Any) -> None:
+def _work(rb: ReplayBuffer, answers: Any) -> None:
     """What a worker does with a buffer: all of it."""
     rb.sample()
     rb.extend(rows(10_000, 7, 50))
-    batch = rb.sample()
-    if rb.sampler.prioritized:
-        rb.update_priority(batch, batch["t"].double() % 7 + 1)
+    _learn(rb)
     with tempfile.TemporaryDirectory() as place:
         rb.dumps(Path(place) / "a")
         rb.loads(Path(place) / "a")

@@ -1,4 +1,7 @@
-"""The stub of the native extension, generated from its signatures and docstrings. Run as a script to write the file."""
+"""The stub of the native extension, generated from its signatures. Run as a script to write the file.
+
+Docstrings stand in `native/bind_*.cpp`, and `help(ostinato._native)` shows them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ AddressArray: TypeAlias = int
 def generate(module: ModuleType) -> str:
     """Return the stub of `ostinato._native`, formatted as the package is."""
     prefix = ReplacePattern(re.compile(rf"{module.__name__}\.__prefix__"), ALIASES.strip().splitlines(), 0)
-    made = StubGen(module, patterns=[prefix])
+    made = StubGen(module, include_docstrings=False, patterns=[prefix])
     made.put(module)
     text: str = made.get()
     for command in (["check", "--fix-only", "--quiet"], ["format", "--quiet"]):

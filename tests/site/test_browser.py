@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import urljoin, urlsplit
 
 import pytest
 
@@ -110,15 +111,31 @@ def test_search_finds_a_class_and_opens_it(browser: Browser, address: str) -> No
         assert heading.is_visible()
 
 
-def test_search_finds_a_guide(browser: Browser, address: str) -> None:
-    with opened(browser, address, "saving/") as page:
-        page.keyboard.press("/")
-        page.locator(".md-search__input").fill("hindsight")
-        result = page.locator(".md-search-result__link").first
-        result.wait_for(timeout=30_000)
-        result.click()
-        page.wait_for_load_state()
-        assert "hindsight" in page.locator("article").inner_text().lower()
+@pytest.mark.parametrize(
+    ("words", "guides"),
+    [
+        ("prioritized", {"samplers/prioritized"}),
+        ("PER", {"samplers/prioritized"}),
+        ("n-step", {"samplers/nstep"}),
+        ("hindsight", {"samplers/hindsight"}),
+        ("HER", {"samplers/hindsight"}),
+        ("save", {"saving"}),
+        ("checkpoint", {"saving"}),
+        ("GPU", {"choosing", "recipes/isaac"}),
+        ("stable baselines", {"recipes/sb3"}),
+        ("ray", {"recipes/ray"}),
+        ("lerobot", {"datasets", "recipes/robot-datasets"}),
+        ("torchrl", {"recipes/torchrl"}),
+        ("sequence", {"samplers/sequences", "samplers/slices"}),
+        ("RNN", {"samplers/sequences", "samplers/slices"}),
+    ],
+)
+def test_search_finds_the_guide_first(browser: Browser, address: str, words: str, guides: set[str]) -> None:
+    with opened(browser, address, f"saving/?q={words}") as page:
+        results = page.locator(".md-search-result__item")
+        results.first.wait_for(timeout=30_000)
+        found = [str(item.locator("a").first.get_attribute("href")) for item in results.all()[: len(guides)]]
+        assert {urlsplit(urljoin(page.url, link)).path.strip("/") for link in found} == guides
 
 
 def test_names_in_guides_lead_to_the_reference(browser: Browser, address: str) -> None:
@@ -181,6 +198,18 @@ def test_a_phone_shows_the_whole_page(browser: Browser, address: str, path: str)
     with opened(browser, address, path, width=390) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.evaluate(CUT_OFF) == []
+
+
+@pytest.mark.parametrize("path", ["choosing/", "combinations/"])
+def test_a_phone_breaks_names_in_tables_between_their_words(browser: Browser, address: str, path: str) -> None:
+    """No name has more lines than words: `counts` one, `LazyTensorStorage` three at most."""
+    lines = """() => [...document.querySelectorAll('article td code')].map(code => [
+      code.innerText, new Set([...code.getClientRects()].map(box => Math.round(box.top))).size])"""
+    with opened(browser, address, path, width=390) as page:
+        shown = page.evaluate(lines)
+        assert any(count > 1 for _, count in shown)
+        words = r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])|\W+"
+        assert [name for name, count in shown if count > max(1, len(re.findall(words, name)))] == []
 
 
 def test_a_phone_has_the_navigation_in_a_drawer(browser: Browser, address: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import pkgutil
@@ -167,6 +168,16 @@ def test_benchmarks_show_every_work_and_its_rounds(site: Path) -> None:
             work = json.loads(line.rstrip(","))
             tables = 2 if max(map(len, work["times_us"].values())) > 1 else 1  # one of medians, one of rounds
             assert text.count(f"<td>{escape(work['title'], quote=False)}</td>") == tables, work["title"]
+
+
+def test_keywords_are_those_of_pages(site: Path) -> None:
+    """A word for a page that has moved would be lost without an error."""
+    tree = ast.parse((ROOT / "docs" / "site" / "keywords.py").read_text())
+    given = next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.AnnAssign) and node.value)
+    assert [name for name in given if not (ROOT / "docs" / name).is_file()] == []
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    tagged = {entry["location"].partition("#")[0]: entry["tags"] for entry in index["docs"] if "tags" in entry}
+    assert tagged == {name.removesuffix("README.md").replace(".md", "/"): words for name, words in given.items()}
 
 
 def test_search_index_has_the_reference_and_no_source_pages(site: Path) -> None:

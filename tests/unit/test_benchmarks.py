@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -21,10 +21,11 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # other packages install a folder of this name: ours must come first
 
-from benchmarks import calls, compression, data  # noqa: E402
+from benchmarks import calls, compression, data, recordings  # noqa: E402
 from benchmarks.__main__ import main  # noqa: E402
 from benchmarks.adapter import Seconds, Setup  # noqa: E402
 from benchmarks.coordinator import SEATS, Table  # noqa: E402
+from benchmarks.peers import _datasets  # noqa: E402
 from benchmarks.peers._limits import Table as LimitTable  # noqa: E402
 from benchmarks.peers._start import importing, program  # noqa: E402
 from benchmarks.peers._threads import together  # noqa: E402
@@ -409,6 +410,19 @@ def test_quick_run_of_ostinato(tmp_path: Path) -> None:
         assert ours.rounds[0].calls > 0
         assert 0 < ours.median_s <= ours.worst_s
     assert "dict (quick: 50,000 rows)" in done.stdout
+
+
+def test_a_recording_of_a_quick_run_has_all_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer rows than an episode of the full size has."""
+    pytest.importorskip("av")
+    from ostinato import open_dataset
+
+    monkeypatch.setattr(recordings, "_FOLDER", tmp_path)
+    monkeypatch.setitem(recordings.SIZES, "480", (96, 96))
+    (load,) = select("dataset.480", quick=True)
+    batch = cast("Any", _datasets.windows(Setup(load.kind, load.rows, load.batch, tmp_path))())
+    assert [len(batch[camera]) for camera in recordings.CAMERAS] == [load.batch] * 2
+    assert len(open_dataset(recordings.recording(load.kind, load.rows))) == load.rows
 
 
 def test_calls_are_counted_inside_a_library_alone() -> None:

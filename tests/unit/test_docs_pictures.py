@@ -91,8 +91,8 @@ def test_windows(windows: Any) -> None:
     ten = ["9*", "9", "10", "11", "12", "13"]
     assert held == [
         [ten, ["5", "6", "7", "8", "8*", "8*"], ["1", "2", "3", "4", "4*", "4*"]],
-        [ten, ["5*", "5*", "5", "6", "7", "8"], ["15", "0", "1", "2", "3", "4"]],
-        [ten, "never drawn", "never drawn"],
+        [["5*", "5*", "5", "6", "7", "8"], ["15", "0", "1", "2", "3", "4"]],
+        ["never drawn", "never drawn"],
     ]
 
 
@@ -105,7 +105,7 @@ def test_stacks(windows: Any) -> None:
         [["5*", "5*", "5"], ["5*", "5", "5'"]],
         [["15*", "15", "0"], ["15", "0", "0'"]],
     ]
-    assert zeros == [[[re.sub(r"\d+\*", "0*", text) for text in stack] for stack in line] for line in repeat]
+    assert zeros == [[[re.sub(r"\d+\*", "0*", text) for text in stack] for stack in line] for line in repeat[1:3]]
 
 
 def test_slices(windows: Any) -> None:

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+import shutil
 import subprocess
 import sys
 import threading
@@ -178,6 +179,10 @@ def trajectories_and_folder(path: Path) -> TrajectoryReplayBuffer:
     return trajectories(path)
 
 
+def saving_to(path: Path, told: Any) -> TrajectoryReplayBuffer:
+    return TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, progress=told)
+
+
 def ranks(path: Path) -> Path:
     for rank in (0, 1):
         with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path / "ranks" / f"rank_{rank}") as buffer:
@@ -287,6 +292,7 @@ CASES = [
     *checkpointer(StorageEnsembleCheckpointer, "StorageEnsembleCheckpointer", storages),
     method("objectrl.ReplayBuffer.save", object_buffer, files),
     method("objectrl.ReplayBuffer.load", object_buffer, content),
+    tool("TrajectoryReplayBuffer.__init__", trajectory_folder, lambda source, _, f: saving_to(source, f)),
     method("TrajectoryReplayBuffer.save_checkpoint", trajectories, files),
     method("TrajectoryReplayBuffer.load_checkpoint", trajectories_and_folder, content, "trajectories"),
     Case(
@@ -411,6 +417,46 @@ def test_a_large_array_is_told_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
         told.check()
         assert len(told.calls) >= 4
         assert told.calls[-1][1] >= 96 * 2**20
+
+
+@pytest.mark.usefixtures("every_step")
+@pytest.mark.parametrize(("written_by", "count"), [("ostinato", 6), ("rlinf", 6), ("killed", 7)])
+def test_each_trajectory_of_a_directory_is_counted_as_it_is_opened(written_by: str, count: int, tmp_path: Path) -> None:
+    path = trajectory_folder(tmp_path)
+    if written_by == "rlinf":
+        (path / "ostinato_store.jsonl").unlink()
+    elif written_by == "killed":
+        with saving_to(path, False) as buffer:
+            buffer.load_checkpoint(path)
+            future = buffer.add_trajectories([rollout(6, 2)])
+            assert future is not None
+            future.result()
+            shutil.copytree(path, tmp_path / "killed")
+        path = tmp_path / "killed"
+    told = Told()
+    saving_to(path, told)
+    told.check()
+    assert told.calls == [*((now, 0) for now in range(count + 1)), (count, count)]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_bar_is_shown_while_a_directory_is_opened_and_closed(
+    shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, titles = trajectory_folder(tmp_path), list[str]()
+
+    def show(bar: Any, done: int, _: int) -> None:
+        if not titles or titles[-1] != bar._title:
+            titles.append(bar._title)
+        assert done
+
+    monkeypatch.setattr(module, "_WAIT_S", 0.0)
+    monkeypatch.setattr(module, "_on_terminal", lambda: True)
+    monkeypatch.setattr(module._Bar, "show", show)
+    buffer = saving_to(path, None if shown else False)
+    buffer.add_trajectories([rollout(6, 2)])
+    buffer.close()
+    assert titles == (["open", "close"] if shown else [])
 
 
 # -- the class ---------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from ostinato.buffers.checks import (
     require_tracking,
 )
 from ostinato.buffers.options import check_same_device
+from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
 from ostinato.buffers.policy_versions import begin_versions, check_versions, no_versions
 from ostinato.buffers.priority_updates import (
     GENERATIONS_PER_ERA,
@@ -187,6 +188,7 @@ class LocalEngine:
         if self.gate is not None:
             self.gate.attach(self.waiters)
         self.writer.follow(self.generations_of)
+        record_owner(self, self.sampler, self.writer)
 
     @property
     def storage(self) -> Storage:
@@ -1243,6 +1245,7 @@ class LocalEngine:
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler; queued draws of the old one are dropped."""
+        check_free(sampler, self)
         check_sampler(self.storage, sampler)
         sampler.check_parts(self.storage, self.writer)
         if self.views.live():
@@ -1253,6 +1256,7 @@ class LocalEngine:
             self.parts_changed()
             sampler.move()
             old, self.sampler = self.sampler, sampler
+            record_owner(self, sampler)
             self.pending.clear()
             self.begin_left()
             self.begin_sampler()
@@ -1277,6 +1281,7 @@ class LocalEngine:
 
     def set_writer(self, writer: Writer) -> Writer:
         """Exchange the writer; the new one goes on after the newest row."""
+        check_free(writer, self)
         check_pair(self.storage, writer)
         for reader in self.readers:
             if reader.tracker is not None:
@@ -1286,10 +1291,12 @@ class LocalEngine:
         check_versions(writer, self.versions)
         with self.lock:
             self._check_remover(self.sampler, writer)
+            forget_rows(writer, self)
             if self.ring.rows:
                 writer.begin(self.ring.rows)
             self.parts_changed()
             old, self.writer = self.writer, writer
+            record_owner(self, writer)
             writer.follow(self.generations_of)
             self.waiters.wake()
             return old

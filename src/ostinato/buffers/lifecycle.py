@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.options import check_dim, check_drop_last, check_episodes, check_generator, check_pin, part
+from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.records import Source
 from ostinato.buffers.shared import SharedEngine, goes_shared
@@ -93,13 +94,20 @@ class Lifecycle:
             if given is None:
                 return  # another thread made them
             made = part("storage", given.storage, Storage, lambda: ListStorage(1000))
+            sampler = part("sampler", given.sampler, Sampler, RandomSampler)
+            sampler = with_limit(sampler, given.consume_after, given.prefetch)
+            writer = part("writer", given.writer, Writer, self._default_writer)
+            for each in (sampler, writer):
+                check_free(each)
+            for each in (sampler, writer):
+                forget_rows(each, empty=not len(made))
             if given.checkpointer is not None:
                 made.checkpointer = given.checkpointer
             collate = given.collate_fn
             engine: LocalEngine | SharedEngine = (SharedEngine if given.shared or made.shared_init else LocalEngine)(
                 Source(made, made.default_collate if collate is None else collate),
-                with_limit(part("sampler", given.sampler, Sampler, RandomSampler), given.consume_after, given.prefetch),
-                part("writer", given.writer, Writer, self._default_writer),
+                sampler,
+                writer,
                 check_generator(given.generator),
                 chain_units(given.sample_unit),
                 check_episodes(given.episodes),
@@ -115,6 +123,7 @@ class Lifecycle:
             check_drop_last(engine.sampler, given.batch_size)
             self._transform, self._dim_extend, self._engine = transform, dim, engine
             self._pipeline = Pipeline(engine, given.prefetch)
+            record_owner(engine, sampler, writer)
             self._given = None
 
     @cached_property
@@ -269,6 +278,7 @@ class Lifecycle:
             check_no_views(self._engine)
             depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
             engine = SharedEngine.of(self._engine, self._pipeline.drop)
+            record_owner(engine, engine.sampler, engine.writer)
         self._pipeline.close()
         self._engine, self._pipeline = engine, Pipeline(engine, depth)
         return self

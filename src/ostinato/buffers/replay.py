@@ -80,7 +80,8 @@ class ReplayBuffer(Sampling):
     """A replay buffer composed of a storage, a sampler and a writer.
 
     Safe to use from several threads. What is sampled is a copy; what `rb[a:b]` reads from tensor storages is a view.
-    A part serves one buffer at a time.
+    A sampler or writer that keeps a state of rows (`keeps_rows`) serves one buffer at a time, and forgets the rows of
+    an earlier one; others may be shared.
 
     Args:
         storage: where rows are kept, or a callable that makes it; None is `ListStorage(1000)`.
@@ -121,7 +122,7 @@ class ReplayBuffer(Sampling):
 
     Raises:
         KindError: if a part is not of its base class.
-        OptionError: if options exclude each other.
+        OptionError: if options exclude each other, or a sampler or writer with a state of rows serves another buffer.
 
     Examples:
         >>> import torch
@@ -232,7 +233,12 @@ class ReplayBuffer(Sampling):
         return self._transform
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Exchange the sampler and return the previous one; prefetched batches are dropped."""
+        """Exchange the sampler and return the previous one; prefetched batches are dropped.
+
+        Raises:
+            OptionError: if the sampler does not go with the other parts, or keeps a state of rows and serves another
+                buffer; nothing has changed then.
+        """
         check_drop_last(part("sampler", sampler, Sampler, None), self._batch_size)
         with_limit(sampler, None, self._pipeline.prefetch and self._pipeline.prefetch.depth)
         with self._engine.lock:  # no draw of the old one may come in between

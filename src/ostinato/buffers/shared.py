@@ -11,6 +11,7 @@ import torch
 from ostinato.buffers.checkpoint.load import Reading, load_buffer, with_state
 from ostinato.buffers.checkpoint.save import Saves, save_state
 from ostinato.buffers.checkpoint.state import FORMAT, check_counts, own_tensors, read_generator, saved_rows
+from ostinato.buffers.part_owners import record_owner
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, generations_at, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Stock, Waiters
 from ostinato.buffers.records import Rows, Source, Ticket
@@ -218,6 +219,7 @@ class SharedEngine:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a part in the memory; draws are this process's own."""
         self.__dict__.update(state)
+        record_owner(self, self.sampler, self.writer)
         self._begin()
         self._draw_apart()
 

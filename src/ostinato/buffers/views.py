@@ -16,6 +16,7 @@ from ostinato.buffers.options import (
     part,
     positive,
 )
+from ostinato.buffers.part_owners import check_free, record_owner
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.priority_updates import check_sampler
 from ostinato.buffers.rate_limit import Ask
@@ -122,6 +123,7 @@ class ViewEngine(LocalEngine):
             if owner.ring.rows:
                 self.begin_sampler()
             owner.views.add(self)
+            record_owner(self, sampler)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but threads and direct calls; the engine of the buffer goes along. The caller holds the lock."""
@@ -131,20 +133,18 @@ class ViewEngine(LocalEngine):
         """Join the copy of the buffer's engine."""
         self.__dict__.update(state)
         self.owner.views.add(self)
+        record_owner(self, self.sampler)
 
     def check_new(self, sampler: Sampler) -> None:
         """Check a sampler that this view is to have; the caller holds the lock.
 
         Raises:
-            OptionError: if it cannot be the sampler of a view, or another one has it.
+            OptionError: if it cannot be the sampler of a view, or belongs to another buffer or view.
             SlotError: if it keeps priorities for fewer rows.
         """
         owner = self.owner
         check_view_parts(owner.sampler, sampler)
-        others = [reader.sampler for reader in owner.readers if reader is not self]
-        if any(other is sampler for other in others):
-            msg = f"{sampler!r} is the sampler of the buffer, or of another view of it: make a sampler for each"
-            raise OptionError(msg)
+        check_free(sampler, self)
         check_sampler(owner.storage, sampler)
         sampler.check_parts(owner.storage, owner.writer)
 

@@ -7,7 +7,6 @@ Stable-Baselines3.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -66,9 +65,9 @@ class ReplayBuffer(HostBuffer):
         n_steps: Maximum number of steps of a transition. More than one requires `gamma`.
         gamma: Discount factor in [0, 1] of the algorithm. If given, samples have `discounts`, which is `gamma^k` for a
             transition over `k` steps; None leaves discounting to the algorithm.
-        sampler: The sampler, or a callable that returns one; None: uniform over all rows. A sampler serves one buffer,
-            a callable any number of models. With a `PrioritizedSampler` (of capacity `buffer_size`) use
-            `sample_with_info` and `update_priority`.
+        sampler: The sampler, or a callable that returns one; None: uniform over all rows. A sampler with a state of
+            rows serves one buffer, a callable any number of models. With a `PrioritizedSampler` (of capacity
+            `buffer_size`) use `sample_with_info` and `update_priority`.
 
     Raises:
         CapacityError: In the first `add`, if `n_steps` exceeds the number of steps that fit.
@@ -99,7 +98,6 @@ class ReplayBuffer(HostBuffer):
         gamma: float | None = None,
         sampler: Sampler | Callable[[], Sampler] | None = None,
     ) -> None:
-        _check_new(sampler)
         steps = max(positive("buffer_size", buffer_size) // positive("n_envs", n_envs), 1)
         # skip the direct base class, which only allocates arrays
         super(HostBuffer, self).__init__(steps, observation_space, action_space, device, n_envs=n_envs)
@@ -116,7 +114,6 @@ class ReplayBuffer(HostBuffer):
             sample_unit=None if self._unit is None else [self._unit, _SeparateRewards()],
             episodes=None if self._unit is None else Episodes(traj_key="episode"),
         )
-        _in_buffers.add(self._rows.sampler)
 
     @property
     def n_steps(self) -> int:
@@ -339,25 +336,6 @@ class _SeparateRewards(SampleUnit):
         """Remove the weights of the sum."""
         position = plan.require(("reward",), "the reward of a step")
         return plan.with_columns({position: plan.changed[position]._replace(weights=None)})
-
-
-_in_buffers: WeakSet[Sampler] = WeakSet()
-"""Samplers of buffers of this module."""
-
-
-def _check_new(sampler: Any) -> None:
-    """Raise if a sampler serves a buffer already: one `replay_buffer_kwargs` may make several models.
-
-    Raises:
-        OptionError: The next model would begin with the priorities of the last one, and share its updates.
-    """
-    if sampler is not None and not callable(sampler) and sampler in _in_buffers:
-        name = type(sampler).__name__
-        msg = (
-            f"this {name} serves another replay buffer, and would mix up the state of both models: pass a callable, "
-            f"such as sampler=partial({name}, ...), which makes one for each model"
-        )
-        raise OptionError(msg)
 
 
 def _n_steps(n_steps: int, gamma: float | None, next_obs: list[tuple[str, ...]]) -> NStep | None:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["read_zarr", "recognizes_zarr"]
 
 _ENDS = "meta/episode_ends"
-_ON_DISK = frozenset({"LocalStore", "DirectoryStore", "NestedDirectoryStore", "ZipStore"})
-"""Stores of zarr 2 and 3 that are folders or archives."""
 _SMALL = 16
 """Numbers of an array of `meta` that is read as a plain value."""
 _BLOSC_HEADER = 16

@@ -134,6 +134,11 @@ class Sampler(ABC):
         """
 
     @property
+    def keeps_rows(self) -> bool:
+        """Whether it keeps a state of the rows of its buffer, and so serves one buffer at a time: it has a `clear`."""
+        return type(self).clear is not Sampler.clear
+
+    @property
     def epochal(self) -> bool:
         """Whether the sampler goes through the rows in epochs; iteration over the buffer then ends with the epoch."""
         return False

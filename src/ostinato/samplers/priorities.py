@@ -436,6 +436,13 @@ class RowPriorities(PrioritySampler):
         self._largest, self._largest_outdated = 0.0, False
         self._tree_alpha = self._alpha
 
+    def move(self) -> None:
+        """Discard all priorities; those that other processes share stay theirs."""
+        if self._ring is None:
+            self.clear()
+        else:
+            self._reset()
+
     # -- without a buffer ----------------------------------------------------------------------------------------------
 
     def begin_standalone(self, view: View, storage: BareStorage) -> View:

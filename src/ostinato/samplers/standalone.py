@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 import numpy as np
 import torch
 
-from ostinato.core.episodes.tracker import EpisodeTracker
+from ostinato.core.episodes.tracker import EpisodeTracker, TrackedRows
 from ostinato.core.records import Picks, Plan, View, require_values
 from ostinato.core.ring import Ring
 from ostinato.errors import KindError, OptionError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
     from ostinato.core.episodes.keys import Episodes
-    from ostinato.core.records import Draw, Request
-    from ostinato.core.rows import Path, Schema
+    from ostinato.core.records import Draw
+    from ostinato.core.rows import Path
 
     Index: TypeAlias = Tensor | tuple[Tensor, ...]
 
@@ -28,52 +28,15 @@ __all__ = ["BareStorage", "Standalone", "as_picks", "check_request", "index_and_
 _WRAPPED = 2
 
 
-class BareStorage(Protocol):
+class BareStorage(TrackedRows, Protocol):
     """A storage as samplers read it without a buffer; every `Storage` is one."""
-
-    @property
-    def capacity(self) -> int:
-        """Slots."""
-
-    @property
-    def max_size(self) -> int:
-        """The requested capacity."""
 
     @property
     def ndim(self) -> int:
         """Dimensions of an index: 1, or 2 for `(step, environment)`."""
 
-    @property
-    def num_envs(self) -> int:
-        """Environments of a storage with `ndim=2`, else 1."""
-
-    @property
-    def cursor(self) -> int:
-        """Slot after the newest row."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the rows."""
-
-    @property
-    def schema(self) -> Schema | None:
-        """Schema of a row; None for storages without fields."""
-
-    @property
-    def episode_ends(self) -> Tensor | None:
-        """Bool `[rows]`: the last rows of episodes, of a storage that knows them without its fields; else None."""
-
-    def __len__(self) -> int:
-        """Rows present: the slots `[0, len)`."""
-
     def __getitem__(self, index: Any) -> Any:
         """Return rows."""
-
-    def fetch(self, requests: Sequence[Request]) -> list[Tensor]:
-        """Return the rows of single fields."""
-
-    def scores(self, payload: Any, path: tuple[Hashable, ...]) -> Tensor | None:
-        """Return a field of rows that are about to be written."""
 
     def field_at(self, slots: Tensor, path: Path) -> Tensor | list[Any]:
         """Return a field of some rows."""

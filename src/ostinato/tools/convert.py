@@ -65,31 +65,32 @@ def convert(
     """
     check_format(trajectory_format, allow_pickle=allow_pickle)
     source, target = Path(source_path).absolute(), Path(save_path).absolute()
-    index = read_index(source)
-    old = index.head.trajectory_format
-    index.check_pickle(allow_pickle=allow_pickle)
-    if old == trajectory_format:
-        msg = f"the format of {source} is {old} already: nothing to convert"
-        raise CheckpointError(msg)
     source_bytes = 0
-    with (
-        Progress(progress, "convert", len(index.infos), unit=TRAJECTORIES) as bar,
-        new_directory(target) as temporary,
-    ):
-        entries = []
-        for info in index.infos.values():
-            path = source / info.file_name(old)
-            nbytes, _ = check_file(index, info.trajectory_id, allow_pickle=allow_pickle)
-            weights = {"model_weights_id": info.model_weights_id}  # stays empty if RLinf had none
-            values = read_tree(path, old, allow_pickle=allow_pickle) | weights
-            tree = owned_tree(Trajectory.from_dict(values), str(path)) | weights
-            new = temporary / info.file_name(trajectory_format)
-            header, checksum = write_tree(new, tree, trajectory_format, sync=True)
-            layout = layout_of(header, path)
-            entries.append(Entry(info, layout, SavedFile.of(temporary, trajectory_format, header, layout, checksum)))
-            source_bytes += nbytes
-            bar.advance()
-        bar.finish()
-        write_index(temporary, index.head._replace(trajectory_format=trajectory_format), index.infos, entries)
+    with Progress(progress, "convert", unit=TRAJECTORIES) as bar:
+        index = read_index(source)
+        old = index.head.trajectory_format
+        index.check_pickle(allow_pickle=allow_pickle)
+        if old == trajectory_format:
+            msg = f"the format of {source} is {old} already: nothing to convert"
+            raise CheckpointError(msg)
+        bar.begin(len(index.infos))
+        with new_directory(target) as temporary:
+            entries = []
+            for info in index.infos.values():
+                path = source / info.file_name(old)
+                nbytes, _ = check_file(index, info.trajectory_id, allow_pickle=allow_pickle)
+                weights = {"model_weights_id": info.model_weights_id}  # stays empty if RLinf had none
+                values = read_tree(path, old, allow_pickle=allow_pickle) | weights
+                tree = owned_tree(Trajectory.from_dict(values), str(path)) | weights
+                new = temporary / info.file_name(trajectory_format)
+                header, checksum = write_tree(new, tree, trajectory_format, sync=True)
+                layout = layout_of(header, path)
+                entries.append(
+                    Entry(info, layout, SavedFile.of(temporary, trajectory_format, header, layout, checksum))
+                )
+                source_bytes += nbytes
+                bar.advance()
+            bar.finish()
+            write_index(temporary, index.head._replace(trajectory_format=trajectory_format), index.infos, entries)
     written = sum(entry.file.nbytes for entry in entries if entry.file is not None)
     return ConvertReport(str(target), trajectory_format, len(entries), source_bytes, written)

@@ -501,12 +501,13 @@ def inspect_store(
         DamagedFileError: A file is damaged; the message names it.
     """
     root = Path(path)
-    index = read_index(root)
-    infos = index.infos.values()
     entries: list[Entry] = []
-    if read_headers:
-        index.check_pickle(allow_pickle=allow_pickle)
-    with Progress(progress, "inspect", len(infos), unit=TRAJECTORIES) as bar:
+    with Progress(progress, "inspect", unit=TRAJECTORIES) as bar:
+        index = read_index(root)
+        infos = index.infos.values()
+        if read_headers:
+            index.check_pickle(allow_pickle=allow_pickle)
+        bar.begin(len(infos))
         for _, found in index.check_files(index.infos if read_headers else (), allow_pickle=allow_pickle):
             if not isinstance(found, Entry):
                 raise found

@@ -78,11 +78,12 @@ def verify(
     root = Path(path)
     if kind_of(root) == "buffer":
         return _verify_checkpoint(root, progress)
-    index = read_index(root, strict=False)
-    damage = [Damage(STORE, None, index.damage)] if index.damage else []
-    damage += _metadata_damage(index)
     nbytes = checksums = 0
-    with Progress(progress, "verify", len(index.infos), unit=TRAJECTORIES) as bar:
+    with Progress(progress, "verify", unit=TRAJECTORIES) as bar:
+        index = read_index(root, strict=False)
+        bar.begin(len(index.infos))
+        damage = [Damage(STORE, None, index.damage)] if index.damage else []
+        damage += _metadata_damage(index)
         for number, info in index.infos.items():
             name = info.file_name(index.head.trajectory_format)
             try:

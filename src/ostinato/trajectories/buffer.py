@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, final
 
 from ostinato.core.kinds import require_eager
 from ostinato.durable.files import new_token
-from ostinato.durable.progress import TRAJECTORIES, Progress, finish
+from ostinato.durable.progress import TRAJECTORIES, Progress, bar_only, finish
 from ostinato.durable.tensorfile import check_format, check_tree
 from ostinato.durable.trees import flatten
 from ostinato.errors import CheckpointError, DamagedFileError, EmptyBufferError, KindError, OptionError, SlotError
@@ -73,6 +73,7 @@ class TrajectoryReplayBuffer:
         cache_bytes: int | None = None,
         save_queue_size: int = 8,
         max_open_files: int = 256,
+        progress: ProgressOption = None,
     ) -> None:
         """Make an empty buffer. Nothing is written before the first trajectory is added.
 
@@ -91,10 +92,13 @@ class TrajectoryReplayBuffer:
             cache_bytes: Most bytes in the cache; None for no bound.
             save_queue_size: Trajectories that may wait to be saved; `add_trajectories` blocks when more do.
             max_open_files: Files kept open for sampling; at most half of those that the process may open.
+            progress: With `auto_save`, the trajectories whose records in `auto_save_path` were read; see
+                `ProgressOption`. False also shows no bar when the first `add_trajectories` opens the directory, which
+                reads and may repair its index, and when `close` writes it.
 
         Raises:
             OptionError: An argument is out of range, `pkl` is given without `allow_pickle`, or `auto_save_path` holds
-                trajectories of another format.
+                trajectories of another format or a damaged index.
         """
         check_format(trajectory_format, allow_pickle=allow_pickle)
         _check_counts(cache_size=cache_size, save_queue_size=save_queue_size, max_open_files=max_open_files)
@@ -107,11 +111,21 @@ class TrajectoryReplayBuffer:
         if not is_seed(seed):
             msg = f"seed must be an integer of 64 bits, got {seed!r}"
             raise OptionError(msg)
-        directory = _directory(auto_save_path, trajectory_format, auto_save=auto_save)
+        with Progress(progress, "open", 0, unit=TRAJECTORIES):
+            directory = _directory(auto_save_path, trajectory_format, auto_save=auto_save)
         self._window = sample_window_size
         self._state = BufferState(seed, trajectory_format)
         size = cache_size if enable_cache else 0
-        options = StoreOptions(directory, auto_save, size, cache_bytes, save_queue_size, max_open_files, allow_pickle)
+        options = StoreOptions(
+            directory,
+            auto_save,
+            cache_size=size,
+            cache_bytes=cache_bytes,
+            queue_size=save_queue_size,
+            open_files=max_open_files,
+            allow_pickle=allow_pickle,
+            bar=bar_only(progress),
+        )
         self._store = Store(options, self._state)
         self._trajectories = TrajectoryList(sample_window_size)
         self._finalizer = weakref.finalize(self, self._store.end)
@@ -426,7 +440,8 @@ class TrajectoryReplayBuffer:
         Raises:
             CheckpointError: A trajectory could not be saved; it stays in memory, and `flush` tries again.
         """
-        self._store.close()
+        with Progress(self._store.options.bar, "close", unit=TRAJECTORIES):
+            self._store.close()
 
 
 def _new_entry(value: object, format_name: str, where: str) -> Entry:

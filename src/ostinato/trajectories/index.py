@@ -27,6 +27,7 @@ from ostinato.durable.files import atomic_write, fsync_dir, open_file
 from ostinato.durable.headers import Placed
 from ostinato.durable.journal import read_lines, write_lines
 from ostinato.durable.manifest import canonical, parse_json
+from ostinato.durable.progress import TRAJECTORIES, count, counted
 from ostinato.durable.tensorfile import FORMATS, check_format, read_header
 from ostinato.durable.trees import flatten
 from ostinato.errors import (
@@ -414,7 +415,7 @@ def has_index(directory: Path) -> bool:
 
 
 def read_index(directory: Path, *, strict: bool = True) -> DirectoryIndex:
-    """Read the index of a directory, its journal included.
+    """Read the index of a directory, its journal included. A `Progress` of trajectories counts those that were read.
 
     If a buffer rewrites the files meanwhile, old and new ones could be mixed, so all are read again.
 
@@ -518,6 +519,8 @@ def _read_json_files(directory: Path) -> tuple[Head | None, dict[int, Trajectory
     if not isinstance(index, dict) or not isinstance(order, list) or sorted(map(str, order)) != sorted(index):
         msg = f"{path} is damaged: trajectory_index and trajectory_id_list must name the same trajectories"
         raise DamagedFileError(msg)
+    if not (directory / STORE).exists():  # whose lines are counted instead
+        order = counted(order, TRAJECTORIES)
     infos = [TrajectoryInfo.from_json(number, index[str(number)], path) for number in order]
     return Head(name, counter, seed), {info.trajectory_id: info for info in infos}
 
@@ -568,6 +571,7 @@ class _EntryFile:
         else:
             entry = self._read_entry(node)
             self.entries[entry.id] = entry
+            count(1, TRAJECTORIES)
 
     def _read_layout(self, node: dict[str, Any]) -> Layout:
         try:
@@ -645,6 +649,8 @@ def write_index(
 ) -> None:
     """Write the index files anew and remove the journal. A crash at any point loses no listed trajectory.
 
+    A `Progress` of trajectories counts those that were written.
+
     Args:
         directory: The directory.
         head: Format, counter, seed and generator.
@@ -652,7 +658,7 @@ def write_index(
         entries: Those whose field positions are known.
         keep_journal: Leave the journal, whose lines repeat what is in the index now.
     """
-    write_lines(directory / STORE, (head.to_json(), *entry_lines(entries, {})))
+    write_lines(directory / STORE, (head.to_json(), *entry_lines(counted(entries, TRAJECTORIES), {})))
     index = {str(number): info.to_json() for number, info in infos.items()}
     atomic_write(directory / INDEX, canonical({"trajectory_index": index, "trajectory_id_list": list(infos)}))
     meta = {

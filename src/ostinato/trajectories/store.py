@@ -16,6 +16,7 @@ from ostinato.durable.files import fsync_dir, make_directories
 from ostinato.durable.journal import Journal
 from ostinato.durable.locks import DirectoryLock
 from ostinato.durable.positioned_reads import OpenFiles
+from ostinato.durable.progress import TRAJECTORIES, Progress
 from ostinato.durable.tensorfile import file_checksum, read_tree, write_tree
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError, UsageError
 from ostinato.trajectories.cache import Cache
@@ -253,6 +254,7 @@ class StoreOptions(NamedTuple):
         queue_size: Trajectories that may wait for the saver.
         open_files: Files kept open.
         allow_pickle: Whether files may be unpickled.
+        bar: Whether a terminal shows a bar while the directory is opened and closed.
     """
 
     directory: Path | None
@@ -262,6 +264,7 @@ class StoreOptions(NamedTuple):
     queue_size: int
     open_files: int
     allow_pickle: bool
+    bar: bool
 
     @property
     def save_directory(self) -> Path | None:
@@ -322,7 +325,8 @@ class Store:
         directory = self._directory
         # Checked without the lock, which is held while files are written.
         if directory is None or not directory.is_open:
-            self._open_directory()
+            with Progress(self.options.bar, "open", unit=TRAJECTORIES):
+                self._open_directory()
 
     def _check_process(self) -> None:
         """Raise in a fork: the saver's thread and the directory belong to the process that made the buffer.

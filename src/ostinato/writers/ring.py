@@ -46,6 +46,14 @@ class Writer(ABC):
     tracks_generations: bool = False
     """Whether samples carry the generations of their rows whatever the sampler."""
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether it keeps a state of the rows of its buffer, and so serves one buffer at a time.
+
+        A writer does if it has a `clear`, or is asked for generations.
+        """
+        return self.tracks_generations or type(self).clear is not Writer.clear
+
     @abstractmethod
     def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Placement:
         """Choose slots for `rows` new rows, which have been checked. The ring records the placement afterwards.

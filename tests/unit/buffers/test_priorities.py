@@ -546,6 +546,7 @@ def test_a_sampler_set_later_takes_the_rows_in() -> None:
     assert set(rb.sample().tolist()) == {2}
     again = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
     again.extend(torch.arange(2))
+    del rb
     again.set_sampler(sampler)
     assert priorities(again) == [1.0, 1.0], "priorities of another buffer do not come along"
 

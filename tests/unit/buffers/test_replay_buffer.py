@@ -166,6 +166,7 @@ def test_a_used_sampler_forgets_the_buffer_it_came_from(count: int) -> None:
     first = buffer("packed", 20, sampler=sampler, batch_size=3)
     fill(first, range(20))
     first.sample()
+    del first
     second = buffer("packed", 25, batch_size=3)
     fill(second, range(count))
     second.set_sampler(sampler)

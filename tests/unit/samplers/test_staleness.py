@@ -206,9 +206,11 @@ def test_a_copy_goes_on_exactly(way: str, tmp_path: Path) -> None:
 
 def test_a_new_buffer_and_a_load_bring_other_versions() -> None:
     rb = make([1, 1, 1])
-    rb.sampler.consumer_version, rb.sampler.max_staleness = 9, 0
+    sampler = rb.sampler
+    sampler.consumer_version, sampler.max_staleness = 9, 0
     other = make([9, 1, 1])
-    other.set_sampler(rb.sampler)
+    del rb
+    other.set_sampler(sampler)
     assert other.sampler.consumer_version == 9
     assert other.sample()["index"].tolist() == [0] * 4
     state = make([1, 1, 0]).state_dict()  # as many rows were written

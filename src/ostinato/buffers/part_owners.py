@@ -1,0 +1,83 @@
+"""Which buffer a sampler or writer belongs to: one that keeps a state of the rows of its buffer serves one at a time.
+
+Parts have no reference to their buffer. This module knows the engine of each part, by weak references: a part whose
+buffer is gone, or has another part in its place, is free again, and forgets the rows of that buffer.
+"""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+from weakref import ref
+
+from ostinato.errors import OptionError
+from ostinato.samplers import Sampler
+
+if TYPE_CHECKING:
+    from ostinato.buffers.records import Engine
+    from ostinato.writers import Writer
+
+    Part: TypeAlias = Sampler | Writer
+
+__all__ = ["check_free", "forget_rows", "record_owner"]
+
+_owners: dict[int, tuple[ref[Part], ref[Engine]]] = {}
+"""By the `id` of the part: parts need not be hashable, and those that are equal differ."""
+
+
+def check_free(part: Part, engine: Engine | None = None) -> None:
+    """Check that no other buffer has a part that keeps a state of rows. Nothing changes.
+
+    Args:
+        part: a sampler or writer that a buffer is to get.
+        engine: that of the buffer; None if it is not made yet.
+
+    Raises:
+        OptionError: if another buffer, or a view of one, has it.
+    """
+    if not part.keeps_rows or _owner(part) in {None, engine}:
+        return
+    gc.collect()  # the other buffer may be garbage already, in a cycle
+    if _owner(part) in {None, engine}:
+        return
+    name, kind = type(part).__name__, "sampler" if isinstance(part, Sampler) else "writer"
+    msg = (
+        f"this {name} serves another replay buffer, or a view of one, and would mix up the state of both: make a "
+        f"{kind} for each, or pass a callable that does, such as {kind}=partial({name}, ...); or first drop the other "
+        f"buffer, or exchange its {kind} (set_{kind})"
+    )
+    raise OptionError(msg)
+
+
+def forget_rows(part: Part, engine: Engine | None = None, *, empty: bool = False) -> None:
+    """Let a free part forget the rows of a buffer that it belonged to earlier, if there was one.
+
+    Args:
+        part: see `check_free`, also for the engine.
+        engine: a part that it has already forgets nothing.
+        empty: its new buffer has no rows, so that it can know of none: it may be a copy of a part of another buffer.
+    """
+    known = id(part) in _owners and (engine is None or _owner(part) is not engine)
+    if not part.keeps_rows or not (known or empty):
+        return
+    _owners.pop(id(part), None)
+    if isinstance(part, Sampler):
+        part.move()
+    else:
+        part.clear()
+
+
+def record_owner(engine: Engine, *parts: Part) -> None:
+    """Record that parts belong to the buffer of an engine from now on."""
+    for part in parts:
+        if part.keeps_rows:
+            # the callback calls `pop` with the dead reference as its default
+            _owners[id(part)] = (ref(part, partial(_owners.pop, id(part))), ref(engine))
+
+
+def _owner(part: Part) -> Engine | None:
+    """Return the engine that has a part now; None if it is free."""
+    entry = _owners.get(id(part))
+    engine = None if entry is None else entry[1]()
+    return engine if engine is not None and (engine.sampler is part or engine.writer is part) else None
