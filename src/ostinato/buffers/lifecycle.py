@@ -100,7 +100,7 @@ class Lifecycle:
             for each in (sampler, writer):
                 check_free(each)
             for each in (sampler, writer):
-                forget_rows(each, empty=not len(made))
+                forget_rows(each)
             if given.checkpointer is not None:
                 made.checkpointer = given.checkpointer
             collate = given.collate_fn

@@ -50,18 +50,16 @@ def check_free(part: Part, engine: Engine | None = None) -> None:
     raise OptionError(msg)
 
 
-def forget_rows(part: Part, engine: Engine | None = None, *, empty: bool = False) -> None:
+def forget_rows(part: Part, engine: Engine | None = None) -> None:
     """Let a free part forget the rows of a buffer that it belonged to earlier, if there was one.
 
     Args:
         part: see `check_free`, also for the engine.
         engine: a part that it has already forgets nothing.
-        empty: its new buffer has no rows, so that it can know of none: it may be a copy of a part of another buffer.
     """
-    known = id(part) in _owners and (engine is None or _owner(part) is not engine)
-    if not part.keeps_rows or not (known or empty):
+    if id(part) not in _owners or (engine is not None and _owner(part) is engine):
         return
-    _owners.pop(id(part), None)
+    del _owners[id(part)]
     if isinstance(part, Sampler):
         part.move()
     else:

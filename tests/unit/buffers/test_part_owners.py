@@ -40,7 +40,7 @@ from ostinato import (
 )
 from ostinato.buffers import part_owners
 from ostinato.core.records import Draw
-from ostinato.errors import OptionError
+from ostinato.errors import KindError, OptionError
 from ostinato.samplers import Sampler
 
 if TYPE_CHECKING:
@@ -316,11 +316,20 @@ def test_copies_have_samplers_of_their_own(copied: Callable[[Any], Any]) -> None
     buffer(old).sample()
 
 
-def test_a_copy_of_a_sampler_knows_no_rows_in_an_empty_buffer() -> None:
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_sampler_with_a_state_keeps_it_in_an_empty_buffer(loaded: bool, tmp_path: Any) -> None:
+    """A copy, or one that was loaded before: new rows get its largest priority. So it is if the buffer was not made."""
     rb = buffer(PrioritizedSampler(ROWS, 1.0, 1.0, eps=0.0))
     rb.update_priority(torch.arange(6), torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 70.0]))
-    again = buffer(copy.deepcopy(rb.sampler), 8)
-    assert again.sampler.default_priority == 1.0
+    rb.sampler.dumps(tmp_path / "sampler")
+    sampler: Any = PrioritizedSampler(ROWS, 1.0, 1.0, eps=0.0) if loaded else copy.deepcopy(rb.sampler)
+    if loaded:
+        sampler.loads(tmp_path / "sampler")
+    with pytest.raises(KindError, match="generator"):
+        ReplayBuffer(storage=LazyTensorStorage(ROWS), sampler=sampler, batch_size=2, generator="seed")  # type: ignore[arg-type]
+    assert sampler.default_priority == 70.0
+    again = buffer(sampler, 8)
+    assert sampler.default_priority == 70.0
     assert set(again.sample(500)["x"].tolist()) == set(range(8))
 
 
