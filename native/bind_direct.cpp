@@ -62,10 +62,13 @@ void bind_direct(nb::module_& m) {
         .def_rw("written", &RingCounts::written, "Serial number of the last row written.")
         .def_rw("base", &RingCounts::base, "Largest serial number that no row present has.")
         .def_rw("in_order", &RingCounts::in_order, "Whether generations follow from the cursor.")
+        .def_rw("reserved_from", &RingCounts::reserved_from,
+                "First serial number whose row would replace one that was drawn ahead.")
         .def(
             "__reduce__",
             [](const RingCounts& c) {
-                return reduced("RingCounts", c.capacity, c.rows, c.cursor, c.written, c.base, c.in_order);
+                return reduced("RingCounts", c.capacity, c.rows, c.cursor, c.written, c.base, c.in_order,
+                               c.reserved_from);
             },
             nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"), "Pickle the numbers.");
     nb::class_<StoredRows> stored(m, "StoredRows",

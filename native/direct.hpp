@@ -259,6 +259,7 @@ private:
     }
 
     bool store(std::int64_t n, RingRun& run) {
+        if (n >= ring_->reserved_from - ring_->written) return false;
         run = ring_->next(n);
         const Fields& fields = batches_->fields();
         Plan plan = fields.plan_write(nullptr, run.rows, addresses_);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "prioritized.hpp"
 
@@ -24,6 +25,8 @@ struct RingCounts {
     std::int64_t written = 0;
     std::int64_t base = 0;
     bool in_order = true;
+    /// First serial number whose row would replace one that was drawn ahead; see buffers/drawn_ahead.py.
+    std::int64_t reserved_from = std::numeric_limits<std::int64_t>::max();
 
     /// The next slots of the ring for `n` rows.
     RingRun next(std::int64_t n) const {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from ostinato.buffers.checks import (
     raise_for_priorities,
     require_tracking,
 )
+from ostinato.buffers.drawn_ahead import DrawnAhead
 from ostinato.buffers.options import check_same_device
 from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
 from ostinato.buffers.policy_versions import begin_versions, check_versions, no_versions
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalEngine"]
 
 _PLAIN = Ask()
+T = TypeVar("T")
 
 
 class LocalEngine:
@@ -152,6 +155,7 @@ class LocalEngine:
         self.pending: deque[Ticket] = deque()
         self.queue: Prefetcher[Ticket] | None = None
         self.views = ViewList()
+        self.ahead = DrawnAhead()
         self.priority_path: tuple[str, ...] | None = None
         self.era = 0
         self.rows_stale = 0
@@ -175,13 +179,14 @@ class LocalEngine:
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but lock, threads and views; the caller holds the lock. Pickled storages are copies."""
-        state = {k: v for k, v in self.__dict__.items() if k not in {"lock", "waiters", "views"}}
+        state = {k: v for k, v in self.__dict__.items() if k not in {"lock", "waiters", "views", "ahead"}}
         return {**state, "direct": None, "direct_tried": False, "queue": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a lock of its own; views that were pickled too join again."""
         self.__dict__.update(state)
         self.views = ViewList()
+        self.ahead = DrawnAhead()
         self.counts.writes_seen = self.storage.writes
         self.waiters = Waiters()
         self.lock = self.waiters.lock
@@ -399,6 +404,7 @@ class LocalEngine:
             self.saves.before_clear(ring)  # the slots that become free have no generation any more
         rows = slots.shape[0]
         self.parts_changed()
+        self.ahead.before_change(None, ring, self.read_rows)
         ring.keep(rows)
         storage.keep(slots)
         if self.versions is not None:
@@ -504,6 +510,8 @@ class LocalEngine:
         ring, storage = self.ring, self.source.storage
         if self.saves.snapshot is not None:
             self.saves.before(ring, placement)
+        if self.ahead:
+            self.ahead.before_write(placement, ring, self.read_rows)
         rows, cursor = ring.rows, ring.cursor
         storage.writes = self.counts.writes_seen = storage.writes + 1
         ring.record(placement)
@@ -582,7 +590,7 @@ class LocalEngine:
             return self.left.free.state().to(self.ring.device)
         ring = self.ring
         if ring.counts.in_order or not ring.rows or self.tracker is not None:
-            return torch.empty(0, dtype=torch.int64, device=ring.device)
+            return self._no_slots()
         return (ring.generations(torch.arange(ring.rows, device=ring.device)) == 0).nonzero().reshape(-1)
 
     def _begin_counts(self) -> None:
@@ -625,6 +633,7 @@ class LocalEngine:
                 raise UsageError(msg)
             self.parts_changed()
             self.saves.before_clear(self.ring)
+            self.ahead.before_change(None, self.ring, self.read_rows)
             self.storage.clear()  # before other parts: it raises if it is read-only
             self.writer.clear()
             self.counts.since_empty = self.counts.since_empty if keep_count else 0
@@ -653,7 +662,11 @@ class LocalEngine:
                 msg = f"the cursor must be in [0, {most}], so that no slot between rows stays empty, got {slot}"
                 raise SlotError(msg)
             self.parts_changed()
+            self.ahead.before_change(self._no_slots(), ring, self.read_rows)
             ring.move(slot)
+
+    def _no_slots(self) -> Tensor:
+        return torch.empty(0, dtype=torch.int64, device=self.ring.device)
 
     # -- deleting -----------------------------------------------------------------------------------------------------
 
@@ -677,6 +690,7 @@ class LocalEngine:
                     reader.undraw([] if reader.queue is None else reader.queue.clear())
                     reader.sampler.drop_rows(gone, reader.view())
                 self.saves.before_clear(self.ring)  # the slots that become free have no generation any more
+                self.ahead.before_change(gone, self.ring, self.read_rows)
                 self.ring.record_delete(gone)
                 self._delete(gone)
                 self.waiters.wake()
@@ -811,6 +825,8 @@ class LocalEngine:
         ]
         if self.saves.snapshot is not None:
             self.saves.before(self.ring, slots)
+        if self.ahead:
+            self.ahead.before_change(slots, self.ring, self.read_rows)
         if same:
             self.ring.record_patch(slots)
         else:
@@ -1007,7 +1023,7 @@ class LocalEngine:
                 ticket = ticket._replace(rng=rng)
             if self.gate is not None:
                 self.gate.drew(ticket)
-            return ticket
+            return self.hold(ticket) if ahead else ticket
 
     def fresh(
         self,
@@ -1146,8 +1162,9 @@ class LocalEngine:
             return list(tickets)
         sampler, view, kept = as_counting(self.sampler), self.view(), []
         for ticket in tickets:
-            generations = ticket.draw.generations
-            if generations is not None and bool(self.ring.matches(ticket.draw.slots, generations).all()):
+            generations, held = ticket.draw.generations, ticket.held
+            here = generations is not None and bool(self.ring.matches(ticket.draw.slots, generations).all())
+            if here or held is not None:
                 kept.append(ticket)
             else:
                 sampler.undo(ticket.draw, view)
@@ -1157,14 +1174,17 @@ class LocalEngine:
     # -- gathering ----------------------------------------------------------------------------------------------------
 
     def gather(self, ticket: Ticket) -> Rows | None:
-        """Copy the rows of a draw; None if the buffer was emptied since, so that there is nothing to copy."""
+        """Copy the rows of a draw; None if the buffer was emptied since, so that there is nothing to copy.
+
+        The rows of a draw made ahead are those at the draw.
+        """
+        held = ticket.held
+        if held is not None and held.rows is not None:
+            return held.rows
         source, restores = self.source, self.restores
         payload: Any = None
         try:
-            if ticket.plan is None:
-                payload = source.storage.gather(ticket.draw.slots, pin=self.pin)
-            else:
-                payload = self._copy_plan(source.storage, ticket.plan)
+            payload = self._copied(source.storage, ticket)
         except (IndexError, KeyMissingError):
             if self._untouched(ticket) and self.restores == restores:
                 raise  # else a writer is at work: look again under the lock
@@ -1173,8 +1193,28 @@ class LocalEngine:
             return Rows(source, payload, ticket.serial, ring, ticket)
         return self._gather_again(ticket, source, None if self.restores != restores else payload)
 
-    def _copy_plan(self, storage: Storage, plan: Plan) -> Any:
-        """Read the rows of a plan, and do what arithmetic is left."""
+    def hold(self, ticket: Ticket) -> Ticket:
+        """Return a draw made ahead, which keeps its rows as they are now; the caller holds the lock."""
+        return self.ahead.add(ticket, self.ring)
+
+    def in_order(self, update: Callable[[], T]) -> Callable[[], T]:
+        """Return an update for another thread: draws made ahead from now on are of rows that have it."""
+        with self.lock:
+            return partial(self._update_after, self.ahead.count, update)
+
+    def _update_after(self, count: int, update: Callable[[], T]) -> T:
+        with self.lock, self.ahead.after(count):
+            return update()
+
+    def read_rows(self, ticket: Ticket) -> Rows:
+        """Copy the rows of a draw as they are now; the caller holds the lock."""
+        return Rows(self.source, self._copied(self.storage, ticket), self.ring.written, self.ring, ticket)
+
+    def _copied(self, storage: Storage, ticket: Ticket) -> Any:
+        """Read the rows of a draw, and do what arithmetic is left."""
+        plan = ticket.plan
+        if plan is None:
+            return storage.gather(ticket.draw.slots, pin=self.pin)
         if not plan.changed:
             return storage.gather(plan.records, pin=self.pin)
         leaves = storage.read_plan(plan, pin=self.pin)
@@ -1182,8 +1222,10 @@ class LocalEngine:
 
     def _gather_again(self, ticket: Ticket, source: Source, payload: Any) -> Rows | None:
         """Copy the rows again, under the lock, if one of them was replaced during the first copy."""
-        slots = ticket.slots_read
+        slots, held = ticket.slots_read, ticket.held
         with self.lock:
+            if held is not None and held.rows is not None:
+                return held.rows
             if payload is None or bool(self._changed(slots, ticket.serial, ticket.ring).any()):
                 if int(slots.max()) >= len(self.storage):
                     return None  # emptied, or given another storage, since the draw
@@ -1192,11 +1234,8 @@ class LocalEngine:
                 again = self.expand_again(ticket)
                 if again is None:
                     return None
-                source, ticket, plan = self.source, again, again.plan
-                storage = source.storage
-                payload = (
-                    storage.gather(ticket.draw.slots, pin=self.pin) if plan is None else self._copy_plan(storage, plan)
-                )
+                source, ticket = self.source, again
+                payload = self._copied(source.storage, ticket)
                 self.counts.redone += 1
             if ticket.draw.generations is not None:
                 generations = self.ring.generations(ticket.draw.slots)
@@ -1232,14 +1271,20 @@ class LocalEngine:
                 self.waiters.wake()
 
     def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
-        """Return bool `[R]`: which rows were replaced since they were gathered."""
-        slots = ticket.records
+        """Return bool `[R]`, and count, which rows were replaced since they were gathered."""
         with self.lock:
-            if self.ring is rows.ring and self.ring.written == rows.serial:
-                return torch.zeros_like(slots, dtype=torch.bool)
-            stale = self._changed(slots, rows.serial, rows.ring)
+            stale = self.stale_rows(ticket, rows)
             self.rows_stale += int(stale.sum())
             return stale
+
+    def stale_rows(self, ticket: Ticket, rows: Rows) -> Tensor:
+        """Return bool `[R]`: which rows were replaced since they were gathered; the caller holds the lock."""
+        slots = ticket.records
+        if self.ring is rows.ring and self.ring.written == rows.serial:
+            changed = torch.zeros_like(slots, dtype=torch.bool)
+        else:
+            changed = self._changed(slots, rows.serial, rows.ring)
+        return changed if rows.stale is None else changed | rows.stale
 
     # -- exchanging parts ---------------------------------------------------------------------------------------------
 
@@ -1277,7 +1322,7 @@ class LocalEngine:
     def _check_left(self, sampler: Sampler) -> None:
         """Check that a new sampler can do without the rows that were deleted."""
         if self.left is not None:
-            sampler.drop_rows(torch.empty(0, dtype=torch.int64, device=self.ring.device), self.view())
+            sampler.drop_rows(self._no_slots(), self.view())
 
     def set_writer(self, writer: Writer) -> Writer:
         """Exchange the writer; the new one goes on after the newest row."""
@@ -1315,8 +1360,9 @@ class LocalEngine:
                 self.writer.begin(len(storage))  # first: it may raise
             else:
                 self.writer.clear()
+            self.undraw([] if self.queue is None else self.queue.clear())
+            self.ahead.before_change(None, self.ring, self.read_rows)
             self.sampler.move()
-            self.pending.clear()
             # the ring first: a gather in flight that meets the new storage then sees that all rows are new
             self.ring = Ring(storage.capacity, storage.device, after=self.ring.written + 1)
             self.begin_left()

@@ -914,7 +914,7 @@ class ReplayBufferEnsemble:
         names = ("sampler", "collate", "transform", "generator", "depth", "flatten", "source")
         options = {name: state[name] for name in names}
         self._mixer = Mixer([Member(rb, collate) for rb, collate in state["members"]], **options)
-        self._mixer.pending.extend(state["queued"])
+        self._mixer.pending.extend(self._mixer.hold(mix) for mix in state["queued"])
 
     def __repr__(self) -> str:
         """Members and options."""

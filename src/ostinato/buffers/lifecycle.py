@@ -321,5 +321,8 @@ class Lifecycle:
         if not self.initialized:
             return
         depth, queued = state["_pipeline"]
-        self._engine.pending.extendleft(reversed(queued))
+        engine = self._engine
+        drawn = [engine.hold(ticket) for ticket in (*queued, *engine.pending)]
+        engine.pending.clear()
+        engine.pending.extend(drawn)
         self._pipeline = Pipeline(self._engine, depth)

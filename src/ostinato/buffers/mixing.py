@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
@@ -96,13 +97,14 @@ class Member:
         self.buffer = buffer
         self.collate = collate
 
-    def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool) -> Ticket:
+    def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool, ahead: bool) -> Ticket:
         """Draw slots; where a pass over the rows ends, the next one begins.
 
         Args:
             rows: how many.
             generator: source of the draws; None is the buffer's own.
             ranked: give rows of samplers without priorities the weight 1, and their generations.
+            ahead: the batch is made later, of the rows as they are now.
 
         Raises:
             EmptyBufferError: if there are no rows.
@@ -120,7 +122,8 @@ class Member:
             if ranked and draw.weights is None:
                 weights = torch.ones(draw.slots.shape[0], dtype=torch.float32, device=device)
                 draw = draw._replace(weights=weights, generations=engine.ring.generations_of_rows(draw.slots))
-            return engine.expand(tickets[-1]._replace(draw=draw), source)
+            ticket = engine.expand(tickets[-1]._replace(draw=draw), source)
+            return engine.hold(ticket) if ahead else ticket
 
     def check_draw(self, rows: int, generator: torch.Generator | None) -> None:
         """Raise what `draw` would raise, before any member of a batch has drawn; the caller holds the engine's lock.
@@ -456,7 +459,7 @@ class Mixer:
             try:
                 split = self._plan(size)
                 for i, rows in zip(split.members, split.sizes, strict=True):
-                    tickets.append(self.members[i].draw(rows, self.generator, ranked=self.ranked))
+                    tickets.append(self.members[i].draw(rows, self.generator, ranked=self.ranked, ahead=ahead))
             except Exception:  # a member has too few rows: what the others gave, and the generator, go back
                 for i, ticket in zip(split.members, tickets, strict=False):
                     self.members[i].engine.give_back(ticket)
@@ -465,6 +468,11 @@ class Mixer:
                 raise
             self.sampler.drew(split.owed)
             return Mix(split.members, tickets, rng if ahead else None, split.owed)
+
+    def hold(self, mix: Mix) -> Mix:
+        """Return a draw made ahead, whose members keep its rows as they are now."""
+        pairs = zip(mix.members, mix.tickets, strict=True)
+        return mix._replace(tickets=[self.members[i].engine.hold(ticket) for i, ticket in pairs])
 
     def can_draw(self, size: int) -> bool:
         """Whether a draw of `size` rows does not raise, whichever members are chosen."""
@@ -640,7 +648,19 @@ class Mixer:
         if self.ended:
             msg = "A shut down replay buffer cannot accept updates: make another one"
             raise UsageError(msg)
-        return self._updates.submit(update, None if self.prefetch is None else self.prefetch.worker())
+        with locked(self.members):
+            counts = [member.engine.ahead.count for member in self.members]
+        ordered = partial(self._update_after, counts, update)
+        return self._updates.submit(ordered, None if self.prefetch is None else self.prefetch.worker())
+
+    def _update_after(
+        self, counts: list[int], update: Callable[[], ConditionalUpdateResult]
+    ) -> ConditionalUpdateResult:
+        """Run an update that is part of the draws made after the first ones of each member."""
+        with locked(self.members), ExitStack() as stack:
+            for member, count in zip(self.members, counts, strict=True):
+                stack.enter_context(member.engine.ahead.after(count))
+            return update()
 
     def settle(self) -> None:
         """Wait for pending updates, and raise the first error of one; the caller does not hold a lock."""

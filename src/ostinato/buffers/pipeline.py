@@ -19,6 +19,7 @@ from ostinato.core.episodes.keys import as_path
 from ostinato.core.kinds import is_tensor_collection, require_eager
 from ostinato.core.rows import map_leaves
 from ostinato.errors import EmptyBufferError, EpochEndError, UsageError
+from ostinato.storages.object_columns import owned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -400,10 +401,13 @@ class Pipeline:
         rows = self._engine.gather(ticket)
         if rows is None:
             return None
-        source, ticket, notes = rows.source, rows.ticket, _NO_NOTES
+        source, notes, held = rows.source, _NO_NOTES, ticket.held
+        ticket = rows.ticket
         plan = ticket.plan
         records = ticket.draw.slots if plan is None else plan.records
         data = source.storage.present(rows.payload, (records.shape[0],))
+        if held is not None and rows is held.rows:
+            data = owned(data)  # they may be asked for again, and transforms may change a batch in place
         if plan is not None:
             data, notes = with_fields_of(plan, data, self._engine.unit, ticket.sampler)
         collate = collate or source.collate

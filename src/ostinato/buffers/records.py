@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections import deque
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ostinato._native import Direct
     from ostinato.buffers.checkpoint.save import Saves
     from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
+    from ostinato.buffers.drawn_ahead import HeldRows
     from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from ostinato.writers import Writer
 
 __all__ = ["Engine", "Mix", "Rows", "Source", "Ticket"]
+
+T = TypeVar("T")
 
 
 class Ticket(NamedTuple):
@@ -53,6 +56,8 @@ class Ticket(NamedTuple):
     """What slices and units make of the rows drawn; None where each is a record of the batch."""
     dice: Tensor | None = None
     """The random numbers of the unit: with them a draw can be expanded again."""
+    held: HeldRows | None = None
+    """The rows at the draw, if it was made ahead."""
 
     @property
     def records(self) -> Tensor:
@@ -107,6 +112,8 @@ class Rows(NamedTuple):
     ring: Ring | SharedRing
     ticket: Ticket
     """The draw; its generations and plan are those of the rows gathered."""
+    stale: Tensor | None = None
+    """bool `[R]`: which rows had been replaced when they were loaded from a checkpoint; None if none was."""
 
 
 class Engine(Protocol):
@@ -253,6 +260,12 @@ class Engine(Protocol):
 
     def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = ...) -> Ticket:
         """Draw slots."""
+
+    def hold(self, ticket: Ticket) -> Ticket:
+        """Return a draw made ahead, which keeps its rows as they are now."""
+
+    def in_order(self, update: Callable[[], T]) -> Callable[[], T]:
+        """Return an update for another thread: draws made ahead from now on are of rows that have it."""
 
     def undraw(self, queued: list[Ticket]) -> None:
         """Drop draws that were made ahead, as if they were never made."""

@@ -815,7 +815,7 @@ class ReplayBuffer(Sampling):
         """
         given = as_stored(self.storage, index, generation, patch, version, priority)
         index, generation, patch, version, priority, wait = given
-        update = partial(
+        update: Callable[[], ConditionalUpdateResult] = partial(
             self.update_if_present,
             index=index,
             generation=generation,
@@ -825,7 +825,7 @@ class ReplayBuffer(Sampling):
             require_newer=require_newer,
             priority=priority,
         )
-        return self._pipeline.submit(partial(_update_after, wait, update))
+        return self._pipeline.submit(partial(_update_after, wait, self._engine.in_order(update)))
 
     def mark_update(self, index: Any) -> None:
         """Treat rows as just written: they get the default priority, and return if they have left (`ConsumingSampler`).

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, final
 
 import torch
 
 from ostinato.buffers.checkpoint.load import Reading, load_buffer, with_state
 from ostinato.buffers.checkpoint.save import Saves, save_state
 from ostinato.buffers.checkpoint.state import FORMAT, check_counts, own_tensors, read_generator, saved_rows
+from ostinato.buffers.drawn_ahead import HeldRows
 from ostinato.buffers.part_owners import record_owner
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, generations_at, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Stock, Waiters
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["SharedEngine", "goes_shared"]
 
 _PLAIN = Ask()
+T = TypeVar("T")
 _WRITERS = {RoundRobinWriter, TensorDictRoundRobinWriter}
 _ROWS_AT_ONCE = 1 << 16
 """Rows that are copied together when a buffer begins to be shared."""
@@ -412,7 +414,17 @@ class SharedEngine:
             draw, written = self._fresh(batch_size)
             if draw.generations is None and self._writer.tracks_generations:
                 draw = draw._replace(generations=self._ring.generations(draw.slots))
-            return Ticket(draw, written, False, self._ring, self.sampler, rng)  # noqa: FBT003
+            ticket = Ticket(draw, written, False, self._ring, self.sampler, rng)  # noqa: FBT003
+            return self.hold(ticket) if ahead else ticket
+
+    def hold(self, ticket: Ticket) -> Ticket:
+        """Return a draw made ahead with its rows, copied now: other processes may replace them at any time."""
+        rows = self.gather(ticket)
+        return rows.ticket._replace(held=HeldRows(rows.ticket, rows))
+
+    def in_order(self, update: Callable[[], T]) -> Callable[[], T]:
+        """Return an update for another thread."""
+        return update
 
     def give_back(self, ticket: Ticket) -> None:
         """Do nothing: draws are not counted."""
@@ -475,6 +487,8 @@ class SharedEngine:
 
     def gather(self, ticket: Ticket) -> Rows:
         """Copy the rows of a ticket; where some were replaced since the draw, copy again what is there now."""
+        if ticket.held is not None and ticket.held.rows is not None:
+            return ticket.held.rows
         for _ in range(_FREE_TRIES):
             payload = self._storage.gather(ticket.draw.slots, pin=self.pin)
             again = self._again(ticket)

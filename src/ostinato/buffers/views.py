@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.checkpoint.save import Saves
+    from ostinato.buffers.drawn_ahead import DrawnAhead
     from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.rate_limit import RateLimiter, Waiters
@@ -207,6 +208,11 @@ class ViewEngine(LocalEngine):
     def saves(self) -> Saves:  # type: ignore[override]
         """The checkpoints of the buffer."""
         return self.owner.saves
+
+    @property
+    def ahead(self) -> DrawnAhead:  # type: ignore[override]
+        """The draws of the buffer and its views whose batches are not delivered yet."""
+        return self.owner.ahead
 
     @property
     def settled(self) -> bool:  # type: ignore[override]

@@ -7,7 +7,10 @@ from typing import Any
 
 from ostinato._backend import backend
 
-__all__ = ["BufferCounts", "RingCounts", "StoredRows", "make_counts", "restore_counts"]
+__all__ = ["NEVER", "BufferCounts", "RingCounts", "StoredRows", "make_counts", "restore_counts"]
+
+NEVER = 2**63 - 1
+"""A serial number that no row reaches."""
 
 
 @dataclass(slots=True)
@@ -26,6 +29,8 @@ class RingCounts:
     """Largest serial number that no row present has."""
     in_order: bool = True
     """Whether generations follow from the cursor."""
+    reserved_from: int = NEVER
+    """First serial number whose row would replace one that was drawn ahead; see `ostinato.buffers.drawn_ahead`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the numbers."""

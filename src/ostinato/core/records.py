@@ -465,6 +465,7 @@ class Plan(NamedTuple):
             "notes": [[list(key) if isinstance(key, tuple) else key, value] for key, value in self.notes.items()],
             "fields": [[list(key) if isinstance(key, tuple) else key, value] for key, value in self.fields.items()],
             "columns": [{**column, "tail": list(column["tail"])} for column in columns],
+            "elsewhere": [[list(path), slots] for path, slots in self.elsewhere.items()],
         }
 
     @staticmethod
@@ -476,7 +477,14 @@ class Plan(NamedTuple):
 
         notes = [[key, turned(value) if key == "anchor_index" else value] for key, value in state["notes"]]
         columns = [{**column, "slots": turned(column["slots"])} for column in state["columns"]]
-        return {**state, "records": turned(state["records"]), "notes": notes, "columns": columns}
+        elsewhere = [[path, turned(slots)] for path, slots in state["elsewhere"]]
+        return {
+            **state,
+            "records": turned(state["records"]),
+            "notes": notes,
+            "columns": columns,
+            "elsewhere": elsewhere,
+        }
 
     @classmethod
     def from_state(cls, state: dict[str, Any], schema: Schema, anchors: Tensor, rows: int) -> Plan:
@@ -511,7 +519,11 @@ class Plan(NamedTuple):
         notes = {tuple(key) if isinstance(key, list) else key: _own(value, device) for key, value in state["notes"]}
         fields = {tuple(key) if isinstance(key, list) else str(key): _own(v, device) for key, v in state["fields"]}
         parts = (_own(records, device), changed, repeat, _own(owner, device), _own(last, device))
-        return cls(schema, anchors, *parts, _own(generations, device), notes, fields)
+        elsewhere: dict[Path, Tensor] = {tuple(path): _own(slots, device) for path, slots in state["elsewhere"]}
+        for slots in elsewhere.values():
+            _check_slots(slots, rows)
+            _require(slots.shape[0] == count)
+        return cls(schema, anchors, *parts, _own(generations, device), notes, fields, elsewhere)
 
 
 def _read_column(state: dict[str, Any], schema: Schema, records: int, rows: int, device: torch.device) -> Column:

@@ -20,6 +20,7 @@ from ostinato.errors import (
 )
 from ostinato.storages.checkpoint import load_storage, save_storage
 from ostinato.storages.direct_writes import contains, set_rows
+from ostinato.storages.object_columns import owned, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -300,6 +301,27 @@ class Storage(ABC):
     @abstractmethod
     def present(self, payload: Any, batch: tuple[int, ...]) -> Any:
         """Return the rows of a payload with their original structure and the leading dimensions `batch`."""
+
+    def show_payload(self, payload: Any) -> Any:
+        """Return gathered rows as plain values and tensors, for a checkpoint with draws that were made ahead.
+
+        Raises:
+            CheckpointError: if a checkpoint cannot hold them.
+        """
+        return pack(payload, allow_pickle=False)
+
+    def read_payload(self, saved: Any, schema: Schema | None, rows: int) -> Any:  # noqa: ARG002
+        """Return what `show_payload` returned, by copy.
+
+        Args:
+            saved: what it returned.
+            schema: of the rows, for storages with fields.
+            rows: their number.
+
+        Raises:
+            CheckpointError: if it is not the payload of so many rows.
+        """
+        return owned(unpack(saved, allow_pickle=False))
 
     @abstractmethod
     def clear(self) -> None:

@@ -16,12 +16,13 @@ from ostinato.core.rows import map_leaves
 from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
 from ostinato.storages.base import Storage, check_capacity, check_device, find_seam
 from ostinato.storages.checkpoint import require_form
-from ostinato.storages.object_columns import owned
+from ostinato.storages.object_columns import owned, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from ostinato.core.records import Placement
+    from ostinato.core.rows import Schema
 
 __all__ = ["ListStorage"]
 
@@ -160,6 +161,21 @@ class ListStorage(Storage):
     def present(self, payload: list[Any], batch: tuple[int, ...]) -> Any:
         """Return the list of rows, or the single row if `batch` is empty."""
         return payload if batch else payload[0]
+
+    def show_payload(self, payload: list[Any]) -> list[Any]:
+        """Return objects as a checkpoint holds them; see `allow_pickle`."""
+        return [pack(row, allow_pickle=self.allow_pickle) for row in payload]
+
+    def read_payload(self, saved: Any, schema: Schema | None, rows: int) -> list[Any]:  # noqa: ARG002
+        """Return what `show_payload` returned, by copy.
+
+        Raises:
+            CheckpointError: if it has not one object for each row.
+        """
+        if not isinstance(saved, list) or len(saved) != rows:
+            msg = f"the checkpoint holds a queued draw of {rows} rows without an object for each: it is damaged"
+            raise CheckpointError(msg)
+        return [self._copied(unpack(row, allow_pickle=self.allow_pickle)) for row in saved]
 
     def read(self, index: Any, *, swap: bool = False) -> Any:  # noqa: ARG002
         """Return one object, or the list of objects at a slice, tensor or mask."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from ostinato.core.rows import Path
-    from ostinato.storages.tensor import Payload
+    from ostinato.storages.payload import Payload
 
 __all__ = ["RaggedTensorStorage"]
 

@@ -208,11 +208,14 @@ class RaggedTable:
         if is_dynamo_compiling():
             return torch.compiler.disable(RaggedTable.gather)(self, slots, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
         dense = iter(() if self.inner is None else self.inner.gather(slots, pin=pin))
-        ragged = dict(zip(self.columns, self._nest([c.take(slots) for c in self.columns.values()], pin), strict=True))
+        ragged = dict(
+            zip(self.columns, self.nest([c.take(slots) for c in self.columns.values()], pin=pin), strict=True)
+        )
         return [ragged[i] if i in ragged else next(dense) for i in range(len(self.schema.leaves))]
 
     @staticmethod
-    def _nest(parts: Sequence[tuple[Tensor, Tensor]], pin: bool) -> list[Tensor]:  # noqa: FBT001 (it is internal)
+    def nest(parts: Sequence[tuple[Tensor, Tensor]], *, pin: bool) -> list[Tensor]:
+        """Return jagged nested tensors of values and lengths; those of equal lengths share their offsets."""
         out: list[Tensor] = []
         for values, lengths in parts:
             values = values.pin_memory() if pin else values  # noqa: PLW2901
@@ -255,14 +258,15 @@ class RaggedTable:
     def _fetch_ragged(self, request: Request, *, pin: bool) -> Tensor:
         leaf, slots, other, pick = request
         if other is None and pick is None:
-            return self._nest([self.columns[leaf].take(slots)], pin)[0]
+            return self.nest([self.columns[leaf].take(slots)], pin=pin)[0]
         other, pick = checked_choice(request)
         one, two = self.schema.leaves[leaf], self.schema.leaves[other]
         check_alike(one.dtype, one.shape, two.dtype, two.shape)
         if leaf not in self.columns or other not in self.columns:
             msg = f"{one} and {two} cannot take each other's place: only one of them differs in length"
             raise OptionError(msg)
-        return self._nest([self.columns[leaf].choose(self.columns[other], slots, pick.to(self.device))], pin)[0]
+        chosen = self.columns[leaf].choose(self.columns[other], slots, pick.to(self.device))
+        return self.nest([chosen], pin=pin)[0]
 
     def view(self, span: slice) -> list[Tensor]:
         """Return copies of the rows of a span: changes to them do not reach the table."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast, final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from ostinato.storages.codec_table import CodecTable, CodedColumn, Encoded, deco
 from ostinato.storages.late_fields import LateFields
 from ostinato.storages.memory import show_bytes
 from ostinato.storages.object_columns import ObjectColumns, check_objects, own_values
+from ostinato.storages.payload import Payload
 from ostinato.storages.ragged_table import RaggedTable, SavedRagged
 from ostinato.storages.single_copy import Comparison, SingleCopyTable, as_run, check_apart, fill_plain_table, read_pairs
 from ostinato.storages.table import Table, copy_column, read_column
@@ -37,18 +38,9 @@ if TYPE_CHECKING:
     from ostinato.storages.single_copy import Pairs
     from ostinato.storages.table import RowArray
 
-__all__ = ["Payload", "TensorStorage", "raise_mapped_ring"]
+__all__ = ["TensorStorage", "raise_mapped_ring"]
 
 AnyTable: TypeAlias = "Table | SingleCopyTable | CodecTable | RaggedTable"
-
-
-class Payload(NamedTuple):
-    """Rows without their nesting, and late fields `[rows, *shape]`."""
-
-    flat: Flat
-    late: dict[Path, Tensor]
-    found: Comparison | Encoded | None = None
-    """What a single-copy table found when it compared the rows; the fields that a codec compressed."""
 
 
 @final
@@ -466,6 +458,17 @@ class TensorStorage(Storage):
         for path, value in payload.late.items():
             data[path[0]] = value.reshape((*batch, *value.shape[1:]))
         return data
+
+    def show_payload(self, payload: Payload) -> dict[str, Any]:
+        """Return gathered rows as plain values and tensors; see `Payload.show`."""
+        return payload.show()
+
+    def read_payload(self, saved: Any, schema: Schema | None, rows: int) -> Payload:
+        """Return what `show_payload` returned, by copy; see `Payload.read`."""
+        if schema is None:
+            msg = "the checkpoint holds a queued draw of rows without fields: it is damaged"
+            raise CheckpointError(msg)
+        return Payload.read(saved, schema, rows, self.device)
 
     def read(self, index: Any, *, swap: bool = False) -> Any:
         """Return the rows at an index, or one field by its key: a view for ints, slices and keys, else a copy.

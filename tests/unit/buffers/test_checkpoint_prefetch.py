@@ -133,18 +133,20 @@ def test_a_second_checkpoint_of_draws_that_came_out_of_one(unit: str, tmp_path: 
     same_state(batches(third, 6), batches(rb, 6))
 
 
-def test_windows_of_which_rows_were_replaced_are_made_again_and_whole(tmp_path: Path) -> None:
+def test_windows_of_which_rows_were_replaced_are_those_of_the_draw(tmp_path: Path) -> None:
     rb, again = make("nstep"), make("nstep")
     rb.extend(steps(0, CAPACITY))
     rb.sample()
     rb.extend(steps(CAPACITY, CAPACITY - 20))
     rb.dumps(tmp_path / "save")
     again.loads(tmp_path / "save")
-    for batch, _ in batches(again, 6):
+    out = batches(again, 6)
+    same_state(out, batches(rb, 6))
+    for turn, (batch, _) in enumerate(out):
         first, count = batch["t"], batch["steps_to_next_obs"]
         expected = (first + count - 1)[:, None] * 3 + torch.arange(2) + 0.5
         assert torch.equal(batch["next"]["obs"], expected)
-        assert bool((first >= CAPACITY - 20).all())
+        assert bool((first >= CAPACITY - 20).all()) == (turn >= 3)  # three batches were drawn before
 
 
 def test_draws_of_format_1_1_have_no_windows(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from ostinato.buffers.checkpoint.state import (
     unit_name,
     view_states,
 )
+from ostinato.buffers.drawn_ahead import HeldRows
 from ostinato.buffers.records import Mix
 from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
@@ -463,14 +464,14 @@ def _load_parts(
 
 def revive(engine: LocalEngine, ticket: Ticket) -> Ticket | None:
     """Return a draw that was read for a buffer just loaded, expanded; None if its windows are not whole."""
-    draw = ticket.draw
-    if draw.generations is not None:  # rows replaced since the draw are read as they are now
-        draw = draw._replace(generations=engine.ring.generations(draw.slots))
-    plan, schema = ticket.plan, engine.storage.schema
-    if plan is not None and schema is not None:
-        plan = plan._replace(schema=schema)
-        return ticket._replace(draw=draw, serial=engine.ring.written, ring=engine.ring, plan=plan)
-    return engine.expand_again(ticket._replace(draw=draw, serial=engine.ring.written, ring=engine.ring))
+    ring, schema, held = engine.ring, engine.storage.schema, ticket.held
+    plan = ticket.plan if ticket.plan is None or schema is None else ticket.plan._replace(schema=schema)
+    drawn = ticket._replace(serial=ring.written, ring=ring, plan=plan, held=None)
+    if held is not None and held.rows is not None:
+        rows = held.rows._replace(source=engine.source, serial=ring.written, ring=ring, ticket=drawn)
+        return drawn._replace(held=HeldRows(drawn, rows))
+    found = engine.expand_again(drawn) if plan is None else drawn
+    return None if found is None else engine.hold(found)
 
 
 def _target(member: Member) -> Target:

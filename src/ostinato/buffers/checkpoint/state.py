@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ostinato.buffers.records import Ticket
+from ostinato.buffers.drawn_ahead import HeldRows
+from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.records import Draw, Plan
 from ostinato.core.rows import Schema
 from ostinato.errors import CheckpointError
@@ -391,17 +392,20 @@ def check_form(engine: LocalEngine | Parts, state: dict[str, Any]) -> None:
 def show_ticket(ticket: Ticket, engine: LocalEngine) -> dict[str, Any]:
     """Return a queued draw as plain values and tensors.
 
-    Its windows are saved as they were drawn: episodes may have gone on since. Those of which a row has been replaced
-    are not: they are made again from the rows that are there.
+    Its windows are saved as they were drawn: episodes may have gone on since. So are its rows, if the buffer has
+    replaced one of them.
     """
-    draw, plan = ticket.draw, ticket.plan
+    draw, plan, kept = ticket.draw, ticket.plan, None if ticket.held is None else ticket.held.rows
     state = {"slots": draw.slots, "weights": draw.weights, "last": ticket.last, "rng": ticket.rng}
     more = {"stamps": draw.generations, "lengths": draw.lengths, "dice": ticket.dice}
     held: dict[str, Any] = {name: value for name, value in more.items() if value is not None}
     if draw.info:
         held["info"] = draw.info
-    if plan is not None and not engine.replaced(ticket):
+    if plan is not None:
         held["plan"] = plan.state_dict()
+    if kept is not None:
+        payload = kept.source.storage.show_payload(kept.payload)
+        held["rows"] = {"payload": payload, "stale": engine.stale_rows(kept.ticket, kept)}
     return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
@@ -420,6 +424,8 @@ def read_ticket(state: dict[str, Any], rows: int, engine: LocalEngine | Parts, s
     check_ticket(state, episodes=engine.tracker is not None)
     device = engine.storage.device
     slots = state["slots"].to(device, torch.int64).clone()
+    if "rows" in state:
+        rows = max(rows, engine.ring.capacity)  # rows that were replaced: nothing is read at their slots
     if slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < rows:
         msg = f"the checkpoint holds queued draws of slots beyond its {rows} rows: it is damaged"
         raise CheckpointError(msg)
@@ -451,7 +457,19 @@ def read_ticket(state: dict[str, Any], rows: int, engine: LocalEngine | Parts, s
     plan = None
     if "plan" in state:
         plan = Plan.from_state(state["plan"], Schema.from_json(schema), slots, rows)
-    return Ticket(draw, 0, bool(state["last"]), engine.ring, engine.sampler, state["rng"], plan, dice)
+    ticket = Ticket(draw, 0, bool(state["last"]), engine.ring, engine.sampler, state["rng"], plan, dice)
+    return _with_rows(ticket, state["rows"], engine.storage, schema) if "rows" in state else ticket
+
+
+def _with_rows(ticket: Ticket, saved: dict[str, Any], storage: Storage, schema: Any) -> Ticket:
+    """Return a draw with the rows that it had, which the buffer has replaced."""
+    count, stale = ticket.records.shape[0], saved["stale"]
+    if not isinstance(stale, Tensor) or stale.dtype is not torch.bool or stale.shape != (count,):
+        msg = "a queued draw of the checkpoint does not say which of its rows were replaced: it is damaged"
+        raise CheckpointError(msg)
+    payload = storage.read_payload(saved["payload"], None if schema is None else Schema.from_json(schema), count)
+    rows = Rows(Source(storage, None), payload, 0, ticket.ring, ticket, stale.to(storage.device).clone())
+    return ticket._replace(held=HeldRows(ticket, rows))
 
 
 ENSEMBLE_FORMAT = "ostinato-ensemble"

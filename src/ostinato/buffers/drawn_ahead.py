@@ -1,0 +1,140 @@
+"""Draws made ahead of their batches: the rows are those of the moment of the draw, whenever they are copied.
+
+Prefetch copies the rows of a draw later, in another thread. Without more, the batch would hold a row as it was before
+or after a write, as threads happen to run. Here a write first copies the rows of those draws that it would change, so
+what a batch holds depends on the order of the calls alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, final
+
+import torch
+
+from ostinato.core.counts import NEVER
+from ostinato.core.records import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from ostinato.buffers.records import Rows, Ticket
+    from ostinato.core.records import Placement
+    from ostinato.core.ring import Ring
+
+__all__ = ["DrawnAhead", "HeldRows"]
+
+
+@final
+class HeldRows:
+    """The rows of a draw made ahead, once they were copied because the buffer was about to change them.
+
+    Args:
+        ticket: the draw.
+        rows: its rows; None as long as the buffer has them unchanged.
+        number: of the draw among those of its buffer.
+    """
+
+    __slots__ = ("__weakref__", "number", "rows", "ticket")
+
+    def __init__(self, ticket: Ticket, rows: Rows | None = None, number: int = 0) -> None:
+        self.ticket = ticket
+        self.rows = rows
+        self.number = number
+
+
+@final
+class DrawnAhead:
+    """The draws of a buffer and its views whose batches are not delivered yet. The buffer's lock guards it.
+
+    Refers to draws weakly: those that were delivered or dropped are forgotten. Cost of a write in ring order: one
+    comparison of integers, unless it replaces a row of such a draw; of other writes and edits: O(rows of the draws).
+    """
+
+    def __init__(self) -> None:
+        self._draws: list[weakref.ref[HeldRows]] = []
+        self._last = NEVER
+        """Number of the last draw that a change is not for."""
+        self.count = 0
+        """Draws made ahead so far."""
+
+    def __bool__(self) -> bool:
+        """Whether draws were made ahead since the last look."""
+        return bool(self._draws)
+
+    def add(self, ticket: Ticket, ring: Ring) -> Ticket:
+        """Return a draw that keeps its rows as they are now."""
+        self.count += 1
+        held = ticket.held or HeldRows(ticket, number=self.count)
+        if held.rows is None:
+            self._draws.append(weakref.ref(held))
+            ring.counts.reserved_from = min(ring.counts.reserved_from, _first_write(ticket, ring))
+        return ticket._replace(held=held)
+
+    def before_write(self, placement: Placement, ring: Ring, read: Callable[[Ticket], Rows]) -> None:
+        """Copy the rows that a placement replaces, before the ring records it.
+
+        Args:
+            placement: of the rows to be written.
+            ring: of the buffer.
+            read: copies the rows of a draw.
+        """
+        if not isinstance(placement, Run):
+            self.before_change(placement.slots, ring, read)
+            return
+        in_order = (placement.start - placement.skip - ring.cursor) % ring.capacity == 0
+        if in_order and ring.written + placement.total < ring.counts.reserved_from:
+            return
+        waiting: list[HeldRows] = []
+        for held in self._live(ring):
+            distance = (held.ticket.slots_read - placement.start).remainder(ring.capacity)
+            if bool((distance < placement.rows).any()):
+                held.rows = read(held.ticket)
+            else:
+                waiting.append(held)
+        self._keep(waiting, ring)
+        if waiting and not in_order:
+            ring.counts.reserved_from = 0  # the cursor jumps: the next write looks again
+
+    def before_change(self, slots: Tensor | None, ring: Ring, read: Callable[[Ticket], Rows]) -> None:
+        """Copy the rows that an edit changes, int64 `[n]`; None stands for all rows."""
+        waiting: list[HeldRows] = []
+        for held in self._live(ring):
+            if held.number > self._last:  # it was made after the change was asked for
+                waiting.append(held)
+            elif slots is None or bool(torch.isin(held.ticket.slots_read, slots).any()):
+                held.rows = read(held.ticket)
+            else:
+                waiting.append(held)
+        self._keep(waiting, ring)
+        if waiting:
+            ring.counts.reserved_from = 0
+
+    @contextmanager
+    def after(self, count: int) -> Iterator[None]:
+        """Let the changes of a `with` block be part of draws made after the first `count` ones."""
+        self._last = count
+        try:
+            yield
+        finally:
+            self._last = NEVER
+
+    def _live(self, ring: Ring) -> Iterator[HeldRows]:
+        """Return the draws of this ring whose rows have not been copied."""
+        for reference in self._draws:
+            held = reference()
+            if held is not None and held.rows is None and held.ticket.ring is ring:
+                yield held
+
+    def _keep(self, waiting: list[HeldRows], ring: Ring) -> None:
+        self._draws = [weakref.ref(held) for held in waiting]
+        ring.counts.reserved_from = min((_first_write(held.ticket, ring) for held in waiting), default=NEVER)
+
+
+def _first_write(ticket: Ticket, ring: Ring) -> int:
+    """Return the serial number of the first row that replaces one of a draw, if rows are written in ring order."""
+    distance = int((ticket.slots_read - ring.cursor).remainder(ring.capacity).min())
+    return min(ring.written + 1 + distance, NEVER)

@@ -1,0 +1,326 @@
+"""With prefetch, a batch is that of an earlier call: its rows, weights and generations, whatever was written since.
+
+The model is the same buffer without prefetch: its batches are taken when the other one draws, and compared when they
+come out. So nothing may depend on when the thread copies the rows.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    Episodes,
+    FrameStack,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    LimitedSampler,
+    ListStorage,
+    NStep,
+    PrioritizedSampler,
+    RaggedTensorStorage,
+    RandomSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SliceSampler,
+    TensorDictMaxValueWriter,
+)
+
+from ...tags import same_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SIZE = 20
+END = ("next", "done")
+
+BUFFERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "uniform": lambda: {"storage": LazyTensorStorage(SIZE)},
+    "prioritized": lambda: {"storage": LazyTensorStorage(SIZE), "sampler": PrioritizedSampler(SIZE, 0.7, 0.5)},
+    "list": lambda: {"storage": ListStorage(SIZE), "sampler": PrioritizedSampler(SIZE, 0.7, 0.5)},
+    "ragged": lambda: {"storage": RaggedTensorStorage(SIZE, ragged=["tokens"], layout="padded")},
+    "single copy": lambda: {"storage": LazyTensorStorage(SIZE, single_copy=True)},
+    "memmap": lambda: {"storage": LazyMemmapStorage(SIZE)},
+    "environments": lambda: {"storage": LazyTensorStorage(SIZE, ndim=2)},
+    "nstep": lambda: {"storage": LazyTensorStorage(SIZE), "sample_unit": NStep(3, 0.9), "episodes": Episodes(END)},
+    "frames": lambda: {
+        "storage": LazyTensorStorage(SIZE),
+        "sampler": PrioritizedSampler(SIZE, 0.7, 0.5),
+        "sample_unit": FrameStack(3, ["obs"]),
+        "episodes": Episodes(END),
+    },
+    "slices": lambda: {
+        "storage": LazyTensorStorage(SIZE),
+        "sampler": SliceSampler(slice_len=2, end_key=END, strict_length=False),
+    },
+    "uses": lambda: {"storage": LazyTensorStorage(SIZE), "sampler": LimitedSampler(100)},
+}
+
+
+def rows(first: int, count: int, kind: str) -> Any:
+    t = torch.arange(first, first + count)
+    obs = (t[:, None] * 2 + torch.arange(2)).float()
+    after = {"obs": (t[:, None] * 2 + 2 + torch.arange(2)).float(), "reward": t.float() / 7, "done": t % 9 == 8}
+    data: dict[str, Any] = {"t": t, "obs": obs, "next": after}
+    if kind == "environments":
+        return {
+            "t": t.reshape(2, -1),
+            "obs": obs.reshape(2, -1, 2),
+            "next": {k: v.reshape(2, -1, *v.shape[1:]) for k, v in after.items()},
+        }
+    if kind == "ragged":
+        data["tokens"] = [torch.arange(i, i + 1 + i % 4) for i in t.tolist()]
+    if kind == "list":
+        return [{"t": t[i], "obs": obs[i], "name": f"row {t[i]}"} for i in range(count)]
+    return data
+
+
+def make(kind: str, depth: int, batch_size: int = 6) -> ReplayBuffer:
+    collate = {"collate_fn": list} if kind == "list" else {}
+    return ReplayBuffer(
+        **BUFFERS[kind](),
+        **collate,
+        batch_size=batch_size,
+        prefetch=depth or None,
+        generator=torch.Generator().manual_seed(3),
+    )
+
+
+class Late:
+    """A buffer without prefetch whose batches come out as late as those of a buffer with it."""
+
+    def __init__(self, rb: Any, depth: int) -> None:
+        self.rb, self.depth = rb, depth
+        self.queue: deque[Any] = deque()
+
+    def sample(self) -> Any:
+        while len(self.queue) <= self.depth:
+            self.queue.append(self.rb.sample(return_info=True))
+        return self.queue.popleft()
+
+
+def told(info: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: value for key, value in info.items() if key != "stale"}
+
+
+def write(rb: Any, kind: str, step: int) -> None:
+    """Write rows, and now and then change some that are there."""
+    rb.extend(rows(2 * step, 2, kind))
+    if kind in {"list", "environments", "ragged"}:
+        return
+    if step % 3 == 1:
+        rb.extend(rows(5000 + step, 1, kind))
+    if step % 4 == 2:
+        rb[1:3] = rows(9000 + step, 2, kind)
+    if step % 5 == 3:
+        rb.set_at_("t", torch.tensor([-step]), torch.tensor([4]))
+
+
+def learn(buffers: list[Any], kind: str, info: dict[Any, Any], step: int) -> None:
+    """Feed priorities back."""
+    if "priority_weight" not in info:
+        return
+    priority = (info["index"] * 7 + step) % 11 / 3 + 0.1
+    for rb in buffers:
+        rb.update_priority(info["index"], priority.float(), generation=info["index_generation"])
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_batches_are_those_of_an_earlier_call(kind: str, depth: int) -> None:
+    rb, late = make(kind, depth), Late(make(kind, 0), depth)
+    for step in range(40):  # the ring is full after the tenth
+        for each in (rb, late.rb):
+            write(each, kind, step)
+        batch, info = rb.sample(return_info=True)
+        expected, given = late.sample()
+        same_state([batch, told(info)], [expected, told(given)])
+        learn([rb, late.rb], kind, info, step)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized", "single copy"])
+def test_rows_are_marked_stale_where_the_buffer_has_others(kind: str) -> None:
+    rb, marked = make(kind, 3), 0
+    for step in range(60):
+        rb.extend(rows(2 * step, 2, kind))
+        batch, info = rb.sample(return_info=True)
+        assert torch.equal(rb[info["index"]]["t"] != batch["t"], info["stale"])
+        if "index_generation" in info:
+            assert torch.equal(info["index_generation"], batch["t"] + 1)
+        marked += int(info["stale"].sum())
+    assert marked == rb.stats().stale_rows > 0
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_a_loaded_buffer_continues_with_the_same_rows(kind: str, depth: int, tmp_path: Path) -> None:
+    rb, again = make(kind, depth), make(kind, depth)
+    for step in range(33):
+        write(rb, kind, step)
+        _, info = rb.sample(return_info=True)
+        learn([rb], kind, info, step)
+    write(rb, kind, 33)
+    rb.dumps(tmp_path / "one")
+    again.loads(tmp_path / "one")
+    again.dumps(tmp_path / "two")  # queued draws come out of a second checkpoint as well
+    third = make(kind, depth)
+    third.loads(tmp_path / "two")
+    for step in range(34, 46):
+        outs = []
+        for each in (rb, again, third):
+            batch, info = each.sample(return_info=True)
+            learn([each], kind, info, step)
+            write(each, kind, step)
+            outs.append([batch, {k: v for k, v in info.items() if kind != "prioritized" or k != "index_generation"}])
+        same_state(outs[1], outs[0])
+        same_state(outs[2], outs[0])
+
+
+def test_a_pickled_buffer_and_new_transforms_keep_the_rows_drawn() -> None:
+    rb, other = make("uniform", 3), make("uniform", 3)
+    for each in (rb, other):
+        each.extend(rows(0, SIZE, "uniform"))
+        each.sample()
+        each.extend(rows(SIZE, 15, "uniform"))
+    copy = pickle.loads(pickle.dumps(rb))
+
+    def negate(batch: Any) -> Any:
+        batch["t"].neg_()
+        return batch
+
+    other.append_transform(negate)
+    for each in (rb, copy, other):
+        each.extend(rows(2 * SIZE, 7, "uniform"))
+    for _ in range(6):
+        (batch, info), (copied, told_of), (negated, _) = (x.sample(return_info=True) for x in (rb, copy, other))
+        same_state([copied, told_of], [batch, info])
+        assert torch.equal(negated["t"], -batch["t"])
+
+
+def test_writers_that_choose_slots_keep_rows_drawn_ahead() -> None:
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(8),
+        writer=TensorDictMaxValueWriter(rank_key="t"),
+        batch_size=8,
+        prefetch=2,
+        generator=torch.Generator().manual_seed(0),
+    )
+    for first in range(0, 80, 8):
+        seen = set(range(max(0, first - 16), first + 8))  # rows of this draw and the two before it
+        rb.extend(TensorDict(rows(first, 8, "uniform"), [8]))
+        batch, info = rb.sample(return_info=True)
+        assert set(batch["t"].tolist()) <= seen
+        assert torch.equal(rb[info["index"]]["t"] != batch["t"], info["stale"])
+
+
+def test_ensembles_and_views_keep_rows_drawn_ahead() -> None:
+    def both(depth: int) -> tuple[Any, Any, Any]:
+        members = [make("uniform", 0), make("prioritized", 0)]
+        generator = torch.Generator().manual_seed(7)
+        mixed = ReplayBufferEnsemble(*members, batch_size=8, generator=generator, prefetch=depth or None)
+        view = members[0].view(
+            sampler=RandomSampler(),
+            batch_size=5,
+            prefetch=depth or None,
+            generator=torch.Generator().manual_seed(8),
+        )
+        return members, mixed, view
+
+    (members, mixed, view), (twins, late_mixed, late_view) = both(2), both(0)
+    late, late_of_view = Late(late_mixed, 2), Late(late_view, 2)
+    for step in range(40):
+        for member in (*members, *twins):
+            member.extend(rows(2 * step, 2, "uniform"))
+        for one, model in ((mixed, late), (view, late_of_view)):
+            batch, info = one.sample(return_info=True)
+            expected, given = model.sample()
+            same_state([batch, told(info)], [expected, told(given)])
+
+
+def test_a_shared_buffer_keeps_rows_drawn_ahead() -> None:
+    def shared(depth: int) -> ReplayBuffer:
+        return ReplayBuffer(
+            storage=LazyTensorStorage(SIZE),
+            batch_size=6,
+            prefetch=depth or None,
+            shared=True,
+            generator=torch.Generator().manual_seed(3),
+        )
+
+    rb, late = shared(2), Late(shared(0), 2)
+    for step in range(40):
+        for each in (rb, late.rb):
+            each.extend(rows(2 * step, 2, "uniform"))
+        batch, info = rb.sample(return_info=True)
+        expected, given = late.sample()
+        same_state([batch, told(info)], [expected, told(given)])
+
+
+LIFE = textwrap.dedent(
+    """
+    import sys, torch
+    from pathlib import Path
+    from ostinato import LazyTensorStorage, PrioritizedSampler, ReplayBuffer
+
+    def make(depth, size):
+        return ReplayBuffer(
+            storage=LazyTensorStorage(size), sampler=PrioritizedSampler(size, 0.7, 0.5), batch_size=8,
+            prefetch=depth or None, generator=torch.Generator().manual_seed(1),
+        )
+
+    CASES = [(depth, size) for depth in (0, 1, 2, 4) for size in (20, 10_000)]  # a full ring, and one that grows
+
+    def turn(rb, step):
+        rb.extend({"t": torch.arange(2 * step, 2 * step + 2)})
+        batch, info = rb.sample(return_info=True)
+        rb.update_priority(info["index"], (batch["t"] % 13 + 1).float(), generation=info["index_generation"])
+        return [batch["t"], info["index"], info["priority_weight"], info.get("stale", torch.zeros(8)).bool()]
+
+    if __name__ == "__main__":
+        root, buffers = Path(sys.argv[1]), [make(*case) for case in CASES]
+        for step in range(1_000_000):
+            for case, rb in zip(CASES, buffers):
+                turn(rb, step)
+                if step % 3 == 2:
+                    rb.dumps(root / f"{case[0]}-{case[1]}")
+            print(step, flush=True)
+    """
+)
+
+
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """A process is killed; what its checkpoints continue with are the batches of a run that was never interrupted."""
+    program = tmp_path / "life.py"
+    program.write_text(LIFE)
+    space: dict[str, Any] = {"__name__": "life"}
+    exec(program.read_text(), space)
+    child = subprocess.Popen([sys.executable, str(program), str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    for line in child.stdout:
+        if int(line) >= 31:
+            break
+    time.sleep(0.003)  # into the next steps, and maybe a save
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    for case in space["CASES"]:
+        again, whole = space["make"](*case), space["make"](*case)
+        again.loads(tmp_path / f"{case[0]}-{case[1]}")
+        first = again.write_count // 2
+        assert first >= 30
+        for step in range(first):
+            space["turn"](whole, step)
+        for step in range(first, first + 20):
+            same_state(space["turn"](again, step), space["turn"](whole, step))
