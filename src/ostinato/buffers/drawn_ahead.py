@@ -7,9 +7,9 @@ what a batch holds depends on the order of the calls alone.
 
 from __future__ import annotations
 
-import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
+from weakref import WeakSet
 
 import torch
 
@@ -51,26 +51,27 @@ class DrawnAhead:
     """The draws of a buffer and its views whose batches are not delivered yet. The buffer's lock guards it.
 
     Refers to draws weakly: those that were delivered or dropped are forgotten. Cost of a write in ring order: one
-    comparison of integers, unless it replaces a row of such a draw; of other writes and edits: O(rows of the draws).
+    comparison of integers, unless it replaces a row of such a draw; of other writes and edits: O(rows of the draws). On
+    an accelerator any write copies the rows of all draws, so that the host waits for nothing.
     """
 
     def __init__(self) -> None:
-        self._draws: list[weakref.ref[HeldRows]] = []
+        self._draws: WeakSet[HeldRows] = WeakSet()
         self._last = NEVER
         """Number of the last draw that a change is not for."""
         self.count = 0
         """Draws made ahead so far."""
 
     def __bool__(self) -> bool:
-        """Whether draws were made ahead since the last look."""
-        return bool(self._draws)
+        """Whether there are such draws."""
+        return len(self._draws) > 0
 
     def add(self, ticket: Ticket, ring: Ring) -> Ticket:
         """Return a draw that keeps its rows as they are now."""
         self.count += 1
         held = ticket.held or HeldRows(ticket, number=self.count)
         if held.rows is None:
-            self._draws.append(weakref.ref(held))
+            self._draws.add(held)
             ring.counts.reserved_from = min(ring.counts.reserved_from, _first_write(ticket, ring))
         return ticket._replace(held=held)
 
@@ -91,7 +92,7 @@ class DrawnAhead:
         waiting: list[HeldRows] = []
         for held in self._live(ring):
             distance = (held.ticket.slots_read - placement.start).remainder(ring.capacity)
-            if bool((distance < placement.rows).any()):
+            if _may_hold(distance < placement.rows):
                 held.rows = read(held.ticket)
             else:
                 waiting.append(held)
@@ -105,7 +106,7 @@ class DrawnAhead:
         for held in self._live(ring):
             if held.number > self._last:  # it was made after the change was asked for
                 waiting.append(held)
-            elif slots is None or bool(torch.isin(held.ticket.slots_read, slots).any()):
+            elif slots is None or _may_hold(torch.isin(held.ticket.slots_read, slots)):
                 held.rows = read(held.ticket)
             else:
                 waiting.append(held)
@@ -124,17 +125,24 @@ class DrawnAhead:
 
     def _live(self, ring: Ring) -> Iterator[HeldRows]:
         """Return the draws of this ring whose rows have not been copied."""
-        for reference in self._draws:
-            held = reference()
-            if held is not None and held.rows is None and held.ticket.ring is ring:
-                yield held
+        return (held for held in self._draws if held.rows is None and held.ticket.ring is ring)
 
     def _keep(self, waiting: list[HeldRows], ring: Ring) -> None:
-        self._draws = [weakref.ref(held) for held in waiting]
+        self._draws = WeakSet(waiting)
         ring.counts.reserved_from = min((_first_write(held.ticket, ring) for held in waiting), default=NEVER)
 
 
+def _may_hold(found: Tensor) -> bool:
+    """Whether one of the values is True; on an accelerator they are not looked at: copying the rows costs less."""
+    return not found.is_cpu or bool(found.any())
+
+
 def _first_write(ticket: Ticket, ring: Ring) -> int:
-    """Return the serial number of the first row that replaces one of a draw, if rows are written in ring order."""
+    """Return the serial number of the first row that replaces one of a draw, if rows are written in ring order.
+
+    0 for slots on an accelerator, whose values the host would have to wait for.
+    """
+    if not ticket.slots_read.is_cpu:
+        return 0
     distance = int((ticket.slots_read - ring.cursor).remainder(ring.capacity).min())
     return min(ring.written + 1 + distance, NEVER)

@@ -154,8 +154,7 @@ class LocalEngine:
         self.pin = False
         self.pending: deque[Ticket] = deque()
         self.queue: Prefetcher[Ticket] | None = None
-        self.views = ViewList()
-        self.ahead = DrawnAhead()
+        self.views, self.ahead = ViewList(), DrawnAhead()
         self.priority_path: tuple[str, ...] | None = None
         self.era = 0
         self.rows_stale = 0
@@ -1274,13 +1273,18 @@ class LocalEngine:
         """Return bool `[R]`, and count, which rows were replaced since they were gathered."""
         with self.lock:
             stale = self.stale_rows(ticket, rows)
-            self.rows_stale += int(stale.sum())
+            if rows.stale is not None or not self._is_as_of(rows):  # else none is, and a device need not be waited for
+                self.rows_stale += int(stale.sum())
             return stale
+
+    def _is_as_of(self, rows: Rows) -> bool:
+        """Whether nothing was written since rows were gathered."""
+        return self.ring is rows.ring and self.ring.written == rows.serial
 
     def stale_rows(self, ticket: Ticket, rows: Rows) -> Tensor:
         """Return bool `[R]`: which rows were replaced since they were gathered; the caller holds the lock."""
         slots = ticket.records
-        if self.ring is rows.ring and self.ring.written == rows.serial:
+        if self._is_as_of(rows):
             changed = torch.zeros_like(slots, dtype=torch.bool)
         else:
             changed = self._changed(slots, rows.serial, rows.ring)

@@ -124,9 +124,9 @@ class Steps(NamedTuple, Generic[DrawnT]):
 class Prefetcher(Generic[DrawnT]):
     """Keeps `depth` batches ready.
 
-    Draws are made in the caller's thread, in order, so that the sequence of batches is the one without
-    prefetch; the worker copies, collates and transforms. One worker: batches are delivered in order in any case, and
-    user transforms need not be thread-safe.
+    Draws are made in the caller's thread, in order, and keep their rows (see `ostinato.buffers.drawn_ahead`), so that
+    a batch depends on the order of the calls alone; the worker copies, collates and transforms. One worker: batches are
+    delivered in order in any case, and user transforms need not be thread-safe.
 
     A reader waits for two things, one after the other, and neither can be withheld from it:
 

@@ -89,7 +89,8 @@ class ReplayBuffer(Sampling):
         writer: where new rows go; None is `RoundRobinWriter()`.
         collate_fn: makes a batch of what the storage presents; None is the storage's own way.
         pin_memory: gather samples into page-locked memory, so that copies to an accelerator need not wait.
-        prefetch: batches to keep ready; None or 0 keeps none. Needs `batch_size`.
+        prefetch: batches to keep ready; None or 0 keeps none. Needs `batch_size`. A batch is that of `prefetch` calls
+            of `sample` earlier, with the rows of that moment, whatever was written since.
         transform: a callable, an object with `forward` and `inv`, or a `Compose`.
         transform_factory: a callable that makes the transform, where it cannot be pickled; not beside `transform`.
         batch_size: rows that `sample()` and iteration give.
@@ -803,9 +804,9 @@ class ReplayBuffer(Sampling):
     ) -> Future[ConditionalUpdateResult]:
         """Do `update_if_present` in a thread, in the order of submission.
 
-        Batches that were prefetched before stay as they are; those whose copies start later have the update. Arguments
-        are kept by reference until it is done: do not change them before. Those on an accelerator are copied in its
-        current stream, and the thread waits for these copies alone. `synchronize` waits for all updates.
+        Batches that were drawn before stay as they are; those drawn later have the update. Arguments are kept by
+        reference until it is done: do not change them before. Those on an accelerator are copied in its current stream,
+        and the thread waits for these copies alone. `synchronize` waits for all updates.
 
         Returns:
             The future result. An error is also raised by the next `sample`, `synchronize` or save, once.

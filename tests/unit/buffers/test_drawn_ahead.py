@@ -88,7 +88,7 @@ def rows(first: int, count: int, kind: str) -> Any:
 
 
 def make(kind: str, depth: int, batch_size: int = 6) -> ReplayBuffer:
-    collate = {"collate_fn": list} if kind == "list" else {}
+    collate: dict[str, Any] = {"collate_fn": list} if kind == "list" else {}
     return ReplayBuffer(
         **BUFFERS[kind](),
         **collate,
