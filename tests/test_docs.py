@@ -9,6 +9,7 @@ import pkgutil
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,7 @@ def run_block(language: str, text: str, name: str, namespace: dict[str, object])
         assert runner.summarize(verbose=False).failed == 0
 
 
+@pytest.mark.filterwarnings("error:Got conflicting batch_sizes")
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page not in TUTORIAL], ids=lambda p: str(p.relative_to(ROOT))
 )
@@ -90,6 +92,21 @@ def test_python_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pyt
             run_block(language, text, f"{page.name}:block{number}", namespace)
         else:
             assert language in SHOWN | {"sh"}, f"{page.name}: a block of {language} would not be tested"
+
+
+def front_blocks() -> list[Any]:
+    """Parameters: the blocks of Python that a newcomer copies first."""
+    pages = [ROOT / "README.md", ROOT / "docs" / "README.md"]
+    found = [(page, text) for page in pages for language, text in blocks(page) if language == "python"]
+    return [pytest.param(text, id=f"{page.relative_to(ROOT)}:{i}") for i, (page, text) in enumerate(found)]
+
+
+@pytest.mark.parametrize("text", front_blocks())
+def test_blocks_of_the_front_pages_run_alone(text: str, tmp_path: Path) -> None:
+    """Each is a program: it imports what it uses, and needs no files."""
+    (tmp_path / "block.py").write_text(text)
+    done = subprocess.run([sys.executable, "block.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_tutorial_is_one_program(
@@ -159,6 +176,18 @@ def test_pages_say_what_to_install_for_tensordicts(page: Path) -> None:
     for match in BLOCK.finditer(text):
         if match[1] != "text" and re.search(r"^(from|import) tensordict", match[2], re.MULTILINE):
             assert re.search(r"pip install [^`\n]*(tensordict|torchrl)", text[: match.start()]), match[0]
+
+
+@pytest.mark.parametrize("page", ["docs/compat/torchrl.md", "docs/architecture.md"])
+def test_tables_list_each_argument_and_each_module_once(page: str) -> None:
+    tables = re.findall(
+        r"^\| (?:argument|module \| contents) .*\n((?:\|.*\n)+)", (ROOT / page).read_text(), re.MULTILINE
+    )
+    assert len(tables) > 10
+    for table in tables:
+        names = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        assert names
+        assert len(set(names)) == len(names), [name for name in names if names.count(name) > 1]
 
 
 @pytest.mark.parametrize("language", ELSEWHERE)

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 
 import breaks
 import formulas
+import front
 import outside
 import reference
+import release
 import spread
 from keywords import KEYWORDS
 from mkdocs.exceptions import PluginError
+
+import ostinato
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -33,15 +37,17 @@ _BOOSTS = {
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the pages of the API reference into the navigation."""
+    """Put the pages of the API reference into the navigation, and the version into the header."""
     config.nav = reference.with_pages(config.nav)
-    config.watch = [*(config.watch or []), "docs/site", "src/ostinato", "CONTRIBUTING.md", "CHANGELOG.md"]
+    config.repo_url, config.repo_name = release.link(release.project())
+    config.extra["release"] = ostinato.__version__
+    config.watch = [*(config.watch or []), "docs/site", "src/ostinato", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
     return config
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the pages that are no files of docs."""
-    for file in [*reference.pages(config), *outside.pages(files, config), spread.picture(config)]:
+    for file in [*reference.pages(config), *outside.pages(files, config), *spread.pictures(config)]:
         files.append(file)
     sources: dict[str, str] = {}
     for file in files.documentation_pages():
@@ -53,7 +59,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
-    """Point links that leave docs at the pages of their targets, and show the spread of the benchmarks."""
+    """Point links that leave docs at the pages of their targets, and add what other files say: reasons, times."""
     for begin, boost in _BOOSTS.items():
         if page.file.src_uri.startswith(begin):
             page.meta["search"] = {"boost": boost}
@@ -61,6 +67,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
         page.meta["tags"] = KEYWORDS[page.file.src_uri]
     if page.file.src_uri == spread.PAGE:
         markdown = spread.with_spread(markdown)
+    if page.file.src_uri == front.PAGE:
+        markdown = front.with_reasons(markdown)
     return _INFO.sub(r"\1", outside.rewrite(markdown, page.file.src_uri))
 
 

@@ -19,8 +19,26 @@ if TYPE_CHECKING:
 
     from mkdocs.config.defaults import MkDocsConfig
 
-PLACEHOLDER = "reference/"
-"""The entry of `nav` in mkdocs.yml that stands for the pages of this module."""
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the reference: in the navigation a section, on the index page a heading."""
+
+    placeholder: str
+    """The entry of `nav` in mkdocs.yml that stands for its pages."""
+    title: str
+    lead: str
+    """Who its names are for, in a sentence."""
+
+
+CALLED = Section(
+    "reference/", "API", "What programs import and call. Names without a module are imported from `ostinato`."
+)
+IMPLEMENTED = Section(
+    "reference/custom/",
+    "Custom parts",
+    "What a storage, sampler, writer or unit of your own subclasses, exchanges with a buffer, and is tested with.",
+)
 
 _EACH_NAME = re.compile(r"<code>([A-Za-z_][\w.]*?)(\([^<]*\))?</code>")
 
@@ -41,9 +59,10 @@ class Group:
     Args:
         title: its title in the navigation.
         lead: what the names are for, in a sentence.
-        names: public names of `ostinato`, in the order of the page; base classes, which only new parts need, come last.
+        names: public names by their paths below `ostinato`, in the order of the page.
         modules: modules of which the page shows every public name that no other page shows.
         guide: the page of the guides about them, or nothing.
+        section: the part of the reference.
     """
 
     title: str
@@ -51,6 +70,7 @@ class Group:
     names: str = ""
     modules: str = ""
     guide: str = ""
+    section: Section = CALLED
 
     @property
     def uri(self) -> str:
@@ -70,7 +90,7 @@ GROUPS = (
         "Storages",
         "A storage holds the rows of a buffer.",
         "TensorStorage LazyTensorStorage LazyMemmapStorage ListStorage LazyStackStorage RaggedTensorStorage "
-        "CompressedListStorage StorageEnsemble Codec ZlibCodec ZstdCodec Storage",
+        "CompressedListStorage StorageEnsemble Codec ZlibCodec ZstdCodec",
         modules="ostinato.storages",
         guide="choosing.md",
     ),
@@ -79,8 +99,7 @@ GROUPS = (
         "A sampler draws the rows of a batch.",
         "RandomSampler SamplerWithoutReplacement PrioritizedSampler SliceSampler "
         "SliceSamplerWithoutReplacement PrioritizedSliceSampler StreamingSliceSampler PromptGroupSampler "
-        "StalenessAwareSampler ConsumingSampler LimitedSampler QueueSampler StackSampler HeapSampler SamplerEnsemble "
-        "Sampler",
+        "StalenessAwareSampler ConsumingSampler LimitedSampler QueueSampler StackSampler HeapSampler SamplerEnsemble",
         modules="ostinato.samplers",
         guide="sampling.md",
     ),
@@ -88,14 +107,14 @@ GROUPS = (
         "Writers",
         "A writer decides which slot a new row takes.",
         "RoundRobinWriter TensorDictRoundRobinWriter TensorDictMaxValueWriter ReservoirWriter "
-        "ImmutableDatasetWriter WriterEnsemble Writer",
+        "ImmutableDatasetWriter WriterEnsemble",
         modules="ostinato.writers",
         guide="choosing.md",
     ),
     Group(
         "Sample units",
         "A unit turns each drawn row into a transition, a window or a stack.",
-        "NStep SequenceUnit FrameStack DeltaTimestamps Hindsight HindsightStrategy Transition SampleUnit",
+        "NStep SequenceUnit FrameStack DeltaTimestamps Hindsight HindsightStrategy Transition",
         modules="ostinato.units",
         guide="sampling.md",
     ),
@@ -115,7 +134,7 @@ GROUPS = (
     Group(
         "Flow control",
         "Rate limits, and schedules of the numbers of samplers.",
-        "RateLimiter ParameterScheduler LinearScheduler StepScheduler LambdaScheduler SchedulerList",
+        "RateLimiter LinearScheduler StepScheduler LambdaScheduler SchedulerList",
         guide="flow.md",
     ),
     Group(
@@ -141,8 +160,8 @@ GROUPS = (
     Group(
         "Checkpoints",
         "The layout in which a storage saves its rows, hooks of saving and loading, and how long calls show progress.",
-        "StorageCheckpointerBase TensorStorageCheckpointer FlatStorageCheckpointer NestedStorageCheckpointer "
-        "H5StorageCheckpointer ListStorageCheckpointer CompressedListStorageCheckpointer StorageEnsembleCheckpointer "
+        "TensorStorageCheckpointer FlatStorageCheckpointer NestedStorageCheckpointer H5StorageCheckpointer "
+        "ListStorageCheckpointer CompressedListStorageCheckpointer StorageEnsembleCheckpointer "
         "TED2Flat Flat2TED TED2Nested Nested2TED H5Split H5Combine "
         "ProgressOption",
         guide="saving.md",
@@ -166,18 +185,6 @@ GROUPS = (
         modules="ostinato.errors",
     ),
     Group(
-        "Protocols",
-        "Types of the values that parts exchange, for samplers, writers, storages and units of your own.",
-        modules="ostinato.protocols",
-        guide="extending.md",
-    ),
-    Group(
-        "Contract tests",
-        "Test classes that parts of your own must pass.",
-        modules="ostinato.testing",
-        guide="extending.md",
-    ),
-    Group(
         "Compatibility",
         "Classes with the interfaces of other libraries.",
         modules="ostinato.compat.torchrl ostinato.compat.sb3 ostinato.compat.isaacgymenvs ostinato.compat.objectrl",
@@ -195,17 +202,60 @@ GROUPS = (
         modules="ostinato.viz",
         guide="viewing.md",
     ),
+    Group(
+        "Custom storages",
+        "Base classes of storages, and of the layouts in which checkpoints hold their rows.",
+        "Storage StorageCheckpointerBase",
+        guide="extending.md",
+        section=IMPLEMENTED,
+    ),
+    Group(
+        "Custom samplers",
+        "Base classes of samplers, and of the schedules of their numbers.",
+        "Sampler samplers.CountingSampler samplers.PrioritySampler ParameterScheduler",
+        guide="extending.md",
+        section=IMPLEMENTED,
+    ),
+    Group(
+        "Custom writers",
+        "The base class of writers.",
+        "Writer",
+        guide="extending.md",
+        section=IMPLEMENTED,
+    ),
+    Group(
+        "Custom units",
+        "The base class of sample units, and how several become one.",
+        "SampleUnit units.chain_units",
+        guide="extending.md",
+        section=IMPLEMENTED,
+    ),
+    Group(
+        "Protocols",
+        "Types of the values that custom parts and buffers exchange.",
+        modules="ostinato.protocols",
+        guide="extending.md",
+        section=IMPLEMENTED,
+    ),
+    Group(
+        "Contract tests",
+        "Test classes that custom parts must pass.",
+        modules="ostinato.testing",
+        guide="extending.md",
+        section=IMPLEMENTED,
+    ),
 )
 """The pages, in the order of the navigation."""
 
 
 def with_pages(nav: Any) -> Any:
-    """Return `nav` with the pages of the reference in the place of `PLACEHOLDER`."""
+    """Return `nav` with the pages of each section in the place of its placeholder."""
     if isinstance(nav, list):
         return [with_pages(entry) for entry in nav]
     if isinstance(nav, dict):
         return {title: with_pages(entry) for title, entry in nav.items()}
-    return [{group.title: group.uri} for group in GROUPS] if nav == PLACEHOLDER else nav
+    shown = [{group.title: group.uri} for group in GROUPS if group.section.placeholder == nav]
+    return shown or nav
 
 
 def pages(config: MkDocsConfig) -> Iterator[File]:
@@ -307,12 +357,14 @@ def _index() -> str:
     lines = [
         "# API reference",
         "",
-        f"All {count} public names, by what they are for. Names without a module are imported from `ostinato`.",
+        f"All {count} public names, by what they are for.",
         "",
     ]
-    for group in GROUPS:
-        lines += [f"## [{group.title}]({group.uri.removeprefix('reference/')})", "", group.lead, ""]
-        lines += [*_table([path for path, uri in places().items() if uri == group.uri]), ""]
+    for section in (CALLED, IMPLEMENTED):
+        lines += [f"## {section.title}", "", section.lead, ""]
+        for group in (each for each in GROUPS if each.section is section):
+            lines += [f"### [{group.title}]({group.uri.removeprefix('reference/')})", "", group.lead, ""]
+            lines += [*_table([path for path, uri in places().items() if uri == group.uri]), ""]
     return "\n".join(lines)
 
 

@@ -26,17 +26,21 @@ if TYPE_CHECKING:
 
 PAGE = "benchmarks.md"
 PICTURE = "pictures/times.svg"
+FRONT_PICTURE = "pictures/times-front.svg"
+FRONT_WORKS = ("uniform.dict", "extend.dict", "prioritized.dict", "slices-writing.dict")
+"""The works of the front page: those of the first reason in README."""
 INK, FAINT, BLUE, ORANGE, GRID = "#1F2933", "#52606D", "#0072B2", "#B36B00", "#E4E7EB"
 ROW, HEAD = 0.27, 0.62
 """Height of a library's row, and of what is above and below the rows of a work, in inches."""
 
 
-def picture(config: MkDocsConfig) -> File:
-    """Return the picture of the times of README's works: medians, quartiles, and the fastest and slowest rounds."""
+def pictures(config: MkDocsConfig) -> Iterator[File]:
+    """Yield pictures of the times of README's works, and of the front page's: medians, quartiles, extreme rounds."""
     found = Published.read()
     works = {work.name: work for work in found.works}
     titles = {library.name: library.title for library in found.libraries}
-    return File.generated(config, PICTURE, content=_draw([works[name] for name in README_WORKS], titles))
+    for path, names in ((PICTURE, README_WORKS), (FRONT_PICTURE, FRONT_WORKS)):
+        yield File.generated(config, path, content=_draw([works[name] for name in names], titles))
 
 
 def with_spread(markdown: str) -> str:

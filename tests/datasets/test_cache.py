@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -247,6 +246,7 @@ generator = np.random.default_rng(int(sys.argv[3]))
 print("open", flush=True)
 while True:
     dataset[torch.from_numpy(generator.integers(0, len(dataset), 3))]
+    print("batch", flush=True)
 """
 
 
@@ -263,11 +263,13 @@ def start(model: Model, folder: Path, seed: int = 0) -> subprocess.Popen[str]:
 def test_a_killed_process_leaves_no_wrong_row(model: Model, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     kept = 0
-    for seed, delay in enumerate((0.0, 0.4, 0.8)):
+    for seed, batches in enumerate((0, 20, 80)):
         process = start(model, folder, seed)
         with pytest.raises(DirectoryInUseError, match="used by another process"):
             open_dataset(model.path, cache="disk", cache_dir=folder)
-        time.sleep(delay)
+        assert process.stdout is not None
+        for _ in range(batches):
+            assert process.stdout.readline() == "batch\n"
         process.send_signal(signal.SIGKILL)
         process.wait()
         dataset = open_dataset(model.path, cache="disk", cache_dir=folder)

@@ -200,6 +200,36 @@ def test_a_phone_shows_the_whole_page(browser: Browser, address: str, path: str)
         assert page.evaluate(CUT_OFF) == []
 
 
+SCROLLING = """async () => {
+  const found = [...document.querySelectorAll('.md-typeset__scrollwrap, article pre > code, .formula')]
+    .filter(element => element.clientWidth);
+  const fades = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(
+    found.map(element => parseFloat(getComputedStyle(element).getPropertyValue('--fade')))))));
+  const begin = await fades();
+  found.forEach(element => { element.scrollLeft = element.scrollWidth; });
+  const end = await fades();
+  return found.map((element, i) => [
+    element.scrollWidth > element.clientWidth, begin[i], end[i],
+    getComputedStyle(element).scrollbarWidth, parseFloat(getComputedStyle(element, '::-webkit-scrollbar').height)]);
+}"""
+"""Of tables, code and formulas: wider than its place or not, fade before and after it is scrolled, scroll bar."""
+
+
+@pytest.mark.parametrize(
+    ("path", "width"),
+    [("benchmarks/", 1280), ("benchmarks/", 390), ("reference/buffers/", 390), ("samplers/nstep/", 390)],
+)
+def test_what_is_wider_than_the_page_shows_that_it_scrolls(
+    browser: Browser, address: str, path: str, width: int
+) -> None:
+    with opened(browser, address, path, width=width) as page:
+        shown = page.evaluate(SCROLLING)
+    assert any(wide for wide, *_ in shown)
+    for wide, begin, end, bar, height in shown:
+        assert (begin > 20, end) == (wide, 0)
+        assert (bar, height > 4) == ("auto", True)  # a bar that is thin, or of no height, shows only while it is used
+
+
 @pytest.mark.parametrize("path", ["choosing/", "combinations/"])
 def test_a_phone_breaks_names_in_tables_between_their_words(browser: Browser, address: str, path: str) -> None:
     """No name has more lines than words: `counts` one, `LazyTensorStorage` three at most."""

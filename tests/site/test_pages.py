@@ -7,6 +7,8 @@ import importlib
 import json
 import pkgutil
 import re
+import runpy
+import tomllib
 from functools import cache
 from html import escape
 from html.parser import HTMLParser
@@ -129,6 +131,51 @@ def test_classes_are_shown_as_classes(site: Path) -> None:
     assert len(shown) > 150
     wrong = [path for path, kind in shown if isinstance(public_names().get(path), type) and kind != "class"]
     assert not wrong, f"assigned, not imported under another name: {wrong}"
+
+
+def test_the_reference_separates_what_programs_call_from_what_custom_parts_need(site: Path) -> None:
+    html = (site / "reference" / "index.html").read_text(encoding="utf-8")
+    article = html[html.index("<article") :]
+    called, implemented = article.index('<h2 id="api">'), article.index('<h2 id="custom-parts">')
+    for name in ("ReplayBuffer", "LazyTensorStorage", "RandomSampler", "NStep", "open_dataset", "errors.SlotError"):
+        assert called < article.index(f'#ostinato.{name}"') < implemented, name
+    for name in ("Storage", "Sampler", "Writer", "SampleUnit", "protocols.View", "testing.SamplerContract"):
+        assert article.index(f'#ostinato.{name}"') > implemented, name
+    titles = [
+        " ".join(re.sub("<[^>]*>", "", label).split()) for label in re.findall(r"<label.*?</label>", html, re.DOTALL)
+    ]
+    assert titles.index("API") < titles.index("Custom parts")
+
+
+def test_every_page_shows_the_version_and_links_to_the_repository(site: Path, pages: dict[str, Page]) -> None:
+    """Without the script of the theme that asks the host of the repository for its stars."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    url = project.get("urls", {}).get("Repository", f"{HOST}/changelog/")
+    for name in pages:
+        text = (site / name.lstrip("/") / "index.html" if name.endswith("/") else site / name.lstrip("/")).read_text()
+        heads = re.findall(r'<a href="([^"]*)" class="md-source">(.*?)</a>', text, re.DOTALL)
+        assert len(heads) == 2, name  # in the header, and in the drawer of a phone
+        for link, shown in heads:
+            assert name == "/404.html" or urljoin(HOST + name, link) == url
+            assert f">{ostinato.__version__}<" in shown
+        assert 'data-md-component="source"' not in text
+
+
+def test_the_header_links_to_the_repository_that_the_project_names() -> None:
+    link = runpy.run_path(str(ROOT / "docs" / "site" / "release.py"))["link"]
+    assert link({"urls": {"Repository": "https://code.test/ostinato"}}) == ("https://code.test/ostinato", "Repository")
+    assert link({}) == ("changelog/", "Changelog")
+
+
+def test_the_front_page_has_the_reasons_of_readme_and_a_picture_of_the_benchmarks(site: Path) -> None:
+    html = (site / "index.html").read_text(encoding="utf-8")
+    why = (ROOT / "README.md").read_text().split("\n## Why\n")[1].split("\n## ")[0]
+    reasons = re.findall(r"^- \*\*(.*?)\*\*", why, re.MULTILINE)
+    assert len(reasons) >= 5
+    assert [html.index(f"<strong>{reason}</strong>") for reason in reasons] == sorted(
+        html.index(f"<strong>{reason}</strong>") for reason in reasons
+    )
+    assert html.index('src="pictures/times-front.svg"') < html.index('id="what-do-you-want-to-do"')
 
 
 def test_every_command_is_in_the_reference(pages: dict[str, Page]) -> None:

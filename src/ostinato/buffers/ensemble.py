@@ -344,7 +344,7 @@ class ReplayBufferEnsemble:
         index = rows[0] if len(rows) == 1 else rows
         if isinstance(chosen, int):
             return self.members[chosen][index]
-        data = self._mixer.join([own(self.members[i][index]) for i in chosen])
+        data = self._mixer.join([own(self.members[i][index]) for i in chosen], chosen)
         return self.transform.forward(data) if self.transform else data
 
     def _subset(self, chosen: list[int]) -> ReplayBufferEnsemble:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
@@ -60,6 +61,7 @@ __all__ = [
     "Member",
     "Mixer",
     "as_members",
+    "join_parts",
     "locked",
     "mark_members",
     "show_names",
@@ -552,7 +554,7 @@ class Mixer:
             parts.append(data)
             rows.append(source)
             notes.append(said)
-        batch = self.join(parts, flatten=self.flatten, members=mix.members)
+        batch = self.join(parts, mix.members, flatten=self.flatten)
         tickets = [source.ticket for source in rows]
         names = {**self._names(mix.members, tickets), **self._notes(mix.members, notes)}
         if self.source is not None:
@@ -569,7 +571,7 @@ class Mixer:
                 kinds.put(batch, plain, len(lead))
         return Made(batch, tickets, rows, names)
 
-    def join(self, parts: list[Any], *, flatten: bool = False, members: Sequence[int] = ()) -> Any:
+    def join(self, parts: list[Any], members: Sequence[int], *, flatten: bool = False) -> Any:
         """Collate the parts of a batch, of these members: stack them, or put them end to end.
 
         Raises:
@@ -577,20 +579,7 @@ class Mixer:
         """
         if self.collate is not None:
             return self.collate(parts)
-        if flatten and len(parts) == 1:
-            return parts[0]
-        try:
-            return kinds.concatenate(parts) if flatten else kinds.stack_parts(parts)
-        except (KindError, SchemaError) as error:
-            apart = _differences(parts, members) if flatten else ""
-            if apart:
-                msg = f"the parts of a batch cannot be concatenated end to end: {apart}, or give a collate_fn (list)"
-                raise KindError(msg) from error
-            msg = (
-                f"the parts of a batch, of type {type(parts[0]).__name__}, cannot be "
-                f"{'put end to end' if flatten else 'stacked'} ({error}): give the ensemble a collate_fn, such as list"
-            )
-            raise KindError(msg) from error
+        return parts[0] if flatten and len(parts) == 1 else join_parts(parts, members, flatten=flatten)
 
     def _names(self, chosen: list[int], tickets: list[Ticket]) -> dict[Any, Tensor]:
         """Return what names the rows of a batch, `[parts, rows]`; flat with `flatten`, or if parts differ in length."""
@@ -709,6 +698,21 @@ def with_source(batch: Any, path: tuple[str, ...], ids: Tensor) -> Any:
     return batch
 
 
+def join_parts(parts: Sequence[Any], members: Sequence[int], *, flatten: bool) -> Any:
+    """Put the parts of a batch, of these members, end to end with `flatten`, else side by side.
+
+    Raises:
+        KindError: if they do not fit together; names the fields that differ, and says how to rename them.
+    """
+    try:
+        return kinds.concatenate(parts) if flatten else kinds.stack_parts(parts)
+    except (KindError, SchemaError) as error:
+        how = "concatenated end to end" if flatten else "stacked"
+        reason = _differences(parts, members) or f"they are of type {type(parts[0]).__name__} ({error})"
+        msg = f"the parts of a batch cannot be {how}: {reason}, or give the ensemble a collate_fn, such as list"
+        raise KindError(msg) from error
+
+
 def _differences(parts: Sequence[Any], members: Sequence[int]) -> str:
     """Return how parts differ in kind, fields or shapes, and what to do about it; empty if they do not."""
     named = [isinstance(part, dict) or kinds.is_tensordict(part) for part in parts]
@@ -720,12 +724,13 @@ def _differences(parts: Sequence[Any], members: Sequence[int]) -> str:
         return ""
     fields = {i: leaves_by_path(part) for i, part in zip(members, parts, strict=True)}
     every = set.intersection(*(set(mine) for mine in fields.values()))
-    extra = {i: sorted(set(mine) - every, key=str) for i, mine in fields.items() if set(mine) - every}
+    extra = {i: sorted(set(fields[i]) - every, key=str) for i in sorted(fields) if set(fields[i]) - every}
     if extra:
         said = "; ".join(f"member {i} has also {', '.join(map(kinds.show_path, more))}" for i, more in extra.items())
         return (
-            f"their fields differ: {said}. Select the fields that all members have, with "
-            "open_dataset(path, fields=...) or a transform of the member, write the other fields as well"
+            f"their fields differ: {said}. Give them the same names with {_renaming(extra)}, or for a dataset "
+            "open_dataset(path, fields={new: old, ...}); or select the fields that all members have with SelectFields "
+            "or fields=, write the other fields as well"
         )
     for path in sorted(every, key=str):
         shapes = {i: list(getattr(mine[path], "shape", ())[1:]) for i, mine in fields.items()}
@@ -733,6 +738,17 @@ def _differences(parts: Sequence[Any], members: Sequence[int]) -> str:
             said = ", ".join(f"{shape} in member {i}" for i, shape in shapes.items())
             return f"rows of {kinds.show_path(path)} are {said}. Give them one shape with a transform of the member"
     return ""
+
+
+def _renaming(extra: dict[int, list[tuple[Any, ...]]]) -> str:
+    """Return the transform that renames fields of a member as a later one calls them, if they end in the same key."""
+    for i, j in combinations(extra, 2):
+        mine, theirs = ({path[-1]: path for path in extra[member]} for member in (i, j))
+        names = {path: theirs[key] for key, path in mine.items() if key in theirs}
+        if names:
+            said = ", ".join(f"{kinds.show_path(old)}: {kinds.show_path(new)}" for old, new in names.items())
+            return f"transform=RenameFields({{{said}}}) in member {i}"
+    return "transform=RenameFields({old: new}) in a member"
 
 
 def _row_shape(value: Tensor, names: dict[Any, Tensor]) -> tuple[int, ...]:

@@ -12,7 +12,15 @@ from ostinato.buffers.checkpoint.save import Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker, own_tensors, read_generator
 from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.ensemble import check_buffers
-from ostinato.buffers.mixing import Member, Mixer, show_names, update_from_batch, update_members, with_source
+from ostinato.buffers.mixing import (
+    Member,
+    Mixer,
+    join_parts,
+    show_names,
+    update_from_batch,
+    update_members,
+    with_source,
+)
 from ostinato.buffers.options import check_generator, check_size, part, positive, real
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
@@ -203,7 +211,7 @@ class OfflineToOnlineReplayBuffer:
         Raises:
             OptionError: if there is no batch size.
             EmptyBufferError: if the dataset is empty.
-            SchemaError, KindError: if rows of both cannot be put together; names the fields that differ.
+            KindError: if rows of both cannot be put together; names the fields that differ, and how to rename them.
             UsageError: with `return_info` if the dataset draws by itself.
         """
         if batch_size is None and self._batch_size is None:
@@ -229,8 +237,10 @@ class OfflineToOnlineReplayBuffer:
         counts = dict(zip(split.members, split.sizes, strict=True))
         try:
             parts = [_plain(batch, self._offline) for batch in _draw(self._offline, counts.get(0, 0))]
-            parts += [online.sample(counts[1])] if 1 in counts else []
-            batch = parts[0] if len(parts) == 1 else kinds.concatenate(parts)
+            members = [0] * len(parts)
+            if 1 in counts:
+                parts, members = [*parts, online.sample(counts[1])], [*members, 1]
+            batch = parts[0] if len(parts) == 1 else join_parts(parts, members, flatten=True)
         except BaseException:
             with lock:
                 self._sampler.undrew(split.owed)

@@ -123,8 +123,9 @@ def open_dataset(
         source: a path, a mapping of arrays `[rows, ...]` with the ends of the episodes, a `minari.MinariDataset`, an
             `h5py.File` or `h5py.Group`, or a `zarr.Group`.
         episodes: positions of the episodes to use, in this order; None for all.
-        fields: keys to keep, or a mapping of new keys to keys of the dataset (`{"obs": "observation"}`); a nested key
-            is a tuple, and a key of a nest stands for all fields below it. None for all.
+        fields: keys to keep, or a mapping of new keys to keys of the dataset; a nested key is a tuple (`{"obs":
+            "observation", ("next", "reward"): "reward"}`), and a key of a nest stands for all fields below it. Fields
+            that are not named are not read. None for all.
         episode_ends: for a mapping of arrays: the row after the last one of each episode, integers `[episodes]`. None
             takes them from the mapping, or from its flags `done`, `terminated` and `truncated`.
         filter_key: for robomimic: the name in `mask` of the demonstrations to use; None for all.

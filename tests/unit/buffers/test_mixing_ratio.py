@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import tempfile
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from ostinato import (
     LazyTensorStorage,
     LinearScheduler,
     PrioritizedSampler,
+    RenameFields,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerEnsemble,
@@ -352,6 +354,21 @@ def test_members_of_more_fields_are_named(kind: str) -> None:
     words = r"member 0 has also \('next', 'info'\); member 1 has also 'mask'.*[Ss]elect the fields"
     with pytest.raises(KindError, match=words):
         ReplayBufferEnsemble(*members, ratio=0.5).sample(4)
+
+
+@pytest.mark.parametrize("options", [{"ratio": 0.5}, {"sample_from_all": True}], ids=["flat", "stacked"])
+def test_the_renaming_that_the_error_suggests_makes_the_batch(options: dict[str, Any]) -> None:
+    offline, online = (ReplayBuffer(storage=LazyTensorStorage(5)) for _ in range(2))
+    offline.extend({"id": torch.arange(5), "reward": torch.ones(5)})
+    online.extend({"id": torch.arange(5), "next": {"reward": torch.zeros(5)}})
+    mixed = ReplayBufferEnsemble(offline, online, **options)
+    words = r"member 0 has also 'reward'; member 1 has also \('next', 'reward'\).*fields=\{new: old"
+    with pytest.raises(KindError, match=words) as caught:
+        mixed.sample(4)
+    advice = re.search(r"transform=(RenameFields\(\{.*\}\)) in member 0", str(caught.value))
+    assert advice is not None
+    offline.append_transform(eval(advice[1], {"RenameFields": RenameFields}))
+    assert mixed.sample(4)["next"]["reward"].flatten().tolist() == [1, 1, 0, 0]
 
 
 def test_members_of_other_kinds_and_shapes_are_named() -> None:

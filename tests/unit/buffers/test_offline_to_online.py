@@ -19,6 +19,7 @@ from ostinato import (
     ListStorage,
     OfflineToOnlineReplayBuffer,
     PrioritizedSampler,
+    RateLimiter,
     ReplayBuffer,
     SamplerWithoutReplacement,
     SliceSampler,
@@ -32,7 +33,6 @@ from ostinato.errors import (
     KindError,
     MissingExtraError,
     OptionError,
-    SchemaError,
     UsageError,
 )
 
@@ -380,10 +380,14 @@ def test_refused_options(make: Any, error: type[Exception], words: str) -> None:
         make()
 
 
-def test_rows_of_other_fields_cannot_be_mixed() -> None:
-    rb = pair()
-    rb.extend({"other": torch.zeros(3)})
-    with pytest.raises((SchemaError, KindError), match="concatenated"):
+@pytest.mark.parametrize("foreign", [False, True], ids=["a ReplayBuffer", "draws by itself"])
+def test_rows_of_other_fields_are_named_with_how_to_rename_them(foreign: bool) -> None:
+    offline = ReplayBuffer(storage=LazyTensorStorage(5), rate_limiter=RateLimiter() if foreign else None)
+    offline.extend({"reward": torch.zeros(3)})
+    rb = OfflineToOnlineReplayBuffer(offline, online_capacity=5)
+    rb.extend({"next": {"reward": torch.zeros(3)}})
+    words = r"member 0 has also 'reward'; .*RenameFields\(\{'reward': \('next', 'reward'\)\}\) in member 0.*fields="
+    with pytest.raises(KindError, match=words):
         rb.sample(4)
 
 
