@@ -186,6 +186,8 @@ def demo(
     Runs double DQN on Gymnasium's CartPole-v1 for about half a minute, with the public API: collect, extend, sample,
     learn. Writes a checkpoint of the buffer, demo.png and report.json to the output directory.
 
+    Reports two agents on the same new episodes: the final one, and the one that is kept, the best in validation.
+
     Exit status: 0 success, 1 failure, 2 wrong usage.
     """
     for module, extra in (("gymnasium", "demo"), ("matplotlib", "viz")):
@@ -204,7 +206,8 @@ def demo(
     reopened = save_and_reopen(report, checkpoint)
     draw(training_figure(report), image)
     summary = {field.name: getattr(report, field.name) for field in fields(report) if field.name != "buffer"}
-    summary = {**summary, "config": asdict(config), "mean_return": report.mean_return}
+    means = {"final_return": report.final_return, "kept_return": report.kept_return}
+    summary = {**summary, **means, "config": asdict(config)}
     atomic_write(summary_file, f"{show.to_json(summary)}\n".encode())
     show.files(reopened, image)
 

@@ -427,7 +427,7 @@ def training(config: DqnConfig) -> Iterator[Callable[[TrainingState], None]]:
     out = console.Console()
     out.print(f"[bold]Double DQN on CartPole-v1[/] with ostinato.ReplayBuffer, at most {config.steps:,} steps")
     bar = progress.Progress(
-        progress.BarColumn(bar_width=16),
+        progress.BarColumn(bar_width=7),
         progress.TextColumn("{task.completed:>6,.0f} steps  {task.fields[facts]}"),
         progress.TimeElapsedColumn(),
         console=out,
@@ -444,26 +444,33 @@ def training(config: DqnConfig) -> Iterator[Callable[[TrainingState], None]]:
 
 def _facts(now: TrainingState) -> str:
     returned = "   -" if math.isnan(now.mean_return) else f"{now.mean_return:4.0f}"
-    return f"return {returned}  buffer {now.rows / now.capacity:4.0%}  {now.samples_per_s / 1000:4.0f}k samples/s"
+    speed = f"{now.samples_per_s / 1000:4.0f}k samples/s"
+    return f"training return {returned}  buffer {now.rows / now.capacity:4.0%}  {speed}"
 
 
 def result(report: Report) -> None:
-    """Print the result of the training."""
+    """Print the result of the training: the final agent, and the one that is kept."""
     out = _console()
-    episodes = len(report.evaluation_returns)
-    out.print(
-        f"Mean evaluation return over {episodes} new episodes: [bold green]{report.mean_return:.1f}[/] of 500 "
-        f"(minimum {min(report.evaluation_returns):.0f})",
-        soft_wrap=True,
-    )
-    why = "the best validation, the latest if several" if report.updates else "the start: no updates were made"
-    _line(out, f"Weights: moving average at step {report.snapshot_step:,}, {why}")
+    episodes = number_of(len(report.final_returns), "new episode")
+    _agent(out, "Final agent", report.steps, report.final_returns, f"in {episodes}")
+    if not report.is_final_kept:
+        _agent(out, "Kept agent", report.kept_step, report.kept_returns, "in the same episodes")
+    name = "It is kept" if report.is_final_kept else "Kept"
+    tried = report.config.validation_episodes
+    validation = f"{max(report.validation_returns):.1f} in {number_of(tried, 'other episode')}"
+    _line(out, f"{name} as the best of {number_of(len(report.validation_returns), 'validation')}: {validation}")
+    _line(out, "The highest return is 500. Agents play greedily, with averaged weights")
     calls = max(report.updates, 1)
     _line(
         out,
-        f"{report.steps:,} steps, {report.updates:,} updates in {report.seconds:.1f} s, of which "
+        f"{number_of(report.steps, 'step')}, {number_of(report.updates, 'update')} in {report.seconds:.1f} s, of which "
         f"{report.buffer_s:.1f} s in the buffer ({report.buffer_s / calls * 1e6:.0f} us per update, extend included)",
     )
+
+
+def _agent(out: console.Console, name: str, step: int, returns: tuple[float, ...], where: str) -> None:
+    mean, low = sum(returns) / len(returns), min(returns)
+    _line(out, f"{name} (step {step:,}): mean return {mean:.1f}, lowest {low:.0f}, {where}", "bold")
 
 
 def files(reopened: Reopened, image: Path) -> None:
