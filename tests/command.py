@@ -13,7 +13,7 @@ import pytest
 __all__ = ["START", "run_here", "run_process"]
 
 START = "from ostinato.cli.main import main; main()"
-_PLAIN = {"COLUMNS": "100", "TERM": "dumb"}
+_PLAIN = {"COLUMNS": "200", "TERM": "dumb"}
 
 
 def run_process(*arguments: str, start: str = START, **env: str) -> subprocess.CompletedProcess[str]:

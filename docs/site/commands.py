@@ -36,7 +36,7 @@ def _command(title: str, command: Any) -> Iterator[str]:
     yield from ("| argument or option | meaning |", "|---|---|")
     yield from (f"| `{_cell(name)}` | {_cell(meaning)} |" for name, meaning in filter(None, rows))
     if command.epilog:
-        examples = re.split(r"\s+·\s+", command.epilog.removeprefix("Examples:").strip())
+        examples = re.findall(r"^- `(.+)`$", command.epilog, flags=re.MULTILINE)
         yield from ("", "```sh", *examples, "```")
     yield ""
 

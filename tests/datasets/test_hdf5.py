@@ -98,7 +98,7 @@ def test_d4rl_rows_after_the_last_flag_are_an_episode(tmp_path: Path) -> None:
         file["timeouts"][...] = False
     dataset = open_dataset(model.path)
     assert dataset.episode_lengths.tolist() == [6, 4, 7]
-    assert "The last 8 rows" in dataset.assumptions[0]
+    assert "after the last flag (8 rows)" in dataset.assumptions[0]
     assert dataset["next", "truncated"].nonzero().flatten().tolist() == [16]
 
 
@@ -339,8 +339,8 @@ def test_robomimic_demonstrations_that_are_not_done_were_cut_off(tmp_path: Path)
     assert dataset["next", "truncated"].nonzero().flatten().tolist() == [5]
     assert dataset["next", "terminated"].nonzero().flatten().tolist() == [3, 7, 10]
     said = " ".join(dataset.assumptions)
-    assert "1 rows are done before the last one" in said
-    assert "each of the 1 demonstrations that were cut off" in said
+    assert "before the last one of their demonstration are done, too (1 row)" in said
+    assert "each demonstration that was cut off is left out (1 row)" in said
     dataset.close()
     with h5py.File(model.path, "a") as file:
         for n in range(3):

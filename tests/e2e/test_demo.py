@@ -33,16 +33,34 @@ def test_a_short_run_reports_what_it_did(report: Report) -> None:
     assert report.steps == 400
     assert len(report.buffer) == 250
     assert report.updates == 2 * 91, "every round of 4 steps from the one that completes the warm-up"
-    assert len(report.evaluation_returns) == 4
-    assert 8 <= report.mean_return <= 500
+    assert len(report.final_returns) == len(report.kept_returns) == 4
+    assert 8 <= report.final_return <= 500
     assert len(report.episode_steps) == len(report.episode_returns)
     assert report.episode_steps[-1] == sum(report.episode_returns), "one point for each step"
     assert report.validation_steps[-1] == 400
     best = max(report.validation_returns)
-    assert report.snapshot_step == max(
+    assert report.kept_step == max(
         step for step, value in zip(report.validation_steps, report.validation_returns, strict=True) if value == best
     )
     assert 0 < report.buffer_s < report.seconds
+
+
+def test_the_final_agent_and_the_kept_one_are_evaluated_on_the_same_new_episodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played: list[range] = []
+    returns = iter([7.0, 30.0, 9.0, 11.0, 25.0])  # three validations; then the final and the kept agent
+
+    def play(policy: object, seeds: range) -> list[float]:
+        played.append(seeds)
+        return [next(returns)] * len(seeds)
+
+    monkeypatch.setattr("ostinato.demo.training.evaluate", play)
+    report = train(replace(DqnConfig().over(90), validate_every=30, validation_episodes=3, evaluation_episodes=5))
+    assert (report.kept_step, report.kept_return, report.final_return) == (60, 25.0, 11.0)
+    assert played[0] == played[1] == played[2]
+    assert played[3] == played[4]
+    assert not set(played[0]) & set(played[3]), "the episodes that chose the agent say nothing about it"
 
 
 def test_the_buffer_holds_the_newest_rows(report: Report) -> None:
@@ -57,7 +75,7 @@ def test_the_same_seed_gives_the_same_run_and_leaves_global_state_alone(report: 
     again = train(report.config)
     assert again.episode_returns == report.episode_returns
     assert again.validation_returns == report.validation_returns
-    assert again.evaluation_returns == report.evaluation_returns
+    assert (again.final_returns, again.kept_returns) == (report.final_returns, report.kept_returns)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
 
@@ -106,7 +124,7 @@ def test_a_checkpoint_that_goes_on_differently_is_an_error(report: Report, tmp_p
 
 def test_the_picture_shows_the_run_and_every_row(report: Report) -> None:
     scene = training_figure(report)
-    assert f"{report.mean_return:.1f}" in scene.title
+    assert f"final agent {report.final_return:.1f}" in scene.title
     (learning,), (states, ages, actions) = scene.rows
     assert isinstance(learning, Curves)
     assert isinstance(states, Points)
@@ -117,7 +135,8 @@ def test_the_picture_shows_the_run_and_every_row(report: Report) -> None:
     assert mean.y[0] == report.episode_returns[0]
     assert mean.y[-1] == pytest.approx(sum(report.episode_returns[-10:]) / 10)
     assert validation.y == report.validation_returns
-    assert learning.marks[0].y == report.mean_return
+    assert (learning.marks[-1].x, learning.marks[-1].y) == (report.steps, report.final_return)
+    assert (learning.marks[0].x, learning.marks[0].y) == (report.kept_step, report.kept_return)
     assert len(states.x) == 250
     assert list(states.value) == list(range(250, 0, -1)), "the oldest row first, drawn below the newer"
     assert sum(sum(stack.counts) for stack in ages.stacks) == 250
@@ -203,11 +222,21 @@ def test_a_run_with_three_steps_reopens_and_is_drawn(several: Report, tmp_path: 
 
 def test_the_command_writes_everything(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = run_process("demo", "--steps", "300", "--seed", "3", "--output-dir", str(out))
+    done = run_process("demo", "--steps", "300", "--seed", "3", str(out))
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "report.json").read_text())
     assert (summary["config"]["seed"], summary["steps"] <= 300) == (3, True)
-    assert f"Mean evaluation return over 20 new episodes: {summary['mean_return']:.1f}" in done.stdout
+    final, kept = (f"mean return {summary[name]:.1f}, lowest" for name in ("final_return", "kept_return"))
+    assert (
+        f"Final agent (step {summary['steps']}): {final} {min(summary['final_returns']):.0f}, in 20 new episodes"
+        in done.stdout
+    )
+    if summary["kept_step"] != summary["steps"]:
+        assert (
+            f"Kept agent (step {summary['kept_step']}): {kept} {min(summary['kept_returns']):.0f}, in the same episodes"
+            in done.stdout
+        )
+    assert "in 10 other episodes" in done.stdout
     assert "samples/s" in done.stdout
     assert "batches of both buffers are equal" in done.stdout
     assert (out / "demo.png").stat().st_size > 20_000
@@ -217,7 +246,7 @@ def test_the_command_writes_everything(tmp_path: Path) -> None:
 
 
 def test_the_command_runs_prioritized(tmp_path: Path) -> None:
-    done = run_here("demo", "--prioritized", "--steps", "100", "--output-dir", str(tmp_path / "out"))
+    done = run_here("demo", "--prioritized", "--steps", "100", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out" / "report.json").read_text())["config"]["prioritized"] is True
     shown = run_here("inspect", str(tmp_path / "out" / "checkpoint"))
@@ -225,7 +254,7 @@ def test_the_command_runs_prioritized(tmp_path: Path) -> None:
 
 
 def test_the_command_runs_with_three_steps(tmp_path: Path) -> None:
-    done = run_here("demo", "--n-step", "3", "--prioritized", "--steps", "100", "--output-dir", str(tmp_path / "out"))
+    done = run_here("demo", "--n-step", "3", "--prioritized", "--steps", "100", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     config = json.loads((tmp_path / "out" / "report.json").read_text())["config"]
     assert (config["n_step"], config["prioritized"]) == (3, True)
@@ -240,5 +269,5 @@ def test_the_command_runs_with_three_steps(tmp_path: Path) -> None:
 def test_full_runs_learn(by_error: bool, n_step: int) -> None:
     """The promise: 400 or more within 3 minutes on two CPU cores, for at least 4 of 5 seeds."""
     reports = [train(DqnConfig(seed=seed, prioritized=by_error, n_step=n_step)) for seed in range(5)]
-    learned = [report.mean_return >= 400 and report.seconds < 180 for report in reports]
-    assert sum(learned) >= 4, [(report.mean_return, report.seconds) for report in reports]
+    learned = [report.kept_return >= 400 and report.seconds < 180 for report in reports]
+    assert sum(learned) >= 4, [(report.kept_return, report.seconds) for report in reports]

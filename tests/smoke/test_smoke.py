@@ -493,7 +493,7 @@ def test_commands_on_trajectories(tmp_path: Path, command: Callable[..., str]) -
     command("merge", tmp_path / "buffer", tmp_path / "merged")
     command("verify", tmp_path / "merged")
     command("split", tmp_path / "merged", tmp_path / "first", "--split-count", 2)
-    command("sample", tmp_path / "first", "--num-chunks", 4)
+    command("sample", tmp_path / "first", "--num-samples", 4)
     command("convert", tmp_path / "first", tmp_path / "converted", "--format", "pt")
 
 

@@ -13,7 +13,14 @@ from ostinato import __version__
 from ostinato._optional import require
 from ostinato.cli import datasets
 from ostinato.cli import output as show
-from ostinato.errors import CheckpointError, CheckpointNotFoundError, KindError, OstinatoError, StorageMemoryError
+from ostinato.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    DamagedFileError,
+    KindError,
+    OstinatoError,
+    StorageMemoryError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,15 +35,23 @@ else:
 
 __all__ = ["SampleReport", "app", "run"]
 
+
+def _option_name(name: str) -> str:
+    """Return the name of an option: RLinf's `--replay_dir` is `--replay-dir`, its `--num-chunks` `--num-samples`."""
+    name = name.replace("_", "-")
+    return "num-samples" if name == "num-chunks" else name
+
+
 app = typer.Typer(
     name="ostinato",
     help="Ostinato: fast and exact replay buffers.",
-    epilog="Examples:  ostinato demo   ·   ostinato inspect ostinato-demo/checkpoint\n\n"
-    "Exit status of every command: 0 success, 1 failure, 2 wrong usage, 130 interrupted (Ctrl-C).",
+    epilog="Exit status of every command: 0 success, 1 failure, 2 wrong usage, 130 interrupted (Ctrl-C).\n\n"
+    "Examples:\n\n- `ostinato demo`\n- `ostinato inspect ostinato-demo/checkpoint`",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
+    context_settings={"token_normalize_func": _option_name},
 )
 
 
@@ -57,13 +72,13 @@ def run() -> None:
 
 _ALLOW_PICKLE = typer.Option("--allow-pickle", help="Allow unpickling: reading a .pkl file executes the code in it.")
 _JSON = typer.Option("--json", help="Print JSON.")
-_OVERWRITE = typer.Option("--overwrite", help="Replace existing files; without it they cause an error.")
+_OVERWRITE = typer.Option("--overwrite", help="Replace what exists; without it, that is an error.")
 _COPY = typer.Option(
     "--copy", help="Copy the files. The default is hard links, which use no disk space and keep the source."
 )
 _MOVE = typer.Option("--move", help="Move the files out of the source.")
-_SOURCE = typer.Option("--source-path", help="Same as the argument SOURCE_PATH.", show_default=False)
-_SAVE = typer.Option("--save-path", help="Same as the argument SAVE_PATH.", show_default=False)
+_SOURCE = typer.Option("--source-path", help="RLinf's name of PATH.", show_default=False)
+_SAVE = typer.Option("--save-path", help="RLinf's name of OUTPUT.", show_default=False)
 _CHECKPOINT_OR_TRAJECTORIES = "Checkpoint that dumps() wrote, or directory of trajectories."
 _ANY_DATA = (
     "Dataset (LeRobot, Minari, D4RL, robomimic, Zarr, RLinf), checkpoint that dumps() wrote, or directory of "
@@ -71,19 +86,23 @@ _ANY_DATA = (
 )
 
 
-def _one_path(argument: Path | None, option: Path | None, name: str, metavar: str = "") -> Path:
+def _examples(*lines: str) -> str:
+    """Return the end of a help text: examples, one below the other."""
+    return "\n".join(["Examples:" if len(lines) > 1 else "Example:", "", *(f"- `{line}`" for line in lines)])
+
+
+def _one_path(metavar: str, argument: Path | None, name: str, option: Path | None) -> Path:
     """Return a path that can be given as an argument or as an option.
 
     Args:
-        argument: The value of the argument.
-        option: The value of the option.
+        metavar: The argument.
+        argument: Its value.
         name: The option.
-        metavar: The argument; by default the option's name in capitals.
+        option: Its value.
 
     Raises:
         BadParameter: Neither or both were given.
     """
-    metavar = metavar or name.removeprefix("--").replace("-", "_").upper()
     if argument is not None and option is not None:
         msg = f"the path was given twice, as {metavar} {argument} and as {name} {option}: give one of them"
         raise typer.BadParameter(msg)
@@ -94,21 +113,24 @@ def _one_path(argument: Path | None, option: Path | None, name: str, metavar: st
     return path
 
 
-def _source_and_save(
-    source: Path | None, source_path: Path | None, save: Path | None, save_path: Path | None
+def _path_and_output(
+    path: Path | None, source_path: Path | None, output: Path | None, save_path: Path | None
 ) -> tuple[Path, Path]:
     """Return the paths of a command that reads one directory and writes another."""
-    return _one_path(source, source_path, "--source-path"), _one_path(save, save_path, "--save-path")
+    return _one_path("PATH", path, "--source-path", source_path), _one_path("OUTPUT", output, "--save-path", save_path)
 
 
 def _check_free_paths(*paths: Path, overwrite: bool) -> None:
-    """Check before any work that the files to be written do not exist, unless they may be replaced.
+    """Check before any work that the paths to be written do not exist, unless they may be replaced.
+
+    Empty directories may be there.
 
     Raises:
         CheckpointError: A file exists; the message names the first one.
     """
     for path in paths:
-        if not overwrite and os.path.lexists(path):
+        empty = path.is_dir() and not any(path.iterdir())
+        if not overwrite and os.path.lexists(path) and not empty:
             msg = f"{path} exists: give --overwrite to replace it, or choose another path"
             raise CheckpointError(msg)
 
@@ -142,24 +164,16 @@ def _root(
 # -- demo ---------------------------------------------------------------------------------------------------------
 
 
-@app.command(epilog="Example:  ostinato demo runs/demo --seed 3")
+@app.command(epilog=_examples("ostinato demo runs/demo --seed 3"))
 def demo(
     output: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="OUTPUT_DIR",
-            help="Directory for the checkpoint, the figure and the report; default ostinato-demo.",
-            show_default=False,
-        ),
-    ] = None,
+        Path, typer.Argument(metavar="OUTPUT", help="Directory for the checkpoint, the figure and the report.")
+    ] = Path("ostinato-demo"),
     *,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
     steps: Annotated[
         int, typer.Option(min=10, help="Maximum number of environment steps; below 10,000 all phases are shortened.")
     ] = 30_000,
-    output_dir: Annotated[
-        Path | None, typer.Option(help="Same as the argument OUTPUT_DIR.", show_default=False)
-    ] = None,
     overwrite: Annotated[bool, _OVERWRITE] = False,
     prioritized: Annotated[
         bool, typer.Option("--prioritized", help="Sample in proportion to temporal-difference errors, not uniformly.")
@@ -172,6 +186,8 @@ def demo(
     Runs double DQN on Gymnasium's CartPole-v1 for about half a minute, with the public API: collect, extend, sample,
     learn. Writes a checkpoint of the buffer, demo.png and report.json to the output directory.
 
+    Reports two agents on the same new episodes: the final one, and the one that is kept, the best in validation.
+
     Exit status: 0 success, 1 failure, 2 wrong usage.
     """
     for module, extra in (("gymnasium", "demo"), ("matplotlib", "viz")):
@@ -180,11 +196,9 @@ def demo(
     from ostinato.durable.files import atomic_write
     from ostinato.viz import draw
 
-    given = output is not None or output_dir is not None
-    directory = _one_path(output, output_dir, "--output-dir") if given else Path("ostinato-demo")
-    checkpoint, image, summary_file = (directory / name for name in ("checkpoint", "demo.png", "report.json"))
+    checkpoint, image, summary_file = (output / name for name in ("checkpoint", "demo.png", "report.json"))
     _check_free_paths(checkpoint, image, summary_file, overwrite=overwrite)
-    directory.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
     config = DqnConfig(seed=seed, threads=threads, prioritized=prioritized, n_step=n_step).over(steps)
     with show.training(config) as on_state:
         report = train(config, on_state)
@@ -192,7 +206,8 @@ def demo(
     reopened = save_and_reopen(report, checkpoint)
     draw(training_figure(report), image)
     summary = {field.name: getattr(report, field.name) for field in fields(report) if field.name != "buffer"}
-    summary = {**summary, "config": asdict(config), "mean_return": report.mean_return}
+    means = {"final_return": report.final_return, "kept_return": report.kept_return}
+    summary = {**summary, **means, "config": asdict(config)}
     atomic_write(summary_file, f"{show.to_json(summary)}\n".encode())
     show.files(reopened, image)
 
@@ -201,8 +216,12 @@ def demo(
 
 
 @app.command(
-    epilog="Examples:  ostinato inspect runs/checkpoint   ·   ostinato inspect --json runs/rollouts | jq "
-    ".total_samples   ·   ostinato inspect data/pusht   ·   ostinato inspect --quick halfcheetah-medium-v2.hdf5"
+    epilog=_examples(
+        "ostinato inspect runs/checkpoint",
+        "ostinato inspect --json runs/rollouts | jq .total_samples",
+        "ostinato inspect data/pusht",
+        "ostinato inspect --quick halfcheetah-medium-v2.hdf5",
+    )
 )
 def inspect(
     path: Annotated[Path, typer.Argument(metavar="PATH", help=_ANY_DATA)],
@@ -214,12 +233,12 @@ def inspect(
     ] = False,
     allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
 ) -> None:
-    """Show the contents of a dataset, a checkpoint or a directory of trajectories: fields, shapes, dtypes, bytes, rows.
+    """Show the contents of a dataset, a checkpoint or a directory of trajectories: rows, episodes, fields, bytes.
 
     For a dataset, also shows the format, the lengths of episodes, cameras, tasks, and what the format does not say and
     was assumed; reads all numbers for their statistics, but no pictures. For a checkpoint, reads all files and verifies
-    their checksums. For trajectories, checks the size and reads the header of each file (`ostinato verify` reads
-    everything). With --quick, reads none of these.
+    their checksums. For trajectories, checks the size and reads the header and the flags of each file (`ostinato
+    verify` reads everything). With --quick, reads none of these.
 
     Exit status: 0 success, 1 missing or damaged, 2 wrong usage.
     """
@@ -239,7 +258,7 @@ def inspect(
         show.answer(saved, show.checkpoint, as_json=as_json)
 
 
-@app.command(epilog="Example:  ostinato verify runs/rollouts")
+@app.command(epilog=_examples("ostinato verify runs/rollouts"))
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help=_CHECKPOINT_OR_TRAJECTORIES)],
     *,
@@ -248,35 +267,35 @@ def verify(
 ) -> None:
     """Read all files, verify counts, shapes and available checksums, and list the damaged files.
 
-    Exit status: 0 no damage, 1 damaged or missing, 2 wrong usage.
+    Also lists the files that could not be checked: those that only a damaged manifest or index describes, and pickles
+    without a checksum.
+
+    Exit status: 0 no damage, 1 damaged, missing or not checked, 2 wrong usage.
     """
     from ostinato import tools
 
-    datasets.kind_or_advice(path, "examine it as a dataset with ostinato doctor")
+    datasets.kind_or_advice(path, "examine it with ostinato doctor")
     report = tools.verify(path, allow_pickle=allow_pickle, progress=not as_json)
     show.answer(report, show.verified, as_json=as_json)
-    if report.damage:
+    if not report.ok:
         raise typer.Exit(1)
 
 
 @app.command(
-    epilog="Examples:  ostinato doctor data/pusht   ·   ostinato doctor data/pusht --full --plots doctor.png   ·   "
-    "ostinato doctor --json demo.hdf5 | jq '.findings[].check'"
+    epilog=_examples(
+        "ostinato doctor data/pusht",
+        "ostinato doctor data/pusht --full --output doctor.png",
+        "ostinato doctor --json demo.hdf5 | jq '.findings[].check'",
+    )
 )
 def doctor(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PATH",
-            help="Dataset (LeRobot, Minari, D4RL, robomimic, Zarr), directory of trajectories, or checkpoint.",
-        ),
-    ],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help=_ANY_DATA)],
     *,
     full: Annotated[
         bool, typer.Option("--full", help="Decode all frames; otherwise 12 of each episode, of at most 200 episodes.")
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there are warnings, too.")] = False,
-    plots: Annotated[
+    output: Annotated[
         Path | None,
         typer.Option(help="Draw a page of plots: a .png file, or a directory for doctor.png.", show_default=False),
     ] = None,
@@ -293,7 +312,7 @@ def doctor(
     """
     from ostinato import tools
 
-    target = None if plots is None else _plots_path(plots)
+    target = None if output is None else _plots_path(output)
     _check_free_paths(*([] if target is None else [target]), overwrite=overwrite)
     try:
         report = tools.examine(path, full=full, progress=not as_json)
@@ -309,7 +328,7 @@ def doctor(
     else:
         show.examined(report)
         if target is not None:
-            typer.echo(f"written: {target}")
+            show.written(target)
     if not report.ok or (strict and report.counts["warning"]):
         raise typer.Exit(1)
 
@@ -323,7 +342,7 @@ def _plots_path(given: Path) -> Path:
     if given.is_dir():
         return given / "doctor.png"
     if given.suffix.lower() != ".png":
-        msg = f"--plots must be a file that ends in .png, or a directory that exists, got {given}"
+        msg = f"--output must be a file that ends in .png, or a directory that exists, got {given}"
         raise typer.BadParameter(msg)
     return given
 
@@ -335,35 +354,27 @@ class SampleReport:
     path: str
     trajectories: int
     total_samples: int
-    num_chunks: int
+    num_samples: int
     sample_ms: float
     keys: tuple[tuple[str, str, tuple[int, ...]], ...]
     """Name, dtype and shape of each key."""
 
 
 @app.command(
-    epilog="Examples:  ostinato sample runs/rollouts --num-chunks 1024 --cache-size 10 --enable-cache   ·   "
-    "ostinato sample data/pusht --num-chunks 32"
+    epilog=_examples(
+        "ostinato sample runs/rollouts --num-samples 1024 --cache-size 10 --enable-cache",
+        "ostinato sample data/pusht --num-samples 32",
+    )
 )
 def sample(
-    path: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="PATH",
-            help=_ANY_DATA,
-            show_default=False,
-        ),
-    ] = None,
+    path: Annotated[Path | None, typer.Argument(metavar="PATH", help=_ANY_DATA, show_default=False)] = None,
     *,
-    load_path: Annotated[
-        Path | None, typer.Option("--load-path", help="Same as the argument PATH.", show_default=False)
-    ] = None,
-    num_chunks: Annotated[
+    num_samples: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=2**31 - 1,
-            help="Number of transitions to sample; default 1024, of a dataset 64.",
+            help="Number of transitions to sample; default 1024, of a dataset 64; RLinf's --num-chunks, too.",
             show_default=False,
         ),
     ] = None,
@@ -377,6 +388,9 @@ def sample(
     sample_window_size: Annotated[
         int | None,
         typer.Option(min=0, help="Sample from this number of most recent trajectories; 0, the default: from all."),
+    ] = None,
+    load_path: Annotated[
+        Path | None, typer.Option("--load-path", help="RLinf's name of PATH.", show_default=False)
     ] = None,
     allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
     as_json: Annotated[bool, _JSON] = False,
@@ -392,7 +406,7 @@ def sample(
     from ostinato.tools.datasets import data_kind
     from ostinato.trajectories import TrajectoryReplayBuffer
 
-    directory = _one_path(path, load_path, "--load-path", "PATH")
+    directory = _one_path("PATH", path, "--load-path", load_path)
     if cache_size is not None and not enable_cache:
         msg = "--cache-size needs --enable-cache"
         raise typer.BadParameter(msg)
@@ -403,9 +417,9 @@ def sample(
                 f"trajectories, which {directory} is not"
             )
             raise typer.BadParameter(msg)
-        datasets.sample(directory, num_chunks, as_json=as_json)
+        datasets.sample(directory, num_samples, as_json=as_json)
         return
-    num_chunks = num_chunks or 1024
+    num_samples = num_samples or 1024
     buffer = TrajectoryReplayBuffer(
         enable_cache=enable_cache,
         cache_size=cache_size or 5,
@@ -414,36 +428,36 @@ def sample(
     )
     buffer.load_checkpoint(directory)
     start = time.perf_counter()
-    batch = _sample_batch(buffer, num_chunks)
+    batch = _sample_batch(buffer, num_samples)
     seconds = time.perf_counter() - start
     keys = tuple(
         (key_name(path), str(value.dtype).removeprefix("torch."), tuple(value.shape))
         for path, value in flatten(batch, where="batch").items()
     )
-    report = SampleReport(str(directory), len(buffer), buffer.total_samples, num_chunks, seconds * 1000, keys)
+    report = SampleReport(str(directory), len(buffer), buffer.total_samples, num_samples, seconds * 1000, keys)
     show.answer(report, show.batch, as_json=as_json)
 
 
-def _sample_batch(buffer: TrajectoryReplayBuffer, num_chunks: int) -> dict[str, Any]:
+def _sample_batch(buffer: TrajectoryReplayBuffer, num_samples: int) -> dict[str, Any]:
     try:
-        return buffer.sample(num_chunks)
+        return buffer.sample(num_samples)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, OstinatoError):
             raise
-        msg = f"not enough memory for a batch of {num_chunks} transitions, reduce --num-chunks: {error}"
+        msg = f"not enough memory for a batch of {num_samples} transitions, reduce --num-samples: {error}"
         raise StorageMemoryError(msg) from error
 
 
 # -- changes of directories ---------------------------------------------------------------------------------------
 
 
-@app.command(epilog="Example:  ostinato merge runs/replay_buffer runs/merged")
+@app.command(epilog=_examples("ostinato merge runs/replay_buffer runs/merged"))
 def merge(
-    source: Annotated[
+    path: Annotated[
         Path | None,
-        typer.Argument(metavar="SOURCE_PATH", help="Directory with rank_0, rank_1 and so on.", show_default=False),
+        typer.Argument(metavar="PATH", help="Directory with rank_0, rank_1 and so on.", show_default=False),
     ] = None,
-    save: Annotated[Path | None, typer.Argument(metavar="SAVE_PATH", help="New directory.", show_default=False)] = None,
+    output: Annotated[Path | None, typer.Argument(metavar="OUTPUT", help="New directory.", show_default=False)] = None,
     *,
     source_path: Annotated[Path | None, _SOURCE] = None,
     save_path: Annotated[Path | None, _SAVE] = None,
@@ -462,20 +476,20 @@ def merge(
     """
     from ostinato import tools
 
-    source, save = _source_and_save(source, source_path, save, save_path)
+    source, target = _path_and_output(path, source_path, output, save_path)
     _check_copy_or_move(copy=copy, move=move)
-    report = tools.merge(source, save, copy=copy, move=move, progress=not as_json)
+    report = tools.merge(source, target, copy=copy, move=move, progress=not as_json)
     show.answer(report, show.moved, as_json=as_json)
 
 
-@app.command(epilog="Example:  ostinato split runs/merged runs/first --split-count 30")
+@app.command(epilog=_examples("ostinato split runs/merged runs/first --split-count 30"))
 def split(
-    source: Annotated[
-        Path | None, typer.Argument(metavar="SOURCE_PATH", help="Directory of trajectories.", show_default=False)
+    path: Annotated[
+        Path | None, typer.Argument(metavar="PATH", help="Directory of trajectories.", show_default=False)
     ] = None,
-    save: Annotated[
+    output: Annotated[
         Path | None,
-        typer.Argument(metavar="SAVE_PATH", help="New directory for the first trajectories.", show_default=False),
+        typer.Argument(metavar="OUTPUT", help="New directory for the first trajectories.", show_default=False),
     ] = None,
     *,
     source_path: Annotated[Path | None, _SOURCE] = None,
@@ -494,13 +508,13 @@ def split(
     """
     from ostinato import tools
 
-    source, save = _source_and_save(source, source_path, save, save_path)
+    source, target = _path_and_output(path, source_path, output, save_path)
     _check_copy_or_move(copy=copy, move=move)
-    report = tools.split(source, save, split_count, copy=copy, move=move, progress=not as_json)
+    report = tools.split(source, target, split_count, copy=copy, move=move, progress=not as_json)
     show.answer(report, show.moved, as_json=as_json)
 
 
-@app.command(epilog="Example:  ostinato compact runs/checkpoint")
+@app.command(epilog=_examples("ostinato compact runs/checkpoint"))
 def compact(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Checkpoint that dumps(path, incremental=True) wrote.")],
     *,
@@ -523,31 +537,37 @@ def compact(
 
 
 @app.command(
-    epilog="Examples:  ostinato convert runs/rollouts runs/fast --format safetensors   ·   "
-    "ostinato convert demo.hdf5 data/demo --format lerobot --fps 20 --task 'lift the cube'   ·   "
-    "ostinato convert data/pusht pusht-v0 --format minari --episodes 0:50"
+    epilog=_examples(
+        "ostinato convert runs/rollouts runs/fast --format safetensors",
+        "ostinato convert demo.hdf5 data/demo --format lerobot --fps 20 --task 'lift the cube'",
+        "ostinato convert data/pusht pusht-v0 --format minari --episodes 0:50",
+        "ostinato convert runs/checkpoint data.hdf5 --format hdf5 --layout d4rl --fields obs=observation",
+    )
 )
 def convert(
-    source: Annotated[
-        Path | None,
+    path: Annotated[
+        Path,
         typer.Argument(
-            metavar="SOURCE_PATH",
+            metavar="PATH",
             help="Directory of trajectories, written by Ostinato or RLinf; a checkpoint that TorchRL wrote; for the "
             "formats lerobot, minari and hdf5, any dataset, checkpoint or directory of trajectories.",
-            show_default=False,
         ),
-    ] = None,
-    save: Annotated[
-        Path | None, typer.Argument(metavar="SAVE_PATH", help="New directory or file.", show_default=False)
-    ] = None,
+    ],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New directory or file.")],
     *,
-    source_path: Annotated[Path | None, _SOURCE] = None,
-    save_path: Annotated[Path | None, _SAVE] = None,
     to: Annotated[
         str | None,
         typer.Option(
             "--format",
             help="Format of trajectories: safetensors (the default), pt or pkl; or a dataset: lerobot, minari or hdf5.",
+        ),
+    ] = None,
+    fields: Annotated[
+        str | None,
+        typer.Option(
+            help="Fields of a dataset: NAME keeps one, OLD=NEW renames one, as in obs=observation,action. If all are "
+            "renamed, the other fields are kept, and fields below next are renamed as well.",
+            show_default=False,
         ),
     ] = None,
     episodes: Annotated[
@@ -577,17 +597,18 @@ def convert(
     max_size: Annotated[
         int | None, typer.Option(min=1, help="Capacity of the ListStorage in a TorchRL state_dict.")
     ] = None,
+    overwrite: Annotated[bool, _OVERWRITE] = False,
     allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Convert trajectories to another format, a checkpoint of TorchRL to one of Ostinato, or any data to a dataset.
 
-    With --format lerobot, minari or hdf5, the source is whatever `ostinato inspect` reads. Fields that the new format
-    cannot hold are an error before anything is written.
+    With --format lerobot, minari or hdf5, the source is whatever `ostinato inspect` reads; files with checksums are
+    verified first. Fields that the new format cannot hold are an error before anything is written.
 
     Trajectories keep their ids, the seed and the generator. For a checkpoint of TorchRL (a directory that rb.dumps
     wrote, or the file of torch.save(rb.state_dict(), file) with a ListStorage), lists what could not be converted.
-    The source stays unchanged; the new directory appears completely or not at all.
+    The source stays unchanged; the output appears completely or not at all.
 
     Exit status: 0 success, 1 nothing done, 2 wrong usage.
     """
@@ -596,52 +617,57 @@ def convert(
     from ostinato.datasets.open import format_of
     from ostinato.durable.tensorfile import FORMATS
 
-    source, save = _source_and_save(source, source_path, save, save_path)
-    given = {"episodes": episodes, "fps": fps, "task": task, "images": images, "codec": codec, "layout": layout}
-    options = {name: value for name, value in given.items() if value is not None}
+    given = {"fields": fields, "episodes": episodes, "fps": fps, "task": task, "images": images, "codec": codec}
+    options = {name: value for name, value in {**given, "layout": layout}.items() if value is not None}
+    datasets.check_output(path, output)
+    _check_free_paths(output, overwrite=overwrite)
     if to in datasets.FORMATS:
         if ndim is not None or max_size is not None or allow_pickle:
             msg = f"--ndim, --max-size and --allow-pickle do not apply to --format {to}"
             raise typer.BadParameter(msg)
-        datasets.convert(source, save, to, options, as_json=as_json)
+        datasets.convert(path, output, to, options, overwrite=overwrite, as_json=as_json)
         return
     if options:
         names = ", ".join(f"--{name}" for name in options)
         msg = f"{names} applies to --format {', '.join(datasets.FORMATS)}, got {to or 'none'}"
         raise typer.BadParameter(msg)
-    if torchrl.is_checkpoint(source) or (source.is_file() and format_of(source) is None):
+    how: Any = {"allow_pickle": allow_pickle, "overwrite": overwrite, "progress": not as_json}
+    if torchrl.is_checkpoint(path) or (path.is_file() and format_of(path) is None):
         if to is not None:
-            msg = f"--format applies to directories of trajectories, which {source} is not"
+            msg = f"--format applies to directories of trajectories, which {path} is not"
             raise typer.BadParameter(msg)
-        how = {"allow_pickle": allow_pickle, "progress": not as_json}
-        imported = torchrl.convert_checkpoint(source, save, ndim=ndim, max_size=max_size, **how)
+        imported = torchrl.convert_checkpoint(path, output, ndim=ndim, max_size=max_size, **how)
         show.answer(imported, show.imported, as_json=as_json)
         return
     if to is not None and to not in FORMATS:
         msg = f"--format must be one of {', '.join([*FORMATS, *datasets.FORMATS])}, got {to!r}"
         raise typer.BadParameter(msg)
     if ndim is not None or max_size is not None:
-        msg = f"--ndim and --max-size apply to checkpoints of TorchRL, which {source} is not"
+        msg = f"--ndim and --max-size apply to checkpoints of TorchRL, which {path} is not"
         raise typer.BadParameter(msg)
-    datasets.require_trajectories(source)
-    report = tools.convert(source, save, to or "safetensors", allow_pickle=allow_pickle, progress=not as_json)
-    show.answer(report, show.converted, as_json=as_json)
+    datasets.require_trajectories(path)
+    show.answer(tools.convert(path, output, to or "safetensors", **how), show.converted, as_json=as_json)
 
 
 # -- view and plot ------------------------------------------------------------------------------------------------
 
-_VIEW_OUTPUT = Path("viz.png")
+_VIEW_OUTPUT, _RECORDING = Path("viz.png"), Path("viz.rrd")
 
 
 @app.command(
-    epilog="Examples:  ostinato view runs/rollouts   ·   ostinato view --replay_dir runs/rollouts --headless "
-    "--output viz.png   ·   ostinato view runs/rollouts --save-image --no-display --trajectory 7 --step 20   ·   "
-    "ostinato view runs/rollouts --web   ·   ostinato view runs/checkpoint   ·   ostinato view data/pusht"
+    epilog=_examples(
+        "ostinato view runs/rollouts",
+        "ostinato view runs/rollouts --headless --output viz.png",
+        "ostinato view runs/rollouts --save-image --no-display --episode 7 --step 20",
+        "ostinato view runs/rollouts --web",
+        "ostinato view runs/rollouts --rerun --output seven.rrd --episode 7",
+        "ostinato view runs/checkpoint",
+        "ostinato view data/pusht",
+    )
 )
 def view(
     path: Annotated[Path | None, typer.Argument(metavar="PATH", help=_ANY_DATA, show_default=False)] = None,
     *,
-    replay_dir: Annotated[Path | None, typer.Option("--replay-dir", "--replay_dir", help="Same as PATH.")] = None,
     camera: Annotated[
         str | None,
         typer.Option(
@@ -654,32 +680,33 @@ def view(
     headless: Annotated[
         bool, typer.Option("--headless", help="No window: read commands from the terminal, write an image file.")
     ] = False,
-    save_image: Annotated[
-        bool, typer.Option("--save-image", "--save_image", help="Write the image file at each move.")
-    ] = False,
+    save_image: Annotated[bool, typer.Option("--save-image", help="Write the image file at each move.")] = False,
     no_display: Annotated[
-        bool, typer.Option("--no-display", "--no_display", help="With --save-image: write one image file and exit.")
+        bool, typer.Option("--no-display", help="With --save-image: write one image file and exit.")
     ] = False,
     web: Annotated[bool, typer.Option("--web", help="Serve a page for a browser on this machine.")] = False,
-    rerun: Annotated[
-        Path | None, typer.Option(help="Write one trajectory as an .rrd file for the Rerun viewer.", show_default=False)
-    ] = None,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Write one episode as a file for the Rerun viewer.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="The image file, default viz.png; the key s writes next to it.", show_default=False),
+        typer.Option(
+            help="The file to write: the image, default viz.png (the key s writes next to it), or with --rerun the "
+            "recording, default viz.rrd.",
+            show_default=False,
+        ),
     ] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port of --web; 0, the default, selects a free port.")
     ] = None,
-    trajectory: Annotated[
+    episode: Annotated[
         int | None,
-        typer.Option(
-            "--trajectory", "--episode", min=0, help="Id of the first trajectory to show.", show_default=False
-        ),
+        typer.Option(min=0, help="Id of the first episode, or trajectory, to show.", show_default=False),
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="First step to show.", show_default=False)] = None,
     batch: Annotated[
         int | None, typer.Option(min=0, help="First batch index (environment) to show.", show_default=False)
+    ] = None,
+    replay_dir: Annotated[
+        Path | None, typer.Option("--replay-dir", help="RLinf's name of PATH.", show_default=False)
     ] = None,
     overwrite: Annotated[bool, _OVERWRITE] = False,
     allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
@@ -694,21 +721,21 @@ def view(
 
     Exit status: 0 success, 1 missing or damaged, 2 wrong usage.
     """
-    directory = _one_path(path, replay_dir, "--replay-dir", "PATH")
+    directory = _one_path("PATH", path, "--replay-dir", replay_dir)
     modes = [
         name
         for name, given in (("--headless", headless), ("--no-display", no_display), ("--web", web), ("--rerun", rerun))
         if given
     ]
     _check_view_options(modes, save_image=save_image, output=output, port=port, camera=camera, start=(step, batch))
-    written = rerun or ((output or _VIEW_OUTPUT) if headless or save_image else None)
-    _check_free_paths(*([] if written is None else [written]), overwrite=overwrite)
-    from ostinato.viz import Navigator, Position, read_frame
+    target = output or (_RECORDING if rerun else _VIEW_OUTPUT)
+    _check_free_paths(*([target] if headless or save_image or rerun else []), overwrite=overwrite)
+    from ostinato.viz import Navigator, Position
     from ostinato.viz.datasets import DatasetSource
     from ostinato.viz.frames import ALL_CAMERAS
 
     source = _open_source(directory, allow_pickle=allow_pickle)
-    start = Position(_index_of(source, trajectory), step or 0, batch or 0)
+    start = Position(_index_of(source, episode), step or 0, batch or 0)
     navigator = Navigator(source, start)
     _check_start(source, start, navigator.position, camera)
     camera = ALL_CAMERAS if camera is None and isinstance(source, DatasetSource) and not web else camera
@@ -716,24 +743,36 @@ def view(
         from ostinato.viz.web import serve
 
         serve(source, start, port or 0, typer.echo)
-    elif rerun is not None:
+    elif rerun:
         from ostinato.viz.rerun_export import export
 
-        typer.echo(f"written: {export(source, start.trajectory, rerun, camera=camera)}")
+        show.written(export(source, start.trajectory, target, camera=camera))
     elif headless:
         from ostinato.viz.viewer import run_prompt
 
-        run_prompt(source, navigator, output or _VIEW_OUTPUT, _input_lines(), typer.echo, camera=camera)
+        run_prompt(source, navigator, target, _input_lines(), typer.echo, camera=camera)
     elif no_display:
-        from ostinato.viz.viewer import FrameFigure, png_path, save
-
-        target, drawing = png_path(output or _VIEW_OUTPUT), FrameFigure.headless()
-        drawing.show(read_frame(source, start, camera))
-        typer.echo(f"written: {save(drawing.figure, target)}")
+        _write_frame(source, start, camera, target)
     else:
         from ostinato.viz.viewer import open_window
 
-        open_window(source, navigator, camera=camera, output=output or _VIEW_OUTPUT, autosave=save_image)
+        open_window(source, navigator, camera=camera, output=target, autosave=save_image)
+
+
+def _write_frame(source: TrajectorySource, start: Position, camera: str | None, output: Path) -> None:
+    """Write the image of one step.
+
+    Raises:
+        DamagedFileError: The step cannot be read, as the image says.
+    """
+    from ostinato.viz import read_frame
+    from ostinato.viz.viewer import FrameFigure, png_path, save
+
+    target, drawing, frame = png_path(output), FrameFigure.headless(), read_frame(source, start, camera)
+    drawing.show(frame)
+    show.written(save(drawing.figure, target))
+    if frame.problem:
+        raise DamagedFileError(frame.problem)
 
 
 def _check_view_options(
@@ -757,8 +796,8 @@ def _check_view_options(
         problem = "--no-display needs --save-image: otherwise nothing would be shown or written"
     elif save_image and modes not in ([], ["--no-display"]):
         problem = f"--save-image has no effect with {modes[0]}"
-    elif output is not None and modes in (["--web"], ["--rerun"]):
-        problem = f"--output has no effect with {modes[0]}"
+    elif output is not None and "--web" in modes:
+        problem = "--output has no effect with --web"
     elif port is not None and "--web" not in modes:
         problem = "--port needs --web"
     elif camera is not None and "--web" in modes:
@@ -823,17 +862,18 @@ def _input_lines() -> Iterator[str]:
 
 
 @app.command(
-    epilog="Examples:  ostinato plot runs/checkpoint --output report.png   ·   ostinato plot runs/rollouts   ·   "
-    "ostinato plot data/pusht --episode 3"
+    epilog=_examples(
+        "ostinato plot runs/checkpoint --output report.png",
+        "ostinato plot runs/rollouts",
+        "ostinato plot data/pusht --episode 3",
+    )
 )
 def plot(
     path: Annotated[Path, typer.Argument(metavar="PATH", help=_ANY_DATA)],
     *,
     episode: Annotated[
         int | None,
-        typer.Option(
-            "--episode", "--trajectory", min=0, help="Id of the episode of a dataset to plot; default the first."
-        ),
+        typer.Option(min=0, help="Id of the episode of a dataset to plot; default the first."),
     ] = None,
     output: Annotated[Path, typer.Option(help="The image file to write.")] = Path("report.png"),
     overwrite: Annotated[bool, _OVERWRITE] = False,
@@ -854,17 +894,20 @@ def plot(
     _check_free_paths(target, overwrite=overwrite)
     source = _open_source(path, allow_pickle=allow_pickle)
     if isinstance(source, DatasetSource):
-        typer.echo(f"written: {datasets.plot(source, _index_of(source, episode), target)}")
+        show.written(datasets.plot(source, _index_of(source, episode), target))
         return
     if episode is not None:
         msg = f"--episode applies to datasets, which {path} is not: use view to see one {source.unit}"
         raise typer.BadParameter(msg)
-    typer.echo(f"written: {draw(report(source), target)}")
+    show.written(draw(report(source), target))
 
 
 @app.command(
-    epilog="Examples:  ostinato top replay   ·   ostinato top replay --address 10.0.0.1:6379   ·   "
-    "ostinato top replay --once --json"
+    epilog=_examples(
+        "ostinato top replay",
+        "ostinato top replay --address 10.0.0.1:6379",
+        "ostinato top replay --once --json",
+    )
 )
 def top(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The `name` of the ShardedReplayBuffer.")],

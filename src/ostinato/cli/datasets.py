@@ -6,14 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato._optional import require
 from ostinato.cli import output as show
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, DamagedFileError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from ostinato.viz.datasets import DatasetSource
 
-__all__ = ["FORMATS", "convert", "inspect", "kind_or_advice", "open_source", "plot", "require_trajectories", "sample"]
+__all__ = [
+    "FORMATS",
+    "check_output",
+    "convert",
+    "inspect",
+    "kind_or_advice",
+    "open_source",
+    "plot",
+    "require_trajectories",
+    "sample",
+]
 
 FORMATS = ("lerobot", "minari", "hdf5")
 """Formats of datasets that are written."""
@@ -30,11 +41,11 @@ def inspect(path: Path, *, quick: bool, as_json: bool) -> None:
     show.answer(report, show.dataset, as_json=as_json)
 
 
-def sample(path: Path, num_chunks: int | None, *, as_json: bool) -> None:
+def sample(path: Path, num_samples: int | None, *, as_json: bool) -> None:
     """Print one batch of a dataset."""
     from ostinato.tools.datasets import sample_dataset
 
-    show.answer(sample_dataset(path, num_chunks or DEFAULT_ROWS), show.dataset_batch, as_json=as_json)
+    show.answer(sample_dataset(path, num_samples or DEFAULT_ROWS), show.dataset_batch, as_json=as_json)
 
 
 def open_source(path: Path) -> DatasetSource:
@@ -51,9 +62,9 @@ def require_trajectories(source: Path) -> None:
     Raises:
         CheckpointError: It is something else.
     """
-    advice = f"give --format {', '.join(FORMATS)} to write it as a dataset"
+    advice = f"give --format {', '.join(FORMATS)} to write it as a dataset of another format"
     if kind_or_advice(source, advice) == "buffer":
-        msg = f"{source} is the checkpoint of a buffer in the current format: nothing to convert; {advice}"
+        msg = f"{source} is the checkpoint of a buffer, which has one format: {advice}"
         raise CheckpointError(msg)
 
 
@@ -69,35 +80,131 @@ def kind_or_advice(path: Path, advice: str) -> str:
     try:
         return kind_of(path)
     except CheckpointError as error:
-        if path.exists() and format_of(path) is not None:
-            msg = f"{error}; or {advice}"
-            raise type(error)(msg) from error
-        raise
+        name = format_of(path) if path.exists() else None
+        if name is None:
+            raise
+        saved = name in {"TorchRL", "RLinf"}  # the message says what else can be done with these
+        msg = f"{error}; or {advice}" if saved else f"{path} is a dataset of the format {name}: {advice}"
+        raise type(error)(msg) from error
 
 
-def convert(source: Path, save: Path, to: str, options: dict[str, Any], *, as_json: bool) -> None:
+def check_output(path: Path, output: Path) -> None:
+    """Check that writing, or replacing, the output leaves the source as it is, and that no other files are replaced.
+
+    Raises:
+        BadParameter: The output is the source, holds it, or lies in it.
+        CheckpointError: The output is a directory of other files.
+    """
+    source, target = path.resolve(), output.resolve()
+    if source == target or target in source.parents or (source in target.parents and output.exists()):
+        what = "is the source" if source == target else "holds the source" if target in source.parents else "is part of"
+        msg = f"OUTPUT {output} {what} {path}, which stays unchanged: choose another path"
+        raise require("typer", "cli").BadParameter(msg)
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    from ostinato.tools.datasets import data_kind
+
+    try:
+        data_kind(output)
+    except CheckpointError as error:
+        msg = f"{output} is a directory of other files, which --overwrite does not replace: choose another path"
+        raise CheckpointError(msg) from error
+
+
+def convert(source: Path, save: Path, to: str, options: dict[str, Any], *, overwrite: bool, as_json: bool) -> None:
     """Write data as a dataset of another library.
 
     Args:
         source: Whatever `open_dataset` recognizes.
         save: The new directory or file.
         to: One of `FORMATS`.
-        options: Those of `ostinato.export` that were given, episodes as text.
+        options: Those of `ostinato.export` that were given, fields and episodes as text.
+        overwrite: Replace what is there.
         as_json: Print JSON.
 
     Raises:
-        BadParameter: The episodes cannot be parsed.
+        BadParameter: The fields or the episodes cannot be parsed.
+        DamagedFileError: A checksum differs.
         OstinatoError: See `ostinato.export`.
     """
     from ostinato import export, open_dataset
     from ostinato.tools.datasets import data_kind
 
     data_kind(source)  # says what is there instead
+    _check_checksums(source, progress=not as_json)
     dataset = open_dataset(source, progress=not as_json)
-    chosen = options.pop("episodes", None)
-    episodes = None if chosen is None else _episodes(chosen, len(dataset.episode_lengths))
-    report = export(dataset, save, to, episodes=episodes, progress=not as_json, **options)
-    show.answer(report, show.exported, as_json=as_json)
+    chosen, fields = options.pop("episodes", None), options.pop("fields", None)
+    how: Any = {
+        "episodes": None if chosen is None else _episodes(chosen, len(dataset.episode_lengths)),
+        "fields": None if fields is None else _fields(fields, list(dataset.schema.paths)),
+        "overwrite": overwrite,
+        "progress": not as_json,
+    }
+    show.answer(export(dataset, save, to, **how, **options), show.exported, as_json=as_json)
+
+
+def _check_checksums(source: Path, *, progress: bool) -> None:
+    """Compare checksums, where the source has some: a damaged row must not become a valid one of the new dataset.
+
+    Raises:
+        DamagedFileError: A file is damaged.
+    """
+    from ostinato.tools import is_store, verify
+    from ostinato.tools.datasets import data_kind
+
+    ranks = [path for path in sorted(source.glob("rank_*")) if is_store(path)]
+    for root in ranks if data_kind(source) == "dataset" else [source]:
+        report = verify(root, progress=progress)
+        if report.damage:
+            problems = "; ".join(damage.problem for damage in report.damage[:3])
+            msg = f"{root} is damaged, nothing was written (ostinato verify lists all damage): {problems}"
+            raise DamagedFileError(msg)
+
+
+def _fields(text: str, paths: list[Any]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Return the new keys of fields and their keys in the dataset.
+
+    Args:
+        text: `NAME` to keep a field or `OLD=NEW` to rename it, with commas between. If all are renamed, the other
+            fields stay, and those below `next` are renamed as the ones above.
+        paths: The fields of the dataset.
+
+    Raises:
+        BadParameter: A field does not exist, or two would have one name.
+    """
+    typer = require("typer", "cli")
+    known = {".".join(path[:end]): tuple(path[:end]) for path in paths for end in range(len(path), 0, -1)}
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    chosen: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for old, equals, new in pairs:
+        key = tuple(new.strip().split(".")) if equals else known.get(old.strip(), ())
+        if old.strip() not in known or not all(key):
+            names = ", ".join(".".join(path) for path in paths)
+            msg = f"--fields must be names of fields, or OLD=NEW to rename one, got {text!r}; the fields are {names}"
+            raise typer.BadParameter(msg)
+        _add(chosen, key, known[old.strip()])
+    if not all(equals for _, equals, _ in pairs):
+        return chosen
+    renamed = {old: new for new, old in chosen.items()}
+    for path in paths:
+        if not _longest(renamed, path):
+            above = _longest(renamed, path[1:]) if path[0] == "next" else ()
+            name = ("next", *renamed[above], *path[1 + len(above) :]) if above else tuple(path)
+            _add(chosen, name, tuple(path))
+    return chosen
+
+
+def _longest(keys: Iterable[tuple[str, ...]], path: Any) -> tuple[str, ...]:
+    """Return the longest key that is the path, or a nest it lies in; empty if there is none."""
+    return max((key for key in keys if tuple(path[: len(key)]) == key), key=len, default=())
+
+
+def _add(chosen: dict[tuple[str, ...], tuple[str, ...]], new: tuple[str, ...], old: tuple[str, ...]) -> None:
+    if new in chosen:
+        names = ".".join(chosen[new]), ".".join(old)
+        msg = f"--fields gives the name {'.'.join(new)} to {names[0]} and to {names[1]}: choose or rename one of them"
+        raise require("typer", "cli").BadParameter(msg)
+    chosen[new] = old
 
 
 def _episodes(text: str, count: int) -> list[int]:

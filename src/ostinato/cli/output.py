@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import sys
+import textwrap
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from ostinato._optional import require
+from ostinato.core.words import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
-    from rich import box, console, progress, table, text
+    from rich import box, console, measure, progress, table, text
 
     from ostinato.cli.commands import SampleReport
     from ostinato.cli.fleets import FleetReport
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
         CheckpointReport,
         CompactReport,
         ConvertReport,
+        Damage,
         FieldReport,
         MoveReport,
         PriorityReport,
@@ -36,8 +41,8 @@ if TYPE_CHECKING:
     from ostinato.tools import Report as Examination
     from ostinato.tools.datasets import DatasetReport, DatasetSample
 else:
-    box, console, progress, table, text = (
-        require(f"rich.{name}", "cli") for name in ("box", "console", "progress", "table", "text")
+    box, console, measure, progress, table, text = (
+        require(f"rich.{name}", "cli") for name in ("box", "console", "measure", "progress", "table", "text")
     )
 
 __all__ = [
@@ -61,10 +66,17 @@ __all__ = [
     "to_json",
     "training",
     "verified",
+    "written",
 ]
 
 _T = TypeVar("_T")
+_FLAGS = re.compile(r"\b(allow_pickle|overwrite|copy|move)=True")
+_VALUES = re.compile(r"\b(fps|fields|task|images|codec|layout|episodes|ndim|max_size)=(?:'([\w.-]*)')?(?!\w)")
 _MAX_TEXTS = 10
+_MAX_NAMES = 3
+_INDENT = "  "
+"""Of the further lines of a name in a table."""
+_UNVERIFIED = "checksums are not compared, as ostinato verify does"
 _SHARD_COUNTS = ("rows", "write_count", "rows_drawn", "saved_write_count", "save_failures")
 
 
@@ -91,10 +103,22 @@ def _json_value(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def written(path: Path) -> None:
+    """Print the path of a file that was written."""
+    _line(_console(), f"written: {path}")
+
+
 def error(message: str) -> None:
-    """Print a message as one red line on stderr, with the names of command-line options."""
-    line = " ".join(message.split()).replace("allow_pickle=True", "--allow-pickle").replace("give fps=", "give --fps")
-    console.Console(stderr=True).print(_plain(f"error: {line}", "bold red"), soft_wrap=True)
+    """Print a message on stderr in red, with the names of command-line options; as one line if that is no terminal."""
+    out = console.Console(stderr=True, highlight=False)
+    width = out.width if sys.stderr.isatty() else None
+    out.print(_wrapped(f"error: {' '.join(_with_options(message).split())}", "bold red", width), soft_wrap=True)
+
+
+def _with_options(message: str) -> str:
+    """Return a message of the library with the options of the command line in place of arguments."""
+    message = _FLAGS.sub(lambda found: f"--{found[1].replace('_', '-')}", message)
+    return _VALUES.sub(lambda found: f"--{found[1].replace('_', '-')}{' ' * bool(found[2])}{found[2] or ''}", message)
 
 
 # -- sharded buffers ----------------------------------------------------------------------------------------------
@@ -107,9 +131,9 @@ def fleet(report: FleetReport) -> None:
 
 def fleet_view(report: FleetReport) -> console.Group:
     """Return the report on a sharded buffer, to be printed."""
-    lines = [f"{report.name}: {report.rows:,} rows in {len(report.shards):,} shards"]
+    lines = [f"{report.name}: {number_of(report.rows, 'row')} in {number_of(len(report.shards), 'shard')}"]
     if report.rate_limiter is not None:
-        counts = f"{report.limiter_written:,} rows written, {report.limiter_drawn:,} drawn"
+        counts = f"{number_of(report.limiter_written or 0, 'row')} written, {report.limiter_drawn:,} drawn"
         lines.append(f"{report.rate_limiter}: {counts}")
     grid = _grid(("shard",), ("rows", "written", "drawn", "saved", "failures"))
     grid.add_column("state", overflow="fold")
@@ -127,11 +151,12 @@ def fleet_view(report: FleetReport) -> console.Group:
 def checkpoint(report: CheckpointReport) -> None:
     """Print the report on a checkpoint, with a table of fields."""
     out = _console()
+    episodes = "" if report.episodes is None else f", {number_of(report.episodes, 'episode')}"
     _line(out, report.path, "bold")
     _line(
         out,
-        f"{report.rows:,} of {report.capacity:,} rows, {_size(report.nbytes)}; "
-        f"{report.rows_written:,} rows written and {report.rows_drawn:,} drawn so far",
+        f"{report.rows:,} of {number_of(report.capacity, 'row')}{episodes}, {_size(report.nbytes)}; "
+        f"{number_of(report.rows_written, 'row')} written and {report.rows_drawn:,} drawn so far",
     )
     _line(out, f"{report.storage}, {report.sampler}, {report.writer}; {report.format} {report.version}")
     resume = "exactly where it stopped" if report.exact_resume else "with new random numbers (no generator was saved)"
@@ -141,23 +166,27 @@ def checkpoint(report: CheckpointReport) -> None:
         _line(out, _priorities(report.priorities))
     for chain in report.chains:
         _line(out, f"{chain.name}: {_chain(chain)}")
-    out.print(_fields(report))
+    _table(out, _fields(report))
+    for text_ in report.assumptions:
+        _line(out, f"assumed: {text_}", "yellow")
 
 
 def _chain(chain: ChainReport) -> str:
     base, *patches = chain.links
     parts = ", ".join(
-        f"{link.rows:,} rows in {link.runs:,} run{'s' * (link.runs > 1)} {_size(link.nbytes)}" for link in patches
+        f"{number_of(link.rows, 'row')} in {number_of(link.runs, 'run')} ({_size(link.nbytes)})" for link in patches
     )
-    return f"base of {base.rows:,} rows {_size(base.nbytes)}, then {len(patches)} patches: {parts}"
+    count = number_of(len(patches), "patch")
+    return f"base of {number_of(base.rows, 'row')} ({_size(base.nbytes)}), then {count}: {parts}"
 
 
 def _priorities(report: PriorityReport) -> str:
     if report.minimum is None:
-        return f"priorities of {report.rows:,} rows (alpha {report.alpha:g}, beta {report.beta:g})"
+        return f"priorities of {number_of(report.rows, 'row')} (alpha {report.alpha:g}, beta {report.beta:g})"
     numbers = f"min {_number(report.minimum)}, mean {_number(report.mean)}, max {_number(report.maximum)}"
     share = f"{report.zero_share or 0:.0%} zero"
-    return f"priorities of {report.rows:,} rows: {numbers}, {share} (alpha {report.alpha:g}, beta {report.beta:g})"
+    exponents = f"alpha {report.alpha:g}, beta {report.beta:g}"
+    return f"priorities of {number_of(report.rows, 'row')}: {numbers}, {share} ({exponents})"
 
 
 def _fields(report: CheckpointReport) -> table.Table:
@@ -168,7 +197,7 @@ def _fields(report: CheckpointReport) -> table.Table:
         rows = [f"{field.rows:,}"] if ragged else []
         numbers = (_number(n) for n in (field.minimum, field.mean, field.maximum, field.nan_count))
         cells = (field.name, field.dtype + _shape(field.shape), *rows, _size(field.nbytes), *numbers)
-        grid.add_row(*map(_plain, cells))
+        _add_row(grid, *cells)
     return grid
 
 
@@ -179,13 +208,13 @@ def compacted(report: CompactReport) -> None:
         _line(out, f"{report.path} has no patches: nothing to do")
         return
     sizes = f"{_size(report.bytes_before)} before, {_size(report.bytes_after)} now"
-    _line(out, f"{report.patches:,} patch{'es' * (report.patches > 1)} merged in {report.path}: {sizes}")
+    _line(out, f"{number_of(report.patches, 'patch')} merged in {report.path}: {sizes}")
 
 
 def imported(report: ImportReport) -> None:
     """Print the report on an imported checkpoint; in yellow, what could not be imported."""
     out = _console()
-    _line(out, f"{report.rows:,} rows of {report.capacity:,} in {report.path}")
+    _line(out, f"{report.rows:,} of {number_of(report.capacity, 'row')} in {report.path}")
     _line(
         out, f"{report.storage} (ndim={report.ndim}), {report.sampler}, {report.writer}, batch_size={report.batch_size}"
     )
@@ -196,16 +225,22 @@ def imported(report: ImportReport) -> None:
 # -- directories of trajectories ----------------------------------------------------------------------------------
 
 
+def _contents(report: StoreReport | SampleReport | MoveReport) -> str:
+    counts = (report.trajectories, "trajectory"), (report.total_samples, "transition")
+    return ", ".join(number_of(count, noun) for count, noun in counts)
+
+
 def store(report: StoreReport) -> None:
     """Print the report on a directory of trajectories, with a table of keys."""
     out = _console()
     _line(out, report.path, "bold")
     shapes = ", ".join(f"{steps} x {envs}" for steps, envs in report.shapes[:4])
     more = " and others" if len(report.shapes) > 4 else ""
+    episodes = "" if report.episodes is None else f", {number_of(report.episodes, 'episode')}"
     _line(
         out,
-        f"{report.trajectories:,} trajectories, {report.total_samples:,} transitions ({shapes or 'none'} steps x "
-        f"environments{more}), {report.models:,} models",
+        f"{_contents(report)} ({shapes or 'none'} steps x environments{more}){episodes}, "
+        f"{number_of(report.models, 'model')}",
     )
     nbytes = "" if report.nbytes is None else f", {_size(report.nbytes)}"
     resume = "exactly where it stopped" if report.exact_resume else f"from its seed {report.seed}"
@@ -217,7 +252,7 @@ def store(report: StoreReport) -> None:
         _line(out, "there is a journal: the directory is in use, or its process was killed")
     _unlisted(out, report.unlisted)
     if report.keys:
-        out.print(_keys(report))
+        _table(out, _keys(report))
 
 
 def _keys(report: StoreReport) -> table.Table:
@@ -225,27 +260,28 @@ def _keys(report: StoreReport) -> table.Table:
     grid = _grid(("key", "type"), (*(["trajectories"] if ragged else []), "size"))
     for key in report.keys:
         counts = [f"{key.trajectories:,}"] if ragged else []
-        grid.add_row(*map(_plain, (key.name, key.dtype + _shape(key.shape), *counts, _size(key.nbytes))))
+        _add_row(grid, key.name, key.dtype + _shape(key.shape), *counts, _size(key.nbytes))
     return grid
 
 
 def batch(report: SampleReport) -> None:
     """Print the keys of one batch."""
     out = _console()
-    _line(out, f"{report.trajectories:,} trajectories, {report.total_samples:,} transitions in {report.path}")
-    _line(out, f"one batch of {report.num_chunks:,} in {report.sample_ms:.3g} ms")
+    _line(out, f"{_contents(report)} in {report.path}")
+    _line(
+        out, f"one batch of {number_of(report.num_samples, 'transition')} in {report.sample_ms:.3g} ms; {_UNVERIFIED}"
+    )
     grid = _grid(("key", "dtype", "shape"), ())
     for name, dtype, shape in report.keys:
-        grid.add_row(*map(_plain, (name, dtype, _shape(shape))))
-    out.print(grid)
+        _add_row(grid, name, dtype, _shape(shape))
+    _table(out, grid)
 
 
 def moved(report: MoveReport) -> None:
     """Print the report on a merge or a split."""
     out = _console()
     resumed = ", resuming an earlier run" if report.resumed else ""
-    counts = f"{report.trajectories:,} trajectories, {report.total_samples:,} transitions"
-    _line(out, f"{counts} {report.how} to {report.path}{resumed}")
+    _line(out, f"{_contents(report)} {report.how} to {report.path}{resumed}")
     for source in report.sources:
         _line(out, f"from {source}")
     for source in report.left:
@@ -255,29 +291,42 @@ def moved(report: MoveReport) -> None:
 def converted(report: ConvertReport) -> None:
     """Print the report on a conversion."""
     sizes = f"{_size(report.source_bytes)} read, {_size(report.nbytes)} written"
-    _line(_console(), f"{report.trajectories:,} trajectories as {report.trajectory_format} in {report.path} ({sizes})")
+    count = number_of(report.trajectories, "trajectory")
+    _line(_console(), f"{count} as {report.trajectory_format} in {report.path} ({sizes})")
 
 
 def verified(report: VerifyReport) -> None:
-    """Print the result of a verification; damaged files in red."""
+    """Print the result of a verification: damaged files in red, those that could not be checked in yellow."""
     out = _console()
-    _line(
-        out,
-        f"{report.files:,} files, {_size(report.nbytes)} read, {report.checksums:,} checksums verified "
-        f"in {report.path}",
-    )
+    read = f" ({_size(report.nbytes)} read, {number_of(report.checksums, 'checksum')} verified)" if report.files else ""
+    counts = [f"{number_of(report.files, 'file')} intact{read}"]
+    counts += [f"{len(report.damage):,} damaged"] if report.damage else []
+    counts += [f"{len(report.unchecked):,} not checked"] if report.unchecked else []
+    _line(out, f"{report.path}: {', '.join(counts)}")
     _unlisted(out, report.unlisted)
     for damage in report.damage:
         number = "" if damage.trajectory_id is None else f" (id {damage.trajectory_id})"
-        _line(out, f"damaged: {damage.file}{number}: {damage.problem}", "bold red")
-    if not report.damage:
+        _line(out, f"damaged: {damage.file}{number}{_problem(report.path, damage)}", "bold red")
+    if report.unchecked:
+        more = ", ..." if len(report.unchecked) > _MAX_NAMES else ""
+        names = ", ".join(report.unchecked[:_MAX_NAMES])
+        _line(out, f"not checked: {names}{more}: {_with_options(report.unchecked_because)}", "yellow")
+    if report.ok:
         _line(out, "no damage found")
+
+
+def _problem(path: str, damage: Damage) -> str:
+    """Return the description of a damage without the path of the file, which is named before it."""
+    for root in (Path(path), Path(path).absolute()):
+        if damage.problem.startswith(f"{root / damage.file} "):
+            return damage.problem.removeprefix(str(root / damage.file))
+    return f": {damage.problem}"
 
 
 def examined(report: Examination) -> None:
     """Print what the doctor found: errors in red, warnings in yellow, each with what to do."""
     out = _console()
-    _line(out, f"{report.path}: {report.format}, {report.episodes:,} episodes, {report.rows:,} rows")
+    _line(out, f"{report.path}: {report.format}, {report.extent}")
     if report.decoded:
         _line(out, report.decoded)
     styles = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -290,14 +339,15 @@ def examined(report: Examination) -> None:
     if report.findings:
         out.print()
     for check, count in report.omitted.items():
-        _line(out, f"{count:,} more findings of {check}")
+        _line(out, f"{number_of(count, 'more finding')} of {check}")
     _line(out, report.verdict, "bold" if report.findings else "bold green")
 
 
 def _unlisted(out: console.Console, names: tuple[str, ...]) -> None:
     if names:
         shown = ", ".join(names[:3])
-        _line(out, f"{len(names):,} trajectory files not in the index (removed or incomplete): {shown}")
+        count = number_of(len(names), "trajectory file")
+        _line(out, f"{count} not in the index (removed or incomplete): {shown}")
 
 
 # -- datasets -----------------------------------------------------------------------------------------------------
@@ -307,22 +357,28 @@ def dataset(report: DatasetReport) -> None:
     """Print the report on a dataset: a table of fields, the texts, and what was assumed."""
     out = _console()
     _line(out, report.path, "bold")
-    _line(out, f"{report.format}: {report.rows:,} rows, {report.episodes:,} episode{'s' * (report.episodes != 1)}")
-    lengths = f"{report.shortest:,} to {report.longest:,} rows, median {report.median:,g}"
+    _line(out, f"{report.format}: {report.extent}")
     rate = "" if report.fps is None else f"; {report.fps:g} rows per second"
-    _line(out, f"episodes of {lengths}{rate}")
+    _line(out, f"{_lengths(report)}{rate}")
     _line(out, f"{_size(report.nbytes)} decoded, {_size(report.file_bytes)} in files")
     if report.cameras:
         _line(out, f"cameras: {', '.join(report.cameras)}")
-    out.print(_statistics(report.fields))
+    _table(out, _statistics(report.fields))
     _texts(out, report)
     for text_ in report.assumptions:
         _line(out, f"assumed: {text_}", "yellow")
 
 
+def _lengths(report: DatasetReport) -> str:
+    what = "episode" if report.episodes == 1 else "episodes"
+    if report.shortest == report.longest:
+        return f"{what} of {number_of(report.longest, 'row')}"
+    return f"{what} of {report.shortest:,} to {report.longest:,} rows, median {report.median:,g}"
+
+
 def exported(report: ExportReport) -> None:
     """Print the report on a dataset that was written."""
-    counts = f"{report.rows:,} rows, {report.episodes:,} episode{'s' * (report.episodes != 1)}"
+    counts = f"{number_of(report.rows, 'row')}, {number_of(report.episodes, 'episode')}"
     _line(_console(), f"{counts} as {report.format} in {report.path} ({_size(report.nbytes)} written)")
 
 
@@ -330,7 +386,7 @@ def _statistics(reports: tuple[FieldReport, ...]) -> table.Table:
     grid = _grid(("field", "type"), ("size", "min", "mean", "max", "NaN"))
     for field in reports:
         numbers = (_number(n) for n in (field.minimum, field.mean, field.maximum, field.nan_count))
-        grid.add_row(*map(_plain, (field.name, field.dtype + _shape(field.shape), _size(field.nbytes), *numbers)))
+        _add_row(grid, field.name, field.dtype + _shape(field.shape), _size(field.nbytes), *numbers)
     return grid
 
 
@@ -339,7 +395,7 @@ def _texts(out: console.Console, report: DatasetReport) -> None:
     for name in dict.fromkeys(each.field for each in report.texts):
         found = [each for each in report.texts if each.field == name]
         for each in found[:_MAX_TEXTS]:
-            _line(out, f"{name}: {each.text} ({each.rows:,} rows)")
+            _line(out, f"{name}: {each.text} ({number_of(each.rows, 'row')})")
         if len(found) > _MAX_TEXTS:
             _line(out, f"{name}: {len(found) - _MAX_TEXTS} more, see --json")
 
@@ -347,13 +403,16 @@ def _texts(out: console.Console, report: DatasetReport) -> None:
 def dataset_batch(report: DatasetSample) -> None:
     """Print the fields of one batch of a dataset, with statistics and its first rows."""
     out = _console()
-    _line(out, f"{report.format}: {report.rows:,} rows, {report.episodes:,} episodes in {report.path}")
-    _line(out, f"one batch of {report.num_chunks:,} rows in {report.sample_ms:.3g} ms, files opened included")
-    out.print(_statistics(report.fields))
+    counts = f"{number_of(report.rows, 'row')}, {number_of(report.episodes, 'episode')}"
+    _line(out, f"{report.format}: {counts} in {report.path}")
+    unverified = f"; {_UNVERIFIED}" if report.format in {"checkpoint", "rlinf"} else ""
+    count = number_of(report.num_samples, "row")
+    _line(out, f"one batch of {count} in {report.sample_ms:.3g} ms, files opened included{unverified}")
+    _table(out, _statistics(report.fields))
     grid = _grid(("field", *(f"episode {row.episode}, step {row.step}" for row in report.shown)), ())
     for place, field in enumerate(report.fields):
-        grid.add_row(*map(_plain, (field.name, *(row.values[place] for row in report.shown))))
-    out.print(grid)
+        _add_row(grid, field.name, *(row.values[place] for row in report.shown))
+    _table(out, grid)
 
 
 # -- the demo -----------------------------------------------------------------------------------------------------
@@ -368,7 +427,7 @@ def training(config: DqnConfig) -> Iterator[Callable[[TrainingState], None]]:
     out = console.Console()
     out.print(f"[bold]Double DQN on CartPole-v1[/] with ostinato.ReplayBuffer, at most {config.steps:,} steps")
     bar = progress.Progress(
-        progress.BarColumn(bar_width=16),
+        progress.BarColumn(bar_width=7),
         progress.TextColumn("{task.completed:>6,.0f} steps  {task.fields[facts]}"),
         progress.TimeElapsedColumn(),
         console=out,
@@ -385,35 +444,43 @@ def training(config: DqnConfig) -> Iterator[Callable[[TrainingState], None]]:
 
 def _facts(now: TrainingState) -> str:
     returned = "   -" if math.isnan(now.mean_return) else f"{now.mean_return:4.0f}"
-    return f"return {returned}  buffer {now.rows / now.capacity:4.0%}  {now.samples_per_s / 1000:4.0f}k samples/s"
+    speed = f"{now.samples_per_s / 1000:4.0f}k samples/s"
+    return f"training return {returned}  buffer {now.rows / now.capacity:4.0%}  {speed}"
 
 
 def result(report: Report) -> None:
-    """Print the result of the training."""
+    """Print the result of the training: the final agent, and the one that is kept."""
     out = _console()
-    episodes = len(report.evaluation_returns)
-    out.print(
-        f"Mean evaluation return over {episodes} new episodes: [bold green]{report.mean_return:.1f}[/] of 500 "
-        f"(minimum {min(report.evaluation_returns):.0f})",
-        soft_wrap=True,
-    )
-    why = "the best validation, the latest if several" if report.updates else "the start: no updates were made"
-    _line(out, f"Weights: moving average at step {report.snapshot_step:,}, {why}")
+    episodes = number_of(len(report.final_returns), "new episode")
+    _agent(out, "Final agent", report.steps, report.final_returns, f"in {episodes}")
+    if not report.is_final_kept:
+        _agent(out, "Kept agent", report.kept_step, report.kept_returns, "in the same episodes")
+    name = "It is kept" if report.is_final_kept else "Kept"
+    tried = report.config.validation_episodes
+    validation = f"{max(report.validation_returns):.1f} in {number_of(tried, 'other episode')}"
+    _line(out, f"{name} as the best of {number_of(len(report.validation_returns), 'validation')}: {validation}")
+    _line(out, "The highest return is 500. Agents play greedily, with averaged weights")
     calls = max(report.updates, 1)
     _line(
         out,
-        f"{report.steps:,} steps, {report.updates:,} updates in {report.seconds:.1f} s, of which "
+        f"{number_of(report.steps, 'step')}, {number_of(report.updates, 'update')} in {report.seconds:.1f} s, of which "
         f"{report.buffer_s:.1f} s in the buffer ({report.buffer_s / calls * 1e6:.0f} us per update, extend included)",
     )
+
+
+def _agent(out: console.Console, name: str, step: int, returns: tuple[float, ...], where: str) -> None:
+    mean, low = sum(returns) / len(returns), min(returns)
+    _line(out, f"{name} (step {step:,}): mean return {mean:.1f}, lowest {low:.0f}, {where}", "bold")
 
 
 def files(reopened: Reopened, image: Path) -> None:
     """Print the files that were written and the result of reading them back."""
     out = _console()
+    seconds = f"saved in {reopened.save_s * 1000:.0f} ms, reloaded in {reopened.load_s * 1000:.0f} ms"
     _line(
         out,
-        f"Checkpoint: {reopened.rows:,} rows, {_size(reopened.nbytes)}, saved in {reopened.save_s * 1000:.0f} ms, "
-        f"reloaded in {reopened.load_s * 1000:.0f} ms; the next {reopened.batches} batches of both buffers are equal",
+        f"Checkpoint: {number_of(reopened.rows, 'row')}, {_size(reopened.nbytes)}, {seconds}; "
+        f"the next {reopened.batches} batches of both buffers are equal",
     )
     _line(out, f"Figure:     {image}")
     _line(out, f"Contents:   ostinato inspect {reopened.path}")
@@ -426,19 +493,73 @@ def _console() -> console.Console:
     return console.Console(highlight=False)
 
 
+def _escaped(words: str) -> str:
+    """Return text with its control characters escaped, for example those in names of files."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in words)
+
+
 def _plain(words: str, style: str = "") -> text.Text:
-    """Return text that is printed literally; control characters, for example in names of files, are escaped."""
-    shown = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in words)
-    return text.Text("".join(shown), style=style)
+    """Return text that is printed literally."""
+    return text.Text(_escaped(words), style=style)
 
 
 def _line(out: console.Console, line: str, style: str = "") -> None:
-    out.print(_plain(line, style), soft_wrap=True)
+    """Print a text; on a terminal, and where COLUMNS is set, it is wrapped at words: files get whole lines."""
+    width = out.width if out.is_terminal or "COLUMNS" in os.environ else None
+    out.print(_wrapped(line, style, width), soft_wrap=True)
+
+
+def _wrapped(line: str, style: str, width: int | None) -> text.Text:
+    """Return text with lines of at most `width` characters, unless a word is longer; the indent is that of the line."""
+    shown = _escaped(line)
+    if width is not None and len(shown) > width:
+        indent = " " * (len(shown) - len(shown.lstrip()))
+        shown = textwrap.fill(shown, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return text.Text(shown, style=style)
+
+
+@final
+class _Name:
+    """A cell with a name such as `observation.joint_position`: broken after dots and underscores where it is too long.
+
+    A part that is still too long ends with an ellipsis.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = _escaped(name)
+        self._parts = re.findall(r"[^._ ]*[._ ]|[^._ ]+", self._name)
+
+    def __rich_measure__(self, out: console.Console, options: console.ConsoleOptions) -> measure.Measurement:
+        """Return the widths of the longest part in a further line, and of the name."""
+        del out, options
+        return measure.Measurement(max(map(len, self._parts), default=0) + len(_INDENT), len(self._name))
+
+    def __rich_console__(self, out: console.Console, options: console.ConsoleOptions) -> Iterator[text.Text]:
+        """Yield the lines of the cell."""
+        del out
+        width, lines = options.max_width, [""]
+        for part in self._parts:
+            if len(lines[-1]) + len(part) > width and lines[-1].strip():
+                lines.append(_INDENT)
+            room = width - len(lines[-1])
+            lines[-1] += part if len(part) <= room else f"{part[: room - 1]}\N{HORIZONTAL ELLIPSIS}"
+        yield text.Text("\n".join(lines))
+
+
+def _add_row(grid: table.Table, name: str, *cells: str) -> None:
+    grid.add_row(_Name(name), *map(_plain, cells))
+
+
+def _table(out: console.Console, grid: table.Table) -> None:
+    """Print a table between empty lines."""
+    out.print()
+    out.print(grid)
+    out.print()
 
 
 def _grid(left: tuple[str, ...], right: tuple[str, ...]) -> table.Table:
     """Return an empty table with left-aligned and right-aligned columns."""
-    grid = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = table.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for name in left:
         grid.add_column(name, overflow="fold")
     for name in right:

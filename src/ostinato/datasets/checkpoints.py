@@ -10,10 +10,11 @@ from ostinato.core.episodes.keys import Episodes, as_flags, as_ids
 from ostinato.core.episodes.table import EpisodeTable
 from ostinato.core.records import Run
 from ostinato.core.rows import Leaf, column_name
+from ostinato.core.words import number_of
 from ostinato.datasets.dataset import Contents
 from ostinato.durable import CheckpointReader
 from ostinato.durable.dtypes import DTYPES
-from ostinato.durable.manifest import format_of
+from ostinato.durable.manifest import format_of, holds_checkpoint
 from ostinato.durable.torchrl_files import Folder, is_checkpoint
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError, OstinatoError, SchemaError
 from ostinato.storages.codec_table import BlobReader
@@ -205,7 +206,8 @@ def _reopened(
 
 def recognizes_checkpoint(path: Path) -> bool:
     """Whether a path is a checkpoint directory of a buffer, a storage or an ensemble."""
-    return path.is_dir() and format_of(path) in (_BUFFER, _STORAGE, *_ENSEMBLES)
+    kind = format_of(path)  # None if the manifest is damaged or missing, which is an error of this format
+    return path.is_dir() and (kind in (_BUFFER, _STORAGE, *_ENSEMBLES) or (kind is None and holds_checkpoint(path)))
 
 
 def read_checkpoint(path: Path, reading: Reading) -> Contents:  # noqa: ARG001 (a format's signature)
@@ -219,11 +221,11 @@ def read_checkpoint(path: Path, reading: Reading) -> Contents:  # noqa: ARG001 (
 
 
 def _open_own(path: Path) -> _Opened:
-    kind = format_of(path)
+    kind = format_of(path) or _BUFFER
     if kind in _ENSEMBLES:
         msg = f"{path} is the checkpoint of an ensemble: load it, and save its members one by one"
         raise KindError(msg)
-    reader = CheckpointReader(path, format_name=str(kind))
+    reader = CheckpointReader(path, format_name=kind)
     try:
         state = reader.state()
         storage = state["storage"]["state"] if kind == _BUFFER else state
@@ -302,7 +304,7 @@ def _contents(name: str, open_files: Callable[[Path], _Opened], path: Path) -> C
     if table is not None:
         slots, lengths = _by_episodes(table)
         if table.masked:
-            notes.append(f"{table.masked} rows of no episode are left out.")
+            notes.append(f"Rows of no episode are left out ({number_of(table.masked, 'row')}).")
     else:
         run = Run(
             int(storage["cursor"]) if storage["rows"] == storage["capacity"] else 0,
@@ -318,7 +320,17 @@ def _contents(name: str, open_files: Callable[[Path], _Opened], path: Path) -> C
         field or ("data",): _CheckpointColumn(opened, field, order, (open_files, path)) for field in opened.fields
     }
     metadata = {"capacity": int(storage["capacity"]), "num_envs": max(1, int(storage["lanes"]))}
-    return Contents(name, columns, lengths, metadata=metadata, assumptions=tuple(notes))
+    left_out = int(storage["rows"]) - int(slots.shape[0])
+    because = "they belong to no episode" if left_out else ""
+    return Contents(
+        name,
+        columns,
+        lengths,
+        metadata=metadata,
+        assumptions=tuple(notes),
+        rows_left_out=left_out,
+        left_out_because=because,
+    )
 
 
 def _by_episodes(table: EpisodeTable) -> tuple[Tensor, Tensor]:

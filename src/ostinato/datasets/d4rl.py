@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.core.words import number_of
 from ostinato.datasets.columns import BlockColumn, MovedColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, describe, is_hdf5, plain_values, read_all
@@ -78,7 +79,13 @@ def read_d4rl(source: Any, reading: Reading) -> Contents:
         columns[key] = ends.place(stored(name))
     metadata = plain_values(file, [name for name in names if name.startswith("metadata/")])
     return Contents(
-        "d4rl", columns, ends.lengths, {}, None, {name[9:]: value for name, value in metadata.items()}, tuple(said)
+        "d4rl",
+        columns,
+        ends.lengths,
+        metadata={name[9:]: value for name, value in metadata.items()},
+        assumptions=tuple(said),
+        rows_left_out=ends.left_out,
+        left_out_because=ends.reason("next_observations"),
     )
 
 
@@ -103,14 +110,15 @@ def _ends(file: Hdf5File, rows: int, most: int | None, found: set[str]) -> tuple
     stops = np.flatnonzero(terminated | truncated) + 1
     if not stops.shape[0] or stops[-1] != rows:
         rest = rows - (int(stops[-1]) if stops.shape[0] else 0)
-        said.append(f"The last {rest} rows, after the last flag, are an episode that was cut off.")
+        said.append(f"The rows after the last flag ({number_of(rest, 'row')}) are an episode that was cut off.")
         stops = np.append(stops, rows)
     drop = "next_observations" not in found
     ends = Ends.of(np.diff(stops, prepend=0), terminated, truncated, drop=drop)
     if ends.left_out:
         said.append(
-            f"The file has no next_observations: the last row of each of the {ends.left_out} episodes that were cut "
-            "off is left out, since the observation after it is unknown; the row before it is truncated."
+            "The file has no next_observations: the last row of each episode that was cut off is left out "
+            f"({number_of(ends.left_out, 'row')}), since the observation after it is unknown; the row before it is "
+            "truncated."
         )
     if drop and bool(terminated.any()):
         said.append(

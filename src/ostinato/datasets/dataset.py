@@ -62,6 +62,10 @@ class Contents:
     """What else the format knows of the dataset, as plain values."""
     assumptions: tuple[str, ...] = ()
     """What the format does not say, and how it was read; one sentence each."""
+    rows_left_out: int = 0
+    """Rows that the files hold and that are no rows of the dataset."""
+    left_out_because: str = ""
+    """Why they are left out."""
     selection: str = ""
     """What distinguishes the rows from others of the same files, such as a filter that was chosen; empty for all."""
 

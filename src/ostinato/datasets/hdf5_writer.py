@@ -53,7 +53,7 @@ def plan_d4rl(dataset: DatasetStorage) -> HdfPlan:
         if len(leaves) > 1 or len(leaves[0].path) > 1:
             msg = (
                 f"D4RL holds one array of observations and one of actions, rows have {show_path(leaves[0].path)}: "
-                "choose one with fields={'observation': ..., 'action': ..., 'next': 'next'}, or use layout='robomimic'"
+                "choose one of each with fields=, or use layout='robomimic'"
             )
             raise SchemaError(msg)
     names: dict[FieldPath, str] = {

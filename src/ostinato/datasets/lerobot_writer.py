@@ -145,7 +145,7 @@ def plan_lerobot(dataset: DatasetStorage, options: LeRobotOptions) -> list[_Feat
             raise SchemaError(msg)
         seen[feature.name] = feature.path
     if ("action",) not in {feature.path for feature in features}:
-        msg = "LeRobot needs the field 'action': name it with fields={'action': ..., ...}"
+        msg = "LeRobot needs the field 'action': name it with fields="
         raise SchemaError(msg)
     for feature in features:
         if feature.kind == "video":

@@ -80,9 +80,9 @@ class Format(NamedTuple):
 
 FORMATS: tuple[Format, ...] = (
     Format("LeRobot", recognizes_lerobot, read_lerobot),
-    Format("checkpoint", recognizes_checkpoint, read_checkpoint),
-    Format("torchrl", recognizes_torchrl, read_torchrl),
-    Format("rlinf", recognizes_rlinf, read_rlinf),
+    Format("Ostinato", recognizes_checkpoint, read_checkpoint),
+    Format("TorchRL", recognizes_torchrl, read_torchrl),
+    Format("RLinf", recognizes_rlinf, read_rlinf),
     Format("Minari", recognizes_minari, read_minari, ("minari.MinariDataset",)),
     Format("robomimic", recognizes_robomimic, read_robomimic, ("h5py.Group",), ("filter_key",)),
     Format("D4RL", recognizes_d4rl, read_d4rl, ("h5py.Group",), ("max_episode_steps",)),

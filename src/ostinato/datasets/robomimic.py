@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ostinato.core.words import number_of
 from ostinato.datasets.columns import BlockColumn, MovedColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, describe, is_hdf5, read_part
@@ -80,7 +81,16 @@ def read_robomimic(source: Any, reading: Reading) -> Contents:
     columns |= ends.flags
     masks = sorted(name[5:] for name in names if name.startswith("mask/"))
     metadata = {**_attributes(file), "filter_keys": masks, "demos": [group[5:] for group in groups]}
-    return Contents("robomimic", columns, ends.lengths, {}, None, metadata, tuple(said), reading.filter_key or "")
+    return Contents(
+        "robomimic",
+        columns,
+        ends.lengths,
+        metadata=metadata,
+        assumptions=tuple(said),
+        rows_left_out=ends.left_out,
+        left_out_because=ends.reason("next_obs"),
+        selection=reading.filter_key or "",
+    )
 
 
 def _key(name: str) -> Key:
@@ -190,16 +200,17 @@ def _ends(demos: _Demos, said: list[str], *, drop: bool) -> Ends:
         early = np.delete(terminated, stops - 1)
         if bool(early.any()):
             said.append(
-                f"{int(early.sum())} rows are done before the last one of their demonstration; an episode is a whole "
-                "demonstration."
+                "Rows before the last one of their demonstration are done, too "
+                f"({number_of(int(early.sum()), 'row')}); an episode is a whole demonstration."
             )
     else:
         said.append("The file has no dones: every demonstration was cut off at its last row.")
     ends = Ends.of(demos.lengths, terminated, np.zeros(rows, bool), drop=drop)
     if ends.left_out:
         said.append(
-            f"The file has no next_obs: the last row of each of the {ends.left_out} demonstrations that were cut off "
-            "is left out, since the observation after it is unknown; the row before it is truncated."
+            "The file has no next_obs: the last row of each demonstration that was cut off is left out "
+            f"({number_of(ends.left_out, 'row')}), since the observation after it is unknown; the row before it is "
+            "truncated."
         )
     if drop and bool(terminated[stops - 1].any()):
         said.append("The file has no next_obs: the next observation of a last row that is done is its own observation.")

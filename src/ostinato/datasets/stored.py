@@ -141,6 +141,16 @@ class Ends(NamedTuple):
     left_out: int
     """Stored rows that are not in the dataset."""
 
+    def reason(self, name: str) -> str:
+        """Return why rows are not in the dataset, if some are.
+
+        Args:
+            name: what the file would need to have for them to be there.
+        """
+        if not self.left_out:
+            return ""
+        return f"the file has no {name}, and what follows the last row of an episode that was cut off is unknown"
+
     @classmethod
     def of(
         cls,

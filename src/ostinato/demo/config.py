@@ -38,7 +38,7 @@ _AT_MOST_ONE = ("gamma", "tau", "epsilon_end", "beta_start")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DqnConfig:
-    """Settings of a run of double DQN. With the defaults, seeds 0 to 14 reached a return of at least 485.
+    """Settings of a run of double DQN. With the defaults, seeds 0 to 14 kept an agent with a return of at least 485.
 
     Raises:
         OptionError: A number is out of range.
@@ -75,11 +75,11 @@ class DqnConfig:
     validate_every: int = 1_000
     """Environment steps between two validations."""
     validation_episodes: int = 10
-    """Episodes per validation; their seeds differ from those of the final evaluation."""
+    """Episodes per validation; their seeds differ from those of the evaluation."""
     patience: int = 3
     """Stop after this number of consecutive validations of at least `SOLVED_RETURN`; 0 disables early stopping."""
     evaluation_episodes: int = 20
-    """Episodes of the final evaluation."""
+    """Episodes of the evaluation of the final and of the kept agent, with seeds used for nothing else."""
     n_step: int = 1
     """Number of steps of the n-step return (Sutton, 1988); stored rows are single steps."""
     prioritized: bool = False
@@ -137,7 +137,7 @@ class TrainingState:
     episodes: int
     """Episodes finished."""
     mean_return: float
-    """Mean return of the last 20 episodes; NaN before the first."""
+    """Mean return of the last 20 training episodes, with exploration; NaN before the first."""
     validation_return: float
     """Mean return of the last validation; NaN before the first."""
     rows: int
@@ -167,10 +167,12 @@ class Report:
     """Environment step of each validation."""
     validation_returns: tuple[float, ...] = field(repr=False)
     """Mean return of each validation."""
-    snapshot_step: int
-    """Step of the evaluated weights: those of the best validation, the latest if several are equal."""
-    evaluation_returns: tuple[float, ...]
-    """Return of each episode of the final evaluation."""
+    final_returns: tuple[float, ...]
+    """Return of the final agent, the weights of the last step, in each episode of the evaluation."""
+    kept_step: int
+    """Step of the kept agent: the weights of the best validation, the latest if several are equal."""
+    kept_returns: tuple[float, ...]
+    """Return of the kept agent in each episode of the evaluation, which are the same as those of the final agent."""
     updates: int
     """Gradient steps taken."""
     buffer_s: float
@@ -179,6 +181,16 @@ class Report:
     """Seconds of the whole run, evaluation included."""
 
     @property
-    def mean_return(self) -> float:
-        """Mean return of the final evaluation."""
-        return sum(self.evaluation_returns) / len(self.evaluation_returns)
+    def final_return(self) -> float:
+        """Mean of `final_returns`."""
+        return sum(self.final_returns) / len(self.final_returns)
+
+    @property
+    def kept_return(self) -> float:
+        """Mean of `kept_returns`."""
+        return sum(self.kept_returns) / len(self.kept_returns)
+
+    @property
+    def is_final_kept(self) -> bool:
+        """Whether the final agent is the kept one."""
+        return self.kept_step == self.steps

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato import PrioritizedSampler
+from ostinato.core.words import number_of
 from ostinato.demo.config import ENV_ID, SOLVED_RETURN
 from ostinato.viz.figures import Bars, Curves, FigureSpec, Level, Line, Mark, Points, Stack, thin
 
@@ -30,9 +31,12 @@ def training_figure(report: Report) -> FigureSpec:
         report: The result of `train`; its buffer is read, not changed.
     """
     rows = {name: column.numpy() for name, column in report.buffer.read_all_in_order().items()}
-    evaluated = len(report.evaluation_returns)
+    final = f"final agent {report.final_return:.1f}"
+    kept = f"kept agent (step {report.kept_step:,}) {report.kept_return:.1f}"
+    agents = final if report.is_final_kept else f"{final}, {kept}"
+    episodes = number_of(len(report.final_returns), "new episode")
     return FigureSpec(
-        title=f"Double DQN on {ENV_ID}: mean return {report.mean_return:.1f} over {evaluated} new episodes",
+        title=f"Double DQN on {ENV_ID}: {agents} (mean return of {episodes})",
         subtitle=(
             f"seed {report.config.seed} · {report.steps:,} environment steps · {report.updates:,} updates of "
             f"{report.config.batch_size} {_drawn(report.config.n_step)} · {report.seconds:.0f} s · "
@@ -67,8 +71,19 @@ def _learning(report: Report) -> Curves:
             ),
         ),
         levels=(Level(SOLVED_RETURN, f"solved: {SOLVED_RETURN:g}"),),
-        marks=(Mark(report.snapshot_step, report.mean_return, "final evaluation,\nat the step of its weights"),),
+        marks=_marks(report),
         y_range=(0.0, 520.0),
+    )
+
+
+def _marks(report: Report) -> tuple[Mark, ...]:
+    """Mark the returns of the agents in the evaluation, at the steps of their weights."""
+    episodes = number_of(len(report.final_returns), "new episode")
+    if report.is_final_kept:
+        return (Mark(report.steps, report.final_return, f"final agent, which is kept:\nmean of {episodes}"),)
+    return (
+        Mark(report.kept_step, report.kept_return, f"kept agent:\nmean of {episodes}"),
+        Mark(report.steps, report.final_return, "final agent:\nmean of the same ones", "D"),
     )
 
 

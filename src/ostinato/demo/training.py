@@ -191,8 +191,9 @@ def make_buffer(config: DqnConfig) -> ReplayBuffer:
 def train(config: DqnConfig, on_state: Callable[[TrainingState], None] | None = None) -> Report:
     """Train from scratch and evaluate on episodes with unseen seeds.
 
-    The evaluated weights are those of the target network at the best validation. Runs with equal settings on the same
-    machine give equal numbers.
+    Two agents are evaluated, both with weights of the target network and on the same episodes: the final one, and the
+    one that is kept, that of the best validation. Validation chose it, so that its return there says too much; the
+    episodes of the evaluation are others. Runs with equal settings on the same machine give equal numbers.
 
     Args:
         config: Settings.
@@ -304,9 +305,11 @@ class _Run:
         )
 
     def report(self, start: float) -> Report:
-        """Evaluate the best weights and return the report."""
-        self.agent.target.load_state_dict(self.best)
-        returns = self._play(_EVALUATION_SEEDS, self.config.evaluation_episodes)
+        """Evaluate the final and the best weights and return the report."""
+        final = kept = self._play(_EVALUATION_SEEDS, self.config.evaluation_episodes)
+        if self.best_step != self.collector.steps:
+            self.agent.target.load_state_dict(self.best)
+            kept = self._play(_EVALUATION_SEEDS, self.config.evaluation_episodes)
         return Report(
             config=self.config,
             buffer=self.buffer,
@@ -316,8 +319,9 @@ class _Run:
             episode_returns=tuple(self.collector.episode_returns),
             validation_steps=tuple(self.validation_steps),
             validation_returns=tuple(self.validation_returns),
-            snapshot_step=self.best_step,
-            evaluation_returns=tuple(returns),
+            final_returns=tuple(final),
+            kept_step=self.best_step,
+            kept_returns=tuple(kept),
             updates=self.updates,
             buffer_s=self.buffer_s,
             seconds=time.perf_counter() - start,

@@ -44,6 +44,8 @@ __all__ = [
     "read_array_into",
     "read_stream",
     "verify_array",
+    "verify_file",
+    "verify_runs",
     "write_array",
     "write_stream",
 ]
@@ -403,10 +405,28 @@ def verify_array(root: Path, record: ArrayRecord) -> None:
         DamagedFileError: A file is missing, has another size, or fails a checksum.
     """
     for file in record.files:
-        for _ in _blocks(root, file, verify=True):
-            pass
+        verify_file(root, file)
+    verify_runs(root, record)
+
+
+def verify_runs(root: Path, record: ArrayRecord) -> None:
+    """Compare the tables of rows of the patches of an array.
+
+    Raises:
+        DamagedFileError: A table does not fit.
+    """
     if record.patches:
         read_runs(root, record)
+
+
+def verify_file(root: Path, file: FileRecord) -> None:
+    """Read one file of an array and compare its size and checksums.
+
+    Raises:
+        DamagedFileError: It is missing, has another size, or fails a checksum.
+    """
+    for _ in _blocks(root, file, verify=True):
+        pass
 
 
 def read_stream(root: Path, record: ArrayRecord, *, verify: bool = True) -> Iterator[bytes]:

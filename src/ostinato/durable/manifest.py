@@ -20,7 +20,9 @@ __all__ = [
     "MAX_MANIFEST_BYTES",
     "Manifest",
     "canonical",
+    "data_files",
     "format_of",
+    "holds_checkpoint",
     "parse_json",
     "read_manifest",
     "write_manifest",
@@ -30,6 +32,7 @@ MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = (1, 3)
 MAX_MANIFEST_BYTES = 64 * 2**20
 _KEYS = {"format", "version", "checksum", "body"}
+_DATA_FILE = re.compile(r"[A-Za-z0-9_-]{1,64}\.[0-9a-f]{16}\.bin", re.ASCII)
 _FORMAT_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 
 
@@ -124,6 +127,20 @@ def format_of(directory: str | Path) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def data_files(directory: str | Path) -> tuple[str, ...]:
+    """Return the names of the files in a directory that are named as those that a manifest describes."""
+    try:
+        names = [path.name for path in Path(directory).iterdir()]
+    except OSError:
+        return ()
+    return tuple(sorted(name for name in names if _DATA_FILE.fullmatch(name)))
+
+
+def holds_checkpoint(directory: str | Path) -> bool:
+    """Return whether a directory has a manifest, or at least data files of a checkpoint whose manifest is missing."""
+    return os.path.lexists(Path(directory) / MANIFEST_NAME) or bool(data_files(directory))
+
+
 def canonical(node: object) -> bytes:
     """Return JSON without spaces, in ASCII, with keys in their order: the bytes that checksums cover."""
     return json.dumps(node, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
@@ -190,6 +207,8 @@ def _check_exists(path: Path) -> None:
         msg = f"no checkpoint at {root}: it is a file, give the directory that dumps() wrote"
         raise CheckpointError(msg)
     msg = f"no checkpoint at {root}: {f'the directory has no {path.name}' if root.is_dir() else 'it does not exist'}"
+    if data_files(root):
+        msg += ", only data files: restore it from a copy, or save again if the first save was interrupted"
     raise CheckpointNotFoundError(msg)
 
 

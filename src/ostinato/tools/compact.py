@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ostinato.durable.progress import ProgressOption
 
-__all__ = ["CompactReport", "compact", "open_checkpoint"]
+__all__ = ["CompactReport", "compact", "format_name", "open_checkpoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,12 @@ def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointReader:
         CheckpointError: The version is not supported.
         DamagedFileError: The manifest is damaged, or a file is missing or has the wrong size.
     """
-    root = Path(path)
-    return CheckpointReader(root, format_name=ENSEMBLE if format_of(root) == ENSEMBLE else FORMAT)
+    return CheckpointReader(path, format_name=format_name(path))
+
+
+def format_name(path: str | os.PathLike[str]) -> str:
+    """Return the kind of a checkpoint: of an ensemble if its manifest says so, else of a buffer."""
+    return ENSEMBLE if format_of(Path(path)) == ENSEMBLE else FORMAT
 
 
 def compact(path: str | os.PathLike[str], *, progress: ProgressOption = None) -> CompactReport:

@@ -44,6 +44,7 @@ def convert(
     trajectory_format: str,
     *,
     allow_pickle: bool = False,
+    overwrite: bool = False,
     progress: ProgressOption = None,
 ) -> ConvertReport:
     """Write all trajectories to a new directory in another format. Ids, seed and generator stay the same.
@@ -55,6 +56,7 @@ def convert(
         save_path: New directory, which appears completely or not at all.
         trajectory_format: `safetensors`, `pt` or `pkl`.
         allow_pickle: Allow reading and writing `pkl`; reading executes the code in the files.
+        overwrite: Replace what is at `save_path`, when the new directory is complete.
         progress: The trajectories done and their total; see `ostinato.ProgressOption`.
 
     Raises:
@@ -74,7 +76,7 @@ def convert(
             msg = f"the format of {source} is {old} already: nothing to convert"
             raise CheckpointError(msg)
         bar.begin(len(index.infos))
-        with new_directory(target) as temporary:
+        with new_directory(target, overwrite=overwrite) as temporary:
             entries = []
             for info in index.infos.values():
                 path = source / info.file_name(old)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import torch
 
 from ostinato.buffers import ReplayBuffer
 from ostinato.core.records import Request
+from ostinato.core.words import number_of
 from ostinato.datasets import open_dataset
 from ostinato.datasets.open import format_of, known_formats
 from ostinato.durable.progress import Progress, bar_only
@@ -36,6 +38,7 @@ __all__ = [
     "TextReport",
     "data_kind",
     "inspect_dataset",
+    "rows_and_episodes",
     "sample_dataset",
 ]
 
@@ -43,6 +46,7 @@ _CHUNK_BYTES = 2**24
 _CHANNELS = (1, 3, 4)
 _SHOWN_ROWS = 3
 _SHOWN_NUMBERS = 3
+_SHOWN_CHARACTERS = 24
 _MAX_TEXTS = 100
 
 
@@ -67,7 +71,11 @@ class DatasetReport:
     format: str
     """Name of the format."""
     rows: int
-    """Number of rows."""
+    """Number of rows that can be sampled."""
+    stored_rows: int
+    """Number of rows in the files."""
+    left_out_because: str
+    """Why some stored rows cannot be sampled; empty if all can."""
     episodes: int
     """Number of episodes."""
     shortest: int
@@ -90,6 +98,11 @@ class DatasetReport:
     """The most frequent texts, at most 100; empty if data was not read."""
     assumptions: tuple[str, ...]
     """What the format does not say, and how it was read."""
+
+    @property
+    def extent(self) -> str:
+        """The numbers of rows and episodes in words."""
+        return rows_and_episodes(self.rows, self.episodes, self.stored_rows, self.left_out_because)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +129,7 @@ class DatasetSample:
     """Number of rows of the dataset."""
     episodes: int
     """Number of episodes."""
-    num_chunks: int
+    num_samples: int
     """Rows of the batch."""
     sample_ms: float
     """Time to draw, read and decode the batch, the first one of this process."""
@@ -124,6 +137,15 @@ class DatasetSample:
     """The fields of the batch, with statistics over it."""
     shown: tuple[RowReport, ...]
     """The first rows of the batch."""
+
+
+def rows_and_episodes(rows: int, episodes: int, stored_rows: int, because: str) -> str:
+    """Return the numbers of rows and episodes of a dataset in words, and why stored rows cannot be sampled."""
+    text = f"{number_of(rows, 'row')}, {number_of(episodes, 'episode')}"
+    if rows == stored_rows:
+        return text
+    left_out = number_of(stored_rows - rows, "stored row")
+    return f"{text} ({stored_rows:,} stored; {left_out} cannot be sampled: {because})"
 
 
 def data_kind(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer", "dataset"]:
@@ -176,6 +198,8 @@ def inspect_dataset(
         path=str(path),
         format=dataset.format,
         rows=len(dataset),
+        stored_rows=len(dataset) + dataset.contents.rows_left_out,
+        left_out_because=dataset.contents.left_out_because,
         episodes=len(lengths),
         shortest=int(lengths.min()),
         median=float(np.median(lengths.numpy())),
@@ -190,12 +214,12 @@ def inspect_dataset(
     )
 
 
-def sample_dataset(path: str | os.PathLike[str], num_chunks: int) -> DatasetSample:
+def sample_dataset(path: str | os.PathLike[str], num_samples: int) -> DatasetSample:
     """Draw one batch of rows, uniformly and with replacement, and return a report on it.
 
     Args:
         path: File or directory that `open_dataset` recognizes.
-        num_chunks: Rows of the batch.
+        num_samples: Rows of the batch.
 
     Raises:
         KindError: The format is not recognized.
@@ -203,7 +227,7 @@ def sample_dataset(path: str | os.PathLike[str], num_chunks: int) -> DatasetSamp
         DamagedFileError: A file cannot be read; the message names it.
     """
     dataset = open_dataset(path)
-    buffer = ReplayBuffer(storage=dataset, batch_size=num_chunks)
+    buffer = ReplayBuffer(storage=dataset, batch_size=num_samples)
     start = time.perf_counter()
     batch, info = buffer.sample(return_info=True)
     seconds = time.perf_counter() - start
@@ -211,7 +235,7 @@ def sample_dataset(path: str | os.PathLike[str], num_chunks: int) -> DatasetSamp
     values = [_at(batch, path) for path in [*(leaf.path for leaf in leaves), *(leaf.path for leaf in objects)]]
     fields = [_summarized(leaf, value) for leaf, value in zip(leaves, values, strict=False)]
     fields += [
-        FieldReport(_name(leaf.path), "text", (), num_chunks, sum(len(str(text).encode()) for text in texts))
+        FieldReport(_name(leaf.path), "text", (), num_samples, sum(len(str(text).encode()) for text in texts))
         for leaf, texts in zip(objects, values[len(leaves) :], strict=True)
     ]
     ends = dataset.episode_lengths.cumsum(0)
@@ -222,7 +246,7 @@ def sample_dataset(path: str | os.PathLike[str], num_chunks: int) -> DatasetSamp
         short = tuple(_short(value[place]) for value in values)
         shown.append(RowReport(int(dataset.episode_numbers[position]), row - first, short))
     return DatasetSample(
-        str(path), dataset.format, len(dataset), len(ends), num_chunks, seconds * 1000, tuple(fields), tuple(shown)
+        str(path), dataset.format, len(dataset), len(ends), num_samples, seconds * 1000, tuple(fields), tuple(shown)
     )
 
 
@@ -305,7 +329,8 @@ def _short(value: Any) -> str:
     """Return a value of one row in a few characters."""
     if not isinstance(value, torch.Tensor):
         text = str(value)
-        return text if len(text) <= 24 else f"{text[:23]}\N{HORIZONTAL ELLIPSIS}"
+        shown = textwrap.shorten(text, _SHOWN_CHARACTERS, placeholder=" \N{HORIZONTAL ELLIPSIS}")
+        return shown if len(shown) > 1 else f"{text[: _SHOWN_CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
     if value.ndim > 1:
         return f"mean {value.double().mean():.4g}"
     numbers = [

@@ -11,22 +11,25 @@ import torch
 
 from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.core.rows import column_name
+from ostinato.datasets.checkpoints import read_checkpoint
 from ostinato.datasets.minari import recognizes_minari
+from ostinato.datasets.rlinf import read_rlinf
 from ostinato.durable import ArrayRecord, CheckpointReader, read_stream, verify_array
 from ostinato.durable.arrays import ColumnRecord
-from ostinato.durable.manifest import MANIFEST_NAME
+from ostinato.durable.manifest import holds_checkpoint
 from ostinato.durable.patched_arrays import column_of, mapped_pieces, read_runs
 from ostinato.durable.progress import BYTES, TRAJECTORIES, Progress
 from ostinato.durable.trees import show
-from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError
+from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError, KindError, SchemaError
 from ostinato.trajectories.index import JOURNAL, METADATA, DirectoryIndex, Entry, has_index, id_of_name, read_index
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
 
+    from ostinato.datasets.dataset import Contents
     from ostinato.durable.progress import ProgressOption
 
 __all__ = [
@@ -138,6 +141,8 @@ class CheckpointReport:
     """Number of saved rows."""
     capacity: int
     """Capacity of the buffer."""
+    episodes: int | None
+    """Number of episodes; None for Python objects, without rows, or if data was not read."""
     rows_written: int
     """Number of rows ever written."""
     rows_drawn: int
@@ -154,6 +159,8 @@ class CheckpointReport:
     """The priorities; None if the sampler has none."""
     chains: tuple[ChainReport, ...] = ()
     """Arrays with patches of incremental saves."""
+    assumptions: tuple[str, ...] = ()
+    """What the checkpoint does not say of its episodes, and how they were counted."""
 
 
 def inspect_checkpoint(
@@ -207,6 +214,7 @@ def _checkpoint_report(root: Path, reader: CheckpointReader, *, read_data: bool)
                 verify_array(root, record)
     fields = tuple(_with_statistics(root, reader, column) if read_data else column.field for column in columns)
     manifest = sum(file.stat().st_size for file in root.glob("manifest.json"))
+    contents = _contents(read_checkpoint, root) if read_data else None
     return CheckpointReport(
         path=str(root),
         format=FORMAT,
@@ -216,6 +224,7 @@ def _checkpoint_report(root: Path, reader: CheckpointReader, *, read_data: bool)
         writer=str(state["writer"]["class"]),
         rows=int(storage["rows"] if "rows" in storage else storage["items"]),
         capacity=int(storage["capacity"]),
+        episodes=None if contents is None else int(contents.lengths.shape[0]),
         rows_written=int(state["rows_written"]),
         rows_drawn=int(state["rows_drawn"]),
         exact_resume=state["generator"] is not None,
@@ -224,7 +233,16 @@ def _checkpoint_report(root: Path, reader: CheckpointReader, *, read_data: bool)
         fields=fields,
         priorities=_priorities(state["sampler"]["state"], read_data=read_data),
         chains=tuple(_chain(root, name, record) for name, record in reader.arrays.items() if record.patches),
+        assumptions=() if contents is None else contents.assumptions,
     )
+
+
+def _contents(read: Callable[[Path, Any], Contents], root: Path) -> Contents | None:
+    """Return the rows of a directory as a dataset, whose episodes are counted; None if they are none."""
+    try:
+        return read(root, None)
+    except (KindError, SchemaError):
+        return None
 
 
 def _has_one_file(reader: CheckpointReader, name: str) -> bool:
@@ -472,6 +490,8 @@ class StoreReport:
     """Number of different model weights."""
     shapes: tuple[tuple[int, ...], ...]
     """Different `[T, B]`."""
+    episodes: int | None
+    """Number of episodes; None if files were not read, for pickles, or if trajectories have different fields."""
     unlisted: tuple[str, ...]
     """Trajectory files that are not in the index: removed or incomplete."""
     nbytes: int | None = None
@@ -491,7 +511,8 @@ def inspect_store(
 
     Args:
         path: The directory.
-        read_headers: Read the size and keys of each file (a `pkl` file is unpickled). Otherwise only the index is read.
+        read_headers: Read the size, keys and flags of each file (a `pkl` file is unpickled). Otherwise only the index
+            is read.
         allow_pickle: Allow unpickling, which executes the code in the files.
         progress: The trajectories read and their total; see `ostinato.ProgressOption`.
 
@@ -513,6 +534,8 @@ def inspect_store(
                 raise found
             entries.append(found)
             bar.advance()
+        unread = not read_headers or index.head.trajectory_format == "pkl"
+        contents = None if unread else _contents(read_rlinf, root)
     return StoreReport(
         path=str(root),
         trajectory_format=index.head.trajectory_format,
@@ -524,6 +547,7 @@ def inspect_store(
         journal=(root / JOURNAL).exists(),
         models=len({info.model_weights_id for info in infos}),
         shapes=tuple(sorted({info.shape[:2] for info in infos})),
+        episodes=None if contents is None else int(contents.lengths.shape[0]),
         unlisted=unlisted(index),
         nbytes=sum(e.file.nbytes for e in entries if e.file is not None) if read_headers else None,
         keys=_keys(entries),
@@ -558,7 +582,7 @@ def kind_of(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer"]:
     root = Path(path)
     if is_store(root):
         return "trajectories"
-    if (root / MANIFEST_NAME).exists():
+    if holds_checkpoint(root):
         return "buffer"
     if not root.is_dir():
         if root.exists():
@@ -569,7 +593,7 @@ def kind_of(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer"]:
     if (root / "storage" / "storage_metadata.json").exists():
         msg = f"{root} is a checkpoint of TorchRL: convert it first (ostinato convert)"
         raise CheckpointNotFoundError(msg)
-    inside = sorted(child.name for child in root.iterdir() if is_store(child) or (child / MANIFEST_NAME).exists())
+    inside = sorted(child.name for child in root.iterdir() if is_store(child) or holds_checkpoint(child))
     if inside:
         names = ", ".join(inside[:_MAX_NAMES]) + (", ..." if len(inside) > _MAX_NAMES else "")
         msg = f"{root} contains directories with data: give one of {names} in it"

@@ -5,23 +5,34 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ostinato.durable import verify_array
+from ostinato.durable import CheckpointReader, read_manifest
+from ostinato.durable.arrays import verify_file, verify_runs
+from ostinato.durable.checkpoint_reader import read_records
 from ostinato.durable.files import open_file
-from ostinato.durable.manifest import parse_json
+from ostinato.durable.manifest import MANIFEST_NAME, data_files, parse_json
 from ostinato.durable.progress import BYTES, TRAJECTORIES, Progress
 from ostinato.durable.tensorfile import file_checksum
-from ostinato.errors import DamagedFileError, OstinatoError
-from ostinato.tools.compact import open_checkpoint
+from ostinato.errors import CheckpointNotFoundError, DamagedFileError, OstinatoError
+from ostinato.tools.compact import format_name
 from ostinato.tools.inspect import kind_of, unlisted
-from ostinato.trajectories.index import JOURNAL, METADATA, STORE, DirectoryIndex, Entry, read_index
+from ostinato.trajectories.index import INDEX, JOURNAL, METADATA, STORE, DirectoryIndex, Entry, id_of_name, read_index
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ostinato.durable.headers import Header
     from ostinato.durable.progress import ProgressOption
 
 __all__ = ["Damage", "VerifyReport", "check_file", "check_header", "verify"]
+
+
+_PICKLE_ADVICE = "reading a pickle executes the code in it: give allow_pickle=True if you trust it"
+
+
+class _NoChecksumError(DamagedFileError):
+    """Nothing tells whether a file is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +56,24 @@ class VerifyReport:
     kind: str
     """`trajectories` or `buffer`."""
     files: int
-    """Number of files read."""
+    """Number of files that are intact: read completely, and nothing wrong with them."""
     nbytes: int
-    """Number of bytes read."""
+    """Their bytes."""
     checksums: int
-    """Number of files whose checksum was verified."""
+    """Number of these files whose checksum was verified."""
     unlisted: tuple[str, ...]
     """Trajectory files that are not in the index."""
     damage: tuple[Damage, ...]
     """The damaged files; empty if there are none."""
+    unchecked: tuple[str, ...] = ()
+    """Files that could not be checked."""
+    unchecked_because: str = ""
+    """Why they could not; empty if all were checked."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all files were checked and none is damaged."""
+        return not self.damage and not self.unchecked
 
 
 def verify(
@@ -69,18 +89,23 @@ def verify(
             `ostinato.ProgressOption`.
 
     Returns:
-        What was read, and all damaged files.
+        What was read, all damaged files, and those that could not be checked: the files that only a damaged manifest or
+        index describes, and pickles without a checksum if `allow_pickle` is False.
 
     Raises:
         CheckpointNotFoundError: There is no such data; the message describes what is there instead.
-        CheckpointError: The index cannot be read.
+        CheckpointError: The format is of another release.
     """
     root = Path(path)
     if kind_of(root) == "buffer":
         return _verify_checkpoint(root, progress)
-    nbytes = checksums = 0
+    files = nbytes = checksums = 0
+    unchecked: list[str] = []
     with Progress(progress, "verify", unit=TRAJECTORIES) as bar:
-        index = read_index(root, strict=False)
+        try:
+            index = read_index(root, strict=False)
+        except DamagedFileError as error:
+            return _only_damage(root, "trajectories", INDEX, str(error), _trajectory_files(root))
         bar.begin(len(index.infos))
         damage = [Damage(STORE, None, index.damage)] if index.damage else []
         damage += _metadata_damage(index)
@@ -88,11 +113,34 @@ def verify(
             name = info.file_name(index.head.trajectory_format)
             try:
                 read, compared = check_file(index, number, allow_pickle=allow_pickle)
-                nbytes, checksums = nbytes + read, checksums + compared
+                files, nbytes, checksums = files + 1, nbytes + read, checksums + compared
+            except _NoChecksumError:
+                unchecked.append(name)
             except (OstinatoError, OSError) as error:
                 damage.append(Damage(name, number, str(error)))
             bar.advance()
-    return VerifyReport(str(root), "trajectories", len(index.infos), nbytes, checksums, unlisted(index), tuple(damage))
+    return VerifyReport(
+        str(root),
+        "trajectories",
+        files,
+        nbytes,
+        checksums,
+        unlisted(index),
+        tuple(damage),
+        tuple(unchecked),
+        f"there is no checksum in the index, and {_PICKLE_ADVICE}" if unchecked else "",
+    )
+
+
+def _trajectory_files(root: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.name for path in root.iterdir() if id_of_name(path.name) is not None))
+
+
+def _only_damage(root: Path, kind: str, name: str, problem: str, unchecked: tuple[str, ...]) -> VerifyReport:
+    """Return the report on a directory in which the file that describes all others cannot be read."""
+    found = next((one for one in (STORE, METADATA) if f"{root / one} " in problem), name)
+    because = f"only {name} says what {'it' if len(unchecked) == 1 else 'they'} must hold" if unchecked else ""
+    return VerifyReport(str(root), kind, 0, 0, 0, (), (Damage(found, None, problem),), unchecked, because)
 
 
 def _metadata_damage(index: DirectoryIndex) -> list[Damage]:
@@ -117,20 +165,41 @@ def _metadata_damage(index: DirectoryIndex) -> list[Damage]:
 
 
 def _verify_checkpoint(root: Path, progress: ProgressOption) -> VerifyReport:
-    """Verify all arrays of a checkpoint with their patches, and the state, even if some are damaged."""
-    reader = open_checkpoint(root)
-    damage, files, nbytes = [], 0, 0
+    """Verify the manifest, all arrays of a checkpoint with their patches, and the state, even if some are damaged."""
+    kind = format_name(root)
+    try:
+        body = read_manifest(root, format_name=kind).body
+        reader = CheckpointReader.preview(root, body, read_records(root, body), format_name=kind)
+    except CheckpointNotFoundError:
+        problem = f"{root / MANIFEST_NAME} is missing: restore it from a copy, or save again if no save was complete"
+        return _only_damage(root, "buffer", MANIFEST_NAME, problem, data_files(root))
+    except DamagedFileError as error:
+        return _only_damage(root, "buffer", MANIFEST_NAME, str(error), data_files(root))
+    damage: list[Damage] = []
+    files, nbytes = 1, (root / MANIFEST_NAME).stat().st_size
     with Progress(progress, "verify", reader.nbytes, unit=BYTES):
         for record in reader.arrays.values():
-            try:
-                verify_array(root, record)
-                nbytes += record.total_bytes
-            except (OstinatoError, OSError) as error:
-                damage.append(Damage(record.file, None, str(error)))
-            files += len(record.files)
+            before = len(damage)
+            for file in record.files:
+                try:
+                    verify_file(root, file)
+                    files, nbytes = files + 1, nbytes + file.nbytes
+                except (OstinatoError, OSError) as error:
+                    damage.append(Damage(file.file, None, str(error)))
+            if len(damage) == before:
+                damage += _damage_of(record.file, lambda record=record: verify_runs(root, record))  # type: ignore[misc]
         if not damage:
-            reader.state()
+            damage += _damage_of(MANIFEST_NAME, reader.state)
     return VerifyReport(str(root), "buffer", files, nbytes, files, (), tuple(damage))
+
+
+def _damage_of(name: str, read: Callable[[], Any]) -> list[Damage]:
+    """Return what reading finds to be damaged."""
+    try:
+        read()
+    except (OstinatoError, OSError) as error:
+        return [Damage(name, None, str(error))]
+    return []
 
 
 def check_header(index: DirectoryIndex, number: int, *, allow_pickle: bool) -> Entry:
@@ -169,22 +238,19 @@ def check_file(index: DirectoryIndex, number: int, *, allow_pickle: bool) -> tup
         Its size in bytes, and whether a checksum was verified: one in the index, or those in a `pt` file.
 
     Raises:
-        DamagedFileError: The file is missing, damaged, or does not match the index.
+        DamagedFileError: The file is missing, damaged, does not match the index, or is a pickle without a checksum.
         SchemaError: The file is not a trajectory.
     """
-    format_name, info, known = index.head.trajectory_format, index.infos[number], index.entries.get(number)
-    path = index.directory / info.file_name(format_name)
-    checksum = file_checksum(path, format_name, deep=True)
+    form, info, known = index.head.trajectory_format, index.infos[number], index.entries.get(number)
+    path = index.directory / info.file_name(form)
+    checksum = file_checksum(path, form, deep=True)
     kept = "" if known is None or known.file is None else known.file.checksum
     if kept and checksum != kept:
         msg = f"{path} has the checksum {checksum}, {kept} expected: restore the file from a copy"
         raise DamagedFileError(msg)
-    if format_name != "pkl" or allow_pickle:
+    if form != "pkl" or allow_pickle:
         check_header(index, number, allow_pickle=allow_pickle)
     elif not kept:
-        msg = (
-            f"{path} is a pickle without a checksum in the index and cannot be verified: give allow_pickle=True "
-            "(--allow-pickle) if you trust it"
-        )
-        raise DamagedFileError(msg)
-    return path.stat().st_size, bool(kept) or format_name == "pt"
+        msg = f"{path} cannot be verified: there is no checksum in the index, and {_PICKLE_ADVICE}"
+        raise _NoChecksumError(msg)
+    return path.stat().st_size, bool(kept) or form == "pt"

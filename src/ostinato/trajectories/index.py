@@ -507,7 +507,8 @@ def _read_json_files(directory: Path) -> tuple[Head | None, dict[int, Trajectory
     if path is None or not metadata.exists():
         lonely = path or (metadata if metadata.exists() else None)
         if lonely is not None and not (directory / JOURNAL).exists():
-            msg = f"{directory} is damaged: it has {lonely.name}, but not both of {METADATA} and {INDEX}"
+            missing = METADATA if path is not None else INDEX
+            msg = f"{directory / missing} is missing, and {lonely.name} needs it: restore it from a copy"
             raise MissingFileError(msg)
         return None, {}
     meta, node = _parse(metadata), _parse(path)

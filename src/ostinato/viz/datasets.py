@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ostinato.core.records import Request
+from ostinato.core.words import number_of
 from ostinato.errors import OstinatoError
 from ostinato.viz.sources import CACHE_SIZE, FieldRoles, OpenTrajectory, array_of, is_picture, name_of
 
@@ -49,8 +50,8 @@ class DatasetSource:
         self._lengths: list[int] = dataset.episode_lengths.tolist()
         self._starts: list[int] = (dataset.episode_lengths.cumsum(0) - dataset.episode_lengths).tolist()
         self._index_of = {number: index for index, number in enumerate(self.ids)}
-        what = "episode" if len(self.ids) == 1 else "episodes"
-        self.title = f"{name_of(path)}, {len(dataset):,} rows, {len(self.ids):,} {what}, {dataset.format}"
+        counts = f"{number_of(len(dataset), 'row')}, {number_of(len(self.ids), 'episode')}"
+        self.title = f"{name_of(path)}, {counts}, {dataset.format}"
         self._positions: dict[TreePath, int] = {
             tuple(map(str, leaf.path)): position for position, leaf in enumerate(dataset.schema.leaves)
         }

@@ -89,7 +89,7 @@ def _head(part: Any, report: Report, height: float) -> None:
         part.text(0.012, 1 - (0.3 + line) / height, text, va="center", parse_math=False, **more)
 
     write(0.0, _short(f"Doctor: {report.path}", 95), fontsize=16, fontweight="bold")
-    facts = [report.format, f"{report.episodes:,} episodes", f"{report.rows:,} rows", report.verdict]
+    facts = [report.format, report.extent, report.verdict]
     write(0.36, " · ".join(facts), fontsize=10.5, color=FAINT)
     if not report.findings:
         write(0.7, "No findings.", fontsize=9.5, color="#2E7D32", fontweight="bold")
@@ -204,7 +204,7 @@ def _steps(axes: Any, report: Report) -> None:
             row = starts[min(finding.episode or 0, len(starts) - 1)] + finding.frame
             axes.axvline(row, color=_COLOURS["error"], lw=1.2, alpha=0.8, zorder=1)
     axes.set_yscale("log")
-    axes.set_xlim(0, max(report.rows, 1))
+    axes.set_xlim(0, max((report.stored_rows or 0), 1))
     top = axes.get_ylim()[1]
     axes.set_ylim(0.3, max(20.0, top * 4))
     _legend(axes)
@@ -235,7 +235,7 @@ def _cameras(axes: Any, report: Report) -> None:
             label = "_" if label in known else label
             axes.axvspan(starts[number], starts[number + 1], color=colour, alpha=0.18, lw=0, label=label)
     axes.set_ylim(-5, 260)
-    axes.set_xlim(0, max(report.rows, 1))
+    axes.set_xlim(0, max((report.stored_rows or 0), 1))
     _legend(axes)
     _number_ticks(axes)
 

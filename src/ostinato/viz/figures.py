@@ -77,6 +77,8 @@ class Mark:
     x: float
     y: float
     label: str
+    symbol: str = "*"
+    """Marker of matplotlib."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,9 +340,8 @@ def _curves(axes: Any, panel: Curves) -> None:
     for line in panel.lines:
         _line(axes, line)
     for mark in panel.marks:
-        axes.plot(
-            [mark.x], [mark.y], "*", ms=17, color=INK, mec="white", mew=1.2, zorder=6, label=mark.label, clip_on=False
-        )
+        style = {"ms": 17 if mark.symbol == "*" else 11, "color": INK, "mec": "white", "mew": 1.2, "zorder": 6}
+        axes.plot([mark.x], [mark.y], mark.symbol, label=mark.label, clip_on=False, **style)
     axes.margins(x=0.01)
     if panel.y_range is not None:
         axes.set_ylim(*panel.y_range)

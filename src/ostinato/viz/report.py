@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostinato.core.words import plural
 from ostinato.viz.figures import Bars, Curves, FigureSpec, Line, Shares, Stack, format_number, thin
-from ostinato.viz.sources import plural
 
 if TYPE_CHECKING:
     from ostinato.viz.figures import Panel

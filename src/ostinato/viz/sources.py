@@ -14,6 +14,7 @@ import torch
 
 from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.core.ring import Ring
+from ostinato.core.words import number_of
 from ostinato.datasets.checkpoints import map_fields, saved_episodes
 from ostinato.durable import CheckpointReader
 from ostinato.durable.files import open_file
@@ -50,7 +51,6 @@ __all__ = [
     "name_of",
     "parse_number",
     "picture_of",
-    "plural",
 ]
 
 _CHANNELS = (1, 3, 4)
@@ -192,11 +192,6 @@ def is_picture(shape: tuple[int, ...]) -> bool:
     return (shape[-1] in _CHANNELS or shape[-3] in _CHANNELS) and min(sorted(shape[-3:])[1:]) >= 4
 
 
-def plural(unit: str) -> str:
-    """Return the plural of a unit."""
-    return "trajectories" if unit == "trajectory" else f"{unit}s"
-
-
 def name_of(path: str | os.PathLike[str]) -> str:
     """Return the last component of a path; for `.` the name of the current directory."""
     return Path(path).name or Path(path).resolve().name
@@ -268,8 +263,7 @@ class TrajectoryFolder:
             raise CheckpointError(msg)
         self._pickle = allow_pickle
         self.ids = tuple(self._index.infos)
-        what = "trajectory" if len(self.ids) == 1 else "trajectories"
-        self.title = f"{name_of(path)}, {len(self.ids):,} {what} as {self._format}"
+        self.title = f"{name_of(path)}, {number_of(len(self.ids), 'trajectory')} as {self._format}"
         self._index_of = {number: index for index, number in enumerate(self.ids)}
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenTrajectory] = OrderedDict()
@@ -499,8 +493,8 @@ class SavedBuffer:
         self._roles = _buffer_roles(self.columns, prioritized=self.priorities is not None)
         self.unit, self._slots, self.ids = self._split(saved_episodes(state.get("episodes"), storage, self.columns))
         self._index_of = {number: index for index, number in enumerate(self.ids)}
-        what = self.unit if len(self.ids) == 1 else plural(self.unit)
-        self.title = f"{name_of(path)}, {self.rows:,} of {self.capacity:,} rows, {len(self.ids):,} {what}"
+        counts = f"{self.rows:,} of {number_of(self.capacity, 'row')}, {number_of(len(self.ids), self.unit)}"
+        self.title = f"{name_of(path)}, {counts}"
         self.history = _history(self.rows_drawn, self.rows_written)
         hidden = [f"{', '.join(self._late)} (only some rows have it)"] if self._late else []
         objects = [name.partition(".")[2] for name in storage.get("objects", ())]
@@ -589,7 +583,7 @@ def _history(drawn: int, written: int) -> str:
     if not drawn:
         return "no row drawn so far"
     each = format_number(drawn / max(written, 1))
-    return f"{drawn:,} rows drawn so far, {each} for each row written (counted in all, not row by row)"
+    return f"{number_of(drawn, 'row')} drawn so far, {each} for each row written (counted in all, not row by row)"
 
 
 def _buffer_roles(columns: dict[TreePath, SavedField], *, prioritized: bool) -> FieldRoles:

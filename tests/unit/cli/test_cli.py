@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer
 from tests.command import START, run_here, run_process
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytest.importorskip("typer")
@@ -39,7 +41,7 @@ def test_help_names_options_and_gives_an_example(command: tuple[str, ...]) -> No
     assert "Example" in done.stdout
     for word in {
         (): ("demo", "inspect"),
-        ("demo",): ("OUTPUT_DIR", "--output-dir", "--overwrite", "--seed", "--steps", "--prioritized", "--n-step"),
+        ("demo",): ("OUTPUT", "--overwrite", "--seed", "--steps", "--prioritized", "--n-step"),
         ("inspect",): ("--json", "--quick"),
     }[command]:
         assert word in done.stdout
@@ -184,6 +186,95 @@ def test_a_damaged_file_is_one_red_line_and_exit_1(saved: Path) -> None:
     assert done.stderr.startswith("\x1b[1;31merror: ")
 
 
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+
+
+@pytest.mark.parametrize(
+    ("damage", "damaged", "intact"),
+    [
+        (lambda path: flip_a_byte(path), ".bin", 1),
+        (lambda path: cut(max(path.glob("*.bin"))), ".bin", 1),
+        (lambda path: max(path.glob("*.bin")).unlink(), ".bin", 1),
+        (lambda path: cut(path / "manifest.json"), "manifest.json", 0),
+        (lambda path: (path / "manifest.json").unlink(), "manifest.json", 0),
+    ],
+    ids=["flipped", "cut", "missing", "manifest-cut", "manifest-missing"],
+)
+def test_verify_and_doctor_say_what_is_damaged_and_what_was_not_checked(
+    damage: Callable[[Path], object], damaged: str, intact: int, saved: Path
+) -> None:
+    (data,) = saved.glob("*.bin")
+    damage(saved)
+    done = run_here("verify", str(saved))
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1
+    assert lines[0].startswith(f"{saved}: {intact} file{'s' * (intact != 1)} intact")
+    assert any(line.startswith("damaged: ") and damaged in line for line in lines)
+    assert any(line.startswith(f"not checked: {data.name}: ") for line in lines) == (intact == 0)
+    report = json.loads(run_here("verify", "--json", str(saved)).stdout)
+    assert (report["files"], report["checksums"], len(report["damage"])) == (intact, intact, 1)
+    done = run_here("doctor", str(saved))
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[0] == f"{saved}: checkpoint, not read"
+    assert f"error: saved-damaged in {data.name if intact else 'manifest.json'}" in done.stdout
+    report = json.loads(run_here("doctor", "--json", str(saved)).stdout)
+    assert (report["rows"], report["episodes"]) == (None, None)
+    for command in ("inspect", "sample"):
+        if damaged == "manifest.json":
+            assert damaged in run_here(command, str(saved)).stderr, command
+
+
+def test_one_is_singular(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(1))
+    rb.extend({"obs": torch.zeros(1, 3), "done": torch.ones(1, dtype=torch.bool)})
+    rb.dumps(tmp_path / "one")
+    for command in ("inspect", "verify", "doctor", "sample"):
+        done = run_here(command, str(tmp_path / "one"))
+        assert done.returncode == 0, done.stderr
+        assert not re.findall(r"\b1 [a-z]+s\b", done.stdout), done.stdout
+    assert "1 of 1 row, 1 episode" in run_here("inspect", str(tmp_path / "one")).stdout
+
+
+def test_one_thing_has_one_name_in_every_command() -> None:
+    import typer
+
+    from ostinato.cli.commands import app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    takes = {
+        name: " ".join(one.metavar for one in command.params if one.param_type_name == "argument")
+        for name, command in commands.items()
+    }
+    others = {"demo": "OUTPUT", "top": "NAME", **dict.fromkeys(("merge", "split", "convert"), "PATH OUTPUT")}
+    assert takes == {name: others.get(name, "PATH") for name in commands}
+    names = {option for command in commands.values() for one in command.params for option in one.opts}
+    assert {"--trajectory", "--plots", "--output-dir", "--source", "--num-chunks"}.isdisjoint(names)
+
+
+COMMANDS = [
+    "demo",
+    "inspect",
+    "verify",
+    "doctor",
+    "sample",
+    "merge",
+    "split",
+    "compact",
+    "convert",
+    "view",
+    "plot",
+    "top",
+]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_into_80_columns_and_cuts_no_name(command: str) -> None:
+    done = run_here(*command.split(), "--help", COLUMNS="80")
+    assert "\N{HORIZONTAL ELLIPSIS}" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
 def test_a_missing_checkpoint_is_one_line_and_exit_1(tmp_path: Path) -> None:
     done = run_here("inspect", str(tmp_path / "a [red]wonder[/red]"))
     assert (done.returncode, done.stdout) == (1, "")
@@ -196,7 +287,7 @@ def test_errors_of_the_system_are_one_line_too(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     pytest.importorskip("matplotlib")
     (tmp_path / "file").write_text("")
-    done = run_process("demo", "--output-dir", str(tmp_path / "file" / "inside"))
+    done = run_process("demo", str(tmp_path / "file" / "inside"))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
 
@@ -221,7 +312,7 @@ def test_a_missing_extra_says_what_to_install(
     missing: str, arguments: tuple[str, ...], extra: str, tmp_path: Path
 ) -> None:
     start = f"import sys; sys.modules[{missing!r}] = None\n{START}"
-    extra_arguments = ("--output-dir", str(tmp_path / "out")) if arguments == ("demo",) else ()
+    extra_arguments = (str(tmp_path / "out"),) if arguments == ("demo",) else ()
     done = run_process(*arguments, *extra_arguments, start=start)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1

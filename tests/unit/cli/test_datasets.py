@@ -123,7 +123,7 @@ def test_the_tables_name_every_field(model: Model) -> None:
     assert "episodes of 5 to 12 rows, median 9" in done.stdout
     names = {field["name"] for field in report("inspect", "--quick", model.path)["fields"]}
     assert all(name in done.stdout for name in names)
-    done = ostinato("sample", model.path, "--num-chunks", 4, COLUMNS="200")
+    done = ostinato("sample", model.path, "--num-samples", 4, COLUMNS="200")
     assert done.returncode == 0, done.stderr
     assert "one batch of 4 rows" in done.stdout
     assert all(done.stdout.count(name) >= 2 for name in names), "statistics and rows"
@@ -131,8 +131,8 @@ def test_the_tables_name_every_field(model: Model) -> None:
 
 
 def test_sample_draws_rows_of_the_dataset(model: Model) -> None:
-    found = report("sample", model.path, "--num-chunks", 7)
-    assert (found["num_chunks"], found["rows"], found["episodes"]) == (7, sum(LENGTHS), len(LENGTHS))
+    found = report("sample", model.path, "--num-samples", 7)
+    assert (found["num_samples"], found["rows"], found["episodes"]) == (7, sum(LENGTHS), len(LENGTHS))
     actions = columns(model)["action"]
     (field,) = [field for field in found["fields"] if field["name"] == "action"]
     assert (field["shape"], field["rows"]) == (list(actions.shape[1:]), 7)
@@ -143,7 +143,7 @@ def test_sample_draws_rows_of_the_dataset(model: Model) -> None:
         values = actions[starts[row["episode"]] + row["step"]].reshape(-1)[:3]
         shown = [float(number) for number in re.findall(r"-?[\d.]+(?:e-?\d+)?", row["values"][place])]
         assert shown == pytest.approx(values.tolist(), rel=1e-3)
-    assert report("sample", model.path)["num_chunks"] == 64
+    assert report("sample", model.path)["num_samples"] == 64
 
 
 def test_view_writes_a_picture_of_a_step(model: Model, tmp_path: Path) -> None:
@@ -250,6 +250,96 @@ def test_convert_writes_minari_and_hdf5(to: str, layout: str, tmp_path: Path) ->
     assert not (tmp_path / "other").exists()
 
 
+def test_convert_renames_fields_and_replaces_what_it_is_told_to(tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    rb = ReplayBuffer(storage=LazyTensorStorage(20))
+    row = torch.arange(20)
+    after = {"obs": row.float() + 1, "reward": row.float(), "terminated": row % 10 == 9}
+    rb.extend({"obs": row.float(), "action": row.float(), "next": after, "extra": row})
+    rb.dumps(tmp_path / "buffer")
+    arguments = ("convert", tmp_path / "buffer", tmp_path / "new.hdf5", "--format", "hdf5", "--layout", "d4rl")
+    done = ostinato(*arguments)
+    assert (done.returncode, "name it with --fields" in done.stderr) == (1, True)
+    assert ostinato(*arguments, "--fields", "obs=observation").returncode == 0
+    new = open_dataset(tmp_path / "new.hdf5")
+    assert torch.equal(new.read("observation"), row.float())
+    assert torch.equal(new.read(("next", "observation")), row.float() + 1), "renamed as the field above it"
+    assert torch.equal(new.read("extra"), row), "kept, since no field was chosen without a new name"
+    before = (tmp_path / "new.hdf5").read_bytes()
+    chosen = (*arguments, "--fields", "obs=observation,action,next.reward,next.terminated")
+    done = ostinato(*chosen)
+    assert (done.returncode, (tmp_path / "new.hdf5").read_bytes()) == (1, before)
+    assert "give --overwrite" in done.stderr
+    assert ostinato(*chosen, "--overwrite").returncode == 0
+    assert {("extra",), ("next", "obs")}.isdisjoint(open_dataset(tmp_path / "new.hdf5").schema.paths)
+    for fields, words in (
+        ("obs=observation,foo", "the fields are obs, action, next.obs, next.reward, next.terminated, extra"),
+        ("obs=", "must be names of fields, or OLD=NEW"),
+        ("obs=action", "gives the name action to obs and to action"),
+    ):
+        done = ostinato(*arguments, "--overwrite", "--fields", fields)
+        assert done.returncode == 2
+        assert words in " ".join(done.stderr.replace("│", "").split())
+
+
+def test_convert_never_replaces_its_source_or_files_of_others(tmp_path: Path) -> None:
+    store(tmp_path / "all" / "a", [(3, 2)], images=False)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    for output, status, words in (
+        (tmp_path / "all" / "a", 2, "is the source"),
+        (tmp_path / "all", 2, "holds the source"),
+        (tmp_path / "mine", 1, "is a directory of other files"),
+    ):
+        done = ostinato("convert", tmp_path / "all" / "a", output, "--format", "pt", "--overwrite")
+        assert (done.returncode, words in " ".join(done.stderr.replace("│", "").split())) == (status, True)
+    assert report("inspect", tmp_path / "all" / "a")["total_samples"] == 6
+    first = tmp_path / "first"
+    for form in ("pt", "safetensors"):
+        source = first if form == "safetensors" else tmp_path / "all" / "a"
+        target = tmp_path / "second" if form == "safetensors" else first
+        assert ostinato("convert", source, target, "--format", form).returncode == 0
+    assert ostinato("convert", first, tmp_path / "second", "--overwrite").returncode == 0
+    assert ostinato("convert", first, tmp_path / "second").returncode == 1
+
+
+def test_convert_compares_checksums_first(tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    rb = ReplayBuffer(storage=LazyTensorStorage(20))
+    rb.extend({"observation": torch.rand(20), "action": torch.rand(20), "done": torch.arange(20) % 10 == 9})
+    rb.dumps(tmp_path / "buffer")
+    file = max((tmp_path / "buffer").glob("*.bin"))
+    file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
+    done = ostinato("convert", tmp_path / "buffer", tmp_path / "new.hdf5", "--format", "hdf5")
+    assert (done.returncode, file.name in done.stderr, (tmp_path / "new.hdf5").exists()) == (1, True, False)
+
+
+def test_inspect_and_doctor_agree_on_rows_that_cannot_be_sampled(tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    path = builders.d4rl_hdf5(tmp_path / "d4rl.hdf5", lengths=(500, 500), next_observations=False).path
+    inspected, examined = report("inspect", path), report("doctor", path)
+    for key in ("rows", "stored_rows", "episodes", "left_out_because"):
+        assert inspected[key] == examined[key], key
+    assert inspected["rows"] == len(open_dataset(path)) == 999
+    assert inspected["stored_rows"] == 1_000
+    words = "999 rows, 2 episodes (1,000 stored; 1 stored row cannot be sampled: the file has no next_observations"
+    for command in ("inspect", "doctor"):
+        assert words in ostinato(command, path).stdout, command
+
+
+def test_lines_and_names_are_broken_between_words(tmp_path: Path) -> None:
+    pytest.importorskip("minari")
+    path = builders.minari_dataset(tmp_path / "door-v0", lengths=LENGTHS, observation="dict").path
+    done = ostinato("inspect", path, COLUMNS="80")
+    lines = [line for line in done.stdout.splitlines() if not line.startswith(str(path))]
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("next.observation.arm.  ") for line in lines)
+    assert "  position" in (line.rstrip() for line in lines)
+    wide, narrow = (ostinato("doctor", path, COLUMNS=columns).stdout for columns in ("500", "40"))
+    assert wide.split() == narrow.split(), "no word is cut"
+    assert len(narrow.splitlines()) >= len(wide.splitlines())
+
+
 def test_commands_for_other_data_say_what_a_dataset_can_be_used_with(model: Model, tmp_path: Path) -> None:
     for command, words in (
         (("verify", model.path), "ostinato doctor"),
@@ -275,7 +365,9 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
         assert done.stderr.count("\n") == 1
     assert not page.exists()
     options = ("--save-image", "--no-display", "--output", page)
-    assert ostinato("view", model.path, *options).returncode == 0, "it shows the problem"
+    done = ostinato("view", model.path, *options)
+    assert (done.returncode, page.exists()) == (1, True), "the picture shows the problem"
+    assert video.name in done.stderr
     table = min((model.path / "data").rglob("*.parquet"))
     table.write_bytes(table.read_bytes()[:100])
     done = ostinato("inspect", model.path)
@@ -301,8 +393,8 @@ def test_checkpoints_and_the_trajectories_of_all_ranks_are_datasets_too(tmp_path
     row = torch.arange(30)
     rb.extend({"observation": row, "action": row % 3, "next": {"reward": row.float(), "done": row % 6 == 5}})
     rb.dumps(tmp_path / "buffer")
-    found = report("sample", tmp_path / "buffer", "--num-chunks", 5)
-    assert (found["rows"], found["num_chunks"]) == (20, 5)
+    found = report("sample", tmp_path / "buffer", "--num-samples", 5)
+    assert (found["rows"], found["num_samples"]) == (20, 5)
     for rank in range(2):
         store(tmp_path / "ranks" / f"rank_{rank}", [(3, 2), (4, 1)], images=False)
     found = report("inspect", tmp_path / "ranks")

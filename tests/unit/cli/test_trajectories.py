@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato import LazyTensorStorage, ReplayBuffer, Trajectory, TrajectoryReplayBuffer
+from ostinato import LazyTensorStorage, ReplayBuffer, Trajectory, TrajectoryReplayBuffer, open_dataset
 from ostinato.tools import merge
 from tests.command import run_here as ostinato
 from tests.unit.trajectories.rollouts import files, rollout
@@ -34,11 +34,11 @@ def saved(tmp_path: Path) -> Path:
     ("command", "words"),
     [
         ("sample", ("--load-path", "--num-chunks", "--cache-size", "--enable-cache")),
-        ("merge", ("SOURCE_PATH", "SAVE_PATH", "--source-path", "--save-path", "--copy", "--move", "hard links")),
+        ("merge", ("PATH", "OUTPUT", "--source-path", "--save-path", "--copy", "--move", "hard links")),
         ("split", ("--source-path", "--save-path", "--split-count", "--copy", "--move", "hard links")),
         ("verify", ("PATH", "--json", "--allow-pickle")),
         ("compact", ("PATH", "--json")),
-        ("convert", ("--source-path", "--save-path", "--format")),
+        ("convert", ("PATH", "OUTPUT", "--format", "--fields", "--overwrite")),
     ],
 )
 def test_help_names_options_and_gives_an_example(command: str, words: tuple[str, ...]) -> None:
@@ -67,9 +67,12 @@ def test_options_without_effect_are_usage_errors(saved: Path) -> None:
 def test_inspect_and_verify(saved: Path) -> None:
     done = ostinato("inspect", saved)
     assert done.returncode == 0
-    assert "4 trajectories, 24 transitions (3 x 2 steps x environments), 4 models" in done.stdout
+    episodes = len(open_dataset(saved).episode_lengths)
+    counts = f"4 trajectories, 24 transitions (3 x 2 steps x environments), {episodes} episodes, 4 models"
+    assert counts in done.stdout
     assert "sampling resumes exactly where it stopped" in done.stdout
     report = answer("inspect", saved)
+    assert report["episodes"] == answer("doctor", saved)["episodes"] == episodes
     assert {key["name"] for key in report["keys"]} >= {"rewards", "curr_obs.main_images", "forward_inputs.action"}
     assert answer("inspect", saved, "--quick")["keys"] == []
     whole = ostinato("verify", saved)
@@ -91,10 +94,28 @@ def test_verify_names_each_damaged_file_and_exits_with_1(saved: Path) -> None:
     damaged = [line for line in done.stdout.splitlines() if line.startswith("damaged:")]
     assert [line.split()[1].rstrip(":") for line in damaged] == ["metadata.json", names[0], names[2]]
     assert "checksum" in damaged[1] or "differs" in damaged[1]
-    assert "1 trajectory files not in the index" in done.stdout
+    assert "1 trajectory file not in the index" in done.stdout
     report = json.loads(ostinato("verify", saved, "--json").stdout)
     assert [item["trajectory_id"] for item in report["damage"]] == [None, 0, 2]
     assert ostinato("verify", saved.parent / "nowhere").returncode == 1
+
+
+def test_pickles_without_a_checksum_are_not_checked_and_not_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with TrajectoryReplayBuffer(
+        auto_save=True, auto_save_path=path, trajectory_format="pkl", allow_pickle=True
+    ) as buffer:
+        buffer.add_trajectories([rollout(1)])
+    (path / "ostinato_store.jsonl").unlink()  # as RLinf writes it
+    done = ostinato("verify", path)
+    assert done.returncode == 1
+    assert f"{path}: 0 files intact, 1 not checked" in done.stdout
+    assert "give --allow-pickle if you trust it" in done.stdout
+    assert "damage" not in done.stdout
+    assert ostinato("verify", path, "--allow-pickle").returncode == 0
+    done = ostinato("doctor", path)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (1, f"{path}: trajectories, not read")
+    assert "ostinato convert --allow-pickle" in " ".join(done.stdout.split())
 
 
 def test_merge_split_and_convert(saved: Path, tmp_path: Path) -> None:
@@ -112,7 +133,7 @@ def test_merge_split_and_convert(saved: Path, tmp_path: Path) -> None:
     few = ostinato("split", "--source-path", tmp_path / "merged", "--save-path", tmp_path / "x", "--split-count", "30")
     assert few.returncode == 1
     assert "split_count must be in [1, 6]" in few.stderr
-    fast = answer("convert", "--source-path", tmp_path / "part", "--save-path", tmp_path / "fast")
+    fast = answer("convert", tmp_path / "part", tmp_path / "fast")
     assert (fast["trajectory_format"], fast["trajectories"]) == ("safetensors", 2)
     assert answer("verify", tmp_path / "fast")["checksums"] == 2
 
@@ -143,7 +164,7 @@ def test_a_batch_beyond_memory_is_one_line_and_no_traceback(saved: Path, number:
         buffer.add_trajectories([Trajectory(rewards=torch.zeros(3, 1, 1), actions=wide)])
     done = ostinato("sample", "--load-path", saved, "--num-chunks", number)
     assert (done.returncode, done.stdout) == (1 if number == 10**7 else 2, "")
-    assert "num-chunks" in done.stderr
+    assert "num-samples" in done.stderr
 
 
 def test_errors_name_command_line_options(tmp_path: Path) -> None:
@@ -175,7 +196,7 @@ def test_a_merge_names_the_ranks_that_got_more_meanwhile(saved: Path, tmp_path: 
 
 
 def test_an_unknown_format_is_wrong_usage(saved: Path, tmp_path: Path) -> None:
-    done = ostinato("convert", "--source-path", saved, "--save-path", tmp_path / "t", "--format", "h5")
+    done = ostinato("convert", saved, tmp_path / "t", "--format", "h5")
     assert done.returncode == 2
     assert "--format must be one of pt, pkl, safetensors" in done.stderr
     assert not (tmp_path / "t").exists()
@@ -183,20 +204,23 @@ def test_an_unknown_format_is_wrong_usage(saved: Path, tmp_path: Path) -> None:
 
 def test_convert_takes_checkpoints_of_torchrl(tmp_path: Path, saved: Path) -> None:
     data = Path(__file__).parents[2] / "data" / "torchrl_0_14"
-    report = answer("convert", "--source-path", data / "tree", "--save-path", tmp_path / "ours")
+    report = answer("convert", data / "tree", tmp_path / "ours")
     assert (report["rows"], report["capacity"], report["storage"]) == (4, 6, "LazyTensorStorage")
     assert "numbers as keys" in report["notes"][0]
     assert answer("inspect", tmp_path / "ours")["rows"] == 4
-    done = ostinato("convert", "--source-path", data / "list.pt", "--save-path", tmp_path / "list")
+    assert ostinato("convert", data / "tree", tmp_path / "ours").returncode == 1
+    assert answer("convert", data / "tree", tmp_path / "ours", "--overwrite")["rows"] == 4
+    assert ostinato("convert", data / "tree", saved, "--overwrite").returncode == 1, "no checkpoint is there"
+    done = ostinato("convert", data / "list.pt", tmp_path / "list")
     assert done.returncode == 0
-    assert "3 rows of 3" in done.stdout
+    assert "3 of 3 rows" in done.stdout
     for wrong in (
-        ("--source-path", data / "tree", "--format", "pt"),
-        ("--source-path", saved, "--ndim", "1"),
+        (data / "tree", tmp_path / "wrong", "--format", "pt"),
+        (saved, tmp_path / "wrong", "--ndim", "1"),
     ):
-        done = ostinato("convert", *wrong, "--save-path", tmp_path / "wrong")
+        done = ostinato("convert", *wrong)
         assert done.returncode == 2
-    done = ostinato("convert", "--source-path", data / "ring", "--ndim", "2", "--save-path", tmp_path / "wrong")
+    done = ostinato("convert", data / "ring", tmp_path / "wrong", "--ndim", "2")
     assert done.returncode == 1
     assert "ndim=1, got ndim=2" in " ".join(done.stderr.split())
     assert not (tmp_path / "wrong").exists()
@@ -250,7 +274,6 @@ def test_move_moves_and_excludes_copy(command: str, saved: Path, tmp_path: Path)
         ("sample", "--load-path", ()),
         ("merge", "--source-path", ("--save-path", "x")),
         ("split", "--source-path", ("--save-path", "x", "--split-count", "1")),
-        ("convert", "--source-path", ("--save-path", "x")),
         ("view", "--replay-dir", ("--headless",)),
     ],
 )
@@ -265,7 +288,7 @@ def test_a_path_is_given_once_by_position_or_by_name(
     assert name in never.stderr
 
 
-@pytest.mark.parametrize("command", ["merge", "split", "convert"])
+@pytest.mark.parametrize("command", ["merge", "split"])
 def test_the_new_directory_is_given_once_by_position_or_by_name(command: str, saved: Path, tmp_path: Path) -> None:
     options = ("--split-count", 1) if command == "split" else ()
     twice = ostinato(command, saved, tmp_path / "x", "--save-path", tmp_path / "x", *options)
@@ -297,7 +320,7 @@ def test_commands_for_the_other_kind_of_directory_say_so(saved: Path, tmp_path: 
     ReplayBuffer(storage=LazyTensorStorage(4)).dumps(tmp_path / "buffer")
     for done, words in (
         (ostinato("sample", tmp_path / "buffer"), "holds no rows"),
-        (ostinato("convert", tmp_path / "buffer", tmp_path / "x"), "nothing to convert"),
+        (ostinato("convert", tmp_path / "buffer", tmp_path / "x"), "give --format"),
         (ostinato("compact", saved), "is a directory of trajectories"),
         (ostinato("verify", Path(__file__).parents[2] / "data" / "torchrl_0_14" / "tree"), "ostinato convert"),
         (ostinato("inspect", saved / files(saved)[0]), "is a file"),

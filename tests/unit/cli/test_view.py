@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("view", ("--replay-dir", "--replay_dir", "--camera", "--headless", "--save-image", "--no-display", "--web")),
+        ("view", ("--replay-dir", "--camera", "--headless", "--save-image", "--no-display", "--web")),
         ("plot", ("--output", "report.png")),
     ],
 )
@@ -48,7 +48,7 @@ def test_one_picture_and_exit(dashes: str, path: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert output.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     first = output.read_bytes()
-    options = ("--save-image", "--no-display", "--output", output, "--trajectory", 2, "--step", 3, "--batch", 1)
+    options = ("--save-image", "--no-display", "--output", output, "--episode", 2, "--step", 3, "--batch", 1)
     kept = ostinato("view", path, *options)
     assert (kept.returncode, output.read_bytes()) == (1, first)
     assert f"{output} exists: give --overwrite" in kept.stderr
@@ -86,11 +86,11 @@ def test_the_prompt_through_a_pipe(path: Path, tmp_path: Path) -> None:
         ("--no-display", "needs --save-image"),
         ("--headless --save-image", "no effect with --headless"),
         ("--web --output x.png", "no effect with --web"),
-        ("--rerun x.rrd --step 1", "all steps of the whole batch are written"),
+        ("--rerun --step 1", "all steps of the whole batch are written"),
         ("--headless --camera left", "has no observation 'left': --camera must be one of states, main_images"),
         ("--port 8000", "--port needs --web"),
         ("--web --camera main_images", "shows every camera"),
-        ("--headless --trajectory 9", "there is no trajectory 9"),
+        ("--headless --episode 9", "there is no trajectory 9"),
         ("--headless --step 3", "must be below 3 and 2"),
         ("--headless --replay-dir b", "given twice"),
     ],
@@ -116,9 +116,13 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, path: Path) -> None:
 
 
 def test_broken_trajectories_do_not_stop_it(path: Path, tmp_path: Path) -> None:
+    name = file_of(path, 0).name
     file_of(path, 0).unlink()
-    done = ostinato("view", path, "--save-image", "--no-display", "--output", tmp_path / "x.png")
-    assert done.returncode == 0, done.stderr
+    options = ("--save-image", "--no-display", "--output", tmp_path / "x.png", "--overwrite")
+    done = ostinato("view", path, *options)
+    assert (done.returncode, (tmp_path / "x.png").exists()) == (1, True), "the picture says the same"
+    assert f"{name} is missing" in done.stderr
+    assert ostinato("view", path, *options, "--episode", 1).returncode == 0
 
 
 def test_plot_and_view_of_a_checkpoint(tmp_path: Path, path: Path) -> None:
@@ -137,7 +141,7 @@ def test_plot_and_view_of_a_checkpoint(tmp_path: Path, path: Path) -> None:
         ("plot", path, "--output", tmp_path / "report.png"),
         ("view", path, "--headless", "--output", tmp_path / "report.png"),
         ("view", path, "--save-image", "--output", tmp_path / "report.png"),
-        ("view", path, "--rerun", tmp_path / "report.png"),
+        ("view", path, "--rerun", "--output", tmp_path / "report.png"),
     ):
         done = ostinato(*command)
         assert (done.returncode, (tmp_path / "report.png").read_bytes()) == (1, before)

@@ -311,7 +311,7 @@ def test_other_samplers_and_directories_raise(tmp_path: Path) -> None:
     (home / "storage" / "data_indices.json").write_text("[]")
     with pytest.raises(CheckpointError, match="CompressedListStorage"):
         load_checkpoint(home)
-    with pytest.raises(CheckpointError, match="exists: choose a path that is free"):
+    with pytest.raises(CheckpointError, match="exists and is not empty"):
         convert_checkpoint(DATA / "ring", home)
 
 

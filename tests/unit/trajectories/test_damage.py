@@ -103,7 +103,7 @@ def test_damaged_lists_are_named(tmp_path: Path, name: str) -> None:
     if name == "ostinato_store.jsonl":
         check_batch(loaded(tmp_path / "a").sample(50))
     else:
-        with pytest.raises(DamagedFileError, match="but not both of"):
+        with pytest.raises(DamagedFileError, match=f"{name} is missing"):
             loaded(tmp_path / "a")
 
 

@@ -248,7 +248,7 @@ def test_the_command_serves_and_ends(tmp_path: Path) -> None:
 
     path = store(tmp_path / "a")
     main = "from ostinato.cli.main import main; main()"
-    command = [sys.executable, "-c", main, "view", str(path), "--web", "--trajectory", "2", "--step", "1"]
+    command = [sys.executable, "-c", main, "view", str(path), "--web", "--episode", "2", "--step", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[0]

@@ -21,6 +21,8 @@ from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.core import kinds
 from ostinato.core.kinds import Node
 from ostinato.durable.files import open_file
+from ostinato.durable.manifest import holds_checkpoint
+from ostinato.durable.new_paths import check_new_path
 from ostinato.durable.progress import BYTES, Progress
 from ostinato.durable.torchrl_files import Folder, damaged, is_checkpoint
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, OptionError
@@ -148,6 +150,7 @@ def convert_checkpoint(
     ndim: int | None = None,
     max_size: int | None = None,
     allow_pickle: bool = False,
+    overwrite: bool = False,
     progress: ProgressOption = None,
 ) -> ImportReport:
     """Convert a TorchRL 0.14 checkpoint to a checkpoint of Ostinato. Rows are copied between files, not through memory.
@@ -158,6 +161,7 @@ def convert_checkpoint(
         ndim: See `load_checkpoint`.
         max_size: See `load_checkpoint`.
         allow_pickle: See `load_checkpoint`. Objects other than tensors, arrays and plain values are pickled again.
+        overwrite: Replace a checkpoint at the target.
         progress: The bytes written and their total; see `ostinato.ProgressOption`.
 
     Raises:
@@ -167,9 +171,8 @@ def convert_checkpoint(
         StorageMemoryError: There is not enough disk space.
     """
     source, target = Path(source_path).absolute(), Path(save_path).absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        msg = f"{target} exists: choose a path that is free"
-        raise CheckpointError(msg)
+    if not (overwrite and holds_checkpoint(target)):
+        check_new_path(target)
     found = _find(source, ndim, max_size, allow_pickle=allow_pickle)
     with Progress(progress, "convert", unit=BYTES):
         save_state(target, found.state, FORMAT)

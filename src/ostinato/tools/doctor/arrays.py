@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ostinato._optional import require
+from ostinato.core.words import number_of
 from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes, sampled_frames
 from ostinato.tools.doctor.report import READ_ERRORS, Place, first_line
 from ostinato.tools.doctor.rows import RowChecks
@@ -179,7 +180,7 @@ class ArrayChecks:
         rows = usual_rows(sizes.values())
         for name, size in sizes.items():
             if size != rows:
-                text = f"has {size:,} rows, most arrays have {rows:,}"
+                text = f"has {number_of(size, 'row')}, most arrays have {rows:,}"
                 self._findings.add("count-mismatch", text, Place(field=name))
         good = self._usable_ends(ends, rows, where)
         used = {name: a for name, a in arrays.items() if sizes.get(name) == rows}
@@ -221,12 +222,12 @@ class ArrayChecks:
                 text = f"the episode {what}: it ends at row {end}, the one before at {before}"
                 self._findings.add("episode-bounds", text, place._replace(episode=number))
             elif end > rows:
-                text = f"the episode ends at row {end}, there are {rows} rows"
+                text = f"the episode ends at row {end}, the arrays have {number_of(rows, 'row')}"
                 self._findings.add("episode-bounds", text, place._replace(episode=number))
             else:
                 good.append(end)
         if not good or (good[-1] < rows and int(values.max()) <= rows):
-            text = f"the last episode ends at row {good[-1] if good else 0}, there are {rows} rows"
+            text = f"the last episode ends at row {good[-1] if good else 0}, the arrays have {number_of(rows, 'row')}"
             self._findings.add("episode-bounds", text, place)
         return good or [rows]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato._optional import require
+from ostinato.core.words import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,7 @@ def _flatten(column: Any) -> tuple[Any, tuple[str, str, int | None] | None]:
         if level.null_count:
             at = int(np.flatnonzero(level.is_null().to_numpy(zero_copy_only=False))[0])
             row = at * rows // max(len(level), 1)
-            return None, ("value-null", f"{level.null_count:,} values are null", row)
+            return None, ("value-null", f"{number_of(level.null_count, 'value')}, which are null", row)
         kind = level.type
         if types.is_fixed_size_list(kind):
             level = level.flatten()
@@ -70,7 +71,7 @@ def _flatten(column: Any) -> tuple[Any, tuple[str, str, int | None] | None]:
             sizes = compute.list_value_length(level).to_numpy(zero_copy_only=False)
             other = _first_other(sizes)
             if other is not None:
-                text = f"lists have {sizes[other]} values, those before {sizes[0]}"
+                text = f"lists have {number_of(sizes[other], 'value')}, those before {sizes[0]}"
                 return None, ("shape-mismatch", text, other * rows // max(len(level), 1))
             level = level.flatten()
         else:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ostinato.core.words import number_of
 from ostinato.tools.doctor.report import CameraProfile, Place
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class CameraChecks:
             whole = run.frames == seen
             if whole or (run.frames > 1 and run.last - run.first >= max(self._second, 10)):
                 rows = "all" if whole else f"rows {run.first} to {run.last},"
-                text = f"the picture is black or of one color: {rows} {run.frames} frames looked at, {length} rows"
+                looked = f"{number_of(run.frames, 'frame')} looked at, {number_of(length, 'row')}"
+                text = f"the picture is black or of one color: {rows} {looked}"
                 self._findings.add("camera-blank", text, Place(file, number, run.first, camera=self.name))
 
     def _check_frozen(self, number: int, length: int, seen: int, runs: list[_Run], file: str | None) -> None:

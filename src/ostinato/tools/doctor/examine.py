@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
 from ostinato._optional import require
+from ostinato.core.words import number_of
 from ostinato.datasets import open_dataset
 from ostinato.datasets.checkpoints import recognizes_torchrl
 from ostinato.datasets.lerobot import lerobot_root
 from ostinato.datasets.minari import recognizes_minari
 from ostinato.datasets.open import known_formats
-from ostinato.durable.manifest import MANIFEST_NAME
+from ostinato.durable.manifest import holds_checkpoint
 from ostinato.durable.progress import Progress
 from ostinato.errors import CheckpointNotFoundError, KindError, MissingExtraError, OptionError, OstinatoError
 from ostinato.tools.doctor.arrays import ArrayChecks, ZarrFolder
@@ -39,6 +41,8 @@ __all__ = ["examine"]
 _OPEN_ERRORS: tuple[type[Exception], ...] = (OstinatoError, *READ_ERRORS)
 _HDF5_SUFFIXES = {".h5", ".hdf5", ".he5", ".hdf"}
 _PASS_STEPS = 1000
+_ADVICE = re.compile(r": restore (the file|it) from a copy$")
+"""Ends messages on damaged files; it is the advice of the finding, too."""
 _FLAGS = {"done", "terminated", "truncated"}
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 
@@ -88,7 +92,8 @@ def examine(
 
 def _examine(source: Any, episode_ends: Any, run: _Run) -> Report:
     if isinstance(source, Mapping):
-        return run.report("(mapping)", _mapping(source, episode_ends, run))
+        found = _mapping(source, episode_ends, run)
+        return run.report("(mapping)", found, found.rows)
     if episode_ends is not None:
         msg = f"episode_ends is for a mapping of arrays, got it with {source!r}: the files say where episodes end"
         raise OptionError(msg)
@@ -111,10 +116,11 @@ def _examine(source: Any, episode_ends: Any, run: _Run) -> Report:
         if isinstance(error, OstinatoError):
             raise
         run.findings.add("file-unreadable", first_line(error), Place(path.name))
-        found = _Found("unreadable", 0, 0, "")
-    if not run.findings.has("error"):
-        _open(path, run)
-    return run.report(str(path), found)
+        found = _Found("hdf5" if _is_hdf5(root) else "dataset", None, None, "")
+    dataset = None if run.findings.has("error") else _open(path, run)  # damaged files may claim any size
+    if dataset is None or found.rows is None:
+        return run.report(str(path), found, None)
+    return run.report(str(path), found, len(dataset), dataset.contents.left_out_because)
 
 
 def _root(path: Path) -> Path:
@@ -127,9 +133,15 @@ class _Found(NamedTuple):
     """What a dataset holds."""
 
     format: str
-    episodes: int
-    rows: int
+    episodes: int | None
+    rows: int | None
+    """Rows in the files; None if they were not read."""
     decoded: str
+
+    @classmethod
+    def of(cls, name: str, lengths: list[int], decoded: str) -> Self:
+        """Return what is known of a dataset with episodes of these lengths, as far as they could be read."""
+        return cls(name, len(lengths), sum(lengths), decoded) if any(lengths) else cls(name, None, None, decoded)
 
 
 @dataclass(frozen=True)
@@ -147,8 +159,20 @@ class _Run:
         self.bar.grow(_PASS_STEPS)
         return lambda done, total: self.bar.advance(before + _PASS_STEPS * done // max(total, 1) - self.bar.done)
 
-    def report(self, path: str, found: _Found) -> Report:
-        return Report(path, *found, self.findings.listed, self.findings.omitted, self.profile)
+    def report(self, path: str, found: _Found, rows: int | None, because: str = "") -> Report:
+        """Return the report; `rows` can be sampled, and `because` says why others cannot."""
+        return Report(
+            path=path,
+            format=found.format,
+            episodes=found.episodes,
+            rows=rows,
+            stored_rows=found.rows,
+            left_out_because=because,
+            decoded=found.decoded,
+            findings=self.findings.listed,
+            omitted=self.findings.omitted,
+            profile=self.profile,
+        )
 
 
 def _open(path: Path, run: _Run) -> DatasetStorage | None:
@@ -179,9 +203,9 @@ def _lerobot(path: Path, run: _Run) -> _Found:
     cameras = LeRobotCameras(tables, run.findings, run.profile, full=run.full)
     cameras.check(run.steps())
     total = tables.total * (len(tables.meta.cameras) + len(tables.meta.images))
-    words = "all frames" if run.full else "a sample (12 frames of each episode, of 200 episodes)"
-    decoded = f"{cameras.decoded:,} of {total:,} pictures decoded: {words}" if total else ""
-    return _Found(f"lerobot {tables.meta.version}", len(tables.numbers), tables.total, decoded)
+    words = "" if cameras.decoded == total else " (12 of each episode, of at most 200 episodes; --full decodes all)"
+    decoded = f"{cameras.decoded:,} of {number_of(total, 'picture')} decoded{words}" if total else ""
+    return _Found.of(f"lerobot {tables.meta.version}", list(tables.numbers.values()), decoded)
 
 
 def _is_minari(path: Path) -> bool:
@@ -231,18 +255,18 @@ def _zarr(path: Path, run: _Run) -> _Found:
 
 def _checked(name: str, checks: D4rlFile | RobomimicFile | MinariFolder | ZarrFolder, run: _Run) -> _Found:
     checks.check(run.steps())
-    return _Found(name, len(checks.rows.lengths), sum(checks.rows.lengths), _pictures(checks.decoded))
+    return _Found.of(name, checks.rows.lengths, _pictures(checks.decoded))
 
 
 def _pictures(count: int) -> str:
-    return f"{count:,} pictures looked at" if count else ""
+    return f"{number_of(count, 'picture')} looked at" if count else ""
 
 
 # -- saved by Ostinato, RLinf or TorchRL ------------------------------------------------------------------------------
 
 
 def _is_saved(path: Path) -> bool:
-    return path.is_dir() and (bool(_stores(path)) or (path / MANIFEST_NAME).exists() or recognizes_torchrl(path))
+    return path.is_dir() and (bool(_stores(path)) or holds_checkpoint(path) or recognizes_torchrl(path))
 
 
 def _stores(path: Path) -> list[Path]:
@@ -252,25 +276,38 @@ def _stores(path: Path) -> list[Path]:
 
 def _saved(path: Path, run: _Run) -> _Found:
     """Verify the files, then check the rows that `open_dataset` reads."""
-    notes = []
-    for root in _stores(path) or ([path] if (path / MANIFEST_NAME).exists() else []):
+    stores = _stores(path)
+    kind = "trajectories" if stores else "checkpoint"
+    notes = [*filter(None, [_verify(stores or ([path] if holds_checkpoint(path) else []), path, run)])]
+    dataset = None if run.findings.has("error") else _open(path, run)
+    if dataset is None:
+        return _Found(kind, None, None, "; ".join(notes))
+    checks = OpenedChecks(dataset, run.findings, run.profile, full=run.full)
+    checks.check(run.steps())
+    notes += [_pictures(checks.decoded)] if checks.decoded else []
+    rows = len(dataset) + dataset.contents.rows_left_out
+    return _Found(dataset.format, len(dataset.episode_lengths), rows, "; ".join(notes))
+
+
+def _verify(roots: list[Path], path: Path, run: _Run) -> str:
+    """Verify the files of directories; return how many are intact, in words, empty if there are none to verify."""
+    files = checksums = unchecked = 0
+    for root in roots:
+        inside = "" if root == path else f"{root.name}/"
         try:
             report = verify(root, progress=run.steps())
         except _OPEN_ERRORS as error:
             run.findings.add("saved-damaged", first_line(error), Place(root.name))
             continue
         for damage in report.damage:
-            run.findings.add("saved-damaged", damage.problem, Place(damage.file, damage.trajectory_id))
+            problem = _ADVICE.sub("", damage.problem.removeprefix(f"{root / damage.file} "))
+            run.findings.add("saved-damaged", problem, Place(f"{inside}{damage.file}", damage.trajectory_id))
         for name in report.unlisted:
-            run.findings.add("file-unlisted", "it is not in the index", Place(name))
-        notes.append(f"{report.files:,} files read, {report.checksums:,} checksums verified")
-    dataset = None if run.findings.has("error") else _open(path, run)
-    if dataset is None:
-        return _Found("ostinato", 0, 0, "; ".join(notes))
-    checks = OpenedChecks(dataset, run.findings, run.profile, full=run.full)
-    checks.check(run.steps())
-    notes += [_pictures(checks.decoded)] if checks.decoded else []
-    return _Found(dataset.format, len(dataset.episode_lengths), len(dataset), "; ".join(notes))
+            run.findings.add("file-unlisted", "it is not in the index", Place(f"{inside}{name}"))
+        files, checksums = files + report.files, checksums + report.checksums
+        unchecked += len(report.unchecked)
+    more = f", {number_of(unchecked, 'file')} not checked" if unchecked else ""
+    return f"{number_of(files, 'file')} intact, {number_of(checksums, 'checksum')} verified{more}" if roots else ""
 
 
 _FORMATS: tuple[tuple[Callable[[Path], bool], Callable[[Path, _Run], _Found]], ...] = (
@@ -297,7 +334,7 @@ def _mapping(source: Mapping[Any, Any], ends: Any, run: _Run) -> _Found:
     ends = _ends_of_flags(arrays) if ends is None else _as_array(ends)
     checks = ArrayChecks(run.findings, run.profile, full=run.full)
     checks.check(arrays, ends, run.steps())
-    return _Found("arrays", len(checks.rows.lengths), sum(checks.rows.lengths), _pictures(checks.decoded))
+    return _Found.of("arrays", checks.rows.lengths, _pictures(checks.decoded))
 
 
 def _ends_of_flags(arrays: Mapping[str, Any]) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ostinato._optional import require
+from ostinato.core.words import number_of
 from ostinato.tools.doctor.arrays import check_size, is_picture, looks, pieces_of_episodes, usual_rows
 from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes
 from ostinato.tools.doctor.report import READ_ERRORS, Place, first_line
@@ -95,7 +96,7 @@ class D4rlFile:
         rows = usual_rows(sizes.values())
         for name, size in sizes.items():
             if size != rows:
-                text = f"has {size:,} rows, most arrays have {rows:,}"
+                text = f"has {number_of(size, 'row')}, most arrays have {rows:,}"
                 self._findings.add("count-mismatch", text, Place(self._path.name, field=name))
         return rows
 
@@ -178,7 +179,7 @@ class RobomimicFile:
         length = usual_rows(array.shape[0] for array in arrays.values())
         for key, array in arrays.items():
             if array.shape[0] != length:
-                text = f"has {array.shape[0]} rows, the other fields of the demonstration {length}"
+                text = f"has {number_of(array.shape[0], 'row')}, the other fields of the demonstration {length}"
                 self._findings.add("episode-length", text, Place(file, number, field=key))
             if self._shapes.setdefault(key, array.shape[1:]) != array.shape[1:]:
                 text = f"rows are {list(array.shape[1:])}, those of other demonstrations {list(self._shapes[key])}"
@@ -186,7 +187,7 @@ class RobomimicFile:
         self._check_names(number, set(arrays), file)
         declared = group.attrs.get("num_samples")
         if declared is not None and int(declared) != length:
-            text = f"num_samples is {int(declared)}, the arrays have {length} rows"
+            text = f"num_samples is {int(declared)}, the arrays have {number_of(length, 'row')}"
             self._findings.add("episode-length", text, Place(file, number, field="num_samples"))
         fields, pictures = {}, {}
         for key, array in arrays.items():
@@ -208,7 +209,7 @@ class RobomimicFile:
     def _check_total(self, data: Any, rows: int) -> None:
         total = data.attrs.get("total")
         if total is not None and int(total) != rows:
-            text = f"total is {int(total):,}, the demonstrations have {rows:,} rows"
+            text = f"total is {int(total):,}, the demonstrations have {number_of(rows, 'row')}"
             self._findings.add("count-mismatch", text, Place(f"{self._path.name}/data", field="total"))
 
     def _check_masks(self, file: Any, names: set[str]) -> None:
@@ -216,7 +217,7 @@ class RobomimicFile:
             given = [item.decode() if isinstance(item, bytes) else str(item) for item in array[:].reshape(-1)]
             unknown = [name for name in given if name not in names]
             if unknown:
-                text = f"lists {unknown[0]!r}, which is not in the file ({len(unknown)} such names)"
+                text = f"lists {unknown[0]!r}, which is not in the file ({number_of(len(unknown), 'such name')})"
                 self._findings.add("split-invalid", text, Place(f"{self._path.name}/mask/{key}"))
 
     def _look(self, number: int, name: str, pictures: dict[str, Any], length: int) -> None:

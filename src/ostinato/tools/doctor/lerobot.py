@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ostinato._optional import require
+from ostinato.core.words import number_of
 from ostinato.tools.doctor.arrow import column_problem, leaf_type, to_array
 from ostinato.tools.doctor.lerobot_metadata import read_metadata, whole_number
 from ostinato.tools.doctor.numbers import Moments
@@ -128,7 +129,7 @@ class LeRobotTables:
             start, _, stop = str(words).partition(":")
             valid = start.isdigit() and stop.isdigit()
             if not valid or not 0 <= int(start) <= int(stop) <= episodes:
-                text = f"split {name!r} is {words!r}, but there are {episodes:,} episodes"
+                text = f"split {name!r} is {words!r}, the dataset has {number_of(episodes, 'episode')}"
                 self._findings.add("split-invalid", text, Place(file="meta/info.json", field="splits"))
 
     def _check_tasks(self) -> None:
@@ -262,7 +263,7 @@ class LeRobotTables:
             if values is None:
                 continue
             if size is not None and values.shape[1] != size:
-                text = f"the features say {list(shape or ())}, rows have {values.shape[1]} values"
+                text = f"the features say {list(shape or ())}, rows have {number_of(values.shape[1], 'value')}"
                 self._once("shape-mismatch", text, file, name)
             arrays[name] = values
         arrays["episode_index"] = arrays.get("episode_index", np.zeros((0, 0)))
@@ -280,7 +281,7 @@ class LeRobotTables:
             text = "its rows are in more than one place"
             self._findings.add("index-order", text, where._replace(field="episode_index"))
         elif entry is None and self._entries:
-            text = f"the table has {rows} rows of episode {number}, which the metadata lacks"
+            text = f"the table has {number_of(rows, 'row')} of episode {number}, which the metadata lacks"
             self._findings.add("episode-bounds", text, where)
         elif number < self._last:
             text = f"its rows come after those of episode {self._last}"
@@ -308,7 +309,7 @@ class LeRobotTables:
             wrong = np.flatnonzero(values != np.arange(first, first + rows))
             if wrong.shape[0]:
                 at = int(wrong[0])
-                text = f"is {values[at]} where {first + at} is expected ({wrong.shape[0]:,} rows are off)"
+                text = f"is {values[at]} where {first + at} is expected ({number_of(wrong.shape[0], 'row')} off)"
                 self._findings.add("index-order", text, where._replace(frame=at, field=name))
 
     def _check_times(self, arrays: dict[str, Array], where: Place) -> None:
@@ -334,7 +335,8 @@ class LeRobotTables:
         if late.shape[0] and not back.shape[0]:
             at = int(late[0])
             severity: Severity = "error" if self.meta.cameras else "warning"
-            text = f"is {times[at]:.6g} s, {at / fps:.6g} s expected at {fps:g} fps ({late.shape[0]:,} rows are off)"
+            off = number_of(late.shape[0], "row")
+            text = f"is {times[at]:.6g} s, {at / fps:.6g} s expected at {fps:g} fps ({off} off)"
             self._findings.add("timestamp-rate", text, where._replace(frame=at, field="timestamp"), severity=severity)
 
     def _check_episode_task(self, arrays: dict[str, Array], entry: EpisodeEntry | None, where: Place) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ostinato._optional import require
+from ostinato.core.words import number_of
 from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes, sampled_frames
 from ostinato.tools.doctor.report import READ_ERRORS, Place
 from ostinato.tools.doctor.statistics import flat_numbers
@@ -181,12 +182,12 @@ class LeRobotCameras:
         first = self._first(header, clip)
         if clip.stop_s is None:
             if frames != length:
-                text = f"the video has {frames} frames, the episode {length} rows"
+                text = f"the video has {number_of(frames, 'frame')}, the episode {number_of(length, 'row')}"
                 self._findings.add("video-frames", text, place._replace(frame=min(frames, length)))
             return frames >= length
         if abs((clip.stop_s - clip.start_s) * fps - length) > 0.5:
             text = f"from {clip.start_s:.6g} s to {clip.stop_s:.6g} s are {(clip.stop_s - clip.start_s) * fps:.4g} "
-            self._findings.add("video-bounds", text + f"frames, the episode has {length} rows", place)
+            self._findings.add("video-bounds", text + f"frames, the episode has {number_of(length, 'row')}", place)
         if first < 0 or first >= frames:
             text = f"it begins at {clip.start_s:.6g} s, the video lasts from {self._span(header)}"
             self._findings.add("video-bounds", text, place)
@@ -197,7 +198,7 @@ class LeRobotCameras:
             )
             self._findings.add("video-bounds", text, place)
         if first + length > frames:
-            text = f"the video ends after {frames - first} of {length} frames of the episode"
+            text = f"the video ends after {frames - first} of {number_of(length, 'frame')} of the episode"
             self._findings.add("video-frames", text, place._replace(frame=frames - first))
             return False
         return True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ostinato._optional import require
+from ostinato.core.words import number_of
 from ostinato.tools.doctor.arrays import check_size, gray, is_picture, usual_rows
 from ostinato.tools.doctor.arrow import column_problem, to_array
 from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes, sampled_frames
@@ -213,10 +214,10 @@ class MinariFolder:
             part = name.partition("/")[0]
             expected = length if part in _STEPS else length + 1
             if size != expected and (part in _STEPS or part == "observations"):
-                text = f"has {size} rows, {expected} expected for {length} steps"
+                text = f"has {number_of(size, 'row')}, {expected} expected for {number_of(length, 'step')}"
                 self._findings.add("episode-length", text, place._replace(field=name))
         if declared is not None and declared != length:
-            text = f"total_steps is {declared}, the arrays have {length} steps"
+            text = f"total_steps is {declared}, the arrays have {number_of(length, 'step')}"
             self._findings.add("episode-length", text, place._replace(field="total_steps"))
         return length
 

@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ostinato.core.words import number_of
+from ostinato.tools.datasets import rows_and_episodes
 from ostinato.tools.doctor.checks import CHECKS
 
 if TYPE_CHECKING:
@@ -141,10 +143,14 @@ class Report:
     """The dataset."""
     format: str
     """Its format, such as "lerobot v3.0"."""
-    episodes: int
-    """Number of episodes found in the data."""
-    rows: int
-    """Number of rows found in the data."""
+    episodes: int | None
+    """Number of episodes found in the data; None if it was not read."""
+    rows: int | None
+    """Number of rows that can be sampled, as `open_dataset` counts them; None if there are errors."""
+    stored_rows: int | None
+    """Number of rows found in the files; None if they were not read."""
+    left_out_because: str
+    """Why some stored rows cannot be sampled; empty if all can."""
     decoded: str
     """Which pictures were decoded, in words; empty if there are none."""
     findings: tuple[Finding, ...]
@@ -171,18 +177,27 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain values, without the numbers for plots."""
-        names = ("path", "format", "episodes", "rows", "decoded", "omitted")
+        names = ("path", "format", "episodes", "rows", "stored_rows", "left_out_because", "decoded", "omitted")
         plain = {name: getattr(self, name) for name in names}
         return {**plain, "ok": self.ok, "counts": self.counts, "findings": [asdict(f) for f in self.findings]}
 
     def __str__(self) -> str:
         """Return the findings, one line each with the advice below."""
-        lines = [f"{self.path}: {self.format}, {self.episodes:,} episodes, {self.rows:,} rows"]
+        lines = [f"{self.path}: {self.format}, {self.extent}"]
         lines += [self.decoded] if self.decoded else []
         for finding in self.findings:
             lines += [str(finding), f"    {finding.advice}"]
         lines += [f"{count:,} more of {check}" for check, count in self.omitted.items()]
         return "\n".join([*lines, self.verdict])
+
+    @property
+    def extent(self) -> str:
+        """The numbers of rows and episodes in words."""
+        if self.stored_rows is None or self.episodes is None:
+            return "not read"
+        if self.rows is None:
+            return f"{number_of(self.stored_rows, 'row')} and {number_of(self.episodes, 'episode')} could be read"
+        return rows_and_episodes(self.rows, self.episodes, self.stored_rows, self.left_out_because)
 
     @property
     def verdict(self) -> str:
@@ -191,7 +206,7 @@ class Report:
         if not any(counts.values()):
             return "no findings"
         more = sum(self.omitted.values())
-        shown = [f"{counts[name]} {name}{'' if counts[name] == 1 else 's'}" for name in ("error", "warning", "note")]
+        shown = [number_of(counts[name], name) for name in ("error", "warning", "note")]
         return ", ".join(shown) + (f", {more:,} more not listed" if more else "")
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 import xxhash
 
+from ostinato.core.words import number_of
 from ostinato.tools.doctor.numbers import FieldNumbers
 from ostinato.tools.doctor.report import FieldProfile, Place
 
@@ -138,7 +139,7 @@ class RowChecks:
             numbers = self._numbers[name] = FieldNumbers(flat.shape[1], steps=steps)
         elif numbers.moments.count.shape[0] != flat.shape[1]:
             expected = numbers.moments.count.shape[0]
-            text = f"rows have {flat.shape[1]} values, those of other episodes {expected}"
+            text = f"rows have {number_of(flat.shape[1], 'value')}, those of other episodes {expected}"
             self._findings.add("shape-mismatch", text, Place(file=file, episode=episode, field=name))
             return
         piece = max(2, _PIECE_VALUES // flat.shape[1])
@@ -165,7 +166,8 @@ class RowChecks:
         self._set[role] = self._set.get(role, False) or bool(raised.any())
         early = np.flatnonzero(raised[:-1])
         if early.shape[0] and self._end_flags:
-            text = f"is set in {early.shape[0]:,} rows before the last one of the episode, which has {len(flat):,} rows"
+            rows = number_of(early.shape[0], "row")
+            text = f"is set in {rows} before the last one of the episode, which has {len(flat):,} rows"
             self._findings.add("flag-position", text, Place(file=file, episode=episode, frame=early[0], field=name))
 
     def _copy(self, digest: bytes, episode: int, rows: int, *, continuous: bool, file: str | None) -> None:
@@ -174,7 +176,7 @@ class RowChecks:
         if known.episode == episode or rows < 3:
             return
         severity: Severity = "warning" if continuous else "note"
-        text = f"all {rows:,} rows are equal to those of episode {known.episode}"
+        text = f"its rows ({rows:,}) are equal to those of episode {known.episode}"
         self._findings.add("episode-duplicate", text, Place(file=file, episode=episode), severity=severity)
 
     def zero_share(self, name: str) -> float:

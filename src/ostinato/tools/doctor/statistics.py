@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ostinato.core.words import number_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -39,7 +41,7 @@ def wrong_statistics(given: Mapping[str, Any], moments: Moments) -> list[str]:
             problems.append(f"{kind} of dimension {at} is {found[at]:.6g}, that of the data {expected[at]:.6g}")
     count = flat_numbers(given["count"]) if "count" in given else None
     if count is not None and count.shape[0] and count[0] != moments.count.max():
-        problems.append(f"count is {count[0]:.0f}, the data has {moments.count.max()} rows")
+        problems.append(f"count is {count[0]:.0f}, the data has {number_of(moments.count.max(), 'row')}")
     return problems
 
 
