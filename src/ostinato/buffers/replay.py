@@ -33,7 +33,7 @@ from ostinato.buffers.options import (
     warn_of_batch,
     warn_of_sampler,
 )
-from ostinato.buffers.priority_updates import as_sampler, parse_update, rows_of_sample
+from ostinato.buffers.priority_updates import as_sampler, parse_update, rows_of_sample, steps_of
 from ostinato.buffers.queries import run_query
 from ostinato.buffers.rate_limit import check_wait, replayable
 from ostinato.buffers.records import Source
@@ -580,8 +580,8 @@ class ReplayBuffer(Sampling):
         and later writes to a full buffer 26.
 
         Args:
-            index: slots, as `extend` returns them, int64 `[B]` or any shape (-1, a row that was not kept, is left out);
-                or a sample, or the info of one, which bring their generations along.
+            index: slots, as `extend` returns them, int64 `[B]` or any shape; or a sample, or the info of one, which
+                bring their generations along. -1 is left out only where a row may not be kept: see `update_priority`.
             generation: generations of the same rows: `index_generation` of a sample (of prioritized samplers, or with
                 `RoundRobinWriter(track_generations=True)`), or `writer.generations_of(index)`; None deletes whatever
                 rows are there now.
@@ -590,7 +590,7 @@ class ReplayBuffer(Sampling):
             Which rows were there, and are deleted: bool of the shape of the index, on the device of the storage.
 
         Raises:
-            SlotError: if an index is beyond the capacity; nothing is changed.
+            SlotError: if an index is negative or beyond the capacity; nothing is changed.
             OptionError: if single rows cannot leave: windows or episodes, `ndim=2`, `single_copy`, `max_bytes`, a
                 writer that chooses slots itself, a sampler with `drop_last` or `endless`; nothing is changed.
 
@@ -614,15 +614,18 @@ class ReplayBuffer(Sampling):
 
         Args:
             index: integers of any dtype, device and strides, `[B]` or any shape; with `ndim=2` a pair of them or
-                `[B, 2]`; or a sampled TensorDict, or the info of a sample, which bring their generation along. -1, a
-                row that the writer did not keep, is left out.
+                `[B, 2]`; or a sampled TensorDict, or the info of a sample, which bring their generation along.
+                Negative indices do not count from the end: they raise, except -1 where a row may not be kept
+                (`TensorDictMaxValueWriter`, `ReservoirWriter`, a `remover`, own writers), which is left out.
             priority: finite numbers of at least 0: one for all, one for each index, or `[B, *shape]`, reduced per row
-                as the sampler says. Of equal indices the last one wins.
+                as the sampler says. `[B, B]` raises, unless the rows are trajectories of `B` steps, or the samples
+                windows: it comes from errors of shape `[B]` less `[B, 1]`. Of equal indices the last one wins.
             generation: the sample's `index_generation`.
 
         Raises:
             PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
-            SlotError: if an index is beyond the rows present; nothing is changed.
+            PriorityShapeError: for priorities of another shape; nothing is changed.
+            SlotError: if an index is negative or beyond the rows present; nothing is changed.
         """
         engine = self._engine
         if engine.direct is not None and priority is not None:
@@ -636,7 +639,7 @@ class ReplayBuffer(Sampling):
             return
         env_first = storage.ndim > 1 and self._dim_extend == 1
         engine.update_priorities(
-            parse_update(index, priority, generation, storage, sampler.reduce, env_first=env_first)
+            parse_update(index, priority, generation, storage, sampler.reduce, steps_of(engine), env_first=env_first)
         )
 
     def __len__(self) -> int:
@@ -752,7 +755,7 @@ class ReplayBuffer(Sampling):
 
         Args:
             index: slots, as `extend` returns them or samples have them under `index`: int64 `[B]` or any shape; with
-                `ndim=2` `[B, 2]` or a pair.
+                `ndim=2` `[B, 2]` or a pair. Negative ones: see `update_priority`.
             generation: generations of the same rows: `index_generation` of a sample (of prioritized samplers, or with
                 `RoundRobinWriter(track_generations=True)`), or `writer.generations_of(index)`.
             patch: values of stored fields by name, nested ones as a tuple, `[B, *shape]`: a dict or a TensorDict.
@@ -772,6 +775,7 @@ class ReplayBuffer(Sampling):
                 the rows could read half a row.
             KeyMissingError: if there is no such field.
             SchemaError: if shapes or dtypes differ.
+            SlotError: if an index is negative.
             OptionError: if arguments do not go together.
             PriorityError: for priorities that are negative, NaN or infinite.
         """
@@ -783,6 +787,8 @@ class ReplayBuffer(Sampling):
                 index,
                 generation,
                 patch,
+                least_index=engine.least_index,
+                steps=steps_of(engine),
                 version_key=version_key,
                 version=version,
                 require_newer=require_newer,
@@ -836,7 +842,7 @@ class ReplayBuffer(Sampling):
             index: slots, as `extend` returns them.
 
         Raises:
-            SlotError: if an index is beyond the rows present.
+            SlotError: if an index is negative or beyond the rows present.
         """
         self._engine.reset_priorities(index)
 
