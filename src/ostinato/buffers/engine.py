@@ -735,6 +735,7 @@ class LocalEngine:
         with self.lock:
             slots, batch = self._chosen(index, swap=swap)
             change = self.storage.prepare_edit(slots, data, batch)
+            self.storage.check_new_fields(index, slots, data)
             rows = int(slots.shape[0])
             first = [
                 (reader, reader._first_priorities(data, rows) if rows else None)  # noqa: SLF001 (the same class)

@@ -673,13 +673,14 @@ class ReplayBuffer(Sampling):
         return self._transform.forward(own(data)) if self._transform else data
 
     def __setitem__(self, index: Any, data: Any) -> None:
-        """Replace rows that are present, after the inverse transforms; a new key becomes a new field of these rows.
+        """Replace rows that are present, after the inverse transforms; a field's name as index is `set_`.
 
-        A field's name as index is `set_`.
+        A new key becomes a new field: of all rows, or of the first ones by a slice (`rb[:n] = rows`). Rows that lack it
+        cannot be sampled until they are given it, so an edit of other rows alone raises.
 
         Raises:
             SlotError: if the index is out of range of the rows present.
-            SchemaError: if the data does not match the rows stored.
+            SchemaError: if the data does not match the rows stored, or has a new key for some rows alone.
         """
         require_rows(len(self.storage))
         if self._viewed is not None:
