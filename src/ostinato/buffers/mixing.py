@@ -15,6 +15,7 @@ from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.options import leaves_by_path, warn_of_sampler
 from ostinato.buffers.pipeline import Prefetcher, Steps
 from ostinato.buffers.priority_updates import (
+    PAD_MASK,
     as_sampler,
     in_era,
     parse_update,
@@ -271,10 +272,10 @@ def update_from_batch(members: Sequence[Member], batch: Any) -> None:
             msg = f"the batch has no key {kinds.show_path(path)}: write the priorities there, or call update_priority()"
             raise KeyMissingError(msg)
         check_one_each(tuple(found.shape), tuple(ids.shape), steps_of(member.engine))
-        part = {"index": _take(_flat(index, lead), at), "priority": _take(_flat(found, lead), at)}
+        part: dict[Any, Any] = {"index": _take(_flat(index, lead), at), "priority": _take(_flat(found, lead), at)}
         if generations is not None:
             part["index_generation"] = _take(_flat(generations, lead), at)
-        windows = {name: batch.get(name, None) for name in _WINDOWS}
+        windows = {name: batch.get(name, None) for name in (*_WINDOWS, PAD_MASK)}
         part |= {name: _take(_flat(value, lead), at) for name, value in windows.items() if value is not None}
         reduce = as_sampler(member.engine.sampler).reduce
         changes[i] = priorities_of_batch(part, "priority", reduce, ndim)

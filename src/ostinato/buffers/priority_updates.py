@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GENERATIONS_PER_ERA",
+    "PAD_MASK",
     "Indexing",
     "PriorityUpdate",
     "as_sampler",
@@ -47,6 +48,8 @@ __all__ = [
 _CPU = torch.device("cpu")
 _INT = torch.int64
 _FLOATS = frozenset({torch.float32, torch.float64})
+PAD_MASK = ("collector", "mask")
+"""Field of samples that is False in the rows by which `pad_output` lengthens slices."""
 GENERATIONS_PER_ERA = 2**44
 """Offset between eras: a load starts a new era, so that generations of older batches match no row."""
 
@@ -341,6 +344,7 @@ def _unpack_sample(sample: Any, priority: Any, generation: Any) -> tuple[Any, An
     """Return index, priorities and generations of a sample or its info; of anything else, the arguments.
 
     Priorities of windows become those of their anchors: the largest of the valid rows of each window, or one for each.
+    Priorities of the rows that `pad_output` repeats are left out.
 
     Raises:
         KeyMissingError: if a sample has no index.
@@ -356,6 +360,9 @@ def _unpack_sample(sample: Any, priority: Any, generation: Any) -> tuple[Any, An
         generation = sample.get("anchor_generation" if windows else "index_generation", None)
     if windows and priority is not None:
         return _of_anchors(sample, priority, generation)
+    mask = None if priority is None else sample.get(PAD_MASK, None)
+    if mask is not None:
+        return _without_padding(sample["index"], mask, priority, generation)
     return sample["index"], priority, generation
 
 
@@ -367,6 +374,22 @@ def rows_of_sample(sample: Any, generation: Any) -> tuple[Any, Any]:
     """
     index, _, generations = _unpack_sample(sample, None, generation)
     return index, generations
+
+
+def _without_padding(index: Any, mask: Tensor, priority: Any, generations: Any) -> tuple[Any, Any, Any]:
+    """Return index, priorities and generations without the rows that pad slices: they repeat the row before them."""
+    index = torch.stack(index, -1) if isinstance(index, tuple) else index
+    lead, values = mask.shape, priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority))
+    if values.numel() == 1 or values.shape[: len(lead)] != lead or index.shape[: len(lead)] != lead:
+        return index, priority, generations
+    rows = index.reshape(lead.numel(), -1)
+    keep = mask.reshape(-1).to(rows.device).clone()
+    keep[:1] = True
+    keep[1:] |= (rows[1:] != rows[:-1]).any(1)
+    if isinstance(generations, Tensor):
+        generations = generations.reshape(-1)[keep.to(generations.device)]
+    values = values.flatten(0, len(lead) - 1)[keep.to(values.device)]
+    return index.flatten(0, len(lead) - 1)[keep], values, generations
 
 
 def _of_anchors(sample: Any, priority: Any, generations: Any) -> tuple[Any, Any, Any]:

@@ -54,7 +54,8 @@ class LateFields:
         fresh = self._fresh(data, known)
         if not fresh:
             return data, {}
-        if any((key,) not in self.columns for key in fresh) and any(path[0] not in data.keys() for path in known):
+        given = set(data.keys())
+        if any((key,) not in self.columns for key in fresh) and any(path[0] not in given for path in known if path):
             return data, {}  # a field is missing, perhaps misspelt: the error of the schema names all keys given
         late: dict[Path, Tensor] = {}
         for key in fresh:
