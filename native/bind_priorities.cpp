@@ -190,7 +190,7 @@ constexpr const char* kUpdateDoc = R"(
         single: Whether they are float32.
         n: Rows to update.
         expected: Address of contiguous int64 `[n]`: rows with another generation, or without a row, are not
-            updated. 0 to compare no generations; slots of -1 are left out then.
+            updated. 0 to compare no generations.
         generations: The generations of all slots, see `sample`. No row has a generation up to the sixth
             number.
         priorities: Address of contiguous float64 `[capacity]` that keeps the priorities as they were given.
@@ -205,7 +205,7 @@ constexpr const char* kUpdateDoc = R"(
         with `want_largest`, the largest priority that the updated rows had before and have now.
 
     Raises:
-        IndexError: Without `expected`, a slot below -1 or outside the rows; nothing has been written then.
+        IndexError: A slot below 0, or, without `expected`, outside the rows; nothing has been written then.
         ValueError: A priority that is negative, not finite or makes a leaf above 2**960 (nothing has been
             written then), or sizes out of range.
 )";

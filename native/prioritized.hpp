@@ -79,7 +79,8 @@ struct UpdateResult {
 };
 
 /// Sets priorities in order: of equal slots the last one wins. With expected generations only rows that still
-/// have them are updated; without, slots of -1 are left out. Raises before anything is written.
+/// have them are updated. Raises before anything is written, also for negative slots: Python knows whether -1
+/// stands for a row that was not kept.
 template <typename Priority>
 class PriorityUpdate {
 public:
@@ -114,7 +115,8 @@ private:
         std::int64_t count = 0;
         for (std::int64_t i = 0; i < n_; ++i) {
             const std::int64_t slot = slots_[i];
-            const bool present = slot >= 0 && slot < priorities_.rows;
+            if (slot < 0) throw_out_of_range(slot);
+            const bool present = slot < priorities_.rows;
             kept_[static_cast<std::size_t>(count)] = slot;  // overwritten unless it counts
             values_[static_cast<std::size_t>(count)] = static_cast<double>(given_[i]);
             const bool current =
@@ -126,18 +128,18 @@ private:
     }
 
     void keep_present() {
-        std::int64_t count = 0;
         for (std::int64_t i = 0; i < n_; ++i) {
             const std::int64_t slot = slots_[i];
-            if (slot < -1 || slot >= priorities_.rows) {
-                throw std::out_of_range("index " + std::to_string(slot) + " is out of range for " +
-                                        std::to_string(priorities_.rows) + " rows");
-            }
-            kept_[static_cast<std::size_t>(count)] = slot;
-            values_[static_cast<std::size_t>(count)] = static_cast<double>(given_[i]);
-            count += slot >= 0 ? 1 : 0;
+            if (slot < 0 || slot >= priorities_.rows) throw_out_of_range(slot);
+            kept_[static_cast<std::size_t>(i)] = slot;
+            values_[static_cast<std::size_t>(i)] = static_cast<double>(given_[i]);
         }
-        count_ = count;
+        count_ = n_;
+    }
+
+    [[noreturn]] void throw_out_of_range(std::int64_t slot) const {
+        throw std::out_of_range("index " + std::to_string(slot) + " is out of range for " +
+                                std::to_string(priorities_.rows) + " rows");
     }
 
     void check() {

@@ -21,9 +21,11 @@ __all__ = [
     "MissingFileError",
     "NoAnswerError",
     "NoPermitError",
+    "NoTensorDictError",
     "OptionError",
     "OstinatoError",
     "PriorityError",
+    "PriorityShapeError",
     "SchemaError",
     "SlotError",
     "StackError",
@@ -52,6 +54,10 @@ class KeyMissingError(SchemaError, KeyError):
 
 class KindError(OstinatoError, TypeError):
     """A value of a kind that this part does not take."""
+
+
+class NoTensorDictError(KindError, SchemaError):
+    """Rows are not TensorDicts, where nothing else can be written."""
 
 
 class StackError(SchemaError, KindError, RuntimeError):
@@ -88,6 +94,10 @@ class EpochEndError(OstinatoError, StopIteration):
 
 class UsageError(OstinatoError, RuntimeError):
     """A call that this object cannot serve in the state it is in."""
+
+
+class PriorityShapeError(SchemaError, UsageError):
+    """Priorities do not have the shape of their index; a `RuntimeError`, as in TorchRL."""
 
 
 class DirectoryInUseError(OptionError, UsageError):

@@ -70,16 +70,16 @@ def test_an_index_is_split_by_shard_and_joined_in_its_order(monkeypatch: pytest.
     late[::2] += 1  # of other rows
     named = index[order].reshape(3, 4)
     shards: Any = Shards(*buffers, missing=1)
-    found = delete_rows(shards, CAPACITY, named, late[order].reshape(3, 4))
+    info: Any = SimpleNamespace(capacity=CAPACITY, least_index=0)
+    found = delete_rows(shards, info, named, late[order].reshape(3, 4))
     assert torch.equal(found, ((order % 2 == 1) & (order // 10 != 1)).reshape(3, 4))
     assert sum(map(len, buffers)) == 30 - int(found.sum())
     whole: Any = Shards(*buffers)
-    assert int(delete_rows(whole, CAPACITY, index, None).sum()) == 30 - int(found.sum())
+    assert int(delete_rows(whole, info, index, None).sum()) == 30 - int(found.sum())
     assert [len(rb) for rb in buffers] == [0, 0, 0]
-    assert delete_rows(whole, CAPACITY, [-1], None).tolist() == [False]
-    for wrong in (join_index(3, torch.tensor([0])), join_index(1, torch.tensor([CAPACITY]))):
+    for wrong in (join_index(3, torch.tensor([0])), join_index(1, torch.tensor([CAPACITY])), [-1]):
         with pytest.raises(SlotError):
-            delete_rows(whole, CAPACITY, wrong, None)
+            delete_rows(whole, info, wrong, None)
 
 
 @pytest.mark.parametrize("sampler", [None, PrioritizedSampler(CAPACITY, 1.0, 1.0)])

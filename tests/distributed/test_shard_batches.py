@@ -13,7 +13,7 @@ from ostinato.distributed.sampling import Part, join_parts, split_batch
 from ostinato.distributed.writing import ShardInfo, one_shard, parse_batch_update, parse_shard_update, split_update
 from ostinato.errors import KeyMissingError, KindError, PriorityError, SchemaError, SlotError, UsageError
 
-SHARDS = ShardInfo(None, True, "td_error", "max", capacity=100, counting=False, waits=False)
+SHARDS = ShardInfo(None, True, "td_error", "max", capacity=100, counting=False, waits=False, least_index=-1)
 INDEX = torch.cat((join_index(2, torch.tensor([5, 7])), join_index(0, torch.tensor([1])), torch.tensor([-1])))
 
 
@@ -130,6 +130,10 @@ def test_invalid_priorities_raise_before_anything_is_sent(bad: float) -> None:
 def test_indices_and_priorities_that_cannot_be_routed_raise() -> None:
     with pytest.raises(SlotError, match="of no shard"):
         split_update(parse_shard_update(SHARDS, INDEX, 1.0, None), 2, 100)  # type: ignore[arg-type]
+    with pytest.raises(SlotError, match="index -1 is out of range"):  # each row is kept
+        parse_shard_update(SHARDS._replace(least_index=0), INDEX, 1.0, None)
+    with pytest.raises(SchemaError, match=r"use \.squeeze\(-1\)"):
+        parse_shard_update(SHARDS, INDEX, torch.rand(4, 4), None)
     with pytest.raises(SlotError, match="of no shard"):
         one_shard(-7, 2)
     with pytest.raises(SlotError, match="one shard"):

@@ -74,7 +74,7 @@ def fleet(*, prioritized: bool = False) -> tuple[LocalShards, ReplayBuffer, Tens
 
 def info(*, prioritized: bool = False) -> ShardInfo:
     values = {"batch_size": 4, "prioritized": prioritized, "priority_key": "td_error", "reduction": "max"}
-    return ShardInfo.of({**values, "capacity": 100, "counting": False, "waits": False})
+    return ShardInfo.of({**values, "capacity": 100, "counting": False, "waits": False, "least_index": -1, "steps": 1})
 
 
 def update(shards: Any, *arguments: Any, **options: Any) -> ConditionalUpdateResult:

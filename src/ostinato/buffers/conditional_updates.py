@@ -27,6 +27,7 @@ from ostinato.core.kinds import show_field
 from ostinato.core.processes import whole_in_forks
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import PrioritySampler
+from ostinato.samplers.base import check_not_negative
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -155,6 +156,8 @@ def parse_conditional(
     generation: Any,
     patch: Any,
     *,
+    least_index: int,
+    steps: int | None,
     version_key: Any = None,
     version: Any = None,
     require_newer: bool = False,
@@ -162,11 +165,16 @@ def parse_conditional(
 ) -> ConditionalUpdate:
     """Check the arguments of `ReplayBuffer.update_if_present`, which describes them.
 
+    `least_index` is -1 where that marks a row that the writer did not keep, else 0; `steps` is that of
+    `steps_of`.
+
     Raises:
         UsageError: if the storage has no fields, or no rows yet.
+        SlotError: for an index below `least_index`.
         OptionError, SchemaError, KindError, KeyMissingError, PriorityError: see there.
     """
     slots, batch = read_slots(index, storage)
+    check_not_negative(slots, least=least_index)
     generations = read_integers("generation", generation).to(slots.device, torch.int64).reshape(-1)
     if generations.shape != slots.shape:
         msg = (
@@ -189,7 +197,7 @@ def parse_conditional(
     on_device = {path: value.to(storage.device) for path, value in fields.items()}
     if versions is not None:
         versions = versions._replace(given=versions.given.to(storage.device))
-    priorities = None if priority is None else _as_priorities(sampler, priority, batch, storage)
+    priorities = None if priority is None else _as_priorities(sampler, priority, batch, storage, steps)
     return ConditionalUpdate(slots, generations, batch, on_device, versions, priorities)
 
 
@@ -306,12 +314,14 @@ def _as_versions(
     return Versions(path, given.reshape(-1).expand(rows).contiguous(), newer)
 
 
-def _as_priorities(sampler: Sampler, priority: Any, batch: tuple[int, ...], storage: Storage) -> Tensor:
+def _as_priorities(
+    sampler: Sampler, priority: Any, batch: tuple[int, ...], storage: Storage, steps: int | None
+) -> Tensor:
     """Return priorities float64 `[n]` on the device of the storage, checked."""
     if not isinstance(sampler, PrioritySampler):
         msg = f"{type(sampler).__name__} has no priorities: leave priority= out, or use a PrioritizedSampler"
         raise OptionError(msg)
-    values = read_priorities(priority, batch).to(storage.device)
+    values = read_priorities(priority, batch, steps).to(storage.device)
     values = (sampler.reduce(values) if values.ndim > 1 else values).to(torch.float64)
     values = values.expand((_count(batch),)).contiguous()
     sampler.check(values)

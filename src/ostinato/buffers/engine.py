@@ -60,7 +60,7 @@ from ostinato.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from ostinato.samplers.base import check_rows
+from ostinato.samplers.base import check_not_negative, check_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -603,6 +603,12 @@ class LocalEngine:
         """Return the priorities in rows about to be written, checked; None if the rows have none."""
         return priorities_of_rows(data, self.priority_path, rows, as_sampler(self.sampler), self.storage.device)
 
+    @property
+    def least_index(self) -> int:
+        """Smallest slot in an index of rows to update: 0, or -1 where that marks a row that was not kept."""
+        every = self.writer.in_order and self.remover is None and not self.sampler.leaves
+        return 0 if every else -1
+
     def count_stale(self, count: int) -> None:
         """Count priorities that were dropped because their rows had been replaced."""
         if count:
@@ -617,6 +623,10 @@ class LocalEngine:
             if not update.slots.shape[0]:
                 return
             slots, priorities, generations = update.of_era(self.era) if self.era else update
+            if slots.is_cpu:
+                check_not_negative(slots, least=self.least_index)
+            elif self.least_index == 0:
+                slots = torch.where(slots == -1, -2, slots)  # invalid, which `raise_deferred` raises
             if generations is None:
                 slots = self._present(slots)
             sampler = cast("PrioritySampler", self.sampler)
@@ -679,6 +689,7 @@ class LocalEngine:
                 self._follow()
             check_deletable(self.storage, self.writer, tracked=self._is_tracked())
             slots, batch = read_slots(index, self.storage)
+            check_not_negative(slots, least=self.least_index)
             generations = None if generation is None else read_generations(generation, slots)
             here = self._is_there(slots, generations)
             gone = torch.unique(slots[here])
@@ -737,6 +748,7 @@ class LocalEngine:
         with self.lock:
             slots, batch = self._chosen(index, swap=swap)
             change = self.storage.prepare_edit(slots, data, batch)
+            self.storage.check_new_fields(index, slots, data)
             rows = int(slots.shape[0])
             first = [
                 (reader, reader._first_priorities(data, rows) if rows else None)  # noqa: SLF001 (the same class)
@@ -795,6 +807,7 @@ class LocalEngine:
             if not self.sampler.prioritized and not self.sampler.leaves:
                 return
             slots, _ = read_slots(index, self.storage)
+            check_not_negative(slots, least=self.least_index)
             check_rows(slots, self.ring.rows)
             slots = self._present(slots)
             if self.remover is not None:

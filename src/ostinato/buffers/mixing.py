@@ -17,6 +17,7 @@ from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.options import leaves_by_path, warn_of_sampler
 from ostinato.buffers.pipeline import Prefetcher, Steps
 from ostinato.buffers.priority_updates import (
+    PAD_MASK,
     as_sampler,
     in_era,
     parse_update,
@@ -25,6 +26,7 @@ from ostinato.buffers.priority_updates import (
     read_integers,
     read_priorities,
     read_slots,
+    steps_of,
 )
 from ostinato.buffers.rate_limit import Waiters
 from ostinato.buffers.records import Mix
@@ -43,8 +45,9 @@ from ostinato.errors import (
     TooFewRowsError,
     UsageError,
 )
-from ostinato.samplers.base import check_rows
+from ostinato.samplers.base import check_not_negative, check_rows
 from ostinato.samplers.ratio import Split
+from ostinato.samplers.standalone import check_one_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -237,7 +240,7 @@ def update_members(members: Sequence[Member], index: Any, priority: Any, generat
     lead = index.shape[: index.ndim - envs]
     ids = as_members(ids, lead, len(members))
     index = index.reshape(-1, *index.shape[len(lead) :])
-    values = read_priorities(priority, lead)
+    values = read_priorities(priority, tuple(lead), steps_of_members(members))
     generations = None if generations is None else read_integers("generation", generations).reshape(-1)
     if generations is not None and generations.shape != ids.shape:
         msg = f"generation must hold one integer for each of the {ids.shape[0]} rows, got {generations.shape[0]}"
@@ -273,14 +276,21 @@ def update_from_batch(members: Sequence[Member], batch: Any) -> None:
             path = (key,) if isinstance(key, str) else tuple(key)
             msg = f"the batch has no key {kinds.show_path(path)}: write the priorities there, or call update_priority()"
             raise KeyMissingError(msg)
-        part = {"index": _take(_flat(index, lead), at), "priority": _take(_flat(found, lead), at)}
+        check_one_each(tuple(found.shape), tuple(ids.shape), steps_of(member.engine))
+        part: dict[Any, Any] = {"index": _take(_flat(index, lead), at), "priority": _take(_flat(found, lead), at)}
         if generations is not None:
             part["index_generation"] = _take(_flat(generations, lead), at)
-        windows = {name: batch.get(name, None) for name in _WINDOWS}
+        windows = {name: batch.get(name, None) for name in (*_WINDOWS, PAD_MASK)}
         part |= {name: _take(_flat(value, lead), at) for name, value in windows.items() if value is not None}
         reduce = as_sampler(member.engine.sampler).reduce
         changes[i] = priorities_of_batch(part, "priority", reduce, ndim)
     _write(members, changes)
+
+
+def steps_of_members(members: Sequence[Member]) -> int | None:
+    """Return the steps of an item, see `steps_of`; None if the members differ."""
+    found = {steps_of(member.engine) for member in members}
+    return found.pop() if len(found) == 1 else None
 
 
 def mark_members(members: Sequence[Member], index: Any) -> None:
@@ -292,6 +302,7 @@ def mark_members(members: Sequence[Member], index: Any) -> None:
     with locked([members[i] for i in rows]):
         for i, at in rows.items():
             slots, _ = read_slots(_take(index, at), members[i].engine.storage)
+            check_not_negative(slots, least=members[i].engine.least_index)
             check_rows(slots, members[i].engine.ring.rows)
         for i, at in rows.items():
             members[i].engine.reset_priorities(_take(index, at))
@@ -312,8 +323,8 @@ def _write(members: Sequence[Member], changes: dict[int, tuple[Any, Any, Any]]) 
         for i, change in changes.items():
             engine = members[i].engine
             sampler = as_sampler(engine.sampler)
-            update = parse_update(*change, engine.storage, sampler.reduce)
-            update.check(sampler, engine.ring.rows)
+            update = parse_update(*change, engine.storage, sampler.reduce, steps_of(engine))
+            update.check(sampler, engine.ring.rows, least_index=engine.least_index)
             updates.append((engine, update))
         for engine, update in updates:
             engine.update_priorities(update)

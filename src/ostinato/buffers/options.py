@@ -53,7 +53,6 @@ __all__ = [
     "warn_of_batch",
     "warn_of_info",
     "warn_of_sampler",
-    "warn_of_size",
 ]
 
 Part = TypeVar("Part", Storage, Sampler, Writer)
@@ -397,16 +396,6 @@ def warn_of_info(include_info: object) -> None:
     warnings.warn(
         f"include_info is going to be deprecated in TorchRL, and include_info={include_info!r} has no effect here: "
         "samples of TensorDict buffers always carry their index; leave it out",
-        UserWarning,
-        stacklevel=3,
-    )
-
-
-def warn_of_size(default: int | None, size: int) -> None:
-    """Warn that `sample` was asked for another batch size than the constructor got."""
-    warnings.warn(
-        f"Got conflicting batch_sizes in constructor ({default}) and `sample` ({size}): the batch-size given to "
-        "sample() is used; this is said once per buffer",
         UserWarning,
         stacklevel=3,
     )

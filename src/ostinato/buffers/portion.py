@@ -17,6 +17,7 @@ from ostinato.buffers.mixing import Member
 from ostinato.buffers.options import own
 from ostinato.buffers.pipeline import Batch
 from ostinato.buffers.policy_versions import check_age
+from ostinato.buffers.priority_updates import steps_of
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.errors import EmptyBufferError, OptionError, WaitTimeoutError
 
@@ -281,6 +282,12 @@ def begin_era(buffer: ReplayBuffer, era: int) -> None:
         engine.era = 1 + era % _ERAS
 
 
+def describe_updates(buffer: ReplayBuffer) -> dict[str, Any]:
+    """Return what the arguments of updates are checked by; see `Engine.least_index` and `steps_of`."""
+    engine = buffer._engine  # noqa: SLF001 (same package)
+    return {"least_index": engine.least_index, "steps": steps_of(engine)}
+
+
 def read_own(buffer: ReplayBuffer, index: Any) -> Any:
     """Return `buffer[index]` as a copy, whole as of one moment."""
     with buffer._engine.lock:  # noqa: SLF001 (same package)
@@ -291,7 +298,9 @@ def check_update(buffer: ReplayBuffer, given: dict[str, Any]) -> None:
     """Check the arguments of `update_if_present`; nothing is changed. It describes the errors."""
     engine = Member(buffer, None).engine
     with engine.lock:
-        parse_conditional(engine.storage, engine.sampler, **given)
+        parse_conditional(
+            engine.storage, engine.sampler, least_index=engine.least_index, steps=steps_of(engine), **given
+        )
 
 
 def update_stored(buffer: ReplayBuffer, given: dict[str, Any]) -> ConditionalUpdateResult:

@@ -11,13 +11,14 @@ from torch import Tensor
 from ostinato._backend import backend
 from ostinato.core import kinds
 from ostinato.core.records import require_values
-from ostinato.errors import KeyMissingError, KindError, SchemaError, SlotError, UsageError
-from ostinato.samplers.base import check_rows
+from ostinato.errors import KeyMissingError, KindError, PriorityShapeError, SchemaError, SlotError, UsageError
+from ostinato.samplers.base import check_not_negative, check_rows
+from ostinato.samplers.standalone import check_one_each, steps_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from ostinato.buffers.records import Ticket
+    from ostinato.buffers.records import Engine, Ticket
     from ostinato.core.ring import Ring
     from ostinato.core.shared_ring import SharedRing
     from ostinato.samplers import PrioritySampler, Sampler
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GENERATIONS_PER_ERA",
+    "PAD_MASK",
     "Indexing",
     "PriorityUpdate",
     "as_sampler",
@@ -40,11 +42,14 @@ __all__ = [
     "read_priorities",
     "read_slots",
     "rows_of_sample",
+    "steps_of",
 ]
 
 _CPU = torch.device("cpu")
 _INT = torch.int64
 _FLOATS = frozenset({torch.float32, torch.float64})
+PAD_MASK = ("collector", "mask")
+"""Field of samples that is False in the rows by which `pad_output` lengthens slices."""
 GENERATIONS_PER_ERA = 2**44
 """Offset between eras: a load starts a new era, so that generations of older batches match no row."""
 
@@ -67,11 +72,18 @@ def as_sampler(sampler: Sampler) -> PrioritySampler:
     return sampler  # type: ignore[return-value]
 
 
+def steps_of(engine: Engine) -> int | None:
+    """Return the steps of what a buffer stores or draws as one item, for which priorities may be given one by one.
+
+    Returns:
+        1 for single rows, the length of rows that are trajectories `[T, ...]`; None for slices and windows.
+    """
+    if engine.sampler.slices or (engine.unit is not None and engine.unit.rows > 1):
+        return None
+    return steps_of_rows(engine.storage.schema)
+
+
 # -- updates ----------------------------------------------------------------------------------------------------------
-
-
-class _PriorityShapeError(SchemaError, UsageError):
-    """Priorities of another shape than their index; a `ValueError`, and a `RuntimeError` as TorchRL raises it."""
 
 
 class Indexing(Protocol):
@@ -106,14 +118,15 @@ class PriorityUpdate(NamedTuple):
             return self
         return self._replace(generations=self.generations - era * GENERATIONS_PER_ERA)
 
-    def check(self, sampler: PrioritySampler, rows: int) -> None:
+    def check(self, sampler: PrioritySampler, rows: int, *, least_index: int) -> None:
         """Check on the CPU that the update is valid: for several buffers that are updated together.
 
         Raises:
             PriorityError: for invalid priorities.
-            SlotError: without generations, if an index is beyond the rows.
+            SlotError: for an index below `least_index`; without generations, if one is beyond the rows.
         """
         if self.slots.is_cpu and self.slots.numel():
+            check_not_negative(self.slots, least=least_index)
             sampler.check(self.priorities)
             if self.generations is None:
                 check_rows(self.slots, rows)
@@ -125,6 +138,7 @@ def parse_update(
     generation: Any,
     storage: Indexing,
     reduce: Callable[[Tensor], Tensor],
+    steps: int | None,
     *,
     env_first: bool = False,
 ) -> PriorityUpdate:
@@ -136,6 +150,7 @@ def parse_update(
         generation: generations; None takes those of a sample.
         storage: how an index names slots.
         reduce: reduces several priorities of a row, `[n, *shape]`, to one.
+        steps: see `steps_of`.
         env_first: whether priorities may be `[num_envs, steps]`, as the data given to `extend`.
 
     Raises:
@@ -167,7 +182,7 @@ def parse_update(
     if isinstance(priority, (int, float)) and not isinstance(priority, bool):  # filled in on the device: no copy to it
         values = torch.full(slots.shape, float(priority), dtype=torch.float64, device=storage.device)
     else:
-        values = read_priorities(priority, batch).to(storage.device)
+        values = read_priorities(priority, batch, steps).to(storage.device)
         values = reduce(values) if values.ndim > 1 else values.to(torch.float64)
         values = values.expand(slots.shape).contiguous()
     return PriorityUpdate(slots, values, _generations(generation, slots))
@@ -205,12 +220,13 @@ def read_integers(name: str, value: Any) -> Tensor:
     return found.detach()
 
 
-def read_priorities(priority: Any, batch: tuple[int, ...]) -> Tensor:
+def read_priorities(priority: Any, batch: tuple[int, ...], steps: int | None) -> Tensor:
     """Return priorities of rows that are indexed in the shape `batch`.
 
     Args:
         priority: a number or tensor or array: one for all rows, one for each, or `[*batch, *shape]`.
         batch: shape of the index.
+        steps: see `steps_of`.
 
     Returns:
         Any real dtype, on the device they came on: 0-dim for one priority of all rows, else `[n]` or `[n, *shape]`.
@@ -233,6 +249,7 @@ def read_priorities(priority: Any, batch: tuple[int, ...]) -> Tensor:
     values, shape, n = values.detach(), tuple(values.shape), int(np.prod(batch, dtype=np.int64))
     if values.numel() == 1:
         return values.reshape(())
+    check_one_each(shape, batch, steps)
     if shape[: len(batch)] == batch:
         return values.reshape(n, *shape[len(batch) :])
     if values.numel() == n:
@@ -241,7 +258,7 @@ def read_priorities(priority: Any, batch: tuple[int, ...]) -> Tensor:
         "priority should be a number or an iterable of the same length as index, or have its shape "
         f"{list(batch)} (further dimensions are reduced per row), got shape {list(shape)}"
     )
-    raise _PriorityShapeError(msg)
+    raise PriorityShapeError(msg)
 
 
 def _check_real(values: Tensor) -> None:
@@ -327,6 +344,7 @@ def _unpack_sample(sample: Any, priority: Any, generation: Any) -> tuple[Any, An
     """Return index, priorities and generations of a sample or its info; of anything else, the arguments.
 
     Priorities of windows become those of their anchors: the largest of the valid rows of each window, or one for each.
+    Priorities of the rows that `pad_output` repeats are left out.
 
     Raises:
         KeyMissingError: if a sample has no index.
@@ -342,6 +360,9 @@ def _unpack_sample(sample: Any, priority: Any, generation: Any) -> tuple[Any, An
         generation = sample.get("anchor_generation" if windows else "index_generation", None)
     if windows and priority is not None:
         return _of_anchors(sample, priority, generation)
+    mask = None if priority is None else sample.get(PAD_MASK, None)
+    if mask is not None:
+        return _without_padding(sample["index"], mask, priority, generation)
     return sample["index"], priority, generation
 
 
@@ -353,6 +374,22 @@ def rows_of_sample(sample: Any, generation: Any) -> tuple[Any, Any]:
     """
     index, _, generations = _unpack_sample(sample, None, generation)
     return index, generations
+
+
+def _without_padding(index: Any, mask: Tensor, priority: Any, generations: Any) -> tuple[Any, Any, Any]:
+    """Return index, priorities and generations without the rows that pad slices: they repeat the row before them."""
+    index = torch.stack(index, -1) if isinstance(index, tuple) else index
+    lead, values = mask.shape, priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority))
+    if values.numel() == 1 or values.shape[: len(lead)] != lead or index.shape[: len(lead)] != lead:
+        return index, priority, generations
+    rows = index.reshape(lead.numel(), -1)
+    keep = mask.reshape(-1).to(rows.device).clone()
+    keep[:1] = True
+    keep[1:] |= (rows[1:] != rows[:-1]).any(1)
+    if isinstance(generations, Tensor):
+        generations = generations.reshape(-1)[keep.to(generations.device)]
+    values = values.flatten(0, len(lead) - 1)[keep.to(values.device)]
+    return index.flatten(0, len(lead) - 1)[keep], values, generations
 
 
 def _of_anchors(sample: Any, priority: Any, generations: Any) -> tuple[Any, Any, Any]:
@@ -458,7 +495,7 @@ def priorities_of_rows(
 
     Raises:
         PriorityError: for invalid priorities, naming their positions; nothing has been written.
-        SchemaError: if their number is not a multiple of `rows`.
+        SchemaError: if their number is not a multiple of `rows`, or there is one for each pair of rows.
     """
     values = None if path is None else _find(data, path, rows, sampler)
     if values is None:
@@ -482,4 +519,12 @@ def _find(data: Any, path: tuple[Hashable, ...], rows: int, sampler: PrioritySam
     if values.numel() == 0 or values.numel() % rows:
         msg = f"{kinds.show_path(path)} must hold priorities of {rows} rows, got shape {list(values.shape)}"
         raise SchemaError(msg)
+    if values.shape == (rows, rows) and not all(np.shape(leaf)[:2] == (rows, rows) for leaf in _leaves(data)):
+        check_one_each(tuple(values.shape), (rows,), 1)
     return sampler.reduce(values.reshape(rows, -1)).contiguous()
+
+
+def _leaves(data: Any) -> list[Any]:
+    """Return the fields of rows."""
+    opened = kinds.open_node(data, 1)
+    return [data] if opened is None else [leaf for child in opened[1] for leaf in _leaves(child)]

@@ -228,6 +228,10 @@ class Engine(Protocol):
     def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool, same: bool = False) -> None:
         """Replace stored fields of rows at a user's index."""
 
+    @property
+    def least_index(self) -> int:
+        """Smallest slot in an index of rows to update: 0, or -1 where that marks a row that was not kept."""
+
     def count_stale(self, count: int) -> None:
         """Count priorities that were dropped because their rows had been replaced."""
 

@@ -33,7 +33,7 @@ from ostinato.buffers.options import (
     warn_of_batch,
     warn_of_sampler,
 )
-from ostinato.buffers.priority_updates import as_sampler, parse_update, rows_of_sample
+from ostinato.buffers.priority_updates import as_sampler, parse_update, rows_of_sample, steps_of
 from ostinato.buffers.queries import run_query
 from ostinato.buffers.rate_limit import check_wait, replayable
 from ostinato.buffers.records import Source
@@ -581,8 +581,8 @@ class ReplayBuffer(Sampling):
         and later writes to a full buffer 26.
 
         Args:
-            index: slots, as `extend` returns them, int64 `[B]` or any shape (-1, a row that was not kept, is left out);
-                or a sample, or the info of one, which bring their generations along.
+            index: slots, as `extend` returns them, int64 `[B]` or any shape; or a sample, or the info of one, which
+                bring their generations along. -1 is left out only where a row may not be kept: see `update_priority`.
             generation: generations of the same rows: `index_generation` of a sample (of prioritized samplers, or with
                 `RoundRobinWriter(track_generations=True)`), or `writer.generations_of(index)`; None deletes whatever
                 rows are there now.
@@ -591,7 +591,7 @@ class ReplayBuffer(Sampling):
             Which rows were there, and are deleted: bool of the shape of the index, on the device of the storage.
 
         Raises:
-            SlotError: if an index is beyond the capacity; nothing is changed.
+            SlotError: if an index is negative or beyond the capacity; nothing is changed.
             OptionError: if single rows cannot leave: windows or episodes, `ndim=2`, `single_copy`, `max_bytes`, a
                 writer that chooses slots itself, a sampler with `drop_last` or `endless`; nothing is changed.
 
@@ -615,15 +615,18 @@ class ReplayBuffer(Sampling):
 
         Args:
             index: integers of any dtype, device and strides, `[B]` or any shape; with `ndim=2` a pair of them or
-                `[B, 2]`; or a sampled TensorDict, or the info of a sample, which bring their generation along. -1, a
-                row that the writer did not keep, is left out.
+                `[B, 2]`; or a sampled TensorDict, or the info of a sample, which bring their generation along.
+                Negative indices do not count from the end: they raise, except -1 where a row may not be kept
+                (`TensorDictMaxValueWriter`, `ReservoirWriter`, a `remover`, own writers), which is left out.
             priority: finite numbers of at least 0: one for all, one for each index, or `[B, *shape]`, reduced per row
-                as the sampler says. Of equal indices the last one wins.
+                as the sampler says. `[B, B]` raises, unless the rows are trajectories of `B` steps, or the samples
+                windows: it comes from errors of shape `[B]` less `[B, 1]`. Of equal indices the last one wins.
             generation: the sample's `index_generation`.
 
         Raises:
             PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
-            SlotError: if an index is beyond the rows present; nothing is changed.
+            PriorityShapeError: for priorities of another shape; nothing is changed.
+            SlotError: if an index is negative or beyond the rows present; nothing is changed.
         """
         engine = self._engine
         if engine.direct is not None and priority is not None:
@@ -637,7 +640,7 @@ class ReplayBuffer(Sampling):
             return
         env_first = storage.ndim > 1 and self._dim_extend == 1
         engine.update_priorities(
-            parse_update(index, priority, generation, storage, sampler.reduce, env_first=env_first)
+            parse_update(index, priority, generation, storage, sampler.reduce, steps_of(engine), env_first=env_first)
         )
 
     def __len__(self) -> int:
@@ -671,13 +674,14 @@ class ReplayBuffer(Sampling):
         return self._transform.forward(own(data)) if self._transform else data
 
     def __setitem__(self, index: Any, data: Any) -> None:
-        """Replace rows that are present, after the inverse transforms; a new key becomes a new field of these rows.
+        """Replace rows that are present, after the inverse transforms; a field's name as index is `set_`.
 
-        A field's name as index is `set_`.
+        A new key becomes a new field: of all rows, or of the first ones by a slice (`rb[:n] = rows`). Rows that lack it
+        cannot be sampled until they are given it, so an edit of other rows alone raises.
 
         Raises:
             SlotError: if the index is out of range of the rows present.
-            SchemaError: if the data does not match the rows stored.
+            SchemaError: if the data does not match the rows stored, or has a new key for some rows alone.
         """
         require_rows(len(self.storage))
         if self._viewed is not None:
@@ -753,7 +757,7 @@ class ReplayBuffer(Sampling):
 
         Args:
             index: slots, as `extend` returns them or samples have them under `index`: int64 `[B]` or any shape; with
-                `ndim=2` `[B, 2]` or a pair.
+                `ndim=2` `[B, 2]` or a pair. Negative ones: see `update_priority`.
             generation: generations of the same rows: `index_generation` of a sample (of prioritized samplers, or with
                 `RoundRobinWriter(track_generations=True)`), or `writer.generations_of(index)`.
             patch: values of stored fields by name, nested ones as a tuple, `[B, *shape]`: a dict or a TensorDict.
@@ -773,6 +777,7 @@ class ReplayBuffer(Sampling):
                 the rows could read half a row.
             KeyMissingError: if there is no such field.
             SchemaError: if shapes or dtypes differ.
+            SlotError: if an index is negative.
             OptionError: if arguments do not go together.
             PriorityError: for priorities that are negative, NaN or infinite.
         """
@@ -784,6 +789,8 @@ class ReplayBuffer(Sampling):
                 index,
                 generation,
                 patch,
+                least_index=engine.least_index,
+                steps=steps_of(engine),
                 version_key=version_key,
                 version=version,
                 require_newer=require_newer,
@@ -837,7 +844,7 @@ class ReplayBuffer(Sampling):
             index: slots, as `extend` returns them.
 
         Raises:
-            SlotError: if an index is beyond the rows present.
+            SlotError: if an index is negative or beyond the rows present.
         """
         self._engine.reset_priorities(index)
 

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from ostinato.buffers.checks import require_tracking
 from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult, parse_conditional
-from ostinato.buffers.mixing import Member, as_members, locked, unpack
+from ostinato.buffers.mixing import Member, as_members, locked, steps_of_members, unpack
+from ostinato.buffers.priority_updates import steps_of
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
 from ostinato.core.rows import map_leaves
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
+from ostinato.samplers.standalone import check_one_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -214,6 +216,8 @@ def update_rows(
         msg = f"generation and routed index metadata must address the same number of records, {ids.numel()}: pass both"
         raise OptionError(msg)
     whole = torch.Size(lead)
+    if priority is not None:
+        check_one_each(tuple(np.shape(priority)), tuple(whole), steps_of_members(members))
 
     def part(value: Any, at: Tensor) -> Any:
         if kinds.is_tensor_collection(value):
@@ -233,6 +237,8 @@ def update_rows(
                 index[at],
                 generations.reshape(-1)[at.to(generations.device)],
                 map_leaves(patch, partial(part, at=at)),
+                least_index=members[i].engine.least_index,
+                steps=steps_of(members[i].engine),
                 version=None if version is None else part(version, at),
                 priority=None if priority is None else part(priority, at),
                 **options,

@@ -8,7 +8,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ostinato.buffers.lifecycle import Lifecycle
-from ostinato.buffers.options import check_size, positive, warn_of_size
+from ostinato.buffers.options import check_size, positive
 from ostinato.buffers.out import fill, fill_direct
 from ostinato.buffers.pipeline import END, Batch, Pass
 from ostinato.buffers.policy_versions import check_age
@@ -39,8 +39,6 @@ class Sampling(Lifecycle):
     """The part of `ReplayBuffer` that draws batches."""
 
     _pass: Pass | None = None
-    _warned = False
-    """Whether it was said that a batch size differs from the constructor's."""
 
     def _find_direct(self) -> None:
         """Look for direct calls after the parts have changed."""
@@ -130,9 +128,6 @@ class Sampling(Lifecycle):
         pipeline, size = self._pipeline, self._batch_size
         if batch_size is not None or size is None:
             size = check_size(batch_size, size, fixed=pipeline.prefetch is not None)
-            if not self._warned and self._batch_size not in (None, size):
-                self._warned = True
-                warn_of_size(self._batch_size, size)
         if max_age is None and timeout_s is None and min_batch is None:
             direct = self._engine.direct
             if direct is not None and return_info and direct.has_more_info:

@@ -22,7 +22,7 @@ from ostinato.core.ring import Ring
 from ostinato.durable import progress
 from ostinato.errors import CheckpointError, EmptyBufferError, OptionError, UsageError
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler
-from ostinato.samplers.base import check_rows
+from ostinato.samplers.base import check_not_negative, check_rows
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage
 from ostinato.storages.checkpoint import readable
 from ostinato.storages.shared import SharedStorage, check_shareable, raise_edit
@@ -323,16 +323,18 @@ class SharedEngine:
         """Return the priorities in rows about to be written, checked; None if the rows have none."""
         return priorities_of_rows(data, self.priority_path, rows, as_sampler(self.sampler), self._storage.device)
 
+    least_index = 0
+    """Smallest slot in an index of rows to update: every row is kept."""
+
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced or incomplete, which are counted."""
         self._laid_out()
         ring, sampler, (slots, priorities, generations) = self._ring, as_sampler(self.sampler), update
+        check_not_negative(slots)
         with ring.lock:
             view = self.view()
             if generations is None:  # those of the rows there are now: a slot without a row gets no priority
                 check_rows(slots, view.rows)
-                kept = slots >= 0
-                slots, priorities = slots[kept], priorities[kept]
                 generations = ring.generations(slots)
             stale = int(sampler.update(slots, priorities, generations, view)) if slots.numel() else 0
         ring.count_stale(stale)

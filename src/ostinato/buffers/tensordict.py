@@ -8,11 +8,11 @@ import torch
 
 from ostinato.buffers.direct import direct_rows
 from ostinato.buffers.options import warn_of_info, warn_of_sampler
-from ostinato.buffers.priority_updates import parse_update, priorities_of_batch, priority_fields
+from ostinato.buffers.priority_updates import parse_update, priorities_of_batch, priority_fields, steps_of
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.sampling import INFO
 from ostinato.core import kinds
-from ostinato.errors import KindError, SchemaError
+from ostinato.errors import NoTensorDictError
 from ostinato.samplers import PrioritySampler
 from ostinato.writers import TensorDictRoundRobinWriter, Writer
 
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Schema
 
 __all__ = ["TensorDictReplayBuffer"]
-
-
-class _NoTensorDictError(KindError, SchemaError):
-    """Rows of another kind; a `TypeError`, and a `ValueError` as TorchRL raises it."""
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -86,7 +82,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 f"{type(self).__name__} takes TensorDicts: it only accepts TensorDictBase subclasses or lists of them, "
                 f"got {type(data).__name__}; use ReplayBuffer for other data"
             )
-            raise _NoTensorDictError(msg)
+            raise NoTensorDictError(msg)
         unit = self._engine.unit
         own = INFO if unit is None or not unit.notes else (*INFO, "anchor_generation", *unit.notes)
         rows = [_without_own(row, own) for row in data] if type(data) is list else _without_own(data, own)
@@ -212,7 +208,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         found = priorities_of_batch(data, self._priority_key, sampler.reduce, storage.ndim)
         stale = None if engine.direct is None else engine.direct.update_priority(*found)
         if stale is None:
-            engine.update_priorities(parse_update(*found, storage, sampler.reduce))
+            engine.update_priorities(parse_update(*found, storage, sampler.reduce, steps_of(engine)))
         else:
             engine.count_stale(stale)
 

@@ -423,5 +423,4 @@ def make_view(buffer: ReplayBuffer, options: ViewOptions) -> dict[str, Any]:
         "_transform": transform,
         "_batch_size": size,
         "_pass": None,
-        "_warned": False,
     }

@@ -21,6 +21,7 @@ from ostinato.buffers.portion import (
     begin_era,
     check_checkpoint,
     check_update,
+    describe_updates,
     drawn,
     read_own,
     reseed,
@@ -189,6 +190,7 @@ def _describe(buffer: ReplayBuffer) -> dict[str, Any]:
         "priority_key": getattr(buffer, "priority_key", "td_error"),
         "reduction": getattr(sampler, "reduction", "max"),
         "epochal": sampler.epochal,
+        **describe_updates(buffer),
         "rows_drawn": drawn(buffer),
     }
 

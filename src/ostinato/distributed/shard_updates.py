@@ -16,6 +16,7 @@ from ostinato.distributed.routing import split_index
 from ostinato.distributed.serialization import Serialized
 from ostinato.distributed.writing import check_owners
 from ostinato.errors import OptionError
+from ostinato.samplers.base import check_not_negative
 from ostinato.samplers.priorities import raise_invalid
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def update_shards(
 
     Values that may not fit the stored dtype are checked in all shards before any of them is changed.
     """
-    rows = _find_rows(index, generation, len(shards))
+    rows = _find_rows(index, generation, len(shards), info)
     if priority is not None:
         priority = _check_priorities(priority, rows.batch, info)
     present = shards.present()
@@ -90,7 +91,7 @@ def update_shards(
     return _join(rows, parts, found, versions=version is not None)
 
 
-def _find_rows(index: Any, generation: Any, shards: int) -> _Rows:
+def _find_rows(index: Any, generation: Any, shards: int, info: ShardInfo) -> _Rows:
     where = read_integers("index", index).to("cpu", torch.int64)
     generations = read_integers("generation", generation).to("cpu", torch.int64).reshape(-1)
     if generations.shape[0] != where.numel():
@@ -100,6 +101,7 @@ def _find_rows(index: Any, generation: Any, shards: int) -> _Rows:
         )
         raise OptionError(msg)
     flat = where.reshape(-1)
+    check_not_negative(flat, least=info.least_index)
     owners, slots = split_index(flat)
     check_owners(owners, flat, shards)
     parts = {i: (owners == i).nonzero().flatten() for i in sorted(set(owners.tolist())) if i >= 0}
@@ -108,7 +110,7 @@ def _find_rows(index: Any, generation: Any, shards: int) -> _Rows:
 
 def _check_priorities(priority: Any, batch: tuple[int, ...], info: ShardInfo) -> Tensor:
     """Return one priority for each row, or one for all; a shard names a sampler that has none."""
-    values = read_priorities(priority, batch).to("cpu")
+    values = read_priorities(priority, batch, info.steps).to("cpu")
     values = (info.reduce(values) if values.ndim > 1 else values).to(torch.float64)
     if not bool(((values >= 0) & (values < torch.inf)).all()):
         raise_invalid(values.reshape(-1))

@@ -563,7 +563,7 @@ class ShardedReplayBuffer:
         """
         with self._answering("delete", timeout_s):
             self._batches.drop()
-            return delete_rows(self._shards, self._connection.info.capacity, index, generation)
+            return delete_rows(self._shards, self._connection.info, index, generation)
 
     def update_if_present(
         self,

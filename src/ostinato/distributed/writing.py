@@ -26,6 +26,7 @@ from ostinato.distributed.ray_client import RETRY, finishes, probe, ray
 from ostinato.distributed.routing import WriteOrder, split_index
 from ostinato.distributed.serialization import Serialized
 from ostinato.errors import KindError, SlotError
+from ostinato.samplers.base import check_not_negative
 from ostinato.samplers.priorities import raise_invalid, reduce_items
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class ShardInfo(NamedTuple):
     """Whether draws consume rows."""
     waits: bool
     """Whether writes may wait for room in the shard, as with a queue."""
+    least_index: int = 0
+    """Smallest index of a row: 0, or -1 where that marks a row that was not kept."""
+    steps: int | None = 1
+    """Steps of an item, for which priorities may be given one by one: see `steps_of`."""
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> ShardInfo:
@@ -88,10 +93,11 @@ def parse_shard_update(shards: ShardInfo, index: Any, priority: Any, generation:
     Raises:
         UsageError: There are no priorities.
         PriorityError: Priorities are negative or not finite.
+        SlotError: An index is negative.
     """
     if not _has_priorities(shards):
         return None
-    return _checked(parse_update(index, priority, generation, _Indexing(), shards.reduce))
+    return _checked(parse_update(index, priority, generation, _Indexing(), shards.reduce, shards.steps), shards)
 
 
 def parse_batch_update(shards: ShardInfo, data: Any) -> PriorityUpdate | None:
@@ -99,7 +105,7 @@ def parse_batch_update(shards: ShardInfo, data: Any) -> PriorityUpdate | None:
     if not _has_priorities(shards):
         return None
     found = priorities_of_batch(data, shards.priority_key, shards.reduce, 1)
-    return _checked(parse_update(*found, _Indexing(), shards.reduce))
+    return _checked(parse_update(*found, _Indexing(), shards.reduce, shards.steps), shards)
 
 
 def _has_priorities(shards: ShardInfo) -> bool:
@@ -109,8 +115,9 @@ def _has_priorities(shards: ShardInfo) -> bool:
     return shards.prioritized
 
 
-def _checked(update: PriorityUpdate) -> PriorityUpdate:
-    """Check priorities before they are divided among shards, so that an error names the positions given."""
+def _checked(update: PriorityUpdate, shards: ShardInfo) -> PriorityUpdate:
+    """Check an update before it is divided among shards, so that an error names the positions given."""
+    check_not_negative(update.slots, least=shards.least_index)
     priorities = update.priorities
     if not bool(((priorities >= 0) & (priorities < torch.inf)).all()):
         raise_invalid(priorities)
@@ -139,20 +146,21 @@ def split_update(update: PriorityUpdate, shards: int, capacity: int) -> dict[int
     return parts
 
 
-def delete_rows(shards: ShardClient, capacity: int, index: Any, generation: Any) -> Tensor:
+def delete_rows(shards: ShardClient, info: ShardInfo, index: Any, generation: Any) -> Tensor:
     """Delete rows, each in its shard; see `ShardedReplayBuffer.delete`.
 
     Args:
         shards: The shards.
-        capacity: Rows of one shard.
+        info: Properties of the shards.
         index: Rows, or a sample.
         generation: Their generations.
     """
     index, generation = rows_of_sample(index, generation)
     flat, batch = read_slots(index, _Indexing())
+    check_not_negative(flat, least=info.least_index)
     generations = None if generation is None else read_generations(generation, flat)
     positions = torch.arange(flat.shape[0], device="cpu")
-    parts = split_update(PriorityUpdate(flat, positions, generations), len(shards), capacity)
+    parts = split_update(PriorityUpdate(flat, positions, generations), len(shards), info.capacity)
     present = shards.present()
     calls = {i: ("delete", Serialized(slots), Serialized(own)) for i, (slots, _, own) in parts.items() if i in present}
     deleted = torch.zeros(flat.shape[0], dtype=torch.bool, device="cpu")

@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from ostinato.core.rows_left import FreeSlots
     from ostinato.samplers.standalone import BareStorage
 
-__all__ = ["CountingSampler", "PrioritySampler", "Sampler", "SizedStorage", "check_replacement", "check_rows"]
+__all__ = [
+    "CountingSampler",
+    "PrioritySampler",
+    "Sampler",
+    "SizedStorage",
+    "check_not_negative",
+    "check_replacement",
+    "check_rows",
+]
 
 _FORMAT = "ostinato.sampler"
 _CPU = torch.device("cpu")
@@ -628,7 +636,26 @@ def check_rows(slots: Tensor, rows: int) -> None:
     """
     if not (slots.is_cpu and slots.numel()):
         return
-    low, high = int(slots.min()), int(slots.max())
-    if low < -1 or high >= rows:
-        msg = f"index {high if high >= rows else low} is out of range for {rows} rows: use an index in [0, {rows})"
+    check_not_negative(slots, least=-1)
+    high = int(slots.max())
+    if high >= rows:
+        msg = f"index {high} is out of range for {rows} rows: use an index in [0, {rows})"
+        raise SlotError(msg)
+
+
+def check_not_negative(slots: Tensor, *, least: int = 0) -> None:
+    """Check that slots on the CPU are not negative: updates do not count from the end, as `rb[-1]` does.
+
+    Args:
+        slots: int64 `[n]`.
+        least: -1 where -1 marks a row that was not kept, which the caller leaves out.
+
+    Raises:
+        SlotError: naming a negative slot.
+    """
+    if slots.is_cpu and slots.numel() and (low := int(slots.min())) < least:
+        msg = (
+            f"index {low} is out of range: updates name rows by slots of at least 0, as extend() and sample() return "
+            f"them; negative ones do not count from the end, as in rb[{low}]"
+        )
         raise SlotError(msg)

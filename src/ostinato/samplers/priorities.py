@@ -12,9 +12,9 @@ from ostinato._backend import backend
 from ostinato.core.records import Run, View
 from ostinato.core.ring import Ring
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError, UsageError
-from ostinato.samplers.base import PrioritySampler
+from ostinato.samplers.base import PrioritySampler, check_not_negative
 from ostinato.samplers.priority_tree import MAX_VALUE, NativeTree, PriorityTree, make_tree
-from ostinato.samplers.standalone import read_index, read_values
+from ostinato.samplers.standalone import read_index, read_values, steps_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RowPriorities",
     "check_capacity",
+    "check_exponent",
     "check_number",
     "check_reduction",
     "raise_invalid",
@@ -44,6 +45,9 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 _MAX_CAPACITY = 2**36
+_MAX_EXPONENT = 2.0
+"""Exponents of papers are at most 1, and those of TorchRL's examples 1.1; beyond, a few rows are all that is drawn."""
+_ROUNDING = 1e-6
 _SHOWN = 8
 _SMALL = 2**16
 """Trees up to this size have a leaf for every slot of the storage, whatever `max_capacity` is."""
@@ -59,7 +63,7 @@ class RowPriorities(PrioritySampler):
 
     Args:
         max_capacity: most rows that can be written: a row in a slot from this one on raises `SlotError`.
-        alpha: exponent of priorities, at least 0.
+        alpha: exponent of priorities, in [0, 2].
         eps: added to every priority, at least 0.
         reduction: how several priorities of an item become one: "max", "min", "mean" or "median".
         within: take the default priority from the rows present, not from all priorities ever given.
@@ -82,7 +86,7 @@ class RowPriorities(PrioritySampler):
     ) -> None:
         self._device = None if device is None else torch.device(device)
         self.max_capacity = check_capacity(max_capacity)
-        self._alpha = check_number("alpha", alpha)
+        self._alpha = check_exponent("alpha", alpha)
         self._eps = check_number("eps", eps)
         self.reduction = check_reduction(reduction)
         self.max_priority_within_buffer = within
@@ -132,7 +136,7 @@ class RowPriorities(PrioritySampler):
                 "make the buffer with the alpha that it is to have"
             )
             raise OptionError(msg)
-        self._alpha = check_number("alpha", value)
+        self._alpha = check_exponent("alpha", value)
 
     @property
     def eps(self) -> float:
@@ -478,14 +482,15 @@ class RowPriorities(PrioritySampler):
         """Record that rows of a bare storage were written: they get the default priority.
 
         Args:
-            index: their slots, or an index as `sample` returns it.
+            index: their slots, or an index as `sample` returns it; -1 marks a row that was not kept.
             storage: needed for an index with `ndim=2`, which is otherwise only noted: set its priorities next.
         """
         if isinstance(index, tuple) and len(index) > 1 and storage is None:
             if self._standalone is not None:
                 self._standalone.written()
             return
-        self.mark_update(index, storage=storage)
+        super().mark_update(index, storage=storage)
+        self._set_by_index(index, None, storage, least=-1)
 
     def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:
         """Give rows of a bare storage the default priority, as new rows get it; see `update_priority`."""
@@ -496,22 +501,23 @@ class RowPriorities(PrioritySampler):
         """Set the priorities of rows of a bare storage; for rows of a buffer use its method, which checks generations.
 
         Args:
-            index: slots, or an index as `sample` returns it; -1 marks a row that was not kept. Of equal slots the last
-                one wins.
+            index: slots, or an index as `sample` returns it. Of equal slots the last one wins.
             priority: one number, or one for each row; further dimensions are reduced.
             storage: needed for an index with `ndim=2`.
 
         Raises:
             PriorityError: for invalid priorities; nothing is changed.
-            SlotError: for a slot at or beyond `max_capacity`; nothing is changed.
+            SlotError: for a negative slot, or one at or beyond `max_capacity`; nothing is changed.
             UsageError: if the number of priorities is not that of rows, or the storage is missing.
         """
         self._set_by_index(index, priority, storage)
 
-    def _set_by_index(self, index: Any, priority: Any, storage: BareStorage | None) -> None:
+    def _set_by_index(self, index: Any, priority: Any, storage: BareStorage | None, *, least: int = 0) -> None:
         device = self.device if storage is None else storage.device
         slots, shape = read_index(index, storage, device)
-        given = None if priority is None else read_values(priority, shape, self.reduce).to(device)
+        check_not_negative(slots.cpu(), least=least)
+        steps = None if self.slices else steps_of_rows(None if storage is None else storage.schema)
+        given = None if priority is None else read_values(priority, shape, self.reduce, steps).to(device)
         kept = slots >= 0
         slots, given = slots[kept].contiguous(), None if given is None else given[kept].contiguous()
         if not slots.numel():
@@ -780,6 +786,23 @@ def reduce_items(items: Tensor, reduction: str) -> Tensor:
         msg = f"priorities of {items.shape[0]} items have the shape {list(items.shape)}: no number per item"
         raise PriorityError(msg)
     return flat[:, 0] if flat.shape[1] == 1 else _REDUCTIONS[reduction](flat)
+
+
+def check_exponent(name: str, value: Any) -> float:
+    """Return `alpha` or `beta` as a float; numbers that rounding took just below 0 become 0.
+
+    Raises:
+        OptionError: if it is not a number in [0, 2].
+    """
+    rounded = isinstance(value, (float, np.floating)) and -_ROUNDING <= value < 0
+    number = check_number(name, 0.0 if rounded else value)
+    if number > _MAX_EXPONENT:
+        msg = (
+            f"{name} must be in [0, {_MAX_EXPONENT:g}], where 0 is none and 1 the full effect, got {name}={value!r}: "
+            "give a number such as 0.5"
+        )
+        raise OptionError(msg)
+    return number
 
 
 def check_number(name: str, value: Any) -> float:

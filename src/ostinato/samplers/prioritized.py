@@ -9,7 +9,7 @@ import torch
 from ostinato.core.records import Draw
 from ostinato.errors import CheckpointError, OptionError, PriorityError
 from ostinato.samplers.base import check_replacement
-from ostinato.samplers.priorities import RowPriorities, check_number
+from ostinato.samplers.priorities import RowPriorities, check_exponent
 
 if TYPE_CHECKING:
     from ostinato.core.records import View
@@ -39,8 +39,9 @@ class PrioritizedSampler(RowPriorities):
     Args:
         max_capacity: most rows that can be written: a row in a slot from this one on raises `SlotError`. It may exceed
             the `max_size` of the storage.
-        alpha: how much priorities matter, at least 0: 0 is uniform, 1 in proportion.
-        beta: how much the weights correct for it, at least 0: 0 not at all (all weights are 1), 1 fully.
+        alpha: how much priorities matter, in [0, 2]: 0 is uniform, 1 in proportion, more exaggerates.
+        beta: how much the weights correct for it, in [0, 2]: 0 not at all (all weights are 1), 1 fully, more
+            overcorrects. Both may be set to numbers that rounding took up to 1e-6 below 0, which become 0.
         eps: added to every priority, at least 0.
         dtype: floating dtype of the weights.
         reduction: how the priorities of an item's steps become one: "max", "min", "mean" or "median" (the lower one of
@@ -98,7 +99,7 @@ class PrioritizedSampler(RowPriorities):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        self._beta = check_number("beta", value)
+        self._beta = check_exponent("beta", value)
 
     def __repr__(self) -> str:
         """Show options and rows."""
@@ -162,7 +163,7 @@ class PrioritizedSampler(RowPriorities):
                 )
                 raise CheckpointError(msg)
         try:
-            check_number("beta", state["beta"])
+            check_exponent("beta", state["beta"])
         except OptionError as error:
             msg = f"the sampler's state is damaged: {error}"
             raise CheckpointError(msg) from None

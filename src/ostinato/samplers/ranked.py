@@ -11,10 +11,10 @@ from ostinato.core.rank_order import RankOrder
 from ostinato.core.records import Draw, Run
 from ostinato.core.rows_left import FreeSlots, slots_of
 from ostinato.errors import CheckpointError, EmptyBufferError, OptionError, PriorityError, SlotError, TooFewRowsError
-from ostinato.samplers.base import CountingSampler, PrioritySampler
+from ostinato.samplers.base import CountingSampler, PrioritySampler, check_not_negative
 from ostinato.samplers.consuming import check_count, check_leaving
 from ostinato.samplers.priorities import check_capacity, check_reduction, reduce_items
-from ostinato.samplers.standalone import read_index, read_values
+from ostinato.samplers.standalone import read_index, read_values, steps_of_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -611,18 +611,18 @@ class HeapSampler(PrioritySampler, _TopSampler):
         """Set the priorities of rows of a bare storage; for rows of a buffer use its method, which checks generations.
 
         Args:
-            index: slots, or an index as `sample` returns it; -1 marks a row that was not kept.
+            index: slots, or an index as `sample` returns it.
             priority: one number, or one for each row; further dimensions are reduced.
             storage: needed for an index with `ndim=2`.
 
         Raises:
             PriorityError: for invalid priorities; nothing is changed.
-            SlotError: for a slot at or beyond `max_capacity`; nothing is changed.
+            SlotError: for a negative slot, or one at or beyond `max_capacity`; nothing is changed.
         """
         slots, shape = read_index(index, storage, torch.device("cpu"))
-        given = read_values(priority, shape, self.reduce).cpu()
-        kept = slots >= 0
-        slots, given = slots[kept], given[kept]
+        check_not_negative(slots)
+        steps = steps_of_rows(None if storage is None else storage.schema)
+        given = read_values(priority, shape, self.reduce, steps).cpu()
         if slots.numel():
             self.check(given)
             self.check_rows(int(slots.max()) + 1, self.max_capacity)

@@ -203,6 +203,13 @@ class _Slicer:
             "longer episodes, shorten the slices, or allow shorter ones with strict_length=False"
         )
 
+    def _pads(self, view: View, length: int) -> bool:
+        """Return whether some slices of this length may be shorter, and are to be padded."""
+        if not self._options.pad_output:
+            return False
+        table = view.require_episodes()
+        return bool(self._left or self._right) or table.starts(length).episodes < table.count
+
     def _place(self, rows: Tensor, length: int, view: View, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Place one slice in the episode of each row: its first slot, and its length, int64 `[n]` each.
 
@@ -501,13 +508,6 @@ class SliceSampler(_Slicer, Sampler):
         first, lengths = self._place(rows, length, view, generator)
         return Draw(first, lengths=lengths, pad=length if self._pads(view, length) else 0)
 
-    def _pads(self, view: View, length: int) -> bool:
-        """Return whether some slices of this length may be shorter, and are to be padded."""
-        if not self._options.pad_output:
-            return False
-        table = view.require_episodes()
-        return bool(self._left or self._right) or table.starts(length).episodes < table.count
-
     def state_dict(self) -> dict[str, Any]:
         """Return the options that a state must agree with."""
         return {"slices": self._form}
@@ -704,8 +704,8 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
     episode. Other rows keep their priority, but are not drawn until there is room. With `strict_length=False` the first
     row present of an episode can always be drawn, so an episode shorter than a slice is one slice; slices of longer
     episodes have full length. The weight of a row is that of the first row of its slice; generations are those of each
-    row, and `update_priority` with a sample sets the priorities of all of its rows. An instance of
-    `PrioritizedSampler`, as in TorchRL.
+    row, and `update_priority` with a sample sets the priorities of all of its rows, without the repeated ones of
+    `pad_output`. An instance of `PrioritizedSampler`, as in TorchRL.
 
     With `num_slices` the length of a slice depends on the batch size; a new length costs one pass over the rows.
 
@@ -750,6 +750,7 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
         truncated_key: Key | None = ("next", "truncated"),
         init_key: Key | None = "is_init",
         strict_length: bool = True,
+        pad_output: bool = False,
         compile: bool | dict[str, Any] = False,  # noqa: A002 (TorchRL's name)
         span: Span = False,
         max_priority_within_buffer: bool = False,
@@ -766,7 +767,8 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
                 stacklevel=2,
             )
         keys = _Keys(end_key, end_keys, traj_key, ends, trajectories, cache_values)
-        options = _Options(num_slices, slice_len, truncated_key, init_key, strict_length, span=(False, right))
+        span = (False, right)
+        options = _Options(num_slices, slice_len, truncated_key, init_key, strict_length, pad_output, span)
         _Slicer.__init__(self, options, keys)
         self.episodes = _choose_episodes(keys)
         self.cache_values = bool(cache_values)
@@ -865,7 +867,8 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
         drawn = super().draw(view, batch_size // length, generator)
         if self._full:
             return drawn._replace(length=length)
-        return drawn._replace(lengths=(table.ahead(drawn.slots) + 1).clamp_(max=length))
+        lengths = (table.ahead(drawn.slots) + 1).clamp_(max=length)
+        return drawn._replace(lengths=lengths, pad=length if self._pads(view, length) else 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the priorities, and the length of the last slices."""

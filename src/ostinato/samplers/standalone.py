@@ -10,7 +10,7 @@ import torch
 from ostinato.core.episodes.tracker import EpisodeTracker, TrackedRows
 from ostinato.core.records import Picks, Plan, View, require_values
 from ostinato.core.ring import Ring
-from ostinato.errors import KindError, OptionError, UsageError
+from ostinato.errors import KindError, OptionError, PriorityShapeError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,11 +19,21 @@ if TYPE_CHECKING:
 
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Draw
-    from ostinato.core.rows import Path
+    from ostinato.core.rows import Path, Schema
 
     Index: TypeAlias = Tensor | tuple[Tensor, ...]
 
-__all__ = ["BareStorage", "Standalone", "as_picks", "check_request", "index_and_info", "read_index", "read_values"]
+__all__ = [
+    "BareStorage",
+    "Standalone",
+    "as_picks",
+    "check_one_each",
+    "check_request",
+    "index_and_info",
+    "read_index",
+    "read_values",
+    "steps_of_rows",
+]
 
 _WRAPPED = 2
 
@@ -184,8 +194,36 @@ def _integers(value: Any) -> Tensor:
     return found.detach()
 
 
-def read_values(priority: Any, shape: tuple[int, ...], reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return one priority for each row of an index of this shape, float64 `[n]`.
+def steps_of_rows(schema: Schema | None) -> int:
+    """Return the length of rows that are trajectories `[T, ...]`, where all fields have this dimension; else 1."""
+    shapes = () if schema is None else [leaf.shape for leaf in schema.leaves]
+    lengths = {shape[:1] for shape in shapes}
+    return next(iter(lengths))[0] if len(lengths) == 1 and () not in lengths else 1
+
+
+def check_one_each(given: tuple[int, ...], batch: tuple[int, ...], steps: int | None) -> None:
+    """Check that priorities are not those of all pairs of rows: `[B, B]` comes from `[B] - [B, 1]`, and is never meant.
+
+    Args:
+        given: shape of the priorities.
+        batch: shape of the index of the rows.
+        steps: steps of each row, where rows are trajectories; 1 for single rows, None for windows of any length.
+
+    Raises:
+        PriorityShapeError: if they are.
+    """
+    if batch and batch[-1] > 1 and given == (*batch, batch[-1]) and steps is not None and steps != batch[-1]:
+        msg = (
+            f"the priorities of an index of shape {list(batch)} have the shape {list(batch)}, or further dimensions of "
+            f"values of one row, got {list(given)}: a number for each pair of rows. Errors of shape [B] less "
+            "predictions of shape [B, 1] broadcast to [B, B]: use .squeeze(-1) on the latter. Where there are as many "
+            "values for each row as rows, reduce them first, such as .amax(-1)"
+        )
+        raise PriorityShapeError(msg)
+
+
+def read_values(priority: Any, shape: tuple[int, ...], reduce: Callable[[Tensor], Tensor], steps: int | None) -> Tensor:
+    """Return one priority for each row of an index of this shape, float64 `[n]`; `steps` as for `check_one_each`.
 
     Raises:
         KindError: if they are not real numbers.
@@ -200,6 +238,7 @@ def read_values(priority: Any, shape: tuple[int, ...], reduce: Callable[[Tensor]
     values, rows = values.detach(), int(np.prod(shape, dtype=np.int64))
     if values.numel() == 1:
         return values.reshape(1).expand(rows).contiguous()
+    check_one_each(tuple(values.shape), shape, steps)
     if values.ndim > len(shape) > 0 and tuple(values.shape[: len(shape)]) == shape:
         return reduce(values.reshape(rows, -1))
     if values.numel() == rows:
@@ -208,7 +247,7 @@ def read_values(priority: Any, shape: tuple[int, ...], reduce: Callable[[Tensor]
         "priority should be a number or an iterable of the same length as index, got priorities of shape "
         f"{list(values.shape)} for an index of shape {list(shape)}"
     )
-    raise UsageError(msg)
+    raise PriorityShapeError(msg)
 
 
 def as_picks(slots: Tensor) -> Picks:

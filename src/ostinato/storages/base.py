@@ -439,6 +439,18 @@ class Storage(ABC):
             SlotError: if the index is out of range of the rows present.
         """
 
+    def check_new_fields(self, index: Any, slots: Tensor, data: Any) -> None:  # noqa: B027
+        """Check that an edit brings no field that other rows would lack; rows of some storages may have any fields.
+
+        Args:
+            index: what the user has chosen the rows by.
+            slots: int64 `[n]`.
+            data: as for `prepare_edit`, which has checked it.
+
+        Raises:
+            SchemaError: naming the field.
+        """
+
     @abstractmethod
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
         """Check `data` (leading dimensions `batch`) for the rows at `slots` (int64 `[n]`); return what writes it.

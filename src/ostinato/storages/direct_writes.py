@@ -51,7 +51,9 @@ def _edit(storage: Storage, index: Any, data: Any) -> None:
     slots = picked.slots
     if picked.span is not None:
         slots = torch.arange(len(storage), device=storage.device)[picked.span].contiguous()
-    storage.prepare_edit(slots, data, picked.batch)()
+    change = storage.prepare_edit(slots, data, picked.batch)
+    storage.check_new_fields(index, slots, data)
+    change()
     storage.exposed = True  # a buffer does not know of the edit, so an incremental save writes all rows
 
 

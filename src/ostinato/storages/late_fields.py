@@ -51,10 +51,12 @@ class LateFields:
         """
         if not (isinstance(data, dict) or is_tensordict(data)):
             return data, {}
-        roots = {path[0] for path in known if path}
-        fresh = [key for key in data.keys() if key not in roots]  # noqa: SIM118 (a TensorDict iterates over rows)
+        fresh = self._fresh(data, known)
         if not fresh:
             return data, {}
+        given = set(data.keys())
+        if any((key,) not in self.columns for key in fresh) and any(path[0] not in given for path in known if path):
+            return data, {}  # a field is missing, perhaps misspelt: the error of the schema names all keys given
         late: dict[Path, Tensor] = {}
         for key in fresh:
             value = data.get(key)
@@ -71,6 +73,34 @@ class LateFields:
             late[(key,)] = as_tensor(value, (key,)) if column is None else read(value, column.dtype, (key,))
         rest = data.exclude(*fresh) if is_tensordict(data) else {k: v for k, v in data.items() if k not in fresh}
         return rest, late if batch is None else self.rows(late, batch)
+
+    def _fresh(self, data: Any, known: set[Path]) -> list[Any]:
+        roots = {path[0] for path in known if path}
+        return [key for key in data.keys() if key not in roots]  # noqa: SIM118 (a TensorDict iterates over rows)
+
+    def require_cover(self, data: Any, known: set[Path], slots: Tensor, rows: int) -> None:
+        """Check that a new field of an edit is one of all rows: rows that lack it could not be sampled.
+
+        Args:
+            data: rows, or a list of them, that match the schema.
+            known: paths of the schema.
+            slots: where they are written, int64 `[n]`.
+            rows: rows present.
+
+        Raises:
+            SchemaError: naming the field and how many rows would lack it.
+        """
+        first = data[0] if type(data) is list and data else data
+        if not (isinstance(first, dict) or is_tensordict(first)):
+            return
+        fresh = [key for key in self._fresh(first, known) if (key,) not in self.columns]
+        lacking = rows - int(torch.unique(slots).numel()) if fresh else 0
+        if lacking:
+            msg = (
+                f"the new {show_field((fresh[0],))} would be missing in {lacking} of the {rows} rows, which could then "
+                "not be sampled: write it to all rows first (write_all, rb[:] = rows), or leave it out"
+            )
+            raise SchemaError(msg)
 
     def require_known(self, late: dict[Path, Tensor]) -> None:
         """Check that all fields were added before.

@@ -555,6 +555,16 @@ class TensorStorage(Storage):
 
     # -- edits ---------------------------------------------------------------------------------------------------------
 
+    def check_new_fields(self, index: Any, slots: Tensor, data: Any) -> None:
+        """Check that the new fields of an edit are written to all rows, or to the first ones by a slice, `rb[:n]`.
+
+        Raises:
+            SchemaError: naming the field and how many rows would lack it.
+        """
+        leading = isinstance(index, slice) and not index.start and index.step in {None, 1}
+        if not leading:
+            self._late.require_cover(data, self._known(), slots, len(self))
+
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
         """Check rows for `slots`; keys that are not in the schema become late fields of these rows.
 

@@ -129,8 +129,14 @@ class DeltaTimestamps(SampleUnit):
             )
             raise OptionError(msg)
         if delta_timestamps is not None:
-            rate, tolerance = _positive("fps", fps), _tolerance(tolerance_s)
             listed = _listed("delta_timestamps", delta_timestamps)
+            if fps is None:
+                msg = (
+                    "the first argument, delta_timestamps, holds offsets in seconds, and needs fps=, the rows per "
+                    "second of the data. For offsets in rows, give steps=: DeltaTimestamps(steps={'action': range(16)})"
+                )
+                raise OptionError(msg)
+            rate, tolerance = _positive("fps", fps), _tolerance(tolerance_s)
             self.offsets = {path: _rows_of(path, given, rate, tolerance) for path, given in listed.items()}
         else:
             if fps is not None or tolerance_s != _TOLERANCE_S:
@@ -214,8 +220,7 @@ def _read_at(table: EpisodeTable, slots: Tensor, offsets: _Offsets) -> tuple[Ten
 
 def _positive(name: str, value: Any) -> float:
     if not _is_within(value, 0, _FARTHEST) or not float(value):
-        got = "none" if value is None else repr(value)
-        msg = f"{name} must be a positive number, the rows per second of the data (`fps` of a dataset), got {got}"
+        msg = f"{name} must be a positive number, the rows per second of the data (`fps` of a dataset), got {value!r}"
         raise OptionError(msg)
     return float(value)
 

@@ -66,7 +66,7 @@ BOUND: dict[str, Callable[[], Sampler]] = {
     "staleness": lambda: StalenessAwareSampler(version_key="x"),
 }
 FREE: dict[str, Callable[[], Sampler]] = {"random": RandomSampler, "slices": lambda: SliceSampler(slice_len=2)}
-pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes", "ignore:a batch has 1 groups")
+pytestmark = pytest.mark.filterwarnings("ignore:a batch has 1 groups")
 bound = pytest.mark.parametrize("make", BOUND.values(), ids=BOUND)
 
 

@@ -19,6 +19,7 @@ from ostinato import (
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
+    SequenceUnit,
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
@@ -32,6 +33,7 @@ from ostinato.errors import (
     KindError,
     OstinatoError,
     PriorityError,
+    PriorityShapeError,
     SchemaError,
     SlotError,
 )
@@ -369,6 +371,68 @@ def test_rows_that_the_writer_did_not_keep_are_left_out() -> None:
     assert index.tolist() == [-1, 1, 0, -1] or -1 in index.tolist()
     rb.update_priority(index, torch.tensor([7.0, 8.0, 9.0, 7.0]))
     assert sorted(priorities(rb)) == [8.0, 9.0]
+
+
+@pytest.mark.parametrize("index", [-1, [-1, 1], torch.tensor([1, -1])], ids=str)
+def test_where_every_row_is_kept_no_update_takes_a_negative_index(index: Any) -> None:
+    """It is neither left out nor the last row, in whichever way it is given."""
+    rb, n = plain(5), torch.as_tensor(index).numel()
+    rb.sample(2)  # direct calls
+    calls: list[Any] = [
+        lambda: rb.update_priority(index, torch.full((n,), 3.0).squeeze()),
+        lambda: rb.update_priority(index, 3.0, torch.ones(n, dtype=torch.int64)),
+        lambda: rb.view(sampler=PrioritizedSampler(8, **OPTIONS)).update_priority(index, 3.0),
+        lambda: rb.mark_update(index),
+        lambda: rb.delete(index),
+        lambda: rb.update_if_present(index=index, generation=[1] * n, priority=3.0),
+    ]
+    if backend.native is not None:
+        calls.append(lambda: plain(5, shared=True).update_priority(index, 3.0))
+    for call in calls:
+        with pytest.raises(SlotError, match=r"index -1 is out of range: .* do not count from the end, as in rb\[-1\]"):
+            call()
+    assert (priorities(rb), rb.stats().stale_updates) == ([1.0] * 5, 0)
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_a_priority_for_each_pair_of_rows_is_refused(rows: int) -> None:
+    """The error of `[B]` less `[B, 1]`."""
+    wrong, words = torch.rand(rows) - torch.rand(rows, 1), rf"got \[{rows}, {rows}\]: .* use \.squeeze\(-1\)"
+    rb, index = plain(5), torch.arange(rows)
+    rb.sample(2)
+    error = wrong.abs()
+    calls: list[Any] = [
+        lambda: rb.update_priority(index, error),
+        lambda: rb.update_priority({"index": index}, error.numpy()),
+        lambda: rb.update_if_present(index=index, generation=index + 1, priority=error),
+        lambda: rb.view(sampler=PrioritizedSampler(8, **OPTIONS)).update_priority(index, error),
+    ]
+    sampled = TensorDictReplayBuffer(storage=LazyTensorStorage(5), sampler=PrioritizedSampler(5, **OPTIONS))
+    sampled.extend(table(range(5)))
+    batch = sampled.sample(rows)
+    batch["td_error"] = error
+    calls.append(lambda: sampled.update_tensordict_priority(batch))
+    calls.append(lambda: sampled.update_priority(batch, error))
+    fresh = TensorDictReplayBuffer(storage=LazyTensorStorage(5), sampler=PrioritizedSampler(5, **OPTIONS))
+    calls.append(lambda: fresh.extend(table(range(rows), td_error=error)))
+    for call in calls:
+        with pytest.raises(PriorityShapeError, match=words):
+            call()
+    assert (priorities(rb), len(fresh)) == ([1.0] * 5, 0)
+    rb.update_priority(index, error[:, :1])
+    assert priorities(rb)[:rows] == pytest.approx(error[:, 0].tolist())
+
+
+def test_steps_of_trajectories_and_windows_may_be_as_many_as_their_items() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(5), sampler=PrioritizedSampler(5, **OPTIONS))
+    rb.extend({"obs": torch.zeros(3, 3, 2), "reward": torch.zeros(3, 3)})
+    rb.update_priority(torch.arange(3), torch.arange(9.0).reshape(3, 3))
+    assert priorities(rb) == [2.0, 5.0, 8.0]
+    unit = SequenceUnit(3, done_key="done")
+    windows = ReplayBuffer(storage=LazyTensorStorage(9), sampler=PrioritizedSampler(9, **OPTIONS), sample_unit=unit)
+    windows.extend({"obs": torch.zeros(9), "done": torch.zeros(9, dtype=torch.bool)})
+    windows.update_priority(torch.arange(3), torch.arange(9.0).reshape(3, 3))
+    assert priorities(windows)[:3] == [2.0, 5.0, 8.0]
 
 
 @pytest.mark.parametrize("index", [[True, False], torch.tensor([0.0]), "obs", [None]], ids=str)

@@ -180,13 +180,10 @@ def test_mark_update_gives_the_default_priority() -> None:
     _buffer().mark_update(0)
 
 
-def test_another_batch_size_warns_once() -> None:
-    rb = _buffer(batch_size=3)
-    with pytest.warns(UserWarning, match=r"Got conflicting batch_sizes in constructor \(3\) and `sample` \(4\)"):
-        rb.sample(4)
+def test_another_batch_size_is_taken_unless_batches_are_prefetched() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rb.sample(4)
+        assert len(_buffer(batch_size=3).sample(4)) == 4
     with pytest.raises(OptionError, match="Got conflicting batch_sizes"):
         _buffer(batch_size=3, prefetch=1).sample(4)
 

@@ -137,7 +137,9 @@ def test_rows_bring_their_priorities_and_late_ones_fall_out() -> None:
         rb.update_priority(torch.arange(3), torch.tensor([1.0, -1.0, float("nan")]))
     with pytest.raises(SlotError, match="index 20 is out of range"):
         rb.update_priority(torch.tensor([0, 20]), 2.0)
-    rb.update_priority(torch.tensor([0, -1, 4]), torch.tensor([2.0, 9.0, 3.0]))
+    with pytest.raises(SlotError, match="index -1 is out of range"):
+        rb.update_priority(torch.tensor([0, -1, 4]), torch.tensor([2.0, 9.0, 3.0]))
+    rb.update_priority(torch.tensor([0, 4]), torch.tensor([2.0, 3.0]))
     assert rb.sampler.priorities.tolist() == [2.0, 1.0, 1.0, 1.0, 3.0] + [1.0] * 15  # type: ignore[attr-defined]
     check_ring(rb)
 

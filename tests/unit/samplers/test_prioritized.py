@@ -65,6 +65,8 @@ def values(rb: ReplayBuffer) -> list[float]:
         ({"alpha": "much"}, OptionError, "alpha must be"),
         ({"beta": -1.0}, OptionError, "beta must be greater or equal to 0, got beta=-1.0"),
         ({"beta": math.inf}, OptionError, "beta must be"),
+        ({"beta": 40}, OptionError, r"beta must be in \[0, 2\], .* got beta=40"),
+        ({"alpha": 6.0}, OptionError, r"alpha must be in \[0, 2\]"),
         ({"eps": -1e-9}, OptionError, "eps must be"),
         ({"dtype": torch.int64}, OptionError, "dtype must be a floating dtype"),
         ({"reduction": "sum"}, OptionError, r"reduction must be one of .*got 'sum'"),
@@ -79,9 +81,12 @@ def test_exponents_set_later_are_checked_too() -> None:
     sampler = PrioritizedSampler(10, 0.6, 0.4)
     with pytest.raises(OptionError, match="alpha"):
         sampler.alpha = -1
-    with pytest.raises(OptionError, match="beta"):
-        sampler.beta = math.nan
+    for wrong in (math.nan, 40, -0.1):
+        with pytest.raises(OptionError, match="beta"):
+            sampler.beta = wrong
     assert (sampler.alpha, sampler.beta) == (0.6, 0.4)
+    sampler.beta, sampler.alpha = 1.0000001, -5e-17  # a schedule whose last step was rounded
+    assert (sampler.alpha, sampler.beta) == (0.0, 1.0000001)
 
 
 def test_a_sampler_smaller_than_the_storage_takes_the_rows_that_it_has_room_for() -> None:
@@ -323,9 +328,10 @@ def test_too_large_priorities_are_refused_before_sums_overflow() -> None:
     with pytest.raises(PriorityError, match=r"at most 2\*\*960, got 1e\+200 with alpha=2"):
         rb.update_priority(0, 1e200)
     assert priorities(rb) == [1.0, 1.0]
-    rb.update_priority(0, 1e100)
-    rb.sampler.alpha = 300.0  # type: ignore[attr-defined]
-    with pytest.raises(PriorityError, match="alpha=300"):
+    rb.sampler.alpha = 1.0  # type: ignore[attr-defined]
+    rb.update_priority(0, 1e200)
+    rb.sampler.alpha = 2.0  # type: ignore[attr-defined]
+    with pytest.raises(PriorityError, match="alpha=2"):
         rb.sample()
 
 

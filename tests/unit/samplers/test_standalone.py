@@ -11,6 +11,7 @@ import torch
 
 from ostinato import (
     ConsumingSampler,
+    HeapSampler,
     LazyTensorStorage,
     LimitedSampler,
     ListStorage,
@@ -38,6 +39,7 @@ from ostinato.errors import (
     KindError,
     OptionError,
     PriorityError,
+    SchemaError,
     SlotError,
     TooFewRowsError,
     UsageError,
@@ -223,7 +225,7 @@ def test_indices_and_priorities_of_many_forms(ndim: int) -> None:
         storage, forms = rb.storage, [torch.tensor([[0, 1], [1, 1]]), (torch.tensor([0, 1]), torch.tensor([1, 1]))]
         assert rb.storage.shape == (2, 3) or rb.storage.shape == (3, 2)
     for index in forms:
-        for priority in ([7.0, 7.0], 7, torch.full((2, 1), 7.0), torch.tensor([[7.0, 1.0], [2.0, 7.0]])):
+        for priority in ([7.0, 7.0], 7, torch.full((2, 1), 7.0), torch.tensor([[7.0, 1.0, 0.0], [2.0, 7.0, 0.0]])):
             sampler = PrioritizedSampler(6, 1.0, 1.0)
             sampler.sample(storage, 1)
             sampler.update_priority(index, priority, storage=storage)
@@ -233,9 +235,27 @@ def test_indices_and_priorities_of_many_forms(ndim: int) -> None:
 
 def test_rows_that_were_not_kept_are_skipped() -> None:
     sampler = PrioritizedSampler(4, 1.0, 1.0)
-    sampler.update_priority(torch.tensor([-1, 1]), torch.tensor([5.0, 2.0]))
-    sampler.update_priority(-1, 9.0)
-    assert sampler.priorities.tolist() == [1.0, 2.0]
+    sampler.extend(torch.tensor([-1, 1]))
+    assert sampler.priorities.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("make", [lambda: PrioritizedSampler(4, 1.0, 1.0), lambda: HeapSampler(4)])
+@pytest.mark.parametrize(
+    ("index", "priority", "error", "words"),
+    [
+        ([-1, 1], [5.0, 2.0], SlotError, r"index -1 is out of range: .* as in rb\[-1\]"),
+        (-1, 9.0, SlotError, "index -1"),
+        ([0, 1, 2], torch.ones(3, 3), SchemaError, r"got \[3, 3\]: a number for each pair .* \.squeeze\(-1\)"),
+    ],
+)
+def test_negative_slots_and_pairs_of_rows_are_refused(
+    make: Any, index: Any, priority: Any, error: type[Exception], words: str
+) -> None:
+    sampler = make()
+    sampler.extend(range(4))
+    with pytest.raises(error, match=words):
+        sampler.update_priority(index, priority)
+    assert sampler.priorities.tolist() == [1.0] * 4
 
 
 def test_bad_indices_and_priorities_change_nothing() -> None:

@@ -68,6 +68,40 @@ def test_reading_rows_that_differ_names_field_and_count() -> None:
         rb[torch.tensor([2, 3])]
 
 
+@pytest.mark.parametrize("index", [0, -1, [0, 1], slice(1, 3), torch.tensor([True] + [False] * 4)], ids=str)
+def test_an_edit_of_some_rows_brings_no_new_field(index: Any) -> None:
+    """It would make every later sample fail; one that all rows have by then may be written to any of them."""
+    rb, ids = rb_of_five(), torch.arange(5)[index]
+    rows = table(ids)
+    with pytest.raises(SchemaError, match=rf"new field 'late' would be missing in {5 - ids.numel()} of the 5 rows"):
+        rb[index] = {**rows, "late": rows["id"] * 10}
+    with pytest.raises(SchemaError, match="new field 'late'"):
+        rb.storage[index] = {**rows, "late": rows["id"] * 10}
+    assert "late" not in rb.sample(20)
+    rb[:] = with_late([0, 1, 2, 3, 4])
+    rb[index] = {**rows, "late": rows["id"] * 20}
+    assert rb["late"][index].tolist() == (ids * 20).tolist()
+    rb[torch.tensor([4, 3, 2, 1, 0])] = {**table(torch.arange(5)), "other": torch.ones(5)}
+    assert rb["other"].tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize("kind", ["dict", "tensordict"])
+def test_a_misspelt_key_is_named_as_it_was_given(kind: str) -> None:
+    rb = buffer("packed", 8)
+    fill(rb, range(5), kind)
+    words = r"got \['idd'\] \(missing .*, unknown \['idd'\]\)"
+    given = {"idd": torch.arange(5)}
+    data: Any = given if kind == "dict" else TensorDict(given, [5])
+    for call in (
+        lambda: rb.__setitem__(0, data[0] if kind == "tensordict" else {"idd": 0}),
+        lambda: rb.write_all(data),
+    ):
+        with pytest.raises(KeyMissingError, match=words):
+            call()
+    with pytest.raises(KeyMissingError, match=words):
+        rb.extend(data)
+
+
 @pytest.mark.parametrize("storage", list(TENSORS))
 def test_new_rows_lack_the_field_and_may_bring_it(storage: str) -> None:
     rb = rb_of_five(storage)

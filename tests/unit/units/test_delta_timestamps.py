@@ -122,7 +122,7 @@ def test_offsets_far_beyond_every_episode_are_padding() -> None:
 BAD: list[tuple[Callable[[], object], str]] = [
     (DeltaTimestamps, "give either delta_timestamps.*got neither"),
     (lambda: DeltaTimestamps({"a": [0]}, fps=3, steps={"a": [0]}), "got both"),
-    (lambda: DeltaTimestamps({"a": [0.0]}), "fps must be a positive number.*got none"),
+    (lambda: DeltaTimestamps({"a": range(16)}), r"first argument, .* in seconds, .* fps=.* in rows, give steps="),
     (lambda: DeltaTimestamps({"a": [0.0]}, fps=0), "fps must be a positive number.*got 0"),
     (lambda: DeltaTimestamps({"a": [0.0]}, fps=float("nan")), "fps must be a positive number.*got nan"),
     (lambda: DeltaTimestamps({"a": [0.0]}, fps=float("inf")), "fps must be a positive number.*got inf"),

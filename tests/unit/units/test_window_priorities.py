@@ -18,6 +18,7 @@ from ostinato import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from ostinato.errors import OptionError
 
 from ...episodes import Log, batch_of
 from .rings import steps
@@ -108,3 +109,35 @@ def test_priorities_of_windows_that_were_overwritten_fall_out() -> None:
     rb.update_priority(info, torch.full((24,), 9.0))
     assert (sampler.priorities == 1.0).all()
     assert rb.stats().stale_updates == len(set(info["anchor_index"].tolist()))
+
+
+@pytest.mark.parametrize("shape", [(32,), (8, 4)])
+@pytest.mark.parametrize("span", [False, (False, 2)], ids=str)
+def test_prioritized_slices_are_padded_and_repeated_rows_give_no_priority(shape: tuple[int, ...], span: Any) -> None:
+    sampler = PrioritizedSliceSampler(
+        40, 1.0, 1.0, 0.0, slice_len=4, traj_key="id", strict_length=False, pad_output=True, span=span
+    )
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(40), sampler=sampler, batch_size=32)
+    index = rb.extend(TensorDict({"id": torch.arange(40) // 2, "step": torch.arange(40) % 2}, [40]))
+    assert sampler.pad_output
+    sample, info = rb.sample(return_info=True)
+    real = info["collector", "mask"].view(8, 4)
+    assert real[:, 0].all()
+    assert not real[:, 2:].any()
+    rows = sample["index"].view(8, 4)
+    assert torch.equal(rows[:, 1:], rows[:, :1] + real[:, 1:2].expand(-1, 3))
+    sample["td_error"] = torch.where(real.reshape(-1), 5.0, 100.0)
+    rb.update_tensordict_priority(sample.reshape(shape))
+    rb.update_priority({**info}, sample["td_error"].view(32, 1))
+    assert sampler.priorities[index].unique().tolist() == [1.0, 5.0]
+    assert rb.stats().stale_updates == 0
+    again = rb.sample()
+    rb.extend(TensorDict({"id": torch.arange(40, 80) // 2, "step": torch.arange(40) % 2}, [40]))
+    again["td_error"] = torch.full((32,), 9.0)
+    rb.update_tensordict_priority(again)
+    assert rb.stats().stale_updates == int(again["collector", "mask"].sum())
+
+
+def test_padding_needs_slices_of_different_lengths() -> None:
+    with pytest.raises(OptionError, match="pad_output=True is incompatible with strict_length=True"):
+        PrioritizedSliceSampler(40, 1.0, 1.0, slice_len=4, pad_output=True)
