@@ -140,9 +140,7 @@ class LocalEngine:
         self.lock = self.waiters.lock
         self.saves = Saves()
         self.source = source
-        self.sampler = sampler
-        self.writer = writer
-        self.generator = generator
+        self.sampler, self.writer, self.generator = sampler, writer, generator
         self.unit = unit
         self.episodes = episodes
         self.ring = Ring(storage.capacity, storage.device)

@@ -44,8 +44,8 @@ class NStep(SampleUnit):
         gamma: discount of one step, in [0, 1].
         reward_key: field of the reward, floating; None: `("next", "reward")` if rows have it, else `reward`.
         next_keys: fields after the step; None: all fields under `next` except the reward. If there are none, the fields
-            whose names begin with `next_`, and the flags `done`, `terminated` and `truncated`. `()`: none, for rows
-            without a next observation. `repr` lists the fields once rows are known.
+            whose names begin with `next_`, and the flags `done`, `terminated` and `truncated`. `()` is none.
+            `repr` lists the fields once rows are known.
         done_key: field that ends episodes; None: the buffer's `episodes`, or the usual flags.
 
     Raises:
@@ -222,13 +222,13 @@ def _check_moved(moved: tuple[Path, ...], paths: list[Path]) -> None:
     found = f"it finds {', '.join(map(show_path, states))}"
     if not states:
         found = "no field is under 'next' or begins with 'next_'"
+    given = ", ".join(repr(path[0] if len(path) == 1 else path) for path in [*moved, *missed])
     if missed:
-        given = ", ".join(repr(path[0] if len(path) == 1 else path) for path in [*moved, *missed])
         named = ", ".join(map(show_path, missed))
         advice = f"{named} looks like one: name all fields after the step, next_keys=[{given}]"
     else:
         known = ", ".join(map(show_path, left))
-        advice = f"rows have {known}: name them in next_keys=[...], or give next_keys=() if rows have none"
+        advice = f"rows have {known}: name it in next_keys=, or give next_keys=[{given}] if rows have none"
     msg = f"NStep takes the next observation from the last of n steps, and {found}; {advice}"
     raise SchemaError(msg)
 

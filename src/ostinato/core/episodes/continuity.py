@@ -26,7 +26,7 @@ _NO_STATES = re.compile(
 )
 """Names of fields of a step, and of what a network made of it: they need not equal those of the row that follows."""
 _NEXT = re.compile(
-    r"(?:next_?|new_)(?P<late>.+)|(?P<early>.+?)(?:_?next|_new|_prime|_after|_tp1)"
+    r"(?:next[_.]?|new_)(?P<late>.+)|(?P<early>.+?)(?:_?next|_new|_prime|_after|_tp1)"
     r"|(?P<short>o|s|obs|state|observation)(?:_?2|_)"
 )
 _ROUNDING = 1e-6
@@ -154,7 +154,7 @@ def _mentions(path: Path) -> bool:
 
 
 def _begins_next(name: Hashable) -> bool:
-    return isinstance(name, str) and name.startswith("next_")
+    return isinstance(name, str) and name.startswith(("next_", "next."))
 
 
 def looks_next(path: Path, paths: Sequence[Path]) -> bool:
