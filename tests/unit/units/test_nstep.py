@@ -132,7 +132,7 @@ def test_rows_without_a_next_observation_say_so() -> None:
     del rows["next_obs"]
     for unit in (NStep(3, 0.9), [NStep(3, 0.9), SequenceUnit(2, done_key="done")]):
         with pytest.raises(
-            SchemaError, match=r"rows have 'obs': name them in next_keys=\[...\], or give next_keys=\(\)"
+            SchemaError, match=r"rows have 'obs': name it in next_keys=, or give next_keys=\['done'\] if rows have none"
         ):
             buffer(50, sample_unit=unit).extend(rows)
     unit = NStep(3, 0.9, next_keys=())
