@@ -129,7 +129,7 @@ class Learner:
 
 
 def make_buffer(settings: Settings, *, hindsight: bool) -> ReplayBuffer:
-    """Return a buffer `[time, environments]`, with or without hindsight."""
+    """Return a buffer `[environments, time]`, with or without hindsight."""
     return ReplayBuffer(
         storage=LazyTensorStorage(100_000, ndim=2),
         sample_unit=Hindsight(reward_of, her_ratio=0.8, strategy="future") if hindsight else None,

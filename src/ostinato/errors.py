@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from errno import ENOENT
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "DirectoryInUseError",
     "EmptyBufferError",
     "EpisodesError",
+    "EpisodesWarning",
     "EpochEndError",
     "KeyMissingError",
     "KindError",
@@ -154,3 +157,15 @@ class MissingExtraError(OstinatoError, ImportError):
 
 class CastWarning(UserWarning):
     """Values are rounded to the dtype of the field that they are written to; given once per field and buffer."""
+
+
+class EpisodesWarning(UserWarning):
+    """Rows that a buffer takes for steps of one episode do not follow each other; given once per buffer."""
+
+
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Warn at the line that called this package."""
+    frame, level = sys._getframe(1), 2  # noqa: SLF001 (warnings has skip_file_prefixes from Python 3.12 on)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "ostinato":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

@@ -11,8 +11,9 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
-from ostinato import TrajectoryReplayBuffer
+from ostinato import LazyTensorStorage, ReplayBuffer, TrajectoryReplayBuffer
 
 from ..unit.trajectories.rollouts import rollout
 from . import builders
@@ -555,6 +556,33 @@ def no_flag_is_ever_set(folder: Path) -> Path:
         file["terminals"][:], file["timeouts"][:] = 0, 0
 
     return edit_hdf5(builders.d4rl_hdf5(folder.with_name("d.hdf5")).path, change)
+
+
+def _stream(envs: int, *, limits: bool = True) -> dict[str, Array]:
+    """Rows of environments in turn, as one `extend` for each step writes them; episodes are cut after 25 steps."""
+    generator, rows = np.random.default_rng(0), []
+    for env in range(envs):
+        walk = generator.normal(size=(100, 3)).cumsum(0).reshape(4, 25, 3)
+        last = walk[:, -1:] + generator.normal(size=(4, 1, 3))
+        after = np.concatenate([walk[:, 1:], last], 1)
+        rows.append({"obs": walk.reshape(-1, 3), "next_obs": after.reshape(-1, 3), "env": np.full(100, env)})
+    stream = {key: np.stack([row[key] for row in rows], 1).reshape(100 * envs, -1) for key in rows[0]}
+    flag = np.repeat(np.arange(100) % 25 == 24, envs) if limits else np.arange(100 * envs) == 100 * envs - 1
+    return {**stream, "action": stream["obs"][:, :1] * 0.1, "truncated": flag}
+
+
+@planted("episode-joined", "warning", episode=0, frame=0, also=("value-jump",))
+def environments_are_in_turn(folder: Path) -> dict[str, Array]:
+    return _stream(4)
+
+
+@planted("episode-joined", "warning", episode=0, frame=24, also=("value-jump",))
+def time_limits_have_no_flag(folder: Path) -> Path:
+    rows = {key: torch.from_numpy(value) for key, value in _stream(1, limits=False).items()}
+    rb = ReplayBuffer(storage=LazyTensorStorage(1000))
+    rb.extend({**rows, "observation": rows["obs"], "next": {"observation": rows["next_obs"]}})
+    rb.dumps(folder)
+    return folder
 
 
 @planted("reward-constant", "note", field="rewards")

@@ -163,6 +163,7 @@ def buffers(name: str, kind: str, seed: int = 0) -> tuple[ReplayBuffer, ReplayBu
     return opened, known
 
 
+@pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning")  # next observations are random
 @pytest.mark.parametrize("kind", ["tensor", "block", "dense", "moved", "mixed"])
 @pytest.mark.parametrize("name", PARTS)
 def test_a_dataset_is_sampled_as_the_same_rows_in_memory_are(name: str, kind: str) -> None:
@@ -171,6 +172,7 @@ def test_a_dataset_is_sampled_as_the_same_rows_in_memory_are(name: str, kind: st
         same(opened.sample(), known.sample())
 
 
+@pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning")  # next observations are random
 @pytest.mark.parametrize("name", PARTS)
 def test_a_buffer_over_a_dataset_resumes_exactly(name: str, tmp_path: Path) -> None:
     opened, known = buffers(name, "mixed")

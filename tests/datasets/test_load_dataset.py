@@ -120,7 +120,7 @@ def test_any_selection_in_any_chunks(seed: int) -> None:
 
 def test_windows_of_steps_end_with_the_copied_episodes() -> None:
     data = mapping([4, 4], flags="next")
-    rb = buffer(sample_unit=NStep(3, gamma=0.5))
+    rb = buffer(sample_unit=NStep(3, gamma=0.5, next_keys=()))
     rb.load_dataset(data)
     batch = rb.sample()
     left = torch.minimum(4 - batch["row"] % 4, torch.tensor(3))

@@ -95,6 +95,9 @@ def _is_watched(engine: LocalEngine, episodes: TrackedEpisodes | None) -> bool:
     """Whether something follows single rows that direct calls do not tell of them."""
     watched = engine.gate is not None or engine.versions is not None or engine.saves.snapshot is not None
     watched = watched or engine.remover is not None or engine.left is not None
+    watched = watched or (
+        engine.continuity is not None and engine.continuity.is_due(engine.ring)
+    )  # the next call looks
     return watched or not engine.ring.counts.in_order or (engine.tracker is not None and episodes is None)
 
 
@@ -110,6 +113,8 @@ def defined_together(cls: type, *names: str) -> bool:
 
 def _may_write(engine: LocalEngine) -> bool:
     """Whether a write changes nothing but rows, counts and the default priorities of the rows."""
+    if engine.continuity is not None:
+        return False  # it counts rows as they are written
     if isinstance(engine, ViewEngine) or type(engine.writer) not in {RoundRobinWriter, TensorDictRoundRobinWriter}:
         return False
     views = engine.views.live()

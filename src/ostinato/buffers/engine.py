@@ -26,6 +26,7 @@ from ostinato.buffers.checks import (
     raise_for_priorities,
     require_tracking,
 )
+from ostinato.buffers.continuity import ContinuityCheck, warn_of_order
 from ostinato.buffers.drawn_ahead import DrawnAhead
 from ostinato.buffers.options import check_same_device
 from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
@@ -120,6 +121,8 @@ class LocalEngine:
     """Rows present and free slots, once rows were deleted; None with a sampler that keeps them itself."""
     remover: Remover | None = None
     """What chooses the rows that new ones replace; None leaves that to the writer."""
+    continuity: ContinuityCheck | None = None
+    """Looks whether rows of windows follow each other; None without windows, and once it has seen enough."""
     direct_tried = False
     """Whether `direct` was looked for since the parts changed."""
 
@@ -140,9 +143,7 @@ class LocalEngine:
         self.lock = self.waiters.lock
         self.saves = Saves()
         self.source = source
-        self.sampler = sampler
-        self.writer = writer
-        self.generator = generator
+        self.sampler, self.writer, self.generator = sampler, writer, generator
         self.unit = unit
         self.episodes = episodes
         self.ring = Ring(storage.capacity, storage.device)
@@ -162,9 +163,11 @@ class LocalEngine:
         self.restores = 0
         """Loads that failed after they had changed rows, which were brought back."""
         self.tracker = self._make_tracker(sampler)
+        self.begin_continuity()
         check_pair(storage, writer)
         check_sampler(storage, sampler)
         sampler.check_parts(storage, writer)
+        self._check_unit(storage)
         if len(storage):
             self.ring.take_over(len(storage), storage.cursor)
             writer.begin(len(storage))
@@ -286,6 +289,26 @@ class LocalEngine:
         tracker.check_span(self.storage)
         return tracker
 
+    def _check_unit(self, storage: Storage) -> None:
+        """Check that the unit can be used with the rows of a storage, as soon as their schema is known."""
+        if self.unit is not None and storage.schema is not None:
+            self.unit.check_schema(storage.schema)
+
+    def begin_continuity(self) -> None:
+        """Look at the first rows, if the parts form windows."""
+        self.continuity = ContinuityCheck.begin(self.tracker, self.unit, self.sampler)
+
+    def _catch_up(self) -> None:
+        """Take over rows that something else has written, and look at the first rows if there are new ones."""
+        if self.source.storage.writes != self.counts.writes_seen:
+            self._follow()
+        check = self.continuity
+        if check is not None and self.tracker is not None and check.is_due(self.ring):
+            self.parts_changed()  # there are no direct calls while rows wait for the look
+            self.continuity = None  # also if the warning is an error
+            if not check.look(self.storage, self.tracker, self.ring):
+                self.continuity = check
+
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, data: Any, lead: int, *, ranked: bool = True, timeout_s: float | None = None) -> Placement:
@@ -299,8 +322,7 @@ class LocalEngine:
         """
         require_eager("writing rows")
         with self.lock:
-            if self.source.storage.writes != self.counts.writes_seen:
-                self._follow()
+            self._catch_up()
             storage, sampler = self.source.storage, self.sampler
             laid_out = self.settled or storage.laid_out
             payload, rows = storage.admit(data, lead)
@@ -313,6 +335,8 @@ class LocalEngine:
                     left_s = self.wait_to_write(rows, timeout_s)
                     if left_s is not None:  # anything may have changed meanwhile: check the rows again
                         return self.write(data, lead, ranked=ranked, timeout_s=left_s)
+                if not self.ring.rows:
+                    self._check_first_rows(payload, laid_out=laid_out, lead=lead)
                 if sampler.prioritized and ranked:
                     given = self._first_priorities(data, rows)
                 if tracker is not None:
@@ -334,6 +358,16 @@ class LocalEngine:
             else:
                 self._report_written(placement, given, marks, found, reports)
             return placement
+
+    def _check_first_rows(self, payload: Any, *, laid_out: bool, lead: int) -> None:
+        """Check the first rows that are about to be written: their fields, and with `ndim=2` their order."""
+        storage = self.source.storage
+        if not laid_out:
+            for reader in self.readers:
+                reader._check_unit(storage)  # noqa: SLF001 (the same class)
+        wanted = None if self.tracker is None else self.tracker.wanted
+        if storage.ndim > 1 and lead and warn_of_order(storage, payload, wanted):
+            self.continuity = None  # it would say the same
 
     def _admit_for_views(
         self, data: Any, payload: Any, rows: int, *, ranked: bool
@@ -362,6 +396,8 @@ class LocalEngine:
                 if not self.writer.mutable:
                     self.writer.place(1, self.ring, None)  # says that it takes no rows
                 payload, rows = storage.admit(data, 1)
+                if rows and not laid_out:
+                    self._check_unit(storage)
                 if rows and ranked and self.sampler.prioritized:
                     self._first_priorities(data, rows)
                 if rows and self.tracker is not None:
@@ -537,6 +573,8 @@ class LocalEngine:
         """Report rows just written to episodes, versions, sampler and rate limiter, and to views by their `reports`."""
         if self.tracker is not None:
             self.tracker.record(self.storage, placement, marks or Marks())
+            if self.continuity is not None and self.continuity.is_due(self.ring):
+                self.parts_changed()  # the next call takes a look
         if self.versions is not None and versions is not None:
             self.versions.record(placement, versions)
         if self.sampler.prioritized:
@@ -1017,8 +1055,7 @@ class LocalEngine:
             WaitTimeoutError: if the limiter did not permit the draw in time.
         """
         with self.lock:
-            if self.source.storage.writes != self.counts.writes_seen:
-                self._follow()
+            self._catch_up()
             if self.gate is not None:
                 batch_size = self.wait_to_draw(batch_size, ask)
             elif ask.min_rows is not None and not self.pending:
@@ -1314,10 +1351,12 @@ class LocalEngine:
             check_view_parts(sampler, sampler)
         with self.lock:
             self._check_remover(sampler, self.writer)
-            self.tracker = self._make_tracker(sampler)
+            tracked, self.tracker = self.tracker is not None, self._make_tracker(sampler)
             self.parts_changed()
             sampler.move()
             old, self.sampler = self.sampler, sampler
+            if not tracked:
+                self.begin_continuity()
             record_owner(self, sampler)
             self.pending.clear()
             self.begin_left()
@@ -1372,6 +1411,7 @@ class LocalEngine:
             reader.sampler.check_parts(storage, self.writer)
             if reader.tracker is not None:
                 reader.tracker.check_span(storage)
+            reader._check_unit(storage)  # noqa: SLF001 (the same class)
         with self.lock:
             if len(storage):
                 self.writer.begin(len(storage))  # first: it may raise

@@ -94,7 +94,8 @@ class ReplayBuffer(Sampling):
         transform: a callable, an object with `forward` and `inv`, or a `Compose`.
         transform_factory: a callable that makes the transform, where it cannot be pickled; not beside `transform`.
         batch_size: rows that `sample()` and iteration give.
-        dim_extend: dimension of the data along which `extend` grows the buffer; None is `storage.ndim - 1`.
+        dim_extend: dimension of the data along which `extend` grows the buffer; None is `storage.ndim - 1`. So with
+            `ndim=2` data is `[environments, time, *shape]`; with `dim_extend=0` `[time, environments, *shape]`.
         generator: source of all draws; None is torch's global generator. The buffer owns it: it goes back when draws
             made ahead are dropped, so do not draw from it elsewhere.
         shared: let other processes write and sample the same rows; see `share` and docs/scaling.md. Needs Linux, the
@@ -383,8 +384,8 @@ class ReplayBuffer(Sampling):
 
         Args:
             data: rows `[B, *shape]`: TensorDict, tensorclass, tensor, numpy array, or dict/tuple pytree of these;
-                a list is a stack of rows, and within a dict a list of text is a field. With `ndim=2` the dimension
-                `dim_extend` is time, the other the environments.
+                a list is a stack of rows, and within a dict a list of text is a field. With `ndim=2` rows
+                `[environments, time, *shape]`, or `[time, environments, *shape]` with `dim_extend=0`.
             update_priority: False gives the rows the default priority, though they hold a `priority_key`; of no effect
                 where there are no priorities, or no such key.
             timeout_s: longest wait for readers, in seconds, where there is a `rate_limiter`; None is its own.
@@ -396,9 +397,13 @@ class ReplayBuffer(Sampling):
             `MultiStepTransform` does until it has enough rows.
 
         Raises:
-            SchemaError: if the rows do not match the rows stored; nothing is changed. Dtypes are cast, see
-                `docs/casts.md`.
+            SchemaError: if the rows do not match the rows stored, or with `ndim=2` are of another number of
+                environments; nothing is changed. Dtypes are cast, see `docs/casts.md`.
             WaitTimeoutError: if readers did not come in time; nothing is changed.
+
+        Warns:
+            EpisodesWarning: if the first rows with `ndim=2` seem to have the other order. In buffers with windows also
+                if the first rows do not follow each other; see docs/environments.md.
         """
         if is_dynamo_compiling():
             extend = torch.compiler.disable(ReplayBuffer.extend)  # type: ignore[no-untyped-call]

@@ -119,6 +119,8 @@ class ViewEngine(LocalEngine):
             if self.tracker is not None:
                 self.tracker.check_span(owner.storage)
             self._check_remover(sampler, owner.writer)
+            self._check_unit(owner.storage)
+            self.begin_continuity()
             owner.parts_changed()
             sampler.move()
             if owner.ring.rows:

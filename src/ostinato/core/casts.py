@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-import warnings
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.kinds import as_tensor, show_field
-from ostinato.errors import CastWarning, SchemaError
+from ostinato.errors import CastWarning, SchemaError, warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -236,15 +234,12 @@ def _clash(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...]) -> st
 
 def _warn(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...]) -> None:
     """Warn at the line that called this package."""
-    frame, level = sys._getframe(1), 2  # noqa: SLF001 (warnings has skip_file_prefixes from Python 3.12 on)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "ostinato":
-        frame, level = frame.f_back, level + 1
     msg = (
         f"{show_field(path)} is stored as {_name(stored)}, to which the {_name(value.dtype)} values written are "
         "rounded: convert them before writing, or write first rows of the dtype that is to be kept. Shown once for "
         "each field of a buffer; warnings.filterwarnings('ignore', category=ostinato.errors.CastWarning) silences it"
     )
-    warnings.warn(msg, CastWarning, stacklevel=level)
+    warn_caller(msg, CastWarning)
 
 
 def _name(dtype: torch.dtype) -> str:

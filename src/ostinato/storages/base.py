@@ -672,7 +672,7 @@ def check_ndim(ndim: object) -> int:
     """
     if ndim not in (1, 2) or isinstance(ndim, bool):
         msg = (
-            f"ndim must be 1 (rows) or 2 (time x environments), got {ndim!r}: episodes run along time within one "
+            f"ndim must be 1 (rows) or 2 (environments and time), got {ndim!r}: episodes run along time within one "
             "environment, so flatten further batch dimensions into that of environments"
         )
         raise OptionError(msg)

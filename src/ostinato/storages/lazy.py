@@ -45,7 +45,9 @@ class LazyTensorStorage(TensorStorage):
     Args:
         max_size: capacity in rows (with `ndim=2`, of all environments, rounded up to whole steps).
         device: where rows are stored; "auto" takes the device of the first rows.
-        ndim: 1 for rows `[B, ...]`; 2 for rows `[time, environments, ...]`.
+        ndim: 1 for rows `[B, ...]`; 2 for rows of several environments: `extend` of the buffer takes and its indices
+            return `[environments, time, ...]`, with `dim_extend=0` `[time, environments, ...]`. `shape` of the storage
+            is (steps, environments) in both cases.
         packed: False gives every field a contiguous tensor.
         single_copy: store a next observation once, as the observation of the following row, if the two are equal bit
             by bit. True pairs `("next", name)` with `name` and `next_name` with `name` (of equal dtype and shape; not

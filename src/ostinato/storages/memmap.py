@@ -62,7 +62,9 @@ class LazyMemmapStorage(LazyTensorStorage):
             first write.
         scratch_dir: directory of the files; None creates a temporary one, which is removed with the storage.
         device: "cpu" or "auto"; accepted for compatibility with TorchRL.
-        ndim: 1 for rows `[B, ...]`; 2 for rows `[time, environments, ...]`.
+        ndim: 1 for rows `[B, ...]`; 2 for rows of several environments: `extend` of the buffer takes and its indices
+            return `[environments, time, ...]`, with `dim_extend=0` `[time, environments, ...]`. `shape` of the storage
+            is (steps, environments) in both cases.
         existsok: allow `scratch_dir` to contain the files of another storage. If `flush` left its manifest, the
             storage opens with its rows; otherwise, the files are replaced at the first write.
         auto_cleanup: remove the files when the storage is closed or dropped, or at the end of the process; None

@@ -729,7 +729,7 @@ class SingleCopyTable:
         msg = (
             f"single_copy saves little: {used} of {rows} rows keep a next observation of their own, since it is "
             "not the observation of the row that follows. Rows of several environments in turns need ndim=2 (rows "
-            "[time, environments, ...]); for data without order leave single_copy out"
+            "[environments, time, ...]); for data without order leave single_copy out"
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
 

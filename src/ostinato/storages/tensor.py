@@ -69,7 +69,8 @@ class TensorStorage(Storage):
         storage: a tensor, TensorDict, tensorclass, or dict/list/tuple pytree of tensors `[rows, ...]`; not copied.
         max_size: capacity in rows; if given, it must be the number of rows of `storage`.
         device: accepted for compatibility with TorchRL: must be the device of the data, or "auto".
-        ndim: 1, or 2 for data `[time, environments, ...]`.
+        ndim: 1, or 2 for data `[time, environments, ...]`, which is the order in memory. Indices of the buffer have the
+            order that `extend` takes: environments first, unless it has `dim_extend=0`.
         allow_pickle: let `dumps` and `loads` pickle objects of non-tensor fields that are not text or plain values.
             Unpickling executes code: set it only for checkpoints that you trust.
         compilable: no effect: the native call is opaque to `torch.compile` in any case.
@@ -299,7 +300,10 @@ class TensorStorage(Storage):
     def _check_envs(self, batch: tuple[int, ...], *, single: bool) -> None:
         """Check the number of environments in rows with these leading dimensions, a single step if `single`."""
         if self._table is not None and batch[-1] != self.num_envs:
-            msg = f"rows must have {self.num_envs} environments, got batch size {list(batch)}"
+            msg = (
+                f"rows must have {self.num_envs} environments, as the first ones had, got batch size {list(batch)} "
+                "(steps, environments): extend() takes [environments, time], with dim_extend=0 [time, environments]"
+            )
             raise SchemaError(msg)
         if single and batch[-1] == 0:
             msg = f"a step must have at least one environment, got batch size {list(batch)}"
@@ -383,6 +387,22 @@ class TensorStorage(Storage):
             if leaf.path == path:
                 return value if len(flat.batch) == 1 else value.reshape((math.prod(flat.batch), *leaf.shape))
         return payload.late.get(path)
+
+    def first_rows(self, payload: Payload, path: Path, most: int) -> Tensor:
+        """Return a field of the first steps and environments of rows that will be written, `[steps, envs, *shape]`.
+
+        Args:
+            payload: of `admit`, with `ndim=2`.
+            path: of the field.
+            most: steps, and environments.
+        """
+        schema = self._require().schema
+        position = schema.find(path)
+        shape, value = schema.leaves[position].shape, payload.flat.leaves[position]
+        if len(payload.flat.batch) == 1:
+            value = value.reshape(-1, self.num_envs, *shape)
+        corner = value[:most, :most]
+        return corner.reshape(*corner.shape[:2], *shape)
 
     def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
         """Return the field at `path` of some rows; other fields are not read. Copy."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Plan, View
+    from ostinato.core.rows import Schema
 
 __all__ = ["SampleUnit", "check_count"]
 
@@ -48,6 +49,19 @@ class SampleUnit(ABC):
             msg = f"{name} of a {type(self).__name__} is fixed when it is made, got {value!r}: make another unit"
             raise UsageError(msg)
         super().__setattr__(name, value)
+
+    def shown_options(self) -> str:
+        """Class and options, as checkpoints name the unit of their queued draws."""
+        return repr(self)
+
+    def check_schema(self, schema: Schema) -> None:  # noqa: B027
+        """Check the fields of rows: before the first ones are stored, or when the unit meets rows that are there.
+
+        A unit that needs certain fields may raise here already, not only in `expand`.
+
+        Raises:
+            SchemaError: if the unit cannot be used with these rows; nothing has been stored then.
+        """
 
     @property
     def need(self) -> int:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.records import Plan, View
+    from ostinato.core.rows import Schema
 
 __all__ = ["chain_units"]
 
@@ -67,6 +68,15 @@ class _Chain(SampleUnit):
     def __repr__(self) -> str:
         """The units."""
         return repr(self._units)
+
+    def shown_options(self) -> str:
+        """The units with their options."""
+        return f"[{', '.join(unit.shown_options() for unit in self._units)}]"
+
+    def check_schema(self, schema: Schema) -> None:
+        """Check rows for all units."""
+        for unit in self._units:
+            unit.check_schema(schema)
 
     @property
     def rows(self) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
+from ostinato.core.episodes.continuity import FLAGS, looks_next
 from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.kinds import show_path
-from ostinato.core.records import Column, Request
+from ostinato.core.records import Column, Plan, Request
 from ostinato.errors import OptionError, SchemaError
 from ostinato.units.base import SampleUnit, check_count
 
@@ -18,13 +19,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.episodes.keys import Key
-    from ostinato.core.records import Plan, View
+    from ostinato.core.records import View
     from ostinato.core.rows import Path, Schema
 
 __all__ = ["NStep"]
 
 _ADDABLE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-_FLAGS = frozenset({"done", "terminated", "truncated"})
 
 
 @final
@@ -44,11 +44,16 @@ class NStep(SampleUnit):
         gamma: discount of one step, in [0, 1].
         reward_key: field of the reward, floating; None: `("next", "reward")` if rows have it, else `reward`.
         next_keys: fields after the step; None: all fields under `next` except the reward. If there are none, the fields
-            whose names begin with `next_`, and the flags `done`, `terminated` and `truncated`.
+            whose names begin with `next_`, and the flags `done`, `terminated` and `truncated`. `()` is none.
+            `repr` lists the fields once rows are known.
         done_key: field that ends episodes; None: the buffer's `episodes`, or the usual flags.
 
     Raises:
         OptionError: for numbers out of range.
+        SchemaError: from the first write, or when a buffer with rows is made: without `next_keys`, if rows hold more
+            than rewards and flags, and no field but flags comes after the step, or one that by its name does
+            (`obs_next`) would stay that of a single step. Also if rewards are not floats.
+        KeyMissingError: from the same calls, if there is no such reward, or no field of `next_keys`.
 
     Examples:
         >>> import torch
@@ -82,10 +87,16 @@ class NStep(SampleUnit):
         self._reward = None if reward_key is None else as_path(reward_key)
         self._next = None if next_keys is None else tuple(as_path(key) for key in next_keys)
         self._known: tuple[Any, Tensor] = (None, torch.empty(0, dtype=torch.float32, device="cpu"))
-        self._roles: tuple[Schema | None, int, tuple[int, ...]] = (None, -1, ())
+        self._roles = _Roles(None, -1, (), None)
 
     def __repr__(self) -> str:
-        """Options."""
+        """Options, and the fields after the step: those given, or those of the rows that it was last used with."""
+        known = self._next if self._next is not None else self._roles.moved
+        moves = "" if known is None else f", moves=[{', '.join(map(show_path, known))}]"
+        return f"{self.shown_options()[:-1]}{moves})"
+
+    def shown_options(self) -> str:
+        """Class and options, whatever rows it is used with."""
         return f"NStep(n={self._n}, gamma={self._gamma:g})"
 
     @property
@@ -117,7 +128,7 @@ class NStep(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Read the rewards of all steps, and the other fields after the last step."""
-        reward, after = self._find(plan)
+        _, reward, after, moved = self._find(plan)
         n, gamma = self._n, self._gamma  # read once: another thread may set them
         exact = plan.schema.leaves[reward].dtype is torch.float64
         powers = self._powers_of(n, gamma, torch.float64 if exact else torch.float32)
@@ -127,15 +138,14 @@ class NStep(SampleUnit):
             columns[position] = Column(Request(position, last))
         columns[reward] = Column(Request(reward, rows.view(-1)), (n,), weights)
         fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": discounts}
-        elsewhere = {**plan.elsewhere, **dict.fromkeys(self._object_paths(plan), last)} if plan.schema.objects else {}
+        objects = [leaf.path for leaf in plan.schema.objects if leaf.path in (moved or ())]
+        elsewhere = {**plan.elsewhere, **dict.fromkeys(objects, last)} if plan.schema.objects else {}
         return plan._replace(changed=columns, fields=fields, elsewhere=elsewhere)
 
-    def _object_paths(self, plan: Plan) -> list[Path]:
-        """Return the fields of Python objects after the step."""
-        objects = [leaf.path for leaf in plan.schema.objects]
-        if self._next is not None:
-            return [path for path in objects if path in self._next]
-        return [path for path in objects if _follows(path, plan.schema.paths)]
+    def check_schema(self, schema: Schema) -> None:
+        """Check that rows have a reward, and fields after the step."""
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._find(Plan(schema, none, none))
 
     def powers(self, dtype: torch.dtype) -> Tensor:
         """Return `gamma^0 .. gamma^n` as they are now, `[n + 1]`, on the CPU. Do not write to it."""
@@ -150,15 +160,15 @@ class NStep(SampleUnit):
             self._known = (key, powers)
         return powers
 
-    def _find(self, plan: Plan) -> tuple[int, tuple[int, ...]]:
+    def _find(self, plan: Plan) -> _Roles:
         """Return the positions of the reward and of the fields after the step; computed once for each schema."""
-        schema, reward, after = self._roles
-        if schema is plan.schema:
-            return reward, after
-        paths = [leaf.path for leaf in plan.schema.leaves]
+        if self._roles.schema is plan.schema:
+            return self._roles
         objects = [leaf.path for leaf in plan.schema.objects]
+        paths = [*(leaf.path for leaf in plan.schema.leaves), *objects]
         path: Path = self._reward or (("next", "reward") if ("next", "reward") in paths else ("reward",))
         reward = plan.require(path, "the reward of a step")
+        plan.require_absent("steps_to_next_obs", "gamma")
         dtype = plan.schema.leaves[reward].dtype
         if dtype not in _ADDABLE:
             msg = (
@@ -166,14 +176,24 @@ class NStep(SampleUnit):
                 f"{dtype}: convert it before writing"
             )
             raise SchemaError(msg)
-        if self._next is None:
-            after = tuple(i for i, other in enumerate(paths) if i != reward and _follows(other, [*paths, *objects]))
-        else:
-            named = [other for other in self._next if other not in objects]
-            after = tuple(plan.require(other, "a field after the step") for other in named)
-        plan.require_absent("steps_to_next_obs", "gamma")
-        self._roles = (plan.schema, reward, after)
-        return reward, after
+        moved: tuple[Path, ...] | None = self._next
+        if moved is None:
+            moved = tuple(other for other in paths if other != path and _follows(other, paths))
+            ends = () if self.episodes is None else self.episodes.paths
+            _check_moved(moved, [other for other in paths if other not in {path, *ends}])
+        after = tuple(plan.require(other, "a field after the step") for other in moved if other not in objects)
+        self._roles = _Roles(plan.schema, reward, after, moved)
+        return self._roles
+
+
+class _Roles(NamedTuple):
+    """What the fields of a schema are: positions among its leaves."""
+
+    schema: Schema | None
+    reward: int
+    after: tuple[int, ...]
+    moved: tuple[Path, ...] | None
+    """The fields after the step, of tensors and of Python objects; None before rows are known."""
 
 
 def _follows(path: Path, paths: list[Path]) -> bool:
@@ -181,4 +201,39 @@ def _follows(path: Path, paths: list[Path]) -> bool:
     if any(other[:1] == ("next",) for other in paths):
         return path[:1] == ("next",)
     last = path[-1] if path else None
-    return isinstance(last, str) and (last.startswith("next_") or last in _FLAGS)
+    return isinstance(last, str) and (last.startswith("next_") or last in FLAGS)
+
+
+def _check_moved(moved: tuple[Path, ...], paths: list[Path]) -> None:
+    """Check that the fields after the step, found by their names, are all that rows have.
+
+    Args:
+        moved: the fields found.
+        paths: all fields except the reward and those that end episodes.
+
+    Raises:
+        SchemaError: if a next observation would stay that of a single step, or is not found.
+    """
+    states = [path for path in moved if not _is_flag(path)]
+    left = [path for path in paths if path not in moved and not _is_flag(path)]
+    missed = [path for path in left if looks_next(path, paths)]
+    if not left or (states and not missed):
+        return
+    found = f"it finds {', '.join(map(show_path, states))}"
+    if not states:
+        found = "no field is under 'next' or begins with 'next_'"
+    given = ", ".join(repr(path[0] if len(path) == 1 else path) for path in [*moved, *missed])
+    if missed:
+        named = ", ".join(map(show_path, missed))
+        advice = f"{named} looks like one: name all fields after the step, next_keys=[{given}]"
+    else:
+        known = ", ".join(map(show_path, left))
+        advice = f"rows have {known}: name it in next_keys=, or give next_keys=[{given}] if rows have none"
+    msg = f"NStep takes the next observation from the last of n steps, and {found}; {advice}"
+    raise SchemaError(msg)
+
+
+def _is_flag(path: Path) -> bool:
+    """Whether a field is an end flag, or a reward, of the step or of the next one."""
+    last = path[-1] if path else None
+    return isinstance(last, str) and last.removeprefix("next_") in {*FLAGS, "reward"}

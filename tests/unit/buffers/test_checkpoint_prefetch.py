@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning")  # next observations are made up
 CAPACITY = 400
 
 

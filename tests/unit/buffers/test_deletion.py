@@ -486,7 +486,7 @@ def test_a_load_that_fails_leaves_deleted_rows_deleted(monkeypatch: pytest.Monke
         ({"storage": LazyTensorStorage(8, single_copy=True)}, "single_copy"),
         ({"writer": ReservoirWriter()}, "ReservoirWriter"),
         ({"episodes": Episodes(end_key="done")}, "mask_key"),
-        ({"sample_unit": NStep(2, 0.9), "episodes": Episodes(end_key="done")}, "sample_unit"),
+        ({"sample_unit": NStep(2, 0.9, reward_key="gain"), "episodes": Episodes(end_key="done")}, "sample_unit"),
         ({"sampler": SliceSampler(slice_len=2, end_key="done")}, "slice samplers"),
         ({"sampler": SamplerWithoutReplacement(endless=True)}, "endless"),
         ({"sampler": SamplerWithoutReplacement(drop_last=True), "batch_size": 2}, "drop_last"),
@@ -498,7 +498,7 @@ def test_what_rows_cannot_be_deleted_from(options: dict[str, Any], words: str) -
         rb.extend({"x": torch.zeros(2, 4), "done": torch.zeros(2, 4, dtype=torch.bool)})
     else:
         done = torch.zeros(4, dtype=torch.bool)
-        rb.extend({"x": torch.arange(4), "next_x": torch.arange(1, 5), "done": done})
+        rb.extend({"x": torch.arange(4), "next_x": torch.arange(1, 5), "gain": torch.ones(4), "done": done})
     before = len(rb)
     with pytest.raises(OptionError, match=words):
         rb.delete([0, 1] if rb.storage.ndim == 1 else [[0, 1]])

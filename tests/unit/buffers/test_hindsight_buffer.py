@@ -32,7 +32,10 @@ from ...stats.chi_square import p_value
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("backend")
+pytestmark = [
+    pytest.mark.usefixtures("backend"),
+    pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning"),  # next goals are made up
+]
 
 NO_GOAL = -1.0
 

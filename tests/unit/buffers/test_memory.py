@@ -338,7 +338,7 @@ DROPPED: dict[str, Callable[[], Any]] = {
     "queue": lambda: ReplayBuffer(storage=lazy(), sampler=QueueSampler(), batch_size=4),
     "prioritized": lambda: PrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=lazy(), batch_size=4, prefetch=1),
     "units": lambda: ReplayBuffer(
-        storage=lazy(), batch_size=4, sample_unit=NStep(2, 0.9, reward_key="reward"), episodes=Episodes(end_key="done")
+        storage=lazy(), batch_size=4, sample_unit=NStep(2, 0.9, next_keys=["done"]), episodes=Episodes(end_key="done")
     ),
     "slices": lambda: ReplayBuffer(storage=lazy(), sampler=SliceSampler(num_slices=2, end_key="done"), batch_size=4),
     "without replacement": lambda: ReplayBuffer(storage=lazy(), sampler=SamplerWithoutReplacement(), batch_size=4),

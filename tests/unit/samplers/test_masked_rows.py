@@ -241,7 +241,7 @@ def test_rows_hidden_by_a_caller_stay_hidden_beside_a_mask() -> None:
     assert set(rb.sample()["row"].tolist()) == set(range(1, 9))
 
 
-@pytest.mark.parametrize("unit", [None, NStep(2, 1.0)], ids=str)
+@pytest.mark.parametrize("unit", [None, NStep(2, 1.0, next_keys=())], ids=str)
 @pytest.mark.parametrize("sampler", [RandomSampler, lambda: PrioritizedSampler(8, ALPHA, 0.5, EPS)])
 def test_a_row_that_was_masked_between_draw_and_gather_is_not_delivered(sampler: Any, unit: Any) -> None:
     """Another thread replaces the rows drawn by masked ones: the batch is drawn anew."""

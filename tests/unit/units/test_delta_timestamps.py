@@ -176,7 +176,11 @@ UNFIT: list[tuple[Any, type[OstinatoError], str]] = [
     (DeltaTimestamps(steps={"task": [0]}), KindError, "'task' .* holds Python objects, such as text"),
     (DeltaTimestamps(steps={"obs": [0]}), SchemaError, "rows have a field 'obs_is_pad', which the unit adds"),
     (DeltaTimestamps(steps={"action": [0]}, done_key="over"), KeyMissingError, "no field 'over'"),
-    ([NStep(2, 0.9), DeltaTimestamps(steps={("next", "reward"): [0]})], OptionError, "computes .*'reward'.*, which"),
+    (
+        [NStep(2, 0.9, next_keys=()), DeltaTimestamps(steps={("next", "reward"): [0]})],
+        OptionError,
+        "computes .*'reward'.*, which",
+    ),
     ([FrameStack(2, ["obs"]), DeltaTimestamps(steps={"obs": [0]})], OptionError, "another unit computes 'obs', which"),
     ([Hindsight(reward_of), DeltaTimestamps(steps={"desired_goal": [0]})], OptionError, "computes 'desired_goal'"),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from ostinato import (
     LazyTensorStorage,
     NStep,
     ReplayBuffer,
+    SequenceUnit,
+    TensorStorage,
 )
+from ostinato.errors import KeyMissingError, SchemaError
 
 from ...episodes import Log, batch_of
 from ...windows import check_nstep
@@ -83,3 +87,84 @@ def test_n_may_be_set_while_another_thread_samples() -> None:
     finally:
         stop.set()
         thread.join()
+
+
+# -- the fields after the step -----------------------------------------------------------------------------------------
+
+
+def named(count: int = 20, **names: str) -> dict[str, Any]:
+    """Rows of one episode whose next observation, in `next_obs`, may have another name."""
+    t = torch.arange(count)
+    rows = {"obs": t.float(), "next_obs": t + 1.0, "reward": torch.ones(count), "done": t == count - 1}
+    return {names.get(name, name): value for name, value in rows.items()}
+
+
+@pytest.mark.parametrize("name", ["obs_next", "obs2", "new_obs", "nextobs", "obs_prime"])
+def test_a_next_observation_of_another_name_raises_before_anything_is_stored(name: str) -> None:
+    rb = buffer(50, sample_unit=NStep(3, 0.9))
+    words = f"'{name}' looks like one: name all fields after the step, next_keys=\\['done', '{name}'\\]"
+    with pytest.raises(SchemaError, match=words):
+        rb.extend(named(next_obs=name))
+    with pytest.raises(SchemaError, match=words):
+        rb.add({key: value[0] for key, value in named(next_obs=name).items()})
+    assert len(rb) == 0
+    assert not rb.storage.laid_out
+    unit = NStep(3, 0.9, next_keys=["done", name])
+    rb = buffer(50, sample_unit=unit)
+    rb.extend(named(next_obs=name))
+    batch = rb.sample()
+    assert torch.equal(batch[name], batch["obs"] + batch["steps_to_next_obs"])
+    assert repr(unit) == f"NStep(n=3, gamma=0.9, moves=['done', '{name}'])"
+
+
+def test_some_fields_of_other_names_raise_too() -> None:
+    rows = {**named(), "goal": torch.zeros(20), "goal_next": torch.zeros(20)}
+    with pytest.raises(SchemaError, match="it finds 'next_obs'; 'goal_next' looks like one"):
+        buffer(50, sample_unit=NStep(3, 0.9)).extend(rows)
+    after = {"reward": torch.ones(20), "done": torch.zeros(20, dtype=torch.bool)}
+    nested = {"observation": torch.zeros(20, 2), "obs_next": torch.zeros(20, 2), "next": after}
+    with pytest.raises(SchemaError, match="'obs_next' looks like one"):
+        buffer(50, sample_unit=NStep(3, 0.9)).extend(nested)
+
+
+def test_rows_without_a_next_observation_say_so() -> None:
+    rows = named()
+    del rows["next_obs"]
+    for unit in (NStep(3, 0.9), [NStep(3, 0.9), SequenceUnit(2, done_key="done")]):
+        with pytest.raises(
+            SchemaError, match=r"rows have 'obs': name it in next_keys=, or give next_keys=\['done'\] if rows have none"
+        ):
+            buffer(50, sample_unit=unit).extend(rows)
+    unit = NStep(3, 0.9, next_keys=())
+    assert repr(unit) == "NStep(n=3, gamma=0.9, moves=[])"
+    rb = buffer(50, sample_unit=unit)
+    rb.extend(rows)
+    assert set(rb.sample()) == {"obs", "reward", "done", "gamma", "steps_to_next_obs"}
+    del rows["obs"]
+    rb = buffer(50, sample_unit=NStep(3, 0.9))
+    rb.extend(rows)  # rewards and flags alone
+    assert repr(rb.sample_unit) == "NStep(n=3, gamma=0.9, moves=['done'])"
+
+
+def test_rows_that_are_there_are_checked_when_the_unit_meets_them() -> None:
+    storage, unit = TensorStorage(named(next_obs="obs_next")), NStep(3, 0.9)
+    with pytest.raises(SchemaError, match="'obs_next' looks like one"):
+        ReplayBuffer(storage=storage, sample_unit=unit)
+    whole = ReplayBuffer(storage=storage)
+    with pytest.raises(SchemaError, match="'obs_next' looks like one"):
+        whole.view(sample_unit=unit)
+    rb = buffer(50, sample_unit=unit)
+    rb.extend(named())
+    with pytest.raises(SchemaError, match="'obs_next' looks like one"):
+        rb.set_storage(storage)
+    assert repr(unit) == "NStep(n=3, gamma=0.9, moves=['next_obs', 'done'])"
+    assert len(rb) == 20
+
+
+def test_a_missing_reward_raises_before_anything_is_stored() -> None:
+    rb = buffer(50, sample_unit=NStep(3, 0.9))
+    with pytest.raises(KeyMissingError, match="'reward'"):
+        rb.extend(named(reward="rew"))
+    assert len(rb) == 0
+    rb.extend(named())
+    assert len(rb) == 20

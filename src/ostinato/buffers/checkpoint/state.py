@@ -299,7 +299,7 @@ def check_saved(parts: Parts, state: dict[str, Any]) -> None:
 
 def unit_name(engine: LocalEngine | Parts) -> str | None:
     """Return what a buffer's unit is, with its options."""
-    return None if engine.unit is None else repr(engine.unit)
+    return None if engine.unit is None else engine.unit.shown_options()
 
 
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,10 @@ CHECKS: dict[str, Check] = {
     "dimension-saturated": Check("note", "check the range of the sensor or the limits of the action"),
     "reward-constant": Check("note", "use it for imitation, or add rewards"),
     "flag-missing": Check("note", "episodes end where the dataset says, without a reason: value targets need one"),
+    "episode-joined": Check(
+        "warning",
+        "mark the last row of each episode, also at time limits, and write the rows of each environment by themselves",
+    ),
     "flag-position": Check("warning", "split the episode there, or clear the flag"),
     "statistics-mismatch": Check("warning", "compute the statistics again: normalization uses them"),
     # tasks

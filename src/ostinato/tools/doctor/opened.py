@@ -47,11 +47,14 @@ class OpenedChecks:
         """Check all rows."""
         leaves = self._dataset.schema.leaves
         pictures = [leaf for leaf in leaves if _is_picture(leaf)]
-        numbers = [leaf for leaf in leaves if not _is_picture(leaf) and leaf.path[:2] != ("next", "observation")]
+        every = [leaf for leaf in leaves if not _is_picture(leaf)]
+        numbers = [leaf for leaf in every if leaf.path[:2] != ("next", "observation")]
+        others = [leaf for leaf in every if leaf not in numbers]
         lengths, start = self._dataset.episode_lengths.tolist(), 0
         for number, length in enumerate(lengths):
             fields = {_name(leaf): self._read(leaf, range(start, start + length)) for leaf in numbers}
-            self.rows.episode(number, fields, length)
+            nexts = {_name(leaf): self._read(leaf, range(start, start + length)) for leaf in others}
+            self.rows.episode(number, fields, length, nexts=nexts)
             start += length
             progress(number + 1, len(lengths))
         for leaf in pictures:

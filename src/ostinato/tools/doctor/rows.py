@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+import re
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 import xxhash
 
+from ostinato.core.episodes.continuity import Continuity, compare, find_mates
 from ostinato.core.words import number_of
 from ostinato.tools.doctor.numbers import FieldNumbers
 from ostinato.tools.doctor.report import FieldProfile, Place
@@ -92,6 +95,8 @@ class RowChecks:
         self._copies: dict[bytes, _Copy] = {}
         self._set: dict[str, bool] = {}
         self._cells: dict[int, NDArray[np.float32]] = {}
+        self._continuity = Continuity()
+        self._broken: Place | None = None
         self.lengths: list[int] = []
         """Rows of each episode fed so far."""
 
@@ -103,7 +108,15 @@ class RowChecks:
         """Return the statistics of a field, None if it was not fed."""
         return self._numbers[name].moments if name in self._numbers else None
 
-    def episode(self, number: int, fields: Mapping[str, Array], rows: int, *, file: str | None = None) -> None:
+    def episode(
+        self,
+        number: int,
+        fields: Mapping[str, Array],
+        rows: int,
+        *,
+        file: str | None = None,
+        nexts: Mapping[str, Array] | None = None,
+    ) -> None:
         """Check one episode.
 
         Args:
@@ -111,8 +124,10 @@ class RowChecks:
             fields: numbers `[n, *shape]` by name; `n` may differ between fields.
             rows: its number of rows.
             file: where it lies, for the findings.
+            nexts: next observations that `fields` do not have, of which nothing else is checked.
         """
         self.lengths.append(rows)
+        self._follow(number, {**fields, **(nexts or {})}, rows, file)
         digest, continuous, states = xxhash.xxh3_128(), False, []
         for name, values in fields.items():
             flat = values.reshape(values.shape[0], -1)
@@ -131,6 +146,17 @@ class RowChecks:
         self._copy(digest.digest(), number, rows, continuous=continuous, file=file)
         if states:
             self._cells[number] = np.concatenate([cell.astype(np.float32) for cell in states], 1)
+
+    def _follow(self, number: int, fields: Mapping[str, Array], rows: int, file: str | None) -> None:
+        """Compare the next observation of each row with the observation of the row after it."""
+        names = {tuple(re.split("[./]", name)): name for name, values in fields.items() if values.shape[0] == rows}
+        pairs = [(fields[names[obs]], fields[names[after]]) for after, obs in find_mates(list(names)).items()]
+        pairs = [(obs, nexts) for obs, nexts in pairs if obs.shape == nexts.shape and obs.size]
+        triples = [(_tensor(obs[:-1]), _tensor(nexts[:-1]), _tensor(obs[1:])) for obs, nexts in pairs]
+        found = compare(triples) if rows > 1 else Continuity()
+        if found.first >= 0 and self._broken is None:
+            self._broken = Place(file, number, found.first)
+        self._continuity = self._continuity.plus(found)
 
     def _feed(self, name: str, flat: Array, episode: int, file: str | None) -> None:
         numbers = self._numbers.get(name)
@@ -221,6 +247,14 @@ class RowChecks:
             if role in {"action", "state", "reward"}:
                 profile.fields.append(_profile(name, numbers))
             self._jumps(name, numbers, profile)
+        found = self._continuity
+        if found.joined and self._broken is not None:
+            seen = "episodes end there without a flag" if found.mostly_equal else "rows of several environments in turn"
+            text = (
+                f"in {found.apart:,} of {found.pairs:,} pairs of rows that follow each other in an episode, the next "
+                f"observation of the first is not the observation of the second: {seen}?"
+            )
+            self._findings.add("episode-joined", text, self._broken)
         raised = [role for role in _FLAGS if self._set.get(role)]
         if self._set and not raised:
             self._findings.add("flag-missing", f"{' and '.join(self._set)} are never set: no episode ends by a flag")
@@ -282,6 +316,12 @@ class RowChecks:
         sizes = [abs(event.after - event.before) for event in events]
         alike = len(events) > 1 and max(sizes) < 1.2 * min(sizes)
         return alike and all(event.switch for event in events)
+
+
+def _tensor(values: Array) -> Any:
+    """Return numbers as a tensor, of a dtype that it can have."""
+    wide = values.dtype.newbyteorder("=") if values.dtype.kind != "u" or values.dtype.itemsize == 1 else np.int64
+    return torch.from_numpy(np.ascontiguousarray(values, wide))
 
 
 def _is_continuous(flat: Array) -> bool:
