@@ -11,7 +11,15 @@ import torch
 from ostinato._backend import backend
 from ostinato.core.records import Run, View
 from ostinato.core.ring import Ring
-from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError, UsageError
+from ostinato.errors import (
+    CapacityError,
+    CheckpointError,
+    KindError,
+    OptionError,
+    PriorityError,
+    UsageError,
+    warn_caller,
+)
 from ostinato.samplers.base import PrioritySampler, check_not_negative
 from ostinato.samplers.priority_tree import MAX_VALUE, NativeTree, PriorityTree, make_tree
 from ostinato.samplers.standalone import read_index, read_values, steps_of_rows
@@ -793,6 +801,8 @@ def check_exponent(name: str, value: Any) -> float:
 
     Raises:
         OptionError: if it is not a number in [0, 2].
+
+    Warns: `UserWarning`, above 1.
     """
     rounded = isinstance(value, (float, np.floating)) and -_ROUNDING <= value < 0
     number = check_number(name, 0.0 if rounded else value)
@@ -802,6 +812,12 @@ def check_exponent(name: str, value: Any) -> float:
             "give a number such as 0.5"
         )
         raise OptionError(msg)
+    if number > 1 + _ROUNDING:
+        msg = (
+            f"{name}={value!r} is above 1, the full effect, so a few rows are drawn, or weighted, out of proportion: "
+            "exponents of prioritized replay lie in [0, 1]"
+        )
+        warn_caller(msg, UserWarning)
     return number
 
 
