@@ -29,6 +29,7 @@ __all__ = [
     "OstinatoError",
     "PriorityError",
     "PriorityShapeError",
+    "SavedOverError",
     "SchemaError",
     "SlotError",
     "StackError",
@@ -127,6 +128,10 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """Nothing is saved at the path: it does not exist, or the directory holds no checkpoint and no trajectories."""
 
     errno = ENOENT
+
+
+class SavedOverError(CheckpointError):
+    """Another checkpoint has replaced the one being read: read again."""
 
 
 class DamagedFileError(CheckpointError):

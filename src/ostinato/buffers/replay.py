@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import torch
@@ -13,7 +14,7 @@ from ostinato.buffers.checks import require_rows
 from ostinato.buffers.conditional_updates import as_stored, parse_conditional
 from ostinato.buffers.direct import defined_together, direct_rows, find_direct
 from ostinato.buffers.engine import LocalEngine
-from ostinato.buffers.lifecycle import Given
+from ostinato.buffers.lifecycle import Given, Lifecycle
 from ostinato.buffers.options import (
     check_drop_last,
     check_generator,
@@ -1052,3 +1053,15 @@ class ReplayBuffer(Sampling):
 def _update_after(wait: Callable[[], Any], update: Callable[[], ConditionalUpdateResult]) -> ConditionalUpdateResult:
     wait()
     return update()
+
+
+def _name_methods() -> None:
+    """Let Python's errors about arguments name `ReplayBuffer.sample`, whatever base class has the method."""
+    for base in (Sampling, Lifecycle):
+        for name, given in vars(base).items():
+            method = getattr(given, "__func__", given)  # of a class method
+            if isinstance(method, FunctionType):
+                method.__qualname__ = f"ReplayBuffer.{name}"
+
+
+_name_methods()

@@ -25,7 +25,7 @@ from ostinato.durable.json_codec import decode
 from ostinato.durable.manifest import FORMAT_VERSION, MANIFEST_NAME, parse_json, read_manifest
 from ostinato.durable.patched_arrays import Columns, column_of, map_rows, read_rows
 from ostinato.durable.progress import count
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError, SavedOverError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,7 +64,7 @@ class CheckpointReader:
             try:
                 with self._saved_over():
                     self._check_sizes()
-            except _SavedOverError:
+            except SavedOverError:
                 if attempt == _ATTEMPTS - 1:
                     raise
             else:
@@ -282,7 +282,7 @@ class CheckpointReader:
         except DamagedFileError as error:
             if not self._is_current():
                 msg = f"{self._root} was saved over while it was read: open it again"
-                raise _SavedOverError(msg) from error
+                raise SavedOverError(msg) from error
             raise
 
     def _is_current(self) -> bool:
@@ -386,10 +386,6 @@ def copy_counted(dest: Tensor, source: Tensor) -> None:
     for start in range(0, dest.shape[0], rows):
         dest[start : start + rows].copy_(source[start : start + rows])
         count(source[start : start + rows].nbytes)
-
-
-class _SavedOverError(CheckpointError):
-    """Another checkpoint has replaced the one being read."""
 
 
 def check_sizes(root: Path, record: ArrayRecord) -> None:

@@ -107,6 +107,9 @@ class Select(_FieldTransform):
         KeyMissingError: if a batch has no such field.
     """
 
+    def __init__(self, *keys: Key) -> None:  # errors of Python then name this class
+        super().__init__(*keys)
+
     def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
         return None if key is None else (path, value)
 
@@ -114,6 +117,9 @@ class Select(_FieldTransform):
 @final
 class Exclude(_FieldTransform):
     """Remove the named fields from a batch; see `Select` for names."""
+
+    def __init__(self, *keys: Key) -> None:  # errors of Python then name this class
+        super().__init__(*keys)
 
     def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
         return (path, value) if key is None else None

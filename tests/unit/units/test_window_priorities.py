@@ -129,7 +129,7 @@ def test_prioritized_slices_are_padded_and_repeated_rows_give_no_priority(shape:
     sample["td_error"] = torch.where(real.reshape(-1), 5.0, 100.0)
     rb.update_tensordict_priority(sample.reshape(shape))
     rb.update_priority({**info}, sample["td_error"].view(32, 1))
-    assert sampler.priorities[index].unique().tolist() == [1.0, 5.0]
+    assert set(sampler.priorities[index].tolist()) == {1.0, 5.0}
     assert rb.stats().stale_updates == 0
     again = rb.sample()
     rb.extend(TensorDict({"id": torch.arange(40, 80) // 2, "step": torch.arange(40) % 2}, [40]))

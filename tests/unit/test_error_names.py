@@ -1,0 +1,165 @@
+"""Errors name what users can import: no private class stands in a message or is the class of an error."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import ostinato
+from ostinato import (
+    LazyTensorStorage,
+    ListStorage,
+    NStep,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
+from ostinato._backend import backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+MODULES = ("", ".errors", ".protocols", ".samplers", ".storages", ".transforms", ".units", ".writers")
+PUBLIC = {name for module in MODULES for name in importlib.import_module(f"ostinato{module}").__all__}
+ROWS = {"obs": torch.zeros(6, 2), "done": torch.tensor([False, False, True] * 2), "td_error": torch.ones(6)}
+WRONG: tuple[Any, ...] = (object(), -1, 2.5, "x", {"x": 1}, [object()], torch.full((2,), -7))
+
+
+def _tensordicts() -> ReplayBuffer:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(9), sampler=PrioritizedSampler(9, 0.5, 0.5), batch_size=2)
+    rb.extend(TensorDict(ROWS, [6]))
+    return rb
+
+
+def _dicts(**options: Any) -> ReplayBuffer:
+    rb = ReplayBuffer(**{"storage": LazyTensorStorage(9), "batch_size": 2, **options})
+    rb.extend(ROWS)
+    return rb
+
+
+def _objects() -> ReplayBuffer:
+    rb = ReplayBuffer(storage=ListStorage(9), batch_size=2)
+    rb.extend([1, 2, 3])
+    return rb
+
+
+BUFFERS: dict[str, Callable[[], Any]] = {
+    "dicts": _dicts,
+    "tensordicts": _tensordicts,
+    "objects": _objects,
+    "slices": lambda: _dicts(sampler=SliceSampler(slice_len=2, end_key="done")),
+    "prioritized slices": lambda: _dicts(sampler=PrioritizedSliceSampler(9, 0.5, 0.5, slice_len=2, end_key="done")),
+    "n-step": lambda: _dicts(sample_unit=NStep(2, 0.9)),
+    "ensemble": lambda: ReplayBufferEnsemble(_dicts(), _dicts(), batch_size=2),
+    "shared": lambda: _dicts(shared=True),
+}
+METHODS = (
+    "__getitem__",
+    "add",
+    "append_transform",
+    "delete",
+    "dumps",
+    "extend",
+    "insert_transform",
+    "load_state_dict",
+    "loads",
+    "mark_update",
+    "query",
+    "sample",
+    "set_",
+    "set_rng",
+    "set_sampler",
+    "set_storage",
+    "set_writer",
+    "update_",
+    "update_priority",
+    "update_tensordict_priority",
+    "view",
+    "write_all",
+)
+
+
+def _private() -> re.Pattern[str]:
+    """Match the names of classes that are not public, as far as they are no words of a sentence."""
+    found = {"Lifecycle", "Sampling"}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("ostinato"):
+            found |= {key for key, value in vars(module).items() if inspect.isclass(value) and value.__module__ == name}
+    compound = {name for name in found if name.startswith("_") or re.search("[a-z][A-Z]", name)}
+    return re.compile(rf"\b({'|'.join(sorted(compound | {'Lifecycle', 'Sampling'} - PUBLIC))})\b")
+
+
+def _call(rb: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(rb, name)(*args, **kwargs)
+
+
+def _make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    return cls(*args, **kwargs)
+
+
+def _errors(calls: Iterator[Callable[[], Any]]) -> Iterator[Exception]:
+    for call in calls:
+        try:
+            call()
+        except Exception as error:
+            yield error
+
+
+def _check(calls: Iterator[Callable[[], Any]]) -> int:
+    errors, private = list(_errors(calls)), _private()
+    for error in errors:
+        text = str(error)
+        for name in PUBLIC:
+            text = text.replace(name, "")
+        assert not private.search(text), f"{type(error).__name__}: {error}"
+        assert not type(error).__name__.startswith("_"), repr(error)
+    return len(errors)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_errors_of_buffers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a name alone is a path to `dumps`
+    if kind == "shared" and backend.native is None:
+        pytest.skip("processes share buffers through the native extension")
+    rb = BUFFERS[kind]()
+
+    def calls() -> Iterator[Callable[[], Any]]:
+        for name, _ in inspect.getmembers(type(rb), inspect.isfunction):
+            if not name.startswith("_"):
+                yield partial(_call, rb, name, no_such_option=1)
+        for name in METHODS:
+            for wrong in WRONG:
+                yield partial(_call, rb, name, wrong)
+                yield partial(_call, rb, name, wrong, wrong)
+
+    assert _check(calls()) > len(METHODS)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_errors_of_constructors() -> None:
+    def calls() -> Iterator[Callable[[], Any]]:
+        for name in ostinato.__all__:
+            cls: Any = getattr(ostinato, name)
+            if (
+                inspect.isclass(cls)
+                and not issubclass(cls, BaseException)
+                and "Ray" not in name
+                and "Sharded" not in name
+            ):
+                yield partial(_make, cls, no_such_option=1)
+                yield partial(_make, cls, *[object()] * 3)
+
+    assert _check(calls()) > 50
