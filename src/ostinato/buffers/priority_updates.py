@@ -379,10 +379,8 @@ def rows_of_sample(sample: Any, generation: Any) -> tuple[Any, Any]:
 def _without_padding(index: Any, mask: Tensor, priority: Any, generations: Any) -> tuple[Any, Any, Any]:
     """Return index, priorities and generations without the rows that pad slices: they repeat the row before them."""
     index = torch.stack(index, -1) if isinstance(index, tuple) else index
-    lead, values = (
-        mask.shape,
-        priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority), device="cpu"),
-    )
+    values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority), device="cpu")
+    lead = mask.shape
     if values.numel() == 1 or values.shape[: len(lead)] != lead or index.shape[: len(lead)] != lead:
         return index, priority, generations
     rows = index.reshape(lead.numel(), -1)
