@@ -195,7 +195,7 @@ class VectorEnvRecorder:
 
         Returns:
             The result of `ReplayBuffer.extend`: the slot of each environment's row, int64 `[num_envs]`, -1 if no row
-            was written; with `ndim=2`, int64 `[num_envs, 2]`.
+            was written (`update_priority` takes `index[index >= 0]`); with `ndim=2`, int64 `[num_envs, 2]`.
 
         Raises:
             UsageError: `reset` was not called, or the results do not fit the autoreset mode; nothing is changed.
