@@ -119,6 +119,8 @@ class LocalEngine:
     """What chooses the rows that new ones replace; None leaves that to the writer."""
     direct_tried = False
     """Whether `direct` was looked for since the parts changed."""
+    edits_seen = 0
+    """Edits of the storage itself (`Storage.edits`) that the buffer knows of."""
 
     def __init__(
         self,
@@ -147,7 +149,7 @@ class LocalEngine:
         """Whether capacity and device are those of rows that are laid out."""
         self.counts: BufferCounts = make_counts(BufferCounts)
         """Rows written and drawn, which native calls count, too."""
-        self.counts.writes_seen = storage.writes
+        self.storage_followed()
         self.pin = False
         self.pending: deque[Ticket] = deque()
         self.queue: Prefetcher[Ticket] | None = None
@@ -175,6 +177,7 @@ class LocalEngine:
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but lock, threads and views; the caller holds the lock. Pickled storages are copies."""
+        self.follow_storage()
         state = {k: v for k, v in self.__dict__.items() if k not in {"lock", "waiters", "views"}}
         return {**state, "direct": None, "direct_tried": False, "queue": None}
 
@@ -182,7 +185,7 @@ class LocalEngine:
         """Take a lock of its own; views that were pickled too join again."""
         self.__dict__.update(state)
         self.views = ViewList()
-        self.counts.writes_seen = self.storage.writes
+        self.storage_followed()
         self.waiters = Waiters()
         self.lock = self.waiters.lock
         if self.gate is not None:
@@ -462,9 +465,9 @@ class LocalEngine:
         return remover.place(rows, self.ring, left, keys, self._read_keys)
 
     def _read_keys(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the keys by which the remover orders rows present, and their generations."""
+        """Return the keys by which the remover orders rows present, and their arrivals."""
         where = torch.from_numpy(slots).to(self.ring.device)
-        ages: NDArray[np.int64] = self.ring.generations(where).cpu().numpy()
+        ages: NDArray[np.int64] = self.ring.arrivals(where).cpu().numpy()
         name = "fifo" if self.remover is None else self.remover.name
         if name == "lifo":
             return -ages.astype(np.float64), ages
@@ -630,7 +633,8 @@ class LocalEngine:
             self.counts.since_empty = self.counts.since_empty if keep_count else 0
             self.ring.clear()
             self.begin_left()
-            self.storage.writes = self.counts.writes_seen = self.storage.writes + 1
+            self.storage.writes += 1
+            self.storage_followed()
             if self.tracker is not None:
                 self.tracker.clear()
             self.sampler.clear()
@@ -712,10 +716,10 @@ class LocalEngine:
 
     def _present(self, slots: Tensor) -> Tensor:
         """Return slots with -1 for those of deleted rows."""
-        if self.left is None or not self.left.free:
+        if not self.sampler.leaves and (self.left is None or not self.left.free):
             return slots
         known = (slots >= 0) & (slots < self.ring.rows)
-        return torch.where(known & self.left.deleted(torch.where(known, slots, 0)), -1, slots)
+        return torch.where(known & (self.ring.generations(torch.where(known, slots, 0)) == 0), -1, slots)
 
     # -- editing ------------------------------------------------------------------------------------------------------
 
@@ -733,11 +737,10 @@ class LocalEngine:
             self._edit(slots, [change])
             if self.versions is not None:
                 self.versions.touch(None)
-            for reader in self.readers:
-                if not reader.sampler.prioritized:
-                    reader.sampler.record_edit(slots)
+            present = self.ring.generations(slots) > 0  # without the slots of deleted rows
             for reader, given in first:
-                as_sampler(reader.sampler).set_priorities(slots, given, reader.view())
+                priorities = None if given is None else given[present]
+                as_sampler(reader.sampler).set_priorities(slots[present], priorities, reader.view())
 
     def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool, same: bool = False) -> None:
         """Replace stored fields of rows at a user's index; all are checked before the first is written.
@@ -798,9 +801,10 @@ class LocalEngine:
             return generations_at(self.ring, self.era, index, self.storage)
 
     def _edit(self, slots: Tensor, changes: Sequence[Callable[[], None]], *, same: bool = False) -> None:
-        """Make edits that were checked. After an edit of an episode's end the episodes are read again.
+        """Make edits that were checked: rows get other values and keep their places in every order.
 
-        With `same` the rows keep their generations: they are the rows that were sampled, with other values.
+        With `same` they keep their generations, too: priorities of their former values are valid for them. After an
+        edit of an episode's end the episodes are read again.
         """
         self.parts_changed()
         storage, path = self.storage, self.writer.rank_path
@@ -814,15 +818,11 @@ class LocalEngine:
         if same:
             self.ring.record_patch(slots)
         else:
-            gone = slots if self.left is None else slots[self.left.deleted(slots)]
             self.ring.record_edit(slots)
-            if self.left is not None and gone.numel():
-                self.saves.before_clear(self.ring)
-                self.ring.record_delete(gone)  # what is written to the slot of a deleted row is no row
         for change in changes:
             change()
         if self.remover is not None:
-            self.remover.touch(slots if self.left is None else slots[self.left.allowed(slots)], edited=not same)
+            self.remover.touch(slots if self.left is None else slots[self.left.allowed(slots)])
         if path is not None and slots.numel():
             self.writer.rerank(slots, storage.scores_at(slots, path))
         for reader, tracker, marks in before:
@@ -1147,7 +1147,7 @@ class LocalEngine:
         sampler, view, kept = as_counting(self.sampler), self.view(), []
         for ticket in tickets:
             generations = ticket.draw.generations
-            if generations is not None and bool(self.ring.matches(ticket.draw.slots, generations).all()):
+            if generations is not None and bool(self.ring.holds(ticket.draw.slots, generations).all()):
                 kept.append(ticket)
             else:
                 sampler.undo(ticket.draw, view)
@@ -1321,7 +1321,7 @@ class LocalEngine:
             self.ring = Ring(storage.capacity, storage.device, after=self.ring.written + 1)
             self.begin_left()
             old, self.source = self.storage, source
-            self.counts.writes_seen = storage.writes
+            self.storage_followed()
             self.parts_changed()
             if self.tracker is not None:
                 self.tracker.forget()
@@ -1336,8 +1336,29 @@ class LocalEngine:
             return old
 
     def _follow(self) -> None:
-        """Take over the rows of a storage that something else has written: `storage.set`, or another buffer."""
-        self.set_source(self.source)
+        """Take over what something else has written to the storage: `storage.set`, or another buffer."""
+        edits = self.storage.edits - self.edits_seen
+        if edits and edits == self.storage.writes - self.counts.writes_seen:
+            self._read_again()
+        else:
+            self.set_source(self.source)
+
+    def storage_followed(self) -> None:
+        """Record that the buffer knows of all writes to its storage."""
+        self.counts.writes_seen, self.edits_seen = self.storage.writes, self.storage.edits
+
+    def _read_again(self) -> None:
+        """Read what parts know of the values of rows again: rows were edited in the storage itself."""
+        self.storage_followed()
+        self.parts_changed()
+        if not self.ring.rows:
+            return
+        path, slots = self.writer.rank_path, torch.arange(self.ring.rows, device=self.ring.device)
+        if path is not None:
+            self.writer.rerank(slots, self.storage.scores_at(slots, path))
+        if self.versions is not None:
+            self.versions.touch(None)
+        self.read_episodes()
 
     def follow_storage(self) -> None:
         """Take over the rows of the storage if something else has written them; the caller holds the lock."""
@@ -1345,16 +1366,17 @@ class LocalEngine:
             self._follow()
 
     def read_episodes(self) -> None:
-        """Read where episodes end off the stored rows before the next draw; the caller holds the lock."""
+        """Read episodes and what samplers know of rows again before the next draw; the caller holds the lock."""
         for reader in self.readers:
             if reader.tracker is not None:
                 reader.tracker.forget()
-                reader.begin_sampler()
+            reader.begin_sampler()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self, queued: Sequence[Ticket], transform: Compose, batch_size: int | None) -> dict[str, Any]:
         """Return the whole state, with draws that are queued; nothing is copied. The caller holds the lock."""
+        self.follow_storage()
         return engine_state(self, queued, transform, batch_size)
 
     def load_state(self, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:

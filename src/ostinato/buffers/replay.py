@@ -672,7 +672,9 @@ class ReplayBuffer(Sampling):
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace rows that are present, after the inverse transforms; a new key becomes a new field of these rows.
 
-        A field's name as index is `set_`.
+        Rows keep their place in every order (queues, stacks, removers) and the draws that they had. They get the
+        priorities of new rows, and new generations, so that late priorities of their former values are dropped. A
+        field's name as index is `set_`.
 
         Raises:
             SlotError: if the index is out of range of the rows present.
@@ -693,6 +695,9 @@ class ReplayBuffer(Sampling):
 
     def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> ReplayBuffer:
         """Write one stored field at an index, in place; no transform runs. Returns the buffer.
+
+        Rows keep their place in every order, their priorities and the draws that they had. They get new generations,
+        so that late priorities of their former values are dropped.
 
         Raises:
             KeyMissingError: if there is no such field.
@@ -852,7 +857,7 @@ class ReplayBuffer(Sampling):
             end: rows to replace; None replaces all, or as many as a TensorDict, tensor or list has.
         """
         if end is None and self.storage.ndim == 1 and (type(data) is list or hasattr(data, "shape")):
-            end = min(len(data), len(self)) or None
+            end = min(len(data), len(self.storage)) or None
         self[:end] = data
 
     def check(self) -> None:
