@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 
 MODULES = ("", ".errors", ".protocols", ".samplers", ".storages", ".transforms", ".units", ".writers")
 PUBLIC = {name for module in MODULES for name in importlib.import_module(f"ostinato{module}").__all__}
-ROWS = {"obs": torch.zeros(6, 2), "done": torch.tensor([False, False, True] * 2), "td_error": torch.ones(6)}
+ROWS = {
+    "obs": torch.zeros(6, 2),
+    "done": torch.tensor([False, False, True] * 2),
+    "td_error": torch.ones(6),
+    "reward": torch.ones(6),
+}
 WRONG: tuple[Any, ...] = (object(), -1, 2.5, "x", {"x": 1}, [object()], torch.full((2,), -7))
 
 
@@ -61,7 +66,7 @@ BUFFERS: dict[str, Callable[[], Any]] = {
     "objects": _objects,
     "slices": lambda: _dicts(sampler=SliceSampler(slice_len=2, end_key="done")),
     "prioritized slices": lambda: _dicts(sampler=PrioritizedSliceSampler(9, 0.5, 0.5, slice_len=2, end_key="done")),
-    "n-step": lambda: _dicts(sample_unit=NStep(2, 0.9)),
+    "n-step": lambda: _dicts(sample_unit=NStep(2, 0.9, next_keys=["done"])),
     "ensemble": lambda: ReplayBufferEnsemble(_dicts(), _dicts(), batch_size=2),
     "shared": lambda: _dicts(shared=True),
 }

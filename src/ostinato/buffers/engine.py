@@ -125,6 +125,8 @@ class LocalEngine:
     """Looks whether rows of windows follow each other; None without windows, and once it has seen enough."""
     direct_tried = False
     """Whether `direct` was looked for since the parts changed."""
+    edits_seen = 0
+    """Edits of the storage itself (`Storage.edits`) that the buffer knows of."""
 
     def __init__(
         self,
@@ -151,7 +153,7 @@ class LocalEngine:
         """Whether capacity and device are those of rows that are laid out."""
         self.counts: BufferCounts = make_counts(BufferCounts)
         """Rows written and drawn, which native calls count, too."""
-        self.counts.writes_seen = storage.writes
+        self.storage_followed()
         self.pin = False
         self.pending: deque[Ticket] = deque()
         self.queue: Prefetcher[Ticket] | None = None
@@ -189,7 +191,7 @@ class LocalEngine:
         self.__dict__.update(state)
         self.views = ViewList()
         self.ahead = DrawnAhead()
-        self.counts.writes_seen = self.storage.writes
+        self.storage_followed()
         self.waiters = Waiters()
         self.lock = self.waiters.lock
         if self.gate is not None:
@@ -503,9 +505,9 @@ class LocalEngine:
         return remover.place(rows, self.ring, left, keys, self._read_keys)
 
     def _read_keys(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the keys by which the remover orders rows present, and their generations."""
+        """Return the keys by which the remover orders rows present, and their arrivals."""
         where = torch.from_numpy(slots).to(self.ring.device)
-        ages: NDArray[np.int64] = self.ring.generations(where).cpu().numpy()
+        ages: NDArray[np.int64] = self.ring.arrivals(where).cpu().numpy()
         name = "fifo" if self.remover is None else self.remover.name
         if name == "lifo":
             return -ages.astype(np.float64), ages
@@ -686,7 +688,8 @@ class LocalEngine:
             self.counts.since_empty = self.counts.since_empty if keep_count else 0
             self.ring.clear()
             self.begin_left()
-            self.storage.writes = self.counts.writes_seen = self.storage.writes + 1
+            self.storage.writes += 1
+            self.storage_followed()
             if self.tracker is not None:
                 self.tracker.clear()
             self.sampler.clear()
@@ -734,8 +737,8 @@ class LocalEngine:
             for reader in self.readers:  # first: they may raise
                 reader.sampler.drop_rows(gone[:0], reader.view())
             if gone.numel():
+                self._drop_draws()
                 for reader in self.readers:
-                    reader.undraw([] if reader.queue is None else reader.queue.clear())
                     reader.sampler.drop_rows(gone, reader.view())
                 self.saves.before_clear(self.ring)  # the slots that become free have no generation any more
                 self.ahead.before_change(gone, self.ring, self.read_rows)
@@ -774,10 +777,10 @@ class LocalEngine:
 
     def _present(self, slots: Tensor) -> Tensor:
         """Return slots with -1 for those of deleted rows."""
-        if self.left is None or not self.left.free:
+        if not self.sampler.leaves and (self.left is None or not self.left.free):
             return slots
         known = (slots >= 0) & (slots < self.ring.rows)
-        return torch.where(known & self.left.deleted(torch.where(known, slots, 0)), -1, slots)
+        return torch.where(known & (self.ring.generations(torch.where(known, slots, 0)) == 0), -1, slots)
 
     # -- editing ------------------------------------------------------------------------------------------------------
 
@@ -796,11 +799,10 @@ class LocalEngine:
             self._edit(slots, [change])
             if self.versions is not None:
                 self.versions.touch(None)
-            for reader in self.readers:
-                if not reader.sampler.prioritized:
-                    reader.sampler.record_edit(slots)
+            present = self.ring.generations(slots) > 0  # without the slots of deleted rows
             for reader, given in first:
-                as_sampler(reader.sampler).set_priorities(slots, given, reader.view())
+                priorities = None if given is None else given[present]
+                as_sampler(reader.sampler).set_priorities(slots[present], priorities, reader.view())
 
     def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool, same: bool = False) -> None:
         """Replace stored fields of rows at a user's index; all are checked before the first is written.
@@ -862,9 +864,10 @@ class LocalEngine:
             return generations_at(self.ring, self.era, index, self.storage)
 
     def _edit(self, slots: Tensor, changes: Sequence[Callable[[], None]], *, same: bool = False) -> None:
-        """Make edits that were checked. After an edit of an episode's end the episodes are read again.
+        """Make edits that were checked: rows get other values and keep their places in every order.
 
-        With `same` the rows keep their generations: they are the rows that were sampled, with other values.
+        With `same` they keep their generations, too: priorities of their former values are valid for them. After an
+        edit of an episode's end the episodes are read again.
         """
         self.parts_changed()
         storage, path = self.storage, self.writer.rank_path
@@ -880,15 +883,11 @@ class LocalEngine:
         if same:
             self.ring.record_patch(slots)
         else:
-            gone = slots if self.left is None else slots[self.left.deleted(slots)]
             self.ring.record_edit(slots)
-            if self.left is not None and gone.numel():
-                self.saves.before_clear(self.ring)
-                self.ring.record_delete(gone)  # what is written to the slot of a deleted row is no row
         for change in changes:
             change()
         if self.remover is not None:
-            self.remover.touch(slots if self.left is None else slots[self.left.allowed(slots)], edited=not same)
+            self.remover.touch(slots if self.left is None else slots[self.left.allowed(slots)])
         if path is not None and slots.numel():
             self.writer.rerank(slots, storage.scores_at(slots, path))
         for reader, tracker, marks in before:
@@ -1194,6 +1193,11 @@ class LocalEngine:
             if dropped and dropped[0].rng is not None and self.generator is not None:
                 self.generator.set_state(dropped[0].rng)
 
+    def _drop_draws(self) -> None:
+        """Drop draws that the buffer and its views made ahead, as if they were never made."""
+        for reader in self.readers:
+            reader.undraw([] if reader.queue is None else reader.queue.clear())
+
     def give_back(self, ticket: Ticket) -> None:
         """Undo the counts of a draw whose batch was not delivered."""
         if self.gate is None and not self.sampler.counting:
@@ -1212,7 +1216,7 @@ class LocalEngine:
         sampler, view, kept = as_counting(self.sampler), self.view(), []
         for ticket in tickets:
             generations, held = ticket.draw.generations, ticket.held
-            here = generations is not None and bool(self.ring.matches(ticket.draw.slots, generations).all())
+            here = generations is not None and bool(self.ring.holds(ticket.draw.slots, generations).all())
             if here or held is not None:
                 kept.append(ticket)
             else:
@@ -1424,7 +1428,7 @@ class LocalEngine:
             self.ring = Ring(storage.capacity, storage.device, after=self.ring.written + 1)
             self.begin_left()
             old, self.source = self.storage, source
-            self.counts.writes_seen = storage.writes
+            self.storage_followed()
             self.parts_changed()
             if self.tracker is not None:
                 self.tracker.forget()
@@ -1439,8 +1443,30 @@ class LocalEngine:
             return old
 
     def _follow(self) -> None:
-        """Take over the rows of a storage that something else has written: `storage.set`, or another buffer."""
-        self.set_source(self.source)
+        """Take over what something else has written to the storage: `storage.set`, or another buffer."""
+        edits = self.storage.edits - self.edits_seen
+        if edits and edits == self.storage.writes - self.counts.writes_seen:
+            self._read_again()
+        else:
+            self.set_source(self.source)
+
+    def storage_followed(self) -> None:
+        """Record that the buffer knows of all writes to its storage."""
+        self.counts.writes_seen, self.edits_seen = self.storage.writes, self.storage.edits
+
+    def _read_again(self) -> None:
+        """Read what parts know of the values of rows again: rows were edited in the storage itself."""
+        self.storage_followed()
+        self.parts_changed()
+        self._drop_draws()  # what they hold would depend on when their rows were copied
+        if not self.ring.rows:
+            return
+        path, slots = self.writer.rank_path, torch.arange(self.ring.rows, device=self.ring.device)
+        if path is not None:
+            self.writer.rerank(slots, self.storage.scores_at(slots, path))
+        if self.versions is not None:
+            self.versions.touch(None)
+        self.read_episodes()
 
     def follow_storage(self) -> None:
         """Take over the rows of the storage if something else has written them; the caller holds the lock."""
@@ -1448,16 +1474,19 @@ class LocalEngine:
             self._follow()
 
     def read_episodes(self) -> None:
-        """Read where episodes end off the stored rows before the next draw; the caller holds the lock."""
+        """Read episodes and what samplers know of rows again before the next draw; the caller holds the lock."""
         for reader in self.readers:
             if reader.tracker is not None:
                 reader.tracker.forget()
-                reader.begin_sampler()
+            reader.begin_sampler()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self, queued: Sequence[Ticket], transform: Compose, batch_size: int | None) -> dict[str, Any]:
         """Return the whole state, with draws that are queued; nothing is copied. The caller holds the lock."""
+        if self.storage.writes != self.counts.writes_seen:
+            self._follow()
+            queued = []  # they were dropped
         return engine_state(self, queued, transform, batch_size)
 
     def load_state(self, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:

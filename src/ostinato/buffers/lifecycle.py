@@ -311,6 +311,8 @@ class Lifecycle:
             return dict(self.__dict__)
         self._pipeline.settle()
         with self._engine.lock:
+            if isinstance(self._engine, LocalEngine):
+                self._engine.follow_storage()  # first: it may drop queued draws
             depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
             queued = self._pipeline.tickets if self._engine.pickles_queue else []
             return {**self.__dict__, "_pipeline": (depth, queued), "_pass": None}

@@ -611,7 +611,7 @@ def _slots_of_trajectories(engine: Engine, stored: _Stored, key: Key | None) -> 
     slots = torch.cat([torch.arange(span.start, span.stop, device=storage.device) for span in spans])
     chosen = engine.sampler.leaves or not engine.writer.in_order or engine.remover is not None
     if num_envs == 1 and chosen:  # rows choose their slots
-        known = engine.ring.generations(slots)
+        known = engine.ring.arrivals(slots)
         slots = slots[known.argsort()][int((known == 0).sum()) :]  # without those that were deleted
         rows = slots.shape[0]
     if num_envs > 1:

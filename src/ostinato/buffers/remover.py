@@ -147,9 +147,9 @@ class Remover:
             self._order.add(slots)
             self._rows = max(self._rows, int(slots.max(initial=-1)) + 1)
 
-    def touch(self, slots: torch.Tensor, *, edited: bool = False) -> None:
-        """Read the keys of rows again before the next row is removed: priorities or versions, or of `edited` rows."""
-        if self._rows and (edited or self.name in {"lowest_priority", "oldest_version"}):
+    def touch(self, slots: torch.Tensor) -> None:
+        """Read priorities or versions of rows again before the next row is removed; arrivals do not change."""
+        if self._rows and self.name in {"lowest_priority", "oldest_version"}:
             changed = slots.reshape(-1).cpu().numpy()
             self._order.add(changed[(changed >= 0) & (changed < self._rows)])
 

@@ -685,6 +685,9 @@ class ReplayBuffer(Sampling):
         A new key becomes a new field: of all rows, or of the first ones by a slice (`rb[:n] = rows`). Rows that lack it
         cannot be sampled until they are given it, so an edit of other rows alone raises.
 
+        Rows keep their place in every order (queues, stacks, removers) and the draws that they had. They get the
+        priorities of new rows, and new generations, so that late priorities of their former values are dropped.
+
         Raises:
             SlotError: if the index is out of range of the rows present.
             SchemaError: if the data does not match the rows stored, or has a new key for some rows alone.
@@ -704,6 +707,9 @@ class ReplayBuffer(Sampling):
 
     def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> ReplayBuffer:
         """Write one stored field at an index, in place; no transform runs. Returns the buffer.
+
+        Rows keep their place in every order, their priorities and the draws that they had. They get new generations,
+        so that late priorities of their former values are dropped.
 
         Raises:
             KeyMissingError: if there is no such field.
@@ -866,7 +872,7 @@ class ReplayBuffer(Sampling):
             end: rows to replace; None replaces all, or as many as a TensorDict, tensor or list has.
         """
         if end is None and self.storage.ndim == 1 and (type(data) is list or hasattr(data, "shape")):
-            end = min(len(data), len(self)) or None
+            end = min(len(data), len(self.storage)) or None
         self[:end] = data
 
     def check(self) -> None:

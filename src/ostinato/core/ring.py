@@ -1,4 +1,4 @@
-"""The ring: how many rows a buffer holds, where the next one goes, and the generation of the row in each slot."""
+"""The ring: how many rows a buffer holds, where the next one goes, generations and arrivals of rows."""
 
 from __future__ import annotations
 
@@ -20,15 +20,20 @@ __all__ = ["Ring"]
 
 @final
 class Ring:
-    """Rows present, cursor, number of rows written, and the generation of each slot, for all parts of a buffer.
+    """Rows present, cursor, number of rows written, generation and arrival of each slot, for all parts of a buffer.
 
     The *generation* of a row is its serial number among all rows written in the life of the buffer, from 1; a slot
     without a row has generation 0. Serial numbers never repeat, not even after `clear`, so a generation that differs
-    from the one at a draw says that the row has been replaced.
+    from the one at a draw says that the row has been replaced or edited.
 
-    While rows are written in ring order, generations follow from the cursor and use no memory. The first write
-    elsewhere (`rb[i] = row`, a max-value writer) allocates int64 `[capacity]`. A conditional update changes fields of a
-    row, which keeps its generation; the first one allocates as much again for the time of the last change.
+    The *arrival* of a row is its generation when it was written. An edit (`rb[i] = row`) gives the row a new
+    generation, so that priorities of its former values are recognized. Its arrival stays, and with it its place in
+    every order of rows.
+
+    While rows are written in ring order, both follow from the cursor and use no memory. The first write elsewhere (an
+    edit, a max-value writer) allocates int64 `[capacity]`, the first edit as much again for arrivals. A conditional
+    update changes fields of a row, which keeps its generation; the first one allocates as much for the time of the last
+    change.
 
     Not thread-safe: the buffer that owns it holds its lock.
 
@@ -38,7 +43,7 @@ class Ring:
         after: serial number of the last row written before; the first row of this ring gets the next one.
     """
 
-    __slots__ = ("_array", "_patched", "counts", "device")
+    __slots__ = ("_array", "_arrivals", "_patched", "counts", "device")
 
     lost = 0
     """Rows whose writer died: none in one process."""
@@ -52,6 +57,8 @@ class Ring:
         self.counts.capacity = capacity
         self.counts.written = self.counts.base = after
         self._array: Tensor | None = None
+        self._arrivals: Tensor | None = None
+        """For each slot, the generation of its row before edits, as long as `_array`; None if no row was edited."""
         self._patched: Tensor | None = None
         """For each slot, the serial number at the last change that kept the generation; as long as `_array`."""
 
@@ -78,7 +85,12 @@ class Ring:
     @property
     def nbytes(self) -> int:
         """Bytes held: none as long as rows are written in ring order."""
-        return sum(0 if array is None else array.nbytes for array in (self._array, self._patched))
+        return sum(0 if array is None else array.nbytes for array in (*self._arrays, self._patched))
+
+    @property
+    def _arrays(self) -> tuple[Tensor, ...]:
+        """The arrays that a write changes."""
+        return tuple(array for array in (self._array, self._arrivals) if array is not None)
 
     def record(self, placement: Placement) -> None:
         """Record that rows are written to the slots of a placement. Cost: O(1) in ring order, else O(rows)."""
@@ -96,7 +108,7 @@ class Ring:
         self._renumber(placement.slots, self.written + 1, placement.total)
         if placement.slots.shape[0]:
             self.counts.rows = max(self.rows, int(placement.slots.max()) + 1)
-        self.counts.cursor = self.rows % self.capacity if placement.cursor is None else placement.cursor
+            self.counts.cursor = self.rows % self.capacity if placement.cursor is None else placement.cursor
 
     def take_back(self, placement: Placement, rows: int, cursor: int) -> None:
         """Undo `record` for rows that could not be stored: the ring holds `rows` rows again, and the serials are used.
@@ -108,8 +120,19 @@ class Ring:
         self.counts.rows, self.counts.cursor = rows, cursor
 
     def record_edit(self, slots: Tensor) -> None:
-        """Record that rows present are edited in place, int64 `[n]`; of equal slots the last one is the newest row."""
-        self._renumber(slots, self.written + 1, int(slots.shape[0]))
+        """Record that rows are edited in place, int64 `[n]`; they keep their arrivals.
+
+        Of equal slots the last one has the largest generation. What is written to the slot of a deleted row is no row.
+        """
+        here = self.arrivals(slots) > 0
+        if not bool(here.all()):
+            self.record_patch(slots[~here])
+            slots = slots[here]
+        if self._arrivals is None and slots.shape[0]:
+            array = self._allocated(self.rows)
+            with torch.inference_mode(mode=False):
+                self._arrivals = array.clone()
+        self._renumber(slots, self.written + 1, int(slots.shape[0]), arrive=False)
 
     def record_patch(self, slots: Tensor) -> None:
         """Record that fields of rows present are changed, int64 `[n]`; the rows keep their generations.
@@ -132,19 +155,28 @@ class Ring:
 
         Takes one serial number, so that a reader in flight, and a save, notice it.
         """
-        array = self._allocated(self.rows)
+        self._allocated(self.rows)
         self.counts.written += 1
-        array[slots.to(self.device)] = 0
+        for array in self._arrays:
+            array[slots.to(self.device)] = 0
 
-    def _renumber(self, slots: Tensor, first: int, total: int) -> None:
-        """Give `slots` the serial numbers from `first` on, and count `total` rows as written; none without slots."""
+    def _renumber(self, slots: Tensor, first: int, total: int, *, arrive: bool = True) -> None:
+        """Give `slots` the serial numbers from `first` on, and count `total` rows as written; none without slots.
+
+        Args:
+            slots: int64 `[n]`.
+            first: serial number of the first one.
+            total: rows to count.
+            arrive: whether these are new rows; else rows that are edited.
+        """
         count = int(slots.shape[0])
         if count == 0:
             return
         array = self._allocated(int(slots.max()) + 1)
         serials = torch.arange(first, first + count, device=self.device)
         # with equal slots torch does not define which write wins; the largest serial number is the last one
-        array.scatter_reduce_(0, slots.to(self.device), serials, "amax")
+        for numbers in self._arrays if arrive else (array,):
+            numbers.scatter_reduce_(0, slots.to(self.device), serials, "amax")
         self.counts.written += total
 
     def view(self) -> View:
@@ -159,6 +191,13 @@ class Ring:
         age = (self.cursor - 1 - slots).remainder_(self.capacity)
         generations = self.written - age
         return torch.where(generations > self.counts.base, generations, 0)
+
+    def arrivals(self, slots: Tensor) -> Tensor:
+        """Return the arrivals of `slots`, int64 of the same shape; 0 where there is no row. Copy."""
+        if self._arrivals is None:
+            return self.generations(slots)
+        known = slots.clamp(max=self._arrivals.shape[0] - 1)
+        return torch.where(slots == known, self._arrivals[known], 0)
 
     def generations_of_rows(self, slots: Tensor) -> Tensor:
         """Return the generations of slots that hold rows; a few microseconds for hundreds of them on the CPU. Copy."""
@@ -188,6 +227,11 @@ class Ring:
         # for a slot without a row `_in_ring` gives a number up to `_base`, which no row present has
         given = generations.numpy()
         return torch.from_numpy((self._in_ring(slots.numpy()) == given) & (given > self.counts.base))
+
+    def holds(self, slots: Tensor, generations: Tensor) -> Tensor:
+        """Return bool: which of `slots` still hold the rows that had these generations, edited since or not."""
+        arrivals = self.arrivals(slots)
+        return (arrivals > 0) & (arrivals <= generations)
 
     def _in_ring(self, slots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         newest = self.written - self.cursor + 1
@@ -221,14 +265,18 @@ class Ring:
         self.counts.base = self.written
         self.counts.written += rows
         self.counts.rows, self.counts.cursor = rows, rows % self.capacity
-        self._array, self._patched, self.counts.in_order = None, None, True
+        self._forget_arrays()
 
     def clear(self) -> None:
         """Forget all rows. Serial numbers go on, so that rows drawn before are recognized as gone."""
         self.counts.written += 1
         self.counts.base = self.written
         self.counts.rows = self.counts.cursor = 0
-        self._array = self._patched = None
+        self._forget_arrays()
+
+    def _forget_arrays(self) -> None:
+        """Let generations follow from the cursor."""
+        self._array = self._arrivals = self._patched = None
         self.counts.in_order = True
 
     def take_over(self, rows: int, cursor: int) -> None:
@@ -237,8 +285,9 @@ class Ring:
         self.counts.rows, self.counts.cursor = rows, cursor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; the array of generations, where there is one, is not copied."""
-        return {"written": self.written, "base": self.counts.base, "cursor": self.cursor, "array": self._array}
+        """Return the state; the arrays of generations and arrivals, where there are such, are not copied."""
+        state = {"written": self.written, "base": self.counts.base, "cursor": self.cursor, "array": self._array}
+        return state if self._arrivals is None else {**state, "arrivals": self._arrivals}
 
     def load_state_dict(self, state: dict[str, Any], rows: int) -> None:
         """Restore what `state_dict` returned, for a storage that holds `rows` rows."""
@@ -249,9 +298,10 @@ class Ring:
         self._patched = None
         with torch.inference_mode(mode=False):  # changed in place in any mode
             self._array = None if array is None else array.to(self.device, torch.int64).clone()
+            self._arrivals = state["arrivals"].to(self.device).clone() if "arrivals" in state else None
 
     def _allocated(self, needed: int) -> Tensor:
-        """Return the array with at least `needed` slots; it doubles, since a list storage may have no bound."""
+        """Return the generations of at least `needed` slots; the array doubles: a list storage may have no bound."""
         held = 0 if self._array is None else self._array.shape[0]
         if self._array is None or held < needed:
             size = min(self.capacity, max(needed, 2 * held, min(self.written, self.capacity)))
@@ -259,7 +309,9 @@ class Ring:
                 if self._array is None:
                     self._array = self._all_in_ring(size)
                 else:
-                    self._array = self.generations(torch.arange(size, device=self.device))
+                    slots = torch.arange(size, device=self.device)
+                    arrivals = None if self._arrivals is None else self.arrivals(slots)
+                    self._array, self._arrivals = self.generations(slots), arrivals
             self.counts.in_order = False
         return self._array
 

@@ -190,10 +190,6 @@ class RowsLeft:
         made.free.load(free)
         return made
 
-    def deleted(self, slots: Tensor) -> Tensor:
-        """Return which slots, of those that held rows, hold none now: bool `[n]` on their device."""
-        return ~self.allowed(slots)
-
     # -- as `View.starts` ----------------------------------------------------------------------------------------------
 
     def draw(self, randoms: Tensor) -> Tensor:

@@ -214,10 +214,14 @@ class SharedRing:
         return out
 
     generations_of_rows = generations
+    arrivals = generations
+    """Rows of a shared buffer are not edited."""
 
     def matches(self, slots: Tensor, generations: Tensor) -> Tensor:
         """Return bool: which of `slots`, in `[0, capacity)`, still hold the rows of these generations."""
         return (self.generations(slots) == generations) & (generations > 0)
+
+    holds = matches
 
     def unchanged_since(self, written: int) -> bool:
         """Return whether no slot was reserved since this serial number. For a reader, after its copy."""

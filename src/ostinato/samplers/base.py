@@ -209,9 +209,6 @@ class Sampler(ABC):
         """
         self.recheck()
 
-    def record_edit(self, slots: Tensor) -> None:  # noqa: B027
-        """Record that rows were replaced in place, `rb[index] = rows`: they are the newest rows now, int64 `[n]`."""
-
     def clear(self) -> None:  # noqa: B027
         """Forget all rows: the buffer was emptied."""
 

@@ -41,7 +41,8 @@ class QueueSampler(CountingSampler):
 
     In a buffer with this sampler, writers wait while the ring is full of rows that have not been delivered, and readers
     wait for a whole batch; without a `rate_limiter` it has `RateLimiter()`. Rows of a batch that could not be made (a
-    transform raised) return to the head of the queue. A saved state contains every row that has not been delivered.
+    transform raised) return to the head of the queue. An edit (`rb[i] = row`) does not change the place of a row, and
+    does not return a row that was delivered. A saved state contains every row that has not been delivered.
     Cost of a draw: O(batch_size). To delete rows costs O(rows waiting), and writes cost O(rows) from then on.
 
     Examples:
@@ -88,7 +89,7 @@ class QueueSampler(CountingSampler):
             return view.capacity - max([self._waiting, *(_age(slot, view) + 1 for slot in held)])
         if not held:
             return view.capacity - self._waiting
-        known = view.ring.generations(torch.arange(view.rows, device=view.device))
+        known = view.ring.arrivals(torch.arange(view.rows, device=view.device))
         oldest = known[torch.tensor(held, dtype=torch.int64, device=view.device)].min()
         return view.capacity - int((known >= oldest).sum())
 
@@ -161,7 +162,7 @@ class QueueSampler(CountingSampler):
     def _requeue(self, keys: list[int], view: View) -> None:
         slots = [*self._returned, *(slot for key in keys for slot in self._drawn.pop(key, ()))]
         listed = torch.tensor(slots, dtype=torch.int64, device=view.device)
-        self._returned = deque(listed[view.ring.generations(listed).argsort()].tolist())
+        self._returned = deque(listed[view.ring.arrivals(listed).argsort()].tolist())
 
     def clear(self) -> None:
         """Remove all rows."""
@@ -298,7 +299,7 @@ class _Uses:
             return
         there = draw.slots < view.rows
         kept = draw.slots[there]
-        slots = kept[view.ring.matches(kept, draw.generations[there])].cpu().numpy()
+        slots = kept[view.ring.holds(kept, draw.generations[there])].cpu().numpy()
         np.subtract.at(self.uses, slots, 1)
         self.left += slots.size
         rows = np.unique(slots)

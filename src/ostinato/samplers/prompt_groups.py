@@ -216,7 +216,7 @@ class PromptGroupSampler(Sampler):
         if self.strategy == "random":
             found = slots[dice.distinct(slots.size, count)]
         elif self._rewards is None:
-            written = view.ring.generations(torch.from_numpy(slots).to(view.device)).cpu().numpy()
+            written = view.ring.arrivals(torch.from_numpy(slots).to(view.device)).cpu().numpy()
             found = slots[np.argsort(written, kind="stable")[-count:]]
         else:
             rewards = self._rewards.values.numpy()[slots]

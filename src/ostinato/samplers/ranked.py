@@ -309,9 +309,9 @@ class StackSampler(_TopSampler):
     are not in it yet. Without `max_times_sampled` rows stay: the next batch has them again, unless rows were written in
     between, and a batch of more rows than there are raises. With it a row leaves the buffer after so many draws
     (`max_times_sampled=1` pops it, as a Reverb table with a LIFO selector), its slot is written next, and the last
-    batch is shorter, as with `ConsumingSampler`, which needs the same parts. A row that is edited (`rb[i] = row`)
-    is the newest. Of a buffer with windows only rows that can start one are drawn. No random numbers are used. Memory:
-    26 bytes for each slot, with `max_times_sampled` 42. Cost: O(log rows) for each row drawn or written.
+    batch is shorter, as with `ConsumingSampler`, which needs the same parts. An edit (`rb[i] = row`) does not change
+    the place of a row. Of a buffer with windows only rows that can start one are drawn. No random numbers are used.
+    Memory: 26 bytes for each slot, with `max_times_sampled` 42. Cost: O(log rows) for each row drawn or written.
 
     Args:
         max_times_sampled: draws of a row before it leaves, at least 1; None for any number.
@@ -353,11 +353,6 @@ class StackSampler(_TopSampler):
         """Add rows just written."""
         self._top.record(slots_of(placement))
 
-    def record_edit(self, slots: Tensor) -> None:
-        """Move rows that were edited to the top."""
-        rows = slots.cpu().numpy()
-        self._top.order.add(rows[self._top.order.has(rows)])
-
     def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:
         """Let rows return that have left, as if they were just written."""
         super().mark_update(index, storage=storage)
@@ -373,7 +368,7 @@ class StackSampler(_TopSampler):
         """
 
         def read(slots: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-            ages: NDArray[np.int64] = _generations(view, slots)
+            ages = _arrivals(view, slots)
             return -ages.astype(np.float64), ages
 
         return _as_draw(self._top.draw(view, batch_size, read), view)
@@ -387,7 +382,7 @@ class StackSampler(_TopSampler):
         self._top.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the draws of each row and the free slots; the order follows from the generations of the buffer."""
+        """Return the draws of each row and the free slots; the order follows from the arrivals of the rows."""
         return self._top.state_dict()
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:
@@ -580,7 +575,7 @@ class HeapSampler(PrioritySampler, _TopSampler):
 
         def read(slots: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
             keys = self._priorities[slots]
-            return (-keys if self.order == "max" else keys), _generations(view, slots)
+            return (-keys if self.order == "max" else keys), _arrivals(view, slots)
 
         draw = _as_draw(self._top.draw(view, batch_size, read), view)
         return draw._replace(weights=torch.ones_like(draw.slots, dtype=torch.float32))
@@ -640,7 +635,7 @@ class HeapSampler(PrioritySampler, _TopSampler):
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return options, priorities, draws of each row and free slots; the order follows from the generations."""
+        """Return options, priorities, draws of each row and free slots; the order follows from these and arrivals."""
         options = {"order": self.order, "reduction": self.reduction, "largest": self._largest}
         return {**options, "priorities": self.priorities, **self._top.state_dict()}
 
@@ -680,8 +675,8 @@ class HeapSampler(PrioritySampler, _TopSampler):
         self._top.begin(self._rows)
 
 
-def _generations(view: View, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = view.ring.generations(torch.from_numpy(slots).to(view.device)).cpu().numpy()
+def _arrivals(view: View, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = view.ring.arrivals(torch.from_numpy(slots).to(view.device)).cpu().numpy()
     return found
 
 

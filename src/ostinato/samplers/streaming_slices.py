@@ -100,7 +100,7 @@ class StreamingSliceSampler(SliceSampler):
             use_gpu=use_gpu,
         )
         self._rows_each = slice_len
-        self._queue: deque[tuple[int, int]] = deque()  # first slot of each window, and the generation of its row
+        self._queue: deque[tuple[int, int]] = deque()  # first slot of each window, and the arrival of its row
         self._place_in_window = torch.empty(0, dtype=torch.int32, device="cpu")  # of each row; -1 in none
 
     @property
@@ -140,8 +140,8 @@ class StreamingSliceSampler(SliceSampler):
         ends = slots[(places == self._rows_each - 1) & (behind >= self._rows_each - 1)]
         if ends.shape[0]:
             firsts = table.shift(ends, 1 - self._rows_each)
-            generations = view.ring.generations(firsts.to(view.device)).tolist()
-            self._queue.extend(zip(firsts.tolist(), generations, strict=True))
+            arrivals = view.ring.arrivals(firsts.to(view.device)).tolist()
+            self._queue.extend(zip(firsts.tolist(), arrivals, strict=True))
         while len(self._queue) > max(1, view.capacity // self._rows_each):  # the oldest ones were replaced
             self._queue.popleft()
 
@@ -221,10 +221,10 @@ class StreamingSliceSampler(SliceSampler):
 
     def _valid(self, view: View, entries: list[tuple[int, int]]) -> Tensor:
         """Return bool `[n]`: which windows have all of their rows, in one episode."""
-        slots, generations = torch.tensor(entries, dtype=torch.int64, device="cpu").reshape(-1, 2).unbind(1)
+        slots, arrivals = torch.tensor(entries, dtype=torch.int64, device="cpu").reshape(-1, 2).unbind(1)
         there = slots < view.rows
         known = torch.where(there, slots, 0)
-        same = view.ring.generations(known.to(view.device)).cpu() == generations
+        same = view.ring.arrivals(known.to(view.device)).cpu() == arrivals
         return there & same & (view.require_episodes().ahead(known) >= self._rows_each - 1)
 
     def clear(self) -> None:
@@ -285,6 +285,6 @@ class StreamingSliceSampler(SliceSampler):
             )
             raise UsageError(msg)
         super().load_state_dict(state)
-        self._queue = deque((slot, generation) for slot, generation in state["queue"].tolist())
+        self._queue = deque((slot, arrival) for slot, arrival in state["queue"].tolist())
         with torch.inference_mode(mode=False):
             self._place_in_window = state["places"].clone()

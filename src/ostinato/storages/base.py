@@ -62,8 +62,8 @@ class Storage(ABC):
     A storage that owns files is closed with `close()`, or by a `with` block.
 
     `set`, `get`, `dumps` and the other methods for rows by index use a storage without a buffer. A storage that a
-    buffer owns may be used so while no other thread uses the buffer, which takes over new rows at its next call; after
-    edits that move the end of an episode, call `rb.read_episodes()`.
+    buffer owns may be used so while no other thread uses the buffer, which takes over new rows at its next call, and
+    reads rows that were edited again.
 
     Args:
         max_size: capacity in rows, for subclasses that do not define `capacity`.
@@ -100,6 +100,8 @@ class Storage(ABC):
     """bool `[rows]`: the last rows of episodes, of a storage that knows them without its fields; None for others."""
     writes: int = 0
     """Number of writes by buffers, and by `set` and `loads`: a buffer takes over rows that it has not written."""
+    edits: int = 0
+    """How many of these changed rows present alone: a buffer reads their values again, and keeps their order."""
     save_hooks: tuple[Callable[..., Any], ...] = ()
     """Functions that convert rows for a checkpoint, in the order of registration."""
     load_hooks: tuple[Callable[..., Any], ...] = ()

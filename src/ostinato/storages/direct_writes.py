@@ -54,7 +54,9 @@ def _edit(storage: Storage, index: Any, data: Any) -> None:
     change = storage.prepare_edit(slots, data, picked.batch)
     storage.check_new_fields(index, slots, data)
     change()
-    storage.exposed = True  # a buffer does not know of the edit, so an incremental save writes all rows
+    storage.writes += 1
+    storage.edits += 1
+    storage.exposed = True  # a buffer does not know of these rows, so an incremental save writes all
 
 
 def _positions(cursor: Any, steps: int, storage: Storage) -> Tensor:

@@ -326,6 +326,15 @@ def test_a_deleted_row_gets_no_priority_and_sets_no_default() -> None:
     assert rb.delete([3, 3, -1]).tolist() == [True, True, False]
 
 
+def test_a_deleted_row_of_a_heap_whose_rows_leave_sets_no_default() -> None:
+    sampler = HeapSampler(4, max_times_sampled=1)
+    rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler)
+    index = rb.extend(torch.arange(3))
+    rb.delete(2)
+    rb.update_priority(index, [1.0, 2.0, 50.0])
+    assert sampler.default_priority == 2.0
+
+
 def test_what_is_written_to_the_slot_of_a_deleted_row_is_no_row() -> None:
     for kind in ("uniform", "prioritized", "heap", "stack", "limited"):
         rb = make(kind, batch_size=2)

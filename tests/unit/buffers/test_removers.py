@@ -118,11 +118,11 @@ class Model:
             self.free.append(slot)
 
     def edit(self, picks: list[int]) -> None:
-        """An edited row is the newest row, and gets the default priority."""
+        """An edited row keeps its place, and gets the default priority."""
         for slot in self.some(picks[:1]):
             self.serial += 1
             self.rb[slot] = {"value": torch.tensor(self.serial), "version": torch.tensor(picks[-1])}
-            self.rows[slot] = Row(self.serial, picks[-1], self.largest or 1.0, self.serial)
+            self.rows[slot] = Row(self.serial, picks[-1], self.largest or 1.0, self.rows[slot].age)
 
     def patch(self, picks: list[int]) -> None:
         for slot in self.some(picks[:1]):

@@ -27,31 +27,33 @@ STEPS = st.lists(
 @given(steps=STEPS, capacity=st.integers(6, 7))
 def test_generations_follow_a_list_of_serial_numbers(steps: list[tuple[str, Any]], capacity: int) -> None:
     ring, model, written, cursor, rows = Ring(capacity), [0] * capacity, 0, 0, 0
+    arrivals = [0] * capacity
     for what, how in steps:
         if what == "run":
             skip = max(0, how - capacity)
             start = (cursor + skip) % capacity
             ring.record(Run(start, how - skip, capacity, skip))
             for i in range(how):
-                model[(cursor + i) % capacity] = written + 1 + i
+                model[(cursor + i) % capacity] = arrivals[(cursor + i) % capacity] = written + 1 + i
             rows = max(rows, min(capacity, cursor + how))
             cursor, written = (cursor + how) % capacity, written + how
         elif what == "touch":
-            ring.record_edit(torch.tensor(how))
-            for i, slot in enumerate(how):
+            present = [slot for slot in how if model[slot]]
+            ring.record_edit(torch.tensor(present, dtype=torch.int64))
+            for i, slot in enumerate(present):
                 model[slot] = written + 1 + i
-            written += len(how)
+            written += len(present)
         elif what == "picks":
             total = len(how) + 2
             kept = torch.tensor([*how, -1, -1])
             ring.record(Picks(torch.tensor(how, dtype=torch.int64), torch.arange(len(how)), kept))
             for i, slot in enumerate(how):
-                model[slot] = written + 1 + i
+                model[slot] = arrivals[slot] = written + 1 + i
             written += total if how else 0
             rows = max([rows, *(slot + 1 for slot in how)])
         elif what == "clear":
             ring.clear()
-            model, cursor, rows, written = [0] * capacity, 0, 0, written + 1
+            model, arrivals, cursor, rows, written = [0] * capacity, [0] * capacity, 0, 0, written + 1
         else:
             other = Ring(capacity)
             other.load_state_dict(ring.state_dict(), ring.rows)
@@ -59,6 +61,7 @@ def test_generations_follow_a_list_of_serial_numbers(steps: list[tuple[str, Any]
         assert ring.written == written
         assert ring.rows == rows
         assert ring.generations(torch.arange(capacity)).tolist() == model
+        assert ring.arrivals(torch.arange(capacity)).tolist() == arrivals
         for serial in {0, written // 2, written}:
             newer = ring.changed(torch.arange(capacity), serial)
             assert newer.tolist() == [generation > serial or generation == 0 for generation in model]
@@ -96,10 +99,12 @@ def test_rows_brought_along_have_ages() -> None:
 
 def test_a_loaded_state_is_a_copy() -> None:
     ring, other = Ring(4), Ring(4)
+    ring.record(Run(0, 1, 4))
     ring.record_edit(torch.tensor([0]))
     other.load_state_dict(ring.state_dict(), 1)
     ring.record_edit(torch.tensor([0]))
-    assert other.generations(torch.tensor([0])).tolist() == [1]
+    assert other.generations(torch.tensor([0])).tolist() == [2]
+    assert other.arrivals(torch.tensor([0])).tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -150,3 +155,12 @@ def test_rows_that_could_not_be_stored_are_taken_back(edited: bool) -> None:
     ring.record(Run(2, 2, 4))
     found = ring.generations(torch.arange(4)).tolist()
     assert found[2:] == [serial + 2, serial + 3]
+
+
+def test_a_write_that_keeps_no_row_changes_nothing() -> None:
+    """As of a reservoir that was given a full ring whose cursor is not at slot 0."""
+    ring = Ring(3)
+    ring.record(Run(0, 3, 3))
+    ring.record(Run(0, 1, 3))
+    ring.record(Picks(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), torch.tensor([-1])))
+    assert ring.generations(torch.arange(3)).tolist() == [4, 2, 3]

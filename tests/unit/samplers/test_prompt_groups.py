@@ -111,8 +111,9 @@ def test_recency_is_the_order_of_writing() -> None:
     rb = make([0, 0, 0, 0], capacity=5, samples_per_group=2, batch_size=2, strategy="recency")
     rb.extend(rows([0, 0, 0]))  # slots 4, 0, 1
     assert rb.sample()["index"].tolist() == [0, 1]
-    rb[3] = rows([0])[0]  # an edit makes a new row
-    assert rb.sample()["index"].tolist() == [1, 3]
+    rb[3] = rows([0])[0]
+    rb.set_at_("prompt", torch.tensor([0]), [2])
+    assert rb.sample()["index"].tolist() == [0, 1]
 
 
 def test_groups_follow_writes_and_edits() -> None:

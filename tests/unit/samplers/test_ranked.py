@@ -143,7 +143,7 @@ class Model:
         if slot in self.rows:
             self.rb[slot] = torch.tensor(self.serial)
             self.serial += 1
-            self.rows[slot], self.ages[slot] = self.serial - 1, self.serial
+            self.rows[slot] = self.serial - 1  # in the place of the row before
             self.priorities_of[slot] = self.largest or 1.0
 
     def load(self, _: list[int]) -> None:

@@ -273,6 +273,7 @@ def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, deleted:
     rows = len(storage)
     engine.ring = Ring(storage.capacity, storage.device)
     engine.settled = storage.laid_out
+    engine.storage_followed()
     if engine.versions is not None:
         engine.versions.begin(rows)
     if storage.capacity != capacity:  # the room that was added is filled before rows are replaced
@@ -402,11 +403,11 @@ def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
     if engine.tracker is not None and engine.tracker.wanted.fixed:
         msg = f"{engine.tracker.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
         raise CheckpointError(msg)
-    rows, ring_state = saved_rows(state), state["stamps"]
-    array = ring_state["array"]
-    if array is not None:
-        array = torch.cat((array[seam:], array[:seam]))
-    turned = {**_turn_reader(engine, state, seam, rows), "stamps": {**ring_state, "cursor": 0, "array": array}}
+    rows, ring_state = saved_rows(state), {**state["stamps"], "cursor": 0}
+    for name in ("array", "arrivals"):
+        if ring_state.get(name) is not None:
+            ring_state[name] = torch.cat((ring_state[name][seam:], ring_state[name][:seam]))
+    turned = {**_turn_reader(engine, state, seam, rows), "stamps": ring_state}
     if "deleted" in state:
         turned["deleted"] = {name: (slots - seam).remainder_(rows) for name, slots in state["deleted"].items()}
     if "views" in state:

@@ -116,6 +116,7 @@ def check_counts(state: dict[str, Any], rows: int) -> None:
         if not sound or (array.numel() and not 0 <= int(array.min()) <= int(array.max()) <= written):
             msg = f"the checkpoint's generations are not those of {rows} rows: it is damaged"
             raise CheckpointError(msg)
+        _check_arrivals(ring_state.get("arrivals", array), array, rows)
         _check_deleted(state.get("deleted"), array[:rows])
     elif rows > written - base:
         msg = f"the checkpoint holds {rows} rows, of which {written - base} were written: it is damaged"
@@ -127,6 +128,14 @@ def check_counts(state: dict[str, Any], rows: int) -> None:
             # (unless ObjectRL's `pointer` has moved it among rows: the ring then keeps generations in an array)
             low, high = (rows, rows + 1) if rows < capacity and array is None else (0, capacity)
             _whole(f"the {whose} cursor", cursor, low, high)
+
+
+def _check_arrivals(arrivals: Any, generations: Tensor, rows: int) -> None:
+    """Check that no row came after it was edited, and that every row of a generation came at some time."""
+    sound = isinstance(arrivals, Tensor) and arrivals.dtype is torch.int64 and arrivals.shape == generations.shape
+    if not sound or not torch.equal(arrivals > 0, generations > 0) or bool((arrivals > generations).any()):
+        msg = f"the checkpoint's arrivals are not those of {rows} rows: it is damaged"
+        raise CheckpointError(msg)
 
 
 def _check_deleted(deleted: Any, generations: Tensor) -> None:

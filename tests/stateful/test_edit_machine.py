@@ -1,0 +1,374 @@
+"""Edits of rows with every sampler: a buffer that is saved and loaded goes on as the one that was not.
+
+Every call is made in two buffers, of which one was saved and loaded at some moments. For queues, stacks and heaps a
+plain Python model says what is drawn: an edit changes the values of a row, not its place (docs/sampling.md).
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from ostinato import (
+    ConsumingSampler,
+    HeapSampler,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    LimitedSampler,
+    ListStorage,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    PromptGroupSampler,
+    QueueSampler,
+    RaggedTensorStorage,
+    RandomSampler,
+    ReplayBuffer,
+    ReservoirWriter,
+    RoundRobinWriter,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    StackSampler,
+    StalenessAwareSampler,
+    StreamingSliceSampler,
+)
+from ostinato.errors import OstinatoError
+
+from ..effort import examples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CAPACITY = 7
+SETTINGS = examples(0.5)
+SLICES: dict[str, Any] = {"end_key": "done", "truncated_key": None, "strict_length": False}
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "queue": QueueSampler,
+    "stack": StackSampler,
+    "stack that pops": lambda: StackSampler(1),
+    "stack of two draws": lambda: StackSampler(2),
+    "heap": lambda: HeapSampler(CAPACITY),
+    "heap of the least": lambda: HeapSampler(CAPACITY, "min"),
+    "heap that pops": lambda: HeapSampler(CAPACITY, "max", 1),
+    "uniform": RandomSampler,
+    "passes": SamplerWithoutReplacement,
+    "passes in order": lambda: SamplerWithoutReplacement(shuffle=False),
+    "endless passes": lambda: SamplerWithoutReplacement(endless=True),
+    "limited": lambda: LimitedSampler(2),
+    "consuming": lambda: ConsumingSampler(2),
+    "prioritized": lambda: PrioritizedSampler(CAPACITY, alpha=0.7, beta=0.5),
+    "largest priority present": lambda: PrioritizedSampler(
+        CAPACITY, alpha=0.7, beta=0.5, max_priority_within_buffer=True
+    ),
+    "staleness": lambda: StalenessAwareSampler(max_staleness=3, version_key="version"),
+    "recent of a group": lambda: PromptGroupSampler(samples_per_group=1, group_key="group", strategy="recency"),
+    "best of a group": lambda: PromptGroupSampler(
+        samples_per_group=1, group_key="group", strategy="reward", reward_key="reward"
+    ),
+    "slices": lambda: SliceSampler(slice_len=2, **SLICES),
+    "slices in passes": lambda: SliceSamplerWithoutReplacement(slice_len=2, **SLICES),
+    "streaming slices": lambda: StreamingSliceSampler(slice_len=2, **SLICES),
+    "prioritized slices": lambda: PrioritizedSliceSampler(
+        CAPACITY, alpha=0.7, beta=0.5, slice_len=2, cache_values=False, **SLICES
+    ),
+}
+OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "fifo": lambda: {"remover": "fifo"},
+    "lifo": lambda: {"remover": "lifo"},
+    "lowest priority": lambda: {"remover": "lowest_priority", "sampler": PrioritizedSampler(CAPACITY, 0.7, 0.5)},
+    "oldest version": lambda: {"remover": "oldest_version", "version_key": "version"},
+    "versions": lambda: {"version_key": "version"},
+    "reservoir": lambda: {"writer": ReservoirWriter(generator=torch.Generator().manual_seed(5))},
+}
+STORAGES: dict[str, Callable[[], Any]] = {
+    "packed": lambda: LazyTensorStorage(CAPACITY),
+    "columns": lambda: LazyTensorStorage(CAPACITY, packed=False),
+    "mapped": lambda: LazyMemmapStorage(CAPACITY),
+    "list": lambda: ListStorage(CAPACITY),
+    "ragged": lambda: RaggedTensorStorage(CAPACITY, ragged="tokens"),
+}
+EDITS = ("row", "rows", "write_all", "set_at_", "set_", "update_", "key", "patch", "storage", "storage.set")
+SIZES = st.integers(1, 4)
+PICKS = st.lists(st.integers(0, CAPACITY - 1), min_size=1, max_size=3)
+
+
+def make(name: str, storage: str) -> ReplayBuffer:
+    options = {"sampler": SAMPLERS[name]()} if name in SAMPLERS else OPTIONS[name]()
+    writer = options.pop("writer", None) or RoundRobinWriter(track_generations=True)
+    return ReplayBuffer(
+        storage=STORAGES[storage](),
+        writer=writer,
+        batch_size=2,
+        generator=torch.Generator().manual_seed(3),
+        **options,
+    )
+
+
+@dataclass
+class Row:
+    """A row of the model."""
+
+    value: int
+    arrival: int
+    priority: float = 1.0
+    draws: int = 0
+
+
+class Model:
+    """The rows that a queue, a stack or a heap draws, in the order of the documentation."""
+
+    limits = {"queue": 1, "stack that pops": 1, "stack of two draws": 2, "heap that pops": 1}  # noqa: RUF012
+
+    def __init__(self, name: str) -> None:
+        self.name, self.limit = name, self.limits.get(name)
+        self.rows: dict[int, Row] = {}
+        self.written = 0
+        self.largest = 0.0
+
+    def write(self, slots: list[int], values: list[int]) -> None:
+        for slot, value in zip(slots, values, strict=True):
+            self.written += 1
+            self.rows[slot] = Row(value, self.written, self.largest or 1.0)
+
+    def rank(self, row: Row) -> tuple[float, int]:
+        if self.name.startswith("stack"):
+            return 0.0, -row.arrival
+        keys = {"heap of the least": row.priority, "queue": 0.0}
+        return keys.get(self.name, -row.priority), row.arrival
+
+    def sample(self, size: int) -> list[int] | None:
+        """Return the values of a batch; None if there are too few rows."""
+        able = [row for row in self.rows.values() if self.limit is None or row.draws < self.limit]
+        if not able or (len(able) < size and (self.limit is None or self.name == "queue")):
+            return None
+        drawn = sorted(able, key=self.rank)[:size]
+        for row in drawn:
+            row.draws += 1
+        return [row.value for row in drawn]
+
+
+def outcome(call: Callable[[ReplayBuffer], Any], rb: ReplayBuffer) -> Any:
+    """What a call returns, as plain values, or the name of what it raises."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return plain(call(rb))
+    except (OstinatoError, NotImplementedError) as error:
+        return type(error).__name__
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(entry) for entry in value]
+    return None if isinstance(value, ReplayBuffer) else value
+
+
+class EditMachine(RuleBasedStateMachine):
+    """Two buffers: `live` is never loaded, `twin` is again and again."""
+
+    name: str
+
+    @initialize(storage=st.sampled_from(sorted(STORAGES)), count=st.integers(1, CAPACITY))
+    def begin(self, storage: str, count: int) -> None:
+        self.storage = storage
+        self.directory = tempfile.TemporaryDirectory()
+        self.live, self.twin = make(self.name, storage), make(self.name, storage)
+        self.model = Model(self.name)
+        self.ordered = self.name.startswith(("queue", "stack", "heap"))
+        self.next = 0
+        self.used: list[int] = []
+        self.saved = self.deleted = False
+        self.extend(count=count, seed=count)
+
+    def both(self, call: Callable[[ReplayBuffer], Any]) -> Any:
+        """Make a call in both buffers, which must give the same."""
+        first, second = outcome(call, self.live), outcome(call, self.twin)
+        assert first == second
+        return first
+
+    def given(self, count: int, seed: int) -> Any:
+        """Rows of new ids, with the other fields out of a seed."""
+        ids = torch.arange(self.next, self.next + count)
+        self.next += count
+        data: dict[str, Any] = {
+            "id": ids,
+            "reward": ((ids * 7 + seed) % 5).float(),
+            "group": (ids + seed) % 2,
+            "version": (ids // 3 + seed) % 5,
+            "done": (ids * 3 + seed) % 4 == 0,
+        }
+        if self.storage == "ragged":
+            data["tokens"] = [torch.arange(int(number) % 3) for number in ids]
+        return [dict(zip(data, row, strict=True)) for row in zip(*data.values(), strict=True)] if self.listed else data
+
+    @property
+    def wait(self) -> float | None:
+        return 0.0 if self.name == "queue" else None
+
+    @property
+    def listed(self) -> bool:
+        return self.storage == "list"
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 5), seed=st.integers(0, 9))
+    def extend(self, count: int, seed: int) -> None:
+        first, data = self.next, self.given(count, seed)
+        slots = self.both(lambda rb: rb.extend(data, timeout_s=self.wait))
+        if isinstance(slots, list):
+            self.written(slots, first)
+
+    @rule(seed=st.integers(0, 9))
+    def add(self, seed: int) -> None:
+        first, data = self.next, self.given(1, seed)
+        row = data[0] if self.listed else {key: value[0] for key, value in data.items()}
+        slot = self.both(lambda rb: rb.add(row, timeout_s=self.wait))
+        if isinstance(slot, int):
+            self.written([slot], first)
+
+    def written(self, slots: list[int], first: int) -> None:
+        self.used = sorted({*self.used, *(slot for slot in slots if slot >= 0)})
+        self.model.write(slots, list(range(first, first + len(slots))))
+
+    @rule(size=SIZES)
+    def sample(self, size: int) -> None:
+        young = 2 if self.name == "versions" and not self.deleted else None
+        found = self.both(lambda rb: rb.sample(size, return_info=True, timeout_s=self.wait, max_age=young))
+        if self.ordered:
+            expected = self.model.sample(size)
+            assert expected == (None if isinstance(found, str) else found[0]["id"])
+
+    @rule(size=SIZES)
+    def compare(self, size: int) -> None:
+        """Compare two batches, and all rows."""
+        for _ in range(2):
+            self.sample(size)
+        self.both(len)
+        self.both(lambda rb: rb[:] if self.used else None)
+
+    @precondition(lambda self: self.used)
+    @rule(way=st.sampled_from(EDITS), picks=PICKS, seed=st.integers(0, 9))
+    def edit(self, way: str, picks: list[int], seed: int) -> None:
+        slots = self.used if way in {"write_all", "set_", "update_", "key"} else self.some(picks)
+        slots = slots[:1] if way == "row" else slots
+        first, rows = self.next, self.given(len(slots), seed)
+        index = torch.tensor(slots)
+        left = {"tokens"} if seed % 2 else {"tokens", "done"}
+        fields = {} if self.listed else {key: value for key, value in rows.items() if key not in left}
+        patch = {(key,): value for key, value in fields.items()}
+        ways: dict[str, Callable[[ReplayBuffer], Any]] = {
+            "row": lambda rb: put(rb, slots[0], one(rows)),
+            "rows": lambda rb: put(rb, index, rows),
+            "write_all": lambda rb: rb.write_all(rows),
+            "set_at_": lambda rb: [rb.set_at_(key, fields[key], index) for key in fields],
+            "set_": lambda rb: [rb.set_(key, fields[key]) for key in fields],
+            "update_": lambda rb: rb.update_(fields),
+            "key": lambda rb: [put(rb, key, fields[key]) for key in fields],
+            "patch": lambda rb: (
+                rb.update_if_present(index=index, generation=rb.writer.generations_of(index), patch=patch).updated
+            ),
+            "storage": lambda rb: put(rb.storage, index, rows),
+            "storage.set": lambda rb: rb.storage.set(index, rows),
+        }
+        if self.listed and way not in {"row", "rows", "write_all", "storage", "storage.set"}:
+            return
+        done = self.both(ways[way])
+        if isinstance(done, str):
+            assert way == "patch"
+            return
+        accepted = done if way == "patch" else [True] * len(slots)
+        for slot, value, there in zip(slots, range(first, self.next), accepted, strict=True):
+            row = self.model.rows.get(slot)
+            if row is not None and there:
+                row.value = value
+                if way in {"row", "rows", "write_all"}:
+                    row.priority = self.model.largest or 1.0
+
+    def some(self, picks: list[int]) -> list[int]:
+        """Different slots that hold rows, or held rows that have left, in any order."""
+        return list(dict.fromkeys(self.used[pick % len(self.used)] for pick in picks))
+
+    @precondition(lambda self: self.used)
+    @rule(picks=PICKS, values=st.lists(st.integers(0, 4), min_size=3, max_size=3), bare=st.booleans())
+    def update_priority(self, picks: list[int], values: list[int], bare: bool) -> None:
+        slots = self.some(picks)
+        values = values[: len(slots)]
+        given = torch.tensor(values, dtype=torch.float32)
+
+        def call(rb: ReplayBuffer) -> None:
+            rb.update_priority(slots, given, None if bare else rb.writer.generations_of(torch.tensor(slots)))
+
+        if isinstance(self.both(call), str) or not self.name.startswith("heap"):
+            return
+        for slot, value in zip(slots, values, strict=True):
+            if slot in self.model.rows:
+                self.model.rows[slot].priority = float(value)
+                self.model.largest = max(self.model.largest, float(value))
+
+    @precondition(lambda self: self.used)
+    @rule(picks=PICKS)
+    def delete(self, picks: list[int]) -> None:
+        slots = self.some(picks[:2])
+        gone = self.both(lambda rb: rb.delete(torch.tensor(slots)))
+        if isinstance(gone, list):
+            self.deleted = True
+            for slot in (slot for slot, there in zip(slots, gone, strict=True) if there):
+                del self.model.rows[slot]
+
+    @rule()
+    def empty(self) -> None:
+        self.both(lambda rb: rb.empty())
+        self.model.rows.clear()
+        self.model.largest = 0.0
+        self.used = []
+
+    @rule(way=st.sampled_from(["dumps", "incremental", "state_dict", "pickle"]), of=st.sampled_from(["live", "twin"]))
+    def load(self, way: str, of: str) -> None:
+        """Let the twin be a copy of the live buffer, or of itself."""
+        self.live.state_dict()
+        source: ReplayBuffer = getattr(self, of)
+        if way == "pickle":
+            self.twin = pickle.loads(pickle.dumps(source))
+            return
+        fresh = make(self.name, self.storage)
+        if way == "state_dict":
+            fresh.load_state_dict(source.state_dict())
+        else:
+            path = Path(self.directory.name) / of
+            source.dumps(path, incremental=way == "incremental" and self.saved)
+            self.saved = True
+            fresh.loads(path)
+        self.twin = fresh
+
+    def teardown(self) -> None:
+        if hasattr(self, "directory"):
+            self.directory.cleanup()
+
+
+def put(rb: Any, index: Any, rows: Any) -> int:
+    rb[index] = rows
+    return len(rb)
+
+
+def one(rows: Any) -> Any:
+    return rows[0] if isinstance(rows, list) else {key: value[0] for key, value in rows.items()}
+
+
+@pytest.mark.timeout(1800)  # the slow profile takes minutes
+@pytest.mark.parametrize("name", [*SAMPLERS, *OPTIONS])
+def test_an_edited_buffer_goes_on_as_saved(name: str) -> None:
+    machine = type("Machine", (EditMachine,), {"name": name})
+    run_state_machine_as_test(machine, settings=SETTINGS)
