@@ -186,10 +186,12 @@ def test_a_new_key_of_rows_that_are_present_becomes_a_field() -> None:
     storage.set(range(3), {"a": torch.arange(3)})
     storage.set(range(3), {"a": torch.arange(3), "b": torch.ones(3)})
     assert storage["b"].tolist() == [1, 1, 1]
-    storage[1:2] = {"a": torch.tensor([9]), "c": torch.tensor([5])}
+    with pytest.raises(SchemaError, match="missing in 2 of the 3 rows"):
+        storage[1:2] = {"a": torch.tensor([9]), "c": torch.tensor([5])}
+    storage[:2] = {"a": torch.tensor([8, 9]), "c": torch.tensor([4, 5])}
     assert storage[torch.tensor([1])]["c"].tolist() == [5]
     with pytest.raises(KeyMissingError):
-        storage[torch.tensor([0, 1])]
+        storage[torch.tensor([1, 2])]
     with pytest.raises(SchemaError, match="unknown"):
         storage.set(range(3, 5), {"a": torch.arange(2), "d": torch.ones(2)})
 
