@@ -396,22 +396,16 @@ class UpdateQueue:
             self._executor = None
             self._pending.clear()
 
-    def settle(self, *, wait: bool = True) -> None:
-        """Wait for the updates that are pending, and raise the first error of those that are done; once.
+    def settle(self) -> None:
+        """Wait for the updates that are pending now, and raise the first error of one; once."""
+        raise_first(self._take_done())
 
-        Args:
-            wait: False looks at those that are done alone.
-        """
-        raise_first(self._take_done(wait=wait))
-
-    def _take_done(self, *, wait: bool) -> list[Future[Any]]:
-        """Remove the updates that are done, and return them; with `wait` all those that are pending now."""
+    def _take_done(self) -> list[Future[Any]]:
+        """Wait for the updates that are pending now, remove them, and return them."""
         with self._lock:
             self._follow_fork()
             pending, done = list(self._pending), []
         for future in pending:
-            if not wait and not future.done():
-                break
             wait_for([future])
             with self._lock:
                 if future in self._pending:

@@ -1,4 +1,4 @@
-"""Looks once at the first rows of a buffer: whether its windows would join rows that do not follow each other."""
+"""Looks at the first rows of a buffer: whether its windows would join rows that do not follow each other."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ContinuityCheck:
     @staticmethod
     def begin(tracker: EpisodeTracker | None, unit: SampleUnit | None, sampler: Sampler) -> ContinuityCheck | None:
         """Return the check of a buffer; None if it forms no windows, or these cross the ends of episodes anyway."""
-        windows = (unit is not None and unit.episodes is not None) or sampler.episodes is not None
+        windows = (unit is not None and unit.joins) or sampler.episodes is not None
         if tracker is None or not windows:
             return None
         wanted = tracker.wanted

@@ -7,7 +7,6 @@ what a batch holds depends on the order of the calls alone.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
 from weakref import WeakSet
 
@@ -35,15 +34,13 @@ class HeldRows:
     Args:
         ticket: the draw.
         rows: its rows; None as long as the buffer has them unchanged.
-        number: of the draw among those of its buffer.
     """
 
-    __slots__ = ("__weakref__", "number", "rows", "ticket")
+    __slots__ = ("__weakref__", "rows", "ticket")
 
-    def __init__(self, ticket: Ticket, rows: Rows | None = None, number: int = 0) -> None:
+    def __init__(self, ticket: Ticket, rows: Rows | None = None) -> None:
         self.ticket = ticket
         self.rows = rows
-        self.number = number
 
 
 @final
@@ -57,10 +54,6 @@ class DrawnAhead:
 
     def __init__(self) -> None:
         self._draws: WeakSet[HeldRows] = WeakSet()
-        self._last = NEVER
-        """Number of the last draw that a change is not for."""
-        self.count = 0
-        """Draws made ahead so far."""
 
     def __bool__(self) -> bool:
         """Whether there are such draws."""
@@ -68,8 +61,7 @@ class DrawnAhead:
 
     def add(self, ticket: Ticket, ring: Ring) -> Ticket:
         """Return a draw that keeps its rows as they are now."""
-        self.count += 1
-        held = ticket.held or HeldRows(ticket, number=self.count)
+        held = ticket.held or HeldRows(ticket)
         if held.rows is None:
             self._draws.add(held)
             ring.counts.reserved_from = min(ring.counts.reserved_from, _first_write(ticket, ring))
@@ -85,6 +77,7 @@ class DrawnAhead:
         """
         if not isinstance(placement, Run):
             self.before_change(placement.slots, ring, read)
+            self.before_move(ring)
             return
         in_order = (placement.start - placement.skip - ring.cursor) % ring.capacity == 0
         if in_order and ring.written + placement.total < ring.counts.reserved_from:
@@ -97,31 +90,22 @@ class DrawnAhead:
             else:
                 waiting.append(held)
         self._keep(waiting, ring)
-        if waiting and not in_order:
-            ring.counts.reserved_from = 0  # the cursor jumps: the next write looks again
+        if not in_order:
+            self.before_move(ring)
 
     def before_change(self, slots: Tensor | None, ring: Ring, read: Callable[[Ticket], Rows]) -> None:
         """Copy the rows that an edit changes, int64 `[n]`; None stands for all rows."""
         waiting: list[HeldRows] = []
         for held in self._live(ring):
-            if held.number > self._last:  # it was made after the change was asked for
-                waiting.append(held)
-            elif slots is None or _may_hold(torch.isin(held.ticket.slots_read, slots)):
+            if slots is None or _may_hold(torch.isin(held.ticket.slots_read, slots)):
                 held.rows = read(held.ticket)
             else:
                 waiting.append(held)
         self._keep(waiting, ring)
-        if waiting:
-            ring.counts.reserved_from = 0
 
-    @contextmanager
-    def after(self, count: int) -> Iterator[None]:
-        """Let the changes of a `with` block be part of draws made after the first `count` ones."""
-        self._last = count
-        try:
-            yield
-        finally:
-            self._last = NEVER
+    def before_move(self, ring: Ring) -> None:
+        """Let the next write look at all draws: the cursor is about to be moved."""
+        ring.counts.reserved_from = 0 if self._draws else NEVER
 
     def _live(self, ring: Ring) -> Iterator[HeldRows]:
         """Return the draws of this ring whose rows have not been copied."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -87,7 +86,6 @@ if TYPE_CHECKING:
 __all__ = ["LocalEngine"]
 
 _PLAIN = Ask()
-T = TypeVar("T")
 
 
 class LocalEngine:
@@ -712,7 +710,7 @@ class LocalEngine:
                 msg = f"the cursor must be in [0, {most}], so that no slot between rows stays empty, got {slot}"
                 raise SlotError(msg)
             self.parts_changed()
-            self.ahead.before_change(self._no_slots(), ring, self.read_rows)
+            self.ahead.before_move(ring)
             ring.move(slot)
 
     def _no_slots(self) -> Tensor:
@@ -1249,15 +1247,6 @@ class LocalEngine:
     def hold(self, ticket: Ticket) -> Ticket:
         """Return a draw made ahead, which keeps its rows as they are now; the caller holds the lock."""
         return self.ahead.add(ticket, self.ring)
-
-    def in_order(self, update: Callable[[], T]) -> Callable[[], T]:
-        """Return an update for another thread: draws made ahead from now on are of rows that have it."""
-        with self.lock:
-            return partial(self._update_after, self.ahead.count, update)
-
-    def _update_after(self, count: int, update: Callable[[], T]) -> T:
-        with self.lock, self.ahead.after(count):
-            return update()
 
     def read_rows(self, ticket: Ticket) -> Rows:
         """Copy the rows of a draw as they are now; the caller holds the lock."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -441,7 +440,7 @@ class Mixer:
         if self.ended:
             msg = "A shut down replay buffer cannot be sampled: make another one, or use close() to end its threads"
             raise UsageError(msg)
-        self._updates.settle(wait=self.prefetch is None)
+        self._updates.settle()
         while True:
             if self.prefetch is None:
                 mix = self._draw(size, ahead=False)
@@ -648,19 +647,7 @@ class Mixer:
         if self.ended:
             msg = "A shut down replay buffer cannot accept updates: make another one"
             raise UsageError(msg)
-        with locked(self.members):
-            counts = [member.engine.ahead.count for member in self.members]
-        ordered = partial(self._update_after, counts, update)
-        return self._updates.submit(ordered, None if self.prefetch is None else self.prefetch.worker())
-
-    def _update_after(
-        self, counts: list[int], update: Callable[[], ConditionalUpdateResult]
-    ) -> ConditionalUpdateResult:
-        """Run an update that is part of the draws made after the first ones of each member."""
-        with locked(self.members), ExitStack() as stack:
-            for member, count in zip(self.members, counts, strict=True):
-                stack.enter_context(member.engine.ahead.after(count))
-            return update()
+        return self._updates.submit(update, None if self.prefetch is None else self.prefetch.worker())
 
     def settle(self) -> None:
         """Wait for pending updates, and raise the first error of one; the caller does not hold a lock."""

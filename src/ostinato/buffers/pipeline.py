@@ -353,12 +353,12 @@ class Pipeline:
         return self.prefetch is None and self._updates is None and not self.ended
 
     def _check_open(self) -> None:
-        """Raise after `shutdown`; let pending updates be done before a draw that is made at once."""
+        """Raise after `shutdown`; let pending updates be done before the next draw."""
         if self.ended:
             msg = "A shut down replay buffer cannot be sampled: make another one, or use close() to end its threads"
             raise UsageError(msg)
         if self._updates is not None:
-            self._updates.settle(wait=self.prefetch is None)
+            self._updates.settle()
 
     def _make_ahead(
         self, prefetch: Prefetcher[Ticket], size: int, finish: Finish, ask: Ask, *, within_epoch: bool

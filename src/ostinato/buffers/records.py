@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections import deque
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ostinato.writers import Writer
 
 __all__ = ["Engine", "Mix", "Rows", "Source", "Ticket"]
-
-T = TypeVar("T")
 
 
 class Ticket(NamedTuple):
@@ -267,9 +265,6 @@ class Engine(Protocol):
 
     def hold(self, ticket: Ticket) -> Ticket:
         """Return a draw made ahead, which keeps its rows as they are now."""
-
-    def in_order(self, update: Callable[[], T]) -> Callable[[], T]:
-        """Return an update for another thread: draws made ahead from now on are of rows that have it."""
 
     def undraw(self, queued: list[Ticket]) -> None:
         """Drop draws that were made ahead, as if they were never made."""

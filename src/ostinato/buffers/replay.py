@@ -823,9 +823,10 @@ class ReplayBuffer(Sampling):
     ) -> Future[ConditionalUpdateResult]:
         """Do `update_if_present` in a thread, in the order of submission.
 
-        Batches that were drawn before stay as they are; those drawn later have the update. Arguments are kept by
-        reference until it is done: do not change them before. Those on an accelerator are copied in its current stream,
-        and the thread waits for these copies alone. `synchronize` waits for all updates.
+        Batches that were drawn before stay as they are; the next draw waits for the update. Writes do not: if they
+        replace a row meanwhile, the update may or may not have found it. Arguments are kept by reference until it is
+        done: do not change them before. Those on an accelerator are copied in its current stream, and the thread waits for these
+        copies alone. `synchronize` waits for all updates.
 
         Returns:
             The future result. An error is also raised by the next `sample`, `synchronize` or save, once.
@@ -835,7 +836,7 @@ class ReplayBuffer(Sampling):
         """
         given = as_stored(self.storage, index, generation, patch, version, priority)
         index, generation, patch, version, priority, wait = given
-        update: Callable[[], ConditionalUpdateResult] = partial(
+        update = partial(
             self.update_if_present,
             index=index,
             generation=generation,
@@ -845,7 +846,7 @@ class ReplayBuffer(Sampling):
             require_newer=require_newer,
             priority=priority,
         )
-        return self._pipeline.submit(partial(_update_after, wait, self._engine.in_order(update)))
+        return self._pipeline.submit(partial(_update_after, wait, update))
 
     def mark_update(self, index: Any) -> None:
         """Treat rows as just written: they get the default priority, and return if they have left (`ConsumingSampler`).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 
 import torch
 
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 __all__ = ["SharedEngine", "goes_shared"]
 
 _PLAIN = Ask()
-T = TypeVar("T")
 _WRITERS = {RoundRobinWriter, TensorDictRoundRobinWriter}
 _ROWS_AT_ONCE = 1 << 16
 """Rows that are copied together when a buffer begins to be shared."""
@@ -423,10 +422,6 @@ class SharedEngine:
         """Return a draw made ahead with its rows, copied now: other processes may replace them at any time."""
         rows = self.gather(ticket)
         return rows.ticket._replace(held=HeldRows(rows.ticket, rows))
-
-    def in_order(self, update: Callable[[], T]) -> Callable[[], T]:
-        """Return an update for another thread."""
-        return update
 
     def give_back(self, ticket: Ticket) -> None:
         """Do nothing: draws are not counted."""

@@ -814,8 +814,8 @@ def check_exponent(name: str, value: Any) -> float:
         raise OptionError(msg)
     if number > 1 + _ROUNDING:
         msg = (
-            f"{name}={value!r} is above 1, the full effect, so a few rows are drawn, or weighted, out of proportion: "
-            "exponents of prioritized replay lie in [0, 1]"
+            f"{name}={value!r} is above 1, where draws exaggerate priorities and weights overcorrect: use a number in "
+            "[0, 1], as in prioritized replay (Schaul et al., 2016)"
         )
         warn_caller(msg, UserWarning)
     return number

@@ -74,6 +74,11 @@ class SampleUnit(ABC):
         return 1
 
     @property
+    def joins(self) -> bool:
+        """Whether what a row becomes depends on other rows of its episode."""
+        return self.episodes is not None
+
+    @property
     def rows(self) -> int:
         """Records of the batch for each row drawn."""
         return 1

@@ -89,6 +89,11 @@ class _Chain(SampleUnit):
         return max(unit.need for unit in self._units)
 
     @property
+    def joins(self) -> bool:
+        """Whether one of the units joins rows."""
+        return any(unit.joins for unit in self._units)
+
+    @property
     def span(self) -> int:
         """Rows that a window of windows covers."""
         return sum(unit.span - 1 for unit in self._units) + 1

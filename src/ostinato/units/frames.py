@@ -91,6 +91,11 @@ class FrameStack(SampleUnit):
         return f"FrameStack(k={self.k}, keys={keys}, padding={self.padding!r}, merge={self.merge})"
 
     @property
+    def joins(self) -> bool:
+        """Whether a window has several rows."""
+        return self.span > 1
+
+    @property
     def span(self) -> int:
         """Rows of a stack."""
         return self.k

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
-from ostinato.core.episodes.continuity import FLAGS, looks_next
+from ostinato.core.episodes.continuity import looks_next
 from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.kinds import show_path
 from ostinato.core.records import Column, Plan, Request
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["NStep"]
 
 _ADDABLE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_END = re.compile(r"(is_)?(d|dones?|terminat(ed|ions?)|terminals?|truncat(ed|ions?)|timeouts?)")
+"""Names of flags that end episodes."""
 
 
 @final
@@ -44,8 +47,9 @@ class NStep(SampleUnit):
         gamma: discount of one step, in [0, 1].
         reward_key: field of the reward, floating; None: `("next", "reward")` if rows have it, else `reward`.
         next_keys: fields after the step; None: all fields under `next` except the reward. If there are none, the fields
-            whose names begin with `next_`, and the flags `done`, `terminated` and `truncated`. `()` is none.
-            `repr` lists the fields once rows are known.
+            whose names begin with `next_`, and the flags: that of `done_key`, and those called `done`, `terminated`,
+            `truncated` or the like (`dones`, `terminals`, `timeouts`, `d`). `()` is none, and a flag that a list leaves
+            out stays that of the first step. `repr` lists the fields once rows are known.
         done_key: field that ends episodes; None: the buffer's `episodes`, or the usual flags.
 
     Raises:
@@ -122,6 +126,11 @@ class NStep(SampleUnit):
         self._gamma = number
 
     @property
+    def joins(self) -> bool:
+        """Whether a window has several rows."""
+        return self.span > 1
+
+    @property
     def span(self) -> int:
         """Rows of a window."""
         return self._n
@@ -178,9 +187,9 @@ class NStep(SampleUnit):
             raise SchemaError(msg)
         moved: tuple[Path, ...] | None = self._next
         if moved is None:
-            moved = tuple(other for other in paths if other != path and _follows(other, paths))
-            ends = () if self.episodes is None else self.episodes.paths
-            _check_moved(moved, [other for other in paths if other not in {path, *ends}])
+            ends, read = ((), ()) if self.episodes is None else (self.episodes.end_paths, self.episodes.paths)
+            moved = tuple(other for other in paths if other != path and (other in ends or _follows(other, paths)))
+            _check_moved(moved, [other for other in paths if other not in {path, *read}])
         after = tuple(plan.require(other, "a field after the step") for other in moved if other not in objects)
         self._roles = _Roles(plan.schema, reward, after, moved)
         return self._roles
@@ -201,7 +210,7 @@ def _follows(path: Path, paths: list[Path]) -> bool:
     if any(other[:1] == ("next",) for other in paths):
         return path[:1] == ("next",)
     last = path[-1] if path else None
-    return isinstance(last, str) and (last.startswith("next_") or last in FLAGS)
+    return isinstance(last, str) and (last.startswith("next_") or _END.fullmatch(last) is not None)
 
 
 def _check_moved(moved: tuple[Path, ...], paths: list[Path]) -> None:
@@ -214,7 +223,7 @@ def _check_moved(moved: tuple[Path, ...], paths: list[Path]) -> None:
     Raises:
         SchemaError: if a next observation would stay that of a single step, or is not found.
     """
-    states = [path for path in moved if not _is_flag(path)]
+    states = [path for path in moved if path in paths and not _is_flag(path)]
     left = [path for path in paths if path not in moved and not _is_flag(path)]
     missed = [path for path in left if looks_next(path, paths)]
     if not left or (states and not missed):
@@ -228,7 +237,9 @@ def _check_moved(moved: tuple[Path, ...], paths: list[Path]) -> None:
         advice = f"{named} looks like one: name all fields after the step, next_keys=[{given}]"
     else:
         known = ", ".join(map(show_path, left))
-        advice = f"rows have {known}: name it in next_keys=, or give next_keys=[{given}] if rows have none"
+        advice = (
+            f"rows have {known}: name it beside the flags, next_keys=[{given}], or give these alone if rows have none"
+        )
     msg = f"NStep takes the next observation from the last of n steps, and {found}; {advice}"
     raise SchemaError(msg)
 
@@ -236,4 +247,5 @@ def _check_moved(moved: tuple[Path, ...], paths: list[Path]) -> None:
 def _is_flag(path: Path) -> bool:
     """Whether a field is an end flag, or a reward, of the step or of the next one."""
     last = path[-1] if path else None
-    return isinstance(last, str) and last.removeprefix("next_") in {*FLAGS, "reward"}
+    name = last.removeprefix("next_") if isinstance(last, str) else ""
+    return name == "reward" or _END.fullmatch(name) is not None

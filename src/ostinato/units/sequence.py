@@ -158,6 +158,11 @@ class Sequence(SampleUnit):
         return self._ahead + 1 if self.episode_boundary == "strict" else 1
 
     @property
+    def joins(self) -> bool:
+        """Whether a window has several rows."""
+        return self.span > 1
+
+    @property
     def span(self) -> int:
         """Rows from the first to the last row of a window."""
         return self._ahead + 1 + self.dilation * self.burn_in

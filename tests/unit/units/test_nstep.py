@@ -132,7 +132,8 @@ def test_rows_without_a_next_observation_say_so() -> None:
     del rows["next_obs"]
     for unit in (NStep(3, 0.9), [NStep(3, 0.9), SequenceUnit(2, done_key="done")]):
         with pytest.raises(
-            SchemaError, match=r"rows have 'obs': name it in next_keys=, or give next_keys=\['done'\] if rows have none"
+            SchemaError,
+            match=r"rows have 'obs': name it beside the flags, next_keys=\['done'\], or give these alone",
         ):
             buffer(50, sample_unit=unit).extend(rows)
     unit = NStep(3, 0.9, next_keys=())
@@ -168,3 +169,13 @@ def test_a_missing_reward_raises_before_anything_is_stored() -> None:
     assert len(rb) == 0
     rb.extend(named())
     assert len(rb) == 20
+
+
+@pytest.mark.parametrize("name", ["dones", "terminals", "timeouts", "is_terminal", "over"])
+def test_the_flag_that_ends_episodes_is_that_of_the_last_step(name: str) -> None:
+    t = torch.arange(40)
+    rb = buffer(50, sample_unit=NStep(3, 0.9, done_key=name))
+    rb.extend({"obs": t.float(), "next_obs": t + 1.0, "reward": torch.ones(40), name: t % 10 == 9})
+    batch = rb.sample(300)
+    assert torch.equal(batch[name], batch["next_obs"] % 10 == 0)
+    assert f"'{name}'" in repr(rb.sample_unit)
