@@ -825,8 +825,8 @@ class ReplayBuffer(Sampling):
 
         Batches that were drawn before stay as they are; the next draw waits for the update. Writes do not: if they
         replace a row meanwhile, the update may or may not have found it. Arguments are kept by reference until it is
-        done: do not change them before. Those on an accelerator are copied in its current stream, and the thread waits for these
-        copies alone. `synchronize` waits for all updates.
+        done: do not change them before. Those on an accelerator are copied in its current stream, and the thread waits
+        for these copies alone. `synchronize` waits for all updates.
 
         Returns:
             The future result. An error is also raised by the next `sample`, `synchronize` or save, once.

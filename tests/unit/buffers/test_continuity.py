@@ -194,3 +194,8 @@ def test_another_number_of_environments_raises() -> None:
     with pytest.raises(SchemaError, match=r"must have 4 environments.*extend\(\) takes \[environments, time\]"):
         rb.extend(grid(10, 5))
     assert len(rb) == 40
+
+
+@pytest.mark.parametrize("unit", [NStep(1, 0.9), FrameStack(1, ["obs"]), SequenceUnit(1)], ids=str)
+def test_windows_of_one_row_join_nothing(unit: Any) -> None:
+    assert told(buffer(sample_unit=unit), program(100, 4)) == []

@@ -33,6 +33,7 @@ from ostinato import (
     RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
+    RoundRobinWriter,
     SliceSampler,
     TensorDictMaxValueWriter,
 )
@@ -207,6 +208,34 @@ def test_a_pickled_buffer_and_new_transforms_keep_the_rows_drawn() -> None:
         (batch, info), (copied, told_of), (negated, _) = (x.sample(return_info=True) for x in (rb, copy, other))
         same_state([copied, told_of], [batch, info])
         assert torch.equal(negated["t"], -batch["t"])
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+@pytest.mark.parametrize("delay_s", [0.0, 0.03])
+def test_draws_wait_for_submitted_updates_and_keep_earlier_rows(delay_s: float, pickled: bool) -> None:
+    """However long the thread takes for a batch: the draws before an update are without it, the next one has it."""
+
+    def slow(batch: Any) -> Any:
+        time.sleep(delay_s)
+        return batch
+
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(8),
+        writer=RoundRobinWriter(track_generations=True),
+        batch_size=8,
+        prefetch=2,
+        generator=torch.Generator().manual_seed(0),
+    )
+    index = rb.extend({"x": torch.zeros(8)})
+    rb.sample()
+    rb = pickle.loads(pickle.dumps(rb)) if pickled else rb
+    rb.append_transform(slow)
+    rb.submit_update_if_present(index=index, generation=torch.arange(1, 9), patch={"x": torch.ones(8)})
+    seen = [rb.sample(return_info=True)]  # draws the third batch after the update
+    rb.extend({"x": torch.full((8,), 2.0)})
+    seen += [rb.sample(return_info=True) for _ in range(3)]
+    assert [batch["x"].unique().tolist() for batch, _ in seen] == [[0.0], [0.0], [1.0], [2.0]]
+    assert [bool(info["stale"].all()) for _, info in seen] == [True, True, True, False]
 
 
 def test_writers_that_choose_slots_keep_rows_drawn_ahead() -> None:
