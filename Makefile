@@ -98,6 +98,13 @@ test-slow: $(VENV)/.all ## Tests of the house, training runs, kills at every ste
 test-all: ## All tests, with the thorough profile of Hypothesis: test, test-peers and test-slow, whatever the first ones say
 	@status=0; for target in test test-peers test-slow; do $(MAKE) $$target PROFILE=thorough || status=$$?; done; exit $$status
 
+# N faults chosen by SEED; FLOOR=1 tries those that must be noticed.
+N ?= 50
+SEED ?= 0
+.PHONY: mutants
+mutants: $(VENV)/.installed ## Put small faults into a copy of the code; report which ones no test notices (N=50 SEED=0 FLOOR=1)
+	$(BIN)/python -m tests.mutants $(if $(FLOOR),--floor,--count $(N) --seed $(SEED))
+
 .PHONY: check
 check: $(VENV)/.installed ## Style and types: ruff, mypy, clang-format, the house test
 	$(BIN)/ruff check .
