@@ -19,6 +19,7 @@ from ostinato import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     SliceSampler,
+    StackSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     ZlibCodec,
@@ -137,6 +138,39 @@ def test_rows_without_flags_are_their_own_episodes(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path / "saved")
     assert dataset.episode_lengths.tolist() == [1] * 5
     assert "nothing tells where episodes end" in dataset.assumptions[0]
+
+
+@pytest.mark.parametrize("kind", ["deleted", "written again", "used up", "popped", "edited"])
+def test_rows_that_left_the_buffer_are_left_out(tmp_path: Path, kind: str) -> None:
+    samplers = {"used up": ConsumingSampler(1), "popped": StackSampler(1)}
+    rb = ReplayBuffer(storage=LazyTensorStorage(20), sampler=samplers.get(kind), batch_size=4)
+    rb.extend({"row": torch.arange(12), "done": torch.zeros(12, dtype=torch.bool)})
+    expected = set(range(12))
+    if kind in samplers:
+        expected -= set(rb.sample()["row"].tolist())
+    elif kind == "edited":
+        rb[3] = rb[3]
+    else:
+        rb.delete(torch.tensor([3, 4]))
+        expected -= {3, 4}
+    if kind == "written again":
+        rb.extend({"row": torch.arange(12, 14), "done": torch.zeros(2, dtype=torch.bool)})
+        expected |= {12, 13}
+    rb.dumps(tmp_path / "saved")
+    dataset = open_dataset(tmp_path / "saved")
+    assert set(dataset["row"].tolist()) == expected
+    assert len(dataset) == len(rb) == len(expected)
+    assert dataset.contents.rows_left_out == 12 - len(expected)
+    assert dataset.episode_lengths.tolist() == ([12] if kind == "edited" else [1] * len(expected))
+
+
+def test_a_buffer_whose_rows_were_all_deleted_is_no_dataset(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(20))
+    rb.extend({"row": torch.arange(12)})
+    rb.delete(torch.arange(12))
+    rb.dumps(tmp_path / "saved")
+    with pytest.raises(SchemaError, match="holds no rows: all of them were deleted or used up"):
+        open_dataset(tmp_path / "saved")
 
 
 @pytest.mark.parametrize("kind", ["ranked", "consumed"])

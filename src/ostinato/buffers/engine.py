@@ -251,7 +251,8 @@ class LocalEngine:
             return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, None, some, stored)
         episodes, starts = self.tracker.view(self.source.storage)
         stored = self.source.storage if self.sampler.reads else None
-        return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, episodes, starts, stored)
+        ends = self.tracker.ends
+        return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, episodes, starts, stored, None, ends)
 
     def stock(self) -> Stock:
         """Return what there is for readers and writers now; the caller holds the lock."""
@@ -292,7 +293,7 @@ class LocalEngine:
     def _check_unit(self, storage: Storage) -> None:
         """Check that the unit can be used with the rows of a storage, as soon as their schema is known."""
         if self.unit is not None and storage.schema is not None:
-            self.unit.check_schema(storage.schema)
+            self.unit.check_schema(storage.schema, () if self.tracker is None else self.tracker.ends)
 
     def begin_continuity(self) -> None:
         """Look at the first rows, if the parts form windows."""

@@ -167,6 +167,9 @@ def checkpoint(report: CheckpointReport) -> None:
     for chain in report.chains:
         _line(out, f"{chain.name}: {_chain(chain)}")
     _table(out, _fields(report))
+    if report.rows != report.stored_rows:
+        left_out = number_of(report.stored_rows - report.rows, "stored row")
+        _line(out, f"{left_out} cannot be sampled: {report.left_out_because}", "yellow")
     for text_ in report.assumptions:
         _line(out, f"assumed: {text_}", "yellow")
 

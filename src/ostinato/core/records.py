@@ -128,6 +128,8 @@ class View(NamedTuple):
     """Stored fields, for a sampler that reads some (`Sampler.reads`); None for others."""
     young: Tensor | None = None
     """bool `[rows]`: which rows `sample(max_age=)` leaves, for a sampler with `Sampler.by_age`; None without."""
+    ends: tuple[Path, ...] = ()
+    """Fields that end episodes, if the buffer, its unit or its sampler name some."""
 
     def read(self, slots: Tensor, path: Path) -> Tensor | list[Any]:
         """Return one stored field of rows: a tensor `[n, *shape]`, or a list of `n` Python objects. Copy.

@@ -153,7 +153,11 @@ class _Opened(NamedTuple):
     episodes: dict[str, Any] | None
     """Saved episodes."""
     in_order: bool
-    """Whether rows were written in ring order, and none left from between others."""
+    """Whether the writer writes rows in ring order."""
+    arrivals: Tensor | None = None
+    """When the row of each slot was written, int64 `[rows]`, 0 where it was deleted; None: in ring order."""
+    used_up: Tensor | None = None
+    """Slots of rows that the sampler has removed, int64; None for one that removes none."""
 
 
 @final
@@ -238,11 +242,12 @@ def _open_own(path: Path) -> _Opened:
         if not storage.get("rows"):
             msg = f"{path} holds no rows"
             raise SchemaError(msg)
-        order = kind == _STORAGE or (
-            state["writer"]["class"] in _IN_ORDER and state["sampler"]["class"] != "ConsumingSampler"
-        )
+        order = kind == _STORAGE or state["writer"]["class"] in _IN_ORDER
+        ring = state.get("stamps") or {}
+        arrivals = ring.get("arrivals", ring.get("array"))
         identity = reader.save or f"{path.stat().st_mtime_ns}"
-        return _Opened(identity, storage, map_fields(reader, storage), state.get("episodes"), order)
+        used_up = None if kind == _STORAGE else state["sampler"]["state"].get("free")
+        return _Opened(identity, storage, map_fields(reader, storage), state.get("episodes"), order, arrivals, used_up)
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
         if isinstance(error, OstinatoError):
             raise
@@ -300,20 +305,18 @@ def _contents(name: str, open_files: Callable[[Path], _Opened], path: Path) -> C
         msg = f"{path} has no field that every row has"
         raise SchemaError(msg)
     notes = _left_out(storage)
-    table = saved_episodes(opened.episodes, storage, opened.fields) if opened.in_order else None
+    slots, in_order = _present(opened)
+    if not slots.shape[0]:
+        msg = f"{path} holds no rows: all of them were deleted or used up"
+        raise SchemaError(msg)
+    table = saved_episodes(opened.episodes, storage, opened.fields) if in_order else None
     if table is not None:
         slots, lengths = _by_episodes(table)
         if table.masked:
             notes.append(f"Rows of no episode are left out ({number_of(table.masked, 'row')}).")
     else:
-        run = Run(
-            int(storage["cursor"]) if storage["rows"] == storage["capacity"] else 0,
-            storage["rows"],
-            storage["capacity"],
-        )
-        slots = run.slots(_CPU)
         lengths = torch.ones_like(slots)
-        why = "nothing tells where episodes end" if opened.in_order else "rows between others have left the buffer"
+        why = "nothing tells where episodes end" if in_order else "rows between others have left the buffer"
         notes.append(f"Each row is an episode of its own, since {why}.")
     order = _Order(slots, _after(slots, storage))
     columns: dict[FieldPath, DatasetColumn] = {
@@ -321,7 +324,7 @@ def _contents(name: str, open_files: Callable[[Path], _Opened], path: Path) -> C
     }
     metadata = {"capacity": int(storage["capacity"]), "num_envs": max(1, int(storage["lanes"]))}
     left_out = int(storage["rows"]) - int(slots.shape[0])
-    because = "they belong to no episode" if left_out else ""
+    gone = "they were deleted or used up" if table is None else "they belong to no episode"
     return Contents(
         name,
         columns,
@@ -329,8 +332,20 @@ def _contents(name: str, open_files: Callable[[Path], _Opened], path: Path) -> C
         metadata=metadata,
         assumptions=tuple(notes),
         rows_left_out=left_out,
-        left_out_because=because,
+        left_out_because=gone if left_out else "",
     )
+
+
+def _present(opened: _Opened) -> tuple[Tensor, bool]:
+    """Return the slots of the rows that can be sampled, oldest first, and whether they are all that were written."""
+    storage = opened.storage
+    start = int(storage["cursor"]) if storage["rows"] == storage["capacity"] else 0
+    slots = Run(start, storage["rows"], storage["capacity"]).slots(_CPU)
+    times = torch.arange(1, slots.shape[0] + 1) if opened.arrivals is None else opened.arrivals.cpu()[slots]
+    present = times > 0
+    if opened.used_up is not None:
+        present &= ~torch.isin(slots, opened.used_up.cpu())
+    return slots[present], opened.in_order and bool(present.all()) and bool((times.diff() > 0).all())
 
 
 def _by_episodes(table: EpisodeTable) -> tuple[Tensor, Tensor]:

@@ -138,7 +138,7 @@ class CheckpointReport:
     writer: str
     """Class of the writer."""
     rows: int
-    """Number of saved rows."""
+    """Number of rows that can be sampled; all saved ones if data was not read."""
     capacity: int
     """Capacity of the buffer."""
     episodes: int | None
@@ -161,6 +161,10 @@ class CheckpointReport:
     """Arrays with patches of incremental saves."""
     assumptions: tuple[str, ...] = ()
     """What the checkpoint does not say of its episodes, and how they were counted."""
+    stored_rows: int = 0
+    """Number of saved rows."""
+    left_out_because: str = ""
+    """Why some of them cannot be sampled."""
 
 
 def inspect_checkpoint(
@@ -215,6 +219,7 @@ def _checkpoint_report(root: Path, reader: CheckpointReader, *, read_data: bool)
     fields = tuple(_with_statistics(root, reader, column) if read_data else column.field for column in columns)
     manifest = sum(file.stat().st_size for file in root.glob("manifest.json"))
     contents = _contents(read_checkpoint, root) if read_data else None
+    stored = int(storage["rows"] if "rows" in storage else storage["items"])
     return CheckpointReport(
         path=str(root),
         format=FORMAT,
@@ -222,7 +227,7 @@ def _checkpoint_report(root: Path, reader: CheckpointReader, *, read_data: bool)
         storage=str(state["storage"]["class"]),
         sampler=str(state["sampler"]["class"]),
         writer=str(state["writer"]["class"]),
-        rows=int(storage["rows"] if "rows" in storage else storage["items"]),
+        rows=stored - (0 if contents is None else contents.rows_left_out),
         capacity=int(storage["capacity"]),
         episodes=None if contents is None else int(contents.lengths.shape[0]),
         rows_written=int(state["rows_written"]),
@@ -234,6 +239,8 @@ def _checkpoint_report(root: Path, reader: CheckpointReader, *, read_data: bool)
         priorities=_priorities(state["sampler"]["state"], read_data=read_data),
         chains=tuple(_chain(root, name, record) for name, record in reader.arrays.items() if record.patches),
         assumptions=() if contents is None else contents.assumptions,
+        stored_rows=stored,
+        left_out_because="" if contents is None else contents.left_out_because,
     )
 
 

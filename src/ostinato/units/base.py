@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Plan, View
-    from ostinato.core.rows import Schema
+    from ostinato.core.rows import Path, Schema
 
 __all__ = ["SampleUnit", "check_count"]
 
@@ -54,10 +54,14 @@ class SampleUnit(ABC):
         """Class and options, as checkpoints name the unit of their queued draws."""
         return repr(self)
 
-    def check_schema(self, schema: Schema) -> None:  # noqa: B027
+    def check_schema(self, schema: Schema, ends: tuple[Path, ...] = ()) -> None:  # noqa: B027
         """Check the fields of rows: before the first ones are stored, or when the unit meets rows that are there.
 
         A unit that needs certain fields may raise here already, not only in `expand`.
+
+        Args:
+            schema: schema of the rows.
+            ends: fields that end episodes, as `view.ends`.
 
         Raises:
             SchemaError: if the unit cannot be used with these rows; nothing has been stored then.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.records import Plan, View
-    from ostinato.core.rows import Schema
+    from ostinato.core.rows import Path, Schema
 
 __all__ = ["chain_units"]
 
@@ -73,10 +73,10 @@ class _Chain(SampleUnit):
         """The units with their options."""
         return f"[{', '.join(unit.shown_options() for unit in self._units)}]"
 
-    def check_schema(self, schema: Schema) -> None:
+    def check_schema(self, schema: Schema, ends: tuple[Path, ...] = ()) -> None:
         """Check rows for all units."""
         for unit in self._units:
-            unit.check_schema(schema)
+            unit.check_schema(schema, ends)
 
     @property
     def rows(self) -> int:

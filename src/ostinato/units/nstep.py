@@ -47,9 +47,9 @@ class NStep(SampleUnit):
         gamma: discount of one step, in [0, 1].
         reward_key: field of the reward, floating; None: `("next", "reward")` if rows have it, else `reward`.
         next_keys: fields after the step; None: all fields under `next` except the reward. If there are none, the fields
-            whose names begin with `next_`, and the flags: that of `done_key`, and those called `done`, `terminated`,
-            `truncated` or the like (`dones`, `terminals`, `timeouts`, `d`). `()` is none, and a flag that a list leaves
-            out stays that of the first step. `repr` lists the fields once rows are known.
+            whose names, or those of their dicts, begin with `next_`, and the flags: those that end episodes, and those
+            called `done`, `terminated`, `truncated` or the like (`dones`, `terminals`, `timeouts`, `d`). `()` is none,
+            and a flag that a list leaves out stays that of the first step. `repr` lists the fields once rows are known.
         done_key: field that ends episodes; None: the buffer's `episodes`, or the usual flags.
 
     Raises:
@@ -91,7 +91,7 @@ class NStep(SampleUnit):
         self._reward = None if reward_key is None else as_path(reward_key)
         self._next = None if next_keys is None else tuple(as_path(key) for key in next_keys)
         self._known: tuple[Any, Tensor] = (None, torch.empty(0, dtype=torch.float32, device="cpu"))
-        self._roles = _Roles(None, -1, (), None)
+        self._roles = _Roles(None, (), -1, (), None)
 
     def __repr__(self) -> str:
         """Options, and the fields after the step: those given, or those of the rows that it was last used with."""
@@ -137,7 +137,7 @@ class NStep(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Read the rewards of all steps, and the other fields after the last step."""
-        _, reward, after, moved = self._find(plan)
+        _, _, reward, after, moved = self._find(plan, view.ends)
         n, gamma = self._n, self._gamma  # read once: another thread may set them
         exact = plan.schema.leaves[reward].dtype is torch.float64
         powers = self._powers_of(n, gamma, torch.float64 if exact else torch.float32)
@@ -151,10 +151,10 @@ class NStep(SampleUnit):
         elsewhere = {**plan.elsewhere, **dict.fromkeys(objects, last)} if plan.schema.objects else {}
         return plan._replace(changed=columns, fields=fields, elsewhere=elsewhere)
 
-    def check_schema(self, schema: Schema) -> None:
+    def check_schema(self, schema: Schema, ends: tuple[Path, ...] = ()) -> None:
         """Check that rows have a reward, and fields after the step."""
         none = torch.empty(0, dtype=torch.int64, device="cpu")
-        self._find(Plan(schema, none, none))
+        self._find(Plan(schema, none, none), ends)
 
     def powers(self, dtype: torch.dtype) -> Tensor:
         """Return `gamma^0 .. gamma^n` as they are now, `[n + 1]`, on the CPU. Do not write to it."""
@@ -169,9 +169,9 @@ class NStep(SampleUnit):
             self._known = (key, powers)
         return powers
 
-    def _find(self, plan: Plan) -> _Roles:
+    def _find(self, plan: Plan, ends: tuple[Path, ...]) -> _Roles:
         """Return the positions of the reward and of the fields after the step; computed once for each schema."""
-        if self._roles.schema is plan.schema:
+        if self._roles.schema is plan.schema and self._roles.ends == ends:
             return self._roles
         objects = [leaf.path for leaf in plan.schema.objects]
         paths = [*(leaf.path for leaf in plan.schema.leaves), *objects]
@@ -187,11 +187,10 @@ class NStep(SampleUnit):
             raise SchemaError(msg)
         moved: tuple[Path, ...] | None = self._next
         if moved is None:
-            ends, read = ((), ()) if self.episodes is None else (self.episodes.end_paths, self.episodes.paths)
             moved = tuple(other for other in paths if other != path and (other in ends or _follows(other, paths)))
-            _check_moved(moved, [other for other in paths if other not in {path, *read}])
+            _check_moved(moved, [other for other in paths if other not in {path, *ends}])
         after = tuple(plan.require(other, "a field after the step") for other in moved if other not in objects)
-        self._roles = _Roles(plan.schema, reward, after, moved)
+        self._roles = _Roles(plan.schema, ends, reward, after, moved)
         return self._roles
 
 
@@ -199,6 +198,7 @@ class _Roles(NamedTuple):
     """What the fields of a schema are: positions among its leaves."""
 
     schema: Schema | None
+    ends: tuple[Path, ...]
     reward: int
     after: tuple[int, ...]
     moved: tuple[Path, ...] | None
@@ -209,8 +209,8 @@ def _follows(path: Path, paths: list[Path]) -> bool:
     """Return whether a field is one after the step, by its name."""
     if any(other[:1] == ("next",) for other in paths):
         return path[:1] == ("next",)
-    last = path[-1] if path else None
-    return isinstance(last, str) and (last.startswith("next_") or _END.fullmatch(last) is not None)
+    names = [name for name in path if isinstance(name, str)]
+    return any(name.startswith("next_") for name in names) or _END.fullmatch(names[-1] if names else "") is not None
 
 
 def _check_moved(moved: tuple[Path, ...], paths: list[Path]) -> None:

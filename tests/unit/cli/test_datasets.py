@@ -327,6 +327,19 @@ def test_inspect_and_doctor_agree_on_rows_that_cannot_be_sampled(tmp_path: Path)
         assert words in ostinato(command, path).stdout, command
 
 
+def test_inspect_and_doctor_agree_on_deleted_rows(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend({"obs": torch.arange(6.0)})
+    rb.delete(torch.tensor([1]))
+    rb.dumps(tmp_path / "saved")
+    path = tmp_path / "saved"
+    inspected, examined = report("inspect", path), report("doctor", path)
+    for key, value in (("rows", 5), ("stored_rows", 6), ("left_out_because", "they were deleted or used up")):
+        assert inspected[key] == examined[key] == value, key
+    for command in ("inspect", "doctor"):
+        assert "1 stored row cannot be sampled" in ostinato(command, path).stdout, command
+
+
 def test_lines_and_names_are_broken_between_words(tmp_path: Path) -> None:
     pytest.importorskip("minari")
     path = builders.minari_dataset(tmp_path / "door-v0", lengths=LENGTHS, observation="dict").path

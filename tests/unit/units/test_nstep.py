@@ -99,6 +99,20 @@ def named(count: int = 20, **names: str) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in rows.items()}
 
 
+def test_a_dict_of_next_observations_is_that_of_the_last_step() -> None:
+    t = torch.arange(20.0)
+    rb = buffer(50, sample_unit=NStep(3, 0.9))
+    after = {"reward": torch.ones(20), "done": t == 19}
+    rb.extend({"obs": {"x": t, "y": t}, "next_obs": {"x": t + 1, "y": t + 1}, **after})
+    batch = rb.sample()
+    for name in ("x", "y"):
+        assert torch.equal(batch["next_obs"][name], batch["obs"][name] + batch["steps_to_next_obs"])
+    with pytest.raises(SchemaError, match=r"next_keys=\['over', \('obs_next', 'x'\)\]"):
+        buffer(50, sample_unit=NStep(3, 0.9), episodes=Episodes(end_key="over")).extend(
+            {"obs": {"x": t}, "obs_next": {"x": t + 1}, "reward": torch.ones(20), "over": t == 19}
+        )
+
+
 @pytest.mark.parametrize("name", ["obs_next", "obs2", "new_obs", "nextobs", "obs_prime"])
 def test_a_next_observation_of_another_name_raises_before_anything_is_stored(name: str) -> None:
     rb = buffer(50, sample_unit=NStep(3, 0.9))
@@ -171,10 +185,14 @@ def test_a_missing_reward_raises_before_anything_is_stored() -> None:
     assert len(rb) == 20
 
 
+@pytest.mark.parametrize("by_unit", [True, False])
 @pytest.mark.parametrize("name", ["dones", "terminals", "timeouts", "is_terminal", "over"])
-def test_the_flag_that_ends_episodes_is_that_of_the_last_step(name: str) -> None:
+def test_the_flag_that_ends_episodes_is_that_of_the_last_step(name: str, by_unit: bool) -> None:
     t = torch.arange(40)
-    rb = buffer(50, sample_unit=NStep(3, 0.9, done_key=name))
+    options: dict[str, Any] = {"sample_unit": NStep(3, 0.9, done_key=name)}
+    if not by_unit:
+        options = {"sample_unit": NStep(3, 0.9), "episodes": Episodes(end_key=name)}
+    rb = buffer(50, **options)
     rb.extend({"obs": t.float(), "next_obs": t + 1.0, "reward": torch.ones(40), name: t % 10 == 9})
     batch = rb.sample(300)
     assert torch.equal(batch[name], batch["next_obs"] % 10 == 0)

@@ -85,6 +85,7 @@ class EpisodeTracker:
 
     def __init__(self, wanted: Episodes, need: int, span: int) -> None:
         self.wanted = wanted
+        self.ends = wanted.end_paths
         self.need = need
         self.span = span
         self._resolved: Episodes | None = None

@@ -257,7 +257,7 @@ class RowChecks:
             self._findings.add("episode-joined", text, self._broken)
         raised = [role for role in _FLAGS if self._set.get(role)]
         if self._set and not raised:
-            self._findings.add("flag-missing", f"{' and '.join(self._set)} are never set: no episode ends by a flag")
+            self._findings.add("flag-missing", f"never set: {' and '.join(self._set)}, so no episode ends by a flag")
 
     @staticmethod
     def _is_constant(numbers: FieldNumbers) -> bool:
