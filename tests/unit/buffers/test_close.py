@@ -22,22 +22,15 @@ def make(**options: object) -> ReplayBuffer:
 
 def test_closing_ends_the_prefetch_thread() -> None:
     before = workers()
-    with make(prefetch=3) as rb:
+    with pytest.raises(ZeroDivisionError), make(prefetch=3) as rb:  # noqa: PT012
         rb.sample()
         assert len(workers() - before) == 1
+        raise ZeroDivisionError
     assert not workers() - before
     rb.close()
     assert rb.sample()["id"].shape == (4,)
     assert len(workers() - before) == 1
     rb.close()
-    assert not workers() - before
-
-
-def test_a_buffer_is_closed_when_the_block_raises() -> None:
-    before = workers()
-    with pytest.raises(ZeroDivisionError), make(prefetch=2) as rb:  # noqa: PT012
-        rb.sample()
-        raise ZeroDivisionError
     assert not workers() - before
 
 

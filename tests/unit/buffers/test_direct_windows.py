@@ -101,7 +101,7 @@ def operation(dice: random.Random, rng: np.random.Generator) -> Any:
 
 
 @pytest.mark.parametrize("parts", PARTS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_windows_are_those_of_the_general_way(parts: str, seed: int) -> None:
     dice, rng = random.Random(seed), np.random.default_rng(seed)
     direct, general = make(ReplayBuffer, parts), make(General, parts)
@@ -123,41 +123,35 @@ def test_windows_are_those_of_the_general_way(parts: str, seed: int) -> None:
     assert general._engine.direct is None
 
 
-@pytest.mark.parametrize("parts", PARTS)
-def test_the_direct_calls_apply(parts: str) -> None:
-    rb, rng = make(ReplayBuffer, parts), np.random.default_rng(0)
-    for _ in range(2):
-        rb.extend(rows(rng, 30))
-        rb.sample()
-    found = rb._engine.direct
-    assert found is not None
-    assert found.extend(rows(rng, 3)) is not None
-    assert found.add({key: value[0] for key, value in rows(rng, 1).items()}) is not None
-    assert (found.sample(6) is None) == (parts == "episodes alone")
-    assert found.sample(7) is None or "n-step" in parts or "frames" in parts
-    assert found.has_more_info == (parts != "episodes alone"), "slices and units have more info than slots"
+def test_the_direct_calls_apply() -> None:
+    for parts in PARTS:
+        rb, rng = make(ReplayBuffer, parts), np.random.default_rng(0)
+        for _ in range(2):
+            rb.extend(rows(rng, 30))
+            rb.sample()
+        found = rb._engine.direct
+        assert found is not None
+        assert found.extend(rows(rng, 3)) is not None
+        assert found.add({key: value[0] for key, value in rows(rng, 1).items()}) is not None
+        assert (found.sample(6) is None) == (parts == "episodes alone")
+        assert found.sample(7) is None or "n-step" in parts or "frames" in parts
+        assert found.has_more_info == (parts != "episodes alone"), "slices and units have more info than slots"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_other_windows_are_drawn_in_the_general_way() -> None:
+    cases: list[dict[str, Any]] = [
         {"sampler": SliceSampler(slice_len=2, end_key="done", strict_length=False)},
         {"sampler": SliceSampler(slice_len=2, end_key="done", span=1)},
         {"sample_unit": FrameStack(2, ["obs"], padding="zeros")},
         {"sample_unit": FrameStack(1, ["image"])},
-        {"sample_unit": NStep(2, 0.9), "writer_mask": True},
-    ],
-    ids=["short slices", "span", "zeros", "one frame", "mask"],
-)
-def test_other_windows_are_drawn_in_the_general_way(options: dict[str, Any]) -> None:
-    if options.pop("writer_mask", False):
-        options = {**options, "episodes": Episodes("done", mask_key="truncated")}
-    rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=6, **options)
-    for _ in range(2):
-        rb.extend(rows(np.random.default_rng(0), 30))
-        rb.sample()
-    direct = rb._engine.direct
-    assert direct is None or direct.sample(6) is None
+        {"sample_unit": NStep(2, 0.9), "episodes": Episodes("done", mask_key="truncated")},
+    ]
+    for options in cases:
+        rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=6, **options)
+        for _ in range(2):
+            rb.extend(rows(np.random.default_rng(0), 30))
+            rb.sample()
+        assert rb._engine.direct is None or rb._engine.direct.sample(6) is None
 
 
 @pytest.mark.parametrize("parts", ["slices", "n-step", "frames"])
@@ -182,7 +176,7 @@ def test_no_window_is_torn_while_rows_are_replaced(parts: str) -> None:
 
     rb.extend(batch(0, 400))
     rb.sample()
-    ended, failures = threading.Event(), []
+    ended = threading.Event()
 
     def write() -> None:
         first = 400
@@ -209,12 +203,9 @@ def test_no_window_is_torn_while_rows_are_replaced(parts: str) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        for _ in range(400):
+        for _ in range(150):
             check(rb.sample())
-    except AssertionError as error:
-        failures.append(error)
     finally:
         ended.set()
         writer.join()
-    assert not failures
     assert rb._engine.direct is not None

@@ -224,14 +224,14 @@ def an_ensemble(schedule: Schedule) -> None:
 
 
 QUICK: dict[Callable[[Schedule], None], int] = {
-    queue_with_prefetch: 150,
+    queue_with_prefetch: 60,
     queue_without_prefetch: 30,
     more_readers_than_batches_ahead: 40,
     batches_of_different_sizes: 40,
     rows_that_retire: 40,
     a_ratio: 40,
     batches_that_fail: 40,
-    emptied: 60,
+    emptied: 40,
     another_sampler: 40,
     a_sampler_that_nobody_waits_for: 20,
     another_storage: 20,
