@@ -54,13 +54,7 @@ ROWS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         SchemaError,
         r"'obs' must be float32\[3, 3\].*got float32\[3, 4\]",
     ),
-    "no broadcasting": (lambda: changed(obs=torch.zeros(3, 1)), SchemaError, r"'obs'.*got float32\[3, 1\]"),
     "dtype": (lambda: changed(obs=torch.zeros(3, 3) + 0j), SchemaError, r"'obs' must be float32.*got complex64"),
-    "a fraction": (
-        lambda: changed(id=torch.tensor([1, 2, 2.5])),
-        SchemaError,
-        r"'id' must be int64.*value 2.5 at \[2\]",
-    ),
     "missing key": (lambda: without("obs"), KeyMissingError, r"missing \['obs'\]"),
     "unknown key": (lambda: changed(extra=torch.zeros(3)), SchemaError, r"unknown \['extra'\]"),
     "flat for nested": (lambda: changed(next=torch.zeros(3)), SchemaError, r"'next' must be a dict"),
@@ -76,12 +70,9 @@ ROWS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"\('next', 'obs'\) must be float64\[3, 2\].*got float64\[3, 9\]",
     ),
     "another kind": (lambda: torch.zeros(3), SchemaError, "must be a dict with the keys"),
-    "a tuple": (lambda: tuple(table(torch.arange(3)).values()), SchemaError, "must be a dict.*got tuple"),
     "no batch dimension": (lambda: table(torch.tensor(3)), SchemaError, r"use add\(\) for one row"),
-    "text": (lambda: changed(obs=["a", "b", "c"]), OstinatoError, "'obs' must be one tensor, got list"),
     "objects of numpy": (lambda: changed(obs=np.array([None, 1, 2])), KindError, "'obs'.*ListStorage"),
     "None": (lambda: changed(obs=None), KindError, "'obs'.*NoneType"),
-    "None as rows": (lambda: None, OstinatoError, "NoneType"),
     "ragged rows": (lambda: [table(torch.tensor(1)), changed(id=1)], OstinatoError, "."),
     "a sparse tensor": (lambda: changed(obs=torch.zeros(3, 3).to_sparse()), KindError, "'obs'.*sparse"),
     "a nested tensor": (
@@ -90,7 +81,6 @@ ROWS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "'obs'.*nested",
     ),
     "a meta tensor": (lambda: changed(obs=torch.zeros(3, 3, device="meta")), OstinatoError, "'obs'"),
-    "text as rows": (lambda: "abc", OstinatoError, "str"),
     "an iterator": (lambda: iter([1, 2]), OstinatoError, "iterator"),
 }
 
@@ -264,13 +254,3 @@ def test_the_number_of_environments_must_stay_the_same() -> None:
 def test_rows_that_share_memory_are_refused_as_a_storage() -> None:
     with pytest.raises(SchemaError, match="clone"):
         TensorStorage(torch.zeros(1, 3).expand(5, 3))
-
-
-def test_a_state_of_something_else_is_refused() -> None:
-    rb = five()
-    before = snapshot(rb)
-    states: list[dict[str, Any]] = [{}, {"storage": {}}, {"storage": {"class": "X", "state": {}}}]
-    for state in states:
-        with pytest.raises(ValueError):
-            rb.load_state_dict(state)
-    same_state(snapshot(rb), before)

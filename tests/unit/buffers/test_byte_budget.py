@@ -22,8 +22,6 @@ from ostinato import (
     TensorDictMaxValueWriter,
 )
 from ostinato.errors import CapacityError, OptionError, StorageMemoryError
-from ostinato.protocols import Draw
-from ostinato.samplers.base import PrioritySampler
 
 BUDGET = 11_000
 LENGTH = 7
@@ -100,29 +98,6 @@ def test_the_oldest_rows_leave(capacity: int) -> None:
     assert wrapped == (capacity == 50)
     assert sorted(check_rows(rb[:])) == model.ids
     assert rb.write_count == start
-
-
-@pytest.mark.parametrize("capacity", [50, 1000])
-def test_whole_episodes_leave(capacity: int) -> None:
-    rb, start = buffer(capacity, "episodes"), 0
-    for step in range(60):
-        rb.extend(rows(start, 1 + step % 5))
-        start += 1 + step % 5
-        ids = sorted(rb["id"].tolist())
-        assert ids == list(range(ids[0], start))
-        assert sum(SIZES[i] for i in ids) <= BUDGET
-        assert ids[0] % LENGTH == 0 or capacity == len(ids)  # a full ring replaces single rows
-
-
-def test_an_episode_longer_than_the_budget_loses_its_oldest_rows() -> None:
-    rb, start = buffer(evict="episodes"), 0
-    for _ in range(30):
-        data = rows(start, 6)
-        rb.extend({**data, "done": torch.zeros(6, dtype=torch.bool)})
-        start += 6
-    ids = rb["id"].tolist()
-    assert ids == list(range(ids[0], start))
-    assert BUDGET / 2 < sum(SIZES[i] for i in ids) <= BUDGET
 
 
 def test_interleaved_trajectories_leave_whole() -> None:
@@ -211,32 +186,6 @@ def test_steps_of_several_environments_leave_together() -> None:
     assert len(rb) < 180
 
 
-def test_python_objects_and_late_fields_follow() -> None:
-    rb = buffer()
-    for start in range(0, 140, 10):
-        more = {"late": torch.arange(start, start + 10) * 2} if start > 30 else {}
-        rb.extend({**rows(start, 10), "text": [f"row {i}" for i in range(start, start + 10)], **more})
-        if start == 30:
-            found = rb[:]
-            found["late"] = found["id"] * 2
-            rb.write_all(found)
-        if start >= 30:
-            assert torch.equal(rb["late"], rb["id"] * 2)
-        assert rb["text"] == [f"row {i}" for i in rb["id"].tolist()]
-    assert len(rb) < 140
-
-
-def test_policy_versions_follow() -> None:
-    rb, start = buffer(version_key="version"), 0
-    for step in range(25):
-        rb.extend({**rows(start, 6), "version": torch.full((6,), step // 5)})
-        start += 6
-        batch = rb.sample(max_age=1)
-        assert (batch["version"] >= step // 5 - 1).all()
-        check_rows(batch)
-    assert len(rb) < start
-
-
 def test_a_batch_beyond_the_budget_changes_nothing() -> None:
     rb = buffer()
     rb.extend(rows(0, 10))
@@ -259,42 +208,6 @@ def test_wrong_options_raise() -> None:
     for options, error, message in wrong:
         with pytest.raises(error, match=message):
             LazyTensorStorage(**{"max_size": 10, "codec": "zlib", "max_bytes": 100, **options})
-
-
-class Fixed(PrioritySampler):
-    """A sampler of the user's that does not say how its priorities move."""
-
-    def draw(self, view: Any, batch_size: int, generator: Any) -> Draw:
-        del view, generator
-        return Draw(torch.zeros(batch_size, dtype=torch.int64))
-
-    def reduce(self, items: torch.Tensor) -> torch.Tensor:
-        return items.flatten(1).amax(1)
-
-    def check(self, priorities: torch.Tensor) -> None:
-        del priorities
-
-    def begin(self, view: Any) -> None:
-        del view
-
-    def record_rows(self, placement: Any, priorities: Any, view: Any) -> None:
-        del placement, priorities, view
-
-    def set_priorities(self, slots: Any, priorities: Any, view: Any, keep: Any = None) -> None:
-        del slots, priorities, view, keep
-
-    def check_state(self, state: dict[str, Any], rows: int) -> None:
-        del state, rows
-
-
-def test_priorities_that_cannot_move_raise() -> None:
-    sampler = Fixed()
-    sampler.max_capacity = 1000
-    rb = buffer(sampler=sampler)
-    rb.extend(rows(0, 40))
-    with pytest.raises(OptionError, match="Fixed does not say how its priorities follow rows"):
-        rb.extend(rows(40, 20))
-    assert rb["id"].tolist() == list(range(40))
 
 
 @pytest.mark.parametrize(

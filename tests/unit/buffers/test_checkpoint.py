@@ -14,8 +14,6 @@ import xxhash
 from tensordict import TensorDict
 
 from ostinato import (
-    ImmutableDatasetWriter,
-    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     PrioritizedReplayBuffer,
@@ -26,7 +24,6 @@ from ostinato import (
     SliceSampler,
     TensorDictMaxValueWriter,
     TensorDictRoundRobinWriter,
-    TensorStorage,
 )
 from ostinato.durable import read_manifest
 from ostinato.durable.manifest import FORMAT_VERSION
@@ -113,19 +110,6 @@ def test_tensor_storages_read_each_others_saves(tmp_path: Path) -> None:
             assert read_ids(other[:]) == read_ids(rb[:])
 
 
-def test_a_dataset_in_tensors_is_saved_and_loaded(tmp_path: Path) -> None:
-    def make(ids: range) -> ReplayBuffer:
-        return ReplayBuffer(
-            storage=TensorStorage(rows(ids)), writer=ImmutableDatasetWriter(), sampler=SamplerWithoutReplacement()
-        )
-
-    rb = make(range(5))
-    rb.dumps(tmp_path / "save")
-    other = make(range(50, 55))
-    other.loads(tmp_path / "save")
-    assert read_ids(other[:]) == list(range(5))
-
-
 class Counter(torch.nn.Module):
     """A transform with a state."""
 
@@ -170,19 +154,6 @@ def test_the_generator_is_restored_and_the_global_one_left_alone(tmp_path: Path)
         assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_without_a_generator_the_global_one_goes_on(tmp_path: Path) -> None:
-    rb = buffer("packed", 7, batch_size=3)
-    fill(rb, range(7))
-    rb.dumps(tmp_path / "save")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        other = buffer("packed", 7, batch_size=3)
-        other.loads(tmp_path / "save")
-        assert (
-            read_ids(other.sample()) == torch.randint(0, 7, (3,), generator=torch.Generator().manual_seed(5)).tolist()
-        )
-
-
 def test_counters_and_ages_are_restored(tmp_path: Path) -> None:
     rb = whole("packed")
     fill(rb, range(9))
@@ -193,32 +164,6 @@ def test_counters_and_ages_are_restored(tmp_path: Path) -> None:
     other.loads(tmp_path / "save")
     assert other.stats() == rb.stats()
     assert (other.stats().rows_written, other.stats().rows_drawn, other.stats().row_age_max) == (9, 3, 6)
-
-
-def test_mapped_files_cannot_be_mistaken_for_a_checkpoint(tmp_path: Path) -> None:
-    storage = LazyMemmapStorage(7, scratch_dir=tmp_path / "scratch")
-    rb = buffer(storage)
-    fill(rb, range(5))
-    with pytest.raises(CheckpointError):
-        rb.dumps(tmp_path / "scratch")
-    storage.flush()
-    with pytest.raises(CheckpointError):
-        rb.dumps(tmp_path / "scratch")
-    with pytest.raises(CheckpointError):
-        whole("mapped").loads(tmp_path / "scratch")
-    assert read_ids(rb[:]) == list(range(5))
-
-
-def test_environments_are_saved(tmp_path: Path) -> None:
-    for number, kinds in enumerate(((LazyTensorStorage, LazyMemmapStorage), (LazyMemmapStorage, LazyTensorStorage))):
-        rb, other = (buffer(kind(12, ndim=2)) for kind in kinds)
-        rb.extend(torch.arange(30).view(3, 10))
-        rb.dumps(tmp_path / str(number))
-        other.loads(tmp_path / str(number))
-        assert torch.equal(other[:], rb[:])
-        more = torch.arange(100, 103).view(3, 1)
-        assert torch.equal(other.extend(more), rb.extend(more))
-        assert torch.equal(other[:], rb[:])
 
 
 def test_an_empty_save_leaves_lanes_and_device_open() -> None:

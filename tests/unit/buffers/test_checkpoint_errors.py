@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -16,7 +14,6 @@ from ostinato import (
     LimitedSampler,
     ListStorage,
     NStep,
-    PrioritizedReplayBuffer,
     PrioritizedSampler,
     QueueSampler,
     ReplayBuffer,
@@ -26,7 +23,6 @@ from ostinato import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     Storage,
-    TensorStorage,
 )
 from ostinato.buffers.checkpoint import load as checkpoint
 from ostinato.buffers.checkpoint import load as mixing_state
@@ -34,12 +30,10 @@ from ostinato.buffers.engine import LocalEngine
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointReader
 from ostinato.durable.blocks import BlockReader
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError, StorageMemoryError
+from ostinato.errors import CheckpointError, DamagedFileError, StorageMemoryError
 from ostinato.transforms import Compose
 
-from ...sharing import AVAILABLE
 from ...tags import buffer, fill, same_state, snapshot
-from ...tags import rows as tagged
 from .test_checkpoint import Counter, whole
 
 if TYPE_CHECKING:
@@ -116,39 +110,6 @@ def test_a_damaged_file_is_refused_and_the_buffer_stays_as_it_was(tmp_path: Path
             same_state(snapshot(other), before)
             assert fresh.extend(torch.zeros(2)).tolist() == [0, 1], "half-read rows fixed the form"
         path.write_bytes(good)
-
-
-CONFIGURATIONS: dict[str, Callable[[], ReplayBuffer]] = {
-    "plain": lambda: ReplayBuffer(storage=LazyTensorStorage(32), batch_size=4),
-    "not packed": lambda: ReplayBuffer(storage=LazyTensorStorage(32, packed=False), batch_size=4),
-    "single copies": lambda: ReplayBuffer(storage=LazyTensorStorage(32, single_copy=True), batch_size=4),
-    "another unit": lambda: ReplayBuffer(storage=LazyTensorStorage(32), sample_unit=NStep(2, 0.9), batch_size=4),
-    "too small": lambda: ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4),
-    "two dimensions": lambda: ReplayBuffer(storage=LazyTensorStorage(32, ndim=2), batch_size=4),
-    "a list": lambda: ReplayBuffer(storage=ListStorage(32), batch_size=4),
-    "priorities": lambda: PrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=LazyTensorStorage(32), batch_size=4),
-    "a queue": lambda: ReplayBuffer(storage=LazyTensorStorage(32), sampler=QueueSampler(), batch_size=4),
-    "a reservoir": lambda: ReplayBuffer(storage=LazyTensorStorage(32), writer=ReservoirWriter(), batch_size=4),
-    "other rows": lambda: ReplayBuffer(storage=TensorStorage({"x": torch.zeros(20)}), batch_size=4),
-}
-
-
-@pytest.mark.parametrize("source", ["plain", "not packed", "single copies", "one field"])
-def test_a_whole_checkpoint_is_never_called_damaged(source: str, tmp_path: Path) -> None:
-    place = torch.arange(20.0).view(20, 1)
-    rows = {"obs": place, "next_obs": place + 1, "done": torch.zeros(20).bool()}
-    saved = CONFIGURATIONS.get(source, CONFIGURATIONS["plain"])()
-    saved.extend({"obs": place} if source == "one field" else rows)
-    saved.dumps(tmp_path / "c")
-    raised: list[Exception] = []
-    for configuration, mmap in product(CONFIGURATIONS, (False, True)):
-        target = CONFIGURATIONS[configuration]()
-        try:
-            target.loads(tmp_path / "c", mmap=mmap)
-        except (CheckpointError, OptionError) as error:
-            raised.append(error)
-    assert 0 < len(raised) < 2 * len(CONFIGURATIONS)
-    assert not [error for error in raised if isinstance(error, DamagedFileError) or "damaged" in str(error)]
 
 
 LOADED: dict[str, Callable[[int], Storage]] = {
@@ -309,24 +270,6 @@ def test_another_save_in_the_middle_of_a_load(
         monkeypatch.undo()
 
 
-def test_a_damaged_table_and_a_missing_file(tmp_path: Path) -> None:
-    other = used(first=100)
-    other.dumps(tmp_path / "save", incremental=True)
-    fill_two(other, 130, 2)
-    other.dumps(tmp_path / "save", incremental=True)
-    arrays = json.loads((tmp_path / "save" / "manifest.json").read_text())["body"]["arrays"]
-    chained = [node for node in arrays.values() if node.get("patches")]
-    file = tmp_path / "save" / chained[-1]["patches"][0]["file"]
-    good = file.read_bytes()
-    for data in (bytes([good[0] ^ 1]) + good[1:], None):
-        file.unlink()
-        if data is not None:
-            file.write_bytes(data)
-        rb = used()
-        for mode in ({}, {"verify": False}, {"mmap": True}):
-            stays(rb, lambda rb=rb, mode=mode: rb.loads(tmp_path / "save", **mode), DamagedFileError)
-
-
 @pytest.mark.parametrize(("step", "mmap"), [("_revive_mix", True), ("member", False)])
 def test_members_of_ensembles_all_or_none(
     step: str, mmap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -375,18 +318,6 @@ def test_too_little_memory_for_a_copy_is_said_before_anything_changes(monkeypatc
     rb.empty()
     rb.load_state_dict(state)
     assert torch.equal(rb[:]["obs"], other[:]["obs"])
-
-
-@pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
-def test_transforms_that_do_not_fit_a_shared_buffer() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=4, shared=True)
-    rb.extend(tagged(range(5)))
-    other = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=4, transform=torch.nn.Identity())
-    other.extend(tagged(range(7)))
-    before = rb[:]["id"].clone()
-    with pytest.raises(CheckpointError):
-        rb.load_state_dict(other.state_dict())
-    assert torch.equal(rb[:]["id"], before)
 
 
 CASES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Any], object]]] = {

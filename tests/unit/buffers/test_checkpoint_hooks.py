@@ -16,12 +16,11 @@ from ostinato import (
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     TED2Flat,
     TensorStorage,
 )
 from ostinato.durable import read_manifest, write_manifest
-from ostinato.errors import CheckpointError, KeyMissingError, KindError
+from ostinato.errors import CheckpointError, KindError
 from ostinato.tools import inspect_checkpoint
 
 if TYPE_CHECKING:
@@ -127,23 +126,6 @@ def test_into_rows_that_are_there_and_other_storages(tmp_path: Path) -> None:
     assert torch.equal(whole.storage[:]["obs"], rb.storage[:]["obs"])
 
 
-def test_late_fields(tmp_path: Path) -> None:
-    rb = make(lazy(1))
-    rb.extend(steps(0, 10))
-    rows = rb[:].clone()
-    rows["value"] = torch.arange(10.0)
-    rb.write_all(rows)
-    rb.dumps(tmp_path / "saved")
-    other = make(lazy(1))
-    other.loads(tmp_path / "saved")
-    assert torch.equal(other.storage[:]["value"], rows["value"])
-    rb.extend(steps(10, 2))  # rows without it
-    with pytest.raises(KeyMissingError, match="lack the field 'value'"):
-        rb.dumps(tmp_path / "saved")
-    other.loads(tmp_path / "saved")  # the older one is whole
-    assert len(other) == 10
-
-
 def half(rows: Any, path: None = None) -> dict[Any, Any]:
     return {"x": rows["x"].half(), "about": {"text": "half", "many": (1, 2)}, "deep": TensorDict({"y": rows["y"]}, [])}
 
@@ -212,25 +194,6 @@ def test_plain_checkpoints_and_empty_buffers(tmp_path: Path) -> None:
     other.extend(steps(0, 3))
     other.loads(tmp_path / "empty")
     assert len(other) == 0
-
-
-def test_ensemble(tmp_path: Path) -> None:
-    def ensemble() -> ReplayBufferEnsemble:
-        return ReplayBufferEnsemble(
-            make(lazy(1)), make(lazy(1), hooks=False), batch_size=8, generator=torch.Generator().manual_seed(2)
-        )
-
-    mixed, other = ensemble(), ensemble()
-    for rb in mixed.members:
-        rb.extend(steps(0, 31))
-    mixed.dumps(tmp_path / "saved")
-    other.loads(tmp_path / "saved")
-    assert torch.equal(mixed.sample()["obs"], other.sample()["obs"])
-    swapped = ReplayBufferEnsemble(make(lazy(1), hooks=False), make(lazy(1)), batch_size=8)
-    with pytest.raises(CheckpointError, match="register the loading hooks"):
-        swapped.loads(tmp_path / "saved")
-    with pytest.raises(CheckpointError, match="2 members, this ensemble 3"):
-        ReplayBufferEnsemble(*(make(lazy(1)) for _ in range(3)), batch_size=9).loads(tmp_path / "saved")
 
 
 def test_hooks_are_checked_and_travel(tmp_path: Path) -> None:

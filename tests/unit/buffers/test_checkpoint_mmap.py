@@ -73,16 +73,6 @@ def test_a_mapped_buffer_saves_over_the_files_it_stands_on(tmp_path: Path) -> No
         same_state(snapshot(third), snapshot(other))
 
 
-def test_room_beyond_the_rows_saved_can_be_written(tmp_path: Path) -> None:
-    rb = make(10)
-    fill(rb, range(10))
-    rb.dumps(tmp_path / "save")
-    other = make(5000)
-    other.loads(tmp_path / "save", mmap=True)
-    fill(other, range(10, 5000))
-    assert read_ids(other[:]) == list(range(5000))
-
-
 def test_what_cannot_be_mapped_is_refused_before_anything_changes(tmp_path: Path) -> None:
     rb = make()
     fill(rb, range(9))

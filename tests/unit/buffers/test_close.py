@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from ostinato import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, SamplerWithoutReplacement
+from ostinato import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
 
 
 def workers() -> set[threading.Thread]:
@@ -32,15 +32,6 @@ def test_closing_ends_the_prefetch_thread() -> None:
     assert len(workers() - before) == 1
     rb.close()
     assert not workers() - before
-
-
-def test_sampling_continues_as_if_the_buffer_had_not_been_closed() -> None:
-    """Draws made ahead are kept: a pass without replacement still draws every row exactly once."""
-    options = {"sampler": SamplerWithoutReplacement, "generator": torch.Generator().manual_seed(0)}
-    rb, other = make(prefetch=2, **options), make(**{**options, "generator": torch.Generator().manual_seed(0)})
-    for _ in range(9):
-        assert torch.equal(rb.sample()["id"], other.sample()["id"])
-        rb.close()
 
 
 def test_an_ensemble_closes_its_members() -> None:

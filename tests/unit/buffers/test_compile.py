@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch._dynamo as dynamo
-from tensordict import TensorDict
 
-from ostinato import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from ostinato import LazyTensorStorage, ReplayBuffer
 
 from ...tags import buffer, fill
 
@@ -53,24 +52,6 @@ def test_a_compiled_step_does_what_the_plain_one_does(options: dict[str, Any]) -
         batches = [call(torch.arange(3.0) + i).tolist() for i in range(4)]
         found.append([batches, rb[:]["a"].tolist(), rb[:]["b"].tolist(), rb.stats().rows_drawn])
     assert found[0] == found[1]
-
-
-def test_tensordicts_inside_a_compiled_step() -> None:
-    results = []
-    for compiled in (False, True):
-        rb = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(40), batch_size=4, generator=torch.Generator().manual_seed(0)
-        )
-        rb.extend(TensorDict({"a": torch.arange(20.0)}, [20]))
-
-        def step(x: Tensor, rb: TensorDictReplayBuffer = rb) -> Tensor:
-            rb.extend(TensorDict({"a": x * 2}, [3]))
-            batch = rb.sample()
-            return batch["a"] + batch["index"]  # type: ignore[no-any-return]
-
-        call = torch.compile(step, backend="eager") if compiled else step
-        results.append([call(torch.arange(3.0)).tolist() for _ in range(4)])
-    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("storage", ["packed", "list"])

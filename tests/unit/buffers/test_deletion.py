@@ -15,10 +15,8 @@ from ostinato import (
     ConsumingSampler,
     Episodes,
     HeapSampler,
-    LazyMemmapStorage,
     LazyTensorStorage,
     LimitedSampler,
-    ListStorage,
     NStep,
     PrioritizedSampler,
     QueueSampler,
@@ -329,15 +327,6 @@ def test_what_is_written_to_the_slot_of_a_deleted_row_is_no_row() -> None:
         assert set(rb.sample(4).tolist()) <= {10, 13, 5, 6}
 
 
-def test_all_storages() -> None:
-    for storage in (ListStorage, LazyTensorStorage, LazyMemmapStorage):
-        rb = ReplayBuffer(storage=storage(4), batch_size=2)
-        rb.extend(torch.arange(4))
-        assert rb.delete([0, 3]).tolist() == [True, True]
-        assert rb.add(torch.tensor(4)) == 0
-        assert {int(x) for _ in range(20) for x in rb.sample()} == {4, 1, 2}
-
-
 def test_another_sampler_goes_on_without_the_deleted_rows() -> None:
     rb = make("uniform")
     rb.extend(torch.arange(6))
@@ -352,26 +341,6 @@ def test_another_sampler_goes_on_without_the_deleted_rows() -> None:
         ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, sampler=SamplerWithoutReplacement(True)).delete([0])
     with pytest.raises(OptionError, match="ReservoirWriter"):
         rb.set_writer(ReservoirWriter())
-
-
-def test_views_do_without_the_deleted_rows() -> None:
-    rb = make("uniform")
-    view = rb.view(sampler=PrioritizedSampler(CAPACITY, 1.0, 1.0), batch_size=2, prefetch=2)
-    top = rb.view(sampler=StackSampler(), batch_size=2)
-    rb.extend(torch.arange(6))
-    view.sample()
-    assert view.delete([5, 0]).tolist() == [True, True]
-    assert (len(rb), len(view)) == (4, 4)
-    assert {int(x) for _ in range(20) for x in view.sample()} == {1, 2, 3, 4}
-    assert top.sample().tolist() == [4, 3]
-    assert {int(x) for _ in range(20) for x in rb.sample(2)} == {1, 2, 3, 4}
-    rb.extend(torch.tensor([6]))
-    assert top.sample().tolist() == [6, 4]
-    state = rb.state_dict()
-    rb.delete([1])
-    rb.load_state_dict(state)
-    assert {int(x) for _ in range(30) for x in view.sample()} == {1, 2, 3, 4, 6}
-    view.close()
 
 
 def test_an_incremental_save_has_rows_that_were_written_and_deleted_in_between(tmp_path: Path) -> None:

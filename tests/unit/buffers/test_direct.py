@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
-import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +26,9 @@ from ostinato import (
 )
 from ostinato._backend import backend, use_backend
 from ostinato.buffers.direct import find_direct
-from ostinato.errors import OptionError, OstinatoError, SchemaError
+from ostinato.errors import OstinatoError, SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(not backend.exchange, reason="the native extension or torch's exchange API is missing")
@@ -300,19 +297,14 @@ def test_draws_of_other_buffers_take_the_general_way() -> None:
             assert rb.sample().min() >= 100
 
 
-def test_torch_alone_has_no_direct_calls() -> None:
-    with use_backend("torch"):
-        rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
-        rb.extend({"x": torch.arange(4)})
-        rb.sample()
-        assert rb._engine.direct is None
-        assert find_direct(rb._engine, draws=True, bare=True) is None  # type: ignore[arg-type]
-
-
 def test_torch_without_the_exchange_gives_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As before torch 2.10."""
     data = as_tensors(rows(np.random.default_rng(0), 30))
     first = make(ReplayBuffer, tmp_path)
+    with use_backend("torch"):
+        alone = make(ReplayBuffer, tmp_path)
+        alone.extend(data)
+        assert find_direct(alone._engine, draws=True, bare=True) is alone._engine.direct is None  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
         patch.setattr(backend, "_exchange", False)
         second = make(ReplayBuffer, tmp_path)
@@ -457,18 +449,6 @@ def test_out_that_does_not_fit_raises_before_anything_is_written(general: bool) 
 # -- odd callers ------------------------------------------------------------------------------------------------------
 
 
-def test_batch_sizes_beyond_int64_raise() -> None:
-    for kind in (ReplayBuffer, General):
-        rb = kind(storage=LazyTensorStorage(10), batch_size=2)
-        rb.extend(torch.arange(4.0))
-        rb.sample()
-        for size in (2**63, 2**70):
-            with pytest.raises(OptionError, match="batch_size must be at most"):
-                rb.sample(size)
-            with pytest.raises(OptionError, match="batch_size must be at most"):
-                kind(storage=LazyTensorStorage(10), batch_size=size)
-
-
 def test_a_write_while_the_rows_of_another_are_read() -> None:
     """As of a finalizer that the garbage collector runs within a write."""
     rb = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=2)
@@ -517,57 +497,3 @@ def test_a_storage_set_after_a_draw_does_not_change_its_batch() -> None:
     rb._engine.direct = Interrupted()  # type: ignore[assignment]
     assert isinstance(rb.sample(), TensorDict)
     assert len(rb) == 0
-
-
-@pytest.fixture
-def no_forced_switch() -> Iterator[None]:
-    """Threads change where a thread gives up the GIL, and nowhere else."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(60)
-    yield
-    sys.setswitchinterval(before)
-
-
-DIRECT_CALLS: dict[str, Callable[[ReplayBuffer, Any], object]] = {
-    "extend": lambda rb, data: rb.extend(data),
-    "add": lambda rb, data: rb.add({key: value[0] for key, value in data.items()}),
-    "sample": lambda rb, _: rb.sample(8),
-}
-
-
-@pytest.mark.usefixtures("no_forced_switch")
-@pytest.mark.parametrize(
-    ("call", "prioritized"), [("extend", False), ("add", False), ("sample", False), ("sample", True)]
-)
-def test_no_other_thread_runs_while_the_lock_is_held(call: str, prioritized: bool) -> None:
-    """It would wake up only to wait for the lock."""
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(1000), sampler=PrioritizedSampler(1000, 0.7, 0.5) if prioritized else RandomSampler()
-    )
-    data = as_tensors(rows(np.random.default_rng(0), 16))
-    rb.extend(data)
-    for each in DIRECT_CALLS.values():  # makes the direct calls
-        each(rb, data)
-    assert rb._engine.direct is not None
-    turns, busy, ended = 0, 0, False
-
-    def look() -> None:
-        nonlocal turns, busy
-        while not ended:
-            turns += 1
-            if rb._engine.lock.acquire(blocking=False):
-                rb._engine.lock.release()
-            else:
-                busy += 1
-            time.sleep(0)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    for _ in range(20_000):
-        DIRECT_CALLS[call](rb, data)
-        if turns >= 100:
-            break
-    ended = True
-    thread.join()
-    assert turns >= 10
-    assert busy == 0

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from ostinato import (
     Episodes,
@@ -30,7 +29,6 @@ from ostinato import (
     ReplayBufferEnsemble,
     RoundRobinWriter,
     SliceSampler,
-    TensorDictMaxValueWriter,
 )
 
 from ...tags import same_state
@@ -200,22 +198,6 @@ def test_draws_wait_for_submitted_updates_and_keep_earlier_rows(pickled: bool) -
     seen += [rb.sample(return_info=True) for _ in range(3)]
     assert [batch["x"].unique().tolist() for batch, _ in seen] == [[0.0], [0.0], [1.0], [2.0]]
     assert [bool(info["stale"].all()) for _, info in seen] == [True, True, True, False]
-
-
-def test_writers_that_choose_slots_keep_rows_drawn_ahead() -> None:
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(8),
-        writer=TensorDictMaxValueWriter(rank_key="t"),
-        batch_size=8,
-        prefetch=2,
-        generator=torch.Generator().manual_seed(0),
-    )
-    for first in range(0, 80, 8):
-        seen = set(range(max(0, first - 16), first + 8))  # rows of this draw and the two before it
-        rb.extend(TensorDict(rows(first, 8, "uniform"), [8]))
-        batch, info = rb.sample(return_info=True)
-        assert set(batch["t"].tolist()) <= seen
-        assert torch.equal(rb[info["index"]]["t"] != batch["t"], info["stale"])
 
 
 def test_ensembles_and_views_keep_rows_drawn_ahead() -> None:

@@ -19,12 +19,10 @@ from ostinato import (
     ReservoirWriter,
     RoundRobinWriter,
     SamplerWithoutReplacement,
-    SliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
 from ostinato._backend import backend
-from ostinato.compat import isaacgymenvs, objectrl
 from ostinato.errors import KeyMissingError, OstinatoError, SchemaError
 
 from ...tags import buffer, fill, read_ids, rows, same_state, snapshot
@@ -146,23 +144,6 @@ def test_no_rows_wait_for_no_one() -> None:
     assert is_empty_index(queue.extend(iter([])))
 
 
-def test_episodes_go_on_over_no_rows() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, sampler=SliceSampler(slice_len=4, end_key="done"))
-    for start in (0, 2):
-        rb.extend({"x": torch.arange(start, start + 2), "done": torch.zeros(2, dtype=torch.bool)})
-        rb.extend({"x": torch.arange(0), "done": torch.zeros(0, dtype=torch.bool)})
-    assert rb.sample()["x"].tolist() == [0, 1, 2, 3]
-
-
-def test_single_copies() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8, single_copy=True), batch_size=2)
-    none = {"obs": torch.zeros(0, 2), "next_obs": torch.zeros(0, 2)}
-    assert is_empty_index(rb.extend(none))
-    rb.extend({"obs": torch.zeros(2, 2), "next_obs": torch.ones(2, 2)})
-    assert is_empty_index(rb.extend(none))
-    assert rb[:]["next_obs"].tolist() == [[1, 1], [1, 1]]
-
-
 @pytest.mark.skipif(backend.native is None, reason="only with the native extension")
 def test_shared_buffers() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, shared=True)
@@ -187,19 +168,6 @@ def test_no_rows_in_place() -> None:
     same_state(snapshot(rb), before)
     with pytest.raises(SchemaError, match="2 rows are chosen, an empty list"):
         rb[0:2] = []
-
-
-def test_doors() -> None:
-    ring = isaacgymenvs.ReplayBuffer(8, "cpu")
-    ring.store({"x": torch.zeros(0, 3)})
-    ring.store({"y": torch.zeros(2, 3)})
-    ring.store({"y": torch.zeros(0, 3)})
-    assert ring.get_total_count() == 2
-    memory = objectrl.ReplayBuffer(device="cpu", storing_device="cpu", buffer_size=8)
-    memory.add_batch(TensorDict({"x": torch.zeros(0, 3)}, [0]))
-    memory.add_batch(TensorDict({"y": torch.zeros(2, 3)}, [2]))
-    memory.add_batch(TensorDict({"y": torch.zeros(0, 3)}, [0]))
-    assert len(memory) == memory.pointer == 2
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,10 @@ from ostinato import (
 from ostinato.errors import CheckpointError, DamagedFileError
 
 from ...tags import same_state
+from .test_ensemble import seeded
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def made(count: int = 12, *, capacity: int = 10, storage: Any = LazyTensorStorage, **options: Any) -> Any:

@@ -14,7 +14,6 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import (
-    ConsumingSampler,
     FrameStack,
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -27,9 +26,7 @@ from ostinato import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
-    SequenceUnit,
     SliceSampler,
-    TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
@@ -71,21 +68,14 @@ MADE: dict[str, Callable[[], Any]] = {
     "tensordict prioritized": lambda: TensorDictPrioritizedReplayBuffer(
         alpha=0.6, beta=0.4, storage=stored(), batch_size=4, prefetch=3
     ),
-    "max value": lambda: TensorDictReplayBuffer(
-        storage=stored(), batch_size=4, writer=TensorDictMaxValueWriter(rank_key="reward")
-    ),
     "n-step": lambda: plain(sample_unit=NStep(2, gamma=0.9)),
     "frames": lambda: plain(sample_unit=FrameStack(2, ["obs"]), prefetch=1),
-    "sequences": lambda: plain(sample_unit=SequenceUnit(2)),
     "slices": lambda: plain(sampler=SliceSampler(slice_len=2), prefetch=2),
     "passes": lambda: plain(sampler=SamplerWithoutReplacement(), prefetch=2),
     "single copy": lambda: plain(storage=stored(single_copy=True)),
-    "codec": lambda: plain(storage=stored(codec={"obs": "zlib"})),
     "files": lambda: plain(storage=LazyMemmapStorage(SIZE), prefetch=2),
     "queue": lambda: plain(sampler=QueueSampler(), rate_limiter=RateLimiter(timeout_s=0.0)),
     "queue ahead": lambda: plain(sampler=QueueSampler(), prefetch=2, rate_limiter=RateLimiter(timeout_s=0.0)),
-    "consumed": lambda: plain(sampler=ConsumingSampler(3)),
-    "versions": lambda: plain(version_key="version"),
     "two dimensions": lambda: plain(storage=stored(ndim=2)),
     "delayed": lambda: plain(transform_factory=lambda: lambda data: data),
     "view": lambda: plain().view(sampler=ranked(), prefetch=2),
@@ -94,8 +84,6 @@ MADE: dict[str, Callable[[], Any]] = {
     "shared": lambda: plain(shared=True),
     "shared ahead": lambda: plain(shared=True, prefetch=2),
     "shared prioritized": lambda: plain(shared=True, sampler=ranked()),
-    "shared files": lambda: plain(shared=True, storage=LazyMemmapStorage(SIZE)),
-    "shared tensordict": lambda: TensorDictReplayBuffer(storage=stored(), batch_size=4, shared=True),
 }
 
 

@@ -10,7 +10,6 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import (
-    FrameStack,
     HERReplayBuffer,
     Hindsight,
     HindsightStrategy,
@@ -19,7 +18,6 @@ from ostinato import (
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
-    SequenceUnit,
     SliceSampler,
     TensorDictReplayBuffer,
 )
@@ -169,15 +167,6 @@ def test_other_keys() -> None:
     assert torch.equal(batch["r"], batch["obs", "to"] * 2)
     assert (rb.goal_key, rb.achieved_goal_key) == (("obs", "to"), ("obs", "at"))
     assert (rb.reward_key, rb.end_key) == ("r", "last")
-
-
-def test_units_are_combined() -> None:
-    rb = buffer(sample_unit=[SequenceUnit(2), FrameStack(2, ["obs"])], batch_size=4)
-    rows = episode(0, 10)
-    rb.extend(rows.set("obs", torch.arange(10.0)))
-    batch = rb.sample()
-    assert batch["obs"].shape == (8, 2)
-    assert (batch["desired_goal"] >= batch["achieved_goal"]).all()
 
 
 def test_it_is_a_tensordict_buffer_that_shows_its_options() -> None:

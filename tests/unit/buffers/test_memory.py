@@ -80,18 +80,6 @@ def test_the_caller_may_reuse_an_observation_array(storage: str) -> None:
         assert found[:, 0].tolist() == [0, 1, 2, 3]
 
 
-def test_the_index_of_a_sample_is_the_callers_own() -> None:
-    rb = buffer("packed", 8, batch_size=6, prefetch=2, generator=torch.Generator().manual_seed(0))
-    same = buffer("packed", 8, batch_size=6, generator=torch.Generator().manual_seed(0))
-    fill(rb, range(8))
-    fill(same, range(8))
-    for _ in range(4):
-        _, info = rb.sample(return_info=True)
-        _, expected = same.sample(return_info=True)
-        assert torch.equal(info["index"], expected["index"])
-        info["index"].fill_(7)
-
-
 @pytest.mark.parametrize("storage", list(STORAGES))
 def test_no_graph_is_kept_alive_by_stored_rows(storage: str) -> None:
     class Big:

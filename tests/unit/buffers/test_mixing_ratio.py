@@ -22,39 +22,15 @@ from ostinato import (
     RenameFields,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    SamplerEnsemble,
-    SequenceUnit,
     SliceSampler,
-    StorageEnsemble,
-    TensorDictReplayBuffer,
-    WriterEnsemble,
-    open_dataset,
 )
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, SchemaError, UsageError
 
 from ...effort import examples
+from .test_ensemble import plain, seeded, tds
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def plain(base: int, count: int = 10, **options: Any) -> ReplayBuffer:
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), **options)
-    if count:
-        rb.extend({"id": torch.arange(base, base + count)})
-    return rb
-
-
-def tds(base: int, count: int = 10, *, ranked: bool = False) -> TensorDictReplayBuffer:
-    options: dict[str, Any] = {"sampler": PrioritizedSampler(10, 1.0, 1.0, eps=0.0)} if ranked else {}
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), **options)
-    if count:
-        rb.extend(TensorDict({"id": torch.arange(base, base + count)}, [count]))
-    return rb
 
 
 def pair(ratio: Any = 0.5, online: int = 10, **options: Any) -> ReplayBufferEnsemble:
@@ -95,16 +71,18 @@ def test_sampling_goes_on_after_a_save_at_every_point(kind: str, door: str, tmp_
     expected = batches(pair(RATIOS[kind], **options), 12)
     assert len({tuple(ids) for ids in expected}) > 6
     for point in range(12):
-        with pair(RATIOS[kind], **options) as rb, pair(RATIOS[kind], **options) as other:
-            batches(rb, point)
-            if door == "pickle":
-                other = pickle.loads(pickle.dumps(rb))
-            elif door == "state_dict":
-                other.load_state_dict(rb.state_dict())
-            else:
-                rb.dumps(tmp_path / "saved")
-                other.loads(tmp_path / "saved")
-            assert batches(other, 12 - point) == expected[point:]
+        rb, other = pair(RATIOS[kind], **options), pair(RATIOS[kind], **options)
+        batches(rb, point)
+        if door == "pickle":
+            other = pickle.loads(pickle.dumps(rb))
+        elif door == "state_dict":
+            other.load_state_dict(rb.state_dict())
+        else:
+            rb.dumps(tmp_path / "saved")
+            other.loads(tmp_path / "saved")
+        assert batches(other, 12 - point) == expected[point:]
+        rb.close()
+        other.close()
 
 
 def batches(rb: ReplayBufferEnsemble, count: int) -> list[list[int]]:
@@ -225,40 +203,6 @@ def test_priorities_reach_the_member_of_each_row() -> None:
     assert (rb[1].sampler.priorities == 99).sum() == batch["id"][2:].unique().numel()
 
 
-def fixed(ids: torch.Tensor) -> Any:
-    return open_dataset({"id": ids, "done": torch.arange(len(ids)) % 5 == 4})
-
-
-def test_a_dataset_of_files_is_mixed_by_priorities_and_resumed(tmp_path: Path) -> None:
-    def make(rows: int = 40) -> ReplayBufferEnsemble:
-        offline = ReplayBuffer(storage=fixed(torch.arange(rows)), sampler=PrioritizedSampler(rows, 0.7, 0.5))
-        online = ReplayBuffer(storage=LazyTensorStorage(50))
-        ratio = {0: 1.0, 8: 0.25}
-        return ReplayBufferEnsemble(
-            offline, online, ratio=ratio, batch_size=9, prefetch=2, generator=seeded(), when_empty="fill"
-        )
-
-    def step(rb: ReplayBufferEnsemble, number: int) -> list[int]:
-        rb[1].extend({"id": torch.tensor([100 + number]), "done": torch.tensor([False])})
-        batch, info = rb.sample(return_info=True)
-        rb.update_priority(info, batch["id"] + 1.0)
-        return list(batch["id"].tolist())
-
-    rb, other = make(), make()
-    for number in range(4):
-        step(rb, number)
-    rb.dumps(tmp_path / "saved")
-    other.loads(tmp_path / "saved")
-    for number in range(4, 12):
-        assert step(rb, number) == step(other, number)
-    with pytest.raises(CheckpointError):
-        make(41).loads(tmp_path / "saved")
-    with pytest.raises(UsageError, match="read-only"):
-        rb[0].extend({"id": torch.arange(2), "done": torch.zeros(2, dtype=torch.bool)})
-    for each in (rb, other):
-        each.close()
-
-
 def steps(base: int, **options: Any) -> ReplayBuffer:
     rb = ReplayBuffer(storage=LazyTensorStorage(40), **options)
     t = torch.arange(40)
@@ -289,16 +233,6 @@ def test_slices_need_a_length() -> None:
         rb.sample(8)
     with pytest.raises(OptionError, match="member 0"):
         ReplayBufferEnsemble(*members, ratio=0.5, batch_size=8)
-
-
-def test_windows_count_as_one_row() -> None:
-    members = [steps(100 * i, sample_unit=SequenceUnit(4, "strict", "done")) for i in range(2)]
-    rb = ReplayBufferEnsemble(*members, ratio=0.25, source_key="source")
-    batch = rb.sample(8)
-    windows = batch["id"].view(8, 4)
-    assert (windows.diff(dim=1) == 1).all()
-    assert (windows < 100).all(1).tolist() == [True] * 2 + [False] * 6
-    assert batch["source"].view(8, 4)[:, 0].tolist() == [0] * 2 + [1] * 6
 
 
 def test_members_of_other_fields_kinds_and_shapes_are_named() -> None:
@@ -335,22 +269,6 @@ def test_the_renaming_that_the_error_suggests_makes_the_batch(options: dict[str,
     assert advice is not None
     offline.append_transform(eval(advice[1], {"RenameFields": RenameFields}))
     assert mixed.sample(4)["next"]["reward"].flatten().tolist() == [1, 1, 0, 0]
-
-
-def test_parts_make_an_ensemble_with_a_ratio_too() -> None:
-    rb = plain(0), plain(100)
-    samplers = SamplerEnsemble(*(one.sampler for one in rb), ratio=[1, 3])
-    writers = WriterEnsemble(*(one.writer for one in rb))
-    mixed = ReplayBufferEnsemble(
-        storages=StorageEnsemble(*(one.storage for one in rb)), samplers=samplers, writers=writers
-    )
-    mixed[0].extend({"id": torch.arange(4)})
-    mixed[1].extend({"id": torch.arange(100, 104)})
-    assert offline(mixed.sample(8)) == 2
-    with pytest.raises(OptionError, match="ratio to it"):
-        ReplayBufferEnsemble(
-            storages=StorageEnsemble(*(one.storage for one in rb)), samplers=samplers, writers=writers, ratio=0.5
-        )
 
 
 def test_three_members_a_subset_and_its_schedule() -> None:
