@@ -15,7 +15,6 @@ from ostinato import (
     ReplayBuffer,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
     TensorStorage,
 )
 from ostinato.errors import (
@@ -207,15 +206,6 @@ def test_an_immutable_dataset_refuses_every_write() -> None:
     same_state(snapshot(rb), before)
 
 
-def test_collections_only_writers_refuse_other_rows() -> None:
-    for writer in (TensorDictRoundRobinWriter(), TensorDictMaxValueWriter("r")):
-        rb = buffer("packed", 5, writer=writer)
-        with pytest.raises(RuntimeError, match="expects data to be a tensor collection"):
-            rb.extend({"r": torch.zeros(2)})
-        assert len(rb) == 0
-        assert rb.extend(TensorDict({"r": torch.zeros(2)}, [2])).tolist() == [0, 1]
-
-
 def test_a_tensordict_buffer_refuses_other_rows() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
     for write in (rb.extend, rb.add):
@@ -236,19 +226,6 @@ def test_rows_without_a_rank_are_refused_and_do_not_fix_the_form() -> None:
     assert rb.extend(TensorDict({"r": torch.arange(3.0), "b": torch.zeros(3)}, [3])).tolist() == [0, 1, 2]
     with pytest.raises(OptionError, match="ndim=2"):
         ReplayBuffer(storage=LazyTensorStorage(5, ndim=2), writer=TensorDictMaxValueWriter())
-
-
-def test_the_number_of_environments_must_stay_the_same() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
-    rb.extend(torch.zeros(3, 2))
-    before = snapshot(rb)
-    with pytest.raises(SchemaError, match="3 environments"):
-        rb.extend(torch.zeros(2, 2))
-    with pytest.raises(SchemaError, match="dimension"):
-        rb.extend(torch.zeros(3))
-    with pytest.raises(SchemaError):
-        rb.add(torch.zeros(2))
-    same_state(snapshot(rb), before)
 
 
 def test_rows_that_share_memory_are_refused_as_a_storage() -> None:

@@ -174,18 +174,6 @@ def test_slices_never_mix_episodes(evict: str, cls: Any) -> None:
         assert set(ids.flatten().tolist()) <= set(rb["id"].tolist())
 
 
-def test_steps_of_several_environments_leave_together() -> None:
-    storage = LazyTensorStorage(300, codec="zlib", max_bytes=BUDGET, ndim=2)
-    rb = ReplayBuffer(storage=storage, batch_size=6, dim_extend=0)
-    for start in range(0, 180, 6):
-        rb.extend({key: value.view(2, 3, *value.shape[1:]) for key, value in rows(start, 6).items()})
-        ids = rb[:]["id"]
-        assert (ids % 3 == torch.arange(3)).all()
-        assert (ids.diff(dim=0) == 3).all()
-        assert sum(SIZES[i] for i in ids.flatten().tolist()) <= BUDGET
-    assert len(rb) < 180
-
-
 def test_a_batch_beyond_the_budget_changes_nothing() -> None:
     rb = buffer()
     rb.extend(rows(0, 10))

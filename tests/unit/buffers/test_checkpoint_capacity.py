@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ostinato import (
     FrameStack,
@@ -21,10 +19,8 @@ from ostinato import (
     Storage,
 )
 from ostinato.core.records import Draw, View
-from ostinato.core.rows import turn_rows
 from ostinato.errors import CheckpointError, OptionError
 
-from ...effort import examples
 from ...tags import STORAGES, fill, read_ids
 
 if TYPE_CHECKING:
@@ -172,13 +168,3 @@ def test_late_fields_and_edits_move_with_their_rows(kind: Callable[[int], Storag
     assert other[:]["x"].tolist() == [2, 3, 4, 5, 6, 7]
     assert other[:]["late"].tolist() == [20, 30, 40, 50, 60, 70]
     assert other.stats().row_age_max == rb.stats().row_age_max
-
-
-@examples(0.5)
-@given(n=st.integers(1, 40), data=st.data())
-def test_rows_turn_in_place(n: int, data: st.DataObject) -> None:
-    seam = data.draw(st.integers(0, n - 1))
-    rows = torch.arange(n * 3).view(n, 3).to(torch.uint16)
-    expected = torch.cat((rows.view(torch.int16)[seam:], rows.view(torch.int16)[:seam]))
-    turn_rows(rows, seam)
-    assert torch.equal(rows.view(torch.int16), expected)

@@ -134,7 +134,7 @@ def test_a_long_chain_is_folded_and_never_outweighs_its_base(tmp_path: Path) -> 
     path = tmp_path / "save"
     rb.dumps(path)
     longest, whole = 0, sum(files(path).values())
-    for turn in range(3 * MOST_PATCHES):
+    for turn in range(MOST_PATCHES + 8):
         fill(rb, range(500 + 10 * turn, 510 + 10 * turn))
         rb.dumps(path, incremental=True)
         longest = max(longest, chain(path))
@@ -197,7 +197,7 @@ def test_a_fold_never_saves_other_rows_than_those_in_memory(tmp_path: Path) -> N
     for turn in range(1, MOST_PATCHES + 1):
         rb.extend({"x": torch.full((2,), turn)})
         rb.dumps(tmp_path / "save", incremental=True)
-    for place in range(patched(tmp_path / "save", 5)[0].stat().st_size):
+    for place in range(0, patched(tmp_path / "save", 5)[0].stat().st_size, 3):
         shutil.copytree(tmp_path / "save", path)
         again, other = make(), make()
         again.loads(path)
@@ -260,7 +260,8 @@ def test_after_a_view_was_handed_out_everything_is_written(tmp_path: Path) -> No
         seen.fill_(-5)
         rb.dumps(tmp_path / "save", incremental=True)
         other.loads(tmp_path / "save")
-        assert (other[:]["id"] == -5).sum() == len(seen)
+        assert torch.equal(other[:]["id"], rb[:]["id"])
+        assert (other[:]["id"] == -5).any()
 
 
 def test_priorities_are_written_by_the_block(tmp_path: Path) -> None:

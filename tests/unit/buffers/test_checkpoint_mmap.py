@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError
+from ostinato.errors import DamagedFileError, OptionError
 
 from ...tags import buffer, fill, read_ids, rows, same_state, snapshot
 
@@ -98,20 +98,3 @@ def test_structure_is_checked_bytes_are_not(tmp_path: Path) -> None:
     for options in ({"mmap": True}, {"verify": False}, {}):
         with pytest.raises(DamagedFileError, match=file.name):
             make().loads(tmp_path / "save", **options)
-
-
-def test_single_copies_cannot_be_mapped_and_the_error_says_so(tmp_path: Path) -> None:
-    place = torch.arange(6.0).view(6, 1)
-    source = ReplayBuffer(storage=LazyTensorStorage(8, single_copy=True), batch_size=2)
-    source.extend({"obs": place, "next_obs": place + 1, "done": torch.zeros(6).bool()})
-    source.dumps(tmp_path / "c")
-    target = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
-    with pytest.raises(
-        CheckpointError, match=r"single_copy, it stores next_obs \(as obs of the next row\).*mmap=False"
-    ) as caught:
-        target.loads(tmp_path / "c", mmap=True)
-    assert not isinstance(caught.value, DamagedFileError)
-    assert "damaged" not in str(caught.value)
-    assert len(target) == 0
-    target.loads(tmp_path / "c")
-    assert torch.equal(target[:]["next_obs"], place + 1)

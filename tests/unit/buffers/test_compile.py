@@ -42,11 +42,10 @@ def inside(rb: ReplayBuffer, x: Tensor) -> Tensor:
     return batch["a"] * 3 + batch["b"] + info["index"]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("options", [{"prefetch": 2}, {"transform": lambda batch: {**batch, "a": batch["a"] + 1}}])
-def test_a_compiled_step_does_what_the_plain_one_does(options: dict[str, Any]) -> None:
+def test_a_compiled_step_does_what_the_plain_one_does() -> None:
     found = []
     for compiled in (False, True):
-        rb = make(**options)
+        rb = make(prefetch=2, transform=lambda batch: {**batch, "a": batch["a"] + 1})
         step = functools.partial(inside, rb)
         call = torch.compile(step, backend="eager") if compiled else step
         batches = [call(torch.arange(3.0) + i).tolist() for i in range(4)]
@@ -54,9 +53,8 @@ def test_a_compiled_step_does_what_the_plain_one_does(options: dict[str, Any]) -
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("storage", ["packed", "list"])
-def test_every_storage_serves_a_compiled_step(storage: str) -> None:
-    rb = buffer(storage, 10, batch_size=4)
+def test_a_list_serves_a_compiled_step() -> None:
+    rb = buffer("list", 10, batch_size=4)
     fill(rb, range(10))
     compiled = torch.compile(lambda: rb.sample()["id"] * 1, backend="eager")
     for _ in range(3):

@@ -162,19 +162,6 @@ def test_priorities_come_with_the_same_condition() -> None:
     assert set(rb.sample()["index"].tolist()) == {1}
 
 
-def test_two_dimensions_address_cells() -> None:
-    writer = TensorDictRoundRobinWriter(track_generations=True)
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(20, ndim=2), writer=writer, batch_size=6)
-    rb.extend(TensorDict({"x": torch.zeros(2, 5)}, [2, 5]))
-    batch = rb.sample()
-    assert (writer.generations_of(batch["index"]) == batch["index_generation"]).all()
-    result = rb.update_if_present(
-        index=batch["index"], generation=batch["index_generation"], patch={"x": torch.ones(6)}
-    )
-    assert result.updated_count == 6
-    assert int(rb[:]["x"].sum()) == len(batch["index"].unique(dim=0))
-
-
 def test_patched_flags_move_the_ends_of_episodes() -> None:
     rb = _buffer(8, sampler=SliceSampler(slice_len=4), batch_size=4, episodes=Episodes(end_key="done"))
     index = rb.extend({"t": torch.arange(8), "done": torch.zeros(8, dtype=torch.bool)})

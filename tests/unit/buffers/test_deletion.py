@@ -30,7 +30,6 @@ from ostinato import (
     StackSampler,
 )
 from ostinato.buffers.as_dataset import buffer_as_dataset
-from ostinato.core.rows_left import RowsLeft
 from ostinato.errors import (
     CheckpointError,
     EmptyBufferError,
@@ -259,16 +258,6 @@ def test_draws_after_deletions_have_the_distribution_of_the_rows_present() -> No
         assert 1e-4 < p_value([counts[i] for i in left], weights) < 1 - 1e-4
 
 
-def test_ranks_of_random_numbers_are_those_of_whole_numbers() -> None:
-    left = RowsLeft(1000)
-    left.delete(torch.arange(0, 1000, 7).numpy())
-    randoms = torch.randint(0, 2**63 - 1, (500,), generator=torch.Generator().manual_seed(2))
-    randoms[:2] = torch.tensor([0, 2**63 - 1])
-    ranks = torch.tensor([(r * left.rows) >> 63 for r in randoms.tolist()])
-    assert torch.equal(left.draw(randoms), left.at(ranks))
-    assert bool(left.allowed(left.draw(randoms)).all())
-
-
 def test_a_pass_goes_on_without_the_deleted_rows() -> None:
     rb = make("passes", batch_size=2)
     rb.extend(torch.arange(7))
@@ -388,20 +377,6 @@ def test_damaged_checkpoints_are_refused() -> None:
             other.load_state_dict(state)
         assert len(other) == 2
     assert other.extend(torch.tensor([9])).tolist() == [0]
-
-
-def test_a_load_that_fails_leaves_deleted_rows_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    rb = make("prioritized")
-    rb.extend(torch.arange(7))
-    rb.delete([1, 5])
-    state = make("prioritized").state_dict()
-    monkeypatch.setattr(rb._engine, "retake", None)
-    with pytest.raises(TypeError):
-        rb.load_state_dict(state)
-    monkeypatch.undo()
-    assert len(rb) == 5
-    assert set(rb.sample(64).tolist()) == {0, 2, 3, 4, 6}
-    assert rb.extend(torch.arange(7, 10)).tolist() == [1, 5, 0]
 
 
 def test_what_rows_cannot_be_deleted_from() -> None:

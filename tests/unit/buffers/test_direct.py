@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -330,35 +329,6 @@ def test_memory_of_a_batch_is_used_again_only_when_all_views_are_gone() -> None:
     assert rb.sample()["image"].data_ptr() == address  # the last one that was dropped
 
 
-def test_rows_of_batches_are_whole_while_threads_write() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(64))
-    rb.extend({"a": torch.zeros(64, 50), "b": torch.zeros(64, 900)})
-    stop, wrong = threading.Event(), []
-
-    def write() -> None:
-        number = 0.0
-        while not stop.is_set():
-            number += 1
-            rb.extend({"a": torch.full((8, 50), number), "b": torch.full((8, 900), number)})
-
-    def read() -> None:
-        for _ in range(150):
-            batch = rb.sample(256)
-            first = batch["a"][:, :1]
-            if not (bool((batch["a"] == first).all()) and bool((batch["b"] == first).all())):
-                wrong.append(batch)
-
-    writer, readers = threading.Thread(target=write), [threading.Thread(target=read) for _ in range(2)]
-    for thread in (writer, *readers):
-        thread.start()
-    for thread in readers:
-        thread.join()
-    stop.set()
-    writer.join()
-    assert not wrong
-    assert rb.stats().rows_drawn == 2 * 150 * 256
-
-
 # -- sample(out=) -----------------------------------------------------------------------------------------------------
 
 
@@ -474,26 +444,3 @@ def test_a_write_while_the_rows_of_another_are_read() -> None:
     assert Key.written
     assert rb[:]["x"].tolist() == [0.0] * 3 + [7.0] * 2 + [1.0] * 4
     assert rb[:]["y"].tolist() == [0.0] * 3 + [8.0] * 2 + [2.0] * 4
-
-
-def test_a_storage_set_after_a_draw_does_not_change_its_batch() -> None:
-    """As by another thread."""
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
-    rb.extend(TensorDict({"x": torch.arange(4.0)}, batch_size=[4]))
-    rb.sample()
-    calls: Any = rb._engine.direct
-
-    class Interrupted:
-        has_more_info = False
-
-        def sample(self, size: int) -> Any:
-            found = calls.sample(size)
-            rb.set_storage(LazyTensorStorage(10))
-            return found
-
-        def close(self) -> None:
-            calls.close()
-
-    rb._engine.direct = Interrupted()  # type: ignore[assignment]
-    assert isinstance(rb.sample(), TensorDict)
-    assert len(rb) == 0

@@ -120,15 +120,6 @@ def test_reward_fn_gets_the_relabelled_rows_alone() -> None:
     assert batch["next", "reward"].shape == (8, 1)
 
 
-def test_any_flag_ends_an_episode() -> None:
-    for flag in ("done", "terminated", "truncated"):
-        rb = buffer()
-        rb.extend(torch.cat([episode(number, 5, flag=flag) for number in range(4)]))
-        batch = rb.sample()
-        assert torch.equal(batch["desired_goal"] // 100, batch["achieved_goal"] // 100)
-        assert (batch["desired_goal"] >= batch["achieved_goal"]).all()
-
-
 def test_an_episode_grows_until_it_ends() -> None:
     rb = buffer(strategy="final")
     for first in (0, 3, 6):
@@ -176,15 +167,6 @@ def test_it_is_a_tensordict_buffer_that_shows_its_options() -> None:
     assert rb.strategy is HindsightStrategy.FINAL
     assert repr(rb).startswith("HERReplayBuffer(\n    strategy='final', her_ratio=0.8, goal_key='desired_goal', ")
     assert "storage=LazyTensorStorage(" in repr(rb)
-
-
-def test_the_unit_with_goals_achieved_before_or_after_the_step() -> None:
-    for next_goals, added in ((True, 0.5), (False, 0.0)):
-        unit = Hindsight(reward_of, her_ratio=1.0, strategy="final", next_goals=next_goals)
-        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(9), sample_unit=unit, batch_size=4)
-        rb.extend(episode(0, 9))
-        assert set(rb.sample()["desired_goal"].tolist()) == {8 + added}
-        assert ("next_goals=False" in repr(unit)) is not next_goals
 
 
 def test_exact_ratio_of_other_kinds_of_data() -> None:

@@ -13,7 +13,6 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import (
-    LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
 )
@@ -170,11 +169,3 @@ def test_slices_are_views_and_tensor_indices_copies() -> None:
         for single in (torch.tensor([1, 2]), [1, 2], torch.tensor([True] * 5)):
             rb[single]["obs"].add_(1.0)
             assert read_ids(rb[:]) == list(range(5)), f"rb[{single}] is not a copy"
-
-
-def test_bytes_are_reported_for_the_whole_capacity() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(1000, packed=False))
-    assert rb.stats().nbytes == 0
-    rb.extend({"x": torch.zeros(1, 100), "y": torch.zeros(1, dtype=torch.int64)})
-    assert rb.stats().nbytes == 1000 * 408
-    assert "bytes=408.0 kB" in repr(rb.storage)
