@@ -15,6 +15,7 @@ from ostinato import (
     ReplayBuffer,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
     TensorStorage,
 )
 from ostinato.errors import (
@@ -200,7 +201,8 @@ def test_fields_that_are_not_there_are_named() -> None:
 def test_an_immutable_dataset_refuses_every_write() -> None:
     rb = ReplayBuffer(storage=TensorStorage(table(torch.arange(4))), writer=ImmutableDatasetWriter())
     before = snapshot(rb)
-    for write in (lambda: rb.extend(table(torch.arange(2))), lambda: rb.add(table(torch.tensor(1))), rb.empty):
+    writes: list[Any] = [lambda: rb.extend(table(torch.arange(2))), lambda: rb.add(table(torch.tensor(1))), rb.empty]
+    for write in (*writes, lambda: rb.extend(table(torch.arange(0)))):
         with pytest.raises(UsageError, match="ImmutableDatasetWriter"):
             write()
     same_state(snapshot(rb), before)
@@ -211,21 +213,37 @@ def test_a_tensordict_buffer_refuses_other_rows() -> None:
     for write in (rb.extend, rb.add):
         with pytest.raises(KindError, match="takes TensorDicts"):
             write(torch.zeros(2))
+    with pytest.raises(RuntimeError, match="expects data to be a tensor collection"):
+        buffer("packed", 5, writer=TensorDictRoundRobinWriter()).extend({"a": torch.zeros(2)})
     rb.extend(TensorDict({"a": torch.zeros(2)}, [2]))
     with pytest.raises(KindError, match="takes TensorDicts"):
         rb[:1] = {"a": torch.zeros(1)}
 
 
 def test_rows_without_a_rank_are_refused_and_do_not_fix_the_form() -> None:
-    rb = buffer("packed", 5, writer=TensorDictMaxValueWriter("r"))
-    with pytest.raises(KeyMissingError, match=r"\('r',\)"):
-        rb.extend(TensorDict({"a": torch.zeros(3)}, [3]))
-    with pytest.raises(SchemaError, match=r"NaN.*rows \[1\]"):
-        rb.extend(TensorDict({"r": torch.tensor([1.0, float("nan")])}, [2]))
-    assert len(rb) == 0
-    assert rb.extend(TensorDict({"r": torch.arange(3.0), "b": torch.zeros(3)}, [3])).tolist() == [0, 1, 2]
+    for storage in ("packed", "list"):
+        rb = buffer(storage, 5, writer=TensorDictMaxValueWriter("r"))
+        with pytest.raises(KeyMissingError, match=r"\('r',\)"):
+            rb.extend(TensorDict({"a": torch.zeros(3)}, [3]))
+        with pytest.raises(SchemaError, match=r"NaN.*rows \[1\]"):
+            rb.extend(TensorDict({"r": torch.tensor([1.0, float("nan")])}, [2]))
+        assert len(rb) == 0
+        assert rb.extend(TensorDict({"r": torch.arange(3.0), "b": torch.zeros(3)}, [3])).tolist() == [0, 1, 2]
     with pytest.raises(OptionError, match="ndim=2"):
         ReplayBuffer(storage=LazyTensorStorage(5, ndim=2), writer=TensorDictMaxValueWriter())
+
+
+def test_the_number_of_environments_must_stay_the_same() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
+    rb.extend(torch.zeros(3, 2))
+    before = snapshot(rb)
+    with pytest.raises(SchemaError, match="3 environments"):
+        rb.extend(torch.zeros(2, 2))
+    with pytest.raises(SchemaError, match="dimension"):
+        rb.extend(torch.zeros(3))
+    with pytest.raises(SchemaError):
+        rb.add(torch.zeros(2))
+    same_state(snapshot(rb), before)
 
 
 def test_rows_that_share_memory_are_refused_as_a_storage() -> None:

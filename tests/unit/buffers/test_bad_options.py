@@ -70,7 +70,7 @@ def test_transforms_must_be_callable() -> None:
 
 def test_batch_sizes_are_positive_integers() -> None:
     rb = five()
-    wrong: list[Any] = [0, -1, 2.5, "2", True]
+    wrong: list[Any] = [0, -1, 2.5, "2", True, 2**63]
     for size in wrong:
         with pytest.raises((OptionError, KindError), match="batch_size"):
             ReplayBuffer(batch_size=size)

@@ -213,3 +213,28 @@ def test_parts_that_cannot_follow_raise(parts: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         rb.extend(TensorDict(rows(0, 5), [5]))
     assert len(rb) == 0
+
+
+def test_an_episode_longer_than_the_budget_loses_its_oldest_rows() -> None:
+    rb, start = buffer(evict="episodes"), 0
+    for _ in range(30):
+        rb.extend({**rows(start, 6), "done": torch.zeros(6, dtype=torch.bool)})
+        start += 6
+    ids = rb["id"].tolist()
+    assert ids == list(range(ids[0], start))
+    assert BUDGET / 2 < sum(SIZES[i] for i in ids) <= BUDGET
+
+
+def test_python_objects_and_late_fields_follow() -> None:
+    rb = buffer()
+    for start in range(0, 140, 10):
+        more = {"late": torch.arange(start, start + 10) * 2} if start > 30 else {}
+        rb.extend({**rows(start, 10), "text": [f"row {i}" for i in range(start, start + 10)], **more})
+        if start == 30:
+            found = rb[:]
+            found["late"] = found["id"] * 2
+            rb.write_all(found)
+        if start >= 30:
+            assert torch.equal(rb["late"], rb["id"] * 2)
+        assert rb["text"] == [f"row {i}" for i in rb["id"].tolist()]
+    assert len(rb) < 140

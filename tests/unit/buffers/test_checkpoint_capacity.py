@@ -168,3 +168,16 @@ def test_late_fields_and_edits_move_with_their_rows(kind: Callable[[int], Storag
     assert other[:]["x"].tolist() == [2, 3, 4, 5, 6, 7]
     assert other[:]["late"].tolist() == [20, 30, 40, 50, 60, 70]
     assert other.stats().row_age_max == rb.stats().row_age_max
+
+
+def test_queued_draws_keep_their_rows() -> None:
+    def make(size: int) -> ReplayBuffer:
+        generator = torch.Generator().manual_seed(1)
+        return ReplayBuffer(storage=LazyTensorStorage(size), batch_size=4, generator=generator, prefetch=3)
+
+    rb, other = make(7), make(16)
+    fill(rb, range(11))
+    rb.sample()
+    other.load_state_dict(rb.state_dict())
+    for _ in range(3):
+        assert read_ids(other.sample()) == read_ids(rb.sample())

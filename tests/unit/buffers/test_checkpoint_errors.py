@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -156,7 +157,7 @@ def test_every_step(step: str, parts: str, monkeypatch: pytest.MonkeyPatch) -> N
             raise MemoryError
 
         monkeypatch.setattr(where, name, breaks)
-        stays(rb, lambda rb=rb, state=state: rb.load_state_dict(state), MemoryError)
+        stays(rb, functools.partial(rb.load_state_dict, state), MemoryError)
         fill_two(rb, 200, 1)
         rb.sample()
 

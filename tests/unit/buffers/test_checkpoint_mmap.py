@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
-from ostinato.errors import DamagedFileError, OptionError
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError
 
 from ...tags import buffer, fill, read_ids, rows, same_state, snapshot
 
@@ -38,23 +38,6 @@ def test_a_mapped_load_is_a_load(source: dict[str, Any], count: int, tmp_path: P
             fill(other, range(1000 * step, 1000 * step + 17))
 
 
-@pytest.mark.parametrize("edits", ["ring", "scattered", "growing"])
-def test_a_chain_is_laid_over_its_base(edits: str, tmp_path: Path) -> None:
-    rb = make(6000)
-    fill(rb, range(3000 if edits == "growing" else 6000))
-    for turn in range(4):
-        rb.dumps(tmp_path / "save", incremental=True)
-        if edits == "scattered":
-            slots = torch.arange(turn, 6000, 301)
-            rb[slots] = rows(slots + 10_000 * turn)
-        else:
-            fill(rb, range(10_000 * turn, 10_000 * turn + 200))
-    rb.dumps(tmp_path / "save", incremental=True)
-    other = make(6000)
-    other.loads(tmp_path / "save", mmap=True)
-    same_state(snapshot(other), snapshot(rb))
-
-
 def test_a_mapped_buffer_saves_over_the_files_it_stands_on(tmp_path: Path) -> None:
     rb = make()
     fill(rb, range(60))
@@ -80,6 +63,16 @@ def test_what_cannot_be_mapped_is_refused_before_anything_changes(tmp_path: Path
     for storage in (ListStorage(60), LazyMemmapStorage(60), LazyTensorStorage(60, single_copy=True)):
         with pytest.raises(OptionError, match="mmap=True needs a LazyTensorStorage"):
             buffer(storage).loads(tmp_path / "save", mmap=True)
+    single = buffer(LazyTensorStorage(8, single_copy=True))
+    place = torch.arange(6.0).view(6, 1)
+    single.extend({"obs": place, "next_obs": place + 1, "done": torch.zeros(6).bool()})
+    single.dumps(tmp_path / "single")
+    target = buffer(LazyTensorStorage(8))
+    with pytest.raises(
+        CheckpointError, match=r"single_copy, it stores next_obs \(as obs of the next row\).*mmap=False"
+    ):
+        target.loads(tmp_path / "single", mmap=True)
+    assert len(target) == 0
 
 
 def test_structure_is_checked_bytes_are_not(tmp_path: Path) -> None:

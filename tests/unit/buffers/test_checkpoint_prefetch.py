@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import xxhash
 
 from ostinato import (
     Episodes,
@@ -24,9 +22,6 @@ from ostinato import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
-from ostinato.durable import CheckpointReader
-from ostinato.durable.json_codec import encode
-from ostinato.durable.manifest import canonical
 from ostinato.errors import CheckpointError
 
 from ...tags import same_state
@@ -128,25 +123,6 @@ def test_windows_of_which_rows_were_replaced_are_those_of_the_draw(tmp_path: Pat
         expected = (first + count - 1)[:, None] * 3 + torch.arange(2) + 0.5
         assert torch.equal(batch["next"]["obs"], expected)
         assert bool((first >= CAPACITY - 20).all()) == (turn >= 3)  # three batches were drawn before
-
-
-def test_draws_of_format_1_1_have_no_windows(tmp_path: Path) -> None:
-    rb, again = make("nstep"), make("nstep")
-    rb.extend(steps(0, 60))
-    rb.sample()
-    rb.dumps(tmp_path)
-    file = tmp_path / "manifest.json"
-    node = json.loads(file.read_text())
-    assert "steps_to_next_obs" in file.read_text()
-    state = CheckpointReader(tmp_path, format_name="ostinato-buffer").state()
-    for ticket in state["pending"]:
-        del ticket["plan"]
-    node["body"]["state"] = encode(state, inline_bytes=2**20)
-    node["version"] = [1, 1]
-    covered = canonical([node["format"], node["version"], node["body"]])
-    file.write_bytes(canonical({**node, "checksum": xxhash.xxh3_64_hexdigest(covered)}))
-    again.loads(tmp_path)
-    same_state(batches(again, 6), batches(rb, 6))
 
 
 DAMAGE: list[Callable[[dict[str, Any]], Any]] = [

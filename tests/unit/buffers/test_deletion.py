@@ -42,11 +42,9 @@ from ostinato.errors import (
 )
 
 from ...effort import examples
-from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 CAPACITY = 7
 SAMPLERS: dict[str, Callable[[], Sampler]] = {
@@ -238,26 +236,6 @@ def test_rows_are_those_of_a_model(kind: str, calls: list[tuple[str, list[int]]]
         model.check()
 
 
-def test_draws_after_deletions_have_the_distribution_of_the_rows_present() -> None:
-    """Rows, some of which came to slots of deleted rows, and again some of these deleted."""
-    for sampler in (RandomSampler(), PrioritizedSampler(100, alpha=1.0, beta=1.0)):
-        generator = torch.Generator().manual_seed(7)
-        rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, generator=generator)
-        rb.extend(torch.arange(80))
-        rb.delete(torch.randperm(80, generator=generator)[:50])
-        index = rb.extend(torch.arange(80, 110))
-        rb.delete(index[::3])
-        there = {int(value): slot for slot, value in enumerate(rb[:].tolist())}
-        left = sorted(set(rb.sample(5_000).tolist()))
-        assert len(left) == len(rb) == 50
-        weights = [float(1 + i % 3) if sampler.prioritized else 1.0 for i in range(50)]
-        if sampler.prioritized:
-            rb.update_priority(torch.tensor([there[i] for i in left]), torch.tensor(weights))
-        counts = Counter(rb.sample(50_000).tolist())
-        assert set(counts) == set(left)
-        assert 1e-4 < p_value([counts[i] for i in left], weights) < 1 - 1e-4
-
-
 def test_a_pass_goes_on_without_the_deleted_rows() -> None:
     rb = make("passes", batch_size=2)
     rb.extend(torch.arange(7))
@@ -330,20 +308,6 @@ def test_another_sampler_goes_on_without_the_deleted_rows() -> None:
         ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, sampler=SamplerWithoutReplacement(True)).delete([0])
     with pytest.raises(OptionError, match="ReservoirWriter"):
         rb.set_writer(ReservoirWriter())
-
-
-def test_an_incremental_save_has_rows_that_were_written_and_deleted_in_between(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=2)
-    rb.extend(torch.arange(7))
-    rb.dumps(tmp_path / "before")
-    rb.delete([3])
-    rb.extend(torch.tensor([7]))
-    rb.delete([3])
-    rb.dumps(tmp_path / "before", incremental=True)
-    other = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=2)
-    other.loads(tmp_path / "before")
-    assert other[:].tolist() == rb[:].tolist()
-    assert other.extend(torch.tensor([8])).tolist() == [3]
 
 
 @pytest.mark.parametrize("kind", ["uniform", "prioritized", "limited", "stack", "heap"])

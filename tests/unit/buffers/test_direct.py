@@ -49,8 +49,11 @@ def rows(rng: np.random.Generator, n: int) -> dict[str, np.ndarray[Any, Any]]:
         "obs": rng.random((n, 3), dtype=np.float32),
         "action": rng.integers(0, 9, n),
         "reward": rng.random(n, dtype=np.float32),
-        "done": rng.random(n) < 0.5,
+        "exact": rng.random(n),
+        "done": rng.random(n) < 0.3,
+        "truncated": rng.random(n) < 0.1,
         "image": rng.integers(0, 256, (n, 4, 100), dtype=np.uint8),
+        "next_image": rng.integers(0, 256, (n, 4, 100), dtype=np.uint8),
     }
 
 
@@ -123,6 +126,7 @@ class Operations:
             lambda rb: rb.add(numbers),
             lambda rb: rb.sample(),
             lambda rb: rb.sample(seed % 9),
+            lambda rb: rb.sample(6 + 6 * (seed % 3)),
             lambda rb: rb.sample(4, return_info=True),
             lambda rb: (len(rb), rb.write_count, rb.cursor, rb.stats().rows_drawn, rb.stats().rows_written),
         ]
@@ -134,6 +138,7 @@ class Operations:
             lambda rb: rb.extend({**batch, "other": np.zeros(n)}),
             lambda rb: rb.extend({key: value for key, value in batch.items() if key != "done"}),
             lambda rb: rb.extend({**batch, "obs": batch["obs"][:, :2]}),
+            lambda rb: rb.extend({**batch, "done": batch["done"].astype(np.uint8)}),
             lambda rb: rb.extend({**batch, "obs": batch["obs"][: n // 2]}),
             lambda rb: rb.extend({**as_tensors(batch), "reward": graded}),
             lambda rb: rb.extend(rb.storage[:3] if len(rb) else batch),
@@ -152,6 +157,7 @@ class Operations:
             self.spoil,
             self.tune,
             self.zero,
+            self.steps,
         ]
 
     def learn(self, rb: ReplayBuffer) -> Any:
@@ -186,16 +192,17 @@ class Operations:
         if isinstance(rb.sampler, PrioritizedSampler):
             rb.sampler.alpha, rb.sampler.beta = self.seed % 7 / 5, self.seed % 3 / 2
 
+    def steps(self, rb: ReplayBuffer) -> None:
+        if isinstance(rb.sample_unit, NStep):
+            rb.sample_unit.n, rb.sample_unit.gamma = 1 + self.seed % 5, 0.3 + self.seed % 3 / 10
+
     def zero(self, rb: ReplayBuffer) -> None:
         if rb.sampler.prioritized and len(rb):
             rb.update_priority(torch.arange(len(rb)), torch.zeros(len(rb)))
 
 
-@pytest.mark.parametrize("form", ["memory", "mapped", "prioritized"])
-@pytest.mark.parametrize("seed", range(2))
-def test_direct_calls_and_the_general_way_agree(seed: int, form: str, tmp_path: Path) -> None:
-    operations = Operations(seed, tmp_path / "saves")
-    direct, general = (make(kind, tmp_path / kind.__name__, form) for kind in (ReplayBuffer, General))
+def agree(operations: Operations, direct: ReplayBuffer, general: ReplayBuffer) -> None:
+    """Do the same with both buffers, and compare results, rows and episodes after each operation."""
     used = 0
     for step in range(150):
         work = operations.next() if step else lambda rb: rb.extend(as_tensors(operations.batch))
@@ -207,7 +214,18 @@ def test_direct_calls_and_the_general_way_agree(seed: int, form: str, tmp_path: 
         assert general._engine.direct is None
         if len(direct):
             assert same(direct[:], general[:])
+            trackers: list[Any] = [rb._engine.tracker for rb in (direct, general)]
+            assert trackers[0] is None or same(
+                *(one.table(rb.storage).state_dict() for one, rb in zip(trackers, (direct, general), strict=True))
+            )
     assert used > 20
+
+
+@pytest.mark.parametrize("form", ["memory", "mapped", "prioritized"])
+@pytest.mark.parametrize("seed", range(2))
+def test_direct_calls_and_the_general_way_agree(seed: int, form: str, tmp_path: Path) -> None:
+    direct, general = (make(kind, tmp_path / kind.__name__, form) for kind in (ReplayBuffer, General))
+    agree(Operations(seed, tmp_path / "saves"), direct, general)
 
 
 def test_common_buffers_have_direct_calls() -> None:

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 from ostinato import (
     Episodes,
     FrameStack,
     LazyTensorStorage,
     NStep,
-    RandomSampler,
     ReplayBuffer,
     SliceSampler,
 )
 from ostinato._backend import backend
 
-from .test_direct import General, as_tensors, outcome, same
+from .test_direct import CAPACITY, General, Operations, agree, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(not backend.exchange, reason="the native extension or torch's exchange API is missing")
-CAPACITY = 41
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "slices of one length": lambda: {"sampler": SliceSampler(slice_len=3, end_key="done")},
@@ -41,86 +38,16 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def rows(rng: np.random.Generator, n: int) -> dict[str, Any]:
-    return {
-        "obs": rng.random((n, 3), dtype=np.float32),
-        "reward": rng.random(n, dtype=np.float32),
-        "exact": rng.random(n),
-        "done": rng.random(n) < 0.15,
-        "truncated": rng.random(n) < 0.05,
-        "image": rng.integers(0, 256, (n, 2, 150), dtype=np.uint8),
-        "next_image": rng.integers(0, 256, (n, 2, 150), dtype=np.uint8),
-    }
-
-
 def make(kind: type[ReplayBuffer], parts: str) -> ReplayBuffer:
     generator = torch.Generator().manual_seed(3)
     return kind(storage=LazyTensorStorage(CAPACITY), batch_size=6, generator=generator, **PARTS[parts]())
 
 
-def operation(dice: random.Random, rng: np.random.Generator) -> Any:
-    """Return a random operation on a buffer; the same one for each buffer that it is called with."""
-    n = dice.choice([0, 1, 3, 8, 20, CAPACITY, CAPACITY + 7])
-    batch, seed = rows(rng, n), dice.randrange(10**6)
-    one = {key: value[0] for key, value in rows(rng, 1).items()}
-    given = dice.choice([batch, as_tensors(batch), TensorDict(as_tensors(batch), batch_size=[n])])
-    size = dice.choice([6, 12, 18])
-    column = {**batch, "done": batch["done"].astype(np.uint8)}
-
-    def load(rb: ReplayBuffer) -> None:
-        rb.load_state_dict(rb.state_dict())
-
-    def edit(rb: ReplayBuffer) -> None:
-        if len(rb):
-            rb[seed % len(rb)] = as_tensors({key: value[None] for key, value in one.items()})
-
-    def steps(rb: ReplayBuffer) -> None:
-        if isinstance(rb.sample_unit, NStep):
-            rb.sample_unit.n, rb.sample_unit.gamma = 1 + seed % 5, 0.3 + seed % 3 / 10
-
-    common = [
-        lambda rb: rb.extend(given),
-        lambda rb: rb.extend(given),
-        lambda rb: rb.add(one),
-        lambda rb: rb.sample(),
-        lambda rb: rb.sample(),
-        lambda rb: rb.sample(size),
-        lambda rb: rb.sample(7),
-        lambda rb: rb.sample(return_info=True)[0],
-    ]
-    rare = [
-        load,
-        edit,
-        steps,
-        lambda rb: rb.extend(column),
-        lambda rb: rb.empty(),
-        lambda rb: rb.set_rng(torch.Generator().manual_seed(seed)),
-        lambda rb: rb.set_sampler(RandomSampler()) and None,
-    ]
-    return dice.choice(rare if dice.random() < 0.1 else common)
-
-
+@pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning")
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("seed", range(2))
-def test_windows_are_those_of_the_general_way(parts: str, seed: int) -> None:
-    dice, rng = random.Random(seed), np.random.default_rng(seed)
-    direct, general = make(ReplayBuffer, parts), make(General, parts)
-    used = 0
-    for number in range(150):
-        call = operation(dice, rng)
-        results = [outcome(call, rb) for rb in (direct, general)]
-        assert same(*results), (number, results)
-        used += direct._engine.direct is not None
-        counts = [(len(rb), rb.write_count, rb.cursor, rb._engine.rows_drawn) for rb in (direct, general)]
-        assert counts[0] == counts[1]
-        trackers = [rb._engine.tracker for rb in (direct, general)]
-        if len(direct) and trackers[0] is not None:
-            tables = [
-                tracker.table(rb.storage) for tracker, rb in zip(trackers, (direct, general), strict=True) if tracker
-            ]
-            assert same(*[table.state_dict() for table in tables])
-    assert used
-    assert general._engine.direct is None
+def test_windows_are_those_of_the_general_way(parts: str, seed: int, tmp_path: Path) -> None:
+    agree(Operations(seed, tmp_path), make(ReplayBuffer, parts), make(General, parts))
 
 
 def test_the_direct_calls_apply() -> None:

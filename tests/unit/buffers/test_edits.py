@@ -13,12 +13,10 @@ from ostinato import (
     HeapSampler,
     LazyTensorStorage,
     LimitedSampler,
-    PrioritizedSampler,
     QueueSampler,
     ReplayBuffer,
     SliceSampler,
     StackSampler,
-    StalenessAwareSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     traj,
@@ -76,26 +74,7 @@ def test_a_row_edited_before_its_batch_failed_is_not_used_up() -> None:
     assert sorted(rb.sample().tolist()) == [1, 2]
 
 
-def test_what_is_written_to_the_slot_of_a_deleted_row_sets_no_default_priority() -> None:
-    sampler = PrioritizedSampler(4, alpha=1.0, beta=1.0)
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler)
-    rb.extend(TensorDict({"x": torch.arange(3), "td_error": torch.arange(3.0)}, [3]))
-    rb.delete([2])
-    rb[2] = TensorDict({"x": torch.tensor(9), "td_error": torch.tensor(50.0)}, [])
-    assert sampler.default_priority == 2.0
-
-
 # -- edits of the storage itself ---------------------------------------------------------------------------------------
-
-
-def test_samplers_read_edits_of_the_storage() -> None:
-    sampler = StalenessAwareSampler(max_staleness=0, version_key="version")
-    rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler, batch_size=4)
-    rb.extend({"x": torch.arange(3), "version": torch.tensor([0, 1, 1])})
-    sampler.consumer_version = 1
-    assert set(rb.sample()["x"].tolist()) <= {1, 2}
-    rb.storage[[0, 1]] = {"x": torch.tensor([5, 6]), "version": torch.tensor([1, 0])}
-    assert set(rb.sample(30)["x"].tolist()) == {5, 2}
 
 
 def test_episodes_follow_edits_of_the_storage() -> None:

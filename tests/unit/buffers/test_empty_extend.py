@@ -12,15 +12,9 @@ from tensordict import TensorDict
 from ostinato import (
     LazyTensorStorage,
     ListStorage,
-    PrioritizedSampler,
     QueueSampler,
     RateLimiter,
     ReplayBuffer,
-    ReservoirWriter,
-    RoundRobinWriter,
-    SamplerWithoutReplacement,
-    TensorDictMaxValueWriter,
-    TensorDictReplayBuffer,
 )
 from ostinato._backend import backend
 from ostinato.errors import KeyMissingError, OstinatoError, SchemaError
@@ -108,27 +102,6 @@ def test_no_steps_and_no_environments(dim: int) -> None:
             rb.extend(wrong)
     with pytest.raises(SchemaError, match="environment"):
         rb.add({"x": torch.zeros(0, 2)})
-
-
-def test_writers_and_samplers_count_no_rows() -> None:
-    def make(number: int) -> TensorDictReplayBuffer:
-        writer, sampler = (
-            (RoundRobinWriter(), PrioritizedSampler(8, 0.6, 0.4)),
-            (TensorDictMaxValueWriter(rank_key="x"), SamplerWithoutReplacement()),
-            (ReservoirWriter(generator=torch.Generator().manual_seed(5)), None),
-        )[number]
-        options: dict[str, Any] = {"batch_size": 4, "generator": torch.Generator().manual_seed(3)}
-        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(8), writer=writer, sampler=sampler, **options)
-        rb.extend(TensorDict({"x": torch.arange(12.0), "td_error": torch.ones(12)}, [12]))
-        return rb
-
-    for number in range(3):
-        rb, other = make(number), make(number)
-        assert is_empty_index(rb.extend(TensorDict({"x": torch.zeros(0), "td_error": torch.zeros(0)}, [0])))
-        assert is_empty_index(rb.extend([]))
-        assert rb.write_count == other.write_count
-        for _ in range(3):
-            assert torch.equal(rb.sample()["x"], other.sample()["x"])
 
 
 def test_no_rows_wait_for_no_one() -> None:

@@ -127,20 +127,6 @@ def test_submitted_updates_arrive_in_order(prefetch: int | None) -> None:
     assert (float(rb[0, 2]["obs"]), float(rb[1, 3]["obs"]), float(rb[1, 4]["obs"])) == (19, 19, 19)
 
 
-def test_errors_of_submitted_updates_are_raised_once(tmp_path: Path) -> None:
-    rb = _pair()
-
-    def fail() -> None:
-        future = rb.submit_update_if_present(index=rb.sample(), patch={"none": torch.zeros(2, 2)})
-        assert isinstance(future.exception(), KeyMissingError)
-
-    for action in (rb.sample, rb.synchronize, rb.state_dict, lambda: rb.dumps(tmp_path / "saved")):
-        fail()
-        with pytest.raises(KeyMissingError, match="none"):
-            action()
-        action()
-
-
 def test_mark_update_gives_the_default_priority_back() -> None:
     rb = _pair()
     sampler = rb[1].sampler

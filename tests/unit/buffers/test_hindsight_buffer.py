@@ -11,12 +11,10 @@ from tensordict import TensorDict
 
 from ostinato import (
     HERReplayBuffer,
-    Hindsight,
     HindsightStrategy,
     LazyTensorStorage,
     PrioritizedSampler,
     RandomSampler,
-    ReplayBuffer,
     SamplerWithoutReplacement,
     SliceSampler,
     TensorDictReplayBuffer,
@@ -167,17 +165,6 @@ def test_it_is_a_tensordict_buffer_that_shows_its_options() -> None:
     assert rb.strategy is HindsightStrategy.FINAL
     assert repr(rb).startswith("HERReplayBuffer(\n    strategy='final', her_ratio=0.8, goal_key='desired_goal', ")
     assert "storage=LazyTensorStorage(" in repr(rb)
-
-
-def test_exact_ratio_of_other_kinds_of_data() -> None:
-    unit = Hindsight(lambda batch: batch["desired_goal"], her_ratio=0.5, exact_ratio=True)
-    rb = ReplayBuffer(storage=LazyTensorStorage(9), sample_unit=unit, batch_size=6)
-    place = torch.arange(9.0)
-    rows = {"achieved_goal": place, "next_achieved_goal": place + 1, "desired_goal": torch.full((9,), NO_GOAL)}
-    rb.extend({**rows, "reward": torch.zeros(9), "done": place == 8, "text": ["a"] * 9})
-    batch = rb.sample()
-    assert torch.equal(batch["relabelled"], torch.arange(6) < 3)
-    assert torch.equal(batch["reward"], torch.where(batch["relabelled"], batch["desired_goal"], 0.0))
 
 
 def test_what_is_wrong_is_named() -> None:
