@@ -23,7 +23,7 @@ from ostinato import (
 )
 from ostinato.durable import read_manifest
 from ostinato.durable.manifest import FORMAT_VERSION
-from ostinato.errors import CheckpointError, OptionError
+from ostinato.errors import CheckpointError
 from ostinato.tools import inspect_checkpoint, verify
 
 from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows
@@ -90,34 +90,6 @@ def test_tensor_storages_read_each_others_saves(tmp_path: Path) -> None:
             other = whole(target)
             other.loads(tmp_path / source)
             assert read_ids(other[:]) == read_ids(rb[:])
-
-
-class Counter(torch.nn.Module):
-    """A transform with a state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, batch: Any) -> Any:
-        assert isinstance(self.seen, torch.Tensor)
-        self.seen += 1
-        return batch
-
-
-def test_transforms_keep_their_state(tmp_path: Path) -> None:
-    counter = Counter()
-    rb = buffer("packed", 5, transform=counter, batch_size=2)
-    fill(rb, range(5))
-    for _ in range(3):
-        rb.sample()
-    rb.dumps(tmp_path / "save")
-    restored = Counter()
-    other = buffer("packed", 5, transform=restored, batch_size=2)
-    other.loads(tmp_path / "save")
-    assert int(restored.seen) == 3  # type: ignore[arg-type]
-    with pytest.raises((CheckpointError, OptionError), match="transforms"):
-        buffer("packed", 5, batch_size=2).loads(tmp_path / "save")
 
 
 def test_the_generator_is_restored_and_the_global_one_left_alone(tmp_path: Path) -> None:

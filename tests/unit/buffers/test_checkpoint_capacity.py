@@ -11,9 +11,12 @@ from ostinato import (
     FrameStack,
     LazyMemmapStorage,
     LazyTensorStorage,
+    LimitedSampler,
     NStep,
+    QueueSampler,
     ReplayBuffer,
     Sampler,
+    SamplerWithoutReplacement,
     SequenceUnit,
     SliceSampler,
     Storage,
@@ -170,14 +173,30 @@ def test_late_fields_and_edits_move_with_their_rows(kind: Callable[[int], Storag
     assert other.stats().row_age_max == rb.stats().row_age_max
 
 
-def test_queued_draws_keep_their_rows() -> None:
-    def make(size: int) -> ReplayBuffer:
-        generator = torch.Generator().manual_seed(1)
-        return ReplayBuffer(storage=LazyTensorStorage(size), batch_size=4, generator=generator, prefetch=3)
-
-    rb, other = make(7), make(16)
-    fill(rb, range(11))
-    rb.sample()
+@pytest.mark.parametrize(
+    ("sampler", "uses"),
+    [
+        (SamplerWithoutReplacement, 1),
+        (lambda: SamplerWithoutReplacement(endless=True), 1),
+        (lambda: LimitedSampler(2), 2),
+    ],
+    ids=["passes", "endless", "limited"],
+)
+def test_rows_are_drawn_as_often_as_they_would_have_been(sampler: Callable[[], Sampler], uses: int) -> None:
+    rb, other = (ReplayBuffer(storage=LazyTensorStorage(size), sampler=sampler(), batch_size=2) for size in (7, 9))
+    rb.extend({"id": torch.arange(12)})
+    drawn = rb.sample()["id"].tolist()
     other.load_state_dict(rb.state_dict())
-    for _ in range(3):
-        assert read_ids(other.sample()) == read_ids(rb.sample())
+    while len(drawn) < 7 * uses:
+        drawn += other.sample()["id"].tolist()
+    assert sorted(drawn[: 7 * uses]) == sorted(uses * list(range(5, 12)))
+
+
+def test_a_queue_keeps_its_order() -> None:
+    rb, other = (ReplayBuffer(storage=LazyTensorStorage(size), sampler=QueueSampler()) for size in (7, 9))
+    rb.extend(torch.arange(7))
+    rb.sample(4)
+    rb.extend(torch.arange(7, 11))
+    other.load_state_dict(rb.state_dict())
+    other.extend(torch.arange(11, 13))
+    assert other.sample(9).tolist() == list(range(4, 13))
