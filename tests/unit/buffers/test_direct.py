@@ -373,6 +373,7 @@ def test_out_is_filled_with_the_batch_that_would_have_been_returned(general: boo
     assert same(found_info, info)
 
 
+@pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning")
 def test_out_works_with_what_makes_batches_first() -> None:
     cases: list[dict[str, Any]] = [
         {"prefetch": 2},

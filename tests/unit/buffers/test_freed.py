@@ -113,7 +113,7 @@ def draw(rb: Any, path: Path) -> None:
     write(rb, path)
     for _ in range(3):
         _, info = rb.sample(return_info=True)
-    if not isinstance(rb, ReplayBufferEnsemble):
+    if not isinstance(rb, ReplayBufferEnsemble) and rb.sampler.prioritized:
         rb.update_priority(info["index"], 1.0)
     rb.stats()
 
