@@ -9,7 +9,6 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import (
-    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
@@ -18,19 +17,15 @@ from ostinato import (
     ReplayBufferEnsemble,
     ReservoirWriter,
     SamplerWithoutReplacement,
-    Storage,
     TensorDictReplayBuffer,
 )
-from ostinato.errors import CheckpointError, DamagedFileError
+from ostinato.errors import CheckpointError
 
 from ...tags import same_state
+from .test_ensemble import seeded
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def made(count: int = 12, *, capacity: int = 10, storage: Any = LazyTensorStorage, **options: Any) -> Any:
@@ -51,65 +46,6 @@ def write(rb: Any, count: int) -> None:
     for base, member in enumerate(rb.members):
         ids = torch.arange(count) + 100 * base
         member.extend(TensorDict({"id": ids, "obs": ids[:, None].float()}, [count]))
-
-
-def go_on(rb: Any, depth: int | None = None) -> list[Any]:
-    """Learn and write a little; return what was seen. Rows of batches made ahead of a write may be from before it."""
-    seen: list[Any] = []
-    for step in range(5):
-        batch = rb.sample()
-        seen.append(batch.to_dict())
-        rb.update_priority(batch, batch["id"].double() % 7)
-        if depth is None:
-            write(rb, 1 + step)
-    return seen
-
-
-@pytest.mark.parametrize("depth", [None, 2])
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-@pytest.mark.parametrize("door", ["files", "dict"])
-def test_sampling_goes_on_bit_for_bit(tmp_path: Path, depth: int | None, storage: type[Storage], door: str) -> None:
-    rb = made(storage=storage, prefetch=depth)
-    go_on(rb, depth)
-    rb.sampler.p = [3, 2, 1]
-    again = made(0, storage=storage, prefetch=depth, generator=seeded(99))
-    if door == "files":
-        rb.dumps(tmp_path / "all")
-        again.loads(tmp_path / "all")
-    else:
-        again.load_state_dict(rb.state_dict())
-    same_state(rb.state_dict(), again.state_dict())
-    same_state(go_on(rb, depth), go_on(again, depth))
-    same_state(rb.state_dict(), again.state_dict())
-
-
-def test_a_state_is_a_copy() -> None:
-    rb = made()
-    state = rb.state_dict()
-    before = made(0)
-    before.load_state_dict(state)
-    go_on(rb)
-    same_state(before.state_dict(), state)
-
-
-def test_saving_twice_over_one_path(tmp_path: Path) -> None:
-    rb = made()
-    rb.dumps(tmp_path / "all")
-    go_on(rb)
-    rb.dumps(tmp_path / "all")
-    again = made(0)
-    again.loads(tmp_path / "all")
-    same_state(rb.state_dict(), again.state_dict())
-
-
-def test_loading_over_a_used_ensemble(tmp_path: Path) -> None:
-    rb, used = made(), made(3)
-    old = used.sample()
-    rb.dumps(tmp_path / "all")
-    used.loads(tmp_path / "all")
-    used.update_priority(old, 50.0)
-    assert used[0].sampler.priorities.max() < 50, "rows drawn before the load are gone"
-    assert torch.equal(used[1]["id"], rb[1]["id"])
 
 
 def smaller(name: str) -> Any:
@@ -134,29 +70,13 @@ def smaller(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["members", "parts", "law", "capacity", "sampler", "storage", "transform", "form"])
-@pytest.mark.parametrize("door", ["files", "dict"])
-def test_what_does_not_fit_changes_nothing(tmp_path: Path, name: str, door: str) -> None:
+def test_what_does_not_fit_changes_nothing(tmp_path: Path, name: str) -> None:
     rb, other = made(), smaller(name)
-    go_on(rb)
     before = other.state_dict()
     rb.dumps(tmp_path / "all")
-    load, source = (other.loads, tmp_path / "all") if door == "files" else (other.load_state_dict, rb.state_dict())
-    with pytest.raises(CheckpointError):
-        load(source)
-    same_state(other.state_dict(), before)
-
-
-def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
-    rb = made()
-    rb.dumps(tmp_path / "all")
-    file = next(path for path in (tmp_path / "all").iterdir() if path.name.startswith("2_"))
-    raw = bytearray(file.read_bytes())
-    raw[3] ^= 1
-    file.write_bytes(raw)
-    for other in (made(2), made(0)):
-        before = other.state_dict()
-        with pytest.raises(DamagedFileError, match="2_"):
-            other.loads(tmp_path / "all")
+    for load, source in ((other.loads, tmp_path / "all"), (other.load_state_dict, rb.state_dict())):
+        with pytest.raises(CheckpointError):
+            load(source)
         same_state(other.state_dict(), before)
 
 
@@ -172,21 +92,19 @@ def test_buffers_and_ensembles_do_not_load_each_other(tmp_path: Path) -> None:
         rb.load_state_dict(rb[0].state_dict())
 
 
-@pytest.mark.parametrize("damage", ["member", "weights", "slots", "batch_size"])
-def test_damaged_states_are_refused(damage: str) -> None:
-    rb = made(prefetch=2)
+def test_damaged_states_are_refused() -> None:
+    rb, other = made(prefetch=2), made(2, prefetch=2)
     rb.sample()
-    state = rb.state_dict()
-    if damage == "member":
-        state["pending"][0]["members"][0] = 3
-    elif damage == "weights":
-        state["mixing"]["p"] = [1.0, -1.0, 1.0]
-    elif damage == "slots":
-        state["pending"][0]["tickets"][0]["slots"][0] = 10
-    else:
-        state["batch_size"] = 12
-    other = made(2, prefetch=2)
     before = other.state_dict()
-    with pytest.raises(CheckpointError):
-        other.load_state_dict(state)
-    same_state(other.state_dict(), before)
+    damages: list[Any] = [
+        lambda state: state["pending"][0]["members"].__setitem__(0, 3),
+        lambda state: state["mixing"].update(p=[1.0, -1.0, 1.0]),
+        lambda state: state["pending"][0]["tickets"][0]["slots"].__setitem__(0, 10),
+        lambda state: state.update(batch_size=12),
+    ]
+    for damage in damages:
+        state = rb.state_dict()
+        damage(state)
+        with pytest.raises(CheckpointError):
+            other.load_state_dict(state)
+        same_state(other.state_dict(), before)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import pickle
 import sys
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,77 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato import LazyTensorStorage, RateLimiter, ReplayBuffer
+from ostinato import RateLimiter
 from ostinato.buffers.rate_limit import Flow, Stock
-from ostinato.errors import OptionError, WaitTimeoutError
+from ostinato.errors import OptionError
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from ...effort import examples
 
 INF = math.inf
-
-
-def drawn_at_most(rb: ReplayBuffer) -> int:
-    """Draw single rows until one would have to wait; return how many were drawn."""
-    drawn = 0
-    while rb.can_sample(1):
-        rb.sample(1, timeout_s=0.0)
-        drawn += 1
-    with pytest.raises(WaitTimeoutError):
-        rb.sample(1, timeout_s=0.0)
-    return drawn
-
-
-@pytest.mark.parametrize(
-    ("ratio", "each"),
-    [
-        (0.3, 3),
-        (0.6, 6),
-        (0.7, 7),
-        (2.3, 23),
-        (np.float32(0.3), 3),
-        (np.float64(0.7), 7),
-        (np.int64(2), 20),
-        (Fraction(3, 10), 3),
-        (Decimal("0.3"), 3),
-        (1, 10),
-        (8, 80),
-    ],
-)
-def test_ten_more_rows_allow_ten_times_the_ratio(ratio: Any, each: int) -> None:
-    limiter = RateLimiter(samples_per_insert=ratio, error_buffer=90, min_size_to_sample=10)
-    rb = ReplayBuffer(storage=LazyTensorStorage(1000), rate_limiter=limiter, batch_size=1)
-    rb.extend(torch.arange(10))
-    assert drawn_at_most(rb) == 90  # the lower half of the band
-    for _ in range(20):
-        for row in range(10):
-            assert rb.can_insert()
-            rb.add(torch.tensor(row), timeout_s=0.0)
-        assert drawn_at_most(rb) == each
-
-
-def test_small_ratios_and_thirds_are_exact() -> None:
-    flow = Flow(RateLimiter(1e-3, 1, 1000))
-    flow.wrote(1000)
-    flow.drew(1)
-    stock = Stock(1000)
-    for _ in range(50):
-        flow.wrote(999)
-        assert not flow.may_draw(1, stock)
-        flow.wrote(1)
-        assert flow.may_draw(1, stock)
-        assert not flow.may_draw(2, stock)
-        flow.drew(1)
-    third = Flow(RateLimiter(Fraction(1, 3), 1, 3))
-    third.wrote(3)
-    third.drew(1)
-    for _ in range(50):
-        third.wrote(2)
-        assert not third.may_draw(1, stock)
-        third.wrote(1)
-        assert third.may_draw(1, stock)
-        third.drew(1)
-    assert "1/3 x 153 - 51 = 0 must stay in [0, 2] (samples_per_insert=1/3, error_buffer=1)" in third.counts()
 
 
 def test_messages_show_numbers_as_they_were_written() -> None:
@@ -117,6 +52,7 @@ class Model:
 
 HUGE = Fraction(str(sys.float_info.max))
 FORMS = [
+    (RateLimiter(Fraction(1, 3), 1, 3), Model(Fraction(1, 3), 3, Fraction(0), Fraction(2))),
     # the class MinSize
     (RateLimiter(min_size_to_sample=4), Model(Fraction(1), 4, -HUGE, HUGE)),
     # SampleToInsertRatio with a number
@@ -136,6 +72,7 @@ FORMS = [
 ]
 
 
+@examples(0.5)
 @pytest.mark.parametrize("form", range(len(FORMS)))
 @given(st.lists(st.integers(0, 4), max_size=60))
 def test_forms_of_reverb_give_its_verdicts(form: int, calls: list[int]) -> None:
@@ -162,6 +99,11 @@ def test_edges_and_error_buffer_are_one_limiter_in_two_spellings() -> None:
     assert one.band == other.band == (0.0, 20.0)
     assert one.rules() == other.rules()
     assert RateLimiter(2, (0, 20), 5).rules() == one.rules()
+    sevenths = RateLimiter(Decimal("0.7"), min_diff=-INF, max_diff=Fraction(22, 7), min_size_to_sample=2)
+    assert Flow(sevenths).load_state_dict(Flow(sevenths).state_dict(), 0) is None
+    exact = RateLimiter(Fraction(3, 10), 8, 10).rules()
+    for ratio in (0.3, np.float32(0.3), np.float64(0.3), Decimal("0.3")):
+        assert RateLimiter(ratio, 8, 10).rules() == exact
     flow = Flow(one)
     flow.wrote(9)
     flow.drew(3)
@@ -170,21 +112,8 @@ def test_edges_and_error_buffer_are_one_limiter_in_two_spellings() -> None:
     assert (again.written, again.drawn) == (9, 3)
 
 
-def test_a_limiter_for_writers_only_never_lets_readers_wait() -> None:
-    limiter = RateLimiter(samples_per_insert=1, min_diff=-INF, max_diff=4)
-    rb = ReplayBuffer(storage=LazyTensorStorage(100), rate_limiter=limiter, batch_size=3)
-    rb.extend(torch.arange(4))
-    assert not rb.can_insert()
-    for _ in range(10):
-        rb.sample(timeout_s=0.0)
-    assert (rb.can_insert(30), rb.can_insert(31)) == (True, False)
-    rb.extend(torch.arange(30), timeout_s=0.0)
-    assert not rb.can_insert()
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_bands_that_are_none_are_refused() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"min_diff": 0, "max_diff": 4}, "go together"),
         ({"samples_per_insert": 1, "min_diff": 0}, "min_diff and max_diff go together, got 0 and None"),
         ({"samples_per_insert": 1, "error_buffer": 3, "min_diff": 0, "max_diff": 4}, "leave one of them out"),
@@ -204,11 +133,10 @@ def test_a_limiter_for_writers_only_never_lets_readers_wait() -> None:
         ({"samples_per_insert": "0.3", "error_buffer": 3}, "samples_per_insert must be a finite number above 0"),
         ({"samples_per_insert": torch.tensor(0.3), "error_buffer": 3}, "samples_per_insert must be a finite number"),
         ({"samples_per_insert": Decimal("NaN"), "error_buffer": 3}, "samples_per_insert must be a finite number"),
-    ],
-)
-def test_bands_that_are_none_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        RateLimiter(**options)
+    ]
+    for options, said in wrong:
+        with pytest.raises(OptionError, match=said):
+            RateLimiter(**options)
 
 
 @given(
@@ -231,39 +159,3 @@ def test_refused_bands_are_those_that_stop_both_sides(ratio: Fraction, low: Frac
 
 
 # -- saved counts -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "limiter",
-    [
-        RateLimiter(0.3, 8, 10),
-        RateLimiter(Fraction(1, 3), 8, 10),
-        RateLimiter(Decimal("0.7"), min_diff=-INF, max_diff=Fraction(22, 7), min_size_to_sample=2),
-        RateLimiter(np.float32(2.3), min_diff=-2, max_diff=INF, min_size_to_sample=2),
-    ],
-)
-def test_counts_are_saved_whatever_the_numbers_are(limiter: RateLimiter, tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(100), rate_limiter=limiter, batch_size=2)
-    for _ in range(12):
-        rb.add(torch.tensor(1), timeout_s=None if rb.can_insert() else 0.0) if rb.can_insert() else rb.sample()
-    rb.dumps(tmp_path / "saved")
-    other = ReplayBuffer(storage=LazyTensorStorage(100), rate_limiter=limiter, batch_size=2)
-    other.loads(tmp_path / "saved")
-    for name in ("written", "drawn"):
-        assert getattr(other._engine.gate.flow, name) == getattr(rb._engine.gate.flow, name)  # type: ignore[union-attr]
-    assert pickle.loads(pickle.dumps(limiter)).band == limiter.band
-
-
-def test_counts_of_older_checkpoints_load() -> None:
-    older = {"written": 20, "drawn": 3, "samples_per_insert": 0.3, "error_buffer": 8, "min_size_to_sample": 10}
-    flow = Flow(RateLimiter(0.3, 8.0, 10))
-    assert flow.load_state_dict(older, 20) is None
-    assert (flow.written, flow.drawn) == (20, 3)
-    none = {"written": 20, "drawn": 3, "samples_per_insert": None, "error_buffer": None, "min_size_to_sample": 10}
-    plain = Flow(RateLimiter(min_size_to_sample=10))
-    assert plain.load_state_dict(none, 20) is None
-    assert (plain.written, plain.drawn) == (20, 3)
-    edges = Flow(RateLimiter(0.3, min_diff=-1, max_diff=8, min_size_to_sample=10))
-    assert edges.load_state_dict(older, 20) == (
-        "error_buffer=8 (now None), max_diff=None (now 8.0), min_diff=None (now -1.0)"
-    )

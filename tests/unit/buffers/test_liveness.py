@@ -224,21 +224,21 @@ def an_ensemble(schedule: Schedule) -> None:
 
 
 QUICK: dict[Callable[[Schedule], None], int] = {
-    queue_with_prefetch: 150,
-    queue_without_prefetch: 30,
-    more_readers_than_batches_ahead: 40,
-    batches_of_different_sizes: 40,
-    rows_that_retire: 40,
-    a_ratio: 40,
-    batches_that_fail: 40,
-    emptied: 60,
-    another_sampler: 40,
-    a_sampler_that_nobody_waits_for: 20,
-    another_storage: 20,
-    a_load: 40,
-    another_transform: 40,
-    epochs: 30,
-    an_ensemble: 30,
+    queue_with_prefetch: 30,
+    queue_without_prefetch: 15,
+    more_readers_than_batches_ahead: 20,
+    batches_of_different_sizes: 20,
+    rows_that_retire: 20,
+    a_ratio: 20,
+    batches_that_fail: 20,
+    emptied: 20,
+    another_sampler: 20,
+    a_sampler_that_nobody_waits_for: 12,
+    another_storage: 12,
+    a_load: 20,
+    another_transform: 20,
+    epochs: 15,
+    an_ensemble: 15,
 }
 """Scenarios, and how many seeds of each run every time."""
 
