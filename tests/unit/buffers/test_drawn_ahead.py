@@ -192,7 +192,7 @@ def test_ensembles_and_views_keep_rows_drawn_ahead() -> None:
             same_state([batch, told(info)], [expected, told(given)])
 
 
-CASES = [(0, 20), (1, 10_000), (4, 20)]
+CASES = [(depth, size) for depth in (0, 1, 2, 4) for size in (20, 10_000)]
 """Batches made ahead, and capacities: a full ring, and one that grows."""
 
 
