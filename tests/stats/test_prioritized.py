@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from typing import Any
 
 import pytest
 import torch
 
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler, ReplayBuffer
-from ostinato._backend import backend
-
-pytestmark = pytest.mark.usefixtures("backend")
-
-SHAPES = ["uniform", "skewed", "zeros"]
 
 
 def priorities(shape: str, rows: int) -> torch.Tensor:
@@ -60,18 +56,20 @@ def z_of_chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
     return z
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(("shape", "alpha"), [("uniform", 1.0), ("skewed", 0.6), ("zeros", 0.0), ("zeros", 0.6)])
 def test_rows_are_drawn_by_their_exact_law(shape: str, alpha: float) -> None:
-    rows, draws = 1_000, 400_000
+    rows, draws = 1_000, 200_000
     given = priorities(shape, rows)
     rb = made(given, alpha=alpha)
     drawn = torch.cat([rb.sample(10_000) for _ in range(draws // 10_000)])
-    z = z_of_chi_square(torch.bincount(drawn, minlength=rows), law(given, alpha, 0.0) * draws)
+    counts = torch.bincount(drawn, minlength=rows)
+    assert not counts[given == 0].any()
+    z = z_of_chi_square(counts, law(given, alpha, 0.0) * draws)
     assert -4 < z < 4
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ["skewed", "zeros"])
 def test_stratified_draws_have_the_same_law_and_less_variance(shape: str) -> None:
     rows, size, batches = 200, 400, 300
     given = priorities(shape, rows)
@@ -83,26 +81,10 @@ def test_stratified_draws_have_the_same_law_and_less_variance(shape: str) -> Non
     assert bool((error < 5 / math.sqrt(batches)).all()), "each count varies by less than one"
 
 
-def test_rows_of_priority_zero_are_never_drawn() -> None:
-    """90 % of the rows have priority zero, among 10^7 draws (10^6 with torch alone) there is none of them."""
-    given = priorities("zeros", 20_000)
-    rb = made(given, alpha=0.6)
-    zero = given == 0
-    for _ in range(10 if backend.native is not None else 1):
-        assert not bool(zero[rb.sample(1_000_000)].any())
-
-
-def test_the_last_row_is_drawn_with_its_exact_probability() -> None:
-    given = torch.cat((torch.ones(99), torch.tensor([9.0])))
-    rb = made(given, alpha=1.0)
-    drawn = int((rb.sample(200_000) == 99).sum())
-    exact = 9 / 108
-    assert abs(drawn - 200_000 * exact) < 4 * math.sqrt(200_000 * exact * (1 - exact))
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("eps", [0.0, 1e-3])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(
+    ("shape", "eps", "beta"), [("uniform", 1e-3, 0.4), ("skewed", 0.0, 1.0), ("zeros", 0.0, 0.4), ("zeros", 1e-3, 0.0)]
+)
 def test_weights_agree_with_brute_force(shape: str, eps: float, beta: float) -> None:
     """`(N P(i)) ** -beta`, divided by the largest of all rows that can be drawn (Schaul et al. 2016, 3.4)."""
     given = priorities(shape, 300)
@@ -130,7 +112,7 @@ def test_duplicates_in_one_update_leave_the_law_of_the_last() -> None:
     assert -4 < z < 4
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 3])
+@pytest.mark.parametrize("prefetch", [0, 2])
 def test_the_law_holds_while_threads_update_and_write(prefetch: int) -> None:
     """Priorities that threads hammer in are a function of the row, so the law never changes; no row is drawn amiss."""
     rows = 64
@@ -154,7 +136,7 @@ def test_the_law_holds_while_threads_update_and_write(prefetch: int) -> None:
         thread.start()
     try:
         drawn = []
-        for _ in range(400):
+        for _ in range(200):
             batch, info = rb.sample(return_info=True)
             assert torch.equal(batch, info["index"])
             assert torch.allclose(info["priority_weight"].double(), 1 / given[batch])
@@ -206,7 +188,11 @@ def test_no_update_crosses_over_to_another_row_while_threads_write(prefetch: int
     threads = [guarded(write), guarded(learn), guarded(learn)]
     for thread in threads:
         thread.start()
-    stop.wait(1.0)
+    deadline = time.monotonic() + 60
+    while written[0] < 20 * capacity or not rb.stats().stale_updates:
+        assert time.monotonic() < deadline
+        assert not errors
+        stop.wait(0.01)
     stop.set()
     for thread in threads:
         thread.join(20)

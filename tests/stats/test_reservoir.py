@@ -28,7 +28,7 @@ def kept(sizes: list[int], capacity: int, generator: torch.Generator) -> list[in
     return slots
 
 
-@pytest.mark.parametrize("sizes", [[1] * 24, [24], [3, 5, 16], [4, 20], [23, 1]], ids=str)
+@pytest.mark.parametrize("sizes", [[1] * 24, [24], [3, 5, 16]], ids=str)
 def test_every_row_is_kept_with_the_same_probability(sizes: list[int]) -> None:
     generator = torch.Generator().manual_seed(len(sizes))
     counts: Counter[int] = Counter()

@@ -28,7 +28,6 @@ from ...tags import same_state, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 SHORT = torch.arange(16) % 2 == 1
 """Episodes of two rows each: too short for slices of four."""
@@ -36,9 +35,7 @@ SHORT = torch.arange(16) % 2 == 1
 SLICES: dict[str, Callable[[], Sampler]] = {
     "slices": lambda: SliceSampler(slice_len=4),
     "slices-without-replacement": lambda: SliceSamplerWithoutReplacement(slice_len=4),
-    "slices-in-order": lambda: SliceSamplerWithoutReplacement(slice_len=4, shuffle=False),
     "number-of-slices": lambda: SliceSamplerWithoutReplacement(num_slices=1),
-    "dropped-slices": lambda: SliceSamplerWithoutReplacement(slice_len=4, drop_last=True),
     "prioritized-slices": lambda: PrioritizedSliceSampler(16, 0.6, 0.4, slice_len=4),
     "prioritized-number": lambda: PrioritizedSliceSampler(16, 0.6, 0.4, num_slices=1),
 }
@@ -61,18 +58,14 @@ def fails(rb: ReplayBuffer, size: int | None = None) -> None:
 
 
 @pytest.mark.parametrize("name", list(SLICES))
-def test_episodes_too_short_for_a_slice(name: str, tmp_path: Path) -> None:
+def test_episodes_too_short_for_a_slice(name: str) -> None:
     rb, x = make(SLICES[name]()), torch.arange(16)
     rb.extend({"x": x, "done": x % 4 == 3})
     rb.sample()
     rb.extend({"x": x, "done": SHORT})
     fails(rb)
-    rb.dumps(tmp_path / "save")
-    other = make(SLICES[name]())
-    other.loads(tmp_path / "save")
-    for one in (rb, other):
-        one.extend({"x": x, "done": x % 8 == 7})
-    assert torch.equal(rb.sample()["x"], other.sample()["x"])
+    rb.extend({"x": x, "done": x % 8 == 7})
+    assert rb.sample()["x"].diff().tolist() == [1, 1, 1]
 
 
 def test_an_episode_less_than_a_batch_of_slices_with_drop_last() -> None:

@@ -149,13 +149,6 @@ def test_nearest_rounds_each_batch_on_its_own() -> None:
     assert sorted(counts(carried, 5)[0] for _ in range(4)) == [1, 1, 2, 2]
 
 
-@examples(1)
-@given(st.lists(st.integers(0, 9), min_size=2, max_size=5).filter(any), st.integers(1, 64))
-def test_nearest_is_within_a_row_of_the_share(weights: list[int], size: int) -> None:
-    for i, count in enumerate(counts(mix(weights, len(weights), rounding="nearest"), size)):
-        assert abs(count - Fraction(size * weights[i], sum(weights))) <= 1
-
-
 @examples(2)
 @given(
     st.sampled_from([0.3, [1, 2, 4], {0: 0.9, 7: "1/7"}, halves]),
@@ -173,20 +166,6 @@ def test_batches_that_are_dropped_in_any_order_leave_no_trace(ratio: Any, sizes:
     for one in owed:
         sampler.undrew(one)
     assert after(sampler) == before
-
-
-@examples(2)
-@given(
-    st.sampled_from([0.3, [1, 2], {0: 0.9, 7: "1/7"}, halves]),
-    st.lists(st.integers(1, 50), min_size=1, max_size=12),
-    st.integers(0, 12),
-)
-def test_it_goes_on_after_a_save_at_any_point(ratio: Any, sizes: list[int], point: int) -> None:
-    sampler, other = mix(ratio), mix(ratio)
-    for size in sizes[:point]:
-        counts(sampler, size)
-    other.load_state_dict({**other.state_dict(), "ratio": after(sampler)})
-    assert [counts(other, size) for size in sizes] == [counts(sampler, size) for size in sizes]
 
 
 def test_members_without_rows_are_made_up_for_by_the_others_and_owed_nothing() -> None:
@@ -218,7 +197,7 @@ def test_fill_takes_any_member_where_no_other_has_a_share() -> None:
 
 def test_a_schedule_of_ever_new_denominators_keeps_the_carry_small() -> None:
     sampler, drawn, due = mix(lambda step: [step + 1, 7919]), 0, 0.0
-    for step in range(3000):
+    for step in range(1000):
         drawn += counts(sampler, 33)[0]
         due += 33 * (step + 1) / (step + 7920)
     assert abs(drawn - due) < 0.51
@@ -252,10 +231,8 @@ def test_the_ratio_may_be_set_at_any_time() -> None:
 
 REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (1.5, {}, OptionError, r"in \[0, 1\]"),
-    (-0.5, {}, OptionError, r"in \[0, 1\]"),
     (float("nan"), {}, OptionError, "finite"),
     ("half", {}, OptionError, "finite"),
-    ("1/0", {}, OptionError, "finite"),
     ([0, 0], {}, OptionError, "must not be 0"),
     ([1, -1], {}, OptionError, "at least 0"),
     ([1, 1, 1], {}, OptionError, "each of the 2 members"),
@@ -266,10 +243,8 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (object(), {}, KindError, "got object"),
     (0.5, {"rounding": "up"}, OptionError, "rounding must be one of 'carry', 'nearest'"),
     (0.5, {"ratio_steps": "days"}, OptionError, "ratio_steps must be one of"),
-    (0.5, {"p": [1, 1]}, UsageError, "one or the other"),
     (0.5, {"num_buffer_sampled": 4}, UsageError, "one or the other"),
     (0.5, {"min_rows": 0}, OptionError, "min_rows"),
-    (0.5, {"min_rows": [1]}, OptionError, "min_rows"),
     (0.5, {"min_rows": 1.5}, KindError, "min_rows"),
     (None, {"rounding": "nearest"}, OptionError, "give ratio="),
 ]
@@ -286,11 +261,9 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"steps": "calls"}, "ratio_steps"),
     ({"points": None}, "functions are not saved"),
     ({"points": [[0, ["1/2", "1/3"]]]}, "no shares"),
-    ({"points": [[0, ["1"]]]}, "no shares"),
     ({"points": []}, "damaged"),
     ({"step": -1}, "steps"),
     ({"carry": ["1/2", "0"]}, "damaged"),
-    ({"carry": ["0"]}, "damaged"),
     ({"carry": ["x", "0"]}, "does not fit"),
 ]
 
@@ -313,23 +286,14 @@ def test_states_with_and_without_a_ratio_are_told_apart() -> None:
         parts.load_state_dict(mix(0.5).state_dict())
 
 
-def test_bare_storages_are_drawn_by_the_ratio() -> None:
-    from ostinato import TensorStorage
-
-    storages = [TensorStorage({"id": torch.arange(10) + 100 * i}) for i in range(2)]
-    sampler = mix(0.25)
-    index, info = sampler.sample(storages, 8)
-    assert [len(part) for part in index["index"]] == [2, 6]
-    assert index["buffer_ids"].tolist() == [0, 1]
-    assert len(info["parts"]) == 2
-    assert sampler.can_sample(storages, 1)
-
-
-def test_slices_of_bare_storages_stay_whole() -> None:
+def test_bare_storages_are_drawn_by_the_ratio_and_slices_stay_whole() -> None:
     from ostinato import SliceSampler, TensorStorage
 
     storages = [TensorStorage({"id": torch.arange(12), "done": torch.arange(12) % 6 == 5}) for _ in range(2)]
     sampler = SamplerEnsemble(*(SliceSampler(slice_len=3, end_key="done") for _ in range(2)), ratio=0.5)
-    index, _ = sampler.sample(storages, 9)
+    index, info = sampler.sample(storages, 9)
     assert [len(part) for part in index["index"]] == [6, 3]
+    assert index["buffer_ids"].tolist() == [0, 1]
+    assert len(info["parts"]) == 2
+    assert sampler.can_sample(storages, 6)
     assert not sampler.can_sample(storages, 10)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,6 @@ from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def make(versions: Any, *, batch_size: int = 4, capacity: int = 100, options: Any = None, **sampler: Any) -> Any:
@@ -61,6 +59,12 @@ def rows(versions: Any) -> TensorDict:
     return TensorDict({"policy_version": values, "row": torch.arange(len(values))}, [len(values)])
 
 
+def filled_list() -> ListStorage:
+    storage = ListStorage(4)
+    storage.set(range(2), [1, 2])
+    return storage
+
+
 def square(staleness: Tensor) -> Tensor:
     return (staleness + 1) ** -2
 
@@ -69,7 +73,7 @@ def square(staleness: Tensor) -> Tensor:
 def test_draws_follow_the_weights(weight_fn: Callable[[Tensor], Tensor] | None, power: int) -> None:
     rb = make([0, 1, 2, 3, 3], batch_size=1, staleness_weight_fn=weight_fn)
     rb.sampler.consumer_version = 4
-    counts = Counter(int(rb.sample()["row"]) for _ in range(6000))
+    counts = Counter(rb.sample(6000)["row"].tolist())
     weights = [(4 - version + 1) ** -power for version in (0, 1, 2, 3, 3)]
     assert 1e-4 < p_value([counts[row] for row in range(5)], weights) < 1 - 1e-4
 
@@ -79,7 +83,7 @@ def test_distinct_rows_are_drawn_one_after_the_other(total: int) -> None:
     # large batches take an order of all rows, small ones are drawn row by row: the same distribution
     weights = torch.tensor([1.0, 2.0, 4.0] * (total // 3), dtype=torch.float64)
     generator, counts = torch.Generator().manual_seed(1), Counter[tuple[int, int]]()
-    for _ in range(8000):
+    for _ in range(3000):
         first, second = draw_weighted(weights.cumsum(0), weights, 2, generator, distinct=True).tolist()
         assert first != second
         counts[first % 3, second % 3] += 1
@@ -125,7 +129,7 @@ def test_all_rows_too_stale_raises() -> None:
 def test_newer_rows_are_fresh() -> None:
     rb = make([5, 8], batch_size=1)  # a collector ahead of the consumer
     rb.sampler.consumer_version = 5
-    counts = Counter(int(rb.sample()["policy_version"]) for _ in range(2000))
+    counts = Counter(rb.sample(2000)["policy_version"].tolist())
     assert 1e-4 < p_value([counts[5], counts[8]]) < 1 - 1e-4
 
 
@@ -178,30 +182,6 @@ def test_the_version_can_be_nested_large_or_a_float() -> None:
     halves = make([0.5, 2.5], max_staleness=1)
     halves.sampler.consumer_version = 3
     assert halves.sample()["policy_version"].tolist() == [2.5] * 4
-
-
-@pytest.mark.parametrize("way", ["state", "directory", "pickle"])
-def test_a_copy_goes_on_exactly(way: str, tmp_path: Path) -> None:
-    rb = make([1, 2, 3, 4, 5, 6], max_staleness=4, options={"prefetch": 2})
-    rb.sampler.consumer_version = 6
-    rb.sample()
-    copy = make([], options={"prefetch": 2})
-    if way == "state":
-        copy.load_state_dict(rb.state_dict())
-    elif way == "directory":
-        rb.dumps(tmp_path / "saved")
-        copy.loads(tmp_path / "saved")
-    else:
-        copy = pickle.loads(pickle.dumps(rb))
-    assert (copy.sampler.consumer_version, copy.sampler.max_staleness) == (6, 4)
-    for version in (7, 8):
-        for buffer in (rb, copy):
-            buffer.sampler.consumer_version = version
-            buffer.extend(rows([version, version]))
-        for _ in range(4):
-            first, second = rb.sample(), copy.sample()
-            assert torch.equal(first["index"], second["index"])
-            assert torch.equal(first["staleness"], second["staleness"])
 
 
 def test_a_new_buffer_and_a_load_bring_other_versions() -> None:
@@ -258,17 +238,15 @@ def test_environments_of_a_storage_with_two_dimensions() -> None:
         (lambda: make([1], staleness_weight_fn=lambda s: -s - 1).sample(), PriorityError, "at least 0"),
         (lambda: make([1], staleness_weight_fn=lambda s: s * 0).sample(), PriorityError, "not all of them 0"),
         (lambda: make([1], staleness_weight_fn=lambda s: s * torch.nan).sample(), PriorityError, "finite"),
+        (
+            lambda: StalenessAwareSampler().check_state({"consumer_version": "1", "max_staleness": 0}, 4),
+            CheckpointError,
+            "damaged",
+        ),
+        (lambda: setattr(StalenessAwareSampler(), "consumer_version", 2**70), OptionError, "consumer_version"),
+        (lambda: StalenessAwareSampler().sample(filled_list(), 1), KindError, "Plain ListStorage is not supported"),
     ],
 )
 def test_errors(build: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         build()
-
-
-def test_lists_have_no_versions_and_states_are_checked() -> None:
-    rb = ReplayBuffer(storage=ListStorage(4), sampler=StalenessAwareSampler(), batch_size=1)
-    rb.extend([1, 2])
-    with pytest.raises(KindError, match="Plain ListStorage is not supported"):
-        rb.sample()
-    with pytest.raises(CheckpointError, match="damaged"):
-        StalenessAwareSampler().check_state({"consumer_version": "1", "max_staleness": 0}, 4)

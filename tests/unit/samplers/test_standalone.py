@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import pickle
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,7 +29,6 @@ from ostinato import (
     StalenessAwareSampler,
     Storage,
     StorageEnsemble,
-    StreamingSliceSampler,
     TensorStorage,
 )
 from ostinato.errors import (
@@ -49,8 +48,6 @@ from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-pytestmark = pytest.mark.usefixtures("backend")
 
 
 def dice(seed: int = 0) -> torch.Generator:
@@ -78,20 +75,11 @@ def episodes(*lengths: int, more: dict[str, torch.Tensor] | None = None) -> Tens
 def test_draws_are_those_of_the_sampler_in_a_buffer() -> None:
     storage = bare(7, 10)
     for sampler in (RandomSampler(), SamplerWithoutReplacement()):
-        again = pickle.loads(pickle.dumps(sampler))
-        rb = ReplayBuffer(storage=storage, sampler=again, batch_size=5, generator=dice())
+        rb = ReplayBuffer(storage=storage, sampler=pickle.loads(pickle.dumps(sampler)), batch_size=5, generator=dice())
         index, info = sampler.sample(storage, 5, generator=dice())
         assert info == {}
         assert isinstance(index, torch.Tensor)
         assert torch.equal(storage[index]["x"], rb.sample()["x"])
-
-
-def test_without_a_generator_draws_are_those_of_torch() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        index, _ = RandomSampler().sample(bare(), 5)
-        torch.manual_seed(0)
-        assert torch.equal(index, torch.randint(0, 10, (5,)))  # type: ignore[arg-type]
 
 
 def test_two_dimensions_give_a_pair() -> None:
@@ -107,19 +95,16 @@ def test_two_dimensions_give_a_pair() -> None:
 @pytest.mark.parametrize("kind", [LazyTensorStorage, ListStorage])
 def test_a_storage_that_was_never_in_a_buffer(kind: type[Storage]) -> None:
     storage = kind(8)
+    for sampler in (RandomSampler(), PrioritizedSampler(4, 1.0, 1.0), SliceSampler(slice_len=2)):
+        with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
+            sampler.sample(storage, 2)
+        assert not sampler.can_sample(storage, 2)
     storage.set(range(6), [{"x": i} for i in range(6)] if kind is ListStorage else {"x": torch.arange(6)})
     for sampler in (RandomSampler(), SamplerWithoutReplacement(), PrioritizedSampler(8, 1.0, 1.0)):
         index, _ = sampler.sample(storage, 4)
         rows = storage.get(index)
         found = [row["x"] for row in rows] if kind is ListStorage else rows["x"].tolist()
         assert [int(x) for x in found] == index.tolist()  # type: ignore[union-attr]
-
-
-def test_an_empty_storage_says_so() -> None:
-    for sampler in (RandomSampler(), PrioritizedSampler(4, 1.0, 1.0), SliceSampler(slice_len=2)):
-        with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
-            sampler.sample(LazyTensorStorage(4), 2)
-        assert not sampler.can_sample(LazyTensorStorage(4), 2)
 
 
 def test_a_pass_goes_on_between_calls_and_ends() -> None:
@@ -129,15 +114,11 @@ def test_a_pass_goes_on_between_calls_and_ends() -> None:
         seen += sampler.sample(storage, 4)[0].tolist()  # type: ignore[union-attr]
         assert sampler.ran_out == ran_out
     assert sorted(seen) == list(range(10))
-
-
-def test_drop_last_needs_a_whole_batch() -> None:
-    sampler = SamplerWithoutReplacement(drop_last=True)
-    assert sampler.can_sample(bare(4), 4)
-    assert not sampler.can_sample(bare(3), 4)
+    whole = SamplerWithoutReplacement(drop_last=True)
+    assert whole.can_sample(bare(4), 4)
+    assert not whole.can_sample(bare(3), 4)
     with pytest.raises(TooFewRowsError, match=r"The batch size \(4\) is greater than the storage capacity \(3\)"):
-        sampler.sample(bare(3), 4)
-    assert issubclass(TooFewRowsError, (ValueError, RuntimeError))
+        whole.sample(bare(3), 4)
 
 
 def test_samplers_without_priorities_have_the_calls_of_those_with() -> None:
@@ -148,16 +129,6 @@ def test_samplers_without_priorities_have_the_calls_of_those_with() -> None:
     sampler.mark_update(torch.tensor([1]))
     with pytest.warns(UserWarning, match="update_priority.. on a sampler RandomSampler that is not prioritized"):
         sampler.update_priority(torch.tensor([1]), 1.0)
-
-
-def test_a_sampler_of_the_users_own_samples_alone() -> None:
-    class Newest(Sampler):
-        def draw(self, view: Any, batch_size: int, generator: Any) -> Any:
-            from ostinato.protocols import Draw
-
-            return Draw((view.cursor - 1 - torch.arange(batch_size)) % view.rows)
-
-    assert Newest().sample(bare(13, 10), 4)[0].tolist() == [2, 1, 0, 9]  # type: ignore[union-attr]
 
 
 def test_counting_samplers_deliver_what_they_sample() -> None:
@@ -201,6 +172,7 @@ def test_rows_without_a_priority_get_the_default_one() -> None:
     sampler.update_priority(2, 0.5)
     sampler.mark_update(0)
     sampler.add(2)
+    sampler.extend(torch.tensor([-1, 1]))  # a row that was not kept
     assert sampler.priorities.tolist() == [5.0, 5.0, 5.0, 5.0]
 
 
@@ -233,41 +205,20 @@ def test_indices_and_priorities_of_many_forms(ndim: int) -> None:
             assert slots == ([1, 4] if ndim == 1 else [1, 1 + storage.num_envs])
 
 
-def test_rows_that_were_not_kept_are_skipped() -> None:
-    sampler = PrioritizedSampler(4, 1.0, 1.0)
-    sampler.extend(torch.tensor([-1, 1]))
-    assert sampler.priorities.tolist() == [1.0, 1.0]
-
-
 @pytest.mark.parametrize("make", [lambda: PrioritizedSampler(4, 1.0, 1.0), lambda: HeapSampler(4)])
-@pytest.mark.parametrize(
-    ("index", "priority", "error", "words"),
-    [
-        ([-1, 1], [5.0, 2.0], SlotError, r"index -1 is out of range: .* as in rb\[-1\]"),
-        (-1, 9.0, SlotError, "index -1"),
-        ([0, 1, 2], torch.ones(3, 3), SchemaError, r"got \[3, 3\]: a number for each pair .* \.squeeze\(-1\)"),
-    ],
-)
-def test_negative_slots_and_pairs_of_rows_are_refused(
-    make: Any, index: Any, priority: Any, error: type[Exception], words: str
-) -> None:
+def test_bad_indices_and_priorities_change_nothing(make: Any) -> None:
     sampler = make()
-    sampler.extend(range(4))
-    with pytest.raises(error, match=words):
-        sampler.update_priority(index, priority)
-    assert sampler.priorities.tolist() == [1.0] * 4
-
-
-def test_bad_indices_and_priorities_change_nothing() -> None:
-    sampler = PrioritizedSampler(4, 1.0, 1.0)
     sampler.update_priority(range(4), [1.0, 2.0, 3.0, 4.0])
     bad: list[tuple[Any, Any, type[Exception], str]] = [
-        ([4], 1.0, SlotError, "slot 4 is out of range: PrioritizedSampler keeps priorities for max_capacity=4"),
-        ([0, 1], [1.0, 2.0, 3.0], UsageError, "priority should be a number or an iterable of the same length as index"),
-        ([0, 1], [1.0, -2.0], PriorityError, r"got -2 at the positions \[1\]"),
+        ([4], 1.0, SlotError, "slot 4 is out of range: .* keeps priorities for max_capacity=4"),
+        ([-1, 1], [5.0, 2.0], SlotError, r"index -1 is out of range: .* as in rb\[-1\]"),
+        (-1, 9.0, SlotError, "index -1"),
+        ([0, 1], [1.0, 2.0, 3.0], UsageError, "same length as index"),
+        ([0, 1, 2], torch.ones(3, 3), SchemaError, r"got \[3, 3\]: a number for each pair .* \.squeeze\(-1\)"),
+        ([0, 1], [1.0, math.nan], PriorityError, r"got nan at the positions \[1\]"),
         ([0.5], 1.0, KindError, "an index must hold integers"),
         (["a"], 1.0, KindError, "an index"),
-        ([0], "much", KindError, "priorities are real numbers"),
+        ([0], "much", KindError, "real numbers"),
         (torch.tensor([[0, 1]]), 1.0, UsageError, "storage should be provided"),
     ]
     for index, priority, error, match in bad:
@@ -284,21 +235,19 @@ def test_a_storage_may_be_smaller_than_the_sampler_but_not_its_rows_more() -> No
     assert sampler.priorities.tolist() == [0.0, 1.0, 2.0]
     with pytest.raises(SlotError, match="max_capacity=2"):
         PrioritizedSampler(2, 1.0, 1.0).sample(bare(3), 1)
-
-
-def test_priorities_of_zero_cannot_be_sampled() -> None:
-    sampler, storage = PrioritizedSampler(4, 1.0, 1.0, eps=0.0), bare(4)
-    sampler.update_priority(range(4), 0.0)
-    assert not sampler.can_sample(storage, 1)
+    sampler.update_priority(range(3), 0.0)
+    assert not sampler.can_sample(bare(3), 1)
     with pytest.raises(PriorityError):
-        sampler.sample(storage, 1)
+        sampler.sample(bare(3), 1)
 
 
 # -- slices -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["slices", "once", "prioritized"])
-@pytest.mark.parametrize("options", [{"traj_key": "traj"}, {"end_key": ("next", "done")}, {}])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("slices", {"traj_key": "traj"}), ("once", {"end_key": ("next", "done")}), ("prioritized", {})],
+)
 def test_slices_stay_in_their_episode(kind: str, options: dict[str, Any]) -> None:
     storage = episodes(5, 3, 9)
     sampler: Sampler
@@ -324,6 +273,18 @@ def test_slices_stay_in_their_episode(kind: str, options: dict[str, Any]) -> Non
     assert seen == {(s, s + 1, s + 2) for s in starts}
 
 
+def test_flags_of_first_rows_and_masks_of_padding() -> None:
+    storage = episodes(5, 2, more={"is_init": torch.zeros(7, 1, dtype=torch.bool)})
+    padded = SliceSampler(slice_len=3, strict_length=False, pad_output=True)
+    index, info = padded.sample(storage, 60, generator=dice())
+    short = storage[index]["traj"].view(20, 3)[:, 0] == 1
+    assert short.any()
+    assert info["is_init"].view(20, 3).tolist() == [[True, False, False]] * 20
+    assert torch.equal(info["collector", "mask"].view(20, 3).sum(1), torch.where(short, 2, 3))
+    _, info = padded.sample(episodes(5, 3), 60)
+    assert ("collector", "mask") not in info
+
+
 def test_slices_of_two_dimensions_follow_one_environment() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(40, ndim=2))
     rb.extend(
@@ -339,21 +300,6 @@ def test_slices_of_two_dimensions_follow_one_environment() -> None:
     rows = storage[index]
     assert all(part.unique().numel() == 1 for part in rows["env"].split(4))
     assert all(bool((part.diff() == 1).all()) for part in rows["x"].split(4))
-
-
-def test_marks_of_first_rows_and_masks_of_padding() -> None:
-    init = torch.zeros(7, 1, dtype=torch.bool)
-    storage = episodes(5, 2, more={"is_init": init})
-    _, info = SliceSampler(slice_len=2).sample(storage, 6)
-    assert info["is_init"].view(3, 2).tolist() == [[True, False]] * 3
-    assert ("collector", "mask") not in info
-    padded = SliceSampler(slice_len=3, strict_length=False, pad_output=True)
-    index, info = padded.sample(storage, 60, generator=dice())
-    short = storage[index]["traj"].view(20, 3)[:, 0] == 1
-    assert short.any()
-    assert torch.equal(info["collector", "mask"].view(20, 3).sum(1), torch.where(short, 2, 3))
-    _, info = padded.sample(episodes(5, 3), 60)
-    assert ("collector", "mask") not in info
 
 
 def test_episodes_are_read_again_at_each_draw() -> None:
@@ -412,43 +358,6 @@ def test_rows_that_do_not_tell_their_episodes() -> None:
 
 
 # -- states -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        RandomSampler,
-        SamplerWithoutReplacement,
-        lambda: PrioritizedSampler(17, 0.7, 0.5),
-        lambda: SliceSampler(slice_len=2),
-        lambda: SliceSamplerWithoutReplacement(slice_len=2),
-        lambda: PrioritizedSliceSampler(17, 0.7, 0.5, slice_len=2),
-        lambda: LimitedSampler(3),
-        lambda: ConsumingSampler(3),
-        QueueSampler,
-    ],
-)
-def test_a_saved_sampler_goes_on(make: Any, tmp_path: Path) -> None:
-    storage, sampler = episodes(5, 3, 9), make()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        sampler.update_priority(torch.arange(17), torch.arange(17.0))
-    sampler.sample(storage, 4, generator=dice())
-    sampler.dumps(tmp_path / "state")
-    loaded, copied = make(), pickle.loads(pickle.dumps(sampler))
-    loaded.loads(tmp_path / "state")
-    for seed in range(1, 3):
-        expected, info = sampler.sample(storage, 4, generator=dice(seed))
-        for other in (loaded, copied):
-            index, notes = other.sample(storage, 4, generator=dice(seed))
-            assert all(torch.equal(a, b) for a, b in zip(_parts(index), _parts(expected), strict=True))
-            assert notes.keys() == info.keys()
-            assert all(torch.equal(notes[key], info[key]) for key in info)
-    sampler.dumps(tmp_path / "state")  # over the older one
-
-
-def _parts(index: Any) -> tuple[torch.Tensor, ...]:
-    return index if isinstance(index, tuple) else (index,)
 
 
 def test_states_of_others_are_refused(tmp_path: Path) -> None:
@@ -514,7 +423,7 @@ def test_samplers_that_read_fields_read_a_bare_storage() -> None:
         groups.sample(storage, 10)
 
 
-def test_rows_of_a_bare_storage_leave(tmp_path: Path) -> None:
+def test_rows_of_a_bare_storage_leave_and_return() -> None:
     storage, sampler = bare(), ConsumingSampler()
     first, _ = sampler.sample(storage, 4)
     second, _ = sampler.sample(storage, 20)
@@ -524,37 +433,9 @@ def test_rows_of_a_bare_storage_leave(tmp_path: Path) -> None:
         sampler.sample(storage, 1)
     sampler.extend(torch.tensor([1, 2]))
     assert sorted(sampler.sample(storage, 5)[0].tolist()) == [1, 2]  # type: ignore[union-attr]
-    saved = ConsumingSampler(3)
-    used = torch.cat([saved.sample(storage, 5)[0] for _ in range(3)])  # type: ignore[misc]
-    saved.dumps(tmp_path / "saved")
-    sampler.loads(tmp_path / "saved")
-    assert sampler.max_sample_count == 3
-    rest = torch.cat([sampler.sample(storage, 10)[0] for _ in range(3) if sampler.rows_left])  # type: ignore[misc]
-    counts = torch.bincount(torch.cat((used, rest)), minlength=10)
-    assert int(counts.max()) == 3
-
-
-def test_streams_of_slices_save_and_load(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=StreamingSliceSampler(slice_len=2), batch_size=2)
-    rb.extend({"x": torch.arange(5), "done": torch.zeros(5, dtype=torch.bool)})
-    rb.sampler.dumps(tmp_path / "saved")
-    windows = [rb.sample()["x"].tolist() for _ in range(2)]
-    rb.sampler.loads(tmp_path / "saved")
-    assert windows == [rb.sample()["x"].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ConsumingSampler(replacement=False),
-        lambda: StalenessAwareSampler(replacement=False),
-        lambda: PromptGroupSampler(num_groups=2, replacement=False),
-        lambda: StreamingSliceSampler(slice_len=2, replacement=False),
-    ],
-)
-def test_new_samplers_have_no_variant_without_replacement(make: Any) -> None:
-    with pytest.raises(KindError, match="no without-replacement variant"):
-        make()
+    sampler.sample(storage, 10)
+    sampler.mark_update(torch.tensor([2]), storage=storage)
+    assert sampler.sample(storage, 4)[0].tolist() == [2]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("size", [-1, 1.5, "x", None, True])
@@ -564,10 +445,3 @@ def test_bad_requests_are_named(size: Any) -> None:
         RandomSampler().sample(storage, size)
     with pytest.raises(KindError, match="takes a storage"):
         RandomSampler().sample(ReplayBuffer(storage=storage), 2)  # type: ignore[arg-type]
-
-
-def test_numbers_beyond_int64_raise_when_they_are_given() -> None:
-    with pytest.raises(OptionError, match="max_sample_count must be below"):
-        ConsumingSampler(2**70)
-    with pytest.raises(OptionError, match="consumer_version must be below"):
-        StalenessAwareSampler().consumer_version = 2**70

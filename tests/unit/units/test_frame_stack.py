@@ -11,31 +11,6 @@ from ostinato import (
     ReplayBuffer,
 )
 
-from ...episodes import Log, batch_of
-from ...windows import check_frames
-from .rings import buffer, episode, written
-
-pytestmark = pytest.mark.usefixtures("backend")
-
-
-@pytest.mark.parametrize("padding", ["repeat", "zeros"])
-def test_stacks_take_no_frame_of_an_episode_that_was_truncated(padding: str) -> None:
-    rb = buffer(20, 60, sample_unit=FrameStack(4, ["obs"], padding=padding))
-    rb.extend(batch_of([*episode(1, 5, truncated=True), *episode(2, 5, first_id=5)]))
-    batch = rb.sample()
-    first = batch["obs"][(batch["episode"] == 2) & (batch["t"] == 0)]
-    assert first.numel()
-    assert first[:, -1].unique(dim=0).tolist() == [[0, 2, 0]]
-    expected = [0, 2, 0] if padding == "repeat" else [0, 0, 0]
-    assert (first[:, :-1] == torch.tensor(expected)).all()
-
-
-def test_a_stack_of_obs_and_next_obs_is_one_stack() -> None:
-    rb = buffer(20, 4, sample_unit=FrameStack(3, ["obs", ("next", "obs")]))
-    log = Log(20, longest=3)
-    written(log, rb, 15)
-    check_frames(log, *rb.sample(return_info=True), k=3)
-
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.float8_e4m3fn])
 def test_stacks_are_filled_with_zeros_whatever_the_dtype(dtype: torch.dtype) -> None:
