@@ -12,7 +12,6 @@ from ostinato import (
     Episodes,
     Hindsight,
     LazyTensorStorage,
-    NStep,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     ReplayBuffer,
@@ -63,20 +62,6 @@ def anchors(log: Log, info: dict[Any, Any], rows: int) -> list[int]:
 def log_of(layout: str = "line", **options: Any) -> Log:
     envs = 1 if layout == "line" else 2
     return Log(30 * (envs if layout == "lanes" else 1), layout, envs=envs, **{"longest": 7, "seed": 5, **options})
-
-
-@pytest.mark.parametrize(
-    ("layout", "unit"),
-    [("line", NStep(4, 0.9)), ("lanes", SequenceUnit(3, "stop")), ("mixed", SequenceUnit(2, burn_in=2))],
-    ids=str,
-)
-def test_every_row_is_drawn_as_often_as_any_other(layout: str, unit: Any) -> None:
-    log = log_of(layout)
-    episodes = Episodes(ENDS, "env" if layout == "mixed" else None)
-    rb = filled(log, 47, sample_unit=unit, episodes=episodes)
-    _, info = rb.sample(DRAWS, return_info=True)
-    counts = Counter(anchors(log, info, unit.rows) if isinstance(unit, SequenceUnit) else slots(log, info))
-    follows(counts, dict.fromkeys(log.present(), 1.0))
 
 
 @pytest.mark.usefixtures("backend")
@@ -199,18 +184,3 @@ def test_prioritized_slices_start_in_proportion_to_priorities(strict: bool, righ
     counts = Counter(piece[0] for piece in pieces)
     starts = {*allowed(log, 1 if right is True else 3 - right), *(() if strict else (x[0] for x, _ in log.episodes()))}
     follows(counts, {slot: slot + 1.0 for slot in starts})
-
-
-def test_a_slice_shorter_than_asked_for_comes_from_a_short_episode_alone() -> None:
-    """One episode of six rows and one of two: slices of four from the first, the second whole; as of `SliceSampler`."""
-    samplers = (
-        PrioritizedSliceSampler(20, 1.0, 0.0, slice_len=4, strict_length=False),
-        SliceSampler(slice_len=4, strict_length=False),
-        SliceSampler(num_slices=1, strict_length=False),
-        SliceSamplerWithoutReplacement(slice_len=4, strict_length=False),
-    )
-    for sampler in samplers:
-        rb = ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=4)
-        rb.extend({"row": torch.arange(8), "done": torch.tensor([False] * 5 + [True, False, False])})
-        drawn = {tuple(rb.sample()["row"].tolist()) for _ in range(300)}
-        assert drawn == {(0, 1, 2, 3), (1, 2, 3, 4), (2, 3, 4, 5), (6, 7)}, sampler

@@ -1,4 +1,4 @@
-"""Rows that leave the buffer after so many draws: against a plain model, their distribution, and what they exclude."""
+"""Rows that leave the buffer after so many draws; they are held against a model in `test_ranked.py`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ostinato import (
     ConsumingSampler,
@@ -16,7 +14,6 @@ from ostinato import (
     LazyTensorStorage,
     NStep,
     PrioritizedReplayBuffer,
-    RandomSampler,
     RateLimiter,
     ReplayBuffer,
     ReplayBufferEnsemble,
@@ -25,7 +22,6 @@ from ostinato import (
 )
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, WaitTimeoutError
 
-from ...effort import examples
 from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
@@ -40,74 +36,6 @@ def make(most: int = 1, batch_size: int = 3, capacity: int = CAPACITY, **options
     return ReplayBuffer(
         storage=storage, consume_after_n_samples=most, batch_size=batch_size, generator=generator, **options
     )
-
-
-class Model:
-    """Rows by slot, their draws, free slots in the order in which rows left, and the cursor."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.rows: dict[int, int] = {}
-        self.uses: Counter[int] = Counter()
-        self.free: list[int] = []
-        self.cursor = 0
-
-    def write(self, rows: list[int]) -> list[int]:
-        slots = self.free[: len(rows)] if len(rows) < CAPACITY else []
-        taken = set(slots)
-        while len(slots) < len(rows):
-            if self.cursor not in taken:
-                slots.append(self.cursor)
-            self.cursor = (self.cursor + 1) % CAPACITY
-        for slot, row in zip(slots, rows, strict=True):
-            self.rows[slot], self.uses[slot] = row, 0
-            if slot in self.free:
-                self.free.remove(slot)
-        return slots
-
-    @property
-    def left(self) -> list[int]:
-        return [slot for slot in self.rows if self.uses[slot] < self.most]
-
-    def draw(self, slots: list[int]) -> None:
-        self.uses.update(slots)
-        self.free += [slot for slot in slots if self.uses[slot] == self.most]
-
-
-@examples(1)
-@given(
-    st.lists(st.tuples(st.sampled_from(["write", "add", "draw", "load"]), st.integers(1, CAPACITY))), st.integers(1, 3)
-)
-def test_rows_leave_after_so_many_draws_and_their_slots_are_written_first(
-    calls: list[tuple[str, int]], most: int
-) -> None:
-    buffer, model, count = make(most), Model(most), 0
-    for call, number in calls:
-        if call in {"write", "add"}:
-            rows = list(range(count, count + (number if call == "write" else 1)))
-            count += len(rows)
-            index = (
-                buffer.extend(torch.tensor(rows)).tolist() if call == "write" else [buffer.add(torch.tensor(rows[0]))]
-            )
-            assert index == model.write(rows)
-        elif call == "load":
-            state = buffer.state_dict()
-            buffer = make(most)
-            buffer.load_state_dict(state)
-        elif not model.left:
-            with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
-                buffer.sample(number)
-        else:
-            batch, info = buffer.sample(number, return_info=True)
-            slots = info["index"].tolist()
-            assert len(slots) == len(set(slots)) == min(number, len(model.left))
-            assert set(slots) <= set(model.left)
-            assert batch.tolist() == [model.rows[slot] for slot in slots]
-            model.draw(slots)
-        assert len(buffer) == len(model.left)
-        assert len(buffer.storage) == len(model.rows)
-        assert buffer.write_count == count
-        assert buffer.cursor == model.cursor
 
 
 def test_draws_are_uniform_among_the_rows_left() -> None:
@@ -198,17 +126,6 @@ def test_a_rate_limiter_waits_for_whole_batches() -> None:
     buffer.extend(torch.arange(5, 7))
     assert len(buffer.sample(timeout_s=0)) == 3
     assert len(buffer) == 1
-
-
-def test_the_sampler_can_be_exchanged() -> None:
-    buffer = make()
-    buffer.extend(torch.arange(6))
-    buffer.sample()
-    old = buffer.set_sampler(RandomSampler())
-    assert isinstance(old, ConsumingSampler)
-    assert len(buffer) == 6
-    buffer.set_sampler(old)
-    assert len(buffer) == 6  # its counts were those of another time
 
 
 @pytest.mark.parametrize(

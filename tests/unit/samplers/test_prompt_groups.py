@@ -43,7 +43,7 @@ def make(prompts: Any = (), rewards: Any = None, *, batch_size: int = 4, capacit
     buffer = {name: given.pop(name) for name in ("version_key", "episodes") if name in given}
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(capacity),
-        sampler=PromptGroupSampler(group_key="prompt", reward_key="reward", **given),
+        sampler=PromptGroupSampler(**{"group_key": "prompt", "reward_key": "reward", **given}),
         batch_size=batch_size,
         generator=torch.Generator().manual_seed(0),
         **buffer,
@@ -51,6 +51,12 @@ def make(prompts: Any = (), rewards: Any = None, *, batch_size: int = 4, capacit
     if len(prompts):
         rb.extend(rows(prompts, rewards))
     return rb
+
+
+def filled_list() -> ListStorage:
+    storage = ListStorage(4)
+    storage.set(range(2), [1, 2])
+    return storage
 
 
 def rows(prompts: Any, rewards: Any = None, **more: Any) -> TensorDict:
@@ -220,19 +226,10 @@ def test_with_ages_and_masks() -> None:
         (lambda: make([0], samples_per_group=3).sample(), OptionError, "not divisible by samples_per_group=3"),
         (lambda: make(num_groups=1).sample(), EmptyBufferError, "Cannot sample from an empty storage"),
         (lambda: make([0], [torch.nan], num_groups=1, strategy="reward").sample(), SchemaError, "must be finite"),
+        (lambda: make([0], num_groups=1, group_key="query").sample(), KeyMissingError, "Could not find key 'query'"),
+        (lambda: PromptGroupSampler(num_groups=1).sample(filled_list(), 1), KindError, "Plain ListStorage is not supp"),
     ],
 )
 def test_errors(build: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         build()
-
-
-def test_storages_and_fields_that_it_cannot_read() -> None:
-    rb = ReplayBuffer(storage=ListStorage(4), sampler=PromptGroupSampler(num_groups=1), batch_size=1)
-    rb.extend([1, 2])
-    with pytest.raises(KindError, match=r"tensor collection.* Plain ListStorage is not supported"):
-        rb.sample()
-    rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=PromptGroupSampler(num_groups=1), batch_size=1)
-    rb.extend({"prompt": torch.zeros(3)})
-    with pytest.raises(KeyMissingError, match="Could not find key 'query'"):
-        rb.sample()

@@ -26,7 +26,6 @@ from ostinato.testing import make_view
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostinato import Sampler
 
 
 def test_the_printed_draws_of_the_documents() -> None:
@@ -56,7 +55,7 @@ class MineOfSlices(SliceSampler):
     pass
 
 
-ONE_VARIANT: list[Callable[..., Sampler]] = [
+ONE_VARIANT: list[Callable[..., Any]] = [
     Mine,
     partial(MineOfSlices, num_slices=2),
     partial(PrioritizedSampler, 10, 0.6, 0.4),
@@ -70,7 +69,7 @@ ONE_VARIANT: list[Callable[..., Sampler]] = [
 
 
 @pytest.mark.parametrize("make", ONE_VARIANT, ids=str)
-def test_samplers_without_a_variant_without_replacement(make: Callable[..., Sampler]) -> None:
+def test_samplers_without_a_variant_without_replacement(make: Callable[..., Any]) -> None:
     with pytest.raises(KindError, match="has no without-replacement variant"):
         make(replacement=False)
     assert type(make(replacement=True)) is getattr(make, "func", make)

@@ -21,7 +21,6 @@ from ostinato import (
     SequenceUnit,
     StalenessAwareSampler,
     TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
 )
 from ostinato.errors import (
     CheckpointError,
@@ -71,10 +70,10 @@ def square(staleness: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("weight_fn", "power"), [(None, 1), (square, 2)])
 def test_draws_follow_the_weights(weight_fn: Callable[[Tensor], Tensor] | None, power: int) -> None:
-    rb = make([0, 1, 2, 3, 3], batch_size=1, staleness_weight_fn=weight_fn)
+    rb = make([0, 1, 2, 3, 9], batch_size=1, staleness_weight_fn=weight_fn)
     rb.sampler.consumer_version = 4
     counts = Counter(rb.sample(6000)["row"].tolist())
-    weights = [(4 - version + 1) ** -power for version in (0, 1, 2, 3, 3)]
+    weights = [(4 - version + 1) ** -power for version in (0, 1, 2, 3, 4)]
     assert 1e-4 < p_value([counts[row] for row in range(5)], weights) < 1 - 1e-4
 
 
@@ -115,22 +114,11 @@ def test_rows_beyond_the_limit_are_not_drawn() -> None:
     assert rb.sample(10)["row"].unique().shape == (10,)  # as many rows as the batch has: each once
     rb.sampler.increment_consumer_version()
     assert rb.sampler.consumer_version == 10
-
-
-def test_all_rows_too_stale_raises() -> None:
-    rb = make(range(5), max_staleness=2)
-    rb.sampler.consumer_version = 50
-    with pytest.raises(EmptyBufferError, match=r"All 5 entries in the buffer exceed max_staleness=2 .*versions from 0"):
+    rb.sampler.consumer_version, rb.sampler.max_staleness = 50, 2
+    with pytest.raises(EmptyBufferError, match=r"All 10 entries in the buffer exceed max_staleness=2 .*from 0"):
         rb.sample()
     rb.extend(rows([49]))
-    assert rb.sample()["policy_version"].tolist() == [49] * 4
-
-
-def test_newer_rows_are_fresh() -> None:
-    rb = make([5, 8], batch_size=1)  # a collector ahead of the consumer
-    rb.sampler.consumer_version = 5
-    counts = Counter(rb.sample(2000)["policy_version"].tolist())
-    assert 1e-4 < p_value([counts[5], counts[8]]) < 1 - 1e-4
+    assert set(rb.sample()["policy_version"].tolist()) == {49}
 
 
 @pytest.mark.parametrize("capacity", [7, 100])
@@ -152,24 +140,6 @@ def test_versions_follow_writes_and_edits(capacity: int) -> None:
     assert sampler.consumer_version == 0
     rb.extend(rows([0]))
     assert rb.sample(3)["index"].tolist() == [0, 0, 0]
-
-
-def test_versions_follow_conditional_updates() -> None:
-    writer = TensorDictRoundRobinWriter(track_generations=True)
-    rb = make([0] * 8, max_staleness=0, batch_size=300, capacity=8, options={"writer": writer})
-    assert set(rb.sample()["index"].tolist()) == set(range(8))
-    index = torch.tensor([1, 4, 6])
-    found = rb.update_if_present(
-        index=index, generation=writer.generations_of(index), patch={"policy_version": torch.tensor([3, 3, 3])}
-    )
-    assert found.updated_count == 3
-    rb.sampler.consumer_version = 3
-    assert set(rb.sample()["index"].tolist()) == {1, 4, 6}
-    index = torch.tensor([7, 0])  # the newest row and another one take one serial number
-    rb.update_if_present(
-        index=index, generation=writer.generations_of(index), patch={"policy_version": torch.tensor([3, 3])}
-    )
-    assert set(rb.sample()["index"].tolist()) == {0, 1, 4, 6, 7}
 
 
 def test_the_version_can_be_nested_large_or_a_float() -> None:
@@ -217,36 +187,28 @@ def test_with_masks_windows_ages_and_limits() -> None:
     assert slow.sample(timeout_s=0).shape == (4,)
 
 
-def test_environments_of_a_storage_with_two_dimensions() -> None:
-    storage = LazyTensorStorage(12, ndim=2)
-    rb = TensorDictReplayBuffer(storage=storage, sampler=StalenessAwareSampler(0), batch_size=50)
-    rb.extend(TensorDict({"policy_version": torch.arange(8).view(2, 4).T}, [4, 2]))
-    rb.sampler.consumer_version = 6  # type: ignore[attr-defined]
-    assert set(rb.sample()["policy_version"].tolist()) == {6, 7}
+WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: make([]).sample(), EmptyBufferError, "Cannot sample from an empty storage"),
+    (lambda: make([1], version_key="v").sample(), KeyMissingError, "Could not find key 'v' in the replay buffer"),
+    (lambda: make([[1, 2]]).sample(), SchemaError, "one number for each row"),
+    (lambda: make([1], max_staleness=-2), OptionError, "or -1 for no limit"),
+    (lambda: make([1], max_staleness=1.5), KindError, "max_staleness must be an integer"),
+    (lambda: make([1], staleness_weight_fn=3), KindError, "must be callable"),
+    (lambda: make([1], staleness_weight_fn=torch.sum).sample(), SchemaError, "one weight for each of 1 rows"),
+    (lambda: make([1], staleness_weight_fn=lambda s: -s - 1).sample(), PriorityError, "at least 0"),
+    (lambda: make([1], staleness_weight_fn=lambda s: s * 0).sample(), PriorityError, "not all of them 0"),
+    (lambda: make([1], staleness_weight_fn=lambda s: s * torch.nan).sample(), PriorityError, "finite"),
+    (
+        lambda: StalenessAwareSampler().check_state({"consumer_version": "1", "max_staleness": 0}, 4),
+        CheckpointError,
+        "damaged",
+    ),
+    (lambda: setattr(StalenessAwareSampler(), "consumer_version", 2**70), OptionError, "consumer_version"),
+    (lambda: StalenessAwareSampler().sample(filled_list(), 1), KindError, "Plain ListStorage is not supported"),
+]
 
 
-@pytest.mark.parametrize(
-    ("build", "error", "message"),
-    [
-        (lambda: make([]).sample(), EmptyBufferError, "Cannot sample from an empty storage"),
-        (lambda: make([1], version_key="v").sample(), KeyMissingError, "Could not find key 'v' in the replay buffer"),
-        (lambda: make([[1, 2]]).sample(), SchemaError, "one number for each row"),
-        (lambda: make([1], max_staleness=-2), OptionError, "or -1 for no limit"),
-        (lambda: make([1], max_staleness=1.5), KindError, "max_staleness must be an integer"),
-        (lambda: make([1], staleness_weight_fn=3), KindError, "must be callable"),
-        (lambda: make([1], staleness_weight_fn=torch.sum).sample(), SchemaError, "one weight for each of 1 rows"),
-        (lambda: make([1], staleness_weight_fn=lambda s: -s - 1).sample(), PriorityError, "at least 0"),
-        (lambda: make([1], staleness_weight_fn=lambda s: s * 0).sample(), PriorityError, "not all of them 0"),
-        (lambda: make([1], staleness_weight_fn=lambda s: s * torch.nan).sample(), PriorityError, "finite"),
-        (
-            lambda: StalenessAwareSampler().check_state({"consumer_version": "1", "max_staleness": 0}, 4),
-            CheckpointError,
-            "damaged",
-        ),
-        (lambda: setattr(StalenessAwareSampler(), "consumer_version", 2**70), OptionError, "consumer_version"),
-        (lambda: StalenessAwareSampler().sample(filled_list(), 1), KindError, "Plain ListStorage is not supported"),
-    ],
-)
-def test_errors(build: Callable[[], Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        build()
+def test_errors() -> None:
+    for build, error, message in WRONG:
+        with pytest.raises(error, match=message):
+            build()

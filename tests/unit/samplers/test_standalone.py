@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,9 +43,8 @@ from ostinato.errors import (
     UsageError,
 )
 
-from ...stats.chi_square import p_value
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -72,24 +70,37 @@ def episodes(*lengths: int, more: dict[str, torch.Tensor] | None = None) -> Tens
 # -- single rows ------------------------------------------------------------------------------------------------------
 
 
-def test_draws_are_those_of_the_sampler_in_a_buffer() -> None:
-    storage = bare(7, 10)
-    for sampler in (RandomSampler(), SamplerWithoutReplacement()):
-        rb = ReplayBuffer(storage=storage, sampler=pickle.loads(pickle.dumps(sampler)), batch_size=5, generator=dice())
-        index, info = sampler.sample(storage, 5, generator=dice())
-        assert info == {}
-        assert isinstance(index, torch.Tensor)
-        assert torch.equal(storage[index]["x"], rb.sample()["x"])
+SAMPLERS: list[Callable[[], Sampler]] = [
+    RandomSampler,
+    SamplerWithoutReplacement,
+    lambda: PrioritizedSampler(18, 0.7, 0.9),
+    lambda: SliceSampler(slice_len=3, traj_key="traj"),
+    lambda: SliceSampler(slice_len=3, end_key=("next", "done"), strict_length=False, pad_output=True),
+    lambda: SliceSamplerWithoutReplacement(slice_len=3),
+    lambda: PrioritizedSliceSampler(18, 0.7, 0.9, slice_len=3),
+    lambda: StalenessAwareSampler(version_key="step"),
+]
 
 
-def test_two_dimensions_give_a_pair() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
-    rb.extend({"x": torch.arange(12).view(3, 4).transpose(0, 1).contiguous().transpose(0, 1)})
-    storage = rb.storage
-    index, _ = SamplerWithoutReplacement().sample(storage, 12)
-    assert isinstance(index, tuple)
-    assert len({(int(a), int(b)) for a, b in zip(*index, strict=True)}) == 12
-    assert torch.equal(storage[index]["x"].sort().values, torch.arange(12))
+@pytest.mark.parametrize("make", SAMPLERS)
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_draws_are_those_of_the_sampler_in_a_buffer(make: Callable[[], Any], ndim: int) -> None:
+    rows = episodes(5, 3, 10, more={"is_init": torch.zeros(18, 1, dtype=torch.bool)})[:]
+    if ndim == 2:
+        rows = rows.view(2, 9)
+    sampler, generator = make(), dice()
+    rb = ReplayBuffer(storage=LazyTensorStorage(18, ndim=ndim), sampler=make(), batch_size=6, generator=dice())
+    slots = rb.extend(rows)
+    if sampler.prioritized:
+        rb.update_priority(slots, torch.arange(18.0))
+        sampler.update_priority(torch.arange(18), rb.sampler.priorities, storage=rb.storage)  # type: ignore[attr-defined]
+    for _ in range(4):
+        batch, expected = rb.sample(return_info=True)
+        index, info = sampler.sample(rb.storage, 6, generator=generator)
+        assert isinstance(index, tuple) == (ndim == 2 or "Slice" in type(sampler).__name__)
+        assert torch.equal(rb.storage[index]["step"], batch["step"])
+        assert all(torch.equal(info[key], expected[key]) for key in info)
+        assert sampler.reads or info.keys() == expected.keys() - {"index", "index_generation"}
 
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, ListStorage])
@@ -121,16 +132,6 @@ def test_a_pass_goes_on_between_calls_and_ends() -> None:
         whole.sample(bare(3), 4)
 
 
-def test_samplers_without_priorities_have_the_calls_of_those_with() -> None:
-    sampler = RandomSampler()
-    assert sampler.default_priority == 1.0
-    sampler.add(3)
-    sampler.extend(range(4))
-    sampler.mark_update(torch.tensor([1]))
-    with pytest.warns(UserWarning, match="update_priority.. on a sampler RandomSampler that is not prioritized"):
-        sampler.update_priority(torch.tensor([1]), 1.0)
-
-
 def test_counting_samplers_deliver_what_they_sample() -> None:
     queue, storage = QueueSampler(), bare(5)
     assert queue.sample(storage, 3)[0].tolist() == [0, 1, 2]  # type: ignore[union-attr]
@@ -146,20 +147,6 @@ def test_counting_samplers_deliver_what_they_sample() -> None:
 
 
 # -- priorities -------------------------------------------------------------------------------------------------------
-
-
-def test_rows_are_drawn_in_proportion_to_their_priority() -> None:
-    sampler, storage = PrioritizedSampler(10, alpha=0.5, beta=1.0, eps=0.0), bare(6, 10)
-    given = torch.tensor([0.0, 1.0, 4.0, 9.0, 16.0, 25.0])
-    sampler.extend(torch.arange(6))
-    sampler.update_priority(torch.arange(6), given)
-    index, info = sampler.sample(storage, 15_000, generator=dice())
-    assert list(info) == ["priority_weight"]
-    counts = torch.bincount(index, minlength=6)  # type: ignore[arg-type]
-    assert counts[0] == 0
-    shares = (given.sqrt() / given.sqrt().sum()).tolist()
-    assert p_value(counts[1:].tolist(), shares[1:]) > 0.001
-    assert torch.allclose(info["priority_weight"], given[index] ** -0.5)  # relative to the smallest value, 1
 
 
 def test_rows_without_a_priority_get_the_default_one() -> None:
@@ -184,25 +171,6 @@ def test_the_largest_priority_in_the_buffer_is_followed() -> None:
     assert sampler.default_priority == 3.0
     sampler.sample(bare(1), 1)  # a storage of one row: the others are gone
     assert sampler.default_priority == 0.5
-
-
-@pytest.mark.parametrize("ndim", [1, 2])
-def test_indices_and_priorities_of_many_forms(ndim: int) -> None:
-    if ndim == 1:
-        storage, forms = bare(6, 6), [[1, 4], torch.tensor([1, 4]), range(1, 5, 3), (torch.tensor([1, 4]),)]
-        forms.append(torch.tensor([1, 4], dtype=torch.int32).numpy())
-    else:
-        rb = ReplayBuffer(storage=LazyTensorStorage(6, ndim=2))
-        rb.extend({"x": torch.arange(6).view(2, 3)})
-        storage, forms = rb.storage, [torch.tensor([[0, 1], [1, 1]]), (torch.tensor([0, 1]), torch.tensor([1, 1]))]
-        assert rb.storage.shape == (2, 3) or rb.storage.shape == (3, 2)
-    for index in forms:
-        for priority in ([7.0, 7.0], 7, torch.full((2, 1), 7.0), torch.tensor([[7.0, 1.0, 0.0], [2.0, 7.0, 0.0]])):
-            sampler = PrioritizedSampler(6, 1.0, 1.0)
-            sampler.sample(storage, 1)
-            sampler.update_priority(index, priority, storage=storage)
-            slots = (sampler.priorities == 7).nonzero().flatten().tolist()
-            assert slots == ([1, 4] if ndim == 1 else [1, 1 + storage.num_envs])
 
 
 @pytest.mark.parametrize("make", [lambda: PrioritizedSampler(4, 1.0, 1.0), lambda: HeapSampler(4)])
@@ -244,64 +212,6 @@ def test_a_storage_may_be_smaller_than_the_sampler_but_not_its_rows_more() -> No
 # -- slices -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("slices", {"traj_key": "traj"}), ("once", {"end_key": ("next", "done")}), ("prioritized", {})],
-)
-def test_slices_stay_in_their_episode(kind: str, options: dict[str, Any]) -> None:
-    storage = episodes(5, 3, 9)
-    sampler: Sampler
-    if kind == "prioritized":
-        sampler = PrioritizedSliceSampler(17, 0.7, 0.9, slice_len=3, **options)
-    else:
-        sampler = (SliceSampler if kind == "slices" else SliceSamplerWithoutReplacement)(slice_len=3, **options)
-    seen: set[tuple[int, ...]] = set()
-    for seed in range(80):
-        index, info = sampler.sample(storage, 6, generator=dice(seed))
-        assert isinstance(index, tuple)
-        rows = storage[index]
-        assert all(trajs.unique().numel() == 1 for trajs in rows["traj"].split(3))
-        assert all(bool((steps.diff() == 1).all()) for steps in rows["step"].split(3))
-        count = rows["traj"].shape[0]
-        last = torch.arange(count)[:, None] % 3 == 2
-        assert torch.equal(info["next", "truncated"], last)
-        assert torch.equal(info["next", "done"], rows["next"]["done"] | last)
-        assert not info["next", "terminated"].any()
-        assert ("priority_weight" in info) == (kind == "prioritized")
-        seen |= {tuple(slots) for slots in index[0].view(-1, 3).tolist()}
-    starts = [0, 1, 2, 5, *range(8, 15)]
-    assert seen == {(s, s + 1, s + 2) for s in starts}
-
-
-def test_flags_of_first_rows_and_masks_of_padding() -> None:
-    storage = episodes(5, 2, more={"is_init": torch.zeros(7, 1, dtype=torch.bool)})
-    padded = SliceSampler(slice_len=3, strict_length=False, pad_output=True)
-    index, info = padded.sample(storage, 60, generator=dice())
-    short = storage[index]["traj"].view(20, 3)[:, 0] == 1
-    assert short.any()
-    assert info["is_init"].view(20, 3).tolist() == [[True, False, False]] * 20
-    assert torch.equal(info["collector", "mask"].view(20, 3).sum(1), torch.where(short, 2, 3))
-    _, info = padded.sample(episodes(5, 3), 60)
-    assert ("collector", "mask") not in info
-
-
-def test_slices_of_two_dimensions_follow_one_environment() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(40, ndim=2))
-    rb.extend(
-        {
-            "env": torch.arange(2)[:, None].expand(2, 20),
-            "x": torch.arange(20).expand(2, 20),
-            "done": torch.arange(20).expand(2, 20) % 7 == 6,
-        }
-    )
-    storage = rb.storage
-    index, _ = SliceSampler(slice_len=4, end_key="done").sample(storage, 40)
-    assert len(index) == 2
-    rows = storage[index]
-    assert all(part.unique().numel() == 1 for part in rows["env"].split(4))
-    assert all(bool((part.diff() == 1).all()) for part in rows["x"].split(4))
-
-
 def test_episodes_are_read_again_at_each_draw() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(8))
     rb.extend({"traj": torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])})
@@ -317,17 +227,6 @@ def test_episodes_are_read_again_at_each_draw() -> None:
     rb.extend({"traj": torch.tensor([2, 2, 2, 2, 2])})
     for one in (sampler, kept):
         assert set(rb.storage[one.sample(rb.storage, 16)[0]]["traj"].tolist()) == {2}
-
-
-def test_a_pass_over_episodes_goes_on_until_rows_are_written() -> None:
-    storage = episodes(4, 4, 4)
-    sampler = SliceSamplerWithoutReplacement(slice_len=2, traj_key="traj")
-    seen = [int(storage[sampler.sample(storage, 2)[0]]["traj"][0]) for _ in range(3)]
-    assert sorted(seen) == [0, 1, 2]
-    sampler.sample(storage, 2)
-    sampler.mark_update(torch.arange(2))
-    seen = [int(storage[sampler.sample(storage, 2)[0]]["traj"][0]) for _ in range(3)]
-    assert sorted(seen) == [0, 1, 2]
 
 
 def test_slices_say_whether_there_are_any() -> None:
@@ -378,34 +277,6 @@ def test_states_of_others_are_refused(tmp_path: Path) -> None:
 # -- ensembles --------------------------------------------------------------------------------------------------------
 
 
-def test_an_ensemble_samples_its_members(tmp_path: Path) -> None:
-    storages = StorageEnsemble(bare(4), bare(8))
-    mix = SamplerEnsemble(SamplerWithoutReplacement(), RandomSampler(), p=[0.25, 0.75], num_buffer_sampled=4)
-    found, info = mix.sample(storages, 8, generator=dice())  # type: ignore[arg-type]
-    assert sorted(found["buffer_ids"].tolist()) == [0, 1, 1, 1]
-    assert found["index"].shape == (4, 2)
-    assert info["parts"] == [{}] * 4
-    for (member, rows), index, number in zip(storages.get(found), found["index"], found["buffer_ids"], strict=True):
-        assert member == number
-        assert torch.equal(rows["x"], index)
-    assert mix.can_sample(storages, 8)  # type: ignore[arg-type]
-    assert not mix.can_sample(storages, 7)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="The batch size must be divisible by num_buffer_sampled"):
-        mix.sample(storages, 7)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="one storage for each of the 2 samplers, got 1"):
-        mix.sample([bare(4)], 8)
-    mix.dumps(tmp_path / "mix")
-    again = SamplerEnsemble(SamplerWithoutReplacement(), RandomSampler())
-    again.loads(tmp_path / "mix")
-    assert repr(again[0]) == repr(mix[0])
-    slices = SamplerEnsemble(SliceSampler(slice_len=2), SliceSamplerWithoutReplacement(slice_len=2), p=[1, 0])
-    assert slices.sample([episodes(3, 2)] * 2, 8)[0]["index"].shape == (2, 4)
-    empty = StorageEnsemble(bare(4), LazyTensorStorage(8))
-    every = SamplerEnsemble(RandomSampler(), RandomSampler(), sample_from_all=True)
-    assert every.can_sample(storages, 4)  # type: ignore[arg-type]
-    assert not every.can_sample(empty, 4)  # type: ignore[arg-type]
-
-
 def test_samplers_that_read_fields_read_a_bare_storage() -> None:
     storage = bare(12)  # the rows 10, 11, 2, 3, ...
     stale = StalenessAwareSampler(max_staleness=2, version_key="x")
@@ -445,3 +316,53 @@ def test_bad_requests_are_named(size: Any) -> None:
         RandomSampler().sample(storage, size)
     with pytest.raises(KindError, match="takes a storage"):
         RandomSampler().sample(ReplayBuffer(storage=storage), 2)  # type: ignore[arg-type]
+
+
+def test_indices_and_priorities_of_many_forms() -> None:
+    line = bare(6, 6)
+    rb = ReplayBuffer(storage=LazyTensorStorage(6, ndim=2))
+    rb.extend({"x": torch.arange(6).view(2, 3)})
+    pair = (torch.tensor([0, 1]), torch.tensor([1, 1]))
+    two = [1, 1 + rb.storage.num_envs]
+    forms: list[tuple[Storage, Any, list[int]]] = [
+        *((line, index, [1, 4]) for index in ([1, 4], torch.tensor([1, 4]), range(1, 5, 3), (torch.tensor([1, 4]),))),
+        (line, torch.tensor([1, 4], dtype=torch.int32).numpy(), [1, 4]),
+        *((rb.storage, index, two) for index in (torch.stack(pair, 1), pair)),
+    ]
+    for storage, index, slots in forms:
+        for priority in ([7.0, 7.0], 7, torch.full((2, 1), 7.0), torch.tensor([[7.0, 1.0, 0.0], [2.0, 7.0, 0.0]])):
+            sampler = PrioritizedSampler(6, 1.0, 1.0)
+            sampler.sample(storage, 1)
+            sampler.update_priority(index, priority, storage=storage)
+            assert (sampler.priorities == 7).nonzero().flatten().tolist() == slots
+
+
+def test_samplers_without_priorities_have_the_calls_of_those_with() -> None:
+    sampler = RandomSampler()
+    sampler.add(3)
+    sampler.extend(range(4))
+    sampler.mark_update(torch.tensor([1]))
+    assert sampler.default_priority == 1.0
+    with pytest.warns(UserWarning, match="update_priority.. on a sampler RandomSampler that is not prioritized"):
+        sampler.update_priority(torch.tensor([1]), 1.0)
+
+
+def test_an_ensemble_samples_its_members() -> None:
+    storages = StorageEnsemble(bare(4), bare(8))
+    mix = SamplerEnsemble(SamplerWithoutReplacement(), RandomSampler(), p=[0.25, 0.75], num_buffer_sampled=4)
+    found, info = mix.sample(storages, 8, generator=dice())  # type: ignore[arg-type]
+    assert sorted(found["buffer_ids"].tolist()) == [0, 1, 1, 1]
+    assert found["index"].shape == (4, 2)
+    assert info["parts"] == [{}] * 4
+    for (member, rows), index, number in zip(storages.get(found), found["index"], found["buffer_ids"], strict=True):
+        assert member == number
+        assert torch.equal(rows["x"], index)
+    assert mix.can_sample(storages, 8)  # type: ignore[arg-type]
+    assert not mix.can_sample(storages, 7)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="The batch size must be divisible by num_buffer_sampled"):
+        mix.sample(storages, 7)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="one storage for each of the 2 samplers, got 1"):
+        mix.sample([bare(4)], 8)
+    every = SamplerEnsemble(RandomSampler(), RandomSampler(), sample_from_all=True)
+    assert every.can_sample(storages, 4)  # type: ignore[arg-type]
+    assert not every.can_sample(StorageEnsemble(bare(4), LazyTensorStorage(8)), 4)  # type: ignore[arg-type]

@@ -102,14 +102,6 @@ def test_an_edit_of_a_step_divides() -> None:
     assert rb.sample()["step"].tolist() == [4, 5] * 3
 
 
-def test_many_ids_are_forgotten_with_their_rows() -> None:
-    rb = make(6, slice_len=2)
-    for traj in range(200):
-        rb.extend(batch([(traj, 0), (traj, 1), (traj, 2)]))
-    assert set(rb.sample()["traj"].tolist()) <= {198, 199}
-    assert len(rb._engine.tracker._runs.last) <= 6 * 4 + 3  # type: ignore[union-attr]
-
-
 def test_on_a_bare_storage() -> None:
     storage = TensorStorage(batch([(0, 0), (1, 7), (0, 1), (1, 8), (0, 3), (1, 9)]))
     sampler = SliceSampler(slice_len=2, traj_key="traj", step_key="step", fragmented=True)

@@ -59,7 +59,7 @@ def test_damaged_passes_and_queued_draws_are_refused() -> None:
     for damage in damages:
         with pytest.raises(CheckpointError):
             SliceSamplerWithoutReplacement(slice_len=2, end_keys=ENDS).load_state_dict({**state, **damage})
-    padded = {"slice_len": 6, "end_keys": ENDS, "strict_length": False, "pad_output": True}
+    padded: dict[str, Any] = {"slice_len": 6, "end_keys": ENDS, "strict_length": False, "pad_output": True}
     state = sampled(SliceSampler(**padded), prefetch=2).state_dict()
     state["pending"][0]["pad"] = 1
     with pytest.raises(CheckpointError, match="damaged"):

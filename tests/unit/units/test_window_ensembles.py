@@ -11,7 +11,6 @@ from tensordict import TensorDict
 from ostinato import (
     LazyTensorStorage,
     PrioritizedSampler,
-    PrioritizedSliceSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SequenceUnit,
@@ -38,30 +37,11 @@ def test_windows_of_an_ensemble_give_their_anchors_the_largest_valid_priority() 
     members = [prioritized(unit=SequenceUnit(4)) for _ in range(2)]
     ensemble = ReplayBufferEnsemble(*members, batch_size=16, generator=seeded())
     sample = ensemble.sample()
-    assert sample["validity_mask"].shape == sample["index", "index"].shape
+    assert sample["validity_mask"].shape == sample["learning_mask"].shape == sample["index", "index"].shape
     sample["td_error"] = torch.where(sample["validity_mask"], 1.0, 100.0)
     ensemble.update_tensordict_priority(sample)
     assert all(member.sampler.priorities.max() == 1.0 for member in members)  # type: ignore[attr-defined]
     assert sum(member.stats().stale_updates for member in members) == 0
-
-
-def test_slices_of_an_ensemble_carry_the_stamps_of_all_their_rows() -> None:
-    members = [prioritized(PrioritizedSliceSampler(100, 1.0, 1.0, slice_len=4, end_key="done")) for _ in range(2)]
-    ensemble = ReplayBufferEnsemble(*members, batch_size=16, generator=seeded())
-    sample = ensemble.sample()
-    sample["td_error"] = torch.rand(sample.shape)
-    ensemble.update_tensordict_priority(sample)
-    assert sum(member.stats().stale_updates for member in members) == 0
-
-
-def test_the_info_of_an_ensemble_says_what_its_members_say() -> None:
-    members = []
-    for _ in range(2):
-        members.append(ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=SequenceUnit(4, burn_in=1)))
-        members[-1].extend(steps())
-    ensemble = ReplayBufferEnsemble(*members, batch_size=8, generator=seeded())
-    batch, info = ensemble.sample(return_info=True)
-    assert info["validity_mask"].shape == info["learning_mask"].shape == batch["t"].shape
 
 
 def test_slices_without_replacement_are_refused_in_ensembles() -> None:

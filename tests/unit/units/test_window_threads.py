@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from ostinato import (
-    DeltaTimestamps,
     Episodes,
-    FrameStack,
     LazyTensorStorage,
     NStep,
     ReplayBuffer,
@@ -55,23 +53,6 @@ def check_nstep(batch: Any, info: dict[Any, Any]) -> None:
     assert torch.equal(obs[:, 0], (batch["step"] + batch["stream"] * 1_000_000).to(torch.float64))
 
 
-def check_frames(batch: Any, info: dict[Any, Any]) -> None:
-    obs = batch["obs"][:, :, 0]
-    assert (batch["obs"] == batch["obs"][:, :, :1]).all()
-    steps = obs.diff(dim=1)
-    assert ((steps == 1) | (steps == 0)).all()
-    assert torch.equal(batch["next"]["obs"][:, -1, 0], obs[:, -1] + 1)
-
-
-def check_deltas(batch: Any, info: dict[Any, Any]) -> None:
-    obs, pad = batch["obs"], batch["obs_is_pad"]
-    assert (obs == obs[:, :, :1]).all(), "a torn row"
-    offsets = obs[:, :, 0] - (batch["step"] + batch["stream"] * 1_000_000)[:, None]
-    wanted = torch.tensor([2.0, 0.0, -1.0], dtype=torch.float64).expand_as(offsets)
-    assert torch.equal(pad, offsets != wanted)
-    assert ((batch["step"][:, None] + offsets) // LENGTH == (batch["step"] // LENGTH)[:, None]).all()
-
-
 def check_windows(batch: Any, info: dict[Any, Any]) -> None:
     step, valid = batch["step"].view(-1, 3), info["validity_mask"].view(-1, 3)
     stream = batch["stream"].view(-1, 3)
@@ -92,8 +73,6 @@ def check_slices(batch: Any, info: dict[Any, Any]) -> None:
 
 CASES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Any, dict[Any, Any]], None]]] = {
     "nstep": (lambda: {"sample_unit": NStep(3, 1.0)}, check_nstep),
-    "frames": (lambda: {"sample_unit": FrameStack(3, ["obs"])}, check_frames),
-    "deltas": (lambda: {"sample_unit": DeltaTimestamps(steps={"obs": [2, 0, -1]})}, check_deltas),
     "windows": (lambda: {"sample_unit": SequenceUnit(3)}, check_windows),
     "strict": (lambda: {"sample_unit": SequenceUnit(3, "strict")}, check_windows),
     "slices": (lambda: {"sampler": SliceSampler(slice_len=3)}, check_slices),
@@ -102,7 +81,7 @@ CASES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Any, dict[Any, An
 
 @pytest.mark.parametrize(
     ("name", "prefetch"),
-    [("nstep", 0), ("nstep", 3), ("frames", 3), ("deltas", 0), ("windows", 3), ("strict", 0), ("slices", 3)],
+    [("nstep", 0), ("nstep", 3), ("windows", 3), ("strict", 0), ("slices", 0), ("slices", 3)],
 )
 def test_every_window_is_whole_while_others_write(name: str, prefetch: int) -> None:
     make, check = CASES[name]

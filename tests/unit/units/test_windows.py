@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from ostinato import (
     DeltaTimestamps,
-    Episodes,
     FrameStack,
     Hindsight,
     LazyTensorStorage,
@@ -39,7 +38,7 @@ from ...windows import (
     check_slices,
     reward_of,
 )
-from .rings import ENDS, buffer, leaves_of, slices, steps, written
+from .rings import ENDS, buffer, steps, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,11 +58,9 @@ FLAT = {"flat": True}
 DELTAS: dict[tuple[str, ...], list[int]] = {("obs",): [0, -1, -40, 2, -1], ("t",): [3], ("next", "obs"): [-2, 1]}
 UNITS = {
     "none": Case(lambda: None, check_rows),
-    "nstep-1": Case(lambda: NStep(1, 0.9), partial(check_nstep, n=1, gamma=0.9)),
     "nstep-3": Case(lambda: NStep(3, 0.9), partial(check_nstep, n=3, gamma=0.9)),
     "nstep-flat": Case(lambda: NStep(4, 0.5), partial(check_nstep, n=4, gamma=0.5), form=FLAT),
     "frames": Case(lambda: FrameStack(3, ["obs"]), partial(check_frames, k=3)),
-    "frames-1": Case(lambda: FrameStack(1, ["obs"]), partial(check_frames, k=1)),
     "frames-flat": Case(lambda: FrameStack(2, ["obs"]), partial(check_frames, k=2), form=FLAT),
     "frames-zeros": Case(lambda: FrameStack(4, ["obs"], padding="zeros"), partial(check_frames, k=4, padding="zeros")),
     "frames-merged": Case(lambda: FrameStack(3, ["obs"], merge=True), partial(check_frames, k=3, merge=True)),
@@ -105,7 +102,6 @@ def _sliced(check: dict[str, Any], **options: Any) -> Case:
 
 SLICES = {
     "strict": _sliced({"length": 3}, slice_len=3),
-    "one": _sliced({"length": 6}, num_slices=1),
     "number": _sliced({"length": 2}, num_slices=3),
     "short": _sliced({"length": 3, "strict": False}, slice_len=3, strict_length=False),
     "padded": _sliced({"length": 6, "strict": False, "pad": True}, num_slices=1, strict_length=False, pad_output=True),
@@ -113,7 +109,6 @@ SLICES = {
         {"length": 3, "strict": False, "pad": True}, slice_len=3, strict_length=False, pad_output=True
     ),
     "span": _sliced({"length": 3, "span": (True, True)}, slice_len=3, span=True),
-    "span-1": _sliced({"length": 3, "span": (1, 1)}, slice_len=3, span=1),
     "span-pair": _sliced({"length": 3, "span": (False, 2)}, slice_len=3, span=(False, 2)),
     "span-left": _sliced({"length": 2, "span": (True, False)}, slice_len=2, span=(True, False)),
     "span-short": _sliced(
@@ -164,46 +159,6 @@ def test_every_slice_is_what_the_log_says(name: str, tmp_path: Path) -> None:
     run()
 
 
-@pytest.mark.parametrize(("size", "layout"), [(10, "lanes"), (11, "line"), (20, "line"), (35, "lanes")])
-def test_a_batch_as_long_as_the_ring_or_longer(size: int, layout: str) -> None:
-    envs = 3 if layout == "lanes" else 1
-    log = Log(10 * envs, layout, envs=envs, longest=6)
-    rb = buffer(10 * envs, 12, ndim=2 if layout == "lanes" else 1, sampler=slices(2, strict_length=False))
-    for _ in range(3):
-        written(log, rb, size)
-        check_slices(log, *rb.sample(return_info=True), length=2, strict=False)
-
-
-@pytest.mark.parametrize("count", [2, 64])
-def test_many_episodes_in_a_call_come_and_go(count: int) -> None:
-    log = Log(40, longest=3, seed=count)
-    rb = buffer(40, 10, sampler=slices(2, strict_length=False))
-    for _ in range(6):
-        log.extend(rb, 2 * count)
-        check_slices(log, *rb.sample(return_info=True), length=2, strict=False)
-        tracker = rb._engine.tracker
-        assert tracker is not None
-        assert tracker.table(rb.storage).count == len(log.episodes())
-
-
-@pytest.mark.parametrize(
-    ("unit", "layout"), [(SequenceUnit(3), "line"), ([NStep(2, 0.5), FrameStack(2, ["obs"])], "lanes")], ids=str
-)
-def test_add_and_extend_make_the_same_buffer(unit: Any, layout: str) -> None:
-    envs = 2 if layout == "lanes" else 1
-    samples = []
-    for one_by_one in (False, True):
-        log = Log(20 * envs, layout, envs=envs)
-        rb = buffer(20 * envs, ndim=2 if layout == "lanes" else 1, sample_unit=unit)
-        if one_by_one:
-            for _ in range(33):
-                log.add(rb)
-        else:
-            log.extend(rb, 33)
-        samples.append(leaves_of(rb.sample()))
-    assert all(torch.equal(a, b) for a, b in zip(*samples, strict=True))
-
-
 @pytest.mark.parametrize(
     ("options", "window"),
     [
@@ -223,15 +178,6 @@ def test_a_ring_without_room_for_a_window_of_each_environment_is_refused(options
         Log(8 * 4, "lanes", envs=4).extend(rb, 2)
     assert len(rb) == 0
     written(Log(64, "lanes", envs=2), rb, 2)  # the refused rows left no trace: another number of them is fine
-
-
-def test_rows_of_no_episode_are_in_no_window() -> None:
-    log = Log(40, masked=0.3, seed=1)
-    rb = buffer(40, 30, sample_unit=SequenceUnit(3, "include_reset"), episodes=Episodes(ENDS, mask_key="mask"))
-    written(log, rb, 60)
-    batch, info = rb.sample(return_info=True)
-    assert batch["mask"].all()
-    assert not info["validity_mask"].all()
 
 
 def test_rows_without_ends_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
