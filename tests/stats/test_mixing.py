@@ -58,16 +58,13 @@ def test_shares_are_exact_in_expectation_at_every_position(p: list[float] | None
         assert LOW < p_value([counts[i] for i in range(3)], p or [1, 1, 1]) < HIGH
 
 
-def test_all_pairs_of_members_meet_equally_often() -> None:
+def test_all_pairs_of_members_meet_equally_often_or_by_the_rows_present() -> None:
     mix, generator = law(None, 2, 5), seeded(2)
     pairs = Counter(tuple(sorted(mix.choose([1] * 5, generator))) for _ in range(5000))
     expected = list(itertools.combinations(range(5), 2))
     assert set(pairs) == set(expected)
     assert LOW < p_value([pairs[pair] for pair in expected]) < HIGH
-
-
-def test_sampleable_follows_the_rows_present() -> None:
-    mix, generator = law("sampleable", 1, 3), seeded(4)
+    mix = law("sampleable", 1, 3)
     drawn = Counter(mix.choose([10, 0, 30], generator)[0] for _ in range(4000))
     assert drawn[1] == 0
     assert LOW < p_value([drawn[0], drawn[2]], [10, 30]) < HIGH

@@ -104,20 +104,6 @@ def test_rounding_of_the_largest_randoms_stays_inside() -> None:
 # -- while rows are written ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("drop_last", "shuffle"), [(False, True), (True, False)])
-def test_online_collection_keeps_batches_full(drop_last: bool, shuffle: bool) -> None:
-    """One row is written before each sample: after the end of a pass the next one begins, over all rows."""
-    sampler = SamplerWithoutReplacement(drop_last=drop_last, shuffle=shuffle)
-    rb = buffer("packed", 1000, sampler=sampler, batch_size=32, generator=seeded())
-    fill(rb, range(100), "tensor")
-    sizes = []
-    for step in range(40):
-        fill(rb, [100 + step], "tensor")
-        sizes.append(len(read_ids(rb.sample())))
-    assert sizes.count(32) >= 30
-    assert not drop_last or set(sizes) == {32}
-
-
 @pytest.mark.parametrize("per_step", [1, 3])
 def test_a_wrapping_ring_is_passed_over_once_per_pass(per_step: int) -> None:
     """Rows that replace others in mid-pass take over the turn of their slot."""

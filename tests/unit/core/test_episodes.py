@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pytest
@@ -18,6 +19,8 @@ from ...effort import examples
 from .episode_log import Batch, Log, clamp_window
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from torch import Tensor
 
 Kind: TypeAlias = Literal["native", "torch"]
@@ -265,75 +268,59 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(kind: Kind) -> None:
 def test_bad_questions_are_refused(kind: Kind) -> None:
     table = make(kind, 8)
     table.record(Run(0, 4, 8), None)
-    at = integers([0])
+    at, starts = integers([0]), table.starts(5)
     for slot in (-1, 8, 2**40):
         bad = integers([3, slot])
-        for ask in (table.ahead, table.behind, table.ended, table.starts(2).allowed):
+        asks: list[Callable[[Tensor], object]] = [table.ahead, table.behind, table.ended, table.starts(2).allowed]
+        for ask in asks:
             with pytest.raises(SlotError, match=rf"^slot {slot} at position 1 is outside \[0, 8\)"):
                 ask(bad)
-        with pytest.raises(SlotError):
-            table.window(bad, 0, 1)
-        with pytest.raises(SlotError):
-            table.shift(bad, 1)
-    for arguments in ((-1, 0), (0, -1), (0, 0, 0), (2**31, 0), (0, 2**31), (0, 0, 2**31)):
-        with pytest.raises(OptionError, match="before and after must be in"):
-            table.window(at, *arguments)
-    with pytest.raises(OptionError, match=r"^slots must be a torch\.int64 tensor \[n\]"):
-        table.ahead(at.int())
-    with pytest.raises(OptionError, match=r"^steps must be a torch\.int64 tensor \[1\]"):
-        table.shift(at, integers([1, 2]))
-    with pytest.raises(OptionError, match="need must be at least 1"):
-        table.starts(0)
-    with pytest.raises(OptionError, match="two numbers for each row"):
-        table.starts(1).draw_episodes(at)
+        for ask in (partial(table.window, before=0, after=1), partial(table.shift, steps=1)):
+            with pytest.raises(SlotError):
+                ask(bad)
+    calls: list[tuple[Callable[[], object], str]] = [
+        *(
+            (partial(table.window, at, *counts), "before and after must be in")
+            for counts in ((-1, 0), (0, -1), (0, 0, 0), (2**31, 0), (0, 2**31), (0, 0, 2**31))
+        ),
+        (lambda: table.ahead(at.int()), r"^slots must be a torch\.int64 tensor \[n\]"),
+        (lambda: table.shift(at, integers([1, 2])), r"^steps must be a torch\.int64 tensor \[1\]"),
+        (lambda: table.starts(0), "need must be at least 1"),
+        (lambda: table.starts(1).draw_episodes(at), "two numbers for each row"),
+    ]
+    for call, words in calls:
+        with pytest.raises(OptionError, match=words):
+            call()
     message = r"no episode has the 5 rows of a window: of the 1 episodes present the longest has 4: add rows"
-    for draw in (table.starts(5).draw, table.starts(5).draw_episodes):
+    for draw in (starts.draw, starts.draw_episodes):
         with pytest.raises(EmptyBufferError, match=message):
             draw(integers([0, 0]))
         assert draw(integers([])).tolist() == []
 
 
-def damaged(name: str, state: dict[str, Any]) -> dict[str, Any]:
-    """A state with one thing wrong."""
-    state = {key: x.clone() if isinstance(x, torch.Tensor) else x for key, x in state.items()}
-    key, _, change = name.partition(" ")
-    if change == "gone":
-        del state[key]
-    elif change == "odd":
-        state["more"] = 1
-    elif change == "text":
-        state[key] = "1"
-    elif change == "flat":
-        state[key] = state[key][None]
-    elif change == "short":
-        state[key] = state[key][:-1]
-    elif change == "float":
-        state[key] = state[key].float()
-    elif change.startswith("="):
-        state[key] = int(change[1:])
-    else:
-        at, value = change.split("=")
-        state[key][int(at)] = int(value)
-    return state
-
-
-DAMAGES = [
-    *("capacity gone", "free gone", "x odd", "cursor text", "episode flat", "episode float", "cursor =-1", "cursor =8"),
-    *("serials short", "keys short", "kinds short", "status short", "free short", "episode short", "serial =3"),
-    *("episode 0=-2", "episode 0=9", "episode 0=0", "episode 2=1", "free 0=1", "free 0=9", "serial =-1", "lanes gone"),
-    *("serials 0=5", "serials 1=0", "serials 1=-1", "serials 1=99", "serials 1=3"),
-    *(
-        "status 1=3",
-        "status 0=1",
-        "kinds 1=2",
-        "kinds 2=1",
-        "kinds 0=1",
-        "keys 2=1",
-        "keys 0=1",
-        "keys 1=0",
-        "keys 1=5",
-    ),
-]
+def damages(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """States with one thing wrong: an entry, its shape or dtype, a number."""
+    yield {**state, "x": 1}
+    for key, x in state.items():
+        yield {name: value for name, value in state.items() if name != key}
+        yield {**state, key: "1"}
+        if isinstance(x, torch.Tensor):
+            yield from ({**state, key: changed} for changed in (x[None], x[:-1], x.float()))
+    for key, number in (("cursor", -1), ("cursor", 8), ("serial", 3), ("serial", -1)):
+        yield {**state, key: number}
+    numbers: dict[str, list[tuple[int, int]]] = {
+        "episode": [(0, -2), (0, 9), (0, 0), (2, 1)],
+        "free": [(0, 1), (0, 9)],
+        "serials": [(0, 5), (1, 0), (1, -1), (1, 99), (1, 3)],
+        "status": [(1, 3), (0, 1)],
+        "kinds": [(1, 2), (2, 1), (0, 1)],
+        "keys": [(2, 1), (0, 1), (1, 0), (1, 5)],
+    }
+    for key, changes in numbers.items():
+        for at, number in changes:
+            x = state[key].clone()
+            x[at] = number
+            yield {**state, key: x}
 
 
 @kinds
@@ -350,10 +337,10 @@ def test_a_damaged_state_is_refused_and_changes_nothing(kind: Kind) -> None:
         "status": [0, 0, 1, 0],
         "free": [0],
     }
-    for name in DAMAGES:
+    for damage in damages(whole):
         with pytest.raises(CheckpointError, match="damaged"):
-            table.load_state_dict(damaged(name, whole))
-        assert plain_state(table) == before, name
+            table.load_state_dict(damage)
+        assert plain_state(table) == before
     table.load_state_dict(whole)
     for x in whole.values():
         if isinstance(x, torch.Tensor):

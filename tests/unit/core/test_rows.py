@@ -112,30 +112,26 @@ def test_rows_of_different_kinds_are_not_stacked() -> None:
     assert unstack(range(2)) == [0, 1]
 
 
+def tree_of(kind: str, name: str | None = None, keys: list[Any] | None = None) -> dict[str, Any]:
+    return {"leaves": [], "tree": {"kind": kind, "keys": keys or [], "class": name, "extra": [], "children": []}}
+
+
+def leaf_of(dtype: str, shape: list[Any], path: list[str]) -> dict[str, Any]:
+    return {"leaves": [{"path": path, "dtype": dtype, "shape": shape}], "tree": None}
+
+
 HOSTILE: dict[str, Any] = {
     "not a dict": 5,
     "no leaves": {"tree": None},
-    "a class that is not imported": {
-        "leaves": [],
-        "tree": {"kind": "tensorclass", "keys": [], "class": "os:system", "extra": [], "children": []},
-    },
-    "a function for a class": {
-        "leaves": [],
-        "tree": {"kind": "namedtuple", "keys": [], "class": "builtins:eval", "extra": [], "children": []},
-    },
-    "no dtype": {"leaves": [{"path": ["a"], "dtype": "nn", "shape": []}], "tree": None},
-    "negative shape": {"leaves": [{"path": [], "dtype": "float32", "shape": [-1]}], "tree": None},
-    "fractional shape": {"leaves": [{"path": [], "dtype": "float32", "shape": [1.5]}], "tree": None},
-    "other paths": {"leaves": [{"path": ["a"], "dtype": "float32", "shape": []}], "tree": None},
-    "unknown kind": {"leaves": [], "tree": {"kind": "set", "keys": [], "class": None, "extra": [], "children": []}},
-    "keys without children": {
-        "leaves": [],
-        "tree": {"kind": "dict", "keys": ["a"], "class": None, "extra": [], "children": []},
-    },
-    "a list as a key": {
-        "leaves": [],
-        "tree": {"kind": "dict", "keys": [["a"]], "class": None, "extra": [], "children": [None]},
-    },
+    "a class that is not imported": tree_of("tensorclass", "os:system"),
+    "a function for a class": tree_of("namedtuple", "builtins:eval"),
+    "no dtype": leaf_of("nn", [], []),
+    "negative shape": leaf_of("float32", [-1], []),
+    "fractional shape": leaf_of("float32", [1.5], []),
+    "other paths": leaf_of("float32", [], ["a"]),
+    "unknown kind": tree_of("set"),
+    "keys without children": tree_of("dict", keys=["a"]),
+    "a list as a key": {"leaves": [], "tree": {**tree_of("dict", keys=[["a"]])["tree"], "children": [None]}},
 }
 
 

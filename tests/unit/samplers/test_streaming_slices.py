@@ -112,15 +112,11 @@ def test_after_the_queue_draws_are_those_of_a_slice_sampler() -> None:
         counts[int(buffer.sample()["t"][0])] += 1
     assert 1e-4 < p_value([counts[row] for row in (0, 1, 3, 4, 5, 6)], [4, 4, 2, 2, 2, 2]) < 1 - 1e-4
     buffer.extend(rows(8, [False, True]))
-    generator = torch.Generator()
-    assert isinstance(buffer.sampler, SliceSampler)
-    state = buffer._engine.generator
-    assert state is not None
-    generator.set_state(state.get_state())
+    generator: Any = buffer._engine.generator
+    same = torch.Generator().set_state(generator.get_state())
     found = buffer.sample(8)["t"].view(4, 2)
     assert found[0].tolist() == [8, 9]
-    view = buffer._engine.view()
-    assert found[1:, 0].tolist() == plain.draw(view, 6, generator).slots.tolist()  # the same random numbers
+    assert found[1:, 0].tolist() == plain.draw(buffer._engine.view(), 6, same).slots.tolist()
 
 
 def test_flags_and_masks_are_those_of_slices() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import Any
 
 import pytest
 import torch
 
 from ostinato import (
-    LazyTensorStorage,
     NStep,
     ReplayBuffer,
     SequenceUnit,
@@ -19,23 +17,7 @@ from ostinato import (
 from ostinato.errors import KeyMissingError, SchemaError
 
 from ...episodes import batch_of
-from .rings import buffer, episode, steps
-
-
-def test_returns_stop_at_a_time_limit() -> None:
-    rows = [*episode(1, 3, truncated=True), *episode(2, 3, first_id=3)]
-    batches = []
-    for n in (3, 50):  # short and long windows see the same
-        rb = buffer(60, 6, sample_unit=NStep(n, 0.5))
-        rb.extend(batch_of(rows))
-        batches.append(rb.sample())
-    for key in ("id", "gamma", "steps_to_next_obs"):
-        assert torch.equal(batches[0][key], batches[1][key])
-    for key, value in batches[0]["next"].items():
-        assert torch.equal(value, batches[1]["next"][key]), key
-    first = batches[0]["episode"] == 1
-    assert (batches[0]["next"]["obs"][first][:, 2] == 3).all()  # the true last observation: step 3 of episode 1
-    assert not batches[0]["next"]["terminated"][first].any()
+from .rings import buffer, episode
 
 
 def test_float64_rewards_are_added_up_in_float64() -> None:
@@ -46,28 +28,6 @@ def test_float64_rewards_are_added_up_in_float64() -> None:
     batch = rb.sample()
     steps = int(batch["steps_to_next_obs"])
     assert math.isclose(float(batch["next"]["reward"]), sum(0.99**k / 3 for k in range(steps)), rel_tol=1e-14)
-
-
-def test_n_may_be_set_while_another_thread_samples() -> None:
-    unit = NStep(2, 0.9)
-    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=unit, batch_size=16)
-    buffer.extend(steps())
-    stop = threading.Event()
-
-    def flip() -> None:
-        while not stop.is_set():
-            unit.n, unit.gamma = 5, 0.5
-            unit.n, unit.gamma = 2, 0.9
-
-    thread = threading.Thread(target=flip)
-    thread.start()
-    try:
-        for _ in range(100):
-            batch = buffer.sample()
-            assert bool((batch["steps_to_next_obs"] <= 5).all())
-    finally:
-        stop.set()
-        thread.join()
 
 
 # -- the fields after the step -----------------------------------------------------------------------------------------

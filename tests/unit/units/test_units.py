@@ -33,11 +33,10 @@ from ostinato.errors import (
 
 from ...episodes import Log, batch_of
 from ...windows import reward_of
-from .rings import buffer, leaves_of, slices, written
+from .rings import leaves_of, slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from collections.abc import Sequence as Rows
 
     from ostinato.core.records import Plan, View
 
@@ -79,19 +78,17 @@ BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
 ]
 
 
-@pytest.mark.parametrize("case", BAD, ids=[words for _, _, words in BAD])
-def test_bad_options_are_refused_when_given(case: tuple[Callable[[], object], type[OstinatoError], str]) -> None:
-    make, error, words = case
-    with pytest.raises(error, match=words):
-        make()
+def test_bad_options_are_refused_when_given() -> None:
+    for make, error, words in BAD:
+        with pytest.raises(error, match=words):
+            make()
 
 
 def without(*keys: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    def change(data: dict[str, Any]) -> dict[str, Any]:
-        then = {key: value for key, value in data["next"].items() if key not in keys}
-        return {**{key: value for key, value in data.items() if key not in keys}, "next": then}
+    def kept(data: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in data.items() if key not in keys}
 
-    return change
+    return lambda data: {**kept(data), "next": kept(data["next"])}
 
 
 def with_next(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -129,11 +126,10 @@ UNFIT: list[tuple[Any, Any, type[OstinatoError], str]] = [
 ]
 
 
-@pytest.mark.parametrize("case", UNFIT, ids=[f"{case[0]}-{case[3]}" for case in UNFIT])
-def test_rows_that_do_not_fit_a_unit_are_refused_in_words(case: tuple[Any, Any, type[OstinatoError], str]) -> None:
-    unit, change, error, words = case
-    with pytest.raises(error, match=words):
-        filled(unit, change=change).sample()
+def test_rows_that_do_not_fit_a_unit_are_refused_in_words() -> None:
+    for unit, change, error, words in UNFIT:
+        with pytest.raises(error, match=words):
+            filled(unit, change=change).sample()
 
 
 def test_buffers_without_fields_or_order_are_refused() -> None:
@@ -249,16 +245,12 @@ def test_a_unit_of_ones_own() -> None:
         filled([Later(), Hindsight(reward_of)]).sample()
 
 
-def test_an_edit_of_a_returned_field_changes_no_other_field_and_no_row() -> None:
-    units: Rows[Any] = [NStep(2, 0.9), FrameStack(2, ["obs"]), SequenceUnit(2), Hindsight(reward_of)]
-    for unit in [*units, None]:
-        log = Log(20, seed=5)
-        rb = written(log, buffer(20, 6, sample_unit=unit, sampler=None if unit else slices(2)), 20)
-        before = batch_of(list(log.present().values()))
+def test_fields_of_a_batch_share_no_memory() -> None:
+    deltas = DeltaTimestamps(steps={"t": [0, 1], "obs": [0, 1]})
+    for unit in (NStep(2, 0.9), FrameStack(2, ["obs"]), SequenceUnit(2), Hindsight(reward_of), deltas, None):
+        rb = filled(unit, size=6, sampler=None if unit else slices(2))
         batch, info = rb.sample(return_info=True)
-        leaves = [*leaves_of(batch), *[value for key, value in info.items() if key not in batch]]
+        leaves = [*leaves_of(batch), *[value for key, value in info.items() if key not in batch], *leaves_of(rb[:])]
         places = [leaf.untyped_storage().data_ptr() for leaf in leaves if leaf.numel()]
-        assert len(set(places)) == len(places), f"{unit}: two fields share memory"
-        for leaf in leaves:
-            leaf.zero_()
-        assert all(torch.equal(a, b) for a, b in zip(leaves_of(rb[:]), leaves_of(before), strict=True))
+        packed = len(leaves_of(rb[:]))  # the rows of a storage may lie in one block
+        assert len({*places[:-packed]} - {*places[-packed:]}) == len(places) - packed, unit
