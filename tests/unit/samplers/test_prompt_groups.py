@@ -108,15 +108,6 @@ def test_strategies_choose_the_best_rows(data: list[tuple[int, int]], each: int,
     assert score(chosen) == max(map(score, subsets))
 
 
-def test_recency_is_the_order_of_writing() -> None:
-    rb = make([0, 0, 0, 0], capacity=5, samples_per_group=2, batch_size=2, strategy="recency")
-    rb.extend(rows([0, 0, 0]))  # slots 4, 0, 1
-    assert rb.sample()["index"].tolist() == [0, 1]
-    rb[3] = rows([0])[0]
-    rb.set_at_("prompt", torch.tensor([0]), [2])
-    assert rb.sample()["index"].tolist() == [0, 1]
-
-
 def test_groups_follow_writes_and_edits() -> None:
     rb, held = make(capacity=9, num_groups=2, batch_size=6), dict[int, int]()
     generator = torch.Generator().manual_seed(4)

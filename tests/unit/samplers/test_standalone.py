@@ -163,16 +163,6 @@ def test_rows_without_a_priority_get_the_default_one() -> None:
     assert sampler.priorities.tolist() == [5.0, 5.0, 5.0, 5.0]
 
 
-def test_the_largest_priority_in_the_buffer_is_followed() -> None:
-    sampler = PrioritizedSampler(4, 1.0, 1.0, max_priority_within_buffer=True)
-    sampler.update_priority(range(4), [9.0, 3.0, 2.0, 1.0])
-    assert sampler.default_priority == 9.0
-    sampler.update_priority([0], 0.5)
-    assert sampler.default_priority == 3.0
-    sampler.sample(bare(1), 1)  # a storage of one row: the others are gone
-    assert sampler.default_priority == 0.5
-
-
 @pytest.mark.parametrize("make", [lambda: PrioritizedSampler(4, 1.0, 1.0), lambda: HeapSampler(4)])
 def test_bad_indices_and_priorities_change_nothing(make: Any) -> None:
     sampler = make()
@@ -274,17 +264,15 @@ def test_states_of_others_are_refused(tmp_path: Path) -> None:
 # -- ensembles --------------------------------------------------------------------------------------------------------
 
 
-def test_samplers_that_read_fields_read_a_bare_storage() -> None:
+def test_samplers_that_read_fields_read_a_bare_storage_each_time() -> None:
     storage = bare(12)  # the rows 10, 11, 2, 3, ...
-    stale = StalenessAwareSampler(max_staleness=2, version_key="x")
+    stale, groups = (
+        StalenessAwareSampler(max_staleness=2, version_key="x"),
+        PromptGroupSampler(num_groups=10, group_key="x"),
+    )
     stale.consumer_version = 11
-    index, info = stale.sample(storage, 3, generator=dice())
-    assert set(index.tolist()) == {0, 1, 9}  # type: ignore[union-attr]
-    assert torch.equal(info["staleness"], 11.0 - storage["x"][index])
-    groups = PromptGroupSampler(num_groups=10, group_key="x")
-    index, info = groups.sample(storage, 10)
-    assert sorted(index.tolist()) == list(range(10))  # type: ignore[union-attr]
-    assert info == {}
+    assert set(stale.sample(storage, 3)[0].tolist()) == {0, 1, 9}  # type: ignore[union-attr]
+    assert sorted(groups.sample(storage, 10)[0].tolist()) == list(range(10))  # type: ignore[union-attr]
     storage["x"][:] = 9  # which a storage does not report
     assert set(stale.sample(storage, 60)[1]["staleness"].tolist()) == {2.0}
     with pytest.warns(UserWarning, match="There are 1 groups"):

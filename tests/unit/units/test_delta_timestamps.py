@@ -19,7 +19,6 @@ from ostinato import (
     Hindsight,
     LazyTensorStorage,
     NStep,
-    RaggedTensorStorage,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
@@ -133,14 +132,6 @@ def test_rows_that_do_not_fit_are_refused_in_words(unit: Any, error: type[Ostina
     rb = buffer(12, 4, sample_unit=unit)
     with pytest.raises(error, match=words):
         _ = rb.extend(data), rb.sample()
-
-
-def test_ragged_fields_are_refused() -> None:
-    storage = RaggedTensorStorage(4, ragged="tokens")
-    rb = ReplayBuffer(storage=storage, sample_unit=DeltaTimestamps(steps={"tokens": [0, 1]}), batch_size=2)
-    rb.extend({"tokens": [torch.zeros(2), torch.zeros(3)], "done": torch.tensor([False, True])})
-    with pytest.raises(OstinatoError, match="tokens"):
-        rb.sample()
 
 
 def test_fields_that_are_not_listed_are_those_of_the_row_drawn_and_far_offsets_are_padding() -> None:

@@ -33,7 +33,7 @@ from ostinato.errors import (
 
 from ...episodes import Log, batch_of
 from ...windows import reward_of
-from .rings import leaves_of, slices
+from .rings import buffer, leaves_of, slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -218,6 +218,15 @@ def test_units_combine_in_any_order(units: list[SampleUnit]) -> None:
     assert list(first[1]) == list(second[1])
     rows = next((unit.rows for unit in units if isinstance(unit, SequenceUnit)), 1)
     assert all(value.shape[0] == 4 * rows for value in first[1].values())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])
+def test_stacks_are_filled_with_zeros_whatever_the_dtype(dtype: torch.dtype) -> None:
+    rb = buffer(20, 32, sample_unit=FrameStack(3, ["obs"], padding="zeros"))
+    rb.extend({"obs": torch.ones(10, 2).to(dtype), "done": torch.arange(10) % 5 == 4})
+    stacks = rb.sample()["obs"].float()
+    assert bool((stacks[:, -1] == 1).all())
+    assert bool((stacks == 0).any())
 
 
 class Later(SampleUnit):

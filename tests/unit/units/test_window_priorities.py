@@ -13,11 +13,15 @@ from ostinato import (
     PrioritizedSampler,
     PrioritizedSliceSampler,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     SequenceUnit,
+    SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
+from ostinato.errors import OptionError
 
 from ...episodes import Log, batch_of
+from .rings import steps
 
 
 @pytest.mark.parametrize(("shape", "layout"), [("rows", "lanes"), ("rows-1", "line"), ("anchors", "lanes")])
@@ -100,3 +104,23 @@ def test_prioritized_slices_are_padded_and_repeated_rows_give_no_priority(shape:
     again["td_error"] = torch.full((32,), 9.0)
     rb.update_tensordict_priority(again)
     assert rb.stats().stale_updates == int(again["collector", "mask"].sum())
+
+
+def test_windows_of_an_ensemble_give_their_anchors_the_largest_valid_priority() -> None:
+    members = []
+    for _ in range(2):
+        sampler = PrioritizedSampler(100, 1.0, 1.0, 0.0)
+        unit = SequenceUnit(4)
+        members.append(TensorDictReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, sample_unit=unit))
+        members[-1].extend(TensorDict(steps(), [40]))
+    ensemble = ReplayBufferEnsemble(*members, batch_size=16, generator=torch.Generator().manual_seed(0))
+    sample = ensemble.sample()
+    assert sample["validity_mask"].shape == sample["learning_mask"].shape == sample["index", "index"].shape
+    sample["td_error"] = torch.where(sample["validity_mask"], 1.0, 100.0)
+    ensemble.update_tensordict_priority(sample)
+    assert all(member.sampler.priorities.max() == 1.0 for member in members)  # type: ignore[attr-defined]
+    assert sum(member.stats().stale_updates for member in members) == 0
+    for member in members:
+        member.set_sampler(SliceSamplerWithoutReplacement(num_slices=4, end_key="done"))
+    with pytest.raises(OptionError, match="SliceSampler"):
+        ensemble.sample()

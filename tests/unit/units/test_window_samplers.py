@@ -19,7 +19,7 @@ from ostinato import (
     SamplerWithoutReplacement,
     SequenceUnit,
 )
-from ostinato.errors import EmptyBufferError, OptionError
+from ostinato.errors import OptionError
 
 from ...effort import examples
 from ...episodes import Log
@@ -168,34 +168,3 @@ def test_passes_of_other_kinds_are_refused_where_only_some_rows_may_be_drawn(opt
     Log(50, longest=8).extend(rb, 50)
     with pytest.raises(OptionError, match="not available if only some rows may be drawn"):
         rb.sample()
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_without_a_whole_window_there_is_an_error_and_later_there_is_one(sampler: str) -> None:
-    log = Log(30, longest=3, seed=1)
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(30),
-        sampler=SAMPLERS[sampler](log),
-        sample_unit=SequenceUnit(6, "strict"),
-        batch_size=2,
-    )
-    log.extend(rb, 25)
-    with pytest.raises(EmptyBufferError, match="6 rows"):
-        rb.sample()
-    log.longest = 30
-    log.extend(rb, 28)
-    check_sequence(log, *rb.sample(return_info=True), length=6, boundary="strict")
-
-
-def test_an_edit_of_an_end_flag_opens_and_closes_starts() -> None:
-    for sampler in (RandomSampler(), PrioritizedSampler(12, 1.0, 1.0)):
-        rb = ReplayBuffer(
-            storage=LazyTensorStorage(12), sampler=sampler, sample_unit=SequenceUnit(4, "strict"), batch_size=64
-        )
-        log = Log(12, longest=1000)
-        log.extend(rb, 12)
-        assert set(rb.sample(return_info=True)[1]["anchor_index"].tolist()) == set(range(9))
-        rb.set_at_(("next", "terminated"), torch.tensor([True]), torch.tensor([5]))
-        assert set(rb.sample(return_info=True)[1]["anchor_index"].tolist()) == {0, 1, 2, 6, 7, 8}
-        rb.set_at_(("next", "terminated"), torch.tensor([False]), torch.tensor([5]))
-        assert set(rb.sample(return_info=True)[1]["anchor_index"].tolist()) == set(range(9))
