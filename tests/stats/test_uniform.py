@@ -56,7 +56,7 @@ def test_all_orders_of_four_rows_are_equally_likely(size: int) -> None:
     rb = buffer("packed", 4, sampler=SamplerWithoutReplacement(), batch_size=size, generator=seeded())
     fill(rb, range(4), "tensor")
     orders = {order: i for i, order in enumerate(itertools.permutations(range(4)))}
-    passes = [orders[tuple(i for batch in rb for i in read_ids(batch))] for _ in range(2400)]
+    passes = [orders[tuple(i for batch in rb for i in read_ids(batch))] for _ in range(1200)]
     assert LOW < p_value(counts_of(passes, 24)) < HIGH
     follow = [passes[i] // 6 * 4 + passes[i + 1] // 6 for i in range(0, len(passes), 2)]
     assert LOW < p_value(counts_of(follow, 16)) < HIGH

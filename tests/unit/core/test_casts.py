@@ -140,7 +140,7 @@ def given_as(kind: str, value: Any, source: torch.dtype) -> Any:
 
 
 def buffer(stored: torch.dtype) -> ReplayBuffer:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    rb = ReplayBuffer(storage=LazyTensorStorage(64), batch_size=2)
     rb.add({"x": torch.zeros((), dtype=stored)})
     return rb
 

@@ -42,12 +42,12 @@ def test_draws_are_uniform_among_the_rows_left() -> None:
     pairs: Counter[tuple[int, ...]] = Counter()
     buffer = make(batch_size=2, capacity=40)
     sampler = buffer.sampler
-    for _ in range(1500):  # 2 of 20 are drawn one by one, not from an order of all
+    for _ in range(760):  # 2 of 20 are drawn one by one, not from an order of all
         buffer.set_sampler(sampler)
         buffer.empty()
         buffer.extend(torch.arange(20))
         pairs[tuple(int(row) // 5 for row in buffer.sample())] += 1
-    same, other = 5 * 4, 25
+    same, other = 5 * 4 * 2, 25 * 2
     expected = {(a, b): same if a == b else other for a in range(4) for b in range(4)}
     assert 1e-4 < p_value([pairs[pair] for pair in expected], list(expected.values())) < 1 - 1e-4
 

@@ -67,9 +67,9 @@ def square(staleness: Tensor) -> Tensor:
     return (staleness + 1) ** -2
 
 
-@pytest.mark.parametrize(("weight_fn", "power"), [(None, 1), (square, 2)])
-def test_draws_follow_the_weights(weight_fn: Callable[[Tensor], Tensor] | None, power: int) -> None:
-    rb = make([0, 1, 2, 3, 9], batch_size=1, staleness_weight_fn=weight_fn)
+@pytest.mark.parametrize(("weight_fn", "power", "newest"), [(None, 1, 9), (square, 2, 4)])
+def test_draws_follow_the_weights(weight_fn: Callable[[Tensor], Tensor] | None, power: int, newest: int) -> None:
+    rb = make([0, 1, 2, 3, newest], batch_size=1, staleness_weight_fn=weight_fn)
     rb.sampler.consumer_version = 4
     counts = Counter(rb.sample(6000)["row"].tolist())
     weights = [(4 - version + 1) ** -power for version in (0, 1, 2, 3, 4)]

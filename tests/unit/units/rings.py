@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,7 +12,8 @@ from ostinato import (
     SliceSampler,
 )
 
-from ...episodes import Log
+if TYPE_CHECKING:
+    from ...episodes import Log
 
 
 def steps(count: int = 40, episode: int = 10) -> dict[str, torch.Tensor]:

@@ -16,18 +16,15 @@ from ostinato import (
 )
 from ostinato.errors import KeyMissingError, SchemaError
 
-from ...episodes import batch_of
-from .rings import buffer, episode
+from .rings import buffer
 
 
 def test_float64_rewards_are_added_up_in_float64() -> None:
     rb = buffer(20, 1, sample_unit=NStep(10, 0.99))
-    rows = batch_of(episode(1, 20))
-    rows["next"]["reward"] = torch.full((20,), 1 / 3, dtype=torch.float64)
-    rb.extend(rows)
+    rb.extend({**named(), "reward": torch.full((20,), 1 / 3, dtype=torch.float64)})
     batch = rb.sample()
-    steps = int(batch["steps_to_next_obs"])
-    assert math.isclose(float(batch["next"]["reward"]), sum(0.99**k / 3 for k in range(steps)), rel_tol=1e-14)
+    expected = sum(0.99**k / 3 for k in range(int(batch["steps_to_next_obs"])))
+    assert math.isclose(float(batch["reward"]), expected, rel_tol=1e-14)
 
 
 # -- the fields after the step -----------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_a_larger_buffer_and_a_state_without_episodes_read_them_off_the_rows() -
 
 def test_damaged_passes_and_queued_draws_are_refused() -> None:
     def sampled(sampler: Any, prefetch: int = 0) -> ReplayBuffer:
-        rb = buffer(40, 6, sampler=sampler, prefetch=prefetch)
+        rb = buffer(40, 12, sampler=sampler, prefetch=prefetch)
         Log(40, longest=6, seed=1).extend(rb, 40)
         rb.sample()
         return rb
@@ -62,7 +62,7 @@ def test_damaged_passes_and_queued_draws_are_refused() -> None:
     state = sampled(SliceSampler(**padded), prefetch=2).state_dict()
     state["pending"][0]["pad"] = 1
     with pytest.raises(CheckpointError, match="damaged"):
-        buffer(40, 6, sampler=SliceSampler(**padded), prefetch=2).load_state_dict(state)
+        buffer(40, 12, sampler=SliceSampler(**padded), prefetch=2).load_state_dict(state)
 
 
 def test_episodes_saved_by_other_keys_are_read_anew(tmp_path: Path) -> None:

@@ -120,7 +120,9 @@ def test_windows_of_an_ensemble_give_their_anchors_the_largest_valid_priority() 
     ensemble.update_tensordict_priority(sample)
     assert all(member.sampler.priorities.max() == 1.0 for member in members)  # type: ignore[attr-defined]
     assert sum(member.stats().stale_updates for member in members) == 0
-    for member in members:
+    passes = [ReplayBuffer(storage=LazyTensorStorage(100)) for _ in range(2)]
+    for member in passes:
         member.set_sampler(SliceSamplerWithoutReplacement(num_slices=4, end_key="done"))
+        member.extend(steps())
     with pytest.raises(OptionError, match="SliceSampler"):
-        ensemble.sample()
+        ReplayBufferEnsemble(*passes, batch_size=16).sample()
