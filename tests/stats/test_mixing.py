@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato import LazyTensorStorage, RandomSampler, ReplayBuffer, ReplayBufferEnsemble, SamplerEnsemble
+from ostinato import RandomSampler, SamplerEnsemble
 
 from ..effort import examples
 from .chi_square import p_value
@@ -68,18 +68,3 @@ def test_all_pairs_of_members_meet_equally_often_or_by_the_rows_present() -> Non
     drawn = Counter(mix.choose([10, 0, 30], generator)[0] for _ in range(4000))
     assert drawn[1] == 0
     assert LOW < p_value([drawn[0], drawn[2]], [10, 30]) < HIGH
-
-
-def test_an_exact_ratio_leaves_rows_uniform_within_members() -> None:
-    """1400 batches of 11 rows at 2/7: 4,400 rows of the first member, to the row."""
-    members = []
-    for base, count in ((0, 8), (100, 16)):
-        rb = ReplayBuffer(storage=LazyTensorStorage(16))
-        rb.extend(torch.arange(base, base + count))
-        members.append(rb)
-    mix = ReplayBufferEnsemble(*members, ratio=[2, 5], batch_size=11, generator=seeded(8))
-    ids = torch.cat([mix.sample() for _ in range(1400)])
-    drawn = Counter(ids.tolist())
-    assert sum(drawn[i] for i in range(8)) == 4_400
-    assert LOW < p_value([drawn[i] for i in range(8)]) < HIGH
-    assert LOW < p_value([drawn[i] for i in range(100, 116)]) < HIGH

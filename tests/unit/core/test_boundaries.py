@@ -51,14 +51,6 @@ def test_a_ring_of_environments(rows: list[list[int]], full: bool, data: Any) ->
     assert int(got[2].sum()) == values.numel()
 
 
-def test_input_is_not_changed_and_results_are_on_its_device() -> None:
-    end = torch.zeros(4, dtype=torch.bool)
-    start, stop, lengths = find_start_stop_traj(end=end, at_capacity=False, device=torch.device("cpu"))
-    assert not end.any()
-    assert (start.tolist(), stop.tolist(), lengths.tolist()) == ([[0]], [[3]], [4])
-    assert start.device == end.device
-
-
 def test_forms_of_the_cursor() -> None:
     cursors: list[Any] = [2, torch.tensor([0, 1, 2]), torch.tensor(2), range(3)]
     for cursor in cursors:

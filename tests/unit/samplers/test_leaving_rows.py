@@ -135,6 +135,7 @@ EXCLUDED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         OptionError,
         "Prefetching",
     ),
+    (lambda: make(2**70), OptionError, "consume_after_n_samples must be below"),
     (lambda: make(0), OptionError, "must be a positive integer, got 0"),
     (lambda: make(True), KindError, "must be a positive integer, got True"),
     (lambda: ConsumingSampler(1.5), KindError, "max_sample_count must be a positive integer"),  # type: ignore[arg-type]

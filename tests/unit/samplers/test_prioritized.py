@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from ostinato import (
     LazyTensorStorage,
     PrioritizedSampler,
     ReplayBuffer,
+    TensorDictReplayBuffer,
 )
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError, SlotError
 from ostinato.testing.views import make_view
@@ -226,3 +228,21 @@ def test_bad_values_on_a_device_have_no_effect_and_are_told_later(bad: tuple[int
     with pytest.raises(PriorityError, match="had no effect"):
         sampler.raise_deferred()
     sampler.raise_deferred()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_weights_have_the_dtype_asked_for(dtype: torch.dtype) -> None:
+    assert filled(4, dtype=dtype).sample(return_info=True)[1]["priority_weight"].dtype is dtype
+
+
+def test_first_priorities_are_real_numbers() -> None:
+    for dtype in (torch.bool, torch.int8, torch.bfloat16, torch.complex64):
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 1.0, 1.0), batch_size=2)
+        rows = TensorDict({"x": torch.zeros(2), "td_error": torch.ones(2).to(dtype)}, [2])
+        if dtype.is_complex:
+            with pytest.raises(TypeError, match="must be real numbers"):
+                rb.extend(rows)
+            assert len(rb) == 0
+        else:
+            rb.extend(rows)
+            assert priorities(rb) == [1.0, 1.0]

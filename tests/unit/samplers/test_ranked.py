@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
 from ostinato import (
     ConsumingSampler,
@@ -22,6 +23,7 @@ from ostinato import (
     ReservoirWriter,
     SequenceUnit,
     StackSampler,
+    TensorDictReplayBuffer,
 )
 from ostinato.errors import (
     CapacityError,
@@ -184,10 +186,11 @@ def test_a_stack_and_a_queue_of_priorities_as_in_reverb() -> None:
     assert [stack.sample().item() for _ in range(3)] == [2, 1, 0]
     with pytest.raises(WaitTimeoutError):
         stack.sample()
-    heap = make("max", 1, batch_size=2)
-    heap.extend(torch.arange(4))
-    heap.update_priority(range(4), [1.0, 5.0, -3.0, 2.0])
-    assert [batch.tolist() for batch in heap] == [[1, 3], [0, 2]]
+    heap = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(CAPACITY), sampler=HeapSampler(CAPACITY, "max", 1), batch_size=2, priority_key="p"
+    )
+    heap.extend(TensorDict({"x": torch.arange(4), "p": torch.tensor([1.0, 5.0, -3.0, 2.0])}, [4]))
+    assert [batch["x"].tolist() for batch in heap] == [[1, 3], [0, 2]]
     assert len(heap) == 0
     assert not heap.can_sample()
 

@@ -152,20 +152,6 @@ def test_the_version_can_be_nested_large_or_a_float() -> None:
     assert halves.sample()["policy_version"].tolist() == [2.5] * 4
 
 
-def test_a_new_buffer_and_a_load_bring_other_versions() -> None:
-    rb = make([1, 1, 1])
-    sampler = rb.sampler
-    sampler.consumer_version, sampler.max_staleness = 9, 0
-    other = make([9, 1, 1])
-    del rb
-    other.set_sampler(sampler)
-    assert other.sampler.consumer_version == 9
-    assert other.sample()["index"].tolist() == [0] * 4
-    state = make([1, 1, 0]).state_dict()  # as many rows were written
-    other.load_state_dict(state)
-    assert set(other.sample(30)["index"].tolist()) == {0, 1, 2}
-
-
 def test_with_masks_windows_and_ages() -> None:
     mask = Episodes("done", mask_key="valid")
     sampler = StalenessAwareSampler(max_staleness=2)

@@ -26,6 +26,7 @@ from ostinato import (
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    StackSampler,
     StalenessAwareSampler,
     Storage,
     StorageEnsemble,
@@ -132,20 +133,6 @@ def test_a_pass_goes_on_between_calls_and_ends() -> None:
         whole.sample(bare(3), 4)
 
 
-def test_counting_samplers_deliver_what_they_sample() -> None:
-    queue, storage = QueueSampler(), bare(5)
-    assert queue.sample(storage, 3)[0].tolist() == [0, 1, 2]  # type: ignore[union-attr]
-    assert queue.can_sample(storage, 2)
-    assert queue.sample(storage, 2)[0].tolist() == [3, 4]  # type: ignore[union-attr]
-    with pytest.raises(EmptyBufferError):
-        queue.sample(storage, 1)
-    twice = LimitedSampler(2)
-    drawn = [int(i) for _ in range(5) for i in twice.sample(storage, 2)[0]]
-    assert sorted(drawn) == sorted(2 * list(range(5)))
-    twice.extend(torch.tensor([3]))
-    assert set(twice.sample(storage, 1)[0].tolist()) == {3}  # type: ignore[union-attr]
-
-
 # -- priorities -------------------------------------------------------------------------------------------------------
 
 
@@ -166,6 +153,7 @@ def test_rows_without_a_priority_get_the_default_one() -> None:
 @pytest.mark.parametrize("make", [lambda: PrioritizedSampler(4, 1.0, 1.0), lambda: HeapSampler(4)])
 def test_bad_indices_and_priorities_change_nothing(make: Any) -> None:
     sampler = make()
+    sampler.extend(range(4))
     sampler.update_priority(range(4), [1.0, 2.0, 3.0, 4.0])
     bad: list[tuple[Any, Any, type[Exception], str]] = [
         ([4], 1.0, SlotError, "slot 4 is out of range: .* keeps priorities for max_capacity=4"),
@@ -250,6 +238,29 @@ def test_rows_that_do_not_tell_their_episodes() -> None:
 # -- states -----------------------------------------------------------------------------------------------------------
 
 
+SAVED: list[Callable[[], Sampler]] = [
+    *SAMPLERS,
+    lambda: LimitedSampler(3),
+    lambda: ConsumingSampler(3),
+    QueueSampler,
+    lambda: StackSampler(2),
+    lambda: HeapSampler(18, "max", 2),
+]
+
+
+@pytest.mark.parametrize("make", SAVED)
+def test_a_saved_sampler_goes_on(make: Callable[[], Any], tmp_path: Path) -> None:
+    storage, sampler, loaded = episodes(5, 3, 10), make(), make()
+    if sampler.prioritized:
+        sampler.update_priority(torch.arange(18), torch.arange(18.0))
+    sampler.sample(storage, 6, generator=dice())
+    sampler.dumps(tmp_path)
+    loaded.loads(tmp_path)
+    for size in (6, 3):
+        drawn = [one.sample(storage, size, generator=dice(size))[0] for one in (sampler, loaded)]
+        assert torch.equal(*(index if isinstance(index, torch.Tensor) else index[0] for index in drawn))
+
+
 def test_states_of_others_are_refused(tmp_path: Path) -> None:
     RandomSampler().dumps(tmp_path / "random")
     with pytest.raises(CheckpointError, match="holds the state of a RandomSampler, not of a SamplerWithoutReplacement"):
@@ -331,7 +342,7 @@ def test_samplers_without_priorities_have_the_calls_of_those_with() -> None:
         sampler.update_priority(torch.tensor([1]), 1.0)
 
 
-def test_an_ensemble_samples_its_members() -> None:
+def test_an_ensemble_samples_its_members(tmp_path: Path) -> None:
     storages = StorageEnsemble(bare(4), bare(8))
     mix = SamplerEnsemble(SamplerWithoutReplacement(), RandomSampler(), p=[0.25, 0.75], num_buffer_sampled=4)
     found, info = mix.sample(storages, 8, generator=dice())  # type: ignore[arg-type]
@@ -347,6 +358,10 @@ def test_an_ensemble_samples_its_members() -> None:
         mix.sample(storages, 7)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="one storage for each of the 2 samplers, got 1"):
         mix.sample([bare(4)], 8)
+    mix.dumps(tmp_path)
+    again = SamplerEnsemble(SamplerWithoutReplacement(), RandomSampler())
+    again.loads(tmp_path)
+    assert repr(again[0]) == repr(mix[0])
     every = SamplerEnsemble(RandomSampler(), RandomSampler(), sample_from_all=True)
     assert every.can_sample(storages, 4)  # type: ignore[arg-type]
     assert not every.can_sample(StorageEnsemble(bare(4), LazyTensorStorage(8)), 4)  # type: ignore[arg-type]

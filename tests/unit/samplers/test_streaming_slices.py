@@ -32,6 +32,7 @@ from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 CAPACITY = 8
 
@@ -127,6 +128,10 @@ def test_flags_and_masks_are_those_of_slices() -> None:
     assert info["collector", "mask"].shape == (6,)
     assert info["next", "truncated"].flatten()[:3].tolist() == [False, False, True]
     assert info["is_init"].flatten()[:3].tolist() == [True, False, False]
+    buffer.extend(rows(4, [False] * 6) | {"is_init": torch.zeros(6, dtype=torch.bool)})
+    batch, info = buffer.sample(return_info=True)
+    assert batch["t"].tolist() == list(range(4, 10))
+    assert bool(info["collector", "mask"].all())
 
 
 def test_interleaved_episodes_have_windows_of_their_own() -> None:
@@ -194,7 +199,13 @@ def test_errors(build: Callable[[], Any], error: type[Exception], message: str) 
         build()
 
 
-def test_states_are_checked() -> None:
+def test_states_are_checked(tmp_path: Path) -> None:
+    buffer = make(2)
+    buffer.extend(rows(0, [False] * 5))
+    buffer.sampler.dumps(tmp_path)
+    windows = [buffer.sample()["t"].tolist() for _ in range(2)]
+    buffer.sampler.loads(tmp_path)
+    assert windows == [buffer.sample()["t"].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
     sampler = make(2).sampler
     state = sampler.state_dict()
     with pytest.raises(UsageError, match="Cannot restore slice_len=2 into a slice_len=3 StreamingSliceSampler"):

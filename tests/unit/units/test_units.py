@@ -15,6 +15,7 @@ from ostinato import (
     LazyTensorStorage,
     ListStorage,
     NStep,
+    PrioritizedSliceSampler,
     ReplayBuffer,
     SampleUnit,
     SequenceUnit,
@@ -75,6 +76,12 @@ BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
     ),
     (lambda: SliceSampler(slice_len=2, span=(True, -1)), OptionError, "span is True, False"),
     (lambda: SliceSampler(num_slices=True), OptionError, "num_slices must be an integer"),
+    (lambda: SliceSampler(slice_len=4, pad_output=True), OptionError, "incompatible with strict_length=True"),
+    (lambda: PrioritizedSliceSampler(9, 1, 1, slice_len=4, pad_output=True), OptionError, "strict_length=True"),
+    (lambda: setattr(SequenceUnit(2, "strict"), "length", 6), UsageError, "make another unit"),
+    (lambda: setattr(FrameStack(2, ["obs"]), "k", 3), UsageError, "make another unit"),
+    (lambda: setattr(Hindsight(reward_of), "her_ratio", 7.0), UsageError, "make another unit"),
+    (lambda: setattr(DeltaTimestamps(steps={"t": [0]}), "offsets", {}), UsageError, "make another unit"),
 ]
 
 

@@ -62,6 +62,7 @@ UNITS = {
     "nstep-flat": Case(lambda: NStep(4, 0.5), partial(check_nstep, n=4, gamma=0.5), form=FLAT),
     "frames": Case(lambda: FrameStack(3, ["obs"]), partial(check_frames, k=3)),
     "frames-flat": Case(lambda: FrameStack(2, ["obs"]), partial(check_frames, k=2), form=FLAT),
+    "frames-next": Case(lambda: FrameStack(3, ["obs", ("next", "obs")]), partial(check_frames, k=3)),
     "frames-zeros": Case(lambda: FrameStack(4, ["obs"], padding="zeros"), partial(check_frames, k=4, padding="zeros")),
     "frames-merged": Case(lambda: FrameStack(3, ["obs"], merge=True), partial(check_frames, k=3, merge=True)),
     "steps-frames": Case(lambda: [FrameStack(2, ["obs"]), NStep(3, 0.5)], _frames_and_steps),
