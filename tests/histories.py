@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from hypothesis import strategies as st
 
 from ostinato import Episodes, LazyTensorStorage, ReplayBuffer
+from ostinato._backend import backend, use_backend
 from ostinato.errors import EmptyBufferError
 
 from .episodes import Log
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+KINDS: list[Literal["native", "torch"]] = ["native", "torch"] if backend.native is not None else ["torch"]
 __all__ = ["Case", "buffer_for", "check_samples", "histories", "replay"]
 
 
@@ -30,7 +32,7 @@ class Case(NamedTuple):
 
 @st.composite
 def histories(draw: st.DrawFn) -> dict[str, Any]:
-    """A buffer's size, the environments, and what happens to them."""
+    """The arguments of a log, what happens to its buffer, and with which implementation."""
     layout = draw(st.sampled_from(["line", "lanes", "lanes", "mixed"]))
     envs = 1 if layout == "line" else draw(st.integers(1, 4))
     lanes = envs if layout == "lanes" else 1
@@ -39,16 +41,20 @@ def histories(draw: st.DrawFn) -> dict[str, Any]:
     does = st.one_of(
         st.tuples(st.just("extend"), sizes),
         st.tuples(st.just("add"), st.integers(1, 3)),
-        st.tuples(st.sampled_from(["edit", "flags", "empty", "reload"]), st.just(0)),
+        st.tuples(st.sampled_from(["edit", "flags", "masks", "empty", "reload"]), st.just(0)),
         st.tuples(st.just("resize"), st.integers(0, 5)),
     )
-    return {
+    log = {
         "capacity": steps * lanes,
         "layout": layout,
         "envs": envs,
         "seed": draw(st.integers(0, 2**20)),
         "masked": draw(st.sampled_from([0.0, 0.0, 0.2])),
+    }
+    return {
+        "log": log,
         "deeds": [("extend", draw(sizes)), *draw(st.lists(does, max_size=8))],
+        "kind": draw(st.sampled_from(KINDS)),
     }
 
 
@@ -94,8 +100,20 @@ def replay(
     learn: bool = True,
 ) -> None:
     """Do all that a history says, and check samples after each deed."""
-    deeds = history["deeds"]
-    log = Log(**{key: value for key, value in history.items() if key != "deeds"})
+    with use_backend(history["kind"]):
+        _replay(history["deeds"], case, make, path, need, learn=learn, log=Log(**history["log"]))
+
+
+def _replay(
+    deeds: list[tuple[str, int]],
+    case: Case,
+    make: Callable[[Log], ReplayBuffer],
+    path: Path,
+    need: int,
+    *,
+    learn: bool,
+    log: Log,
+) -> None:
     rb = make(log)
     for number, (deed, rows) in enumerate(deeds):
         if deed == "extend":
@@ -116,7 +134,7 @@ def replay(
             rb = make(log)
             rb.loads(path)
         elif log.rows:
-            log.edit(rb, flags=deed == "flags", **case.form)
+            log.edit(rb, flags=deed == "flags", masks=deed == "masks" and log.masked > 0, **case.form)
         if log.rows:
             check_samples(rb, log, case, need=need, learn=learn)
         assert len(rb) == len(log.present()), number

@@ -160,9 +160,7 @@ def reward_of(batch: Any) -> torch.Tensor:
     return goals * 2 + numbers.to(torch.float32) % 16
 
 
-def check_hindsight(
-    log: Log, batch: Any, info: dict[Any, Any], *, strategy: str, ratio: float, late: bool, frames: bool = False
-) -> None:
+def check_hindsight(log: Log, batch: Any, info: dict[Any, Any], *, strategy: str, ratio: float, late: bool) -> None:
     """Goals come from where the strategy says, rewards follow; rows that are not relabelled stay as they were."""
     rows = check_rows(log, batch, info, after=False)
     present, places = log.present(), log.places()

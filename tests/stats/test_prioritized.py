@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from typing import Any
 
 import pytest
 import torch
 
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler, ReplayBuffer
-from ostinato._backend import backend
 
-pytestmark = pytest.mark.usefixtures("backend")
-
-SHAPES = ["uniform", "skewed", "zeros"]
+from .chi_square import p_value
 
 
 def priorities(shape: str, rows: int) -> torch.Tensor:
@@ -48,30 +46,22 @@ def made(given: torch.Tensor, *, alpha: float, eps: float = 0.0, **options: Any)
     return rb
 
 
-def z_of_chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
-    """Chi-square as a normal deviate (Wilson and Hilferty 1931); cells below 5 are pooled."""
-    small = expected < 5
-    cells = torch.cat((counts[~small], counts[small].sum()[None])).double()
-    due = torch.cat((expected[~small], expected[small].sum()[None]))
-    cells, due = cells[due > 0], due[due > 0]
-    degrees = max(len(due) - 1, 1)
-    statistic = float(((cells - due) ** 2 / due).sum())
-    z: float = ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
-    return z
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(("shape", "alpha"), [("uniform", 1.0), ("skewed", 0.6), ("zeros", 0.0), ("zeros", 0.6)])
 def test_rows_are_drawn_by_their_exact_law(shape: str, alpha: float) -> None:
-    rows, draws = 1_000, 400_000
+    rows, draws = 1_000, 200_000
     given = priorities(shape, rows)
     rb = made(given, alpha=alpha)
     drawn = torch.cat([rb.sample(10_000) for _ in range(draws // 10_000)])
-    z = z_of_chi_square(torch.bincount(drawn, minlength=rows), law(given, alpha, 0.0) * draws)
-    assert -4 < z < 4
+    counts = torch.bincount(drawn, minlength=rows)
+    assert not counts[given == 0].any()
+    due = law(given, alpha, 0.0) * draws
+    often = due >= 5
+    assert 1e-4 < p_value(counts[often].tolist(), due[often].tolist()) < 1 - 1e-4
+    assert abs(int(counts[~often].sum()) - float(due[~often].sum())) < 20
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ["skewed", "zeros"])
 def test_stratified_draws_have_the_same_law_and_less_variance(shape: str) -> None:
     rows, size, batches = 200, 400, 300
     given = priorities(shape, rows)
@@ -83,26 +73,10 @@ def test_stratified_draws_have_the_same_law_and_less_variance(shape: str) -> Non
     assert bool((error < 5 / math.sqrt(batches)).all()), "each count varies by less than one"
 
 
-def test_rows_of_priority_zero_are_never_drawn() -> None:
-    """90 % of the rows have priority zero, among 10^7 draws (10^6 with torch alone) there is none of them."""
-    given = priorities("zeros", 20_000)
-    rb = made(given, alpha=0.6)
-    zero = given == 0
-    for _ in range(10 if backend.native is not None else 1):
-        assert not bool(zero[rb.sample(1_000_000)].any())
-
-
-def test_the_last_row_is_drawn_with_its_exact_probability() -> None:
-    given = torch.cat((torch.ones(99), torch.tensor([9.0])))
-    rb = made(given, alpha=1.0)
-    drawn = int((rb.sample(200_000) == 99).sum())
-    exact = 9 / 108
-    assert abs(drawn - 200_000 * exact) < 4 * math.sqrt(200_000 * exact * (1 - exact))
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("eps", [0.0, 1e-3])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(
+    ("shape", "eps", "beta"), [("uniform", 1e-3, 0.4), ("skewed", 0.0, 1.0), ("zeros", 0.0, 0.4), ("zeros", 1e-3, 0.0)]
+)
 def test_weights_agree_with_brute_force(shape: str, eps: float, beta: float) -> None:
     """`(N P(i)) ** -beta`, divided by the largest of all rows that can be drawn (Schaul et al. 2016, 3.4)."""
     given = priorities(shape, 300)
@@ -113,62 +87,6 @@ def test_weights_agree_with_brute_force(shape: str, eps: float, beta: float) -> 
     _, info = rb.sample(2_000, return_info=True)
     assert torch.allclose(info["priority_weight"], raw[info["index"]] / raw.max(), rtol=1e-12)
     assert float(info["priority_weight"].max()) <= 1.0
-
-
-def test_duplicates_in_one_update_leave_the_law_of_the_last() -> None:
-    given = priorities("skewed", 500)
-    rb = made(given, alpha=0.7)
-    index = torch.randint(0, 500, (20_000,), generator=torch.Generator().manual_seed(2))
-    new = torch.rand(20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    rb.update_priority(index, new)
-    last = dict(zip(index.tolist(), new.tolist(), strict=True))
-    expected = torch.tensor([last.get(i, p) for i, p in enumerate(given.tolist())], dtype=torch.float64)
-    state = rb.sampler.state_dict()
-    assert torch.equal(state["priorities"], expected)
-    assert torch.allclose(state["values"], (expected) ** 0.7, rtol=1e-14)
-    z = z_of_chi_square(torch.bincount(rb.sample(300_000), minlength=500), law(expected, 0.7, 0.0) * 300_000)
-    assert -4 < z < 4
-
-
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 3])
-def test_the_law_holds_while_threads_update_and_write(prefetch: int) -> None:
-    """Priorities that threads hammer in are a function of the row, so the law never changes; no row is drawn amiss."""
-    rows = 64
-    rb = PrioritizedReplayBuffer(
-        alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(rows), batch_size=256, prefetch=prefetch
-    )
-    given = torch.arange(rows, dtype=torch.float64)  # row i has priority i; row 0 is never drawn
-    rb.update_priority(rb.extend(torch.arange(rows)), given)
-    stop, errors = threading.Event(), []
-
-    def hammer() -> None:
-        try:
-            while not stop.is_set():
-                index = torch.randint(0, rows, (128,))
-                rb.update_priority(index, given[index])
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=hammer) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        drawn = []
-        for _ in range(400):
-            batch, info = rb.sample(return_info=True)
-            assert torch.equal(batch, info["index"])
-            assert torch.allclose(info["priority_weight"].double(), 1 / given[batch])
-            drawn.append(batch)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(20)
-    assert not errors
-    counts = torch.bincount(torch.cat(drawn), minlength=rows)
-    assert int(counts[0]) == 0
-    z = z_of_chi_square(counts, given / given.sum() * counts.sum())
-    assert -4 < z < 4
-    assert rb.stats().stale_updates == 0
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -206,7 +124,11 @@ def test_no_update_crosses_over_to_another_row_while_threads_write(prefetch: int
     threads = [guarded(write), guarded(learn), guarded(learn)]
     for thread in threads:
         thread.start()
-    stop.wait(1.0)
+    deadline = time.monotonic() + 60
+    while written[0] < 20 * capacity or not rb.stats().stale_updates:
+        assert time.monotonic() < deadline
+        assert not errors
+        stop.wait(0.01)
     stop.set()
     for thread in threads:
         thread.join(20)

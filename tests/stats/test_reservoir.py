@@ -28,23 +28,23 @@ def kept(sizes: list[int], capacity: int, generator: torch.Generator) -> list[in
     return slots
 
 
-@pytest.mark.parametrize("sizes", [[1] * 24, [24], [3, 5, 16], [4, 20], [23, 1]], ids=str)
+@pytest.mark.parametrize("sizes", [[1] * 24, [24], [3, 5, 16]], ids=str)
 def test_every_row_is_kept_with_the_same_probability(sizes: list[int]) -> None:
     generator = torch.Generator().manual_seed(len(sizes))
     counts: Counter[int] = Counter()
-    trials = 1000 if len(sizes) > 5 else 3000
+    trials = 400 if len(sizes) > 5 else 1200
     for _ in range(trials):
         rows = kept(sizes, 4, generator)
         assert len(set(rows)) == 4
         counts.update(rows)
     # counts of rows kept together are not independent: p-values lie a little high, never low
     assert p_value([counts[row] for row in range(24)]) > LOW
-    assert abs(counts[0] / trials - 4 / 24) < 0.05
+    assert abs(counts[0] / trials - 4 / 24) < 0.06
 
 
 def test_every_set_of_rows_is_equally_likely() -> None:
     generator = torch.Generator().manual_seed(7)
-    sets = Counter(tuple(sorted(kept([2, 4], 3, generator))) for _ in range(6000))
+    sets = Counter(tuple(sorted(kept([2, 4], 3, generator))) for _ in range(2000))
     assert LOW < p_value([sets[chosen] for chosen in itertools.combinations(range(6), 3)]) < HIGH
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,10 +34,12 @@ class Batch:
     mask: list[bool] | None = None
 
     def tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Ends, ids and mask as the table takes them."""
-        ends = None if self.ends is None else torch.tensor(self.ends, dtype=torch.bool)
-        ids = None if self.ids is None else torch.tensor(self.ids, dtype=torch.int64)
-        return ends, ids, None if self.mask is None else torch.tensor(self.mask, dtype=torch.bool)
+        """Ends, ids and mask as the table takes them; not contiguous."""
+
+        def strided(values: list[Any] | None, dtype: torch.dtype) -> Tensor | None:
+            return None if values is None else torch.tensor(values, dtype=dtype).repeat_interleave(2)[::2]
+
+        return strided(self.ends, torch.bool), strided(self.ids, torch.int64), strided(self.mask, torch.bool)
 
 
 class Log:

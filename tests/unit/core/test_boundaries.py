@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import find_start_stop_traj
 from ostinato.errors import KindError, UsageError
+
+from ...effort import examples
 
 
 def walk(ends: list[bool]) -> list[tuple[int, int, int]]:
@@ -25,7 +27,7 @@ def walk(ends: list[bool]) -> list[tuple[int, int, int]]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@examples(3)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=1, max_size=9), st.booleans(), st.data())
 def test_a_ring_of_environments(rows: list[list[int]], full: bool, data: Any) -> None:
     by_ids = data.draw(st.booleans())
@@ -49,18 +51,11 @@ def test_a_ring_of_environments(rows: list[list[int]], full: bool, data: Any) ->
     assert int(got[2].sum()) == values.numel()
 
 
-def test_input_is_not_changed_and_results_are_on_its_device() -> None:
-    end = torch.zeros(4, dtype=torch.bool)
-    start, stop, lengths = find_start_stop_traj(end=end, at_capacity=False, device=torch.device("cpu"))
-    assert not end.any()
-    assert (start.tolist(), stop.tolist(), lengths.tolist()) == ([[0]], [[3]], [4])
-    assert start.device == end.device
-
-
-@pytest.mark.parametrize("cursor", [2, torch.tensor([0, 1, 2]), torch.tensor(2), range(3)])
-def test_forms_of_the_cursor(cursor: Any) -> None:
-    start, stop, _ = find_start_stop_traj(end=torch.zeros(5, dtype=torch.bool), at_capacity=True, cursor=cursor)
-    assert (start.tolist(), stop.tolist()) == ([[3]], [[2]])
+def test_forms_of_the_cursor() -> None:
+    cursors: list[Any] = [2, torch.tensor([0, 1, 2]), torch.tensor(2), range(3)]
+    for cursor in cursors:
+        start, stop, _ = find_start_stop_traj(end=torch.zeros(5, dtype=torch.bool), at_capacity=True, cursor=cursor)
+        assert (start.tolist(), stop.tolist()) == ([[3]], [[2]])
 
 
 def test_errors() -> None:

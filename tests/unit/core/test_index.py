@@ -62,20 +62,15 @@ def test_two_dimensions_follow_numpy(steps: int, lanes: int, swap: bool, data: s
     assert picked.slots.is_contiguous()
 
 
-@pytest.mark.parametrize(
-    "index", [3, -4, [0, 3], torch.tensor([-4]), np.array([99]), torch.ones(4, dtype=torch.bool), (0, 0)]
-)
-def test_indices_out_of_range_name_the_length(index: Any) -> None:
-    with pytest.raises(SlotError, match="3"):
-        select(index, (3,), CPU)
-
-
-@pytest.mark.parametrize(
-    "index", [torch.tensor([0.5]), np.array(["a"]), slice(None, None, -1), {"a": 1}, torch.tensor([1j])]
-)
-def test_other_things_are_no_indices(index: Any) -> None:
-    with pytest.raises((KindError, SlotError)):
-        select(index, (3,), CPU)
+def test_indices_out_of_range_and_other_things_raise() -> None:
+    ranges: list[Any] = [3, -4, [0, 3], torch.tensor([-4]), np.array([99]), torch.ones(4, dtype=torch.bool), (0, 0)]
+    for index in ranges:
+        with pytest.raises(SlotError, match="3"):
+            select(index, (3,), CPU)
+    others: list[Any] = [torch.tensor([0.5]), np.array(["a"]), slice(None, None, -1), {"a": 1}, torch.tensor([1j])]
+    for index in others:
+        with pytest.raises((KindError, SlotError)):
+            select(index, (3,), CPU)
 
 
 def test_a_tensor_of_bytes_is_an_index_not_a_mask() -> None:

@@ -69,20 +69,3 @@ def test_the_first_rows_are_those_of_a_sorted_list(few: int, calls: list[tuple[s
             rows.call(name, slots, key)
         assert rows.order.first(SLOTS, rows.read).tolist() == rows.ranked()
         assert rows.order.count == len(rows.keys)
-
-
-def test_outdated_rows_are_looked_at_once() -> None:
-    rows = Rows()
-    rows.call("add", list(range(20)), 1)
-    rows.order.first(1, rows.read)
-    many = np.arange(5000)
-    rows.keys, rows.ages = dict.fromkeys(range(5000), 1.0), {i: i + 1 for i in range(5000)}
-    rows.order.add(many)
-    assert rows.order.first(3, rows.read).tolist() == [0, 1, 2]
-    gone = np.arange(1, 4990)
-    for slot in gone.tolist():
-        del rows.keys[slot], rows.ages[slot]
-    rows.order.remove(gone)
-    assert rows.order.first(3, rows.read).tolist() == [0, 4990, 4991]
-    assert rows.order._at == 4989
-    assert rows.order.first(3, rows.read).tolist() == [0, 4990, 4991]

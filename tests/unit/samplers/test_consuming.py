@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato import ConsumingSampler, LazyTensorStorage, LimitedSampler, QueueSampler, ReplayBuffer
+from ostinato import LazyTensorStorage, LimitedSampler, QueueSampler, ReplayBuffer
 from ostinato.core.records import Draw, Picks, Run, View
 from ostinato.core.ring import Ring
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
@@ -132,18 +132,6 @@ def test_a_row_retires_after_exactly_so_many_draws(calls: list[tuple[str, int]],
         assert max(uses.values(), default=0) <= most
 
 
-def test_limited_draws_are_uniform_among_the_rows_left() -> None:
-    # one after the other: P(second row differs) = 1 with one use each, so all ordered pairs of 5 are equally likely
-    generator = torch.Generator().manual_seed(3)
-    pairs: Counter[tuple[int, ...]] = Counter()
-    for _ in range(4000):
-        ring = Held(LimitedSampler(1))
-        ring.write(5)
-        pairs[tuple(ring.draw(2, generator)[1])] += 1
-    assert len(pairs) == 20
-    assert 1e-4 < p_value(list(pairs.values())) < 1 - 1e-4
-
-
 def test_limited_batches_follow_the_law_of_single_draws() -> None:
     # of 3 rows with 2 uses each, 4 draws: compare the counts of the first row with all sequences, weighed exactly
     expected: Counter[int] = Counter()
@@ -159,7 +147,7 @@ def test_limited_batches_follow_the_law_of_single_draws() -> None:
 
     go((2, 2, 2), 0, 0, 1.0)
     generator, seen = torch.Generator().manual_seed(4), Counter[int]()
-    for _ in range(4000):
+    for _ in range(1500):
         ring = Held(LimitedSampler(2))
         ring.write(3)
         seen[ring.draw(4, generator)[1].count(0)] += 1
@@ -192,19 +180,16 @@ def test_states_of_other_rows_or_options_are_refused() -> None:
         LimitedSampler(2).check_state(state, 4)
     with pytest.raises(CheckpointError, match="damaged"):
         LimitedSampler(2).check_state({**state, "order": torch.tensor([0, 0])}, 3)
+    with pytest.raises(OptionError, match="at least 1, got 0"):
+        LimitedSampler(0)
+    with pytest.raises(KindError, match=r"must be an integer, got 1\.5"):
+        LimitedSampler(1.5)  # type: ignore[arg-type]
     queue = Held(QueueSampler())
     queue.write(3)
     saved = queue.sampler.state_dict()
     for change in ({"waiting": 4}, {"returned": torch.tensor([3])}, {"sizes": torch.tensor([1])}):
         with pytest.raises(CheckpointError, match="queue's state is damaged"):
             QueueSampler().check_state({**saved, **change}, 3)
-
-
-def test_bad_numbers_are_refused() -> None:
-    with pytest.raises(OptionError, match="at least 1, got 0"):
-        LimitedSampler(0)
-    with pytest.raises(KindError, match=r"must be an integer, got 1\.5"):
-        LimitedSampler(1.5)  # type: ignore[arg-type]
 
 
 def test_consumed_rows_that_are_marked_as_updated_return() -> None:
@@ -218,14 +203,3 @@ def test_consumed_rows_that_are_marked_as_updated_return() -> None:
     assert sorted(slots.tolist()) == [0, 2, 3, 5]
     assert sorted(rb.sample().tolist()) == [1, 4, 10, 11, 12, 13]
     assert len(rb) == 0
-
-
-def test_consumed_rows_of_a_bare_storage_return() -> None:
-    storage, sampler = LazyTensorStorage(4), ConsumingSampler()
-    storage.set(range(4), torch.arange(4))
-    sampler.sample(storage, 4)
-    assert not sampler.can_sample(storage, 1)
-    sampler.mark_update(torch.tensor([2]), storage=storage)
-    index, _ = sampler.sample(storage, 4)
-    assert isinstance(index, torch.Tensor)
-    assert index.tolist() == [2]

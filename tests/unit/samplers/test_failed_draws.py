@@ -15,7 +15,6 @@ from ostinato import (
     QueueSampler,
     RandomSampler,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     Sampler,
     SamplerWithoutReplacement,
     SequenceUnit,
@@ -28,19 +27,17 @@ from ...tags import same_state, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-SHORT = torch.arange(16) % 2 == 1
-"""Episodes of two rows each: too short for slices of four."""
-
-SLICES: dict[str, Callable[[], Sampler]] = {
-    "slices": lambda: SliceSampler(slice_len=4),
-    "slices-without-replacement": lambda: SliceSamplerWithoutReplacement(slice_len=4),
-    "slices-in-order": lambda: SliceSamplerWithoutReplacement(slice_len=4, shuffle=False),
-    "number-of-slices": lambda: SliceSamplerWithoutReplacement(num_slices=1),
-    "dropped-slices": lambda: SliceSamplerWithoutReplacement(slice_len=4, drop_last=True),
-    "prioritized-slices": lambda: PrioritizedSliceSampler(16, 0.6, 0.4, slice_len=4),
-    "prioritized-number": lambda: PrioritizedSliceSampler(16, 0.6, 0.4, num_slices=1),
+STRICT = SequenceUnit(4, "strict", "done")
+CASES: dict[str, tuple[Callable[[], Sampler], dict[str, Any]]] = {
+    "slices": (lambda: SliceSampler(slice_len=4), {}),
+    "slices-without-replacement": (lambda: SliceSamplerWithoutReplacement(slice_len=4), {}),
+    "number-of-slices": (lambda: SliceSamplerWithoutReplacement(num_slices=1), {}),
+    "slices-dropped": (lambda: SliceSamplerWithoutReplacement(slice_len=4, drop_last=True), {"batch_size": 12}),
+    "prioritized-slices": (lambda: PrioritizedSliceSampler(16, 0.6, 0.4, slice_len=4), {}),
+    "prioritized-number": (lambda: PrioritizedSliceSampler(16, 0.6, 0.4, num_slices=1), {}),
+    "windows": (RandomSampler, {"sample_unit": STRICT}),
+    "windows-without-replacement": (SamplerWithoutReplacement, {"sample_unit": STRICT}),
 }
 
 
@@ -51,79 +48,38 @@ def make(sampler: Sampler, **options: Any) -> ReplayBuffer:
     )
 
 
-def fails(rb: ReplayBuffer, size: int | None = None) -> None:
-    """Let a draw fail, twice, and compare the whole state before and after."""
+def fails(rb: ReplayBuffer, **options: Any) -> None:
+    """Let a draw fail, twice, and compare the state before and after."""
     before = snapshot(rb)
     for _ in range(2):
         with pytest.raises(OstinatoError):
-            rb.sample(size)
-        same_state(snapshot(rb), before)
+            rb.sample(**options)
+        after = snapshot(rb)
+        same_state(after["sampler"], before["sampler"])
+        same_state(after["generator"], before["generator"])
 
 
-@pytest.mark.parametrize("name", list(SLICES))
-def test_episodes_too_short_for_a_slice(name: str, tmp_path: Path) -> None:
-    rb, x = make(SLICES[name]()), torch.arange(16)
+@pytest.mark.parametrize("name", CASES)
+def test_episodes_too_short_for_a_slice(name: str) -> None:
+    sampler, options = CASES[name]
+    rb, x = make(sampler(), **options), torch.arange(16)
     rb.extend({"x": x, "done": x % 4 == 3})
     rb.sample()
-    rb.extend({"x": x, "done": SHORT})
+    rb.extend({"x": x, "done": x % 2 == 1})
     fails(rb)
-    rb.dumps(tmp_path / "save")
-    other = make(SLICES[name]())
-    other.loads(tmp_path / "save")
-    for one in (rb, other):
-        one.extend({"x": x, "done": x % 8 == 7})
-    assert torch.equal(rb.sample()["x"], other.sample()["x"])
-
-
-def test_an_episode_less_than_a_batch_of_slices_with_drop_last() -> None:
-    rb, x = make(SliceSamplerWithoutReplacement(slice_len=4, drop_last=True), batch_size=12), torch.arange(16)
     rb.extend({"x": x, "done": x % 4 == 3})
-    rb.sample()
-    rb.extend({"x": x, "done": x % 8 == 7})
-    fails(rb)
+    assert (rb.sample()["x"].view(-1, 4).diff(dim=1) == 1).all()
+    if name == "prioritized-number":
+        fails(rb, batch_size=8)  # another length of slices
 
 
-def test_another_number_of_slices_than_there_are_rows_for() -> None:
-    rb, x = make(PrioritizedSliceSampler(16, 0.6, 0.4, num_slices=1), batch_size=None), torch.arange(16)
-    rb.extend({"x": x, "done": x % 4 == 3})
-    rb.sample(4)
-    fails(rb, 8)
-    assert rb.sample(4)["x"].shape == (4,)
-
-
-def test_rows_without_any_priority() -> None:
-    rb = make(PrioritizedSampler(16, 1.0, 0.4, eps=0.0))
-    rb.extend({"x": torch.arange(4)})
-    rb.update_priority(torch.arange(4), torch.zeros(4))
-    fails(rb)
-
-
-@pytest.mark.parametrize("sampler", [QueueSampler, lambda: LimitedSampler(1)])
-def test_rows_that_are_used_up(sampler: Callable[[], Sampler]) -> None:
-    rb = make(sampler(), rate_limiter=None)
+@pytest.mark.parametrize(
+    "sampler", [QueueSampler, lambda: LimitedSampler(1), lambda: PrioritizedSampler(16, 1, 0.4, 0)]
+)
+def test_rows_that_are_used_up_or_have_no_priority(sampler: Callable[[], Sampler]) -> None:
+    rb = make(sampler())
     rb.extend({"x": torch.arange(6)})
     rb.sample()
-    before = snapshot(rb)["sampler"]
-    with pytest.raises(OstinatoError):
-        rb.sample(timeout_s=0.01) if isinstance(rb.sampler, QueueSampler) else rb.sample()
-    same_state(snapshot(rb)["sampler"], before)
-
-
-@pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
-def test_no_whole_window(sampler: Callable[[], Sampler]) -> None:
-    rb = make(sampler(), sample_unit=SequenceUnit(4, "strict", "done"))
-    rb.extend({"x": torch.arange(16), "done": SHORT})
-    fails(rb)
-
-
-def test_a_member_of_an_ensemble_that_cannot_be_drawn_from() -> None:
-    first = ReplayBuffer(storage=LazyTensorStorage(16), sampler=SamplerWithoutReplacement())
-    second = ReplayBuffer(storage=LazyTensorStorage(16), sampler=PrioritizedSampler(16, 1.0, 0.4, eps=0.0))
-    both = ReplayBufferEnsemble(first, second, batch_size=8, generator=torch.Generator().manual_seed(0))
-    for rb in both.members:
-        rb.extend({"x": torch.arange(16)})
-    second.update_priority(torch.arange(16), torch.zeros(16))
-    before = both.state_dict()["generator"]
-    with pytest.raises(OstinatoError):
-        both.sample()
-    same_state(both.state_dict()["generator"], before)
+    if rb.sampler.prioritized:
+        rb.update_priority(torch.arange(6), torch.zeros(6))
+    fails(rb, **({"timeout_s": 0.01} if isinstance(rb.sampler, QueueSampler) else {}))

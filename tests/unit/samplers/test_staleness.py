@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,10 @@ from ostinato import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
-    RateLimiter,
     ReplayBuffer,
     SequenceUnit,
     StalenessAwareSampler,
     TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
 )
 from ostinato.errors import (
     CheckpointError,
@@ -39,7 +36,6 @@ from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def make(versions: Any, *, batch_size: int = 4, capacity: int = 100, options: Any = None, **sampler: Any) -> Any:
@@ -61,16 +57,22 @@ def rows(versions: Any) -> TensorDict:
     return TensorDict({"policy_version": values, "row": torch.arange(len(values))}, [len(values)])
 
 
+def filled_list() -> ListStorage:
+    storage = ListStorage(4)
+    storage.set(range(2), [1, 2])
+    return storage
+
+
 def square(staleness: Tensor) -> Tensor:
     return (staleness + 1) ** -2
 
 
-@pytest.mark.parametrize(("weight_fn", "power"), [(None, 1), (square, 2)])
-def test_draws_follow_the_weights(weight_fn: Callable[[Tensor], Tensor] | None, power: int) -> None:
-    rb = make([0, 1, 2, 3, 3], batch_size=1, staleness_weight_fn=weight_fn)
+@pytest.mark.parametrize(("weight_fn", "power", "newest"), [(None, 1, 9), (square, 2, 4)])
+def test_draws_follow_the_weights(weight_fn: Callable[[Tensor], Tensor] | None, power: int, newest: int) -> None:
+    rb = make([0, 1, 2, 3, newest], batch_size=1, staleness_weight_fn=weight_fn)
     rb.sampler.consumer_version = 4
-    counts = Counter(int(rb.sample()["row"]) for _ in range(6000))
-    weights = [(4 - version + 1) ** -power for version in (0, 1, 2, 3, 3)]
+    counts = Counter(rb.sample(6000)["row"].tolist())
+    weights = [(4 - version + 1) ** -power for version in (0, 1, 2, 3, 4)]
     assert 1e-4 < p_value([counts[row] for row in range(5)], weights) < 1 - 1e-4
 
 
@@ -79,7 +81,7 @@ def test_distinct_rows_are_drawn_one_after_the_other(total: int) -> None:
     # large batches take an order of all rows, small ones are drawn row by row: the same distribution
     weights = torch.tensor([1.0, 2.0, 4.0] * (total // 3), dtype=torch.float64)
     generator, counts = torch.Generator().manual_seed(1), Counter[tuple[int, int]]()
-    for _ in range(8000):
+    for _ in range(3000):
         first, second = draw_weighted(weights.cumsum(0), weights, 2, generator, distinct=True).tolist()
         assert first != second
         counts[first % 3, second % 3] += 1
@@ -111,27 +113,15 @@ def test_rows_beyond_the_limit_are_not_drawn() -> None:
     assert rb.sample(10)["row"].unique().shape == (10,)  # as many rows as the batch has: each once
     rb.sampler.increment_consumer_version()
     assert rb.sampler.consumer_version == 10
-
-
-def test_all_rows_too_stale_raises() -> None:
-    rb = make(range(5), max_staleness=2)
-    rb.sampler.consumer_version = 50
-    with pytest.raises(EmptyBufferError, match=r"All 5 entries in the buffer exceed max_staleness=2 .*versions from 0"):
+    rb.sampler.consumer_version, rb.sampler.max_staleness = 50, 2
+    with pytest.raises(EmptyBufferError, match=r"All 10 entries in the buffer exceed max_staleness=2 .*from 0"):
         rb.sample()
     rb.extend(rows([49]))
-    assert rb.sample()["policy_version"].tolist() == [49] * 4
+    assert set(rb.sample()["policy_version"].tolist()) == {49}
 
 
-def test_newer_rows_are_fresh() -> None:
-    rb = make([5, 8], batch_size=1)  # a collector ahead of the consumer
-    rb.sampler.consumer_version = 5
-    counts = Counter(int(rb.sample()["policy_version"]) for _ in range(2000))
-    assert 1e-4 < p_value([counts[5], counts[8]]) < 1 - 1e-4
-
-
-@pytest.mark.parametrize("capacity", [7, 100])
-def test_versions_follow_writes_and_edits(capacity: int) -> None:
-    rb = make([], capacity=capacity, max_staleness=1, batch_size=30)
+def test_versions_follow_writes_and_edits() -> None:
+    rb = make([], capacity=7, max_staleness=1, batch_size=30)
     held: dict[int, int] = {}
     sampler = rb.sampler
     for version in range(40):
@@ -150,24 +140,6 @@ def test_versions_follow_writes_and_edits(capacity: int) -> None:
     assert rb.sample(3)["index"].tolist() == [0, 0, 0]
 
 
-def test_versions_follow_conditional_updates() -> None:
-    writer = TensorDictRoundRobinWriter(track_generations=True)
-    rb = make([0] * 8, max_staleness=0, batch_size=300, capacity=8, options={"writer": writer})
-    assert set(rb.sample()["index"].tolist()) == set(range(8))
-    index = torch.tensor([1, 4, 6])
-    found = rb.update_if_present(
-        index=index, generation=writer.generations_of(index), patch={"policy_version": torch.tensor([3, 3, 3])}
-    )
-    assert found.updated_count == 3
-    rb.sampler.consumer_version = 3
-    assert set(rb.sample()["index"].tolist()) == {1, 4, 6}
-    index = torch.tensor([7, 0])  # the newest row and another one take one serial number
-    rb.update_if_present(
-        index=index, generation=writer.generations_of(index), patch={"policy_version": torch.tensor([3, 3])}
-    )
-    assert set(rb.sample()["index"].tolist()) == {0, 1, 4, 6, 7}
-
-
 def test_the_version_can_be_nested_large_or_a_float() -> None:
     big = 2**60
     sampler = StalenessAwareSampler(0, version_key=("collector", "version"))
@@ -180,45 +152,7 @@ def test_the_version_can_be_nested_large_or_a_float() -> None:
     assert halves.sample()["policy_version"].tolist() == [2.5] * 4
 
 
-@pytest.mark.parametrize("way", ["state", "directory", "pickle"])
-def test_a_copy_goes_on_exactly(way: str, tmp_path: Path) -> None:
-    rb = make([1, 2, 3, 4, 5, 6], max_staleness=4, options={"prefetch": 2})
-    rb.sampler.consumer_version = 6
-    rb.sample()
-    copy = make([], options={"prefetch": 2})
-    if way == "state":
-        copy.load_state_dict(rb.state_dict())
-    elif way == "directory":
-        rb.dumps(tmp_path / "saved")
-        copy.loads(tmp_path / "saved")
-    else:
-        copy = pickle.loads(pickle.dumps(rb))
-    assert (copy.sampler.consumer_version, copy.sampler.max_staleness) == (6, 4)
-    for version in (7, 8):
-        for buffer in (rb, copy):
-            buffer.sampler.consumer_version = version
-            buffer.extend(rows([version, version]))
-        for _ in range(4):
-            first, second = rb.sample(), copy.sample()
-            assert torch.equal(first["index"], second["index"])
-            assert torch.equal(first["staleness"], second["staleness"])
-
-
-def test_a_new_buffer_and_a_load_bring_other_versions() -> None:
-    rb = make([1, 1, 1])
-    sampler = rb.sampler
-    sampler.consumer_version, sampler.max_staleness = 9, 0
-    other = make([9, 1, 1])
-    del rb
-    other.set_sampler(sampler)
-    assert other.sampler.consumer_version == 9
-    assert other.sample()["index"].tolist() == [0] * 4
-    state = make([1, 1, 0]).state_dict()  # as many rows were written
-    other.load_state_dict(state)
-    assert set(other.sample(30)["index"].tolist()) == {0, 1, 2}
-
-
-def test_with_masks_windows_ages_and_limits() -> None:
+def test_with_masks_windows_and_ages() -> None:
     mask = Episodes("done", mask_key="valid")
     sampler = StalenessAwareSampler(max_staleness=2)
     unit = SequenceUnit(2, "strict")
@@ -233,42 +167,30 @@ def test_with_masks_windows_ages_and_limits() -> None:
     young.sampler.consumer_version = 6
     assert set(young.sample(max_age=1)["policy_version"].tolist()) == {4, 5}
     assert set(young.sample()["policy_version"].tolist()) == set(range(6))
-    slow = make(range(6), options={"rate_limiter": RateLimiter(min_size_to_sample=6)})
-    assert slow.sample(timeout_s=0).shape == (4,)
 
 
-def test_environments_of_a_storage_with_two_dimensions() -> None:
-    storage = LazyTensorStorage(12, ndim=2)
-    rb = TensorDictReplayBuffer(storage=storage, sampler=StalenessAwareSampler(0), batch_size=50)
-    rb.extend(TensorDict({"policy_version": torch.arange(8).view(2, 4).T}, [4, 2]))
-    rb.sampler.consumer_version = 6  # type: ignore[attr-defined]
-    assert set(rb.sample()["policy_version"].tolist()) == {6, 7}
+WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: make([]).sample(), EmptyBufferError, "Cannot sample from an empty storage"),
+    (lambda: make([1], version_key="v").sample(), KeyMissingError, "Could not find key 'v' in the replay buffer"),
+    (lambda: make([[1, 2]]).sample(), SchemaError, "one number for each row"),
+    (lambda: make([1], max_staleness=-2), OptionError, "or -1 for no limit"),
+    (lambda: make([1], max_staleness=1.5), KindError, "max_staleness must be an integer"),
+    (lambda: make([1], staleness_weight_fn=3), KindError, "must be callable"),
+    (lambda: make([1], staleness_weight_fn=torch.sum).sample(), SchemaError, "one weight for each of 1 rows"),
+    (lambda: make([1], staleness_weight_fn=lambda s: -s - 1).sample(), PriorityError, "at least 0"),
+    (lambda: make([1], staleness_weight_fn=lambda s: s * 0).sample(), PriorityError, "not all of them 0"),
+    (lambda: make([1], staleness_weight_fn=lambda s: s * torch.nan).sample(), PriorityError, "finite"),
+    (
+        lambda: StalenessAwareSampler().check_state({"consumer_version": "1", "max_staleness": 0}, 4),
+        CheckpointError,
+        "damaged",
+    ),
+    (lambda: setattr(StalenessAwareSampler(), "consumer_version", 2**70), OptionError, "consumer_version"),
+    (lambda: StalenessAwareSampler().sample(filled_list(), 1), KindError, "Plain ListStorage is not supported"),
+]
 
 
-@pytest.mark.parametrize(
-    ("build", "error", "message"),
-    [
-        (lambda: make([]).sample(), EmptyBufferError, "Cannot sample from an empty storage"),
-        (lambda: make([1], version_key="v").sample(), KeyMissingError, "Could not find key 'v' in the replay buffer"),
-        (lambda: make([[1, 2]]).sample(), SchemaError, "one number for each row"),
-        (lambda: make([1], max_staleness=-2), OptionError, "or -1 for no limit"),
-        (lambda: make([1], max_staleness=1.5), KindError, "max_staleness must be an integer"),
-        (lambda: make([1], staleness_weight_fn=3), KindError, "must be callable"),
-        (lambda: make([1], staleness_weight_fn=torch.sum).sample(), SchemaError, "one weight for each of 1 rows"),
-        (lambda: make([1], staleness_weight_fn=lambda s: -s - 1).sample(), PriorityError, "at least 0"),
-        (lambda: make([1], staleness_weight_fn=lambda s: s * 0).sample(), PriorityError, "not all of them 0"),
-        (lambda: make([1], staleness_weight_fn=lambda s: s * torch.nan).sample(), PriorityError, "finite"),
-    ],
-)
-def test_errors(build: Callable[[], Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        build()
-
-
-def test_lists_have_no_versions_and_states_are_checked() -> None:
-    rb = ReplayBuffer(storage=ListStorage(4), sampler=StalenessAwareSampler(), batch_size=1)
-    rb.extend([1, 2])
-    with pytest.raises(KindError, match="Plain ListStorage is not supported"):
-        rb.sample()
-    with pytest.raises(CheckpointError, match="damaged"):
-        StalenessAwareSampler().check_state({"consumer_version": "1", "max_staleness": 0}, 4)
+def test_errors() -> None:
+    for build, error, message in WRONG:
+        with pytest.raises(error, match=message):
+            build()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from ostinato import (
     ConsumingSampler,
@@ -26,10 +26,10 @@ from ostinato import (
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    StackSampler,
     StalenessAwareSampler,
     Storage,
     StorageEnsemble,
-    StreamingSliceSampler,
     TensorStorage,
 )
 from ostinato.errors import (
@@ -45,12 +45,9 @@ from ostinato.errors import (
     UsageError,
 )
 
-from ...stats.chi_square import p_value
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
-
-pytestmark = pytest.mark.usefixtures("backend")
 
 
 def dice(seed: int = 0) -> torch.Generator:
@@ -75,51 +72,51 @@ def episodes(*lengths: int, more: dict[str, torch.Tensor] | None = None) -> Tens
 # -- single rows ------------------------------------------------------------------------------------------------------
 
 
-def test_draws_are_those_of_the_sampler_in_a_buffer() -> None:
-    storage = bare(7, 10)
-    for sampler in (RandomSampler(), SamplerWithoutReplacement()):
-        again = pickle.loads(pickle.dumps(sampler))
-        rb = ReplayBuffer(storage=storage, sampler=again, batch_size=5, generator=dice())
-        index, info = sampler.sample(storage, 5, generator=dice())
-        assert info == {}
-        assert isinstance(index, torch.Tensor)
-        assert torch.equal(storage[index]["x"], rb.sample()["x"])
+SAMPLERS: list[Callable[[], Sampler]] = [
+    RandomSampler,
+    SamplerWithoutReplacement,
+    lambda: PrioritizedSampler(18, 0.7, 0.9),
+    lambda: SliceSampler(slice_len=3, traj_key="traj"),
+    lambda: SliceSampler(slice_len=3, end_key=("next", "done"), strict_length=False, pad_output=True),
+    lambda: SliceSamplerWithoutReplacement(slice_len=3),
+    lambda: PrioritizedSliceSampler(18, 0.7, 0.9, slice_len=3),
+    lambda: StalenessAwareSampler(version_key="step"),
+]
 
 
-def test_without_a_generator_draws_are_those_of_torch() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        index, _ = RandomSampler().sample(bare(), 5)
-        torch.manual_seed(0)
-        assert torch.equal(index, torch.randint(0, 10, (5,)))  # type: ignore[arg-type]
-
-
-def test_two_dimensions_give_a_pair() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
-    rb.extend({"x": torch.arange(12).view(3, 4).transpose(0, 1).contiguous().transpose(0, 1)})
-    storage = rb.storage
-    index, _ = SamplerWithoutReplacement().sample(storage, 12)
-    assert isinstance(index, tuple)
-    assert len({(int(a), int(b)) for a, b in zip(*index, strict=True)}) == 12
-    assert torch.equal(storage[index]["x"].sort().values, torch.arange(12))
+@pytest.mark.parametrize("make", SAMPLERS)
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_draws_are_those_of_the_sampler_in_a_buffer(make: Callable[[], Any], ndim: int) -> None:
+    rows = TensorDict(episodes(5, 3, 10, more={"is_init": torch.zeros(18, 1, dtype=torch.bool)})[:], [18])
+    rows = rows.view(2, 9) if ndim == 2 else rows
+    sampler, generator = make(), dice()
+    rb = ReplayBuffer(storage=LazyTensorStorage(18, ndim=ndim), sampler=make(), batch_size=6, generator=dice())
+    slots = rb.extend(rows)
+    if sampler.prioritized:
+        rb.update_priority(slots, torch.arange(18.0))
+        sampler.update_priority(torch.arange(18), rb.sampler.priorities, storage=rb.storage)  # type: ignore[attr-defined]
+    for _ in range(4):
+        batch, expected = rb.sample(return_info=True)
+        index, info = sampler.sample(rb.storage, 6, generator=generator)
+        assert isinstance(index, tuple) == (ndim == 2 or "Slice" in type(sampler).__name__)
+        assert torch.equal(rb.storage[index]["step"], batch["step"])
+        assert all(torch.equal(info[key], expected[key]) for key in info)
+        assert sampler.reads or info.keys() == expected.keys() - {"index", "index_generation"}
 
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, ListStorage])
 def test_a_storage_that_was_never_in_a_buffer(kind: type[Storage]) -> None:
     storage = kind(8)
+    for sampler in (RandomSampler(), PrioritizedSampler(4, 1.0, 1.0), SliceSampler(slice_len=2)):
+        with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
+            sampler.sample(storage, 2)
+        assert not sampler.can_sample(storage, 2)
     storage.set(range(6), [{"x": i} for i in range(6)] if kind is ListStorage else {"x": torch.arange(6)})
     for sampler in (RandomSampler(), SamplerWithoutReplacement(), PrioritizedSampler(8, 1.0, 1.0)):
         index, _ = sampler.sample(storage, 4)
         rows = storage.get(index)
         found = [row["x"] for row in rows] if kind is ListStorage else rows["x"].tolist()
         assert [int(x) for x in found] == index.tolist()  # type: ignore[union-attr]
-
-
-def test_an_empty_storage_says_so() -> None:
-    for sampler in (RandomSampler(), PrioritizedSampler(4, 1.0, 1.0), SliceSampler(slice_len=2)):
-        with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
-            sampler.sample(LazyTensorStorage(4), 2)
-        assert not sampler.can_sample(LazyTensorStorage(4), 2)
 
 
 def test_a_pass_goes_on_between_calls_and_ends() -> None:
@@ -129,66 +126,14 @@ def test_a_pass_goes_on_between_calls_and_ends() -> None:
         seen += sampler.sample(storage, 4)[0].tolist()  # type: ignore[union-attr]
         assert sampler.ran_out == ran_out
     assert sorted(seen) == list(range(10))
-
-
-def test_drop_last_needs_a_whole_batch() -> None:
-    sampler = SamplerWithoutReplacement(drop_last=True)
-    assert sampler.can_sample(bare(4), 4)
-    assert not sampler.can_sample(bare(3), 4)
+    whole = SamplerWithoutReplacement(drop_last=True)
+    assert whole.can_sample(bare(4), 4)
+    assert not whole.can_sample(bare(3), 4)
     with pytest.raises(TooFewRowsError, match=r"The batch size \(4\) is greater than the storage capacity \(3\)"):
-        sampler.sample(bare(3), 4)
-    assert issubclass(TooFewRowsError, (ValueError, RuntimeError))
-
-
-def test_samplers_without_priorities_have_the_calls_of_those_with() -> None:
-    sampler = RandomSampler()
-    assert sampler.default_priority == 1.0
-    sampler.add(3)
-    sampler.extend(range(4))
-    sampler.mark_update(torch.tensor([1]))
-    with pytest.warns(UserWarning, match="update_priority.. on a sampler RandomSampler that is not prioritized"):
-        sampler.update_priority(torch.tensor([1]), 1.0)
-
-
-def test_a_sampler_of_the_users_own_samples_alone() -> None:
-    class Newest(Sampler):
-        def draw(self, view: Any, batch_size: int, generator: Any) -> Any:
-            from ostinato.protocols import Draw
-
-            return Draw((view.cursor - 1 - torch.arange(batch_size)) % view.rows)
-
-    assert Newest().sample(bare(13, 10), 4)[0].tolist() == [2, 1, 0, 9]  # type: ignore[union-attr]
-
-
-def test_counting_samplers_deliver_what_they_sample() -> None:
-    queue, storage = QueueSampler(), bare(5)
-    assert queue.sample(storage, 3)[0].tolist() == [0, 1, 2]  # type: ignore[union-attr]
-    assert queue.can_sample(storage, 2)
-    assert queue.sample(storage, 2)[0].tolist() == [3, 4]  # type: ignore[union-attr]
-    with pytest.raises(EmptyBufferError):
-        queue.sample(storage, 1)
-    twice = LimitedSampler(2)
-    drawn = [int(i) for _ in range(5) for i in twice.sample(storage, 2)[0]]
-    assert sorted(drawn) == sorted(2 * list(range(5)))
-    twice.extend(torch.tensor([3]))
-    assert set(twice.sample(storage, 1)[0].tolist()) == {3}  # type: ignore[union-attr]
+        whole.sample(bare(3), 4)
 
 
 # -- priorities -------------------------------------------------------------------------------------------------------
-
-
-def test_rows_are_drawn_in_proportion_to_their_priority() -> None:
-    sampler, storage = PrioritizedSampler(10, alpha=0.5, beta=1.0, eps=0.0), bare(6, 10)
-    given = torch.tensor([0.0, 1.0, 4.0, 9.0, 16.0, 25.0])
-    sampler.extend(torch.arange(6))
-    sampler.update_priority(torch.arange(6), given)
-    index, info = sampler.sample(storage, 15_000, generator=dice())
-    assert list(info) == ["priority_weight"]
-    counts = torch.bincount(index, minlength=6)  # type: ignore[arg-type]
-    assert counts[0] == 0
-    shares = (given.sqrt() / given.sqrt().sum()).tolist()
-    assert p_value(counts[1:].tolist(), shares[1:]) > 0.001
-    assert torch.allclose(info["priority_weight"], given[index] ** -0.5)  # relative to the smallest value, 1
 
 
 def test_rows_without_a_priority_get_the_default_one() -> None:
@@ -201,73 +146,25 @@ def test_rows_without_a_priority_get_the_default_one() -> None:
     sampler.update_priority(2, 0.5)
     sampler.mark_update(0)
     sampler.add(2)
+    sampler.extend(torch.tensor([-1, 1]))  # a row that was not kept
     assert sampler.priorities.tolist() == [5.0, 5.0, 5.0, 5.0]
 
 
-def test_the_largest_priority_in_the_buffer_is_followed() -> None:
-    sampler = PrioritizedSampler(4, 1.0, 1.0, max_priority_within_buffer=True)
-    sampler.update_priority(range(4), [9.0, 3.0, 2.0, 1.0])
-    assert sampler.default_priority == 9.0
-    sampler.update_priority([0], 0.5)
-    assert sampler.default_priority == 3.0
-    sampler.sample(bare(1), 1)  # a storage of one row: the others are gone
-    assert sampler.default_priority == 0.5
-
-
-@pytest.mark.parametrize("ndim", [1, 2])
-def test_indices_and_priorities_of_many_forms(ndim: int) -> None:
-    if ndim == 1:
-        storage, forms = bare(6, 6), [[1, 4], torch.tensor([1, 4]), range(1, 5, 3), (torch.tensor([1, 4]),)]
-        forms.append(torch.tensor([1, 4], dtype=torch.int32).numpy())
-    else:
-        rb = ReplayBuffer(storage=LazyTensorStorage(6, ndim=2))
-        rb.extend({"x": torch.arange(6).view(2, 3)})
-        storage, forms = rb.storage, [torch.tensor([[0, 1], [1, 1]]), (torch.tensor([0, 1]), torch.tensor([1, 1]))]
-        assert rb.storage.shape == (2, 3) or rb.storage.shape == (3, 2)
-    for index in forms:
-        for priority in ([7.0, 7.0], 7, torch.full((2, 1), 7.0), torch.tensor([[7.0, 1.0, 0.0], [2.0, 7.0, 0.0]])):
-            sampler = PrioritizedSampler(6, 1.0, 1.0)
-            sampler.sample(storage, 1)
-            sampler.update_priority(index, priority, storage=storage)
-            slots = (sampler.priorities == 7).nonzero().flatten().tolist()
-            assert slots == ([1, 4] if ndim == 1 else [1, 1 + storage.num_envs])
-
-
-def test_rows_that_were_not_kept_are_skipped() -> None:
-    sampler = PrioritizedSampler(4, 1.0, 1.0)
-    sampler.extend(torch.tensor([-1, 1]))
-    assert sampler.priorities.tolist() == [1.0, 1.0]
-
-
 @pytest.mark.parametrize("make", [lambda: PrioritizedSampler(4, 1.0, 1.0), lambda: HeapSampler(4)])
-@pytest.mark.parametrize(
-    ("index", "priority", "error", "words"),
-    [
-        ([-1, 1], [5.0, 2.0], SlotError, r"index -1 is out of range: .* as in rb\[-1\]"),
-        (-1, 9.0, SlotError, "index -1"),
-        ([0, 1, 2], torch.ones(3, 3), SchemaError, r"got \[3, 3\]: a number for each pair .* \.squeeze\(-1\)"),
-    ],
-)
-def test_negative_slots_and_pairs_of_rows_are_refused(
-    make: Any, index: Any, priority: Any, error: type[Exception], words: str
-) -> None:
+def test_bad_indices_and_priorities_change_nothing(make: Any) -> None:
     sampler = make()
     sampler.extend(range(4))
-    with pytest.raises(error, match=words):
-        sampler.update_priority(index, priority)
-    assert sampler.priorities.tolist() == [1.0] * 4
-
-
-def test_bad_indices_and_priorities_change_nothing() -> None:
-    sampler = PrioritizedSampler(4, 1.0, 1.0)
     sampler.update_priority(range(4), [1.0, 2.0, 3.0, 4.0])
     bad: list[tuple[Any, Any, type[Exception], str]] = [
-        ([4], 1.0, SlotError, "slot 4 is out of range: PrioritizedSampler keeps priorities for max_capacity=4"),
-        ([0, 1], [1.0, 2.0, 3.0], UsageError, "priority should be a number or an iterable of the same length as index"),
-        ([0, 1], [1.0, -2.0], PriorityError, r"got -2 at the positions \[1\]"),
+        ([4], 1.0, SlotError, "slot 4 is out of range: .* keeps priorities for max_capacity=4"),
+        ([-1, 1], [5.0, 2.0], SlotError, r"index -1 is out of range: .* as in rb\[-1\]"),
+        (-1, 9.0, SlotError, "index -1"),
+        ([0, 1], [1.0, 2.0, 3.0], UsageError, "same length as index"),
+        ([0, 1, 2], torch.ones(3, 3), SchemaError, r"got \[3, 3\]: a number for each pair .* \.squeeze\(-1\)"),
+        ([0, 1], [1.0, math.nan], PriorityError, r"positions \[1\]"),
         ([0.5], 1.0, KindError, "an index must hold integers"),
         (["a"], 1.0, KindError, "an index"),
-        ([0], "much", KindError, "priorities are real numbers"),
+        ([0], "much", KindError, "real numbers"),
         (torch.tensor([[0, 1]]), 1.0, UsageError, "storage should be provided"),
     ]
     for index, priority, error, match in bad:
@@ -284,76 +181,13 @@ def test_a_storage_may_be_smaller_than_the_sampler_but_not_its_rows_more() -> No
     assert sampler.priorities.tolist() == [0.0, 1.0, 2.0]
     with pytest.raises(SlotError, match="max_capacity=2"):
         PrioritizedSampler(2, 1.0, 1.0).sample(bare(3), 1)
-
-
-def test_priorities_of_zero_cannot_be_sampled() -> None:
-    sampler, storage = PrioritizedSampler(4, 1.0, 1.0, eps=0.0), bare(4)
-    sampler.update_priority(range(4), 0.0)
-    assert not sampler.can_sample(storage, 1)
+    sampler.update_priority(range(3), 0.0)
+    assert not sampler.can_sample(bare(3), 1)
     with pytest.raises(PriorityError):
-        sampler.sample(storage, 1)
+        sampler.sample(bare(3), 1)
 
 
 # -- slices -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["slices", "once", "prioritized"])
-@pytest.mark.parametrize("options", [{"traj_key": "traj"}, {"end_key": ("next", "done")}, {}])
-def test_slices_stay_in_their_episode(kind: str, options: dict[str, Any]) -> None:
-    storage = episodes(5, 3, 9)
-    sampler: Sampler
-    if kind == "prioritized":
-        sampler = PrioritizedSliceSampler(17, 0.7, 0.9, slice_len=3, **options)
-    else:
-        sampler = (SliceSampler if kind == "slices" else SliceSamplerWithoutReplacement)(slice_len=3, **options)
-    seen: set[tuple[int, ...]] = set()
-    for seed in range(80):
-        index, info = sampler.sample(storage, 6, generator=dice(seed))
-        assert isinstance(index, tuple)
-        rows = storage[index]
-        assert all(trajs.unique().numel() == 1 for trajs in rows["traj"].split(3))
-        assert all(bool((steps.diff() == 1).all()) for steps in rows["step"].split(3))
-        count = rows["traj"].shape[0]
-        last = torch.arange(count)[:, None] % 3 == 2
-        assert torch.equal(info["next", "truncated"], last)
-        assert torch.equal(info["next", "done"], rows["next"]["done"] | last)
-        assert not info["next", "terminated"].any()
-        assert ("priority_weight" in info) == (kind == "prioritized")
-        seen |= {tuple(slots) for slots in index[0].view(-1, 3).tolist()}
-    starts = [0, 1, 2, 5, *range(8, 15)]
-    assert seen == {(s, s + 1, s + 2) for s in starts}
-
-
-def test_slices_of_two_dimensions_follow_one_environment() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(40, ndim=2))
-    rb.extend(
-        {
-            "env": torch.arange(2)[:, None].expand(2, 20),
-            "x": torch.arange(20).expand(2, 20),
-            "done": torch.arange(20).expand(2, 20) % 7 == 6,
-        }
-    )
-    storage = rb.storage
-    index, _ = SliceSampler(slice_len=4, end_key="done").sample(storage, 40)
-    assert len(index) == 2
-    rows = storage[index]
-    assert all(part.unique().numel() == 1 for part in rows["env"].split(4))
-    assert all(bool((part.diff() == 1).all()) for part in rows["x"].split(4))
-
-
-def test_marks_of_first_rows_and_masks_of_padding() -> None:
-    init = torch.zeros(7, 1, dtype=torch.bool)
-    storage = episodes(5, 2, more={"is_init": init})
-    _, info = SliceSampler(slice_len=2).sample(storage, 6)
-    assert info["is_init"].view(3, 2).tolist() == [[True, False]] * 3
-    assert ("collector", "mask") not in info
-    padded = SliceSampler(slice_len=3, strict_length=False, pad_output=True)
-    index, info = padded.sample(storage, 60, generator=dice())
-    short = storage[index]["traj"].view(20, 3)[:, 0] == 1
-    assert short.any()
-    assert torch.equal(info["collector", "mask"].view(20, 3).sum(1), torch.where(short, 2, 3))
-    _, info = padded.sample(episodes(5, 3), 60)
-    assert ("collector", "mask") not in info
 
 
 def test_episodes_are_read_again_at_each_draw() -> None:
@@ -361,27 +195,18 @@ def test_episodes_are_read_again_at_each_draw() -> None:
     rb.extend({"traj": torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])})
     sampler = SliceSampler(slice_len=4, traj_key="traj")
     kept = SliceSampler(slice_len=4, traj_key="traj", cache_values=True)
-    for one in (sampler, kept):
-        assert set(rb.storage[one.sample(rb.storage, 16)[0]]["traj"].tolist()) == {1}
+
+    def drawn(one: Sampler) -> set[int]:
+        return set(rb.storage[one.sample(rb.storage, 16)[0]]["traj"].tolist())
+
+    assert drawn(sampler) == drawn(kept) == {1}
     rb.storage["traj"][:] = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])  # neither length nor cursor has changed
-    assert set(rb.storage[sampler.sample(rb.storage, 16)[0]]["traj"].tolist()) == {0}
-    assert set(kept.sample(rb.storage, 4)[0][0].tolist()) & {5, 6, 7}
+    assert drawn(sampler) == {0}
+    assert drawn(kept) != {0}
     kept.extend(range(8))
-    assert set(rb.storage[kept.sample(rb.storage, 16)[0]]["traj"].tolist()) == {0}
+    assert drawn(kept) == {0}
     rb.extend({"traj": torch.tensor([2, 2, 2, 2, 2])})
-    for one in (sampler, kept):
-        assert set(rb.storage[one.sample(rb.storage, 16)[0]]["traj"].tolist()) == {2}
-
-
-def test_a_pass_over_episodes_goes_on_until_rows_are_written() -> None:
-    storage = episodes(4, 4, 4)
-    sampler = SliceSamplerWithoutReplacement(slice_len=2, traj_key="traj")
-    seen = [int(storage[sampler.sample(storage, 2)[0]]["traj"][0]) for _ in range(3)]
-    assert sorted(seen) == [0, 1, 2]
-    sampler.sample(storage, 2)
-    sampler.mark_update(torch.arange(2))
-    seen = [int(storage[sampler.sample(storage, 2)[0]]["traj"][0]) for _ in range(3)]
-    assert sorted(seen) == [0, 1, 2]
+    assert drawn(sampler) == drawn(kept) == {2}
 
 
 def test_slices_say_whether_there_are_any() -> None:
@@ -391,7 +216,6 @@ def test_slices_say_whether_there_are_any() -> None:
     assert SliceSampler(slice_len=5, strict_length=False).can_sample(storage, 10)
     assert not SliceSamplerWithoutReplacement(slice_len=4, drop_last=True).can_sample(storage, 8)
     assert SliceSamplerWithoutReplacement(slice_len=4).can_sample(storage, 8)
-    assert PrioritizedSliceSampler(6, 1.0, 1.0, slice_len=4).can_sample(storage, 8)
     assert not PrioritizedSliceSampler(6, 1.0, 1.0, slice_len=5).can_sample(storage, 10)
     with pytest.raises(UsageError, match="The batch-size must be divisible by the slice length"):
         SliceSampler(slice_len=4).can_sample(storage, 9)
@@ -414,59 +238,108 @@ def test_rows_that_do_not_tell_their_episodes() -> None:
 # -- states -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        RandomSampler,
-        SamplerWithoutReplacement,
-        lambda: PrioritizedSampler(17, 0.7, 0.5),
-        lambda: SliceSampler(slice_len=2),
-        lambda: SliceSamplerWithoutReplacement(slice_len=2),
-        lambda: PrioritizedSliceSampler(17, 0.7, 0.5, slice_len=2),
-        lambda: LimitedSampler(3),
-        lambda: ConsumingSampler(3),
-        QueueSampler,
-    ],
-)
-def test_a_saved_sampler_goes_on(make: Any, tmp_path: Path) -> None:
-    storage, sampler = episodes(5, 3, 9), make()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        sampler.update_priority(torch.arange(17), torch.arange(17.0))
-    sampler.sample(storage, 4, generator=dice())
-    sampler.dumps(tmp_path / "state")
-    loaded, copied = make(), pickle.loads(pickle.dumps(sampler))
-    loaded.loads(tmp_path / "state")
-    for seed in range(1, 3):
-        expected, info = sampler.sample(storage, 4, generator=dice(seed))
-        for other in (loaded, copied):
-            index, notes = other.sample(storage, 4, generator=dice(seed))
-            assert all(torch.equal(a, b) for a, b in zip(_parts(index), _parts(expected), strict=True))
-            assert notes.keys() == info.keys()
-            assert all(torch.equal(notes[key], info[key]) for key in info)
-    sampler.dumps(tmp_path / "state")  # over the older one
+SAVED: list[Callable[[], Sampler]] = [
+    *SAMPLERS,
+    lambda: LimitedSampler(3),
+    lambda: ConsumingSampler(3),
+    QueueSampler,
+    lambda: StackSampler(2),
+    lambda: HeapSampler(18, "max", 2),
+]
 
 
-def _parts(index: Any) -> tuple[torch.Tensor, ...]:
-    return index if isinstance(index, tuple) else (index,)
+@pytest.mark.parametrize("make", SAVED)
+def test_a_saved_sampler_goes_on(make: Callable[[], Any], tmp_path: Path) -> None:
+    storage, sampler, loaded = episodes(5, 3, 10), make(), make()
+    if sampler.prioritized:
+        sampler.update_priority(torch.arange(18), torch.arange(18.0))
+    sampler.sample(storage, 6, generator=dice())
+    sampler.dumps(tmp_path)
+    loaded.loads(tmp_path)
+    for size in (6, 3):
+        drawn = [one.sample(storage, size, generator=dice(size))[0] for one in (sampler, loaded)]
+        assert torch.equal(*(index if isinstance(index, torch.Tensor) else index[0] for index in drawn))
 
 
 def test_states_of_others_are_refused(tmp_path: Path) -> None:
     RandomSampler().dumps(tmp_path / "random")
     with pytest.raises(CheckpointError, match="holds the state of a RandomSampler, not of a SamplerWithoutReplacement"):
         SamplerWithoutReplacement().loads(tmp_path / "random")
-    SamplerWithoutReplacement(shuffle=False).dumps(tmp_path / "ordered")
-    sampler = SamplerWithoutReplacement()
-    with pytest.raises(CheckpointError, match="make it with the same options"):
-        sampler.loads(tmp_path / "ordered")
     PrioritizedSampler(4, 1.0, 1.0).dumps(tmp_path / "max")
     with pytest.raises(CheckpointError, match="reduction='max'"):
         PrioritizedSampler(4, 1.0, 1.0, reduction="min").loads(tmp_path / "max")
     with pytest.raises(FileNotFoundError):
-        sampler.loads(tmp_path / "none")
+        RandomSampler().loads(tmp_path / "none")
 
 
 # -- ensembles --------------------------------------------------------------------------------------------------------
+
+
+def test_samplers_that_read_fields_read_a_bare_storage_each_time() -> None:
+    storage = bare(12)  # the rows 10, 11, 2, 3, ...
+    stale, groups = (
+        StalenessAwareSampler(max_staleness=2, version_key="x"),
+        PromptGroupSampler(num_groups=10, group_key="x"),
+    )
+    stale.consumer_version = 11
+    assert set(stale.sample(storage, 3)[0].tolist()) == {0, 1, 9}  # type: ignore[union-attr]
+    assert sorted(groups.sample(storage, 10)[0].tolist()) == list(range(10))  # type: ignore[union-attr]
+    storage["x"][:] = 9  # which a storage does not report
+    assert set(stale.sample(storage, 60)[1]["staleness"].tolist()) == {2.0}
+    with pytest.warns(UserWarning, match="There are 1 groups"):
+        groups.sample(storage, 10)
+
+
+def test_rows_of_a_bare_storage_leave_and_return() -> None:
+    storage, sampler = bare(), ConsumingSampler()
+    first, _ = sampler.sample(storage, 4)
+    second, _ = sampler.sample(storage, 20)
+    assert sorted([*first.tolist(), *second.tolist()]) == list(range(10))  # type: ignore[union-attr]
+    assert not sampler.can_sample(storage, 1)
+    with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
+        sampler.sample(storage, 1)
+    sampler.extend(torch.tensor([1, 2]))
+    assert sorted(sampler.sample(storage, 5)[0].tolist()) == [1, 2]  # type: ignore[union-attr]
+    sampler.mark_update(torch.tensor([2]), storage=storage)
+    assert sampler.sample(storage, 4)[0].tolist() == [2]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, "x", None, True])
+def test_bad_requests_are_named(size: Any) -> None:
+    storage = TensorStorage(torch.arange(4))
+    with pytest.raises((OptionError, KindError), match="batch_size must be"):
+        RandomSampler().sample(storage, size)
+    with pytest.raises(KindError, match="takes a storage"):
+        RandomSampler().sample(ReplayBuffer(storage=storage), 2)  # type: ignore[arg-type]
+
+
+def test_indices_and_priorities_of_many_forms() -> None:
+    line = bare(6, 6)
+    rb = ReplayBuffer(storage=LazyTensorStorage(6, ndim=2))
+    rb.extend({"x": torch.arange(6).view(2, 3)})
+    pair = (torch.tensor([0, 1]), torch.tensor([1, 1]))
+    two = [1, 1 + rb.storage.num_envs]
+    forms: list[tuple[Storage, Any, list[int]]] = [
+        *((line, index, [1, 4]) for index in ([1, 4], torch.tensor([1, 4]), range(1, 5, 3), (torch.tensor([1, 4]),))),
+        (line, torch.tensor([1, 4], dtype=torch.int32).numpy(), [1, 4]),
+        *((rb.storage, index, two) for index in (torch.stack(pair, 1), pair)),
+    ]
+    for storage, index, slots in forms:
+        for priority in ([7.0, 7.0], 7, torch.full((2, 1), 7.0), torch.tensor([[7.0, 1.0, 0.0], [2.0, 7.0, 0.0]])):
+            sampler = PrioritizedSampler(6, 1.0, 1.0)
+            sampler.sample(storage, 1)
+            sampler.update_priority(index, priority, storage=storage)
+            assert (sampler.priorities == 7).nonzero().flatten().tolist() == slots
+
+
+def test_samplers_without_priorities_have_the_calls_of_those_with() -> None:
+    sampler = RandomSampler()
+    sampler.add(3)
+    sampler.extend(range(4))
+    sampler.mark_update(torch.tensor([1]))
+    assert sampler.default_priority == 1.0
+    with pytest.warns(UserWarning, match="update_priority.. on a sampler RandomSampler that is not prioritized"):
+        sampler.update_priority(torch.tensor([1]), 1.0)
 
 
 def test_an_ensemble_samples_its_members(tmp_path: Path) -> None:
@@ -485,89 +358,10 @@ def test_an_ensemble_samples_its_members(tmp_path: Path) -> None:
         mix.sample(storages, 7)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="one storage for each of the 2 samplers, got 1"):
         mix.sample([bare(4)], 8)
-    mix.dumps(tmp_path / "mix")
+    mix.dumps(tmp_path)
     again = SamplerEnsemble(SamplerWithoutReplacement(), RandomSampler())
-    again.loads(tmp_path / "mix")
+    again.loads(tmp_path)
     assert repr(again[0]) == repr(mix[0])
-    slices = SamplerEnsemble(SliceSampler(slice_len=2), SliceSamplerWithoutReplacement(slice_len=2), p=[1, 0])
-    assert slices.sample([episodes(3, 2)] * 2, 8)[0]["index"].shape == (2, 4)
-    empty = StorageEnsemble(bare(4), LazyTensorStorage(8))
     every = SamplerEnsemble(RandomSampler(), RandomSampler(), sample_from_all=True)
     assert every.can_sample(storages, 4)  # type: ignore[arg-type]
-    assert not every.can_sample(empty, 4)  # type: ignore[arg-type]
-
-
-def test_samplers_that_read_fields_read_a_bare_storage() -> None:
-    storage = bare(12)  # the rows 10, 11, 2, 3, ...
-    stale = StalenessAwareSampler(max_staleness=2, version_key="x")
-    stale.consumer_version = 11
-    index, info = stale.sample(storage, 3, generator=dice())
-    assert set(index.tolist()) == {0, 1, 9}  # type: ignore[union-attr]
-    assert torch.equal(info["staleness"], 11.0 - storage["x"][index])
-    groups = PromptGroupSampler(num_groups=10, group_key="x")
-    index, info = groups.sample(storage, 10)
-    assert sorted(index.tolist()) == list(range(10))  # type: ignore[union-attr]
-    assert info == {}
-    storage["x"][:] = 9  # which a storage does not report
-    assert set(stale.sample(storage, 60)[1]["staleness"].tolist()) == {2.0}
-    with pytest.warns(UserWarning, match="There are 1 groups"):
-        groups.sample(storage, 10)
-
-
-def test_rows_of_a_bare_storage_leave(tmp_path: Path) -> None:
-    storage, sampler = bare(), ConsumingSampler()
-    first, _ = sampler.sample(storage, 4)
-    second, _ = sampler.sample(storage, 20)
-    assert sorted([*first.tolist(), *second.tolist()]) == list(range(10))  # type: ignore[union-attr]
-    assert not sampler.can_sample(storage, 1)
-    with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
-        sampler.sample(storage, 1)
-    sampler.extend(torch.tensor([1, 2]))
-    assert sorted(sampler.sample(storage, 5)[0].tolist()) == [1, 2]  # type: ignore[union-attr]
-    saved = ConsumingSampler(3)
-    used = torch.cat([saved.sample(storage, 5)[0] for _ in range(3)])  # type: ignore[misc]
-    saved.dumps(tmp_path / "saved")
-    sampler.loads(tmp_path / "saved")
-    assert sampler.max_sample_count == 3
-    rest = torch.cat([sampler.sample(storage, 10)[0] for _ in range(3) if sampler.rows_left])  # type: ignore[misc]
-    counts = torch.bincount(torch.cat((used, rest)), minlength=10)
-    assert int(counts.max()) == 3
-
-
-def test_streams_of_slices_save_and_load(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=StreamingSliceSampler(slice_len=2), batch_size=2)
-    rb.extend({"x": torch.arange(5), "done": torch.zeros(5, dtype=torch.bool)})
-    rb.sampler.dumps(tmp_path / "saved")
-    windows = [rb.sample()["x"].tolist() for _ in range(2)]
-    rb.sampler.loads(tmp_path / "saved")
-    assert windows == [rb.sample()["x"].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ConsumingSampler(replacement=False),
-        lambda: StalenessAwareSampler(replacement=False),
-        lambda: PromptGroupSampler(num_groups=2, replacement=False),
-        lambda: StreamingSliceSampler(slice_len=2, replacement=False),
-    ],
-)
-def test_new_samplers_have_no_variant_without_replacement(make: Any) -> None:
-    with pytest.raises(KindError, match="no without-replacement variant"):
-        make()
-
-
-@pytest.mark.parametrize("size", [-1, 1.5, "x", None, True])
-def test_bad_requests_are_named(size: Any) -> None:
-    storage = TensorStorage(torch.arange(4))
-    with pytest.raises((OptionError, KindError), match="batch_size must be"):
-        RandomSampler().sample(storage, size)
-    with pytest.raises(KindError, match="takes a storage"):
-        RandomSampler().sample(ReplayBuffer(storage=storage), 2)  # type: ignore[arg-type]
-
-
-def test_numbers_beyond_int64_raise_when_they_are_given() -> None:
-    with pytest.raises(OptionError, match="max_sample_count must be below"):
-        ConsumingSampler(2**70)
-    with pytest.raises(OptionError, match="consumer_version must be below"):
-        StalenessAwareSampler().consumer_version = 2**70
+    assert not every.can_sample(StorageEnsemble(bare(4), LazyTensorStorage(8)), 4)  # type: ignore[arg-type]

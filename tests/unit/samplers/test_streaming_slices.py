@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("backend")
 CAPACITY = 8
 
 
@@ -52,12 +50,6 @@ def make(slice_len: int = 3, slices: int = 1, capacity: int = CAPACITY, **option
 
 def rows(first: int, done: list[bool], **more: Any) -> dict[str, Any]:
     return {"t": torch.arange(first, first + len(done)), "done": torch.tensor(done), **more}
-
-
-def _filled() -> ReplayBuffer:
-    buffer = make(3)
-    buffer.extend(rows(0, [False] * 4))
-    return buffer
 
 
 class Model:
@@ -88,8 +80,8 @@ WRITES = st.lists(st.booleans() | st.just(False), min_size=1, max_size=CAPACITY 
 
 
 @examples(1)
-@given(st.lists(WRITES | st.integers(1, 3), max_size=20), st.integers(1, 4))
-def test_new_windows_come_first_each_once(calls: list[Any], length: int) -> None:
+@given(st.lists(WRITES | st.integers(1, 3), max_size=20), st.integers(1, 4), st.sampled_from([0, 4]))
+def test_new_windows_come_first_each_once(calls: list[Any], length: int, larger: int) -> None:
     buffer, model = make(length), Model(length)
     for call in calls:
         if isinstance(call, list):
@@ -104,7 +96,7 @@ def test_new_windows_come_first_each_once(calls: list[Any], length: int) -> None
             assert found[: len(expected)].tolist() == expected
             assert bool((found.diff() == 1).all())
     state = buffer.state_dict()
-    other = make(length)
+    other = make(length, capacity=CAPACITY + larger)
     other.load_state_dict(state)
     for window in model.queue:
         assert other.sample()["t"].tolist() == window
@@ -114,20 +106,18 @@ def test_after_the_queue_draws_are_those_of_a_slice_sampler() -> None:
     counts: Counter[int] = Counter()
     buffer, plain = make(2, capacity=20), SliceSampler(slice_len=2, end_key="done")
     buffer.extend(rows(0, [False, False, True, False, False, False, False, True]))
+    with pytest.raises(UsageError, match="divisible by the slice length, slice_len=2"):
+        buffer.sample(3)
     assert [buffer.sample()["t"].tolist() for _ in range(3)] == [[0, 1], [3, 4], [5, 6]]  # row 7 is in no window
-    for _ in range(3000):
+    for _ in range(1500):
         counts[int(buffer.sample()["t"][0])] += 1
     assert 1e-4 < p_value([counts[row] for row in (0, 1, 3, 4, 5, 6)], [4, 4, 2, 2, 2, 2]) < 1 - 1e-4
     buffer.extend(rows(8, [False, True]))
-    generator = torch.Generator()
-    assert isinstance(buffer.sampler, SliceSampler)
-    state = buffer._engine.generator
-    assert state is not None
-    generator.set_state(state.get_state())
+    generator: Any = buffer._engine.generator
+    same = torch.Generator().set_state(generator.get_state())
     found = buffer.sample(8)["t"].view(4, 2)
     assert found[0].tolist() == [8, 9]
-    view = buffer._engine.view()
-    assert found[1:, 0].tolist() == plain.draw(view, 6, generator).slots.tolist()  # the same random numbers
+    assert found[1:, 0].tolist() == plain.draw(buffer._engine.view(), 6, same).slots.tolist()
 
 
 def test_flags_and_masks_are_those_of_slices() -> None:
@@ -183,27 +173,6 @@ def test_rows_that_were_there_before_are_in_no_window() -> None:
         buffer.sample()
 
 
-@pytest.mark.parametrize("way", ["state", "directory", "pickle", "larger"])
-@pytest.mark.parametrize("prefetch", [None, 2])
-def test_a_copy_goes_on_exactly(way: str, prefetch: int | None, tmp_path: Path) -> None:
-    buffer = make(2, 2, prefetch=prefetch)
-    buffer.extend(rows(0, [False] * 8 + [True, False, False]))
-    if prefetch is None:
-        buffer.sample()
-    copy = make(2, 2, capacity=12 if way == "larger" else CAPACITY, prefetch=prefetch)
-    if way in {"state", "larger"}:
-        copy.load_state_dict(buffer.state_dict())
-    elif way == "directory":
-        buffer.dumps(tmp_path / "saved")
-        copy.loads(tmp_path / "saved")
-    else:
-        copy = pickle.loads(pickle.dumps(buffer))
-    for turn in range(6):
-        assert torch.equal(buffer.sample()["t"], copy.sample()["t"])
-        for each in (buffer, copy) if way != "larger" and prefetch is None else ():
-            each.extend(rows(11 + turn, [turn == 3]))
-
-
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
@@ -223,7 +192,6 @@ def test_a_copy_goes_on_exactly(way: str, prefetch: int | None, tmp_path: Path) 
             OptionError,
             "order in which they came",
         ),
-        (lambda: _filled().sample(4), UsageError, "divisible by the slice length, slice_len=3"),
     ],
 )
 def test_errors(build: Callable[[], Any], error: type[Exception], message: str) -> None:
@@ -231,7 +199,13 @@ def test_errors(build: Callable[[], Any], error: type[Exception], message: str) 
         build()
 
 
-def test_states_are_checked() -> None:
+def test_states_are_checked(tmp_path: Path) -> None:
+    buffer = make(2)
+    buffer.extend(rows(0, [False] * 5))
+    buffer.sampler.dumps(tmp_path)
+    windows = [buffer.sample()["t"].tolist() for _ in range(2)]
+    buffer.sampler.loads(tmp_path)
+    assert windows == [buffer.sample()["t"].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
     sampler = make(2).sampler
     state = sampler.state_dict()
     with pytest.raises(UsageError, match="Cannot restore slice_len=2 into a slice_len=3 StreamingSliceSampler"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,7 +12,8 @@ from ostinato import (
     SliceSampler,
 )
 
-from ...episodes import Log, Row
+if TYPE_CHECKING:
+    from ...episodes import Log
 
 
 def steps(count: int = 40, episode: int = 10) -> dict[str, torch.Tensor]:
@@ -39,14 +40,6 @@ def written(log: Log, rb: ReplayBuffer, *rows: int) -> ReplayBuffer:
     for count in rows:
         log.extend(rb, count)
     return rb
-
-
-def episode(number: int, steps: int, *, first_id: int = 0, truncated: bool = False) -> list[Row]:
-    last = steps - 1
-    return [
-        Row(0, number, t, first_id + t, terminated=t == last and not truncated, truncated=t == last and truncated)
-        for t in range(steps)
-    ]
 
 
 def leaves_of(data: dict[str, Any]) -> list[torch.Tensor]:

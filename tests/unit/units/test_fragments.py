@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from ostinato import Episodes, LazyTensorStorage, ReplayBuffer, SliceSampler, TensorStorage
 from ostinato.errors import KeyMissingError, OptionError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-pytestmark = pytest.mark.usefixtures("backend")
 
 
 def make(capacity: int, **options: Any) -> ReplayBuffer:
@@ -60,8 +55,7 @@ def batch(rows: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
     return {"traj": traj, "step": step}
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize(("seed", "one_by_one"), [(0, False), (1, True), (2, False)])
 def test_slices_are_those_of_a_plain_scan(seed: int, one_by_one: bool) -> None:
     rb, rows = make(40), play(seed, 100)
     for start in range(0, 100, 10):
@@ -71,6 +65,9 @@ def test_slices_are_those_of_a_plain_scan(seed: int, one_by_one: bool) -> None:
                 rb.add({name: value[0] for name, value in batch([row]).items()})
         else:
             rb.extend(batch(part))
+        if start == 50:
+            state, rb = rb.state_dict(), make(40)
+            rb.load_state_dict(state)
         present = range(max(0, start + 10 - 40), start + 10)
         pieces = [[i for i in run if i in present] for run in runs(rows[: start + 10])]
         allowed = {tuple(run[k : k + 3]) for run in pieces for k in range(len(run) - 2)}
@@ -80,60 +77,23 @@ def test_slices_are_those_of_a_plain_scan(seed: int, one_by_one: bool) -> None:
         assert {tuple(piece) for piece in (start + 9 - age).view(-1, 3).tolist()} == allowed
 
 
-def test_the_same_rows_at_once_are_the_same_episodes() -> None:
-    rows = play(7, 60)
-    piece_by_piece, at_once = make(60), make(60)
-    for row in rows:
-        piece_by_piece.extend(batch([row]))
-    at_once.extend(batch(rows))
-    found = [{tuple(p) for p in rb.sample(30_000)["step"].view(-1, 3).tolist()} for rb in (piece_by_piece, at_once)]
-    assert found[0] == found[1]
-
-
 def test_without_fragmented_a_missing_step_does_not_divide() -> None:
     rows = batch([(0, 0), (0, 1), (0, 5), (0, 6)])
     plain, divided = make(4, fragmented=False), make(4, slice_len=2)
     plain.extend(rows)
     divided.extend(rows)
-    assert {tuple(piece) for _ in range(20) for piece in plain.sample()["step"].view(-1, 3).tolist()} == {
-        (0, 1, 5),
-        (1, 5, 6),
-    }
-    assert {tuple(piece) for _ in range(20) for piece in divided.sample()["step"].view(-1, 2).tolist()} == {
-        (0, 1),
-        (5, 6),
-    }
-
-
-def test_a_saved_buffer_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    rows = play(3, 80)
-    rb, again = make(30), make(30)
-    rb.extend(batch(rows[:50]))
-    rb.sample()
-    rb.dumps(tmp_path / "saved")
-    again.loads(tmp_path / "saved")
-    for start in range(50, 80, 5):
-        for one in (rb, again):
-            one.extend(batch(rows[start : start + 5]))
-        assert torch.equal(rb.sample()["step"], again.sample()["step"])
+    assert {*map(tuple, plain.sample(300)["step"].view(-1, 3).tolist())} == {(0, 1, 5), (1, 5, 6)}
+    assert {*map(tuple, divided.sample(300)["step"].view(-1, 2).tolist())} == {(0, 1), (5, 6)}
 
 
 def test_an_edit_of_a_step_divides() -> None:
     rb = make(4, slice_len=2)
     rb.extend(batch([(0, 0), (0, 1), (0, 2), (0, 3)]))
     rb[1:2] = {"traj": torch.tensor([0]), "step": torch.tensor([9])}
-    assert {tuple(piece) for _ in range(20) for piece in rb.sample()["step"].view(-1, 2).tolist()} == {(2, 3)}
+    assert {*map(tuple, rb.sample(300)["step"].view(-1, 2).tolist())} == {(2, 3)}
     rb.empty()
     rb.extend(batch([(0, 4), (0, 5)]))
     assert rb.sample()["step"].tolist() == [4, 5] * 3
-
-
-def test_many_ids_are_forgotten_with_their_rows() -> None:
-    rb = make(6, slice_len=2)
-    for traj in range(200):
-        rb.extend(batch([(traj, 0), (traj, 1), (traj, 2)]))
-    assert set(rb.sample()["traj"].tolist()) <= {198, 199}
-    assert len(rb._engine.tracker._runs.last) <= 6 * 4 + 3  # type: ignore[union-attr]
 
 
 def test_on_a_bare_storage() -> None:

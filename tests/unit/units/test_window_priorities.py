@@ -10,12 +10,12 @@ from tensordict import TensorDict
 
 from ostinato import (
     LazyTensorStorage,
-    PrioritizedReplayBuffer,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     SequenceUnit,
-    TensorDictPrioritizedReplayBuffer,
+    SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
 from ostinato.errors import OptionError
@@ -24,31 +24,7 @@ from ...episodes import Log, batch_of
 from .rings import steps
 
 
-@pytest.mark.parametrize("shape", [(32,), (8, 4)])
-def test_padded_rows_never_give_priorities_to_anchors(shape: tuple[int, ...]) -> None:
-    buffer = TensorDictPrioritizedReplayBuffer(
-        alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(100), sample_unit=SequenceUnit(4), batch_size=8
-    )
-    buffer.extend(TensorDict(steps(), [40]))
-    sample = buffer.sample().reshape(*shape)
-    sample["td_error"] = torch.where(sample["validity_mask"], 1.0, 100.0)
-    buffer.update_tensordict_priority(sample)
-    assert buffer.sampler.priorities.max() == 1.0  # type: ignore[attr-defined]
-    assert buffer.stats().stale_updates == 0
-
-
-def test_records_of_windows_carry_their_own_stamps() -> None:
-    buffer = PrioritizedReplayBuffer(
-        alpha=1.0, beta=1.0, storage=LazyTensorStorage(100), sample_unit=SequenceUnit(4), batch_size=8
-    )
-    buffer.extend(steps())
-    _, info = buffer.sample(return_info=True)
-    buffer.update_priority(info["index"], torch.rand(32), info["index_generation"])
-    assert buffer.stats().stale_updates == 0
-
-
-@pytest.mark.parametrize("shape", ["rows", "rows-1", "anchors"])
-@pytest.mark.parametrize("layout", ["line", "lanes"])
+@pytest.mark.parametrize(("shape", "layout"), [("rows", "lanes"), ("rows-1", "line"), ("anchors", "lanes")])
 def test_the_priorities_of_a_window_go_to_its_anchor(shape: str, layout: str) -> None:
     envs = 2 if layout == "lanes" else 1
     log = Log(20 * envs, layout, envs=envs, longest=3, seed=2)
@@ -76,20 +52,13 @@ def test_the_priorities_of_a_window_go_to_its_anchor(shape: str, layout: str) ->
     assert rb.stats().stale_updates == 0
 
 
-def tensordicts(log: Log) -> Any:
-    from tensordict import TensorDict
-
-    rows = log.play(20)
-    return TensorDict(batch_of(rows), [20])
-
-
 def test_tensordicts_of_windows_and_slices_bring_their_priorities_back() -> None:
     for sampler, unit in (
         (PrioritizedSampler(20, 1.0, 1.0), SequenceUnit(3)),
         (PrioritizedSliceSampler(20, 1.0, 1.0, slice_len=3), None),
     ):
         rb = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, sample_unit=unit, batch_size=6)
-        rb.extend(tensordicts(Log(20, longest=1000)))
+        rb.extend(TensorDict(batch_of(Log(20, longest=1000).play(20)), [20]))
         batch = rb.sample()
         batch["td_error"] = torch.full((batch.shape[0],), 5.0)
         rb.update_tensordict_priority(batch)
@@ -111,8 +80,7 @@ def test_priorities_of_windows_that_were_overwritten_fall_out() -> None:
     assert rb.stats().stale_updates == len(set(info["anchor_index"].tolist()))
 
 
-@pytest.mark.parametrize("shape", [(32,), (8, 4)])
-@pytest.mark.parametrize("span", [False, (False, 2)], ids=str)
+@pytest.mark.parametrize(("shape", "span"), [((32,), (False, 2)), ((8, 4), False)], ids=str)
 def test_prioritized_slices_are_padded_and_repeated_rows_give_no_priority(shape: tuple[int, ...], span: Any) -> None:
     sampler = PrioritizedSliceSampler(
         40, 1.0, 1.0, 0.0, slice_len=4, traj_key="id", strict_length=False, pad_output=True, span=span
@@ -138,6 +106,23 @@ def test_prioritized_slices_are_padded_and_repeated_rows_give_no_priority(shape:
     assert rb.stats().stale_updates == int(again["collector", "mask"].sum())
 
 
-def test_padding_needs_slices_of_different_lengths() -> None:
-    with pytest.raises(OptionError, match="pad_output=True is incompatible with strict_length=True"):
-        PrioritizedSliceSampler(40, 1.0, 1.0, slice_len=4, pad_output=True)
+def test_windows_of_an_ensemble_give_their_anchors_the_largest_valid_priority() -> None:
+    members = []
+    for _ in range(2):
+        sampler = PrioritizedSampler(100, 1.0, 1.0, 0.0)
+        unit = SequenceUnit(4)
+        members.append(TensorDictReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, sample_unit=unit))
+        members[-1].extend(TensorDict(steps(), [40]))
+    ensemble = ReplayBufferEnsemble(*members, batch_size=16, generator=torch.Generator().manual_seed(0))
+    sample = ensemble.sample()
+    assert sample["validity_mask"].shape == sample["learning_mask"].shape == sample["index", "index"].shape
+    sample["td_error"] = torch.where(sample["validity_mask"], 1.0, 100.0)
+    ensemble.update_tensordict_priority(sample)
+    assert all(member.sampler.priorities.max() == 1.0 for member in members)  # type: ignore[attr-defined]
+    assert sum(member.stats().stale_updates for member in members) == 0
+    passes = [ReplayBuffer(storage=LazyTensorStorage(100)) for _ in range(2)]
+    for member in passes:
+        member.set_sampler(SliceSamplerWithoutReplacement(num_slices=4, end_key="done"))
+        member.extend(steps())
+    with pytest.raises(OptionError, match="SliceSampler"):
+        ReplayBufferEnsemble(*passes, batch_size=16).sample()
