@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .videos import decode_video, keyframes_of, pictures, write_video
+from .videos import decode_video, pictures, write_video
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,9 +30,8 @@ __all__ = [
     "STATE",
     "Model",
     "d4rl_hdf5",
-    "decode_video",
     "diffusion_zarr",
-    "keyframes_of",
+    "last_rows",
     "lerobot_v3",
     "lerobot_v21",
     "minari_dataset",
@@ -96,94 +95,121 @@ class Model:
         return [0, *self.ends[:-1]]
 
 
+def last_rows(lengths: Sequence[int]) -> NDArray[np.bool_]:
+    """Whether each row is the last one of its episode."""
+    return np.isin(np.arange(sum(lengths)), np.cumsum(lengths) - 1)
+
+
 # ------------------------------------------------------------------------------------------------------------ LeRobot
 
 
 def lerobot_v3(
     folder: Path,
     *,
-    lengths: Sequence[int] = (7, 5, 9),
-    cameras: Mapping[str, tuple[int, int]] | None = None,
-    images: Mapping[str, tuple[int, int]] | None = None,
-    features: Features = STATE,
-    fps: int = 10,
-    tasks: int = 2,
-    codec: str = "libx264",
-    keyframes: int = 2,
-    b_frames: int = 0,
     episodes_per_file: int = 2,
     episodes_per_video: int | Mapping[str, int] = 2,
     files_per_chunk: int = 1000,
     skipped_frames: Mapping[str, int] | None = None,
     fixed_lists: bool = True,
-    seed: int = 0,
+    **options: Any,
 ) -> Model:
     """Write a LeRobot dataset of version 3.0.
 
+    A video of several episodes is encoded in one run, so that an episode need not begin with a keyframe.
+
     Args:
         folder: The directory to write.
-        lengths: Rows of each episode.
-        cameras: Video feature -> `(height, width)`.
-        images: Image feature (PNG in Parquet) -> `(height, width)`.
-        features: Name -> `(dtype, shape)` of the other features.
-        fps: Frames per second.
-        tasks: Number of tasks; episode `i` has task `i % tasks`.
-        codec: Name of PyAV's encoder.
-        keyframes: Largest distance of keyframes; a video of several episodes is encoded in one run, so that an episode
-            need not begin with one.
-        b_frames: Frames between reference frames that are stored out of order.
         episodes_per_file: Episodes in each Parquet file.
         episodes_per_video: Episodes in each MP4 file; a mapping has a number for each camera.
         files_per_chunk: Files in each `chunk-...` directory.
         skipped_frames: Camera -> frames before the first episode of each file that belong to no episode.
         fixed_lists: Vectors as fixed-size lists, as the official writer has them; False for the lists of its converter.
-        seed: Seed of all values.
+        options: See `Recording`.
     """
-    cameras, images, spans = dict(cameras or {}), dict(images or {}), _spans(lengths)
-    columns = _values(lengths, features, fps, tasks, seed)
-    sources = _sources(sum(lengths), {**cameras, **images}, seed)
-    episodes = _episode_rows(lengths, tasks)
-    per_video = {
-        name: episodes_per_video if isinstance(episodes_per_video, int) else episodes_per_video[name]
-        for name in cameras
-    }
-    place = {"fps": fps, "codec": codec, "keyframes": keyframes, "b_frames": b_frames}
-    for name in cameras:
-        skipped = (skipped_frames or {}).get(name, 0)
-        columns[name] = _v3_videos(
-            folder, name, sources[name], lengths, episodes, per_video[name], files_per_chunk, skipped, place
-        )
-    described = _described(features, cameras, images, codec, fps)
-    encoded = {name: _png(sources[name]) for name in images}
-    columns |= {name: sources[name].transpose(0, 3, 1, 2) for name in images}
-    for file, group in enumerate(_groups(len(lengths), episodes_per_file)):
+    made = Recording(folder, **options)
+    episodes: list[dict[str, Any]] = [
+        {
+            "episode_index": episode,
+            "tasks": [_task(episode % made.tasks)],
+            "length": span.stop - span.start,
+            "dataset_from_index": span.start,
+            "dataset_to_index": span.stop,
+        }
+        for episode, span in enumerate(made.spans)
+    ]
+    for name in made.cameras:
+        count = episodes_per_video if isinstance(episodes_per_video, int) else episodes_per_video[name]
+        _v3_videos(made, name, episodes, count, files_per_chunk, (skipped_frames or {}).get(name, 0))
+    for file, group in enumerate(_groups(len(episodes), episodes_per_file)):
         chunk, number = divmod(file, files_per_chunk)
         for episode in group:
             episodes[episode] |= {"data/chunk_index": chunk, "data/file_index": number}
         path = folder / f"data/chunk-{chunk:03d}/file-{number:03d}.parquet"
-        _write_rows(path, columns, encoded, described, [spans[episode] for episode in group], fixed=fixed_lists)
-    _v3_meta(folder, lengths, tasks, fps, described, files_per_chunk, episodes, _merged(columns, sources))
-    return _lerobot_model(folder, lengths, tasks, fps, columns)
+        made.write_rows(path, [made.spans[episode] for episode in group], fixed=fixed_lists)
+    for row, span in zip(episodes, made.spans, strict=True):
+        for name, entry in made.statistics(span).items():
+            row |= {f"stats/{name}/{kind}": value for kind, value in entry.items()}
+        row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
+    path = folder / "meta/episodes/chunk-000/file-000.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(episodes), path)
+    pattern = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+    made.write_info(
+        "v3.0",
+        chunks_size=files_per_chunk,
+        data_files_size_in_mb=100,
+        video_files_size_in_mb=200,
+        data_path=f"data/{pattern}.parquet",
+        video_path=f"videos/{{video_key}}/{pattern}.mp4",
+    )
+    (folder / "meta/stats.json").write_text(json.dumps(made.statistics(slice(None)), indent=4))
+    write_tasks(folder / "meta/tasks.parquet", made.task_texts)
+    return made.model()
 
 
-def lerobot_v21(
-    folder: Path,
-    *,
-    lengths: Sequence[int] = (7, 5, 9),
-    cameras: Mapping[str, tuple[int, int]] | None = None,
-    images: Mapping[str, tuple[int, int]] | None = None,
-    features: Features = STATE,
-    fps: int = 10,
-    tasks: int = 2,
-    codec: str = "libx264",
-    keyframes: int = 2,
-    b_frames: int = 0,
-    episodes_per_chunk: int = 1000,
-    seed: int = 0,
-) -> Model:
+def lerobot_v21(folder: Path, *, episodes_per_chunk: int = 1000, **options: Any) -> Model:
     """Write a LeRobot dataset of version 2.1: a Parquet file and an MP4 of each camera for each episode.
 
     Args:
+        folder: The directory to write.
+        episodes_per_chunk: Episodes in each `chunk-...` directory.
+        options: See `Recording`.
+    """
+    made = Recording(folder, **options)
+    decoded: dict[str, list[NDArray[np.uint8]]] = {name: [] for name in made.cameras}
+    for episode, span in enumerate(made.spans):
+        chunk = episode // episodes_per_chunk
+        for name in made.cameras:
+            path = folder / f"videos/chunk-{chunk:03d}/{name}/episode_{episode:06d}.mp4"
+            decoded[name].append(made.write_video(path, made.frames[name][span]))
+        made.write_rows(folder / f"data/chunk-{chunk:03d}/episode_{episode:06d}.parquet", [span], fixed=True)
+    made.columns |= {name: np.concatenate(frames) for name, frames in decoded.items()}
+    made.write_info(
+        "v2.1",
+        total_videos=len(made.cameras) * len(made.spans),
+        total_chunks=-(-len(made.spans) // episodes_per_chunk),
+        chunks_size=episodes_per_chunk,
+        data_path="data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        video_path="videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+    )
+    count = range(len(made.spans))
+    lines = {
+        "tasks": [{"task_index": n, "task": text} for n, text in enumerate(made.task_texts)],
+        "episodes": [{"episode_index": e, "tasks": [_task(e % made.tasks)], "length": made.lengths[e]} for e in count],
+        "episodes_stats": [
+            {"episode_index": e, "stats": made.statistics(made.spans[e], quantiles=False)} for e in count
+        ],
+    }
+    for name, rows in lines.items():
+        (folder / f"meta/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return made.model()
+
+
+@dataclasses.dataclass
+class Recording:
+    """What LeRobot datasets of both versions hold.
+
+    Attributes:
         folder: The directory to write.
         lengths: Rows of each episode.
         cameras: Video feature -> `(height, width)`.
@@ -194,86 +220,134 @@ def lerobot_v21(
         codec: Name of PyAV's encoder.
         keyframes: Largest distance of keyframes.
         b_frames: Frames between reference frames that are stored out of order.
-        episodes_per_chunk: Episodes in each `chunk-...` directory.
-        seed: Seed of all values.
     """
-    cameras, images = dict(cameras or {}), dict(images or {})
-    columns = _values(lengths, features, fps, tasks, seed)
-    sources = _sources(sum(lengths), {**cameras, **images}, seed)
-    described = _described(features, cameras, images, codec, fps)
-    encoded = {name: _png(sources[name]) for name in images}
-    columns |= {name: sources[name].transpose(0, 3, 1, 2) for name in images}
-    decoded: dict[str, list[NDArray[np.uint8]]] = {name: [] for name in cameras}
-    for episode, span in enumerate(_spans(lengths)):
-        chunk = episode // episodes_per_chunk
-        for name in cameras:
-            path = folder / f"videos/chunk-{chunk:03d}/{name}/episode_{episode:06d}.mp4"
-            write_video(path, sources[name][span], fps=fps, codec=codec, keyframes=keyframes, b_frames=b_frames)
-            decoded[name].append(decode_video(path))
-        path = folder / f"data/chunk-{chunk:03d}/episode_{episode:06d}.parquet"
-        _write_rows(path, columns, encoded, described, [span], fixed=True)
-    columns |= {name: np.concatenate(frames) for name, frames in decoded.items()}
-    _v21_meta(folder, lengths, tasks, fps, described, episodes_per_chunk, _merged(columns, sources))
-    return _lerobot_model(folder, lengths, tasks, fps, columns)
 
+    folder: Path
+    lengths: Sequence[int] = (7, 5, 9)
+    cameras: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    images: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    features: Features = dataclasses.field(default_factory=lambda: STATE)
+    fps: int = 10
+    tasks: int = 2
+    codec: str = "libx264"
+    keyframes: int = 2
+    b_frames: int = 0
 
-def _values(lengths: Sequence[int], features: Features, fps: int, tasks: int, seed: int) -> dict[Key, Array]:
-    """Random values of all features, and the columns that every LeRobot dataset has."""
-    generator = np.random.default_rng(seed)
-    rows = sum(lengths)
-    columns: dict[Key, Array] = {}
-    for name, (dtype, shape) in features.items():
-        full = (rows, *shape) if shape != (1,) else (rows,)
-        if dtype == "bool":
-            columns[name] = generator.random(full) < 0.5
-        elif "int" in dtype:
-            columns[name] = generator.integers(-100, 100, full).astype(dtype)
-        else:
-            columns[name] = generator.standard_normal(full).astype(dtype)
-    steps = np.concatenate([np.arange(length) for length in lengths])
-    if "next.done" in columns:
-        columns["next.done"] = np.concatenate([np.arange(length) == length - 1 for length in lengths])
-    episode = np.repeat(np.arange(len(lengths)), lengths)
-    columns |= {
-        "timestamp": (steps / fps).astype(np.float32),
-        "frame_index": steps,
-        "episode_index": episode,
-        "index": np.arange(rows),
-        "task_index": episode % tasks,
-    }
-    return columns
+    def __post_init__(self) -> None:
+        ends = itertools.accumulate(self.lengths)
+        self.spans = [slice(end - length, end) for length, end in zip(self.lengths, ends, strict=True)]
+        self.task_texts = [_task(number) for number in range(min(self.tasks, len(self.lengths)))]
+        sizes = {**self.cameras, **self.images}
+        self.frames = {name: pictures(sum(self.lengths), *size, seed=n) for n, (name, size) in enumerate(sizes.items())}
+        self.encoded = {name: _png(self.frames[name]) for name in self.images}
+        self.columns = self._values()
+        self.columns |= {name: self.frames[name].transpose(0, 3, 1, 2) for name in self.images}
+        self.described = self._described()
 
-
-def _sources(rows: int, sizes: Mapping[str, tuple[int, int]], seed: int) -> dict[str, NDArray[np.uint8]]:
-    return {name: pictures(rows, *size, seed=seed + n) for n, (name, size) in enumerate(sizes.items())}
-
-
-def _episode_rows(lengths: Sequence[int], tasks: int) -> list[dict[str, Any]]:
-    return [
-        {
+    def _values(self) -> dict[Key, Array]:
+        """Random values of all features, and the columns that every LeRobot dataset has."""
+        generator = np.random.default_rng(0)
+        rows = sum(self.lengths)
+        columns: dict[Key, Array] = {}
+        for name, (dtype, shape) in self.features.items():
+            full = (rows, *shape) if shape != (1,) else (rows,)
+            if dtype == "bool":
+                columns[name] = generator.random(full) < 0.5
+            elif "int" in dtype:
+                columns[name] = generator.integers(-100, 100, full).astype(dtype)
+            else:
+                columns[name] = generator.standard_normal(full).astype(dtype)
+        if "next.done" in columns:
+            columns["next.done"] = last_rows(self.lengths)
+        steps = np.concatenate([np.arange(length) for length in self.lengths])
+        episode = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        return columns | {
+            "timestamp": (steps / self.fps).astype(np.float32),
+            "frame_index": steps,
             "episode_index": episode,
-            "tasks": [_task(episode % tasks)],
-            "length": span.stop - span.start,
-            "dataset_from_index": span.start,
-            "dataset_to_index": span.stop,
+            "index": np.arange(rows),
+            "task_index": episode % self.tasks,
         }
-        for episode, span in enumerate(_spans(lengths))
-    ]
 
+    def _described(self) -> dict[str, dict[str, Any]]:
+        """The entry `features` of `info.json`."""
+        result: dict[str, dict[str, Any]] = {}
+        for name, (dtype, shape) in self.features.items():
+            names = [f"{name.rpartition('.')[2]}_{n}" for n in range(shape[0])] if len(shape) == 1 else None
+            result[name] = {"dtype": dtype, "shape": list(shape), "names": names}
+        codec = {"libx264": "h264", "libx265": "hevc", "libsvtav1": "av1"}.get(self.codec, self.codec)
+        sides = ["height", "width", "channels"]
+        for name, (height, width) in self.cameras.items():
+            info = {"video.height": height, "video.width": width, "video.codec": codec, "video.pix_fmt": "yuv420p"}
+            info |= {"video.is_depth_map": False, "video.fps": self.fps, "video.channels": 3, "has_audio": False}
+            result[name] = {"dtype": "video", "shape": [height, width, 3], "names": sides, "info": info}
+        for name, (height, width) in self.images.items():
+            result[name] = {"dtype": "image", "shape": [height, width, 3], "names": sides}
+        for name in ("timestamp", "frame_index", "episode_index", "index", "task_index"):
+            result[name] = {"dtype": str(self.columns[name].dtype), "shape": [1], "names": None}
+        return result
 
-def _merged(columns: Mapping[Key, Array], frames: Mapping[str, Array]) -> dict[Key, Array]:
-    result = dict(columns)
-    result.update(frames)
-    return result
+    def write_video(self, path: Path, frames: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Write an MP4, and return its frames as they decode."""
+        options: dict[str, Any] = {"codec": self.codec, "keyframes": self.keyframes, "b_frames": self.b_frames}
+        write_video(path, frames, fps=self.fps, **options)
+        return decode_video(path)
+
+    def write_rows(self, path: Path, spans: Sequence[slice], *, fixed: bool) -> None:
+        """Write the rows of some episodes as one Parquet file, one row group for each episode."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tables = []
+        for span in spans:
+            arrays: dict[str, pa.Array] = {}
+            for name, entry in self.described.items():
+                if entry["dtype"] == "image":
+                    files = [
+                        {"bytes": data, "path": f"frame-{n:06d}.png"} for n, data in enumerate(self.encoded[name][span])
+                    ]
+                    arrays[name] = pa.array(files, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+                elif entry["dtype"] != "video":
+                    arrays[name] = _nested(self.columns[name][span], fixed=fixed)
+            tables.append(pa.table(arrays))
+        features = {name: _hugging_face(entry) for name, entry in self.described.items() if name in arrays}
+        schema = tables[0].schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        with pq.ParquetWriter(path, schema) as writer:
+            for table in tables:
+                writer.write_table(table.cast(schema))
+
+    def statistics(self, span: slice, *, quantiles: bool = True) -> dict[str, dict[str, Any]]:
+        """Statistics of all features; those of pictures are of the frames before they were encoded."""
+        return {
+            name: _statistics(
+                self.frames[name][span] if name in self.frames else self.columns[name][span],
+                camera=name in self.frames,
+                quantiles=quantiles,
+            )
+            for name in self.described
+        }
+
+    def write_info(self, version: str, *, video_path: str, **more: Any) -> None:
+        info = {
+            "codebase_version": version,
+            "robot_type": "builder",
+            "total_episodes": len(self.lengths),
+            "total_frames": sum(self.lengths),
+            "total_tasks": len(self.task_texts),
+            "fps": self.fps,
+            "splits": {"train": f"0:{len(self.lengths)}"},
+            "features": self.described,
+            "video_path": video_path if self.cameras else None,
+        }
+        (self.folder / "meta").mkdir(parents=True, exist_ok=True)
+        (self.folder / "meta/info.json").write_text(json.dumps(info | more, indent=4))
+
+    def model(self) -> Model:
+        texts = [_task(int(number)) for number in self.columns["task_index"]]
+        columns = {**self.columns, "done": last_rows(self.lengths)}
+        return Model(self.folder, list(self.lengths), columns, texts, self.fps)
 
 
 def _task(number: int) -> str:
     return f"Put the {['red', 'green', 'blue'][number % 3]} cube into box {number}."
-
-
-def _spans(lengths: Sequence[int]) -> list[slice]:
-    """The rows of each episode."""
-    return [slice(end - length, end) for length, end in zip(lengths, itertools.accumulate(lengths), strict=True)]
 
 
 def _groups(count: int, size: int) -> Iterator[range]:
@@ -281,69 +355,26 @@ def _groups(count: int, size: int) -> Iterator[range]:
 
 
 def _v3_videos(
-    folder: Path,
-    name: str,
-    frames: NDArray[np.uint8],
-    lengths: Sequence[int],
-    episodes: list[dict[str, Any]],
-    per_file: int,
-    files_per_chunk: int,
-    skipped: int,
-    options: Mapping[str, Any],
-) -> NDArray[np.uint8]:
-    """Write the MP4 files of one camera, note where each episode lies, and return its frames as they decode."""
-    decoded, spans = [], _spans(lengths)
-    for file, group in enumerate(_groups(len(lengths), per_file)):
+    made: Recording, name: str, episodes: list[dict[str, Any]], per_file: int, files_per_chunk: int, skipped: int
+) -> None:
+    """Write the MP4 files of one camera, note where each episode lies, and keep its frames as they decode."""
+    frames, decoded = made.frames[name], []
+    for file, group in enumerate(_groups(len(episodes), per_file)):
         chunk, number = divmod(file, files_per_chunk)
-        path = folder / f"videos/{name}/chunk-{chunk:03d}/file-{number:03d}.mp4"
-        span = slice(spans[group[0]].start, spans[group[-1]].stop)
+        path = made.folder / f"videos/{name}/chunk-{chunk:03d}/file-{number:03d}.mp4"
+        span = slice(made.spans[group[0]].start, made.spans[group[-1]].stop)
         before = np.zeros((skipped, *frames.shape[1:]), np.uint8)
-        write_video(path, np.concatenate([before, frames[span]]), **options)
-        decoded.append(decode_video(path)[skipped:])
+        decoded.append(made.write_video(path, np.concatenate([before, frames[span]]))[skipped:])
         at = skipped
         for episode in group:
             episodes[episode] |= {
                 f"videos/{name}/chunk_index": chunk,
                 f"videos/{name}/file_index": number,
-                f"videos/{name}/from_timestamp": at / options["fps"],
-                f"videos/{name}/to_timestamp": (at + lengths[episode]) / options["fps"],
+                f"videos/{name}/from_timestamp": at / made.fps,
+                f"videos/{name}/to_timestamp": (at + made.lengths[episode]) / made.fps,
             }
-            at += lengths[episode]
-    return np.concatenate(decoded)
-
-
-def _described(
-    features: Features,
-    cameras: Mapping[str, tuple[int, int]],
-    images: Mapping[str, tuple[int, int]],
-    codec: str,
-    fps: int,
-) -> dict[str, dict[str, Any]]:
-    """The entry `features` of `info.json`."""
-    own = {
-        "timestamp": "float32",
-        "frame_index": "int64",
-        "episode_index": "int64",
-        "index": "int64",
-        "task_index": "int64",
-    }
-    result: dict[str, dict[str, Any]] = {}
-    for name, (dtype, shape) in features.items():
-        names = [f"{name.rpartition('.')[2]}_{n}" for n in range(shape[0])] if len(shape) == 1 else None
-        result[name] = {"dtype": dtype, "shape": list(shape), "names": names}
-    codecs = {"libx264": "h264", "libx265": "hevc", "libsvtav1": "av1"}
-    for name, (height, width) in cameras.items():
-        info = {"video.height": height, "video.width": width, "video.codec": codecs.get(codec, codec)}
-        info |= {"video.pix_fmt": "yuv420p", "video.is_depth_map": False, "video.fps": fps, "video.channels": 3}
-        result[name] = {
-            "dtype": "video",
-            "shape": [height, width, 3],
-            "names": ["height", "width", "channels"],
-            "info": {**info, "has_audio": False},
-        }
-    for name, (height, width) in images.items():
-        result[name] = {"dtype": "image", "shape": [height, width, 3], "names": ["height", "width", "channels"]}
-    return result | {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in own.items()}
+            at += made.lengths[episode]
+    made.columns[name] = np.concatenate(decoded)
 
 
 def _png(frames: NDArray[np.uint8]) -> list[bytes]:
@@ -355,34 +386,6 @@ def _png(frames: NDArray[np.uint8]) -> list[bytes]:
         Image.fromarray(frame).save(buffer, format="PNG", compress_level=1)
         result.append(buffer.getvalue())
     return result
-
-
-def _write_rows(
-    path: Path,
-    columns: Mapping[Key, Array],
-    encoded: Mapping[str, list[bytes]],
-    described: Mapping[str, Mapping[str, Any]],
-    spans: Sequence[slice],
-    *,
-    fixed: bool,
-) -> None:
-    """Write the rows of some episodes as one Parquet file, one row group for each episode."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tables = []
-    for span in spans:
-        arrays: dict[str, pa.Array] = {}
-        for name, entry in described.items():
-            if entry["dtype"] == "image":
-                rows = [{"bytes": data, "path": f"frame-{n:06d}.png"} for n, data in enumerate(encoded[name][span])]
-                arrays[name] = pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
-            elif entry["dtype"] != "video":
-                arrays[name] = _nested(columns[name][span], fixed=fixed)
-        tables.append(pa.table(arrays))
-    info = {"info": {"features": {name: _hugging_face(entry) for name, entry in described.items() if name in arrays}}}
-    schema = tables[0].schema.with_metadata({"huggingface": json.dumps(info)})
-    with pq.ParquetWriter(path, schema) as writer:
-        for table in tables:
-            writer.write_table(table.cast(schema))
 
 
 def _nested(values: Array, *, fixed: bool) -> pa.Array:
@@ -428,61 +431,6 @@ def _statistics(values: Array, *, camera: bool, quantiles: bool) -> dict[str, An
     return {name: np.reshape(value, keep).tolist() for name, value in result.items()} | {"count": [len(values)]}
 
 
-def _all_statistics(
-    described: Mapping[str, Mapping[str, Any]], columns: Mapping[Key, Array], span: slice, *, quantiles: bool = True
-) -> dict[str, dict[str, Any]]:
-    return {
-        name: _statistics(columns[name][span], camera=entry["dtype"] in {"video", "image"}, quantiles=quantiles)
-        for name, entry in described.items()
-    }
-
-
-def _info(version: str, lengths: Sequence[int], tasks: int, fps: int, described: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "codebase_version": version,
-        "robot_type": "builder",
-        "total_episodes": len(lengths),
-        "total_frames": sum(lengths),
-        "total_tasks": min(tasks, len(lengths)),
-        "fps": fps,
-        "splits": {"train": f"0:{len(lengths)}"},
-        "features": described,
-    }
-
-
-def _v3_meta(
-    folder: Path,
-    lengths: Sequence[int],
-    tasks: int,
-    fps: int,
-    described: Mapping[str, Mapping[str, Any]],
-    files_per_chunk: int,
-    episodes: list[dict[str, Any]],
-    columns: Mapping[Key, Array],
-) -> None:
-    cameras = any(entry["dtype"] == "video" for entry in described.values())
-    pattern = "chunk-{chunk_index:03d}/file-{file_index:03d}"
-    info = _info("v3.0", lengths, tasks, fps, described) | {
-        "chunks_size": files_per_chunk,
-        "data_files_size_in_mb": 100,
-        "video_files_size_in_mb": 200,
-        "data_path": f"data/{pattern}.parquet",
-        "video_path": f"videos/{{video_key}}/{pattern}.mp4" if cameras else None,
-    }
-    for row, span in zip(episodes, _spans(lengths), strict=True):
-        statistics = _all_statistics(described, columns, span)
-        for name, entry in statistics.items():
-            row |= {f"stats/{name}/{kind}": value for kind, value in entry.items()}
-        row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
-    path = folder / "meta/episodes/chunk-000/file-000.parquet"
-    path.parent.mkdir(parents=True)
-    pq.write_table(pa.Table.from_pylist(episodes), path)
-    (folder / "meta/info.json").write_text(json.dumps(info, indent=4))
-    whole = _all_statistics(described, columns, slice(None))
-    (folder / "meta/stats.json").write_text(json.dumps(whole, indent=4))
-    write_tasks(folder / "meta/tasks.parquet", [_task(number) for number in range(info["total_tasks"])])
-
-
 def write_tasks(path: Path, tasks: Sequence[str]) -> None:
     """Write `tasks.parquet` as pandas does: the texts are the index of the table."""
     index = "__index_level_0__"
@@ -504,62 +452,23 @@ def write_tasks(path: Path, tasks: Sequence[str]) -> None:
     pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(pandas)}), path)
 
 
-def _v21_meta(
-    folder: Path,
-    lengths: Sequence[int],
-    tasks: int,
-    fps: int,
-    described: Mapping[str, Mapping[str, Any]],
-    episodes_per_chunk: int,
-    columns: Mapping[Key, Array],
-) -> None:
-    cameras = sum(entry["dtype"] == "video" for entry in described.values())
-    info = _info("v2.1", lengths, tasks, fps, described) | {
-        "total_videos": cameras * len(lengths),
-        "total_chunks": -(-len(lengths) // episodes_per_chunk),
-        "chunks_size": episodes_per_chunk,
-        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
-        "video_path": "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
-        if cameras
-        else None,
-    }
-    count = range(len(lengths))
-    statistics = [_all_statistics(described, columns, span, quantiles=False) for span in _spans(lengths)]
-    lines = {
-        "tasks": [{"task_index": n, "task": _task(n)} for n in range(info["total_tasks"])],
-        "episodes": [{"episode_index": e, "tasks": [_task(e % tasks)], "length": lengths[e]} for e in count],
-        "episodes_stats": [{"episode_index": e, "stats": statistics[e]} for e in count],
-    }
-    (folder / "meta").mkdir(parents=True, exist_ok=True)
-    (folder / "meta/info.json").write_text(json.dumps(info, indent=4))
-    for name, rows in lines.items():
-        (folder / f"meta/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _lerobot_model(folder: Path, lengths: Sequence[int], tasks: int, fps: int, columns: dict[Key, Array]) -> Model:
-    done = np.concatenate([np.arange(length) == length - 1 for length in lengths])
-    texts = [_task(int(number)) for number in columns["task_index"]]
-    return Model(folder, list(lengths), {**columns, "done": done}, texts, fps)
-
-
 # ----------------------------------------------------------------------------------------------- D4RL, robomimic, Zarr
 
 
 def _transitions(
-    lengths: Sequence[int], observation: int, action: int, seed: int, dtype: str = "float32"
+    lengths: Sequence[int], observation: int, action: int, dtype: str = "float32"
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Observations, next observations (within an episode those of the next row), actions, rewards, last rows."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     observations, following = [], []
     for length in lengths:
         states = generator.standard_normal((length + 1, observation)).astype(dtype)
         observations.append(states[:-1])
         following.append(states[1:])
     rows = sum(lengths)
-    last = np.concatenate([np.arange(length) == length - 1 for length in lengths])
     actions = generator.standard_normal((rows, action)).astype(dtype)
     rewards = generator.standard_normal(rows).astype("float32")
-    return np.concatenate(observations), np.concatenate(following), actions, rewards, last
+    return np.concatenate(observations), np.concatenate(following), actions, rewards, last_rows(lengths)
 
 
 def d4rl_hdf5(
@@ -569,11 +478,10 @@ def d4rl_hdf5(
     terminated: Sequence[int] = (0, 2),
     timeouts: bool = True,
     next_observations: bool = False,
-    infos: bool = True,
-    metadata: bool = True,
-    seed: int = 0,
 ) -> Model:
     """Write a D4RL file: flat arrays `observations`, `actions`, `rewards`, `terminals`, and `timeouts`.
+
+    The file also has the groups `infos` (`qpos`, `qvel`, `action_log_probs`) and `metadata`.
 
     Args:
         path: The file to write.
@@ -582,13 +490,10 @@ def d4rl_hdf5(
         timeouts: Whether the file has the array `timeouts`. Without it only terminated episodes have an end: those
             that are cut off run into the next one, and the model has the episodes that can be told apart.
         next_observations: Whether the file has the array `next_observations`.
-        infos: Whether the file has the groups `infos/qpos`, `infos/qvel` and `infos/action_log_probs`.
-        metadata: Whether the file has the group `metadata`.
-        seed: Seed of all values.
     """
     import h5py
 
-    observations, following, actions, rewards, last = _transitions(lengths, 3, 2, seed)
+    observations, following, actions, rewards, last = _transitions(lengths, 3, 2)
     episode = np.repeat(np.arange(len(lengths)), lengths)
     ended = last & np.isin(episode, list(terminated))
     cut = last & ~ended
@@ -601,13 +506,12 @@ def d4rl_hdf5(
         arrays = {"observations": observations, "actions": actions, "rewards": rewards, "terminals": ended}
         arrays |= {"timeouts": cut} if timeouts else {}
         arrays |= {"next_observations": following} if next_observations else {}
-        arrays |= extra if infos else {}
+        arrays |= extra
         for name, values in arrays.items():
             file.create_dataset(name, data=values, compression="gzip")
-        if metadata:
-            file["metadata/algorithm"] = "SAC"
-            file["metadata/iteration"] = 100
-            file["metadata/policy/fc0/weight"] = np.ones((2, 3), "float32")
+        file["metadata/algorithm"] = "SAC"
+        file["metadata/iteration"] = 100
+        file["metadata/policy/fc0/weight"] = np.ones((2, 3), "float32")
     if not timeouts:
         cut = np.zeros_like(cut)
         cut[-1] = not ended[-1]
@@ -617,7 +521,7 @@ def d4rl_hdf5(
     if not next_observations:
         columns["next", "observation"] = np.concatenate([observations[1:], observations[-1:]])
     counts = np.diff(np.flatnonzero(done), prepend=-1).tolist()
-    return Model(path, counts, columns, known_next=known, infos=extra if infos else {})
+    return Model(path, counts, columns, known_next=known, infos=extra)
 
 
 def _outcome(
@@ -641,7 +545,6 @@ def robomimic_hdf5(
     cameras: Mapping[str, tuple[int, int]] | None = None,
     next_observations: bool = True,
     masks: bool = True,
-    seed: int = 0,
 ) -> Model:
     """Write a robomimic file: `data/demo_N/{obs, next_obs, actions, rewards, dones, states}` and `mask/{train, valid}`.
 
@@ -654,29 +557,26 @@ def robomimic_hdf5(
         cameras: Observation of pictures -> `(height, width)`; stored as uint8 `[rows, H, W, 3]`.
         next_observations: Whether the demonstrations have `next_obs`.
         masks: Whether the file has filter keys: the first demonstration is in `valid`, the others are in `train`.
-        seed: Seed of all values.
     """
     import h5py
 
-    states, following, actions, _, last = _transitions(lengths, 5, 3, seed, "float64")
+    states, following, actions, _, last = _transitions(lengths, 5, 3, "float64")
     rewards = last.astype("float64")
-    frames = {
-        name: pictures(sum(lengths) + 1, *size, seed=seed + n) for n, (name, size) in enumerate((cameras or {}).items())
-    }
+    frames = {name: pictures(sum(lengths) + 1, *size, seed=n) for n, (name, size) in enumerate((cameras or {}).items())}
     current = {"robot0_eef_pos": states[:, :3], "object": states[:, 3:], **{n: f[:-1] for n, f in frames.items()}}
     later = {"robot0_eef_pos": following[:, :3], "object": following[:, 3:], **{n: f[1:] for n, f in frames.items()}}
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
         data.attrs["total"] = sum(lengths)
         data.attrs["env_args"] = json.dumps({"env_name": "Lift", "type": 1, "env_kwargs": {}})
-        for n, span in enumerate(_spans(lengths)):
+        for n, end in enumerate(np.cumsum(lengths)):
             demo = data.create_group(f"demo_{n}")
             demo.attrs["num_samples"], demo.attrs["model_file"] = lengths[n], "<mujoco/>"
             arrays = {"actions": actions, "rewards": rewards, "dones": last.astype("int64"), "states": states}
             arrays |= {f"obs/{name}": values for name, values in current.items()}
             arrays |= {f"next_obs/{name}": values for name, values in later.items()} if next_observations else {}
             for name, values in arrays.items():
-                demo.create_dataset(name, data=values[span])
+                demo.create_dataset(name, data=values[end - lengths[n] : end])
         if masks:
             names = [f"demo_{n}".encode() for n in range(len(lengths))]
             file["mask/valid"], file["mask/train"] = np.array(names[:1]), np.array(names[1:])
@@ -695,7 +595,6 @@ def diffusion_zarr(
     size: tuple[int, int] | None = (16, 16),
     chunk_rows: int = 5,
     picture_dtype: str = "uint8",
-    seed: int = 0,
 ) -> Model:
     """Write a replay buffer as Diffusion Policy does: `data/{action, state, img}` and `meta/episode_ends`.
 
@@ -706,15 +605,14 @@ def diffusion_zarr(
         size: `(height, width)` of the pictures `img` `[rows, H, W, 3]`; None for none.
         chunk_rows: Rows of each chunk: chunks and episodes do not end together.
         picture_dtype: uint8, or float32 as in the files of PushT.
-        seed: Seed of all values.
     """
     import numcodecs
     import zarr
 
-    observations, _, actions, _, _ = _transitions(lengths, 5, 2, seed)
+    observations, _, actions, _, _ = _transitions(lengths, 5, 2)
     arrays = {"action": actions, "state": observations}
     if size is not None:
-        arrays["img"] = pictures(sum(lengths), *size, seed=seed).astype(picture_dtype)
+        arrays["img"] = pictures(sum(lengths), *size).astype(picture_dtype)
     store: Any = zarr.storage.ZipStore(path, mode="w") if path.suffix == ".zip" else zarr.storage.LocalStore(path)
     root: Any = zarr.open_group(store, mode="w", zarr_format=2 if zarr_format == 2 else 3)
     packed = {"compressors": [numcodecs.Blosc("zstd", clevel=1)]} if zarr_format == 2 else {}
@@ -739,12 +637,9 @@ def minari_dataset(
     folder: Path,
     *,
     lengths: Sequence[int] = (6, 4, 8),
-    terminated: Sequence[int] = (0, 2),
     data_format: str = "hdf5",
     observation: str = "box",
     action: str = "box",
-    infos: bool = True,
-    seed: int = 0,
 ) -> Model:
     """Write a Minari dataset with Minari's own storage into `folder / "data"`.
 
@@ -752,19 +647,16 @@ def minari_dataset(
 
     Args:
         folder: The directory of the dataset, such as `.../door-v0`.
-        lengths: Steps of each episode.
-        terminated: Episodes that end by termination; the others are truncated.
+        lengths: Steps of each episode; every other one is truncated.
         data_format: "hdf5", "arrow" or "parquet".
         observation: "box", "dict" (nested, with a picture and a goal), or "image" (uint8 stored as it is).
         action: "box" or "discrete".
-        infos: Whether the episodes have infos, one more than steps.
-        seed: Seed of all values.
     """
     from gymnasium import spaces
     from minari.data_collector import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
 
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     (folder / "data").mkdir(parents=True)
     space = _observation_space(observation)
     actions: Any = spaces.Discrete(4) if action == "discrete" else spaces.Box(-9, 9, (2,), np.float32)
@@ -780,13 +672,9 @@ def minari_dataset(
                 "observations": _observations(space, length + 1, generator, len(written)),
                 "actions": chosen.astype("int64" if action == "discrete" else "float32"),
                 "rewards": generator.standard_normal(length),
-                "terminations": ends if n in terminated else stop,
-                "truncations": stop if n in terminated else ends,
-                **(
-                    {"infos": {"success": [*ends.tolist(), True], "qpos": generator.standard_normal((length + 1, 2))}}
-                    if infos
-                    else {}
-                ),
+                "terminations": ends if n % 2 == 0 else stop,
+                "truncations": stop if n % 2 == 0 else ends,
+                "infos": {"success": [*ends.tolist(), True], "qpos": generator.standard_normal((length + 1, 2))},
             }
         )
     storage.update_episodes([EpisodeBuffer(id=n, seed=100 + n, **buffer) for n, buffer in enumerate(written)])
@@ -831,7 +719,7 @@ def _minari_model(folder: Path, lengths: list[int], written: list[dict[str, Any]
     for name, key in (("rewards", "reward"), ("terminations", "terminated"), ("truncations", "truncated")):
         columns["next", key] = np.concatenate([buffer[name] for buffer in written])
     columns["next", "done"] = columns["next", "terminated"] | columns["next", "truncated"]
-    infos = written[0].get("infos", {})
+    infos = written[0]["infos"]
     return Model(
         folder,
         lengths,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["ARM", "CLEAN", "arm", "episode_table", "fill", "locomotion", "write_statistics"]
+__all__ = ["ARM", "CLEAN", "arm", "episode_table", "fill", "locomotion", "tables"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -76,7 +76,7 @@ def tables(folder: Path) -> list[Path]:
 
 
 def fill(folder: Path, values: dict[str, Array]) -> None:
-    """Replace columns of all tables, in the order of the rows; statistics are those of the new values."""
+    """Replace columns of all tables of a LeRobot v3 dataset, in the order of the rows, and their statistics."""
     row = 0
     for path in tables(folder):
         table = pq.read_table(path)
@@ -88,24 +88,18 @@ def fill(folder: Path, values: dict[str, Array]) -> None:
             table = table.set_column(at, table.field(at).name, column)
         row += table.num_rows
         pq.write_table(table, path)
-    write_statistics(folder, values)
+    path = folder / "meta/stats.json"
+    stats = {name: builders._statistics(column, camera=False, quantiles=True) for name, column in values.items()}
+    path.write_text(json.dumps(json.loads(path.read_text()) | stats))
 
-
-def write_statistics(folder: Path, values: dict[str, Array]) -> None:
-    """Write the statistics of columns: of the dataset, and of each episode."""
-    info = json.loads((folder / "meta/info.json").read_text())
-    if info["codebase_version"] == "v3.0":
-        path = folder / "meta/stats.json"
-        stats = json.loads(path.read_text())
-        stats |= {name: builders._statistics(column, camera=False, quantiles=True) for name, column in values.items()}
-        path.write_text(json.dumps(stats))
-        episodes = pq.read_table(folder / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
-        for row in episodes:
+    def change(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
             span = slice(row["dataset_from_index"], row["dataset_to_index"])
             for name, column in values.items():
                 for kind, value in builders._statistics(column[span], camera=False, quantiles=True).items():
                     row[f"stats/{name}/{kind}"] = value
-        pq.write_table(pa.Table.from_pylist(episodes), folder / "meta/episodes/chunk-000/file-000.parquet")
+
+    episode_table(folder, change)
 
 
 def episode_table(folder: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
@@ -151,18 +145,32 @@ def _v3_rewards(folder: Path) -> Path:
     return folder
 
 
-def _d4rl_locomotion(path: Path) -> Path:
+def _d4rl(path: Path, lengths: list[int], values: dict[str, Array], *, terminal: bool) -> Path:
+    """Write a D4RL file whose episodes all terminate, or are all cut off."""
     import h5py
 
-    lengths = [1000, 400, 700]
-    values = locomotion(lengths)
-    last = np.concatenate([np.arange(length) == length - 1 for length in lengths])
-    with h5py.File(path, "w") as file:
+    last = builders.last_rows(lengths)
+    with h5py.File(path.with_suffix(".hdf5"), "w") as file:
         for name, array in values.items():
             file[name] = array
-        file["terminals"], file["timeouts"] = np.zeros_like(last), last
-        file["infos/action_log_probs"] = -np.abs(values["rewards"])
-    return path
+        file["terminals"], file["timeouts"] = last & terminal, last & (not terminal)
+    return path.with_suffix(".hdf5")
+
+
+def _cartpole(path: Path) -> Path:
+    """Discrete actions and rewards that are all one."""
+    generator = np.random.default_rng(2)
+    observations = np.cumsum(generator.normal(0, 0.1, (76, 4)), 0).astype("float32")
+    values = {"observations": observations, "actions": generator.integers(0, 2, 76), "rewards": np.ones(76, "float32")}
+    return _d4rl(path, [20, 9, 33, 14], values, terminal=True)
+
+
+def _grid_world(path: Path) -> Path:
+    """Discrete observations: short episodes are equal by chance."""
+    states = np.array([0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 0, 1, 2])
+    lengths = [3, 3, 4, 3]
+    values = {"observations": states, "actions": states % 2, "rewards": builders.last_rows(lengths).astype("float32")}
+    return _d4rl(path, lengths, values, terminal=True)
 
 
 def _zarr_pusht(path: Path) -> Path:
@@ -183,33 +191,6 @@ def _zarr_pusht(path: Path) -> Path:
     return path
 
 
-def _cartpole(path: Path) -> Path:
-    """Discrete actions and rewards that are all one."""
-    import h5py
-
-    generator = np.random.default_rng(2)
-    lengths = [20, 9, 33, 14]
-    last = np.concatenate([np.arange(length) == length - 1 for length in lengths])
-    with h5py.File(path, "w") as file:
-        file["observations"] = np.cumsum(generator.normal(0, 0.1, (76, 4)), 0).astype("float32")
-        file["actions"], file["rewards"] = generator.integers(0, 2, 76), np.ones(76, "float32")
-        file["terminals"], file["timeouts"] = last, np.zeros_like(last)
-    return path
-
-
-def _grid_world(path: Path) -> Path:
-    """Discrete observations: short episodes are equal by chance."""
-    import h5py
-
-    moves = [[0, 1, 2], [0, 1, 2], [3, 4, 5, 6], [0, 1, 2]]
-    states = np.concatenate(moves)
-    last = np.concatenate([np.arange(len(part)) == len(part) - 1 for part in moves])
-    with h5py.File(path, "w") as file:
-        file["observations"], file["actions"], file["rewards"] = states, states % 2, last.astype("float32")
-        file["terminals"], file["timeouts"] = last, np.zeros_like(last)
-    return path
-
-
 def _robomimic_arm(path: Path) -> Path:
     """Demonstrations that report success in more rows than the last one."""
     import h5py
@@ -227,18 +208,16 @@ def _robomimic_arm(path: Path) -> Path:
     return path
 
 
-def _one_row_episodes(folder: Path) -> Path:
-    return builders.lerobot_v3(folder, lengths=[1, 2, 1, 3], features=builders.STATE).path
-
-
-def _two_cameras(folder: Path) -> Path:
-    cameras = {"observation.images.top": (32, 32), "observation.images.wrist": (48, 32)}
-    return builders.lerobot_v3(
-        folder,
-        cameras=cameras,
-        features=builders.EVERY_KIND,
-        episodes_per_video={"observation.images.top": 3, "observation.images.wrist": 1},
-    ).path
+def _checkpoint(folder: Path) -> Path:
+    values = locomotion([300, 200])
+    buffer = ReplayBuffer(storage=LazyTensorStorage(500))
+    last = torch.zeros(500, dtype=torch.bool)
+    last[[299, 499]] = True
+    row = {"observation": torch.from_numpy(values["observations"]), "action": torch.from_numpy(values["actions"])}
+    following = {"reward": torch.from_numpy(values["rewards"]), "done": last, "terminated": last}
+    buffer.extend({**row, "next": following})
+    buffer.dumps(folder)
+    return folder
 
 
 def _trajectories(folder: Path) -> Path:
@@ -253,55 +232,53 @@ def _ranks(folder: Path) -> Path:
     return folder
 
 
-def _checkpoint(folder: Path) -> Path:
-    values = locomotion([300, 200])
-    buffer = ReplayBuffer(storage=LazyTensorStorage(500))
-    last = torch.zeros(500, dtype=torch.bool)
-    last[[299, 499]] = True
-    row = {"observation": torch.from_numpy(values["observations"]), "action": torch.from_numpy(values["actions"])}
-    following = {"reward": torch.from_numpy(values["rewards"]), "done": last, "terminated": last}
-    buffer.extend({**row, "next": following})
-    buffer.dumps(folder)
-    return folder
-
-
-TOP = {"observation.images.top": (32, 32)}
+TOP, WRIST = "observation.images.top", "observation.images.wrist"
+CAMERA = {TOP: (32, 32)}
 CLEAN: dict[str, Callable[[Path], Path]] = {
-    "v3-small": lambda p: builders.lerobot_v3(p).path,
-    "v3-two-cameras": _two_cameras,
-    "v3-pictures": lambda p: builders.lerobot_v3(p, images={"observation.images.a": (16, 24)}).path,
-    "v3-lists": lambda p: builders.lerobot_v3(p, features=builders.EVERY_KIND, fixed_lists=False).path,
-    "v3-b-frames": lambda p: builders.lerobot_v3(p, cameras=TOP, b_frames=2, keyframes=9, fps=25).path,
-    "v3-hevc": lambda p: builders.lerobot_v3(p, cameras={"observation.images.top": (64, 64)}, codec="libx265").path,
-    "v3-av1": lambda p: builders.lerobot_v3(p, cameras={"observation.images.top": (64, 64)}, codec="libsvtav1").path,
-    "v3-skipped-frames": lambda p: (
-        builders.lerobot_v3(p, cameras=TOP, skipped_frames={"observation.images.top": 4}).path
-    ),
-    "v3-many-files": lambda p: (
+    "v3-small": lambda p: builders.lerobot_v3(p, lengths=[1, 2, 1, 3]).path,
+    "v3-two-cameras": lambda p: (
         builders.lerobot_v3(
-            p, lengths=[5] * 9, episodes_per_file=2, episodes_per_video=4, files_per_chunk=2, cameras=TOP
+            p,
+            cameras={TOP: (32, 32), WRIST: (48, 32)},
+            features=builders.EVERY_KIND,
+            episodes_per_video={TOP: 3, WRIST: 1},
         ).path
     ),
-    "v3-one-row-episodes": _one_row_episodes,
+    "v3-pictures": lambda p: (
+        builders.lerobot_v3(
+            p, images={"observation.images.a": (16, 24)}, features=builders.EVERY_KIND, fixed_lists=False
+        ).path
+    ),
+    "v3-b-frames": lambda p: (
+        builders.lerobot_v3(p, cameras=CAMERA, b_frames=2, keyframes=9, fps=25, skipped_frames={TOP: 4}).path
+    ),
+    "v3-hevc": lambda p: builders.lerobot_v3(p, cameras={TOP: (64, 64)}, codec="libx265").path,
+    "v3-av1": lambda p: builders.lerobot_v3(p, cameras={TOP: (64, 64)}, codec="libsvtav1").path,
+    "v3-many-files": lambda p: (
+        builders.lerobot_v3(
+            p, lengths=[5] * 9, episodes_per_file=2, episodes_per_video=4, files_per_chunk=2, cameras=CAMERA
+        ).path
+    ),
     "v3-arm": _v3_arm,
     "v3-paused-camera": _v3_paused_camera,
     "v3-zero-rewards": _v3_rewards,
-    "v21-camera": lambda p: builders.lerobot_v21(p, cameras=TOP, features=builders.EVERY_KIND).path,
-    "v21-chunks": lambda p: builders.lerobot_v21(p, lengths=[4] * 7, episodes_per_chunk=3, cameras=TOP, fps=30).path,
+    "v21-chunks": lambda p: (
+        builders.lerobot_v21(
+            p, lengths=[4] * 7, episodes_per_chunk=3, cameras=CAMERA, fps=30, features=builders.EVERY_KIND
+        ).path
+    ),
     "minari": lambda p: builders.minari_dataset(p).path,
     "minari-arrow": lambda p: builders.minari_dataset(p, data_format="arrow", observation="dict").path,
     "minari-parquet": lambda p: builders.minari_dataset(p, data_format="parquet", action="discrete").path,
-    "minari-pictures": lambda p: builders.minari_dataset(p, observation="image", infos=False).path,
     "d4rl": lambda p: builders.d4rl_hdf5(p.with_suffix(".hdf5")).path,
     "d4rl-no-timeouts": lambda p: builders.d4rl_hdf5(p.with_suffix(".hdf5"), timeouts=False).path,
-    "d4rl-locomotion": lambda p: _d4rl_locomotion(p.with_suffix(".hdf5")),
-    "cartpole": lambda p: _cartpole(p.with_suffix(".hdf5")),
-    "grid-world": lambda p: _grid_world(p.with_suffix(".hdf5")),
+    "d4rl-locomotion": lambda p: _d4rl(p, [1000, 400, 700], locomotion([1000, 400, 700]), terminal=False),
+    "cartpole": _cartpole,
+    "grid-world": _grid_world,
     "robomimic": lambda p: (
         builders.robomimic_hdf5(p.with_suffix(".hdf5"), lengths=[3] * 11, cameras={"top": (16, 16)}).path
     ),
     "robomimic-arm": lambda p: _robomimic_arm(p.with_suffix(".hdf5")),
-    "trajectories": _trajectories,
     "ranks": _ranks,
     "checkpoint": _checkpoint,
     "zarr-2": lambda p: builders.diffusion_zarr(p).path,

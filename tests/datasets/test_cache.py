@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -15,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from ostinato import DatasetStorage, open_dataset
 from ostinato.datasets.cache import RowCache
@@ -30,6 +27,7 @@ from ostinato.errors import (
 )
 
 from .builders import Model, lerobot_v3
+from .samples import check_processes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,23 +95,18 @@ def test_the_rows_used_least_recently_leave() -> None:
     assert cache.read(np.arange(93, 100))[1].all()
 
 
-@pytest.mark.parametrize("max_bytes", [1, 20_000, 60_000, 1 << 30])
-def test_frames_are_right_with_any_budget(model: Model, max_bytes: int) -> None:
+@pytest.mark.parametrize("max_bytes", [1, 60_000, 1 << 30])
+def test_frames_are_right_with_any_budget(model: Model, max_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = decoded(monkeypatch)
     dataset = open_dataset(model.path, max_bytes=max_bytes, num_threads=2)
     generator = np.random.default_rng(0)
     for size in generator.integers(1, 20, 30):
         assert agrees(dataset, model, generator.integers(0, ROWS, size))
-    dataset.close()
-
-
-def test_frames_that_are_kept_are_not_decoded_again(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = decoded(monkeypatch)
-    dataset = open_dataset(model.path)
     assert agrees(dataset, model, np.arange(ROWS))
     count = len(jobs)
-    assert count
     assert agrees(dataset, model, np.arange(ROWS)[::-1].copy())
-    assert len(jobs) == count
+    assert (len(jobs) == count) == (max_bytes == 1 << 30), "frames that are kept are not decoded again"
+    dataset.close()
 
 
 MEMORY = """
@@ -145,6 +138,7 @@ print(peak / budget, sum(film.kept.nbytes for film in films) / budget)
 """
 
 
+@pytest.mark.slow
 def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", MEMORY, str(tmp_path / "a.mp4")], capture_output=True, text=True, check=True, timeout=120
@@ -171,7 +165,10 @@ def test_every_row_is_decoded_once(model: Model, kind: Any, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
-def test_forked_processes_share_the_rows(model: Model, kind: Any) -> None:
+def test_copies_and_other_processes_share_the_rows(model: Model, kind: Any) -> None:
+    names = (TOP, "observation.state")
+    columns = {name: model.columns[name] for name in names}
+    check_processes(open_dataset(model.path, cache=kind, fields=list(names)), columns)
     dataset = open_dataset(model.path, cache=kind)
     process = os.fork()
     if not process:
@@ -180,23 +177,6 @@ def test_forked_processes_share_the_rows(model: Model, kind: Any) -> None:
     column: Any = dataset.contents.columns[TOP,]
     assert column.filled.nonzero().flatten().tolist() == list(range(5, 30))
     assert agrees(dataset, model, np.arange(ROWS))
-
-
-@pytest.mark.parametrize(("kind", "method"), [(None, "fork"), ("memory", "fork"), ("disk", "fork"), ("disk", "spawn")])
-def test_workers_of_a_data_loader_read(model: Model, kind: Any, method: str) -> None:
-    dataset = open_dataset(model.path, cache=kind, fields=[TOP, "observation.state"])
-    source: Any = dataset
-    loader: Any = DataLoader(source, batch_size=10, num_workers=2, multiprocessing_context=method)
-    frames = torch.cat([batch[TOP] for batch in loader]).numpy()
-    np.testing.assert_array_equal(frames, model.columns[TOP])
-
-
-@pytest.mark.parametrize("kind", [None, "memory", "disk"])
-def test_copies_read(model: Model, kind: Any) -> None:
-    dataset = open_dataset(model.path, cache=kind)
-    assert agrees(dataset, model, np.arange(9))
-    for other in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
-        assert agrees(other, model, np.arange(ROWS))
 
 
 def test_rows_on_disk_persist(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,17 +195,6 @@ def test_rows_on_disk_persist(model: Model, tmp_path: Path, monkeypatch: pytest.
     np.testing.assert_array_equal(again[:][WRIST].numpy(), model.columns[WRIST])
 
 
-def test_decoded_rows_of_a_dataset_that_changed_raise_for_each_of_its_paths(tmp_path: Path) -> None:
-    model = lerobot_v3(tmp_path / "data", lengths=(3, 4))
-    for number, path in enumerate((model.path, model.path / "meta", model.path / "meta" / "info.json")):
-        folder = tmp_path / f"cache{number}"
-        open_dataset(path, cache="disk", cache_dir=folder).read(slice(None))
-        table = next((model.path / "data").rglob("*.parquet"))
-        os.utime(table, (number, number))
-        with pytest.raises(CheckpointError, match="have changed"):
-            open_dataset(path, cache="disk", cache_dir=folder)
-
-
 def test_temporary_files_are_removed(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
     (tmp_path / "t").mkdir()
@@ -242,7 +211,7 @@ import ostinato.datasets.decoded as decoded
 from ostinato import open_dataset
 decoded._FLUSH_BYTES = 20_000
 dataset = open_dataset(sys.argv[1], cache="disk", cache_dir=sys.argv[2])
-generator = np.random.default_rng(int(sys.argv[3]))
+generator = np.random.default_rng(0)
 print("open", flush=True)
 while True:
     dataset[torch.from_numpy(generator.integers(0, len(dataset), 3))]
@@ -250,38 +219,22 @@ while True:
 """
 
 
-def start(model: Model, folder: Path, seed: int = 0) -> subprocess.Popen[str]:
-    """Start a process that decodes rows to a directory until it is killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(model.path), str(folder), str(seed)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "open\n"
-    return process
-
-
 def test_a_killed_process_leaves_no_wrong_row(model: Model, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    kept = 0
-    for seed, batches in enumerate((0, 20, 80)):
-        process = start(model, folder, seed)
+    command = [sys.executable, "-c", KILLED, str(model.path), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
         with pytest.raises(DirectoryInUseError, match="used by another process"):
             open_dataset(model.path, cache="disk", cache_dir=folder)
-        assert process.stdout is not None
-        for _ in range(batches):
+        for _ in range(60):
             assert process.stdout.readline() == "batch\n"
         process.send_signal(signal.SIGKILL)
-        process.wait()
-        dataset = open_dataset(model.path, cache="disk", cache_dir=folder)
-        column: Any = dataset.contents.columns[TOP,]
-        count = int(column.filled.sum())
-        assert count >= kept
-        kept = count
-        rows = column.filled.nonzero().flatten().numpy()
-        np.testing.assert_array_equal(column.tensor.numpy()[rows], model.columns[TOP][rows])
-        del dataset, column
-    assert kept > 0
     dataset = open_dataset(model.path, cache="disk", cache_dir=folder)
+    column: Any = dataset.contents.columns[TOP,]
+    rows = column.filled.nonzero().flatten().numpy()
+    assert len(rows) > 0
+    np.testing.assert_array_equal(column.tensor.numpy()[rows], model.columns[TOP][rows])
     assert agrees(dataset, model, np.arange(ROWS))
 
 
@@ -296,6 +249,12 @@ def test_a_changed_dataset_and_other_directories_are_refused(model: Model, tmp_p
     with pytest.raises(CheckpointError, match="have changed since"):
         open_dataset(model.path, cache="disk", cache_dir=folder)
     os.utime(video, ns=(status.st_atime_ns, status.st_mtime_ns))
+    for path in (model.path / "meta", model.path / "meta" / "info.json"):
+        open_dataset(path, cache="disk", cache_dir=tmp_path / path.name)
+        os.utime(video, ns=(status.st_atime_ns, status.st_mtime_ns - 1))
+        with pytest.raises(CheckpointError, match="have changed"):
+            open_dataset(path, cache="disk", cache_dir=tmp_path / path.name)
+        os.utime(video, ns=(status.st_atime_ns, status.st_mtime_ns))
     open_dataset(model.path, cache="disk", cache_dir=folder)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("important")

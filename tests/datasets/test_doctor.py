@@ -28,12 +28,11 @@ DOCS = Path(__file__).parents[2] / "docs" / "doctor.md"
 @pytest.mark.parametrize("name", CLEAN)
 def test_clean_datasets_raise_no_alarm(name: str, tmp_path: Path) -> None:
     path = CLEAN[name](tmp_path / "data")
-    for full in (False, True):
-        report = examine(path, full=full)
-        assert report.ok
-        assert [str(f) for f in report.findings if f.severity != "note"] == []
-        assert report.episodes
-        assert report.stored_rows == sum(report.profile.lengths)
+    report = examine(path, full=True)
+    assert report.ok
+    assert [str(f) for f in report.findings if f.severity != "note"] == []
+    assert report.episodes
+    assert report.stored_rows == sum(report.profile.lengths)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -67,6 +66,14 @@ def test_a_report_is_printed_and_written_as_json(tmp_path: Path) -> None:
     assert [f["check"] for f in plain["findings"]] == [f.check for f in report.findings]
 
 
+def test_one_task_without_text_is_a_note(tmp_path: Path) -> None:
+    rows = {"action": np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)}
+    export(open_dataset(rows, episode_ends=[10, 20]), tmp_path / "data", format="lerobot", fps=10)
+    findings = examine(tmp_path / "data").findings
+    assert "task-text" in {finding.check for finding in findings}
+    assert {finding.severity for finding in findings} == {"note"}
+
+
 def test_further_findings_of_a_check_are_counted(tmp_path: Path) -> None:
     values = arm([10] * 50)
     values["action"][::10] = np.nan
@@ -76,44 +83,27 @@ def test_further_findings_of_a_check_are_counted(tmp_path: Path) -> None:
     assert "30 more of value-nan" in str(report)
 
 
-def test_no_jump_is_seen_in_angles_quaternions_grippers_and_noise() -> None:
-    for seed in range(8):
+def test_jumps_are_seen_at_their_place_and_not_in_angles_quaternions_grippers_and_noise() -> None:
+    for seed in range(4):
         values = {**arm([300, 200, 250], seed), **locomotion([300, 200, 250], seed)}
         report = examine(values, episode_ends=[300, 500, 750])
         assert not [f for f in report.findings if f.severity != "note"], str(report)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_spikes_and_offsets_are_seen_at_their_place(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    values = arm([300, 200, 250], seed)["action"]
-    row, dimension = int(generator.integers(310, 480)), int(generator.integers(0, 5))
-    values[row, dimension] += 4.0
-    report = examine({"action": values, "observation": values[:, :2]}, episode_ends=[300, 500, 750])
-    found = [(f.episode, f.frame, f.field) for f in report.findings if f.check == "value-jump"]
-    assert found == [(1, row - 300, "action")]
-
-
-def test_full_decodes_all_frames(tmp_path: Path) -> None:
-    path = builders.lerobot_v3(tmp_path, lengths=[30, 40], cameras={"observation.images.top": (32, 32)}).path
-    assert examine(path).decoded.startswith("24 of 70 pictures decoded")
-    assert examine(path, full=True).decoded == "70 of 70 pictures decoded"
+        generator = np.random.default_rng(seed)
+        row, dimension = int(generator.integers(310, 480)), int(generator.integers(0, 5))
+        values["action"][row, dimension] += 4.0
+        report = examine(values, episode_ends=[300, 500, 750])
+        found = [(f.episode, f.frame, f.field) for f in report.findings if f.check == "value-jump"]
+        assert found == [(1, row - 300, "action")]
 
 
 @pytest.mark.usefixtures("every_step")
-def test_progress_reaches_its_total(tmp_path: Path) -> None:
-    path = builders.lerobot_v3(tmp_path, cameras={"observation.images.top": (32, 32)}).path
+def test_full_decodes_all_frames_and_progress_reaches_its_total(tmp_path: Path) -> None:
+    path = builders.lerobot_v3(tmp_path, lengths=[30, 20, 20], cameras={"observation.images.top": (32, 32)}).path
     seen: list[tuple[int, int]] = []
-    examine(path, progress=lambda done, total: seen.append((done, total)))
+    report = examine(path, progress=lambda done, total: seen.append((done, total)))
+    assert report.decoded.startswith("36 of 70 pictures decoded")
     assert seen == [(0, 0), (500, 1000), (1000, 1000), (1666, 2000), (2000, 2000)]
-
-
-def test_one_task_without_text_is_a_note(tmp_path: Path) -> None:
-    rows = {"action": np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)}
-    export(open_dataset(rows, episode_ends=[10, 20]), tmp_path / "data", format="lerobot", fps=10)
-    found = {finding.check: finding.severity for finding in examine(tmp_path / "data").findings}
-    assert found["task-text"] == "note"
-    assert set(found.values()) == {"note"}
+    assert examine(path, full=True).decoded == "70 of 70 pictures decoded"
 
 
 def test_what_is_no_dataset_raises(tmp_path: Path) -> None:
@@ -166,15 +156,12 @@ def test_the_command_draws_a_page(tmp_path: Path) -> None:
     done = run_here("doctor", path, "--output", target)
     assert done.returncode == 1
     assert "--overwrite" in done.stderr
-    assert run_here("doctor", path, "--output", target, "--overwrite").returncode == 0
-    assert run_here("doctor", path, "--output", tmp_path).returncode == 0
+    assert run_here("doctor", path, "--output", tmp_path, "--overwrite").returncode == 0
     assert (tmp_path / "doctor.png").exists()
     assert run_here("doctor", path, "--output", tmp_path / "page.pdf").returncode == 2
 
 
-@pytest.mark.parametrize(
-    "name", ["v3-two-cameras", "v21-chunks", "minari", "minari-arrow", "robomimic", "d4rl", "zarr-2"]
-)
+@pytest.mark.parametrize("name", ["v3-two-cameras", "minari", "minari-arrow", "d4rl", "zarr-2"])
 def test_files_with_random_damage_never_raise(name: str, tmp_path: Path) -> None:
     clean = CLEAN[name](tmp_path / "clean")
     generator = random.Random(name)

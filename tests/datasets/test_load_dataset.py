@@ -15,7 +15,6 @@ from ostinato import (
     ImmutableDatasetWriter,
     LazyTensorStorage,
     ListStorage,
-    NStep,
     RaggedTensorStorage,
     ReplayBuffer,
     SliceSampler,
@@ -24,7 +23,7 @@ from ostinato import (
 )
 from ostinato.errors import CapacityError, OptionError, OstinatoError, SchemaError, UsageError
 
-from .builders import lerobot_v3
+from .builders import last_rows, lerobot_v3
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,19 +52,27 @@ def buffer(**options: Any) -> ReplayBuffer:
 
 @pytest.mark.parametrize("make", [ReplayBuffer, TensorDictReplayBuffer])
 def test_a_dataset_without_flags_gets_them(make: Callable[..., ReplayBuffer]) -> None:
-    rb = make(storage=LazyTensorStorage(100), batch_size=8)
-    assert rb.load_dataset(mapping([4, 1, 3])) == 8
-    assert rb["row"].tolist() == list(range(8))
-    assert rb["done"].tolist() == [False, False, False, True, True, False, False, True]
+    for name, options in (("done", {}), ("last", {"sampler": SliceSampler(slice_len=2, end_key="last")})):
+        rb = make(storage=LazyTensorStorage(100), batch_size=8, **options)
+        assert rb.load_dataset(mapping([4, 1, 3])) == 8
+        assert rb["row"].tolist() == list(range(8))
+        assert rb[name].tolist() == [False, False, False, True, True, False, False, True]
 
 
 def test_flags_of_the_dataset_stay_as_they_are() -> None:
     data = mapping([5, 7, 2, 6], flags="next")
     rb = buffer()
-    assert rb.load_dataset(data, batch_rows=3) == 20
+    assert rb.load_dataset(data, batch_rows=3, fields={"obs": "observation", "next": "next"}) == 20
     for name in ("terminated", "truncated", "done"):
         assert rb["next", name].tolist() == data["next"][name].tolist()
     assert rb["next", "reward"].dtype is torch.float64
+    assert sorted(rb[:]) == ["next", "obs"]
+    data = mapping([3, 3, 3, 3], flags="terminated", seed=1)
+    assert data["terminated"].any()
+    rb = buffer()
+    rb.load_dataset(data)
+    assert rb["terminated"].tolist() == data["terminated"].tolist()
+    assert rb["truncated"].tolist() == (last_rows([3] * 4) & ~data["terminated"]).tolist()
 
 
 def test_a_cut_truncates_and_does_not_terminate() -> None:
@@ -76,23 +83,7 @@ def test_a_cut_truncates_and_does_not_terminate() -> None:
     assert not rb["next", "terminated"].any()
 
 
-def test_rows_with_terminated_alone_get_truncated() -> None:
-    data = mapping([3, 3, 3, 3], flags="terminated", seed=1)
-    assert data["terminated"].any()
-    rb = buffer()
-    rb.load_dataset(data)
-    last = np.isin(np.arange(12), [2, 5, 8, 11])
-    assert rb["terminated"].tolist() == data["terminated"].tolist()
-    assert rb["truncated"].tolist() == (last & ~data["terminated"]).tolist()
-
-
-def test_the_end_key_of_the_buffer_is_filled() -> None:
-    rb = buffer(sampler=SliceSampler(slice_len=2, end_key="last"))
-    rb.load_dataset(mapping([4, 3]))
-    assert rb["last"].tolist() == [False, False, False, True, False, False, True]
-
-
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(6))
 def test_any_selection_in_any_chunks(seed: int) -> None:
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 9, random.integers(1, 9)).tolist()
@@ -118,32 +109,24 @@ def test_any_selection_in_any_chunks(seed: int) -> None:
     assert bool(spans.closed.all())
 
 
-def test_windows_of_steps_end_with_the_copied_episodes() -> None:
-    data = mapping([4, 4], flags="next")
-    rb = buffer(sample_unit=NStep(3, gamma=0.5, next_keys=()))
-    rb.load_dataset(data)
-    batch = rb.sample()
-    left = torch.minimum(4 - batch["row"] % 4, torch.tensor(3))
-    assert torch.equal(batch["next"]["reward"].double(), 2 - 0.5 ** (left.double() - 1))
-
-
-def test_fields_are_chosen_and_renamed() -> None:
-    rb = buffer()
-    rb.load_dataset(mapping([3, 2], flags="next"), fields={"obs": "observation", "next": "next"})
-    assert sorted(rb[:]) == ["next", "obs"]
-
-
-def test_values_are_cast_to_the_rows_stored() -> None:
+def test_values_are_cast_to_the_rows_stored_and_flags_may_not_be_missing() -> None:
     rb = buffer()
     rb.extend({"x": torch.zeros(2), "done": torch.ones(2, dtype=torch.bool)})
     rb.load_dataset({"x": np.array([1.5, 2.5]), "episode_ends": [2]})
     assert rb["x"].dtype is torch.float32
     assert rb["x"].tolist() == [0, 0, 1.5, 2.5]
+    rb = buffer()
+    rb.extend({"row": torch.arange(2)})
+    with pytest.raises(SchemaError, match="no field 'done'"):
+        rb.load_dataset(mapping([2, 2]), fields=["row"])
+    with pytest.raises(SchemaError):
+        rb.load_dataset(mapping([2, 2]))
+    assert len(rb) == 2
 
 
-@pytest.mark.parametrize("storage", [lambda: LazyTensorStorage(8), lambda: ListStorage(8)])
-def test_more_rows_than_fit(storage: Callable[[], Any]) -> None:
-    rb = buffer(storage=storage())
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_more_rows_than_fit(storage: Callable[[int], Any]) -> None:
+    rb = buffer(storage=storage(8))
     with pytest.raises(CapacityError, match="9 rows do not fit: the buffer has room for 8 of max_size=8"):
         rb.load_dataset(mapping([4, 5]))
     assert len(rb) == 0
@@ -183,50 +166,23 @@ def test_trajectory_ids_do_not_join_pieces() -> None:
     assert len(rb) == 6
 
 
-def test_rows_that_lack_a_flag_that_is_stored_raise_before_a_write() -> None:
+def test_wrong_options_and_sources() -> None:
     rb = buffer()
-    rb.extend({"row": torch.arange(2)})
-    with pytest.raises(SchemaError, match="no field 'done'"):
-        rb.load_dataset(mapping([2, 2]), fields=["row"])
-    assert len(rb) == 2
-    with pytest.raises(SchemaError):
-        rb.load_dataset(mapping([2, 2]))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"rows": [3, 2]},
-        {"rows": []},
-        {"rows": 3},
-        {"episodes": []},
-        {"batch_rows": 0},
-        {"batch_rows": True},
-        {"progress": "bar"},
-        {"fields": ["missing"]},
-        {"episodes": [7]},
-    ],
-)
-def test_wrong_options(options: dict[str, Any]) -> None:
-    rb = buffer()
-    with pytest.raises(OstinatoError):
-        rb.load_dataset(mapping([2, 2]), **options)
-    assert len(rb) == 0
-
-
-def test_wrong_sources() -> None:
-    rb = buffer()
+    wrong: list[tuple[str, Any]] = [
+        *(("rows", value) for value in ([3, 2], [], 3)),
+        *(("episodes", value) for value in ([], [7])),
+        *(("batch_rows", value) for value in (0, True)),
+        ("progress", "bar"),
+        ("fields", ["missing"]),
+    ]
+    for name, value in wrong:
+        with pytest.raises(OstinatoError):
+            rb.load_dataset(mapping([2, 2]), **{name: value})
     with pytest.raises(OptionError, match="into itself"):
         rb.load_dataset(rb)
     with pytest.raises(TypeError, match="got int"):
         rb.load_dataset(3)  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("every_step")
-def test_progress_counts_rows() -> None:
-    seen: list[tuple[int, int]] = []
-    buffer().load_dataset(mapping([4, 6]), batch_rows=4, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(0, 10), (4, 10), (8, 10), (10, 10)]
+    assert len(rb) == 0
 
 
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,15 +195,17 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 @pytest.mark.usefixtures("every_step")
-def test_another_writer_is_noticed() -> None:
-    rb = buffer()
+def test_progress_counts_rows_and_another_writer_is_noticed() -> None:
+    rb, seen = buffer(), []
 
     def write(done: int, total: int) -> None:
-        if done == 4:
+        seen.append((done, total))
+        if done == 8:
             rb.extend({key: value[:1] for key, value in rb[:].items()})
 
     with pytest.raises(UsageError, match="another thread wrote"):
-        rb.load_dataset(mapping([4, 6]), batch_rows=4, progress=write)
+        rb.load_dataset(mapping([4, 9]), batch_rows=4, progress=write)
+    assert seen[:3] == [(0, 13), (4, 13), (8, 13)]
 
 
 def test_an_error_says_how_many_rows_were_written() -> None:
@@ -310,28 +268,20 @@ def test_a_single_copy_of_observations_is_read_as_two() -> None:
     assert torch.equal(rb["next", "observation"], obs[1:] + done[:, None])
 
 
-def test_a_buffer_over_a_dataset_is_a_source() -> None:
-    data = mapping([4, 5])
-    rb = buffer()
-    assert rb.load_dataset(ReplayBuffer(storage=open_dataset(data)), episodes=[1]) == 5
-    assert rb["row"].tolist() == list(range(4, 9))
-
-
-def test_text_is_copied() -> None:
+def test_buffers_over_datasets_shared_ones_and_text_are_sources() -> None:
     source = buffer()
-    source.extend({**steps(0, 4, ends=(1, 3)), "task": ["a", "a", "b", "b"]})
-    rb = buffer()
-    rb.load_dataset(source, episodes=[1])
-    assert list(rb[:]["task"]) == ["b", "b"]
-
-
-def test_a_list_takes_rows_as_dicts() -> None:
-    source = buffer()
-    source.extend({**steps(0, 3, ends=(2,)), "task": ["aa", "bb", "cc"]})
-    rb = buffer(storage=ListStorage(10))
-    rb.load_dataset(source)
-    assert rb[1]["task"] == "bb"
-    assert int(rb[1]["row"]) == 1
+    source.extend({**steps(0, 5, ends=(1, 4)), "task": ["a", "a", "b", "cc", "b"]})
+    for rb in (buffer(), buffer(storage=ListStorage(10))):
+        assert rb.load_dataset(source, episodes=[1]) == 3
+        assert [rb[i]["task"] for i in range(3)] == ["b", "cc", "b"]
+        assert [int(rb[i]["row"]) for i in range(3)] == [2, 3, 4]
+    data = mapping([4, 5], flags="next")
+    shared = buffer(shared=True)
+    assert shared.load_dataset(data, batch_rows=2) == 9
+    for other in (shared, ReplayBuffer(storage=open_dataset(data))):
+        rb = buffer()
+        assert rb.load_dataset(other, episodes=[1]) == 5
+        assert rb["row"].tolist() == list(range(4, 9))
 
 
 def test_a_dataset_on_disk_is_copied_frame_by_frame(tmp_path: Path) -> None:
@@ -345,14 +295,6 @@ def test_a_dataset_on_disk_is_copied_frame_by_frame(tmp_path: Path) -> None:
     assert list(rb[:]["task"]) == [model.tasks[row] for row in rows]
     steps = rb.sample()["frame_index"].reshape(-1, 3)
     assert torch.equal(steps[:, 1:] - steps[:, :-1], torch.ones(8, 2, dtype=torch.int64))
-
-
-def test_a_shared_buffer_is_filled_and_copied() -> None:
-    rb = buffer(shared=True)
-    assert rb.load_dataset(mapping([4, 5], flags="next"), batch_rows=2) == 9
-    other = buffer()
-    assert other.load_dataset(rb, episodes=[1]) == 5
-    assert other["row"].tolist() == list(range(4, 9))
 
 
 def test_fields_of_any_kind_can_be_left_out() -> None:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import gc
 import itertools
-import multiprocessing
-import pickle
-import sys
 import threading
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,7 +21,7 @@ from ostinato.datasets.open import Reading
 from ostinato.datasets.video import VideoColumn
 from ostinato.errors import DamagedFileError, MissingFileError, SchemaError
 
-from .videos import decode_video, pictures, write_video
+from .videos import decode_video, keyframes_of, pictures, write_video
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,15 +68,10 @@ def read(videos: VideoColumn, rows: Any) -> NDArray[np.uint8]:
 
 KINDS = [
     ("libx264", 1, 0, (32, 48)),
-    ("libx264", 2, 0, (32, 48)),
-    ("libx264", 10, 2, (34, 50)),
     ("libx264", 250, 2, (33, 47)),
     ("libx265", 10, 2, (64, 80)),
-    ("libx265", 250, 0, (64, 80)),
-    ("libsvtav1", 2, 0, (64, 64)),
     ("libsvtav1", 10, 0, (66, 70)),
     ("mpeg4", 2, 2, (32, 48)),
-    ("mpeg4", 250, 0, (32, 48)),
 ]
 
 
@@ -105,7 +95,9 @@ def film(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         frames = pictures(ROWS, height, width, seed=seed)
         write_video(path, frames, fps=FPS, codec=codec, keyframes=keyframes, b_frames=b_frames)
     decoded = [decode_video(path) for path in paths]
-    assert [len(frames) for frames in decoded] == [ROWS, ROWS]
+    for path, frames in zip(paths, decoded, strict=True):
+        assert len(frames) == len(np.unique(frames.reshape(ROWS, -1), axis=0)) == ROWS
+        assert (len(keyframes_of(path)) > 1) == (keyframes < ROWS)
     return Film(paths, np.concatenate(decoded), [ROWS, ROWS])
 
 
@@ -128,31 +120,10 @@ def test_random_rows_equal_a_linear_decode(film: Film) -> None:
     assert 1 <= len(videos.videos.handles) <= 4
     videos.close()
     assert len(videos.videos.handles) == 0
-    np.testing.assert_array_equal(read(videos, [3, 2]), film.frames[[3, 2]])
-    videos.close()
-
-
-def test_reading_on_does_not_begin_anew(film: Film) -> None:
-    videos = film.open(num_threads=1)
-    for first in range(0, 2 * ROWS, 5):
+    for first in range(0, 2 * ROWS, 5):  # reading on
         rows = list(range(first, first + 5))
         np.testing.assert_array_equal(read(videos, rows), film.frames[rows])
     videos.close()
-
-
-def test_a_missing_file_and_a_missing_frame_are_named(film: Film, tmp_path: Path) -> None:
-    gone = column([tmp_path / "no.mp4"], [ROWS], film.frames.shape[2:])
-    with pytest.raises(MissingFileError, match=r"no\.mp4: episode 1, frame 2, shown at 0\.400000 s.*missing"):
-        read(gone, [12])
-    longer = column(film.paths[:1], [ROWS + 5], film.frames.shape[2:])
-    with pytest.raises(DamagedFileError, match=r"a\.mp4: episode 4, frame 1.*the video ends before it"):
-        read(longer, [3, 41, 42])
-    shifted = column(film.paths[:1], [ROWS], film.frames.shape[2:], starts=torch.tensor([0.01], dtype=torch.float64))
-    with pytest.raises(DamagedFileError, match="no frame is shown within the tolerance"):
-        read(shifted, [5])
-    other = column(film.paths[:1], [ROWS], (16, 16))
-    with pytest.raises(SchemaError, match="pixels, the dataset promises 16 x 16"):
-        read(other, [5])
 
 
 # -- other kinds of files ----------------------------------------------------------------------------------------------
@@ -246,9 +217,7 @@ def test_the_nearest_frame_within_the_tolerance_is_chosen(tmp_path: Path) -> Non
 CUTS = [
     ("libx264", {}, "a.mp4"),
     ("libx264", {"movflags": "faststart"}, "a.mp4"),
-    ("libx264", {"movflags": "frag_keyframe+empty_moov"}, "a.mp4"),
-    ("libsvtav1", {"movflags": "faststart"}, "a.mp4"),
-    ("mpeg4", {"movflags": "faststart"}, "a.mp4"),
+    ("libsvtav1", {"movflags": "frag_keyframe+empty_moov"}, "a.mp4"),
     ("libx264", {}, "a.mkv"),
 ]
 
@@ -263,7 +232,7 @@ def test_a_file_cut_short_gives_the_right_frames_or_an_error(
     seconds, frames = shown(whole)
     data = whole.read_bytes()
     right = wrong = 0
-    for size in [*range(0, len(data), len(data) // 40), len(data) - 1]:
+    for size in [*range(0, len(data), len(data) // 12), len(data) - 1]:
         path.write_bytes(data[:size])
         videos = at_times(path, seconds)
         for rows in ([0], [13], [ROWS - 1], list(range(8, 16))):
@@ -274,7 +243,7 @@ def test_a_file_cut_short_gives_the_right_frames_or_an_error(
             else:
                 np.testing.assert_array_equal(got, frames[rows])
                 right += 1
-    assert wrong > 20
+    assert wrong > 6
     assert right > 0 or container == {}
 
 
@@ -308,12 +277,7 @@ def agrees(videos: VideoColumn, frames: NDArray[np.uint8], seed: int, times: int
     return all((read(videos, rows) == frames[rows]).all() for rows in drawn)
 
 
-def answer(videos: VideoColumn, frames: NDArray[np.uint8], seed: int, pipe: Any) -> None:
-    pipe.send(agrees(videos, frames, seed))
-    videos.close()
-
-
-@pytest.mark.parametrize("budget", [0, 40_000, 1 << 20])
+@pytest.mark.parametrize("budget", [0, 40_000])
 def test_threads_read_at_once(two: Film, budget: int) -> None:
     videos = two.open(num_threads=3)
     videos.keep_frames(2 * ROWS, budget)
@@ -329,39 +293,17 @@ def test_threads_read_at_once(two: Film, budget: int) -> None:
     videos.close()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_processes_read(two: Film, method: str) -> None:
-    if method == "fork" and sys.platform == "win32":
-        pytest.skip("there is no fork")
-    videos = two.open()
-    videos.keep_frames(2 * ROWS, 100_000)
-    assert agrees(videos, two.frames, 0)
-    gc.collect()  # decoders with threads, of the functions that made the files: they must not be freed in a fork
-    context: Any = multiprocessing.get_context(method)
-    pipes, workers = [], []
-    for seed in range(2):
-        mine, theirs = context.Pipe()
-        worker = context.Process(target=answer, args=(videos, two.frames, seed, theirs))
-        worker.start()
-        pipes.append(mine)
-        workers.append(worker)
-    assert agrees(videos, two.frames, 5)
-    assert [pipe.recv() for pipe in pipes] == [True, True]
-    for worker in workers:
-        worker.join()
-    videos.close()
-
-
-def test_copies_read(two: Film) -> None:
-    videos = two.open()
-    for other in (pickle.loads(pickle.dumps(videos)), copy.deepcopy(videos)):
-        assert agrees(other, two.frames, 1)
-        other.close()
-
-
-def test_an_error_of_one_thread_reaches_the_caller_and_the_next_read_works(two: Film) -> None:
+def test_an_error_of_one_thread_names_the_frame_and_the_next_read_works(two: Film) -> None:
     videos = column([two.paths[0], two.paths[1].with_name("no.mp4")], two.lengths, (32, 48))
     for _ in range(3):
-        with pytest.raises(MissingFileError, match=r"no\.mp4: episode 5, frame 0"):
+        with pytest.raises(MissingFileError, match=r"no\.mp4: episode 5, frame 0, shown at 0\.333333 s.*missing"):
             read(videos, [1, 50, 3, 20])
         np.testing.assert_array_equal(read(videos, [1, 3]), two.frames[[1, 3]])
+    shifted = torch.tensor([0.01], dtype=torch.float64)
+    for wrong, rows, message in (
+        (column(two.paths[:1], [ROWS + 5], (32, 48)), [3, 41, 42], r"a\.mp4: episode 4, frame 1.*ends before it"),
+        (column(two.paths[:1], [ROWS], (32, 48), starts=shifted), [5], "no frame is shown within the tolerance"),
+        (column(two.paths[:1], [ROWS], (16, 16)), [5], "pixels, the dataset promises 16 x 16"),
+    ):
+        with pytest.raises((DamagedFileError, SchemaError), match=message):
+            read(wrong, rows)

@@ -20,34 +20,33 @@ import zarr
 from ostinato import open_dataset
 from ostinato.errors import DamagedFileError, EpisodesError, KindError, OptionError, SchemaError
 
-from .builders import Model, diffusion_zarr
-from .samples import check_processes, check_rows, check_samples, flat
+from .builders import diffusion_zarr, last_rows
+from .samples import check_processes, check_rows, flat
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-KINDS = [(2, ".zarr"), (2, ".zarr.zip"), (3, ".zarr"), (3, ".zarr.zip")]
 
-
-def with_done(model: Model) -> dict[Any, Any]:
-    done = np.zeros(sum(model.lengths), bool)
-    done[np.array(model.ends) - 1] = True
-    return {**model.columns, "done": done}
-
-
-@pytest.mark.parametrize(("version", "suffix"), KINDS)
-@pytest.mark.parametrize("chunk", [1, 5, 100])
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize(
+    ("version", "suffix", "chunk", "dtype"),
+    [
+        (2, ".zarr", 1, "uint8"),
+        (2, ".zarr.zip", 5, "float32"),
+        (3, ".zarr", 5, "uint8"),
+        (3, ".zarr.zip", 100, "uint8"),
+    ],
+)
 def test_every_number_is_that_of_the_arrays(tmp_path: Path, version: int, suffix: str, chunk: int, dtype: str) -> None:
     model = diffusion_zarr(tmp_path / f"a{suffix}", zarr_format=version, chunk_rows=chunk, picture_dtype=dtype)
     dataset = open_dataset(model.path)
-    check_rows(dataset, with_done(model), model.lengths)
+    columns = {**model.columns, "done": last_rows(model.lengths)}
+    check_rows(dataset, columns, model.lengths)
     assert flat(dataset[:]).keys() == {("action",), ("state",), ("img",), ("done",)}
     assert [text for text in dataset.assumptions if "not stored" not in text] == [dataset.assumptions[-1]]
-    check_rows(open_dataset(model.path, max_bytes=100), model.columns, model.lengths)
+    check_processes(open_dataset(model.path, max_bytes=100), columns)
 
 
-@pytest.mark.parametrize(("version", "suffix"), KINDS)
+@pytest.mark.parametrize(("version", "suffix"), [(2, ".zarr"), (3, ".zarr.zip")])
 def test_groups_are_opened(tmp_path: Path, version: int, suffix: str) -> None:
     model = diffusion_zarr(tmp_path / f"a{suffix}", zarr_format=version)
     store: Any = zarr.storage.ZipStore(model.path) if suffix.endswith("zip") else str(model.path)
@@ -61,55 +60,30 @@ def test_groups_are_opened(tmp_path: Path, version: int, suffix: str) -> None:
     dataset = open_dataset(group)
     check_rows(dataset, model.columns, model.lengths)
     assert dataset.metadata == {"seed": [3, 4]}
-
-
-def test_a_group_within_a_store_is_opened(tmp_path: Path) -> None:
-    model = diffusion_zarr(tmp_path / "a.zarr", zarr_format=2)
     outer = zarr.open_group(str(tmp_path / "b.zarr"), mode="w", zarr_format=2)
     outer.create_group("in")
-    shutil.copytree(model.path, tmp_path / "b.zarr" / "in" / "ner")
-    check_rows(open_dataset(outer["in/ner"]), model.columns, model.lengths)
+    if suffix == ".zarr":
+        shutil.copytree(model.path, tmp_path / "b.zarr" / "in" / "ner")
+        check_rows(open_dataset(outer["in/ner"]), model.columns, model.lengths)
     with pytest.raises(DamagedFileError, match=r"b.zarr has no meta/episode_ends"):
         open_dataset(tmp_path / "b.zarr")
 
 
-@pytest.mark.parametrize(("version", "suffix"), [(2, ".zarr"), (3, ".zarr.zip")])
-def test_buffers_sample_what_they_sample_of_arrays(tmp_path: Path, version: int, suffix: str) -> None:
-    model = diffusion_zarr(tmp_path / f"a{suffix}", zarr_format=version, lengths=(6, 4, 8, 5))
-    check_samples(lambda: open_dataset(model.path), model, tmp_path, reward=False, frames="img")
-    check_samples(lambda: open_dataset(model.path, max_bytes=4000), model, tmp_path, reward=False, frames="img")
-
-
-@pytest.mark.parametrize(("version", "suffix"), KINDS)
-def test_processes_read_files_of_their_own(tmp_path: Path, version: int, suffix: str) -> None:
-    model = diffusion_zarr(tmp_path / f"a{suffix}", zarr_format=version)
-    check_processes(open_dataset(model.path, max_bytes=4000), model.columns, spawn=version == 3 and suffix == ".zarr")
-
-
-@pytest.mark.parametrize(
-    ("ends", "message"),
-    [
+def test_wrong_ends_of_episodes_and_arrays_that_disagree_are_named(tmp_path: Path) -> None:
+    model = diffusion_zarr(tmp_path / "a.zarr")
+    group = zarr.open_group(str(model.path), mode="a")
+    ends: Any
+    for ends, message in (
         ([6, 10, 19], "ends at row 19, the fields have 18 rows"),
-        ([6, 10], "ends at row 10"),
-        ([6, 5, 18], r"episode 1 would be the rows \[6, 5\)"),
         ([6, 6, 18], r"episode 1 would be the rows \[6, 6\)"),
         ([0, 18], r"episode 0 would be the rows \[0, 0\)"),
-        ([-1, 18], "episode 0"),
         ([6.0, 18.0], "must be integers"),
         ([[6], [18]], "must be integers"),
         ([], "must be integers"),
-    ],
-)
-def test_wrong_ends_of_episodes_are_named(tmp_path: Path, ends: Any, message: str) -> None:
-    model = diffusion_zarr(tmp_path / "a.zarr")
-    zarr.open_group(str(model.path), mode="a").create_array("meta/episode_ends", data=np.array(ends), overwrite=True)
-    with pytest.raises(EpisodesError, match=rf"a.zarr: meta/episode_ends .*{message}"):
-        open_dataset(model.path)
-
-
-def test_arrays_that_disagree_are_named(tmp_path: Path) -> None:
-    model = diffusion_zarr(tmp_path / "a.zarr")
-    group = zarr.open_group(str(model.path), mode="a")
+    ):
+        group.create_array("meta/episode_ends", data=np.array(ends), overwrite=True)
+        with pytest.raises(EpisodesError, match=rf"a.zarr: meta/episode_ends .*{message}"):
+            open_dataset(model.path)
     group.create_array("data/force", data=np.zeros(17))
     with pytest.raises(DamagedFileError, match=r"data/force has 17 rows, data/action has 18"):
         open_dataset(model.path)
@@ -130,8 +104,7 @@ class Hostile:
         return (os.mkdir, ("/tmp/ostinato-was-here",))
 
 
-@pytest.mark.parametrize("suffix", [".zarr", ".zarr.zip"])
-@pytest.mark.parametrize("where", ["object_codec", "filter"])
+@pytest.mark.parametrize(("suffix", "where"), [(".zarr", "object_codec"), (".zarr.zip", "filter")])
 def test_pickled_objects_are_never_loaded(tmp_path: Path, suffix: str, where: str) -> None:
     model = diffusion_zarr(tmp_path / "a.zarr", zarr_format=2)
     folder = model.path / "data" / "action"
@@ -164,7 +137,7 @@ def test_damaged_chunks_are_named_when_they_are_read(tmp_path: Path, version: in
     model = diffusion_zarr(tmp_path / "a.zarr", zarr_format=version)
     chunk = model.path / "data" / "state" / ("1.0" if version == 2 else "c/1/0")
     content = chunk.read_bytes()
-    for damaged in (content[: len(content) // 2], content[:-1], content[:20], b"", b"\x00" * len(content)):
+    for damaged in (content[:-1], b"", b"\x00" * len(content)):
         chunk.write_bytes(damaged)
         dataset = open_dataset(model.path)
         assert dataset[:5]["state"].shape == (5, 5)

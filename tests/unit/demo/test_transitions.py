@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from typing import Any
 
 import pytest
 import torch
@@ -59,7 +60,9 @@ def test_evaluation_plays_each_seed_once() -> None:
 
 def test_goals_bootstrap_on_truncation_but_not_on_termination() -> None:
     config = DqnConfig(gamma=0.9, reward_scale=0.5)
+    state = torch.get_rng_state()
     learner = Agent(config, EnvSpec(4, 2, (1.0,) * 4), torch.Generator().manual_seed(0))
+    assert torch.equal(torch.get_rng_state(), state), "networks leave the global generator alone"
     following = torch.randn(3, 4)
     batch = {
         "observation": torch.randn(3, 4),
@@ -85,34 +88,23 @@ def test_goals_bootstrap_on_truncation_but_not_on_termination() -> None:
     assert moved == [name for name in before if name != "scale"]
 
 
-def test_building_networks_leaves_the_global_generator_alone() -> None:
-    state = torch.get_rng_state()
-    Agent(DqnConfig(), EnvSpec(4, 2, (1.0,) * 4), torch.Generator().manual_seed(0))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_settings_are_checked_and_short_runs_shrink_the_phases() -> None:
+    settings: dict[str, Any]
+    for settings, message in (
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"n_step": 0}, "n_step must be at least 1, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"tau": 0.0}, "tau must be above 0"),
         ({"gamma": 1.5}, "gamma must be at most 1"),
         ({"steps": 500}, "warmup_steps must be below steps=500"),
-    ],
-)
-def test_settings_out_of_range_raise(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        DqnConfig(**settings)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("steps", [1, 10, 300, 9_999, 10_000, 50_000])
-def test_short_runs_shrink_the_phases(steps: int) -> None:
-    config = DqnConfig().over(steps)
-    assert config.steps == steps
-    assert config.warmup_steps < steps
-    assert (config.warmup_steps == DqnConfig().warmup_steps) == (steps >= 10_000)
+    ):
+        with pytest.raises(OptionError, match=message):
+            DqnConfig(**settings)
+    for steps in (1, 10, 9_999, 10_000):
+        config = DqnConfig().over(steps)
+        assert config.steps == steps
+        assert config.warmup_steps < steps
+        assert (config.warmup_steps == DqnConfig().warmup_steps) == (steps >= 10_000)
 
 
 def test_the_example_runs() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -19,6 +19,8 @@ from ostinato import (
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
+from ostinato.buffers.checkpoint.state import FORMAT
+from ostinato.durable import CheckpointWriter
 from ostinato.errors import CheckpointError, DamagedFileError
 from ostinato.tools import CheckpointReport, inspect_checkpoint
 
@@ -47,66 +49,48 @@ def test_everything_that_a_dict_buffer_saves(tmp_path: Path) -> None:
     assert (done.name, done.dtype, done.shape, done.mean) == ("next.done", "bool", (), 0.5)
 
 
-def test_a_generator_means_exact_resume(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), generator=torch.Generator())
-    rb.extend(torch.zeros(2))
-    rb.dumps(tmp_path / "saved")
-    report = inspect_checkpoint(tmp_path / "saved")
-    assert report.exact_resume
-    assert [field.name for field in report.fields] == ["(data)"]
+def reported(rb: ReplayBuffer, path: Path) -> tuple[CheckpointReport, dict[str, Any]]:
+    rb.dumps(path)
+    report = inspect_checkpoint(path)
+    return report, {field.name: field for field in report.fields}
 
 
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_tensordicts_in_memory_and_mapped(storage: type, tmp_path: Path) -> None:
-    rb = TensorDictReplayBuffer(storage=storage(8), batch_size=2)
+def test_every_kind_of_storage(tmp_path: Path) -> None:
+    rb: ReplayBuffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(8), batch_size=2)
     rb.extend(TensorDict({"a": torch.ones(5, 2, dtype=torch.bfloat16), "c": torch.ones(5, dtype=torch.complex64)}, [5]))
-    rb.dumps(tmp_path / "saved")
-    report = inspect_checkpoint(tmp_path / "saved")
-    fields = {field.name: field for field in report.fields}
-    assert report.storage == storage.__name__
+    report, fields = reported(rb, tmp_path / "mapped")
+    assert report.storage == "LazyMemmapStorage"
     assert (fields["a"].dtype, fields["a"].shape, fields["a"].mean) == ("bfloat16", (2,), 1.0)
     assert fields["c"].mean is None, "complex numbers have no order"
-
-
-def test_objects(tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=ListStorage(8))
     rb.extend([{"a": 1}, {"a": 2}, {"b": torch.zeros(3)}])
-    rb.dumps(tmp_path / "saved")
-    (field,) = inspect_checkpoint(tmp_path / "saved").fields
-    assert (field.name, field.dtype, field.rows, field.mean) == ("(objects)", "object", 3, None)
-
-
-def test_environments(tmp_path: Path) -> None:
+    _, fields = reported(rb, tmp_path / "objects")
+    assert [(f.name, f.dtype, f.rows, f.mean) for f in fields.values()] == [("(objects)", "object", 3, None)]
     rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
     rb.extend({"a": torch.arange(6.0).reshape(2, 3)})
-    rb.dumps(tmp_path / "saved")
-    report = inspect_checkpoint(tmp_path / "saved")
-    assert report.rows == 6
-    assert report.fields[0].maximum == 5.0
-
-
-def test_an_empty_buffer(tmp_path: Path) -> None:
-    ReplayBuffer(storage=LazyTensorStorage(5)).dumps(tmp_path / "saved")
-    report = inspect_checkpoint(tmp_path / "saved")
-    assert (report.rows, report.fields) == (0, ())
-
-
-def test_a_late_field_counts_only_the_rows_that_have_it(tmp_path: Path) -> None:
+    report, fields = reported(rb, tmp_path / "environments")
+    assert (report.rows, fields["a"].maximum) == (6, 5)
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), generator=torch.Generator())
+    report, fields = reported(rb, tmp_path / "empty")
+    assert (report.rows, fields) == (0, {})
+    rb.extend(torch.zeros(2))
+    report, fields = reported(rb, tmp_path / "tensors")
+    assert report.exact_resume
+    assert list(fields) == ["(data)"]
     rb = ReplayBuffer(storage=LazyTensorStorage(10))
     rb.extend({"a": torch.zeros(5)})
     rb[:2] = {"a": torch.zeros(2), "late": torch.tensor([[3.0, 4.0], [5.0, float("nan")]])}
-    rb.dumps(tmp_path / "saved")
-    _, late = inspect_checkpoint(tmp_path / "saved").fields
-    assert (late.name, late.shape, late.rows) == ("late", (2,), 2)
+    late = reported(rb, tmp_path / "late")[1]["late"]
+    assert (late.shape, late.rows) == ((2,), 2), "rows that have it"
     assert (late.minimum, late.maximum, late.mean, late.nan_count) == (3.0, 5.0, 4.0, 1)
-
-
-def test_quick_looks_at_the_manifest_alone(tmp_path: Path) -> None:
-    saved = save(tmp_path)
-    full, quick = inspect_checkpoint(saved), inspect_checkpoint(saved, read_data=False)
-    assert not quick.verified
-    assert quick.fields[0].mean is None
-    assert (quick.rows, quick.nbytes, quick.fields[0].name) == (full.rows, full.nbytes, full.fields[0].name)
+    rb = ReplayBuffer(storage=LazyTensorStorage(20, single_copy=True))
+    obs = torch.arange(6.0)[:, None]
+    rb.extend({"observation": obs[:5], "next": {"observation": obs[1:], "reward": torch.ones(5)}})
+    _, fields = reported(rb, tmp_path / "single")
+    assert list(fields) == ["observation", "next.reward", "next.observation (kept apart)"]
+    assert fields["observation"].maximum == 4
+    apart = fields["next.observation (kept apart)"]
+    assert (apart.rows, apart.maximum) == (1, 5)
 
 
 def save(tmp_path: Path) -> Path:
@@ -118,7 +102,7 @@ def save(tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-def test_damage_in_any_file_is_found(tmp_path: Path) -> None:
+def test_damage_in_any_file_is_found_and_quick_looks_at_the_manifest_alone(tmp_path: Path) -> None:
     saved = save(tmp_path)
     for file in sorted(saved.glob("*.bin")):
         whole = file.read_bytes()
@@ -126,28 +110,25 @@ def test_damage_in_any_file_is_found(tmp_path: Path) -> None:
         with pytest.raises(DamagedFileError, match=file.name.replace(".", r"\.")):
             inspect_checkpoint(saved)
         file.write_bytes(whole)
-    assert isinstance(inspect_checkpoint(saved), CheckpointReport)
+    full, quick = inspect_checkpoint(saved), inspect_checkpoint(saved, read_data=False)
+    assert not quick.verified
+    assert quick.fields[0].mean is None
+    assert (quick.rows, quick.nbytes, quick.fields[0].name) == (full.rows, full.nbytes, full.fields[0].name)
 
 
-def test_no_checkpoint(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_of_a_buffer_raises(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         inspect_checkpoint(tmp_path / "nowhere")
+    for number, state in enumerate(({}, {"storage": 3}, {"storage": {"class": "X", "state": {}}}, [1], None)):
+        with CheckpointWriter(tmp_path / str(number), format_name=FORMAT) as writer:
+            writer.commit(state)
+        with pytest.raises(CheckpointError, match="does not describe a replay buffer"):
+            inspect_checkpoint(tmp_path / str(number))
 
 
-@pytest.mark.parametrize("state", [{}, {"storage": 3}, {"storage": {"class": "X", "state": {}}}, [1], None])
-def test_a_manifest_with_other_content_raises(state: object, tmp_path: Path) -> None:
-    from ostinato.buffers.checkpoint.state import FORMAT
-    from ostinato.durable import CheckpointWriter
-
-    with CheckpointWriter(tmp_path / "saved", format_name=FORMAT) as writer:
-        writer.commit(state)
-    with pytest.raises(CheckpointError, match="does not describe a replay buffer"):
-        inspect_checkpoint(tmp_path / "saved")
-
-
+@pytest.mark.slow
 def test_memory_stays_bounded(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource")
-    assert resource
+    pytest.importorskip("resource")
     rb = ReplayBuffer(storage=LazyTensorStorage(1500))
     rb.extend({"pixels": torch.zeros(1500, 100_000, dtype=torch.uint8)})
     rb.dumps(tmp_path / "saved")
@@ -163,15 +144,3 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     grown, nbytes = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert nbytes > 140e6
     assert grown / 1024 < 64, "MiB of memory more than for a small checkpoint"
-
-
-def test_single_copies_are_reported(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(20, single_copy=True))
-    obs = torch.arange(6.0)[:, None]
-    rb.extend({"observation": obs[:5], "next": {"observation": obs[1:], "reward": torch.ones(5)}})
-    rb.dumps(tmp_path / "a")
-    fields = {field.name: field for field in inspect_checkpoint(tmp_path / "a").fields}
-    assert list(fields) == ["observation", "next.reward", "next.observation (kept apart)"]
-    assert fields["observation"].maximum == 4
-    apart = fields["next.observation (kept apart)"]
-    assert (apart.rows, apart.maximum) == (1, 5)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ostinato import (
+    Episodes,
     NStep,
     ReplayBuffer,
     SequenceUnit,

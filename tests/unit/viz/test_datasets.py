@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +11,11 @@ import torch
 
 from ostinato import DatasetStorage, open_dataset
 from ostinato.datasets.columns import TensorColumn, TextColumn
-from ostinato.errors import DamagedFileError, OptionError
-from ostinato.viz import Bars, Curves, Film, Navigator, Position, Shares, draw, read_frame
+from ostinato.errors import DamagedFileError
+from ostinato.viz import Bars, Curves, Film, Position, Shares, draw, read_frame
 from ostinato.viz.dataset_report import dataset_report, size_of
 from ostinato.viz.datasets import DatasetSource
 from ostinato.viz.frames import ALL_CAMERAS, read_timeline
-from tests.unit.viz.serving import served
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,17 +104,6 @@ def test_next_observations_and_curves_of_an_episode() -> None:
     assert [made.returns(index) for index in range(3)] == made.all_returns() == [10.0, 5.0, 76.0]
     assert [made.extent(index) for index in range(3)] == [(5, 1), (1, 1), (8, 1)]
     assert made.title == "pusht, 14 rows, 3 episodes, arrays"
-
-
-def test_the_navigator_goes_through_episodes() -> None:
-    walk = Navigator(source(nested()))
-    seen = [walk.position[:2]]
-    while walk.next():
-        seen.append(walk.position[:2])
-    assert seen == [(episode, step) for episode, length in enumerate(LENGTHS) for step in range(length)]
-    assert walk.jump(1)
-    assert walk.position == Position(1, 0, 0)
-    assert not walk.jump(3)
 
 
 def test_ids_are_the_numbers_of_the_episodes_in_the_dataset() -> None:
@@ -215,50 +201,3 @@ def test_the_figure_of_vectors_and_discrete_actions() -> None:
     nothing = {"observation": np.full((ROWS, 3), np.nan), "action": np.full((ROWS, 2), np.nan)}
     spread = panels(dataset_report(source(nothing), 1))["Actions"]
     assert all(sum(line.y) == 0 for line in spread.lines)
-
-
-def test_a_film_has_a_note_for_each_picture() -> None:
-    with pytest.raises(OptionError, match="series of equal length"):
-        Film("camera", (np.zeros((4, 4, 3), dtype=np.uint8),), ())
-
-
-def test_the_page_in_a_browser_gets_all_cameras_and_vectors() -> None:
-    with served(source(robot()), Position(1)) as url:
-
-        def get(name: str) -> Any:
-            with urllib.request.urlopen(f"{url}/api/{name}", timeout=60) as answer:
-                return json.load(answer)
-
-        listed = get("source")
-        assert (listed["unit"], listed["ids"], listed["steps"]) == ("episode", [0, 1, 2], LENGTHS)
-        frame = get("frame?trajectory=2&step=3")
-        current, beside = frame["observations"]
-        assert [shown["camera"] for shown in current["pictures"]] == [
-            "observation.images.top",
-            "observation.images.wrist",
-        ]
-        assert (beside["title"], beside["vectors"]) == ("vectors", ["observation.state"])
-        lines = get("timeline?trajectory=2")
-        assert lines["reward"]["lines"] == [[1.0] * 8]
-        assert lines["ends"] == [7]
-        assert lines["observations"][1][0]["name"] == "observation.state"
-
-
-def test_a_recording_for_rerun_has_every_step(tmp_path: Path) -> None:
-    pytest.importorskip("rerun", reason="the extra rerun is not installed")
-    chunk = pytest.importorskip("rerun.chunk", reason="this release of Rerun has no reader")
-    from ostinato.viz.rerun_export import export
-
-    path = export(source(robot()), 2, tmp_path / "out.rrd")
-    found: dict[str, dict[int, Any]] = {}
-    for part in chunk.RrdReader(str(path)).store().stream():
-        batch = part.to_record_batch()
-        for name in batch.schema.names:
-            if name in {"Scalars:scalars", "Image:buffer"}:
-                steps = batch.column("step").to_pylist()
-                found.setdefault(part.entity_path, {}).update(zip(steps, batch.column(name).to_pylist(), strict=True))
-    assert [found["/current/observation.state"][step] for step in range(8)] == [[6.0 + t, -6.0 - t] for t in range(8)]
-    assert [found["/reward"][step] for step in range(8)] == [[1.0]] * 8
-    for camera, colour in (("top", 1), ("wrist", 2)):
-        images = found[f"/current/observation.images.{camera}"]
-        assert [images[step][0][:3] for step in range(8)] == [[6 + step, colour, 0] for step in range(8)]

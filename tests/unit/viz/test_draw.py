@@ -1,4 +1,4 @@
-"""Figures are written as PNG files of the requested size, without a display or the global state of pyplot."""
+"""Figures are plain data, written as PNG files of the requested size, without a display or the state of pyplot."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from ostinato.errors import OptionError
-from ostinato.viz import Bars, Curves, FigureSpec, Level, Line, Mark, Points, Stack, draw
+from ostinato.viz import Bars, Curves, FigureSpec, Film, Level, Line, Mark, Points, Stack, draw
+from ostinato.viz.figures import thin
+from tests.unit.viz.rollouts import store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytest.importorskip("matplotlib")
@@ -41,40 +45,55 @@ def size_of(png: Path) -> tuple[int, int]:
     return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
 
 
-@pytest.mark.parametrize("size", [(1600, 1000), (800, 600)])
-def test_the_file_is_a_png_of_that_size(size: tuple[int, int], tmp_path: Path) -> None:
-    path = draw(scene(), tmp_path / "out.png", size=size)
+def test_the_file_is_a_png_of_the_size_that_is_asked_for(tmp_path: Path) -> None:
+    path = draw(scene(), tmp_path / "out.png", size=(800, 600))
     assert path == tmp_path / "out.png"
-    assert size_of(path) == size
-    assert path.stat().st_size > 10_000
-
-
-def test_drawing_is_deterministic_and_replaces(tmp_path: Path) -> None:
-    first = draw(scene(), tmp_path / "out.png").read_bytes()
-    assert draw(scene(), str(tmp_path / "out.png")).read_bytes() == first
-
-
-def test_data_change_the_picture(tmp_path: Path) -> None:
+    assert size_of(path) == (800, 600)
+    first = draw(scene(), path).read_bytes()
+    assert size_of(path) == (1600, 1000)
+    assert draw(scene(), str(path)).read_bytes() == first, "drawing is deterministic, and replaces"
     other = FigureSpec("A title", "and a subtitle", scene().rows[:1])
-    assert draw(scene(), tmp_path / "a.png").read_bytes() != draw(other, tmp_path / "b.png").read_bytes()
+    assert draw(other, path).read_bytes() != first
+    for name, size in (("out.pdf", (800, 600)), ("out", (800, 600)), ("out.png", (100, 600))):
+        with pytest.raises(OptionError, match=r"end in \.png and size must be at least 200 x 200"):
+            draw(scene(), tmp_path / name, size=size)
 
 
-@pytest.mark.parametrize(("name", "size"), [("out.pdf", (800, 600)), ("out", (800, 600)), ("out.png", (100, 600))])
-def test_wrong_paths_and_sizes_raise(name: str, size: tuple[int, int], tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"end in \.png and size must be at least 200 x 200"):
-        draw(scene(), tmp_path / name, size=size)
+def test_invalid_figures_raise() -> None:
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: Line("return", (1.0, 2.0), (1.0,)), "'return' must have series of equal length, got 2 and 1"),
+        (lambda: Points("where", "x", "y", "age", (0.0,), (0.0,), (1.0, 2.0)), "got 1 and 2"),
+        (lambda: Bars("ages", "age", "rows", (0.0, 1.0, 2.0), (Stack("rows", (3.0, 4.0, 5.0)),)), "got 2 and 3"),
+        (lambda: Film("camera", (np.zeros((4, 4, 3), dtype=np.uint8),), ()), "series of equal length"),
+        (lambda: FigureSpec("nothing", "", ()), "each must have a panel"),
+        (lambda: FigureSpec("nothing", "", ((),)), "each must have a panel"),
+    ]
+    for make, message in wrong:
+        with pytest.raises(OptionError, match=message):
+            make()
 
 
-def test_pyplot_and_its_state_are_left_alone(tmp_path: Path) -> None:
+def test_thin_keeps_at_most_so_many() -> None:
+    for count, most in ((0, 5), (3, 5), (5, 5), (6, 5), (1000, 7)):
+        kept = list(thin(count, most))
+        assert len(kept) == (count if count <= most else min(len(kept), most))
+        assert kept[:1] == ([0] if count else [])
+        assert all(0 <= i < count for i in kept)
+
+
+def test_frames_need_no_matplotlib_and_pyplot_is_left_alone(tmp_path: Path) -> None:
     code = (
         "import sys, ostinato, ostinato.viz as viz\n"
-        "assert 'matplotlib' not in sys.modules\n"
+        "source = viz.TrajectoryFolder(sys.argv[2])\n"
+        "print(viz.read_frame(source, viz.Navigator(source).position).title)\n"
+        "assert not {'matplotlib', 'PIL', 'starlette', 'rerun'} & set(sys.modules)\n"
         "line = viz.Line('a', (0.0, 1.0), (0.0, 1.0))\n"
         "scene = viz.FigureSpec('t', 's', ((viz.Curves('c', 'x', 'y', (line,)),),))\n"
         "viz.draw(scene, sys.argv[1])\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
         "import matplotlib; assert matplotlib.rcParams['font.size'] == matplotlib.rcParamsDefault['font.size']\n"
     )
-    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "out.png")]
+    folder = store(tmp_path / "a", [(2, 1)])
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "out.png"), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stdout) == (0, "trajectory 0 (1 of 1)\n"), done.stderr

@@ -69,6 +69,8 @@ class Keys:
 
 
 def test_keys_move_as_the_document_says(path: Path) -> None:
+    from ostinato.viz.viewer import _across, _packed
+
     keys = Keys(path)
     assert keys.left() == (0, 0, 0)
     assert keys.right() == (0, 0, 5)
@@ -87,16 +89,23 @@ def test_keys_move_as_the_document_says(path: Path) -> None:
     assert keys.press("home") == (2, 0, 0)
     assert keys.press("down") == (1, 0, 0)
     assert keys.press("x", "f1") == (1, 0, 0)
-
-
-def test_facts_stand_on_the_figure(path: Path) -> None:
-    keys = Keys(path)
-    keys.press("up", "right")
+    keys.press("right")
     for words in ("trajectory 1 (2 of 3)", "step: 1 of 2", "batch: 0 of 1", "reward: 1.01", "done: yes", "action: ["):
         assert words in keys.texts()
+    assert _packed((("a", "1"), ("b", "2"))) == ["a: 1     b: 2"]
+    assert _packed(tuple(("word", "x" * 100) for _ in range(5)))[-1].endswith("     ..."), "no room for all"
+    figure, counts = keys.window.figure, set()
+    for _ in range(3):
+        keys.press("left")
+        counts.add((len(figure.axes), len(figure.texts)))
+    assert len(counts) == 1, "figures do not grow"
+    for count, across in ((1, 1), (2, 2), (3, 3), (4, 2), (6, 3)):
+        assert _across([(64, 64, 3)] * count, 4.4, 2.8) == across
 
 
-def test_the_text_box_jumps_and_keys_typed_there_do_not_move(path: Path) -> None:
+def test_the_text_box_jumps_and_keys_typed_there_do_not_move(path: Path, tmp_path: Path) -> None:
+    from ostinato.viz.viewer import run_prompt
+
     keys = Keys(path)
     keys.type("2")
     assert keys.left() == (2, 0, 0)
@@ -104,35 +113,21 @@ def test_the_text_box_jumps_and_keys_typed_there_do_not_move(path: Path) -> None
     assert keys.left() == (2, 0, 0)
     assert "there is no trajectory 99: ids are 0 to 2, 3 in all" in keys.texts()
     keys.type("-1")
-    keys.type("q")
-    assert keys.left() == (2, 0, 0)
     keys.type("pq1", "left")
     assert keys.left() == (2, 0, 0)
-    assert not keys.window.closed
-
-
-def test_after_enter_or_escape_in_the_box_keys_move_again(path: Path) -> None:
-    keys = Keys(path)
+    texts = ("\u00b2", "9" * 5000, "1 2", "n")
+    for text in texts:
+        keys.window._submit(text)
+        assert "there is no trajectory" in keys.texts()
+    said: list[str] = []
+    run_prompt(keys.source, keys.navigator, tmp_path / "x.png", [f"j {text}" for text in texts], said.append)
+    assert all("there is no trajectory" in answer or "no command" in answer for answer in said[-4:])
     keys.type("2")
-    assert keys.press("right") == (2, 1, 0)
+    assert keys.press("right") == (2, 1, 0), "after Enter keys move again"
     keys.type("1", "escape")
     assert keys.left() == (2, 1, 0), "Esc leaves the box without a jump"
     assert not keys.window.closed
     assert keys.press("down") == (1, 0, 0)
-    keys.press("q")
-    assert keys.window.closed
-
-
-@pytest.mark.parametrize("text", ["\u00b2", "9" * 5000, "1 2", "n"])
-def test_what_is_no_number_is_no_id(text: str, path: Path, tmp_path: Path) -> None:
-    from ostinato.viz.viewer import run_prompt
-
-    keys = Keys(path)
-    keys.window._submit(text)
-    assert "there is no trajectory" in keys.texts()
-    said: list[str] = []
-    run_prompt(keys.source, keys.navigator, tmp_path / "x.png", [f"j {text}"], said.append)
-    assert "there is no trajectory" in said[-1] or "no command" in said[-1]
 
 
 def test_s_saves_and_q_and_escape_end(path: Path, tmp_path: Path) -> None:
@@ -149,14 +144,10 @@ def test_s_saves_and_q_and_escape_end(path: Path, tmp_path: Path) -> None:
     keys.press("q")
     assert keys.window.closed
     assert Keys(path).press("escape") == (0, 0, 0)
-
-
-def test_every_move_writes_the_picture_where_asked(path: Path, tmp_path: Path) -> None:
-    output = tmp_path / "viz.png"
-    keys = Keys(path, output=output, autosave=True)
-    first = output.read_bytes()
+    keys = Keys(path, output=tmp_path / "viz.png", autosave=True)
+    first = (tmp_path / "viz.png").read_bytes()
     keys.press("right")
-    assert output.read_bytes() != first
+    assert (tmp_path / "viz.png").read_bytes() != first
 
 
 def test_all_cameras_and_broken_files_are_drawn(path: Path) -> None:
@@ -178,40 +169,10 @@ def test_states_are_drawn_as_lines(tmp_path: Path) -> None:
         line for axes in drawing.figure.axes for line in axes.get_lines() if axes.get_title(loc="left") == "states"
     ]
     assert [list(line.get_ydata()) for line in lines[:3]] == [[0, 1, 2, 3], [0, 2, 4, 6], [2, 2, 2, 2]]
-
-
-def test_one_step_alone_is_seen(tmp_path: Path) -> None:
-    from ostinato.viz.viewer import FrameFigure
-
-    drawing = FrameFigure.headless()
-    drawing.show(read_frame(TrajectoryFolder(store(tmp_path / "a", [(1, 1)], images=False)), Position()))
+    drawing.show(read_frame(TrajectoryFolder(store(tmp_path / "b", [(1, 1)], images=False)), Position()))
     lines = [line for axes in drawing.figure.axes for line in axes.get_lines() if len(line.get_xdata()) == 1]
     assert len(lines) == 3 + 3 + 4 + 1  # states of both observations, action, reward
-    assert all(line.get_marker() == "o" for line in lines)
-
-
-def test_facts_without_room_are_not_left_out_in_silence(tmp_path: Path) -> None:
-    from ostinato.viz.viewer import _packed
-
-    assert _packed((("a", "1"), ("b", "2"))) == ["a: 1     b: 2"]
-    assert _packed(tuple(("word", "x" * 100) for _ in range(5)))[-1].endswith("     ...")
-
-
-@pytest.mark.parametrize(("count", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (6, 3)])
-def test_pictures_are_as_large_as_the_place_allows(count: int, across: int) -> None:
-    from ostinato.viz.viewer import _across
-
-    assert _across([(64, 64, 3)] * count, 4.4, 2.8) == across
-
-
-def test_figures_do_not_grow(path: Path) -> None:
-    from ostinato.viz.viewer import FrameFigure
-
-    source, drawing, counts = TrajectoryFolder(path), FrameFigure.headless(), set()
-    for step in range(3):
-        drawing.show(read_frame(source, Position(0, step)))
-        counts.add((len(drawing.figure.axes), len(drawing.figure.texts)))
-    assert len(counts) == 1
+    assert all(line.get_marker() == "o" for line in lines), "one step alone is seen"
 
 
 def test_a_window_without_a_display_raises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,18 @@ def test_all_cameras_of_the_right_step(browser: Any, tmp_path: Path) -> None:
         assert at(page, 2, 2, 1) == colours(2, 2, 1)
         page.locator("#reward").click(position={"x": 60, "y": 20})
         at(page, 2, 0, 1)
+        words = page.evaluate("values => values.map(brief)", [-0.0846, -32_412_345.0, 1.234e-7, 0, -1.5e20])
+        assert words == ["-0.0846", "-32.4M", "1.2e-7", "0", "-1.5e20"]
+        widths = page.evaluate(
+            """words => { const pen = $('reward').querySelector('canvas').getContext('2d');
+            return words.map(word => pen.measureText(word).width); }""",
+            words,
+        )
+        assert max(widths) <= page.evaluate("LEFT - 6"), "numbers beside the lines fit with their signs"
+        paper = "getComputedStyle(document.body).backgroundColor"
+        assert page.evaluate(paper) == "rgb(255, 255, 255)"
+        page.emulate_media(color_scheme="dark")
+        assert page.evaluate(paper) == "rgb(20, 25, 31)"
 
 
 def test_the_list_filters_and_jumps(browser: Any, tmp_path: Path) -> None:
@@ -135,19 +147,6 @@ def test_broken_and_stateless_trajectories(browser: Any, tmp_path: Path) -> None
             assert time.monotonic() < deadline, "no line was drawn"
 
 
-def test_scrubbing_ends_where_it_ends(browser: Any, tmp_path: Path) -> None:
-    with served(TrajectoryFolder(store(tmp_path / "a", [(40, 1)]))) as url, opened(browser, url) as page:
-        at(page, 0, 0)
-        page.evaluate(
-            """() => { const s = document.getElementById('scrub');
-            for (let i = 0; i <= 33; i++) { s.value = i; s.dispatchEvent(new Event('input')); } }"""
-        )
-        assert at(page, 0, 33) == colours(0, 33)
-        for _ in range(4):
-            page.keyboard.press("ArrowRight")
-        assert at(page, 0, 37) == colours(0, 37)
-
-
 def test_the_list_as_filtered_is_walked(browser: Any, tmp_path: Path) -> None:
     with (
         served(TrajectoryFolder(store(tmp_path / "a", [(3, 2), (2, 2), (4, 2), (9, 2)]))) as url,
@@ -171,10 +170,18 @@ def test_the_list_as_filtered_is_walked(browser: Any, tmp_path: Path) -> None:
         at(page, 2, 0, 1)
 
 
-def test_a_phone_shows_all_and_scrolls_one_way(browser: Any, tmp_path: Path) -> None:
-    with served(TrajectoryFolder(store(tmp_path / "a", [(3, 1)] * 40))) as url, opened(browser, url) as page:
+def test_a_phone_shows_all_scrolls_one_way_and_scrubs(browser: Any, tmp_path: Path) -> None:
+    with (
+        served(TrajectoryFolder(store(tmp_path / "a", [(40, 1)] + [(3, 1)] * 39))) as url,
+        opened(browser, url) as page,
+    ):
         at(page, 0, 0)
         page.set_viewport_size({"width": 375, "height": 740})
+        page.evaluate(
+            """() => { const s = document.getElementById('scrub');
+            for (let i = 0; i <= 33; i++) { s.value = i; s.dispatchEvent(new Event('input')); } }"""
+        )
+        assert at(page, 0, 33) == colours(0, 33), "scrubbing ends where it ends"
         assert page.evaluate("document.documentElement.scrollWidth") == 375
         widths = [picture.bounding_box()["width"] for picture in page.locator(".views img").all()]
         assert min(widths) > 120
@@ -182,29 +189,6 @@ def test_a_phone_shows_all_and_scrolls_one_way(browser: Any, tmp_path: Path) -> 
         at(page, 3, 0)
         page.locator("#on").click()
         at(page, 3, 1)
-
-
-def test_the_dark_is_dark(browser: Any, tmp_path: Path) -> None:
-    with served(TrajectoryFolder(store(tmp_path / "a"))) as url, opened(browser, url) as page:
-        at(page, 0, 0)
-        paper = "getComputedStyle(document.body).backgroundColor"
-        assert page.evaluate(paper) == "rgb(255, 255, 255)"
-        page.emulate_media(color_scheme="dark")
-        assert page.evaluate(paper) == "rgb(20, 25, 31)"
-
-
-def test_numbers_beside_the_lines_fit_with_their_signs(browser: Any, tmp_path: Path) -> None:
-    with served(TrajectoryFolder(store(tmp_path / "a"))) as url, opened(browser, url) as page:
-        at(page, 0, 0)
-        values = [-0.0846, -32_412_345.0, 1.234e-7, 0, -1.5e20]
-        words = page.evaluate("values => values.map(brief)", values)
-        assert words == ["-0.0846", "-32.4M", "1.2e-7", "0", "-1.5e20"]
-        widths = page.evaluate(
-            """words => { const pen = $('reward').querySelector('canvas').getContext('2d');
-            return words.map(word => pen.measureText(word).width); }""",
-            words,
-        )
-        assert max(widths) <= page.evaluate("LEFT - 6")
 
 
 def test_unknown_returns_are_no_error(browser: Any, tmp_path: Path) -> None:
