@@ -215,26 +215,24 @@ UPDATES = [
 @pytest.mark.parametrize(("dtype", "checked", "edited"), UPDATES)
 def test_every_way_of_an_update_leaves_the_same(dtype: torch.dtype, *, checked: bool, edited: bool) -> None:
     """Plain tensors go through one compiled call, others through several: nobody may see which."""
-    ways = []
-    for plainly in (True, False):
-        rb = plain(0, 40, alpha=0.7, eps=1e-3)
+    rbs = [plain(0, 40, alpha=0.7, eps=1e-3) for _ in range(2)]
+    given = (torch.rand(10, 16, generator=torch.Generator().manual_seed(4)) * 9).to(dtype)
+    for rb, shape in zip(rbs, ((16,), (1, 16)), strict=True):
         rb.extend(torch.arange(60))
         if edited:
             rb[5:9] = torch.arange(4)  # generations are an array from here on
-        generator = torch.Generator().manual_seed(4)
-        for _ in range(10):
+        for priority in given:
             _, info = rb.sample(16, return_info=True)
             rb.extend(torch.arange(2))
-            given = (torch.rand(16, generator=generator) * 9).to(dtype)
-            parts = [info["index"], given, info["index_generation"]]
-            index, priority, generation = parts if plainly else [part.view(1, 16) for part in parts]
-            rb.update_priority(index, priority, generation if checked else None)
-        state = rb.sampler.state_dict()
-        ways.append((state.pop("values"), {**state, "priorities": priorities(rb)}, rb.stats().stale_updates))
-    (values, state, stale), (other_values, *others) = ways
-    assert [state, stale] == others
-    assert torch.allclose(values, other_values, rtol=1e-14, atol=0)
-    assert (stale > 0) == checked
+            generation = info["index_generation"].view(shape) if checked else None
+            rb.update_priority(info["index"].view(shape), priority.view(shape), generation)
+    one, other = (rb.sampler.state_dict() for rb in rbs)
+    assert torch.equal(one["priorities"], other["priorities"])
+    assert torch.allclose(one["values"], other["values"], rtol=1e-14, atol=0)
+    assert one["largest"] == other["largest"]
+    stale = [rb.stats().stale_updates for rb in rbs]
+    assert stale[0] == stale[1]
+    assert (stale[0] > 0) == checked
 
 
 def test_checked_updates_of_slots_without_a_row_change_nothing() -> None:

@@ -198,16 +198,15 @@ def test_a_lone_reader_is_told_what_it_waits_for() -> None:
 
 
 def test_a_lone_writer_is_told_what_it_waits_for() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8, rate_limiter=RateLimiter(2.0, 20.0, 10))
+    full, limiter = _filled(3), RateLimiter(2.0, 20.0, 10)
+    rb = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8, rate_limiter=limiter)
     rb.extend(torch.arange(20))
-    before = rb.state_dict()
+    before = str(rb.state_dict())
     with pytest.raises(WaitTimeoutError, match=r"2 more row\(s\) must be drawn before 1 can be written"):
         rb.add(torch.tensor(1), timeout_s=SOON)
-    assert str(rb.state_dict()) == str(before)  # nothing changed
+    assert str(rb.state_dict()) == before
     rb.sample()
     rb.extend(torch.arange(4), timeout_s=0)
-    full = queue(4, batch_size=2)
-    full.extend(torch.arange(3))
     with pytest.raises(WaitTimeoutError, match="room for 1 of 2 rows until queued ones have been delivered"):
         full.extend(torch.arange(2), timeout_s=SOON)
 

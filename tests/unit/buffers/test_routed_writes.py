@@ -17,7 +17,6 @@ from ostinato import (
     PrioritizedSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    ReservoirWriter,
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
@@ -95,16 +94,6 @@ def test_names_of_written_rows_set_their_priorities_unless_they_were_replaced() 
     assert priorities(0) == [5, 7]
     assert priorities(1) == [1, 8]
     assert rb.stats().stale_updates == 1
-
-
-def test_rows_that_a_writer_does_not_keep_have_no_index() -> None:
-    members = [ReplayBuffer(storage=LazyTensorStorage(2), writer=ReservoirWriter()) for _ in range(2)]
-    rb = ReplayBufferEnsemble(*members, routing_key="task")
-    names = rb.extend(rows([0] * 40))
-    kept = names["index"] >= 0
-    assert (names["index_generation"][~kept] == 0).all()
-    assert kept.sum() < 40
-    assert len(members[0]) == 2
 
 
 @pytest.mark.parametrize("fault", ["schema", "writer"])

@@ -11,7 +11,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
-from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 
 from ostinato import (
@@ -152,16 +151,6 @@ def test_no_graph_stays_alive(storage: Any) -> None:
     del result
     gc.collect()
     assert node() is None
-
-
-def test_tangents_are_not_stored() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8, packed=False), batch_size=2)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(base(), torch.ones(4, 3))  # type: ignore[no-untyped-call]
-        rb.extend({"x": dual.t().contiguous().t()})
-        rb.extend({"x": dual})
-        for found in (rb[:]["x"], rb.sample()["x"]):
-            assert forward_ad.unpack_dual(found).tangent is None  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.usefixtures("needs_native")  # torch asks the subclass itself

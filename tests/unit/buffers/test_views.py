@@ -268,19 +268,6 @@ def test_the_transforms_of_a_view_are_its_own_and_writes_take_those_of_the_buffe
     assert view["obs"].flatten().tolist() == [10.5, 20.5]
 
 
-def test_other_writers_and_two_dimensions() -> None:
-    best = TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=TensorDictMaxValueWriter(rank_key="rank"))
-    view = best.view(sampler=ranked(3))
-    best.extend(TensorDict({"rank": torch.tensor([1.0, 5.0, 2.0])}, [3]))
-    view.update_priority(torch.arange(3), 4.0)
-    best.extend(TensorDict({"rank": torch.tensor([9.0])}, [1]))
-    assert priorities(view) == [4.0] * 3
-    two = buffer(storage=LazyTensorStorage(12, ndim=2))
-    cells = two.view(sampler=ranked(12))
-    cells.update_priority(two.extend({"id": torch.arange(6).view(3, 2)}), torch.tensor([0.0, 0, 0, 0, 0, 1.0]))
-    assert set(cells.sample()["id"].tolist()) == {5}
-
-
 def test_deleted_rows_leave_every_view(tmp_path: Path) -> None:
     rb, again = buffer(), buffer()
     views, others = ([one.view(sampler=ranked()), one.view(prefetch=2, generator=seeded(1))] for one in (rb, again))
@@ -309,18 +296,18 @@ def test_deleted_rows_leave_every_view(tmp_path: Path) -> None:
 
 def test_rows_that_come_as_a_whole_are_those_of_all_views() -> None:
     """A storage that another one replaces, or that others write to: batches made ahead and priorities go."""
-    rb = buffer()
+    rb, other = buffer(), LazyTensorStorage(CAPACITY)
     ahead, view = rb.view(prefetch=3, generator=seeded(1)), rb.view(sampler=ranked())
     rb.extend(numbered(0, 5))
-    other = LazyTensorStorage(CAPACITY)
-    for first, change in ((50, lambda: rb.set_storage(other)), (70, lambda: None)):
+    for rows in (3, 6):
         ahead.sample()
         view.update_priority(torch.arange(len(rb)), 0.0)
-        other.set(range(4), numbered(first, 4))
-        change()
+        other.set(range(rows), numbered(10 * rows, rows))
+        if rows == 3:
+            rb.set_storage(other)
         for handle in (ahead, view):
-            assert int(handle.sample()["id"].min()) >= first
-        assert priorities(view) == [1.0] * 4
+            assert int(handle.sample()["id"].min()) >= 10 * rows
+        assert priorities(view) == [1.0] * rows
 
 
 def test_a_larger_buffer_takes_the_views_of_a_full_one() -> None:
