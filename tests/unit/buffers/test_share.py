@@ -229,6 +229,7 @@ def test_whichever_process_writes_first_defines_the_schema(kind: str, ranked: bo
         storage=lambda: KINDS[kind](400, shared_init=True),
         sampler=PrioritizedSampler(400, 0.7, 0.5, 1e-3) if ranked else RandomSampler(),
         batch_size=8,
+        generator=torch.Generator().manual_seed(3),
         delayed_init=True,
     )
     assert len(rb) == 0
