@@ -22,6 +22,8 @@ from ostinato import (
 )
 from ostinato.errors import CheckpointError, KindError, OptionError
 
+from .refusals import raises
+
 
 class Beside(RandomSampler):
     """A sampler with a tensor as a parameter."""
@@ -59,17 +61,14 @@ def test_bounds() -> None:
 
 
 def test_a_buffer_stands_for_its_sampler_and_draws_use_the_value() -> None:
-    rb = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(4), batch_size=64)
+    rb = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(4), batch_size=400)
     rb.extend(torch.arange(4.0))
     rb.update_priority(torch.arange(4), torch.tensor([1.0, 0.0, 0.0, 1000.0]))
     SchedulerList([StepScheduler(rb, "alpha", 0.0), StepScheduler(rb, "beta", 0.0)]).step()
     assert (rb.sampler.alpha, rb.sampler.beta) == (0.0, 0.0)  # type: ignore[attr-defined]
-    counts = torch.zeros(4)
-    for _ in range(20):
-        batch, info = rb.sample(return_info=True)
-        assert torch.equal(info["priority_weight"], torch.ones(64))
-        counts += torch.bincount(batch.long(), minlength=4)
-    assert bool((counts > 200).all())  # uniform with alpha 0: 320 each
+    batch, info = rb.sample(return_info=True)
+    assert torch.equal(info["priority_weight"], torch.ones(400))
+    assert bool((torch.bincount(batch.long(), minlength=4) > 50).all())  # uniform with alpha 0: 100 each
 
 
 def test_tensor_parameters_keep_dtype_and_the_initial_value() -> None:
@@ -83,30 +82,18 @@ def test_tensor_parameters_keep_dtype_and_the_initial_value() -> None:
     assert [value.item() for value in values(step, 2)] == [8.0, 10.0]
 
 
-def test_a_scheduler_of_ones_own() -> None:
-    class Odd(ParameterScheduler):
-        def _step(self) -> float:
-            return 0.25 * self._step_cnt + 0.25
-
-    assert values(Odd(make(), "beta", max_value=0.6), 3) == [0.5, 0.6, 0.6]
-
-
-def test_state_continues_where_it_was(tmp_path: Any) -> None:
+def test_state_continues_where_it_was() -> None:
     def schedule(sampler: PrioritizedSampler) -> SchedulerList:
         made = SchedulerList(LinearScheduler(sampler, "beta", 1.0, 10))
         made.append(StepScheduler(sampler, "alpha", 0.5, 3))
         return made
 
-    first = make()
-    mine = schedule(first)
+    first, second = make(), make(beta=0.9)  # the initial value comes from the state, too
+    mine, other = schedule(first), schedule(second)
     for _ in range(4):
         mine.step()
-    torch.save({"schedule": mine.state_dict(), "sampler": first.state_dict()}, tmp_path / "state.pt")
-    saved = torch.load(tmp_path / "state.pt", weights_only=True)
-    second = make(beta=0.9)  # the initial value comes from the state, too
-    other = schedule(second)
-    second.load_state_dict(saved["sampler"])
-    other.load_state_dict(saved["schedule"])
+    second.load_state_dict(first.state_dict())
+    other.load_state_dict(mine.state_dict())
     for _ in range(4):
         mine.step()
         other.step()
@@ -130,44 +117,25 @@ def test_a_state_of_something_else_raises_and_changes_nothing() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(KindError, match="ParameterScheduler only supports Sampler class"):
-        LinearScheduler(torch.zeros(1), "beta", 1.0, 4)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="does not have an attribute gamma"):
-        LinearScheduler(make(), "gamma", 1.0, 4)
-    with pytest.raises(OptionError, match="has reduction='max'"):
-        StepScheduler(make(), "reduction")
-    with pytest.raises(OptionError, match="does not have an attribute beta"):
-        StepScheduler(ReplayBuffer(), "beta")
-    with pytest.raises(OptionError, match="does not have an attribute beta"):
-        StepScheduler(ReplayBufferEnsemble(ReplayBuffer(), ReplayBuffer()), "beta")
-    with pytest.raises(OptionError, match="Invalid mode: linear"):
-        StepScheduler(make(), "beta", mode="linear")
-    with pytest.raises(OptionError, match="n_steps must be at least 1"):
-        StepScheduler(make(), "beta", n_steps=0)
-    with pytest.raises(OptionError, match="num_steps must be at least 1"):
-        LinearScheduler(make(), "beta", 1.0, 0)
-    with pytest.raises(OptionError, match="min_value must be at most max_value"):
-        StepScheduler(make(), "beta", min_value=2, max_value=1)
-
-
-def test_a_value_that_the_sampler_refuses() -> None:
+    buffers = ReplayBufferEnsemble(ReplayBuffer(), ReplayBuffer())
+    raises(
+        (lambda: LinearScheduler(torch.zeros(1), "beta", 1.0, 4), KindError, "only supports Sampler class"),  # type: ignore[arg-type]
+        (lambda: LinearScheduler(make(), "gamma", 1.0, 4), OptionError, "does not have an attribute gamma"),
+        (lambda: StepScheduler(make(), "reduction"), OptionError, "has reduction='max'"),
+        (lambda: StepScheduler(ReplayBuffer(), "beta"), OptionError, "does not have an attribute beta"),
+        (lambda: StepScheduler(buffers, "beta"), OptionError, "does not have an attribute beta"),
+        (lambda: StepScheduler(make(), "beta", mode="linear"), OptionError, "mode: linear"),
+        (lambda: StepScheduler(make(), "beta", n_steps=0), OptionError, "n_steps"),
+        (lambda: LinearScheduler(make(), "beta", 1.0, 0), OptionError, "num_steps"),
+        (lambda: StepScheduler(make(), "beta", min_value=2, max_value=1), OptionError, "min_value"),
+        (lambda: LinearScheduler(make(), "beta", 1.0, 1.5), KindError, "num_steps"),  # type: ignore[arg-type]
+        (lambda: LinearScheduler(make(), "beta", "many", 10), KindError, "final_value"),  # type: ignore[arg-type]
+        (lambda: StepScheduler(make(), "beta", gamma="many"), KindError, "gamma"),  # type: ignore[arg-type]
+        (lambda: LambdaScheduler(make(), "beta", "many"), KindError, "lambda_fn"),  # type: ignore[arg-type]
+        (lambda: SchedulerList(3), KindError, "takes schedulers, got int"),  # type: ignore[arg-type]
+        (lambda: SchedulerList([3]), KindError, "takes schedulers, got int"),  # type: ignore[list-item]
+    )
     scheduler = StepScheduler(make(), "beta", -1.0, mode="additive")
-    with pytest.raises(OptionError, match="beta must be greater or equal to 0"):
+    with pytest.raises(OptionError, match="beta"):
         scheduler.step()
     assert scheduler.value == 0.5
-
-
-def test_wrong_numbers_raise_when_they_are_given() -> None:
-    sampler: Any = PrioritizedSampler(10, alpha=0.6, beta=0.4)
-    wrong: Any = "many"
-    with pytest.raises(KindError, match="num_steps must be an integer"):
-        LinearScheduler(sampler, "beta", 1.0, 1.5)  # type: ignore[arg-type]
-    with pytest.raises(KindError, match="final_value must be a number"):
-        LinearScheduler(sampler, "beta", wrong, 10)
-    with pytest.raises(KindError, match="gamma must be a number"):
-        StepScheduler(sampler, "beta", gamma=wrong)
-    with pytest.raises(KindError, match="lambda_fn must be a function"):
-        LambdaScheduler(sampler, "beta", wrong)
-    for given in (3, [3]):
-        with pytest.raises(KindError, match="takes schedulers, got int"):
-            SchedulerList(given)  # type: ignore[arg-type]

@@ -18,6 +18,8 @@ from ostinato import (
 )
 from ostinato.errors import KindError, OptionError, UsageError
 
+from .refusals import raises
+
 if TYPE_CHECKING:
     from ostinato import Sampler
 
@@ -48,23 +50,17 @@ def newest(rb: TensorDictReplayBuffer) -> dict[str, bool]:
 def test_the_newest_row_ends_its_episode(rows: int) -> None:
     first, empty, second = make(rows), make(0), make(4, SliceSampler(slice_len=2))
     before = first[:]["next", "done"].clone()
+    written = first._engine.ring.generations(torch.arange(len(first))).tolist()
     ReplayBufferEnsemble(first, empty, second).end_streams()
     ended = first[:]["next", "done"]
     assert (ended != before).flatten().nonzero().flatten().tolist() == [first.cursor - 1 if first.cursor else 5]
     assert newest(first) == newest(second) == {"done": True, "terminated": False, "truncated": True}
     assert first.write_count == rows
+    assert first._engine.ring.generations(torch.arange(len(first))).tolist() == written
     windows = [first.sample()["t"].tolist() for _ in range(min(rows, 6) // 2 if rows != 5 else 2)]
     first.extend(steps(rows, 2))
     assert first.sample()["t"].tolist() == [rows, rows + 1]  # a window of the new stream alone
     assert all(b - a == 1 for a, b in windows)
-
-
-def test_the_rows_stay_the_same() -> None:
-    rb = make(3, StreamingSliceSampler(slice_len=1, end_key=END))
-    written = rb._engine.ring.generations(torch.arange(3)).tolist()
-    ReplayBufferEnsemble(rb).end_streams()
-    assert rb._engine.ring.generations(torch.arange(3)).tolist() == written
-    assert [rb.sample(1)["t"].tolist() for _ in range(3)] == [[0], [1], [2]]  # all windows are still new
 
 
 def test_flags_that_are_set_stay() -> None:
@@ -91,17 +87,16 @@ def test_one_id_for_all_rows_is_one_stream() -> None:
 
 
 def test_what_does_not_fit_raises_before_anything_changes() -> None:
-    good = make(3)
-    with pytest.raises(UsageError, match=r"end_streams requires .* member 1 has .*RandomSampler"):
-        ReplayBufferEnsemble(good, make(3, RandomSampler())).end_streams()
-    with pytest.raises(UsageError, match="episodes end at end_key='stop'"):
-        ReplayBufferEnsemble(good).end_streams(end_key="stop")
-    with pytest.raises(OptionError, match="must be distinct"):
-        ReplayBufferEnsemble(good).end_streams(truncated_key=END)
-    number = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(6), sampler=SliceSampler(slice_len=2, end_key="stop"), batch_size=2
-    )
+    good, number, other = make(3), make(0, SliceSampler(slice_len=2, end_key="stop")), make(3, RandomSampler())
     number.extend(TensorDict({"stop": torch.zeros(3)}, [3]))
-    with pytest.raises(KindError, match="requires a boolean end_key field"):
-        ReplayBufferEnsemble(number).end_streams(end_key="stop")
+
+    def ended(*members: TensorDictReplayBuffer, **options: Any) -> Any:
+        return lambda: ReplayBufferEnsemble(*members).end_streams(**options)
+
+    raises(
+        (ended(good, other), UsageError, r"end_streams requires .* member 1 has .*RandomSampler"),
+        (ended(good, end_key="stop"), UsageError, "episodes end at end_key='stop'"),
+        (ended(good, truncated_key=END), OptionError, "must be distinct"),
+        (ended(number, end_key="stop"), KindError, "requires a boolean end_key field"),
+    )
     assert not newest(good)["done"]

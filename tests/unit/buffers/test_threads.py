@@ -2,71 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import itertools
 import threading
 import time
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from ostinato import LazyTensorStorage, RandomSampler, ReplayBuffer, ReplayBufferEnsemble, SamplerWithoutReplacement
+from ostinato import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, SamplerWithoutReplacement
 from ostinato.errors import EmptyBufferError
 
-from ...tags import TENSORS, buffer, fill, poison, read_ids, rows
+from ...sharing import LIMIT_S, end, start
+from ...tags import buffer, fill, poison, read_ids, rows
+from .threads import busy_switching, run_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable
 
     from torch import Tensor
 
-pytestmark = pytest.mark.usefixtures("backend")
-
 
 CAPACITY = 64
-
-
-@contextmanager
-def busy_switching() -> Iterator[None]:
-    """Let the interpreter change threads as often as it can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-def run_all(jobs: Sequence[Callable[[], object]], seconds: float) -> None:
-    """Run jobs over and over in a thread each, all of them at least once; their first error is raised here."""
-    errors: list[BaseException] = []
-    rounds = [0] * len(jobs)
-    start = threading.Barrier(len(jobs))
-    limit = time.monotonic() + 30
-
-    def work(number: int) -> None:
-        try:
-            start.wait(30)
-            stop = time.monotonic() + seconds
-            while not errors and (time.monotonic() < stop or (not all(rounds) and time.monotonic() < limit)):
-                jobs[number]()
-                rounds[number] += 1
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(len(jobs))]
-    with busy_switching():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(40)
-    assert not any(thread.is_alive() for thread in threads), f"deadlock: {rounds} rounds were made"
-    if errors:
-        raise errors[0]
-    assert all(rounds), f"some thread never got through a round: {rounds}"
 
 
 def checksummed(ids: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
@@ -83,193 +41,36 @@ def is_whole(batch: dict[str, torch.Tensor]) -> bool:
     return torch.equal(batch["float"], ids.to(torch.float64)) and bool((batch["wide"] == ids[:, None]).all())
 
 
-@pytest.mark.parametrize("storage", list(TENSORS))
-@pytest.mark.parametrize("prefetch", [None, 2])
-def test_four_writers_and_two_samplers_never_meet_a_torn_row(storage: str, prefetch: int | None) -> None:
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(("storage", "prefetch"), [("packed", None), ("columns", 2), ("mapped", None)])
+def test_writers_and_samplers_never_meet_a_torn_row(storage: str, prefetch: int | None) -> None:
     rb = buffer(storage, CAPACITY, batch_size=64, prefetch=prefetch)
     rb.extend(checksummed(torch.arange(CAPACITY), 600))
+    numbers = itertools.count(1000)
 
-    def write(writer: int) -> Callable[[], None]:
-        number = [writer * 1_000_000]
+    def write() -> None:
+        number = next(numbers)
+        rb.extend(checksummed(torch.full((1 + number % (2 * CAPACITY),), number), 600))
 
-        def job() -> None:
-            number[0] += 1
-            count = 1 + number[0] % (2 * CAPACITY)
-            rb.extend(checksummed(torch.full((count,), number[0]), 600))
-
-        return job
+    def edit() -> None:
+        rb[torch.arange(0, CAPACITY, 3)] = checksummed(torch.full((22,), next(numbers)), 600)
 
     def sample() -> None:
         assert is_whole(rb.sample()), "a torn row was sampled"
+        rb.stats()
 
-    run_all([*(write(i) for i in range(4)), sample, sample], 0.3)
-
-
-def test_edits_and_reads_never_meet_a_torn_row() -> None:
-    rb = buffer("packed", CAPACITY, batch_size=32)
-    rb.extend(checksummed(torch.arange(CAPACITY), 40))
-    number = [0]
-
-    def edit() -> None:
-        number[0] += 1
-        rb[torch.arange(0, CAPACITY, 3)] = checksummed(torch.full((22,), number[0]), 40)
-
-    def sample() -> None:
-        assert is_whole(rb.sample())
-
-    run_all([edit, sample, sample], 0.3)
+    run_all(write, write, edit, sample, sample)
 
 
-def test_sampling_while_a_checkpoint_is_loaded_gives_whole_rows() -> None:
-    rb = buffer("columns", CAPACITY, batch_size=64)
-    rb.extend(checksummed(torch.full((CAPACITY,), 1), 4000))
-    other = buffer("columns", CAPACITY, batch_size=64)
-    other.extend(checksummed(torch.full((CAPACITY,), 2), 4000))
-    states = [rb.state_dict(), other.state_dict()]
-    states[0]["storage"]["state"]["columns"] = {
-        name: column.clone() for name, column in states[0]["storage"]["state"]["columns"].items()
-    }
-    turn = [0]
-
-    def load() -> None:
-        turn[0] += 1
-        rb.load_state_dict(states[turn[0] % 2])
-
-    def sample() -> None:
-        assert is_whole(rb.sample())
-
-    run_all([load, sample, sample], 0.3)
-
-
-def test_loading_moves_the_stamps_before_the_first_row_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gather that ran into a load must not pass for whole, although no row was written by a writer."""
-    rb = buffer("packed", 8, batch_size=8)
-    fill(rb, range(8))
-    state = rb.state_dict()
-    seen = []
-    load = type(rb.storage).load_state_dict
-
-    def loading(self: Any, saved: Any) -> None:
-        seen.append(engine.ring)
-        load(self, saved)
-
-    engine = rb._engine
-    before = engine.ring
-    monkeypatch.setattr(type(rb.storage), "load_state_dict", loading)
-    rb.load_state_dict(state)
-    assert seen[0] is not before
-    assert engine.ring is not before
-
-
-def test_emptying_while_sampling_ends_in_an_error_or_whole_rows() -> None:
-    rb = buffer("packed", CAPACITY, batch_size=16)
-    number = [0]
-
-    def refill() -> None:
-        number[0] += 1
-        rb.extend(checksummed(torch.full((CAPACITY,), number[0]), 40))
-        rb.empty()
-
-    def sample() -> None:
-        with suppress(EmptyBufferError):
-            assert is_whole(rb.sample())
-
-    run_all([refill, sample, sample], 0.3)
-
-
-def test_saving_while_sampling_with_prefetch_does_not_deadlock(tmp_path: Path) -> None:
-    rb = buffer("packed", CAPACITY, batch_size=8, prefetch=3)
-    fill(rb, range(CAPACITY))
-    state = rb.state_dict()
-
-    def sample() -> None:
-        read_ids(rb.sample())
-
-    run_all([sample, lambda: rb.dumps(tmp_path / "save"), lambda: rb.load_state_dict(state)], 0.6)
-
-
-def test_exchanging_the_storage_while_sampling_gives_whole_batches() -> None:
-    rb = buffer("packed", CAPACITY, batch_size=8)
-    storages = []
-    for name, first in (("packed", 0), ("list", 1000), ("columns", 2000)):
-        filled = buffer(name, CAPACITY)
-        fill(filled, range(first, first + CAPACITY), "tensor")
-        storages.append(filled.storage)
-    rb.set_storage(storages[0])
-    turn = [0]
-
-    def exchange() -> None:
-        turn[0] += 1
-        rb.set_storage(storages[turn[0] % 3])
-
-    def sample() -> None:
-        ids = read_ids(rb.sample())
-        assert len(ids) == 8
-        assert max(ids) - min(ids) < CAPACITY, "rows of two storages in one batch"
-
-    run_all([exchange, sample, sample], 0.3)
-
-
-def test_exchanging_the_sampler_while_sampling_gives_whole_batches() -> None:
-    rb = buffer("packed", CAPACITY, batch_size=8, prefetch=2)
-    fill(rb, range(CAPACITY))
-    samplers = [SamplerWithoutReplacement(), RandomSampler()]
-    turn = [0]
-
-    def exchange() -> None:
-        turn[0] += 1
-        rb.set_sampler(samplers[turn[0] % 2])
-
-    def sample() -> None:
-        assert len(read_ids(rb.sample())) == 8
-
-    run_all([exchange, sample, sample], 0.3)
-
-
-def test_counts_are_exact_under_threads() -> None:
-    rb = buffer("packed", CAPACITY, batch_size=8)
-    fill(rb, range(CAPACITY))
-    rounds = [0, 0, 0]
-
-    def sample(i: int) -> Callable[[], None]:
-        def job() -> None:
-            rb.sample()
-            rounds[i] += 1
-
-        return job
-
-    run_all([sample(0), sample(1), sample(2)], 0.3)
-    assert rb.stats().rows_drawn == 8 * sum(rounds)
-
-
-def test_stats_may_be_asked_at_any_time() -> None:
-    rb = buffer("packed", CAPACITY, batch_size=8, prefetch=3)
-    fill(rb, range(CAPACITY))
-    run_all([rb.sample, rb.stats], 0.3)
-
-
-def test_an_epoch_shared_by_threads_holds_each_row_once() -> None:
+def test_counts_and_passes_are_exact_under_threads() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(1000), sampler=SamplerWithoutReplacement(), batch_size=10)
-    rb.extend(rows(range(1000), "tensor"))
-    seen: list[int] = []
-    lock = threading.Lock()
-
-    def work() -> None:
-        for _ in range(25):
-            ids = read_ids(rb.sample())
-            with lock:
-                seen.extend(ids)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    with busy_switching():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert sorted(seen) == list(range(1000))
+    rb.extend(torch.arange(1000))
+    with busy_switching(), ThreadPoolExecutor(4) as pool:
+        parts = list(pool.map(lambda _: torch.cat([rb.sample() for _ in range(25)]), range(4)))
+    assert sorted(torch.cat(parts).tolist()) == list(range(1000))
+    assert rb.stats().rows_drawn == 1000
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_fork_samples_whatever_locks_other_threads_hold_when_it_is_made() -> None:
     """As the workers of a data loader do, while actors write."""
@@ -277,42 +78,26 @@ def test_a_fork_samples_whatever_locks_other_threads_hold_when_it_is_made() -> N
     both = ReplayBufferEnsemble(rb, other, batch_size=4, sample_from_all=True)
     for one in (rb, other):
         one.extend(torch.arange(8))
+
+    def use() -> None:
+        both.sample()
+        rb.sample()
+        rb.extend(torch.arange(2))
+
     for lock in (rb._engine.lock, both._mixer.lock):
         taken = threading.Event()
 
         def hold(lock: Any = lock, taken: threading.Event = taken) -> None:
-            with lock:
+            with lock:  # the fork waits for it
                 taken.set()
-                time.sleep(0.2)
+                time.sleep(0.05)
 
         thread = threading.Thread(target=hold)
         thread.start()
-        taken.wait(10)
-        child = os.fork()
-        if child == 0:  # pragma: no cover (another process)
-            status = 1
-            try:
-                both.sample()
-                rb.sample()
-                rb.extend(torch.arange(2))
-                status = 0
-            finally:
-                os._exit(status)
+        taken.wait(LIMIT_S)
+        child = start(use)
         thread.join()
-        assert ended_well(child)
-
-
-def ended_well(child: int) -> bool:
-    """Wait for a process for up to 20 s, then kill it; whether it ended by itself, and well."""
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return status == 0
-        time.sleep(0.01)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    return False
+        end(child)
 
 
 class Interrupted(LazyTensorStorage):
@@ -336,28 +121,31 @@ class Interrupted(LazyTensorStorage):
         return payload
 
 
-def interrupted(packed: bool = True) -> tuple[ReplayBuffer, Interrupted]:
+def interrupted(packed: bool = True, first: int = 0) -> tuple[ReplayBuffer, Interrupted]:
     storage = Interrupted(8, packed=packed)
     rb = buffer(storage, batch_size=6, generator=torch.Generator().manual_seed(0))
-    fill(rb, range(8))
+    fill(rb, range(first, first + 8))
     return rb, storage
 
 
+CHANGES: dict[str, Callable[[ReplayBuffer], Any]] = {
+    "rows": lambda rb: fill(rb, range(100, 108)),
+    "edit": lambda rb: rb.__setitem__(slice(0, 8), rows(range(100, 108))),
+    "field": lambda rb: rb.set_("id", torch.arange(100, 108)),
+    "load": lambda rb: rb.load_state_dict(interrupted(first=100)[0].state_dict()),
+}
+
+
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_row_replaced_after_the_copy_is_read_again(packed: bool) -> None:
-    """The copy may have been torn, so the batch must show the rows that the write left."""
-    rb, storage = interrupted(packed)
-    storage.after = lambda: fill(rb, range(100, 108))
-    assert min(read_ids(rb.sample())) >= 100
-    assert storage.gets == 2
-    assert rb.stats().redone_gathers == 1
-
-
-def test_a_row_replaced_before_the_copy_is_read_again() -> None:
-    rb, storage = interrupted()
-    storage.before = lambda: fill(rb, range(100, 108))
-    assert min(read_ids(rb.sample())) >= 100
-    assert rb.stats().redone_gathers == 1
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_that_change_around_the_copy_are_read_again(change: str, packed: bool) -> None:
+    """The copy may have been torn, so the batch must show the rows that the change left."""
+    for moment in ("before", "after"):
+        rb, storage = interrupted(packed)
+        setattr(storage, moment, lambda rb=rb: CHANGES[change](rb))
+        assert int(rb.sample()["id"].min()) >= 100
+        assert storage.gets == 2
+        assert rb.stats().redone_gathers == 1
 
 
 def test_a_torn_copy_is_never_delivered() -> None:
@@ -387,34 +175,6 @@ def test_writes_to_other_rows_cost_nothing() -> None:
     assert rb.stats().redone_gathers == 0
 
 
-def test_an_edit_between_draw_and_copy_is_noticed() -> None:
-    rb, storage = interrupted()
-    storage.after = lambda: rb.__setitem__(slice(0, 8), rows(range(100, 108)))
-    assert min(read_ids(rb.sample())) >= 100
-    assert rb.stats().redone_gathers == 1
-
-
-def test_a_field_edit_between_draw_and_copy_is_noticed() -> None:
-    rb, storage = interrupted()
-    storage.after = lambda: rb.set_("obs", torch.zeros(8, 3))
-    assert bool((rb.sample()["obs"] == 0).all())
-    assert rb.stats().redone_gathers == 1
-
-
-def test_a_buffer_emptied_between_draw_and_copy_is_empty() -> None:
-    rb, storage = interrupted()
-    storage.before = rb.empty
-    with pytest.raises(EmptyBufferError):
-        rb.sample()
-
-
-def test_a_buffer_emptied_after_the_copy_delivers_nothing() -> None:
-    rb, storage = interrupted()
-    storage.after = rb.empty
-    with pytest.raises(EmptyBufferError):
-        rb.sample()
-
-
 def test_a_buffer_emptied_and_refilled_delivers_its_new_rows() -> None:
     """Draws of slots that hold no row now are drawn again; no slot that was not written shows."""
     rb, storage = interrupted()
@@ -428,14 +188,9 @@ def test_a_buffer_emptied_and_refilled_delivers_its_new_rows() -> None:
         fill(rb, range(8))
         setattr(storage, moment, refill)
         assert set(read_ids(rb.sample())) <= {50, 51}
-
-
-def test_a_load_between_draw_and_copy_is_noticed() -> None:
-    rb, storage = interrupted()
-    other = buffer("packed", 8)
-    fill(other, range(100, 108))
-    storage.after = lambda: rb.load_state_dict(other.state_dict())
-    assert min(read_ids(rb.sample())) >= 100
+        setattr(storage, moment, rb.empty)
+        with pytest.raises(EmptyBufferError):
+            rb.sample()
 
 
 def test_slots_of_a_broken_sampler_are_refused() -> None:

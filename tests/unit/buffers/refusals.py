@@ -1,0 +1,19 @@
+"""Tables of calls that raise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["raises"]
+
+
+def raises(*cases: tuple[Callable[[], object], type[Exception], str]) -> None:
+    """Fail unless each call raises its error with these words."""
+    for call, error, words in cases:
+        with pytest.raises(error, match=words):
+            call()
