@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ostinato import Storage
-
 
 def h5() -> StorageCheckpointerBase:
     pytest.importorskip("h5py")
@@ -54,9 +52,6 @@ def h5() -> StorageCheckpointerBase:
 def h5_packed() -> StorageCheckpointerBase:
     pytest.importorskip("h5py")
     return H5StorageCheckpointer(h5_kwargs={"compression": "gzip"}, checkpoint_file="rows.h5")
-
-
-LAYOUTS = [FlatStorageCheckpointer, NestedStorageCheckpointer, h5]
 
 
 def steps(first: int, count: int, envs: int = 0) -> TensorDict:
@@ -85,23 +80,18 @@ def assert_same(one: Any, other: Any) -> None:
     assert (len(one), one.cursor) == (len(other), other.cursor)
 
 
-@pytest.mark.parametrize("written", [1, 7, 24, 53])
+@pytest.mark.parametrize("written", [7, 53])
 @pytest.mark.parametrize(
     ("layout", "storage", "ndim"),
     [
-        *((layout, LazyTensorStorage, ndim) for layout in LAYOUTS for ndim in (1, 2)),
-        *((layout, LazyMemmapStorage, 2) for layout in LAYOUTS),
-        (TensorStorageCheckpointer, LazyTensorStorage, 1),
+        (FlatStorageCheckpointer, LazyMemmapStorage, 2),
+        (NestedStorageCheckpointer, LazyTensorStorage, 1),
+        (h5, LazyTensorStorage, 2),
         (h5_packed, LazyTensorStorage, 1),
+        (TensorStorageCheckpointer, LazyTensorStorage, 1),
     ],
 )
-def test_round_trip(
-    layout: Callable[[], StorageCheckpointerBase],
-    storage: Callable[..., Storage],
-    ndim: int,
-    written: int,
-    tmp_path: Path,
-) -> None:
+def test_round_trip(layout: Any, storage: Any, ndim: int, written: int, tmp_path: Path) -> None:
     def make() -> ReplayBuffer:
         made = ReplayBuffer(storage=storage(24, ndim=ndim), batch_size=4, dim_extend=0 if ndim == 2 else None)
         made.storage.checkpointer = layout()
@@ -138,6 +128,7 @@ def test_layouts_hold_observations_once(tmp_path: Path) -> None:
     assert flat == [("obs (converted by hooks)", 24)]
     assert rows["NestedStorageCheckpointer"] == rows["FlatStorageCheckpointer"]
     assert ("next.obs", 20) in rows["TensorStorageCheckpointer"]
+    assert isinstance(pickle.loads(pickle.dumps(rb)).storage.checkpointer, NestedStorageCheckpointer)
 
 
 def images(first: int, count: int) -> TensorDict:
@@ -149,11 +140,11 @@ def images(first: int, count: int) -> TensorDict:
     return TensorDict({"obs": shown.clone(), "next": {"obs": after, "done": ends.reshape(-1, 1)}}, [count])
 
 
-@pytest.mark.parametrize("options", [{"codec": "zlib"}, {"single_copy": True}, {"packed": False}])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_other_forms_of_rows_and_incremental_saves(
-    layout: Callable[[], StorageCheckpointerBase], options: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [(FlatStorageCheckpointer, {"codec": "zlib"}), (NestedStorageCheckpointer, {"single_copy": True}), (h5, {})],
+)
+def test_other_forms_of_rows_and_incremental_saves(layout: Any, options: dict[str, Any], tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(20, **options), checkpointer=layout())
     rb.extend(images(0, 25))
     rb.dumps(tmp_path / "saved")
@@ -223,7 +214,7 @@ def test_keys_of_flags_and_rewards(tmp_path: Path) -> None:
         assert_same(storage, other)
 
 
-def test_nested_hooks_alone() -> None:
+def test_nested_hooks_alone(tmp_path: Path) -> None:
     data = steps(0, 12)
     hook = TED2Nested()
     nested = hook(data)
@@ -236,32 +227,17 @@ def test_nested_hooks_alone() -> None:
     assert [len(item) for item in nested["action", "kind"].unbind()] == [5, 5, 2]
     split = H5Split()(nested)
     assert sorted(key for key in split.keys() if key.startswith("traj")) == ["traj_0", "traj_1", "traj_2"]  # noqa: SIM118
-    for made in (nested, H5Combine()(split)):
+    TED2Nested()(data, path=tmp_path / "nested")
+    for made in (nested, H5Combine()(split), TensorDict.load_memmap(tmp_path / "nested")):
         back = Nested2TED()(made)
         assert all(torch.equal(back.get(key), data.get(key)) for key in data.keys(True, True))
         out = torch.zeros_like(data)
         assert Nested2TED()(made, out=out) is out
         assert torch.equal(out["next", "obs"], data["next", "obs"])
     for wrong in (data, TensorDict({"x": torch.zeros(3)}, [3])):
-        with pytest.raises(CheckpointError):
-            H5Split()(wrong)
-        with pytest.raises(CheckpointError):
-            H5Combine()(wrong)
-        with pytest.raises(CheckpointError):
-            Nested2TED()(wrong)
-
-
-def test_nested_hooks_in_files(tmp_path: Path) -> None:
-    data = steps(0, 12).exclude("obs", ("next", "obs"))
-    nested = TED2Nested()(data, path=tmp_path / "nested")
-    assert (tmp_path / "nested").is_dir()
-    again = TensorDict.load_memmap(tmp_path / "nested")
-    for made in (nested, again):
-        back = Nested2TED()(made)
-        assert all(torch.equal(back.get(key), data.get(key)) for key in data.keys(True, True))
-
-
-KINDS = ["soft", "external", "dataset", "text", "virtual", "cut", "other", "missing", "shape"]
+        for convert in (H5Split(), H5Combine(), Nested2TED()):
+            with pytest.raises(CheckpointError):
+                convert(wrong)
 
 
 class TestH5:
@@ -359,16 +335,6 @@ class TestH5:
         monkeypatch.setitem(__import__("sys").modules, "h5py", None)
         with pytest.raises(MissingExtraError, match=r"ostinato\[h5\]"):
             self.load(tmp_path / "dir")
-
-
-def test_pickle_keeps_the_checkpointer(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(20), checkpointer=FlatStorageCheckpointer())
-    rb.extend(steps(0, 20))
-    again = pickle.loads(pickle.dumps(rb))
-    assert isinstance(again.storage.checkpointer, FlatStorageCheckpointer)
-    again.dumps(tmp_path / "saved")
-    rb.loads(tmp_path / "saved")
-    assert_same(rb, again)
 
 
 def test_lists_and_ensembles(tmp_path: Path) -> None:

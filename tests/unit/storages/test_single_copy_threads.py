@@ -75,8 +75,7 @@ def writer(rb: ReplayBuffer, size: int, most: int) -> Callable[[], None]:
     return write
 
 
-@pytest.mark.parametrize("size", [8, 3000])
-@pytest.mark.parametrize("most", [1, 5, 2 * CAPACITY])
+@pytest.mark.parametrize(("size", "most"), [(8, 2 * CAPACITY), (3000, 1)])
 def test_batches_are_whole_while_rows_are_written(size: int, most: int) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY, single_copy=True), batch_size=64)
     rb.extend(tagged(torch.arange(CAPACITY), size))
@@ -105,7 +104,7 @@ def test_batches_are_whole_while_rows_are_edited() -> None:
         batch = rb.sample()
         assert is_whole(batch["id"], batch["obs"], batch["next"]["obs"]), "a torn row was sampled"
 
-    run_together([edit, writer(rb, size, 3), sample, sample], 0.4)
+    run_together([edit, writer(rb, size, 3), sample, sample], 0.3)
 
 
 def test_next_observations_stay_whole_where_the_row_itself_is_not_written() -> None:
@@ -132,30 +131,9 @@ def test_next_observations_stay_whole_where_the_row_itself_is_not_written() -> N
         expected = torch.where((slots + 1) % 3 == 0, -(slots + 1), slots + 2)
         assert bool((got == expected[:, None]).all()), f"slots {slots.tolist()}: {got[:, ::999]}"
 
-    run_together([write, read, read], 0.4)
+    run_together([write, read, read], 0.3)
 
 
 def _leaf(storage: LazyTensorStorage) -> int:
     assert storage.schema is not None
     return [leaf.path for leaf in storage.schema.leaves].index(("next", "obs"))
-
-
-def test_growing_side_rows_while_others_read() -> None:
-    """Every row lies apart here, so that chunks are added all the time."""
-    size = 200
-    storage = LazyTensorStorage(1 << 14, single_copy=True)
-    rb = ReplayBuffer(storage=storage, batch_size=64)
-    rb.extend(tagged(torch.arange(0, 30, 3), size))
-    number = [30]
-
-    def write() -> None:
-        if number[0] < 3 * (1 << 14):
-            rb.extend(tagged(torch.arange(number[0], number[0] + 60, 3), size))
-            number[0] += 60
-
-    def sample() -> None:
-        batch = rb.sample()
-        assert is_whole(batch["id"], batch["obs"], batch["next"]["obs"])
-
-    with pytest.warns(UserWarning, match="ndim=2"):
-        run_together([write, sample, sample], 0.3)

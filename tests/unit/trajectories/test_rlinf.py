@@ -73,8 +73,7 @@ def test_a_closed_directory_has_the_layout_of_rlinf(tmp_path: Path, form: str) -
         assert set(tree) == {"rewards", "max_episode_length", "model_weights_id"}
 
 
-@pytest.mark.parametrize("form", ["pt", "pkl"])
-@pytest.mark.parametrize("old_spelling", [False, True])
+@pytest.mark.parametrize(("form", "old_spelling"), [("pt", True), ("pkl", False)])
 def test_directories_of_rlinf_load(tmp_path: Path, form: str, old_spelling: bool) -> None:
     as_rlinf(tmp_path / "a", form, old_spelling=old_spelling)
     before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
@@ -113,15 +112,6 @@ def test_samples_of_rlinf(name: str, rows: int) -> None:
     assert len(serial.unique()) == rows
 
 
-def test_pickles_are_not_read_unless_allowed(tmp_path: Path) -> None:
-    as_rlinf(tmp_path / "a", "pkl")
-    trap = tmp_path / "ran"
-    (tmp_path / "a" / "trajectory_1_opaque-1.pkl").write_bytes(pickle.dumps(_Trap(trap)))
-    with pytest.raises(CheckpointError, match="give allow_pickle=True"):
-        TrajectoryReplayBuffer().load_checkpoint(tmp_path / "a")
-    assert not trap.exists()
-
-
 class _Trap:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -130,12 +120,16 @@ class _Trap:
         return Path.touch, (self.path,)
 
 
-def test_a_hostile_pt_file_raises_and_is_not_executed(tmp_path: Path) -> None:
-    as_rlinf(tmp_path / "a", "pt")
+def test_hostile_files_raise_and_are_not_executed(tmp_path: Path) -> None:
     trap = tmp_path / "ran"
-    torch.save({"rewards": _Trap(trap)}, tmp_path / "a" / "trajectory_1_opaque-1.pt")
+    for form in ("pt", "pkl"):
+        as_rlinf(tmp_path / form, form)
+    torch.save({"rewards": _Trap(trap)}, tmp_path / "pt" / "trajectory_1_opaque-1.pt")
     with pytest.raises(DamagedFileError, match=r"trajectory 1: .*trajectory_1_opaque-1.pt contains more than tensors"):
-        loaded(tmp_path / "a")
+        loaded(tmp_path / "pt")
+    (tmp_path / "pkl" / "trajectory_1_opaque-1.pkl").write_bytes(pickle.dumps(_Trap(trap)))
+    with pytest.raises(CheckpointError, match="give allow_pickle=True"):
+        TrajectoryReplayBuffer().load_checkpoint(tmp_path / "pkl")
     assert not trap.exists()
 
 
@@ -163,9 +157,7 @@ def test_directories_of_rlinf_without_weights_ids(tmp_path: Path) -> None:
     merge(tmp_path / "ranks", tmp_path / "merged", copy=True)
     split(source, tmp_path / "first", 2, copy=True)
     with saving(source) as buffer:
-        future = buffer.add_trajectories([rollout(3, 3)])
-        assert future is not None
-        assert future.result(20) == [3]
+        assert add(buffer, rollout(3, 3)) == [3]
     for path, count in ((tmp_path / "fast", 3), (tmp_path / "merged", 3), (tmp_path / "first", 2), (source, 4)):
         assert len(loaded(path)) == count
         check_batch(loaded(path).sample(50))
