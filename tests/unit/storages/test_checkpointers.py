@@ -319,6 +319,7 @@ def test_lists_and_ensembles(tmp_path: Path) -> None:
         TensorStorageCheckpointer().dumps(LazyTensorStorage(3), tmp_path / "x")
     members, copies = (StorageEnsemble(LazyTensorStorage(5), LazyTensorStorage(5)) for _ in range(2))
     members[0].set(range(2), torch.arange(2))
+    copies[0].set(range(2), torch.zeros(2, dtype=torch.int64))
     StorageEnsembleCheckpointer.dumps(members, tmp_path / "both")
     StorageEnsembleCheckpointer.loads(copies, tmp_path / "both")
     assert (copies[0][:].tolist(), len(copies[1])) == ([0, 1], 0)

@@ -29,8 +29,7 @@ from ostinato.tools.inspect import inspect_checkpoint
 from ostinato.tools.verify import verify
 
 from ...effort import examples
-from ...tags import same_state
-from .pairs import OPERATIONS, Pair
+from .pairs import OPERATIONS, Pair, same
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +64,7 @@ def rows(first: int, count: int) -> dict[str, Any]:
     seed=st.integers(0, 2**32),
     num_envs=st.sampled_from([0, 3]),
 )
-@examples(0.6)
+@examples(0.4)
 def test_a_codec_changes_nothing(parts: Any, operations: list[str], seed: int, num_envs: int) -> None:
     def make(capacity: int, plain: bool) -> ReplayBuffer:
         return buffer(None if plain else FIELDS, capacity, ndim=2 if num_envs else 1, **parts(capacity))
@@ -123,7 +122,7 @@ def test_full_rings_of_another_capacity(saved: Any, loaded: Any, tmp_path: Path)
     rb.extend(rows(0, 11))
     rb.dumps(tmp_path)
     bigger.loads(tmp_path)
-    same_state(bigger[:], rows(3, 8))
+    same(bigger[:], rows(3, 8))
     bigger.extend(rows(11, 3))
     assert sorted(bigger["x"].tolist()) == list(range(4, 14))
     if loaded == {"obs": BZ2}:
@@ -142,11 +141,11 @@ def test_incremental_saves_and_failed_loads(tmp_path: Path) -> None:
     rb.extend(rows(10, 4))
     rb.dumps(tmp_path, incremental=True)
     again.loads(tmp_path)
-    same_state(rb[:], again[:])
+    same(rb[:], again[:])
     other.extend({"obs": rows(5, 3)["obs"]})
     with pytest.raises(CheckpointError):
         other.loads(tmp_path)
-    same_state(other[:], {"obs": rows(5, 3)["obs"]})
+    same(other[:], {"obs": rows(5, 3)["obs"]})
 
 
 def test_a_damaged_value_raises_when_it_is_read() -> None:
@@ -210,4 +209,4 @@ def test_checkpoints_of_zstd(tmp_path: Path) -> None:
     for codec in (None, "zlib", "zstd"):
         again = buffer(codec)
         again.loads(tmp_path)
-        same_state(again[:], rb[:])
+        same(again[:], rb[:])

@@ -28,7 +28,6 @@ from ostinato.errors import (
     OptionError,
     SchemaError,
     SlotError,
-    StackError,
     UsageError,
 )
 
@@ -90,10 +89,10 @@ def test_refused_writes_change_nothing(make: Callable[[int], Storage]) -> None:
         (range(2, 5), three, True, SlotError, "maximum capacity is 4"),
         (-3, three[0], True, SlotError, "out of range"),
         (range(2, 4), three, True, SchemaError, "one for each"),
-        (range(2), three, True, SchemaError, ""),
-        (2, three[0], False, SlotError, ""),
-        ("here", three, True, KindError, ""),
-        (torch.tensor([0.5]), three[:1], True, KindError, ""),
+        (range(2), three, True, SchemaError, "."),
+        (2, three[0], False, SlotError, "."),
+        ("here", three, True, KindError, "."),
+        (torch.tensor([0.5]), three[:1], True, KindError, "."),
     ]
     for cursor, data, set_cursor, error, message in cases:
         with pytest.raises(error, match=message):
@@ -170,15 +169,6 @@ def test_lazy_stacks_are_written_row_by_row_and_in_two_dimensions() -> None:
             rb.extend(stacked)
             assert torch.equal(rb[:]["obs"], stacked["obs"])
             assert rb.sample()["obs"].shape == (5,)
-
-
-def test_lists_that_cannot_be_stacked_name_the_reason() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(5))
-    for wrong in ([torch.zeros(2), {"a": torch.zeros(2)}], [{"a": torch.zeros(2)}, {"a": torch.zeros(3)}]):
-        with pytest.raises(StackError, match="Stacking the elements of the list resulted in an error"):
-            rb.extend(wrong)
-    assert issubclass(StackError, RuntimeError)
-    assert len(rb) == 0
 
 
 def test_rows_of_a_single_copy_storage_are_written_in_order() -> None:
@@ -285,6 +275,8 @@ def test_the_base_class_takes_a_capacity_and_a_checkpointer(tmp_path: Any) -> No
     storage.checkpointer = saver
     storage.dumps(tmp_path / "a")
     storage.loads(tmp_path / "b")
+    with pytest.raises(CheckpointError, match="Remembers has no save_hooks"):
+        ReplayBuffer(storage=storage).dumps(tmp_path / "c")
     assert saver.calls == [("dumps", storage, tmp_path / "a"), ("loads", storage, tmp_path / "b")]
     assert own(5, saver).checkpointer is saver
     storage.attach(ReplayBuffer(storage=storage))

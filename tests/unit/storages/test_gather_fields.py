@@ -147,16 +147,6 @@ def test_given_tensors_with_strided_rows_are_read() -> None:
     assert torch.equal(got[2], torch.stack([wide[4, 1::2], wide[0, :6]]))
 
 
-def test_results_are_copies() -> None:
-    storage = stored(fields(torch.float64), packed=True)
-    slots = torch.tensor([2, 3])
-    first, again = storage.fetch([Request(0, slots), Request(0, slots)])
-    expected = first.clone()
-    again.zero_()
-    assert torch.equal(first, expected)
-    assert torch.equal(storage.fetch([Request(0, slots)])[0], expected)
-
-
 def test_storages_without_fields_say_so() -> None:
     with pytest.raises(OptionError, match="ListStorage cannot read single fields"):
         ListStorage(4).fetch([Request(0, torch.tensor([0]))])

@@ -42,7 +42,6 @@ from ostinato.tools import inspect_checkpoint
 from ostinato.transforms import Cast, Compose, Rename, ToDevice
 
 from ...effort import examples
-from ...sharing import AVAILABLE
 from ...tags import same_state
 
 if TYPE_CHECKING:
@@ -157,10 +156,16 @@ def test_two_dimensions_in_either_order(as_dict: bool) -> None:
     for rb in (lanes, ReplayBuffer(storage=TensorStorage(data, ndim=2), batch_size=8)):
         batch = rb.sample()
         assert list(batch["p"]) == ["abcdef"[i] for i in batch["x"].tolist()]
+    if not as_dict:
+        with pytest.warns(UserWarning, match="stored as one row"):
+            TensorDictReplayBuffer(storage=LazyTensorStorage(4)).add(data[0])
     for text in (["a", "b"], [["a"], ["b", "c"]], "a", np.array(["a", "b"])):
         with pytest.raises(OstinatoError, match="'p'"):
             lanes.extend({"x": torch.zeros(2, 2), "p": text})
     assert len(lanes) == 6
+    one = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), dim_extend=1)
+    one.extend({"x": torch.zeros(2, 2), "one": NonTensorData("e")})
+    assert one["one"] == [["e", "e"], ["e", "e"]]
 
 
 @pytest.mark.parametrize("storage", ["packed", "single copy"])
@@ -232,15 +237,6 @@ def test_text_that_does_not_fit_raises_and_changes_nothing() -> None:
     assert list(bare[:]) == ["x"]
 
 
-@pytest.mark.skipif(not AVAILABLE, reason="processes cannot share memory here")
-def test_processes_cannot_share_text() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(3), shared=True)
-    with pytest.raises(KindError, match=r"cannot share Python objects.*'p'"):
-        rb.extend({"p": ["a", "b"], "x": torch.ones(2)})
-    rb.extend({"x": torch.ones(2)})
-    assert len(rb) == 2
-
-
 def test_ensembles_stack_text() -> None:
     for kind in (TensorDict, dict):
         members = [ReplayBuffer(storage=LazyTensorStorage(8)) for _ in range(2)]
@@ -280,7 +276,7 @@ def test_checkpoints_hold_text(storage: str, tmp_path: Path) -> None:
             (LazyTensorStorage(9, packed=False), {}),
             (LazyMemmapStorage(7), {}),
             (STORAGES["single copy"](5), {}),
-            (LazyTensorStorage(8), {"mmap": True}),
+            (LazyTensorStorage(5), {"mmap": True}),
         ):
             again = saved(made, tmp_path, **options)
             again.extend(letters(8, 10))

@@ -128,7 +128,10 @@ def test_other_rows_need_a_collate_fn_and_the_error_says_so() -> None:
             assert "ListStorage" not in told
             assert "collate_fn=list" in told
         assert len(listed.sample()) == 8
-    members = ReplayBufferEnsemble(listed, listed, p=[0.5, 0.5], batch_size=4)
+    twins = [ReplayBuffer(storage=ListStorage(10), batch_size=4, collate_fn=list) for _ in range(2)]
+    for twin in twins:
+        twin.extend(["a", "b"])
+    members = ReplayBufferEnsemble(*twins, p=[0.5, 0.5], batch_size=4)
     with pytest.raises(KindError, match="give the ensemble a collate_fn") as caught:
         members.sample()
     assert "ListStorage" not in f"{caught.value} {caught.value.__cause__}"

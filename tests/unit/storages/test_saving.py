@@ -12,7 +12,7 @@ from tensordict import TensorDict, is_tensorclass, tensorclass
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer, Storage
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError, UsageError
 
-from ...tags import fill, read_ids, rows, same_state
+from ...tags import rows, same_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,19 +59,6 @@ def test_rows_come_back(make: Callable[[int], Storage], tmp_path: Path) -> None:
             same_state(*(x.to_tensordict() if is_tensorclass(x) else x for x in (again[:], given)))
 
 
-@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
-def test_a_buffer_goes_on_where_the_storage_was(make: Callable[[int], Storage], tmp_path: Path) -> None:
-    for count in (3, 6, 10):
-        rb, other = (ReplayBuffer(storage=make(6), batch_size=5) for _ in range(2))
-        fill(rb, range(count), "tensordict")
-        rb.storage.dump(tmp_path / str(count))
-        other.storage.loads(tmp_path / str(count))
-        assert other.extend(rows([99], "tensordict")).tolist() == [count % 6]
-        stored = other.storage[:]
-        found = read_ids(stored if other.storage.default_collate is None else torch.stack(stored))
-        assert sorted(found) == sorted([*range(max(0, count - 6 + (count >= 6)), count), 99])
-
-
 @pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
 def test_states_go_through_torch_save(make: Callable[[int], Storage]) -> None:
     for count in (0, 4):
@@ -112,7 +99,7 @@ def test_a_load_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         storage.loads(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="format"):
         ReplayBuffer(storage=LazyTensorStorage(4)).loads(tmp_path / "s")
-    file = next((tmp_path / "s").glob("*.bin"))
+    file = max((tmp_path / "s").glob("*.bin"), key=lambda path: path.stat().st_size)
     file.write_bytes(bytes(len(file.read_bytes())))
     with pytest.raises(DamagedFileError):
         storage.loads(tmp_path / "s")

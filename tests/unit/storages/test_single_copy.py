@@ -13,20 +13,23 @@ from ostinato import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ReplayBuffer,
+    RoundRobinWriter,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
-from ostinato.core.records import Request
+from ostinato.core.records import Picks, Request
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, SchemaError, StorageMemoryError
 from ostinato.storages import memory
 
-from ...tags import same_state
-from .pairs import Environments, over
+from .pairs import Environments, over, same
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+    from ostinato.core.records import Placement
+    from ostinato.core.ring import Ring
 
 
 def transitions(ids: range | Tensor, ends: set[int] | None = None, width: int = 3) -> dict[str, Any]:
@@ -161,6 +164,17 @@ def test_writers_that_pick_slots_are_refused() -> None:
     with pytest.raises(OptionError, match="leave single_copy out"):
         rb.set_writer(TensorDictMaxValueWriter("reward"))
 
+    class Backwards(RoundRobinWriter):
+        def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Placement:  # type: ignore[override]
+            super().place(rows, ring, scores)
+            slots = torch.arange(rows).flip(0)
+            return Picks(slots, torch.arange(rows), slots)
+
+    own = ReplayBuffer(storage=LazyTensorStorage(4, single_copy=True), writer=Backwards())
+    with pytest.raises(OptionError, match="Backwards picks slots"):
+        own.extend(transitions(range(3)))
+    assert (len(own), own.write_count) == (0, 0)
+
 
 def test_environments_in_turns_stay_right_and_are_warned_of_once() -> None:
     rb = single(200)
@@ -240,16 +254,6 @@ def filled(make: Any, seed: int = 0) -> ReplayBuffer:
     return rb
 
 
-def test_a_checkpoint_holds_single_copies_too(tmp_path: Path) -> None:
-    plain, once = tmp_path / "plain", tmp_path / "once"
-    for path, option in ((plain, False), (once, True)):
-        rb = ReplayBuffer(storage=LazyTensorStorage(1000, single_copy=option))
-        rb.extend(transitions(range(1000), {500}, width=500))
-        rb.dumps(path)
-    size = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in (plain, once)}
-    assert size[once] < 0.53 * size[plain]
-
-
 def test_a_flushed_directory_opens_again(tmp_path: Path) -> None:
     rb = filled(lambda: LazyMemmapStorage(30, scratch_dir=tmp_path / "rows", single_copy=True))
     expected = rb[:]
@@ -257,13 +261,13 @@ def test_a_flushed_directory_opens_again(tmp_path: Path) -> None:
         rb.storage.flush()  # type: ignore[attr-defined]
         storage = LazyMemmapStorage(30, scratch_dir=tmp_path / "rows", single_copy=True, existsok=True)
         rb = ReplayBuffer(storage=storage, batch_size=4)
-        same_state(rb[:], expected)
+        same(rb[:], expected)
     with pytest.raises(CheckpointError, match="with single_copy, got single_copy=False"):
         LazyMemmapStorage(30, scratch_dir=tmp_path / "rows", existsok=True)
     rows = steps(1, seed=5)
     rb.extend(rows)
-    same_state(rb[10:11], rows)
-    same_state(rb[11:], over(expected, lambda field: field[11:]))
+    same(rb[10:11], rows)
+    same(rb[11:], over(expected, lambda field: field[11:]))
 
 
 def test_damaged_files_of_a_flushed_directory_are_refused(tmp_path: Path) -> None:
@@ -321,7 +325,7 @@ def test_damaged_states_are_refused_and_change_nothing(kind: bool) -> None:
         damage(state)
         with pytest.raises(CheckpointError):
             other.storage.load_state_dict(state)
-        same_state(other[:], before)
+        same(other[:], before)
     some = ReplayBuffer(storage=LazyTensorStorage(50, single_copy={("next", "obs"): "obs"}))
     with pytest.raises(CheckpointError, match="same single_copy"):
         some.load_state_dict(rb.state_dict())

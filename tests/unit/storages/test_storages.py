@@ -17,7 +17,7 @@ from ostinato.core.rows import describe
 from ostinato.errors import KindError, OptionError, SlotError, StorageMemoryError, UsageError
 from ostinato.storages.table import plan_layout
 
-from ...tags import buffer, fill, read_ids, rows, table
+from ...tags import buffer, fill, read_ids, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,13 +195,6 @@ def test_runs_of_a_list_may_wrap_while_it_grows() -> None:
     payload, _ = storage.admit(list(range(8)), 1)
     storage.write(Run(2, 3, 3, 5), payload)
     assert storage[:] == [6, 7, 5]
-
-
-def test_the_storage_gives_one_field_without_transforms() -> None:
-    rb = buffer("packed", 5, transform=lambda batch: {**batch, "id": batch["id"] * 0})
-    fill(rb, range(3))
-    assert rb.storage["id"].tolist() == [0, 1, 2]
-    assert rb.storage["next", "done"].tolist() == table(torch.arange(3))["next"]["done"].tolist()
 
 
 def test_an_object_that_holds_itself_is_stored_or_refused() -> None:

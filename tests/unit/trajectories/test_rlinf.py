@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,6 @@ from ostinato.errors import (
     OptionError,
 )
 from ostinato.tools import convert, merge, split, verify
-
-SAMPLES = os.environ.get("OSTINATO_RLINF_CHECKPOINTS")
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -100,16 +97,6 @@ def test_strided_and_shared_tensors_are_read_as_their_values(tmp_path: Path) -> 
     buffer = loaded(tmp_path / "a")
     assert len(set(check_batch(buffer.sample(24, replace=False)))) == 24
     assert torch.equal(buffer.load_trajectory(1).rewards, rollout(1, 4).rewards)  # type: ignore[arg-type]
-
-
-@pytest.mark.skipif(not SAMPLES, reason="OSTINATO_RLINF_CHECKPOINTS names no folder")
-@pytest.mark.parametrize(("name", "rows"), [("done_rows_pt", 48), ("single_pkl", 48), ("ranks_pt/rank_0", 72)])
-def test_samples_of_rlinf(name: str, rows: int) -> None:
-    batch = loaded(Path(str(SAMPLES)) / name).sample(rows, replace=False)
-    serial = batch["actions"][:, 0]
-    assert torch.equal(batch["curr_obs"]["states"][:, 0], serial)
-    assert torch.equal(batch["next_obs"]["states"][:, 0], serial + 0.5)
-    assert len(serial.unique()) == rows
 
 
 class _Trap:
