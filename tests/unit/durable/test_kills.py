@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,10 @@ def save(path: Path, number: int) -> None:
         writer.commit({"number": number, "big": data[:10_000]})
 
 
+def saving(path: Path, number: int, _report: object) -> None:
+    save(path, number)
+
+
 def load(path: Path) -> int:
     reader = CheckpointReader(path, format_name="example")
     state = reader.state()
@@ -44,7 +49,7 @@ def test_a_killed_save_leaves_the_old_or_the_new_checkpoint(tmp_path: Path) -> N
     path, current = tmp_path / "a", 0
     save(path, 0)
     for number in count(1):
-        killed, _ = run_and_kill(lambda _report, number=number: save(path, number), number - 1)
+        killed, _ = run_and_kill(partial(saving, path, number), number - 1)
         found = load(path)
         assert found in (current, number)
         current = found
@@ -58,7 +63,7 @@ def test_a_killed_save_leaves_the_old_or_the_new_checkpoint(tmp_path: Path) -> N
 def test_a_killed_first_save_leaves_nothing_that_loads(tmp_path: Path) -> None:
     for number in count():
         path = tmp_path / str(number)
-        killed, _ = run_and_kill(lambda _report, path=path: save(path, 7), number)
+        killed, _ = run_and_kill(partial(saving, path, 7), number)
         try:
             assert load(path) == 7
         except CheckpointError as error:

@@ -40,7 +40,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.resolve_conj()
     if isinstance(value, Seen):
-        return value.to_tensordict()
+        return value.to_tensordict()  # type: ignore[attr-defined]
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return type(value)(map(plain, value)) if type(value) in {list, tuple} else value

@@ -110,7 +110,7 @@ def test_rows_of_a_dict_give_lists() -> None:
     rb.extend({"a": ["u", None], "b": np.array(["v", "w"]), "c": (b"1", b"2"), "x": torch.arange(2)})
     rb.add({"a": {"any": ["object"]}, "b": "z", "c": None, "x": torch.tensor(2)})
     rb.extend([{"a": None, "b": None, "c": 1, "x": torch.tensor(3)}, {"a": 1.5, "b": "q", "c": "d", "x": 4}])
-    stored = {
+    stored: dict[str, list[Any]] = {
         "a": ["u", None, {"any": ["object"]}, None, 1.5],
         "b": ["v", "w", "z", None, "q"],
         "c": [b"1", b"2", None, 1, "d"],
@@ -136,9 +136,9 @@ def test_rows_of_tensordicts_give_stacks() -> None:
     note["k"].append(2)
     assert rb["one"] == [{"k": [1]}] * 2, "one object for all rows, of which the caller may change his"
     assert rb[:]["a", "b"] == ["c", "d"]
-    rb = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=8)
-    rb.extend(Message(x=x, text=["a", "b"], batch_size=[2]))
-    batch = rb.sample()
+    messages = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=8)
+    messages.extend(Message(x=x, text=["a", "b"], batch_size=[2]))
+    batch = messages.sample()
     assert isinstance(batch, Message)
     assert list(batch.text) == ["ab"[i] for i in batch.x.tolist()]
 

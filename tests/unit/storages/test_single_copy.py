@@ -245,7 +245,8 @@ def test_memory_that_is_not_there_is_asked_for_before_anything_changes(monkeypat
 
 
 def steps(count: int, seed: int = 0) -> dict[str, Any]:
-    return over(Environments(1, random.Random(seed)).steps(count), lambda field: field[:, 0])
+    rows: dict[str, Any] = over(Environments(1, random.Random(seed)).steps(count), lambda field: field[:, 0])
+    return rows
 
 
 def filled(make: Any, seed: int = 0) -> ReplayBuffer:
