@@ -46,6 +46,9 @@ def test_rows_are_cast_to_a_schema_that_is_given_before_them(make: Callable[[int
     second.empty()
     second.storage.forget_form()
     assert not second.storage.laid_out
+
+
+def test_ragged_rows_are_cast_too() -> None:
     first, second = (ReplayBuffer(storage=RaggedTensorStorage(10, ragged="x")) for _ in range(2))
     first.extend({"x": [torch.rand(2), torch.rand(3)], "y": torch.zeros(2)})
     assert first.storage.schema is not None
