@@ -215,8 +215,9 @@ class TrajectoryReplayBuffer:
                 entry.info = entry.info._replace(trajectory_id=number)
             self._state.counter += len(entries)
             group = SaveGroup([entry.id for entry in entries])
-            self._store.admit(entries, group)  # queued before waiting for room: an interrupt there loses nothing
             self._trajectories.append(entries)
+            # Last, and before waiting for room: an interrupt once the saver is awake must find them in the list.
+            self._store.admit(entries, group)
         self._store.wait_for_room()
         return group.future if self._store.options.auto_save else None
 

@@ -95,24 +95,6 @@ def test_long_lists_of_values_span_blocks(tmp_path: Path) -> None:
     assert list(reader.values("none")) == []
 
 
-def test_a_value_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "MAX_LINE_BYTES", 100)
-    with (
-        pytest.raises(CheckpointError, match=r"items\[1\] takes 203 bytes as JSON, at most 100"),
-        CheckpointWriter(tmp_path / "a", format_name="example") as writer,
-    ):
-        writer.add_values("items", [1, "x" * 200])
-    assert not (tmp_path / "a").exists()
-
-
-def test_saving_twice_over_one_path(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    for number in range(3):
-        save(path, number, extra=torch.zeros(number))
-        assert load(path) == number
-        assert len(listing(path)) == 3  # manifest, obs, extra: nothing of the older ones, no lock
-
-
 def test_foreign_files_beside_a_checkpoint_stay(tmp_path: Path) -> None:
     path = tmp_path / "a"
     save(path, 1)
@@ -128,33 +110,31 @@ def test_foreign_files_beside_a_checkpoint_stay(tmp_path: Path) -> None:
     assert (path / "link.0123456789abcdef.bin").is_symlink()
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_an_exception_leaves_the_old_state_byte_for_byte(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_save_that_is_given_up_leaves_the_old_state_byte_for_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a"
-    save(path, 1)
-    before = listing(path)
-    with pytest.raises(error), CheckpointWriter(path, format_name="example") as writer:  # noqa: PT012
+    with CheckpointWriter(path / "b", format_name="example") as writer:  # without commit
         writer.add_array("obs", torch.zeros(100))
-        raise error
-    assert listing(path) == before
-
-
-def test_leaving_without_commit_is_giving_up(tmp_path: Path) -> None:
-    with CheckpointWriter(tmp_path / "a" / "b", format_name="example") as writer:
-        writer.add_array("obs", torch.zeros(100))
-        assert (tmp_path / "a" / "b").is_dir()
+        assert (path / "b").is_dir()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_state_that_cannot_be_saved(tmp_path: Path) -> None:
-    path = tmp_path / "a"
     save(path, 1)
     before = listing(path)
+    for error in (RuntimeError, KeyboardInterrupt):
+        with pytest.raises(error), CheckpointWriter(path, format_name="example") as writer:  # noqa: PT012
+            writer.add_array("obs", torch.zeros(100))
+            raise error
     with (
         pytest.raises(CheckpointError, match=r"^state\['a'\] is a object"),
         CheckpointWriter(path, format_name="example") as writer,
     ):
         writer.commit({"big": torch.zeros(100_000), "a": object()})
+    monkeypatch.setattr(directory, "MAX_LINE_BYTES", 100)
+    with (
+        pytest.raises(CheckpointError, match=r"items\[1\] takes 203 bytes as JSON, at most 100"),
+        CheckpointWriter(path, format_name="example") as writer,
+    ):
+        writer.add_values("items", [1, "x" * 200])
     assert listing(path) == before
 
 
@@ -188,20 +168,14 @@ def test_use_outside_the_with_block(tmp_path: Path) -> None:
                 call()
 
 
-@pytest.mark.parametrize("name", ["", "state:0", "x" * 1025])
-def test_array_names_that_are_not_allowed(tmp_path: Path, name: str) -> None:
-    with (
-        CheckpointWriter(tmp_path / "a", format_name="example") as writer,
-        pytest.raises(CheckpointError, match="array name"),
-    ):
-        writer.add_array(name, torch.zeros(1))
-
-
-def test_the_same_name_twice(tmp_path: Path) -> None:
+def test_array_names_that_are_not_allowed(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path / "a", format_name="example") as writer:
-        writer.add_array("a", torch.zeros(1))
-        with pytest.raises(CheckpointError, match="'a' was already added"):
-            writer.add_array("a", torch.zeros(1))
+        for name in ("", "state:0", "x" * 1025):
+            with pytest.raises(CheckpointError, match="array name"):
+                writer.add_array(name, torch.zeros(1))
+        writer.add_array("x" * 1024, torch.zeros(1))
+        with pytest.raises(CheckpointError, match="was already added"):
+            writer.add_array("x" * 1024, torch.zeros(1))
 
 
 def test_targets_that_are_refused(tmp_path: Path) -> None:
@@ -239,16 +213,12 @@ def test_leftovers_of_a_killed_save_are_taken_over_and_removed(tmp_path: Path) -
     assert len(listing(path)) == 2
 
 
-def test_a_link_to_a_directory_may_be_the_path_itself(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "latest").symlink_to(tmp_path / "real")
-    save(tmp_path / "latest", 1)
-    assert load(tmp_path / "real") == 1
-
-
 def test_relative_paths_do_not_follow_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "a").symlink_to(tmp_path / "real")
     save(Path("a"), 1)
+    assert load(tmp_path / "real") == 1
     reader = CheckpointReader("a", format_name="example")
     monkeypatch.chdir("/")
     assert reader.verify() > 0
@@ -353,35 +323,18 @@ def rewrite(path: Path, change: Any) -> None:
     write_manifest(path, body, format_name="example")
 
 
-@pytest.mark.parametrize("name", ["../secret.bin", "/etc/hostname", "..", "a/../../secret.bin", "link.bin", "\\x"])
-def test_a_manifest_cannot_name_files_outside(tmp_path: Path, name: str) -> None:
+def test_a_manifest_cannot_name_files_outside(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    save(path, 1)
     (tmp_path / "secret.bin").write_bytes(bytes(5 * 3 * 8))
-    (path / "link.bin").symlink_to(tmp_path / "secret.bin")
-    rewrite(path, lambda body: body["arrays"]["obs"].update(file=name))
-    with pytest.raises(DamagedFileError, match=r"not allowed|symbolic link"):
-        CheckpointReader(path, format_name="example")
+    for name in ("../secret.bin", "/etc/hostname", "..", "a/../../secret.bin", "link.bin", "\\x"):
+        save(path, 1)
+        (path / "link.bin").unlink(missing_ok=True)
+        (path / "link.bin").symlink_to(tmp_path / "secret.bin")
+        rewrite(path, lambda body, name=name: body["arrays"]["obs"].update(file=name))
+        with pytest.raises(DamagedFileError, match=r"not allowed|symbolic link"):
+            CheckpointReader(path, format_name="example")
     save(path, 2)  # nor can the garbage collection of a later save reach outside
     assert (tmp_path / "secret.bin").read_bytes() == bytes(5 * 3 * 8)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda body: body.pop("state"),
-        lambda body: body.update(more=1),
-        lambda body: body.update(arrays=[]),
-        lambda body: body["arrays"]["obs"].update(shape=[5, 4]),
-        lambda body: body["arrays"].update(obs=None),
-    ],
-)
-def test_signed_nonsense_is_refused(tmp_path: Path, change: Any) -> None:
-    path = tmp_path / "a"
-    save(path, 1)
-    rewrite(path, change)
-    with pytest.raises(DamagedFileError, match=r"manifest\.json"):
-        CheckpointReader(path, format_name="example")
 
 
 def test_lines_without_an_end(tmp_path: Path) -> None:
@@ -397,3 +350,15 @@ def test_lines_without_an_end(tmp_path: Path) -> None:
     for name, message in [("cut", "has no end"), ("noise", "not JSON"), ("wrong", "must be uint8")]:
         with pytest.raises(DamagedFileError, match=message):
             list(reader.values(name))
+
+
+def test_files_swapped_among_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with CheckpointWriter(path, format_name="example") as writer:
+        first, second = writer.add_array("a", torch.zeros(100)), writer.add_array("b", torch.ones(100))
+        writer.commit(None)
+    (path / first.file).rename(path / "other")
+    (path / second.file).rename(path / first.file)
+    (path / "other").rename(path / second.file)
+    with pytest.raises(CheckpointError, match=r"a\.\w+\.bin is damaged in the block at byte 0"):
+        CheckpointReader(path, format_name="example").verify()

@@ -62,19 +62,14 @@ def test_order_of_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert events == ["sync file", "replace", "sync directory"]
 
 
-@pytest.mark.parametrize("name", ["a.bin", "obs.0123456789abcdef.bin", "a/b.bin", "manifest.json", "x+y-z_1"])
-def test_names_that_are_allowed(tmp_path: Path, name: str) -> None:
-    assert safe_join(tmp_path, name) == tmp_path / name
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["", "/etc/passwd", "..", "../a", "a/../b", "a//b", "a/", ".", ".a", "a\\b", "C:a", "a\0b", "a\n", "ä", "\ud800"],
-)
-def test_names_that_are_not_allowed(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DamagedFileError, match="is not allowed") as caught:
-        safe_join(tmp_path, name)
-    str(caught.value).encode()  # a message can be printed whatever the name was
+def test_names_stay_inside(tmp_path: Path) -> None:
+    for name in ("obs.0123456789abcdef.bin", "a/b.bin", "x+y-z_1"):
+        assert safe_join(tmp_path, name) == tmp_path / name
+    wrong = ["", "/etc/passwd", "..", "../a", "a/../b", "a//b", "a/", ".", ".a", "a\\b", "C:a", "a\0b", "a\n", "\u00e4"]
+    for name in (*wrong, "\ud800"):
+        with pytest.raises(DamagedFileError, match="is not allowed") as caught:
+            safe_join(tmp_path, name)
+        str(caught.value).encode()  # a message can be printed whatever the name was
 
 
 def test_symbolic_links_are_refused(tmp_path: Path) -> None:
@@ -97,12 +92,9 @@ def test_a_link_that_appears_after_the_check_is_refused_too(tmp_path: Path, monk
         open_inside(tmp_path, "link")
 
 
-def test_free_bytes_of_a_path_that_does_not_exist_yet(tmp_path: Path) -> None:
+def test_check_free_names_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert free_bytes(tmp_path / "a" / "b") > 0
     assert free_bytes(Path("relative")) > 0
-
-
-def test_check_free_names_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(100, 58, 42))
     check_free(tmp_path, 42)
     with pytest.raises(StorageMemoryError, match=r"43 bytes needed, 42 bytes free .*: free disk space"):
@@ -136,24 +128,21 @@ def test_reserve_where_the_system_cannot(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "b").exists()
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_reserve_on_a_full_disk_gives_back_what_it_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_reserve_on_a_full_disk_gives_back_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"x" * 10)
+    for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
 
-    def full(fd: int, nbytes: int) -> bool:
-        os.ftruncate(fd, nbytes // 2)
-        raise OSError(code, os.strerror(code))
+        def full(fd: int, nbytes: int, code: int = code) -> bool:
+            os.ftruncate(fd, nbytes // 2)
+            raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(files, "_allocate", full)
-    with pytest.raises(StorageMemoryError, match=r"1000 bytes needed, \d+ bytes free"):
-        reserve(path, 1000)
-    assert path.read_bytes() == b"x" * 10
-    with pytest.raises(StorageMemoryError):
-        reserve(tmp_path / "new", 1000)
-    assert not (tmp_path / "new").exists()
+        monkeypatch.setattr(files, "_allocate", full)
+        for name in ("a", "new"):
+            with pytest.raises(StorageMemoryError, match=r"1000 bytes needed, \d+ bytes free"):
+                reserve(tmp_path / name, 1000)
+        assert path.read_bytes() == b"x" * 10
+        assert not (tmp_path / "new").exists()
 
 
 def test_fsync_dir_passes_real_errors_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

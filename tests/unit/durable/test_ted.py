@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from tests.effort import examples
+from tests.tags import same_state
 
 from ostinato import Flat2TED, TED2Flat
 from ostinato.errors import CheckpointError, KeyMissingError, OptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
-
-    from torch import Tensor
 
 
 def ring(steps: int, lanes: int, written: int, lengths: list[int], *, flags: bool = True) -> TensorDict:
@@ -78,17 +78,6 @@ def hook(shift: int, *, full: bool) -> TED2Flat:
     return made
 
 
-def same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
-
-
-def assert_same(one: TensorDict, other: TensorDict, rows: slice = slice(None)) -> None:
-    assert set(one.keys(True, True)) == set(other.keys(True, True))
-    assert one.batch_size == other.batch_size
-    for key in one.keys(True, True):
-        assert same(one[rows].get(key), other[rows].get(key)), key
-
-
 cases = st.tuples(
     st.integers(1, 9), st.integers(1, 3), st.integers(1, 25), st.lists(st.integers(1, 6), min_size=1, max_size=5)
 )
@@ -108,47 +97,30 @@ def test_flat_is_the_model_and_comes_back(case: Any, *, flags: bool, one_dim: bo
     assert flat["pixels", "small"].shape == (flat["obs"].shape[0], 1)
     assert set(flat.keys(True, True)) == {"obs", ("pixels", "small"), "action", "reward", "done", "terminated"}
     back = Flat2TED()(flat)
-    assert_same(back, rows[:, 0] if one_dim else rows, slice(None if full else shift))
-
-
-@examples(0.5)
-@given(case=cases)
-def test_out_is_written_in_place(case: Any) -> None:
-    steps, lanes, written, lengths = case
-    rows = ring(steps, lanes, max(written, steps), lengths)
-    shift = max(written, steps) % steps or steps
-    flat = hook(shift, full=True)(rows)
-    out = rows.clone().zero_()
-    places = {key: out.get(key).data_ptr() for key in out.keys(True, True)}
-    assert Flat2TED()(flat, out=out) is out
-    assert {key: out.get(key).data_ptr() for key in out.keys(True, True)} == places
-    assert_same(out, rows)
+    written = slice(None if full else shift)
+    same_state(back[written], (rows[:, 0] if one_dim else rows)[written])
+    if full:
+        out = back.clone().zero_()
+        places = {key: out.get(key).data_ptr() for key in out.keys(True, True)}
+        assert Flat2TED()(flat, out=out) is out
+        assert {key: out.get(key).data_ptr() for key in out.keys(True, True)} == places
+        same_state(out, back)
 
 
 def test_without_marks_all_rows_are_there() -> None:
     rows = ring(6, 1, 6, [4])[:, 0]
-    assert_same(Flat2TED()(TED2Flat()(rows)), rows)
+    same_state(Flat2TED()(TED2Flat()(rows)), rows)
     plain = rows.to_dict()
-    assert same(TED2Flat()(plain)["obs"], TED2Flat()(rows)["obs"])
+    same_state(TED2Flat()(plain)["obs"], TED2Flat()(rows)["obs"])
 
 
-def test_more_than_one_dimension_of_environments() -> None:
+def test_more_than_one_dimension_of_environments_and_files(tmp_path: Path) -> None:
     rows = ring(5, 6, 9, [2, 3])
     folded = rows.reshape(5, 2, 3)
-    flat = hook(4, full=True)(folded)
-    assert same(flat["obs"], hook(4, full=True)(rows)["obs"])
-    assert_same(Flat2TED()(flat).reshape(5, 6), rows)
-
-
-def test_bits_survive() -> None:
-    rows = ring(4, 1, 4, [9])[:, 0]
-    odd = torch.tensor([float("nan"), -0.0, float("inf"), 1e-45])
-    rows["obs"] = odd.unsqueeze(-1).repeat(1, 2)
-    rows["next", "obs"] = torch.cat((odd[1:], odd[:1])).unsqueeze(-1).repeat(1, 2)
-    rows["wide"], rows["next", "wide"] = (torch.full((4,), 2**63, dtype=torch.uint64) for _ in range(2))
-    back = Flat2TED()(TED2Flat()(rows))
-    for key in ("obs", ("next", "obs"), "wide"):
-        assert torch.equal(back[key].view(torch.uint8), rows[key].view(torch.uint8))
+    flat = hook(4, full=True)(folded, path=tmp_path / "flat")
+    same_state(Flat2TED()(TensorDict.load_memmap(tmp_path / "flat")).reshape(5, 6), rows)
+    same_state(flat["obs"], hook(4, full=True)(rows)["obs"])
+    same_state(Flat2TED()(flat).reshape(5, 6), rows)
 
 
 def test_other_keys() -> None:
@@ -162,17 +134,9 @@ def test_other_keys() -> None:
     words = {"shift_key": ("info", "cut"), "is_full_key": "all", "done_keys": ["over"], "reward_keys": ["gain"]}
     flat = TED2Flat(done_key=("next", "over"), **words)(rows)  # type: ignore[arg-type]
     assert flat.get_non_tensor(("info", "cut")) == 3
-    assert_same(Flat2TED(done_key="over", **words)(flat), rows)  # type: ignore[arg-type]
+    same_state(Flat2TED(done_key="over", **words)(flat), rows)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="must contain the order of its rows"):
         Flat2TED()(flat)
-
-
-def test_written_to_a_directory(tmp_path: Path) -> None:
-    rows = ring(4, 2, 7, [2])
-    flat = hook(3, full=True)(rows, path=tmp_path / "flat")
-    again = TensorDict.load_memmap(tmp_path / "flat")
-    assert same(again["obs"], flat["obs"])
-    assert_same(Flat2TED()(again), rows)
 
 
 def test_rows_that_would_not_come_back_are_refused() -> None:
@@ -194,21 +158,20 @@ def test_rows_that_would_not_come_back_are_refused() -> None:
 
 def test_bad_input_is_refused() -> None:
     rows = ring(4, 1, 4, [3])[:, 0]
-    with pytest.raises(KeyMissingError, match="no field 'over'"):
-        TED2Flat(done_key="over")(rows)
-    with pytest.raises(KeyMissingError, match=r"'obs' and \('next', 'obs'\)"):
-        TED2Flat()(rows.exclude("obs"))
-    with pytest.raises(CheckpointError, match="takes a TensorDict"):
-        TED2Flat()(torch.zeros(3))
-    for shift, full in ((5, True), (-1, True), (0, False)):
-        with pytest.raises(OptionError, match="shift must be in"):
-            hook(shift, full=full)(rows)
-    with pytest.raises(OptionError, match="done_keys must be a tuple"):
-        TED2Flat(done_keys="done")
-    with pytest.raises(OptionError, match="a key is text"):
-        Flat2TED(shift_key=3)  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match="one flag for each row"):
-        TED2Flat(done_key=("next", "obs"))(rows)
+    cases: list[tuple[Callable[[], object], type[Exception], str]] = [
+        (lambda: TED2Flat(done_key="over")(rows), KeyMissingError, "no field 'over'"),
+        (lambda: TED2Flat()(rows.exclude("obs")), KeyMissingError, r"'obs' and \('next', 'obs'\)"),
+        (lambda: TED2Flat()(torch.zeros(3)), CheckpointError, "takes a TensorDict"),
+        (lambda: hook(5, full=True)(rows), OptionError, "shift must be in"),
+        (lambda: hook(-1, full=True)(rows), OptionError, "shift must be in"),
+        (lambda: hook(0, full=False)(rows), OptionError, "shift must be in"),
+        (lambda: TED2Flat(done_keys="done"), OptionError, "done_keys must be a tuple"),
+        (lambda: Flat2TED(shift_key=3), OptionError, "a key is text"),  # type: ignore[arg-type]
+        (lambda: TED2Flat(done_key=("next", "obs"))(rows), CheckpointError, "one flag for each row"),
+    ]
+    for call, error, message in cases:
+        with pytest.raises(error, match=message):
+            call()
 
 
 def test_damage_is_refused() -> None:

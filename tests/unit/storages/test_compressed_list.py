@@ -10,10 +10,11 @@ import pytest
 import torch
 from tensordict import TensorDict, tensorclass
 
-from ostinato import CompressedListStorage, ReplayBuffer, TensorDictReplayBuffer
+from ostinato import CompressedListStorage, ReplayBuffer
 from ostinato.durable.codecs import has_zstd
 from ostinato.errors import CheckpointError, KindError, OptionError
-from ostinato.protocols import Run
+
+from ...tags import same_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +31,24 @@ class Seen:
 
 def buffer(codec: Any = "zlib", **options: Any) -> ReplayBuffer:
     return ReplayBuffer(storage=CompressedListStorage(20, codec=codec, **options), batch_size=4, collate_fn=list)
+
+
+def plain(value: Any) -> Any:
+    """Return a row with arrays and tensorclasses as tensors and dicts."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    if isinstance(value, torch.Tensor):
+        return value.resolve_conj()
+    if isinstance(value, Seen):
+        return value.to_tensordict()  # type: ignore[attr-defined]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return type(value)(map(plain, value)) if type(value) in {list, tuple} else value
+
+
+def check(found: list[Any], wanted: list[Any]) -> None:
+    assert [type(row) for row in found] == [type(row) for row in wanted]
+    same_state(plain(found), plain(wanted))
 
 
 def rows() -> list[Any]:
@@ -52,29 +71,6 @@ def rows() -> list[Any]:
     ]
 
 
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, np.ndarray):
-        return bool(a.dtype == b.dtype and np.array_equal(a, b))
-    if isinstance(a, dict):
-        return bool(a.keys() == b.keys() and all(same(a[key], b[key]) for key in a))
-    if isinstance(a, (list, tuple)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, TensorDict):
-        found = b.exclude("text")
-        return bool(a.batch_size == b.batch_size and (a.exclude("text") == found).all() and a["text"] == b["text"])
-    if isinstance(a, Seen):
-        return isinstance(b, Seen) and same(a.x, b.x)
-    return bool(a == b)
-
-
-def check(found: list[Any], wanted: list[Any]) -> None:
-    assert len(found) == len(wanted)
-    for one, other in zip(wanted, found, strict=True):
-        assert same(one, other), (one, other)
-
-
 @pytest.mark.parametrize("codec", CODECS)
 def test_rows_of_each_kind_come_back(codec: str) -> None:
     rb, given = buffer(codec), rows()
@@ -86,20 +82,14 @@ def test_rows_of_each_kind_come_back(codec: str) -> None:
     batch, info = rb.sample(8, return_info=True)
     check(batch, [given[i] for i in info["index"].tolist()])
     check(pickle.loads(pickle.dumps(rb))[:], given)
+    given[0] += 1
+    rb[1].mul_(5)
+    check(rb[:2], [given[0] - 1, given[1]])
 
 
-def test_rows_are_copies() -> None:
-    rb, tensor = buffer(), torch.ones(3)
-    rb.add(tensor)
-    tensor += 1
-    rb[0].mul_(5)
-    assert torch.equal(rb[0], torch.ones(3))
-
-
-@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("other", CODECS)
-def test_checkpoints_hold_compressed_bytes(codec: str, other: str, tmp_path: Path) -> None:
-    rb, given = buffer(codec), [torch.zeros(100_000), *rows()]
+def test_checkpoints_hold_compressed_bytes(other: str, tmp_path: Path) -> None:
+    rb, given = buffer("zlib"), [torch.zeros(100_000), *rows()]
     rb.extend(given)
     rb.dumps(tmp_path)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*")) < 100_000
@@ -107,18 +97,6 @@ def test_checkpoints_hold_compressed_bytes(codec: str, other: str, tmp_path: Pat
     loaded.loads(tmp_path)
     check(loaded[:], given)
     assert len(loaded) == len(given)
-
-
-def test_state_dicts_keep_the_ring(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=CompressedListStorage(4), batch_size=4)
-    rb.extend([torch.tensor([float(i)]) for i in range(6)])
-    bigger = ReplayBuffer(storage=CompressedListStorage(6), batch_size=4)
-    bigger.load_state_dict(rb.state_dict())
-    assert bigger[:].flatten().tolist() == [2, 3, 4, 5]
-    rb.dumps(tmp_path)
-    bigger.loads(tmp_path)
-    bigger.add(torch.tensor([6.0]))
-    assert bigger[:].flatten().tolist() == [2, 3, 4, 5, 6]
 
 
 def test_objects_are_pickled_only_if_allowed(tmp_path: Path) -> None:
@@ -135,26 +113,17 @@ def test_objects_are_pickled_only_if_allowed(tmp_path: Path) -> None:
     assert allowed[0]["o"] == {1, 2}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda state: state["items"].__setitem__(0, ["leaf", 9, "float32", [3], False]),
-        lambda state: state["items"].__setitem__(0, ["leaf", 0, "float99", [3], False]),
-        lambda state: state["items"].__setitem__(0, ["bomb", 0]),
-        lambda state: state["items"].__setitem__(0, 3),
-        lambda state: state["columns"].__setitem__("ends", torch.tensor([5, 2])),
-    ],
-)
-def test_damaged_states_raise(change: Any) -> None:
-    storage = CompressedListStorage(5)
-    payload, _ = storage.admit([torch.ones(3), torch.ones(4)], 1)
-    storage.write(Run(0, 2, 5), payload)
+def test_damaged_states_raise() -> None:
+    storage, other = CompressedListStorage(5), CompressedListStorage(5)
+    storage.set(range(2), [torch.ones(3), torch.ones(4)])
+    leaf = ["leaf", 0, "float32", [3], False]
+    items: list[Any] = [["leaf", 9, *leaf[2:]], [*leaf[:2], "float99", *leaf[3:]], ["bomb", 0], 3]
     state = storage.state_dict()
-    change(state)
-    other = CompressedListStorage(5)
-    with pytest.raises(CheckpointError, match="damaged"):
-        other.load_state_dict(state)
-    assert len(other) == 0
+    wrong = [{**state, "items": [item, *state["items"][1:]]} for item in items]
+    for damaged in (*wrong, {**state, "columns": {**state["columns"], "ends": torch.tensor([5, 2])}}):
+        with pytest.raises(CheckpointError, match="damaged"):
+            other.load_state_dict(damaged)
+        assert len(other) == 0
 
 
 def test_functions_of_the_user(tmp_path: Path) -> None:
@@ -193,18 +162,6 @@ def test_one_function_goes_with_the_default_of_the_other() -> None:
     assert len(seen) == 1
 
 
-def test_samples_of_tensordicts_are_stacked() -> None:
-    rb = TensorDictReplayBuffer(storage=CompressedListStorage(100), batch_size=5)
-    data = TensorDict({"obs": torch.randn(10, 3, 8, 8), "reward": torch.randn(10)}, [10])
-    rb.extend(data)
-    batch = rb.sample()
-    assert batch.batch_size == torch.Size([5])
-    assert torch.equal(batch["obs"], data["obs"][batch["index"]])
-    rb[2] = data[7]
-    assert torch.equal(rb[2]["obs"], data[7]["obs"])
-    assert torch.equal(rb[:]["reward"][2], data[7]["reward"])
-
-
 def test_bytes_shrink() -> None:
     storage = CompressedListStorage(10, compression_level=1)
     rb = ReplayBuffer(storage=storage, batch_size=2)
@@ -221,6 +178,8 @@ def test_wrong_options_and_rows_raise() -> None:
         CompressedListStorage(5, codec="zlib", compression_level=22)
     with pytest.raises(OptionError, match="must be 'zstd'"):
         CompressedListStorage(5, codec="lzma")
+    with pytest.raises(KindError, match="compression_fn must be a function"):
+        CompressedListStorage(3, compression_fn=3)  # type: ignore[arg-type]
     rb = buffer()
     with pytest.raises(KindError, match="dense tensors"):
         rb.extend([torch.ones(3), torch.eye(3).to_sparse()])
@@ -228,8 +187,3 @@ def test_wrong_options_and_rows_raise() -> None:
     with pytest.raises(KindError, match="tensor, an array or bytes"):
         CompressedListStorage(5).to_bytestream({"x": 1})
     assert CompressedListStorage(5).to_bytestream(np.arange(3, dtype=np.uint8)) == b"\0\1\2"
-
-
-def test_functions_that_cannot_be_called_raise() -> None:
-    with pytest.raises(KindError, match="compression_fn must be a function"):
-        CompressedListStorage(3, compression_fn=3)  # type: ignore[arg-type]

@@ -33,10 +33,9 @@ def filled(layout: Any, cls: type[ReplayBuffer] = ReplayBuffer) -> ReplayBuffer:
     return rb
 
 
-@pytest.mark.parametrize("cls", [ReplayBuffer, TensorDictReplayBuffer])
 @pytest.mark.parametrize("layout", ["lazy", "nested", "padded"])
-def test_batches_have_the_rows_in_every_layout(layout: str, cls: type[ReplayBuffer]) -> None:
-    rb = filled(layout, cls)
+def test_batches_have_the_rows_in_every_layout(layout: str) -> None:
+    rb = filled(layout, TensorDictReplayBuffer)
     for batch in (rb.sample(), rb[:], rb.storage[:], rb.storage.get(torch.arange(4))):
         assert batch.batch_size == torch.Size([4])
         assert batch["reward"].tolist() == LENGTHS

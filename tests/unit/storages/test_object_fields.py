@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import (
     LazyStackedTensorDict,
-    MemoryMappedTensor,
     MetaData,
     NonTensorData,
     NonTensorStack,
@@ -28,25 +26,23 @@ from ostinato import (
     LazyTensorStorage,
     ListStorage,
     NStep,
-    PrioritizedSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     ReservoirWriter,
     SequenceUnit,
-    SliceSampler,
     TED2Flat,
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from ostinato.buffers.checkpoint.save import save_state
 from ostinato.durable import CheckpointReader
+from ostinato.durable.dtypes import DTYPES
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OstinatoError, SchemaError
 from ostinato.storages.object_columns import unpack_column
 from ostinato.tools import inspect_checkpoint
-from ostinato.transforms import Cast, Exclude, Rename, Select, ToDevice
+from ostinato.transforms import Cast, Compose, Rename, ToDevice
 
 from ...effort import examples
-from ...sharing import AVAILABLE
+from ...tags import same_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,12 +59,10 @@ Message: Any = tensorclass(_Message)
 
 STORAGES: dict[str, Callable[[int], Any]] = {
     "packed": LazyTensorStorage,
-    "columns": lambda n: LazyTensorStorage(n, packed=False),
     "mapped": LazyMemmapStorage,
-    "list": ListStorage,
     "single copy": lambda n: LazyTensorStorage(n, single_copy={"next_x": "x"}),
+    "list": ListStorage,
 }
-TABLES = [name for name in STORAGES if name != "list"]
 
 
 def letters(first: int, stop: int) -> TensorDict:
@@ -116,79 +110,65 @@ def test_rows_of_a_dict_give_lists() -> None:
     rb.extend({"a": ["u", None], "b": np.array(["v", "w"]), "c": (b"1", b"2"), "x": torch.arange(2)})
     rb.add({"a": {"any": ["object"]}, "b": "z", "c": None, "x": torch.tensor(2)})
     rb.extend([{"a": None, "b": None, "c": 1, "x": torch.tensor(3)}, {"a": 1.5, "b": "q", "c": "d", "x": 4}])
-    assert rb[:] == {
+    stored: dict[str, list[Any]] = {
         "a": ["u", None, {"any": ["object"]}, None, 1.5],
         "b": ["v", "w", "z", None, "q"],
         "c": [b"1", b"2", None, 1, "d"],
-        "x": pytest.approx(torch.arange(5)),
     }
-    assert rb[2]["a"] == {"any": ["object"]}
     batch = rb.sample()
-    assert [rb["b"][i] for i in batch["x"].tolist()] == batch["b"]
-    other = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=16)
-    other.extend(rb[:2])
-    assert other["a"] == ["u", None]
+    for rows in (rb[:], batch):
+        for key, values in stored.items():
+            assert rows[key] == [values[i] for i in rows["x"].tolist()]
+    rb.extend(rb[:2])
+    assert rb["a"] == [None, *stored["a"][1:], "u"]
 
 
-def test_one_object_for_all_rows_is_kept_for_each() -> None:
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
-    rb.extend(TensorDict({"x": torch.arange(2), "one": NonTensorData("z", batch_size=[2]), "m": MetaData("y")}, [2]))
-    rb.extend(TensorDict({"x": torch.arange(2), "one": ["a", "b"], "m": "w"}, [2]))
-    assert rb["one"] == ["z", "z", "a", "b"]
-    assert rb["m"] == ["y", "y", "w", "w"]
-
-
-def test_text_of_tensorclasses_and_nested_levels() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=8)
-    rb.extend(Message(x=torch.arange(2), text=["a", "b"], batch_size=[2]))
-    batch = rb.sample()
+def test_rows_of_tensordicts_give_stacks() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=ReservoirWriter())
+    rb.extend(letters(0, 50))
+    check(rb[:])
+    words, x = [["a", "b", "c"], ["d", "e", "f"]], torch.arange(2)
+    wide, rb = (TensorDictReplayBuffer(storage=LazyTensorStorage(4)) for _ in range(2))
+    wide.extend(TensorDict({"x": torch.zeros(2, 3), "w": words}, [2, 3]))
+    assert (wide["w"], wide[1]["w"]) == (words, words[1]), "batch dimensions of the row are kept"
+    note = {"k": [1]}
+    rb.extend(TensorDict({"x": x, "a": {"b": ["c", "d"]}, "one": NonTensorData(note, batch_size=[2])}, [2]))
+    note["k"].append(2)
+    assert rb["one"] == [{"k": [1]}] * 2, "one object for all rows, of which the caller may change his"
+    assert rb[:]["a", "b"] == ["c", "d"]
+    messages = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=8)
+    messages.extend(Message(x=x, text=["a", "b"], batch_size=[2]))
+    batch = messages.sample()
     assert isinstance(batch, Message)
     assert list(batch.text) == ["ab"[i] for i in batch.x.tolist()]
-    nested = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=8)
-    nested.extend(TensorDict({"x": torch.arange(2), "a": {"b": {"c": ["s", "t"]}}}, [2]))
-    assert nested["a", "b", "c"] == ["s", "t"]
-    assert nested[:]["a", "b", "c"] == ["s", "t"]
-
-
-def test_batch_dimensions_of_the_row_are_kept() -> None:
-    words = [["a", "b", "c"], ["d", "e", "f"]]
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=4)
-    rb.extend(TensorDict({"x": torch.zeros(2, 3), "w": words}, [2, 3]))
-    with pytest.warns(UserWarning, match="stored as one row"):
-        rb.add(TensorDict({"x": torch.zeros(3), "w": ["g", "h", "i"]}, [3]))
-    assert rb[:]["w"] == [*words, ["g", "h", "i"]]
-    assert rb[2]["w"] == ["g", "h", "i"]
 
 
 @pytest.mark.parametrize("as_dict", [True, False])
 def test_two_dimensions_in_either_order(as_dict: bool) -> None:
     data = TensorDict({"p": [["a", "b", "c"], ["d", "e", "f"]], "x": torch.arange(6).view(2, 3)}, [2, 3])
     given: Any = {"p": [list(row) for row in data["p"]], "x": data["x"]} if as_dict else data
-    steps = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=8, dim_extend=0)
+    steps, lanes = (ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=8, dim_extend=dim) for dim in (0, 1))
     steps.extend(given)
     assert steps["p"] == data["p"]
-    assert steps[1]["p"] == ["d", "e", "f"]
     assert steps[:, 2]["p"] == ["c", "f"]
-    lanes = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=8, dim_extend=1)
     lanes.extend(given)
     assert lanes.storage["p"] == [["a", "d"], ["b", "e"], ["c", "f"]]
-    assert lanes[0]["p"] == ["a", "b", "c"]
-    batch = lanes.sample()
-    assert list(batch["p"]) == ["abcdef"[i] for i in batch["x"].tolist()]
-
-
-def test_lanes_of_text_that_do_not_fit_raise() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), dim_extend=1)
-    x = torch.zeros(2, 2)
+    for rb in (lanes, ReplayBuffer(storage=TensorStorage(data, ndim=2), batch_size=8)):
+        batch = rb.sample()
+        assert list(batch["p"]) == ["abcdef"[i] for i in batch["x"].tolist()]
+    if not as_dict:
+        with pytest.warns(UserWarning, match="stored as one row"):
+            TensorDictReplayBuffer(storage=LazyTensorStorage(4)).add(data[0])
     for text in (["a", "b"], [["a"], ["b", "c"]], "a", np.array(["a", "b"])):
         with pytest.raises(OstinatoError, match="'p'"):
-            rb.extend({"x": x, "deep": {"p": text}})
-    rb.extend({"x": x, "deep": {"p": [["a", "b"], ["c", "d"]], "one": NonTensorData("e")}})
-    assert rb.storage["deep", "p"] == [["a", "c"], ["b", "d"]]
-    assert rb["deep", "one"] == [["e", "e"], ["e", "e"]]
+            lanes.extend({"x": torch.zeros(2, 2), "p": text})
+    assert len(lanes) == 6
+    one = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), dim_extend=1)
+    one.extend({"x": torch.zeros(2, 2), "one": NonTensorData("e")})
+    assert one["one"] == [["e", "e"], ["e", "e"]]
 
 
-@pytest.mark.parametrize("storage", TABLES)
+@pytest.mark.parametrize("storage", ["packed", "single copy"])
 def test_edits_reach_text(storage: str) -> None:
     rb = TensorDictReplayBuffer(storage=STORAGES[storage](5), batch_size=4)
     rb.extend(letters(0, 5))
@@ -199,181 +179,75 @@ def test_edits_reach_text(storage: str) -> None:
     rb.set_at_("prompt", ["u", "v"], slice(0, 2))
     rb.set_("next_prompt", list("abcde"))
     assert rb["prompt"][:3] == ["u", "v", "p8"]
-    rb.update_(TensorDict({"prompt": list("fghij")}, [5]))
-    assert rb["prompt"] == list("fghij")
     rb.write_all(letters(0, 5))
     check(rb[:])
 
 
-def test_writers_and_samplers_go_with_text() -> None:
-    kept = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=ReservoirWriter(), batch_size=8)
-    kept.extend(letters(0, 50))
-    check(kept.sample())
-    ranked = TensorDictReplayBuffer(storage=LazyTensorStorage(9), sampler=PrioritizedSampler(9, 1.0, 1.0), batch_size=8)
-    ranked.extend(letters(0, 6))
-    batch = ranked.sample()
-    batch["td_error"] = torch.ones(8)
-    ranked.update_tensordict_priority(batch)
-    check(ranked.sample())
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_windows_hold_the_text_of_their_rows(prefetch: int) -> None:
+def test_windows_hold_the_text_of_their_rows() -> None:
     def make(**options: Any) -> ReplayBuffer:
-        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(30), batch_size=12, prefetch=prefetch, **options)
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(30), batch_size=12, **options)
         data = letters(0, 20)
         data["reward"], data["done"] = torch.ones(20), torch.arange(20) % 5 == 4
         rb.extend(data)
         return rb
 
     check(make(sample_unit=SequenceUnit(3, burn_in=1)).sample())
-    check(make(sampler=SliceSampler(slice_len=4)).sample())
+    batch = make(transform=Compose(Rename({"prompt": "q"}), Cast(torch.float32, "x"), ToDevice("cpu"))).sample()
+    assert list(batch["q"]) == [f"p{int(i)}" for i in batch["x"]]
     steps = make(sample_unit=NStep(3, 0.9)).sample()
     check(steps)
     assert list(steps["next_prompt"]) == [f"p{i}" for i in (steps["x"] + steps["steps_to_next_obs"]).tolist()]
     stacked = make(sample_unit=FrameStack(2, ["x"])).sample()
     assert list(stacked["prompt"]) == [f"p{i}" for i in stacked["x"][:, -1].tolist()]
-    with pytest.raises(KindError, match=r"'prompt'.*Python objects"):
-        make(sample_unit=FrameStack(2, ["prompt"])).sample()
-    with pytest.raises(KindError, match=r"'prompt'.*Python objects"):
-        make(sample_unit=NStep(2, 0.9, reward_key="prompt")).sample()
+    for unit in (FrameStack(2, ["prompt"]), NStep(2, 0.9, reward_key="prompt")):
+        with pytest.raises(KindError, match=r"'prompt'.*Python objects"):
+            make(sample_unit=unit).sample()
 
 
-def test_what_was_given_may_change_afterwards() -> None:
-    note, array = {"k": [1]}, np.zeros(2)
-    rb = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
-    rb.extend(TensorDict({"x": torch.arange(1), "note": NonTensorStack(NonTensorData([note, array]))}, [1]))
-    note["k"].append(2)
-    array += 1
-    assert rb[0]["note"][0] == {"k": [1]}
-    assert rb[0]["note"][1].tolist() == [0, 0]
+REFUSED: list[tuple[Any, str]] = [
+    ({"p": "a", "x": torch.zeros(2)}, "'p'.*one for each row"),
+    ({"p": ["a"], "x": torch.zeros(2)}, "'p'.*a list of 1"),
+    ({"p": np.array([["a"], ["b"]]), "x": torch.zeros(2)}, r"'p'.*\[2, 1\]"),
+    ({"p": torch.zeros(2), "x": torch.zeros(2)}, "'p'.*Python objects"),
+    ({"p": ["a", "b"], "x": ["c", "d"]}, "'x'"),
+    ({"x": torch.zeros(2)}, r"missing \['p'\]"),
+    ({"p": NonTensorData("a", batch_size=[3]), "x": torch.zeros(2)}, r"'p'.*\[3\]"),
+]
 
 
-REFUSED: dict[str, tuple[Any, str]] = {
-    "one text for two rows": ({"p": "a", "x": torch.zeros(2)}, "'p'.*one for each row"),
-    "too few": ({"p": ["a"], "x": torch.zeros(2)}, "'p'.*a list of 1"),
-    "an array of another shape": ({"p": np.array([["a"], ["b"]]), "x": torch.zeros(2)}, r"'p'.*\[2, 1\]"),
-    "a tensor for text": ({"p": torch.zeros(2), "x": torch.zeros(2)}, "'p'.*Python objects"),
-    "text for a tensor": ({"p": ["a", "b"], "x": ["c", "d"]}, "'x'"),
-    "missing": ({"x": torch.zeros(2)}, r"missing \['p'\]"),
-    "another batch size": ({"p": NonTensorData("a", batch_size=[3]), "x": torch.zeros(2)}, r"'p'.*\[3\]"),
-}
-
-
-@pytest.mark.parametrize("case", list(REFUSED))
-@pytest.mark.parametrize("storage", ["packed", "mapped"])
-def test_text_that_does_not_fit_raises_and_changes_nothing(case: str, storage: str) -> None:
-    rb = ReplayBuffer(storage=STORAGES[storage](3))
-    rb.extend({"p": ["u", "v"], "x": torch.ones(2)})
-    rows, message = REFUSED[case]
-    for write in (rb.extend, lambda data: rb.__setitem__(slice(0, 2), data)):
-        with pytest.raises(OstinatoError, match=message):
-            write(rows)
-        assert (len(rb), rb["p"], rb["x"].tolist(), rb.cursor) == (2, ["u", "v"], [1, 1], 2)
-
-
-FIRST: dict[str, tuple[Any, str]] = {
-    "objects": ({"p": np.array([1, "a"], dtype=object), "x": torch.zeros(2)}, "'p'"),
-    "None": ({"p": None, "x": torch.zeros(2)}, "'p'.*NoneType"),
-    "an object": ({"p": object(), "x": torch.zeros(2)}, "'p'.*NonTensorData"),
-}
-
-
-@pytest.mark.parametrize("case", list(FIRST))
-def test_first_rows_that_no_column_can_hold_raise(case: str) -> None:
+def test_text_that_does_not_fit_raises_and_changes_nothing() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(3))
-    rows, message = FIRST[case]
-    with pytest.raises(OstinatoError, match=message):
-        rb.extend(rows)
-    assert not rb.storage.laid_out
+    for text in (np.array([1, "a"], dtype=object), None, object()):
+        with pytest.raises(OstinatoError, match="'p'"):
+            rb.extend({"p": text, "x": torch.zeros(2)})
+        assert not rb.storage.laid_out
     with pytest.raises(KindError, match="'p' of a row is a list of text"):
         rb.add({"p": ["a", "b"], "x": 1.0})
-
-
-def test_text_cannot_be_added_to_rows_that_are_there() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(3))
-    rb.extend({"x": torch.ones(2)})
-    for text in (["a", "b"], np.array(["a", "b"]), NonTensorData("a")):
+    rb.extend({"p": ["u", "v"], "x": torch.ones(2)})
+    for rows, message in REFUSED:
+        for write in (rb.extend, lambda data: rb.__setitem__(slice(0, 2), data)):
+            with pytest.raises(OstinatoError, match=message):
+                write(rows)
+            assert (len(rb), rb["p"], rb["x"].tolist(), rb.cursor) == (2, ["u", "v"], [1, 1], 2)
+    bare = ReplayBuffer(storage=LazyTensorStorage(3))
+    bare.extend({"x": torch.ones(2)})
+    for rows in ({"x": torch.ones(2), "p": ["a", "b"]}, TensorDict({"x": torch.ones(2), "p": ["a", "b"]}, [2])):
         with pytest.raises(KindError, match="'p' is text"):
-            rb[:] = {"x": torch.ones(2), "p": text}
-    with pytest.raises(KindError, match="'p' is text"):
-        rb[:] = TensorDict({"x": torch.ones(2), "p": ["a", "b"]}, [2])
-    assert list(rb[:]) == ["x"]
-
-
-@pytest.mark.skipif(not AVAILABLE, reason="processes cannot share memory here")
-def test_processes_cannot_share_text() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(3), shared=True)
-    with pytest.raises(KindError, match=r"cannot share Python objects.*'p'"):
-        rb.extend({"p": ["a", "b"], "x": torch.ones(2)})
-    rb.extend({"x": torch.ones(2)})
-    assert len(rb) == 2
-
-
-def test_a_dataset_with_text() -> None:
-    rb = ReplayBuffer(storage=TensorStorage(letters(0, 6)), batch_size=16)
-    check(rb.sample())
-    lanes = TensorDict({"x": torch.arange(4).view(2, 2), "p": [["a", "b"], ["c", "d"]]}, [2, 2])
-    both = ReplayBuffer(storage=TensorStorage(lanes, ndim=2), batch_size=8)
-    batch = both.sample()
-    assert list(batch["p"]) == ["abcd"[i] for i in batch["x"].tolist()]
+            bare[:] = rows
+    assert list(bare[:]) == ["x"]
 
 
 def test_ensembles_stack_text() -> None:
-    def member(kind: Any, first: int) -> ReplayBuffer:
-        rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=6)
-        rb.extend(kind(letters(first, first + 5)))
-        return rb
-
-    def as_dict(rows: TensorDict) -> dict[str, Any]:
-        return {"x": rows["x"], "prompt": list(rows["prompt"]), "meta": rows.get("meta")}
-
-    for kind in (lambda rows: rows, as_dict):
-        batch = ReplayBufferEnsemble(member(kind, 0), member(kind, 100), batch_size=12).sample()
+    for kind in (TensorDict, dict):
+        members = [ReplayBuffer(storage=LazyTensorStorage(8)) for _ in range(2)]
+        for first, member in zip((0, 100), members, strict=True):
+            x = torch.arange(first, first + 5)
+            rows = {"x": x, "prompt": [f"p{i}" for i in x.tolist()]}
+            member.extend(rows if kind is dict else TensorDict(rows, [5]))
+        batch = ReplayBufferEnsemble(*members, batch_size=12).sample()
         assert batch["x"].shape == (2, 6)
-        for numbers, prompts, metas in zip(batch["x"].tolist(), batch["prompt"], batch["meta"], strict=True):
+        for numbers, prompts in zip(batch["x"].tolist(), batch["prompt"], strict=True):
             assert list(prompts) == [f"p{i}" for i in numbers]
-            assert [meta["row"] for meta in metas] == numbers
-
-
-def test_transforms_keep_text() -> None:
-    for rows in (letters(0, 4), {"x": torch.arange(4), "prompt": ["a", "b", "c", "d"], "deep": {"t": ["e"] * 4}}):
-        for transform, keys in (
-            (Select("prompt"), {"prompt"}),
-            (Exclude("x"), set(rows.keys()) - {"x"}),
-            (Rename({"prompt": "q"}), set(rows.keys()) - {"prompt"} | {"q"}),
-            (Cast(torch.float32, "x"), set(rows.keys())),
-            (ToDevice("cpu"), set(rows.keys())),
-        ):
-            rb = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=4, transform=transform)
-            rb.extend(rows)
-            assert set(rb.sample().keys()) == keys
-
-
-def test_no_batch_mixes_the_text_and_the_tensors_of_two_writes() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(64), batch_size=64)
-
-    def write(first: int) -> None:
-        rb.extend({"p": [str(i) for i in range(first, first + 32)], "x": torch.arange(first, first + 32)})
-
-    write(0)
-    stop = threading.Event()
-
-    def loop() -> None:
-        first = 32
-        while not stop.is_set():
-            write(first)
-            first += 32
-
-    writer = threading.Thread(target=loop)
-    writer.start()
-    try:
-        for _ in range(200):
-            batch = rb.sample()
-            assert batch["p"] == [str(i) for i in batch["x"].tolist()]
-    finally:
-        stop.set()
-        writer.join()
 
 
 # -- on disk --------------------------------------------------------------------------------------------------------
@@ -385,44 +259,38 @@ def saved(storage: Any, path: Path, **options: Any) -> ReplayBuffer:
     return rb
 
 
-@pytest.mark.parametrize("storage", list(STORAGES))
+@pytest.mark.parametrize("storage", ["packed", "list"])
 def test_checkpoints_hold_text(storage: str, tmp_path: Path) -> None:
     rb = TensorDictReplayBuffer(storage=STORAGES[storage](5), batch_size=8)
     rb.extend(letters(0, 8))
     rb.dumps(tmp_path)
-    for again in (saved(STORAGES[storage](5), tmp_path), saved(STORAGES[storage](5), tmp_path, verify=False)):
-        check(again[:])
+    into = STORAGES[storage](5)
+    others = [saved(into, tmp_path, verify=False), pickle.loads(pickle.dumps(rb))]
+    others.append(TensorDictReplayBuffer(storage=STORAGES[storage](5)))
+    others[2].load_state_dict(rb.state_dict())
+    for again in others:
         assert again[:]["prompt"] == rb[:]["prompt"]
-        again.extend(letters(8, 10))
         check(again[:])
-    copies = [pickle.loads(pickle.dumps(rb)), TensorDictReplayBuffer(storage=STORAGES[storage](5), batch_size=8)]
-    copies[1].load_state_dict(rb.state_dict())
-    for copy in copies:
-        assert copy[:]["prompt"] == rb[:]["prompt"]
-        check(copy.sample())
-
-
-def test_checkpoints_load_into_other_storages_and_by_mapping(tmp_path: Path) -> None:
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(5), batch_size=8)
-    rb.extend(letters(0, 5))
-    rb.dumps(tmp_path)
-    for storage, options in (
-        (LazyTensorStorage(9, packed=False), {}),
-        (LazyMemmapStorage(7), {}),
-        (LazyTensorStorage(5, single_copy={"next_x": "x"}), {}),
-        (LazyTensorStorage(8), {"mmap": True}),
-    ):
-        check(saved(storage, tmp_path, **options)[:])
+    if storage == "packed":
+        for made, options in (
+            (LazyTensorStorage(9, packed=False), {}),
+            (LazyMemmapStorage(7), {}),
+            (STORAGES["single copy"](5), {}),
+            (LazyTensorStorage(5), {"mmap": True}),
+        ):
+            again = saved(made, tmp_path, **options)
+            again.extend(letters(8, 10))
+            check(again[:])
 
 
 def test_incremental_checkpoints_follow_text(tmp_path: Path) -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(50), batch_size=8)
-    for first in range(0, 60, 6):
-        rb.extend(letters(first, first + 6))
+    for first in range(0, 60, 12):
+        rb.extend(letters(first, first + 12))
         rb.dumps(tmp_path, incremental=True)
         again = saved(LazyTensorStorage(50), tmp_path)
+        assert again["prompt"] == rb["prompt"]
         check(again[:])
-        assert len(again) == len(rb)
 
 
 def test_text_is_utf8_and_other_values_json(tmp_path: Path) -> None:
@@ -437,45 +305,34 @@ def test_text_is_utf8_and_other_values_json(tmp_path: Path) -> None:
     assert reader.read("object 0.t.ends").tolist() == [2, 2]
     assert reader.state()["storage"]["state"]["objects"] == {"object 0.t": "text", "object 1.v": "json"}
     assert saved(LazyTensorStorage(5), tmp_path)["v"] == ["\ud800", None]
-    shown = {field.name: field.dtype for field in inspect_checkpoint(tmp_path).fields}
-    assert shown == {"t": "object", "v": "object", "x": "int64"}
+    assert [field.dtype for field in inspect_checkpoint(tmp_path).fields] == ["object", "object", "int64"]
 
 
 def test_other_objects_are_pickled_only_on_request(tmp_path: Path) -> None:
     for kind in (LazyTensorStorage, LazyMemmapStorage):
-        rb = TensorDictReplayBuffer(storage=kind(5))
-        rb.extend(in_rows(NonTensorStack(NonTensorData(Thing()), NonTensorData("a"))))
+        rb, trusted = (TensorDictReplayBuffer(storage=kind(5, allow_pickle=allowed)) for allowed in (False, True))
+        for each in (rb, trusted):
+            each.extend(stack_of([THING, "a"]))
         with pytest.raises(CheckpointError, match=r"'object 0.leaf'.*allow_pickle=True"):
             rb.dumps(tmp_path / "none")
         assert not (tmp_path / "none").exists()
-        rb = TensorDictReplayBuffer(storage=kind(5, allow_pickle=True))
-        rb.extend(in_rows(NonTensorStack(NonTensorData(Thing()), NonTensorData("a"))))
-        rb.dumps(tmp_path / kind.__name__)
+        trusted.dumps(tmp_path / kind.__name__)
         with pytest.raises(CheckpointError, match="allow_pickle=True"):
             saved(kind(5), tmp_path / kind.__name__)
-        assert saved(kind(5, allow_pickle=True), tmp_path / kind.__name__)["leaf"] == [Thing(), "a"]
+        assert saved(kind(5, allow_pickle=True), tmp_path / kind.__name__)["leaf"] == [THING, "a"]
 
 
-@pytest.mark.parametrize("damage", ["missing", "fewer", "ends", "form", "text"])
-def test_damaged_columns_of_text_raise(damage: str, tmp_path: Path) -> None:
+def test_damaged_columns_of_text_raise() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
     rb.extend(TensorDict({"x": torch.arange(2), "t": ["ab", "cd"]}, [2]))
-    with rb._engine.lock:
-        state = rb._state()
-    storage = state["storage"]["state"]
-    storage["objects"] = {} if damage == "missing" else {"object 0.t": ["ab"] if damage == "fewer" else ["ab", "cd"]}
-    save_state(tmp_path, state, "ostinato-buffer")
-    again = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
-    if damage in {"missing", "fewer"}:
+    state = rb.storage.state_dict()
+    for objects in ({}, {"object 0.t": ["ab"]}):
         with pytest.raises(CheckpointError, match="'t'"):
-            again.loads(tmp_path)
-        return
+            LazyTensorStorage(5).load_state_dict({**state, "objects": objects})
     text, ends = torch.tensor([97, 98], dtype=torch.uint8), torch.tensor([1, 2])
-    given = {"ends": ("text", text, torch.tensor([2, 1])), "form": ("pickle", text, ends)}
-    given["text"] = ("text", torch.tensor([255, 97], dtype=torch.uint8), ends)
-    form, text, ends = given[damage]
-    with pytest.raises(DamagedFileError, match="'t'"):
-        unpack_column("t", form, text, ends, allow_pickle=True)
+    for form, raw, wrong in (("text", text, ends.flip(0)), ("pickle", text, ends), ("text", text + 158, ends)):
+        with pytest.raises(DamagedFileError, match="'t'"):
+            unpack_column("t", form, raw, wrong, allow_pickle=True)
 
 
 def test_flushed_directories_reopen_with_text(tmp_path: Path) -> None:
@@ -486,30 +343,26 @@ def test_flushed_directories_reopen_with_text(tmp_path: Path) -> None:
         storage = LazyMemmapStorage(5, scratch_dir=tmp_path, existsok=True)
         check(ReplayBuffer(storage=storage)[:])
         assert storage["prompt"] == rb["prompt"]
-        again = ReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=tmp_path, existsok=True), batch_size=4)
-        again.extend(letters(20, 22))
-        check(again.sample())
-        rb.storage.flush()  # type: ignore[attr-defined]
-    rb[0:1] = TensorDict({**letters(0, 1), "meta": NonTensorData(Thing(), batch_size=[1])}, [1])
+    rb.set_at_("prompt", ["changed"], [1])
+    assert not (tmp_path / "manifest.json").exists(), "an edit ends the flush"
+    rb[0:1] = TensorDict({**letters(0, 1), "meta": NonTensorData(THING, batch_size=[1])}, [1])
     with pytest.raises(CheckpointError, match=r"'object \d.meta'"):
         rb.storage.flush()  # type: ignore[attr-defined]
     assert not (tmp_path / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("length", [1000, 1023, 1025, 20_000])
 @pytest.mark.parametrize("single_copy", [True, False])
-def test_keys_of_any_length_are_saved(length: int, single_copy: bool, tmp_path: Path) -> None:
-    key = "k" * length
-    pair: Any = {f"next_{key}": key} if single_copy else False
-    rb, again = (ReplayBuffer(storage=LazyTensorStorage(4, single_copy=pair)) for _ in range(2))
-    rb.extend({key: torch.ones(3), f"next_{key}": torch.zeros(3), f"{key} text": ["a", "b", "c"]})
-    if not single_copy:
-        rb[:] = {**rb[:], f"{key} late": torch.ones(3)}
-    rb.dumps(tmp_path)
-    again.loads(tmp_path)
-    assert again[:].keys() == rb[:].keys()
-    for name, value in rb[:].items():
-        assert list(again[name]) == list(value)
+def test_keys_of_any_length_are_saved(single_copy: bool, tmp_path: Path) -> None:
+    for length in (1023, 20_000):
+        key = "k" * length
+        pair: Any = {f"next_{key}": key} if single_copy else False
+        rb, again = (ReplayBuffer(storage=LazyTensorStorage(4, single_copy=pair)) for _ in range(2))
+        rb.extend({key: torch.ones(3), f"next_{key}": torch.zeros(3), f"{key} text": ["a", "b", "c"]})
+        if not single_copy:
+            rb[:] = {**rb[:], f"{key} late": torch.ones(3)}
+        rb.dumps(tmp_path / str(length))
+        again.loads(tmp_path / str(length))
+        same_state(again[:], rb[:])
 
 
 def test_hooks_do_not_take_text(tmp_path: Path) -> None:
@@ -546,10 +399,6 @@ OBJECTS: dict[str, Any] = {
     "objects": [THING, {1, 2}],
     "mixed": ["a", None],
 }
-DTYPES = [
-    torch.bool, torch.uint8, torch.int16, torch.uint32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
-    torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
-]  # fmt: skip
 
 
 def bits(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -581,24 +430,18 @@ def one_of(values: list[Any]) -> TensorDict:
 
 
 LEAVES: dict[str, Callable[[], TensorDict]] = {
-    **{f"tensor {dtype}": partial(tensors, dtype, 2, 3) for dtype in DTYPES},
-    **{f"no bytes {dtype}": partial(tensors, dtype, 2, 0, 3) for dtype in DTYPES[:2]},
+    **{f"tensor {dtype}": partial(tensors, dtype, 2, 3) for dtype in DTYPES.values()},
+    "no bytes": partial(tensors, torch.uint8, 2, 0, 3),
     **{f"stack of {name}": partial(stack_of, values) for name, values in OBJECTS.items()},
     **{f"one {name}": partial(one_of, values) for name, values in OBJECTS.items()},
     "metadata": lambda: in_rows(MetaData("m")),
-    "array of text": lambda: in_rows(np.array(["a", "b"])),
     "nested": lambda: in_rows(TensorDict({"a": {"t": ["u", "v"], "y": torch.ones(2, 2)}}, [2])),
-    "nested of more dimensions": lambda: in_rows(TensorDict({"t": [["u", "v"], ["w", "z"]]}, [2, 2])),
     "lazy stack": lambda: LazyStackedTensorDict(
         *(TensorDict({"leaf": t, "x": torch.ones(())}, []) for t in "ab"), stack_dim=0
     ),
     "ragged lazy stack": ragged,
     "tensorclass": lambda: in_rows(Message(x=torch.arange(2), text=["a", "b"], batch_size=[2])),
-    "mapped tensor": lambda: in_rows(MemoryMappedTensor.from_tensor(torch.arange(2.0))),
-    "array": lambda: in_rows(np.arange(2, dtype=np.int16)),
-    "expanded": lambda: in_rows(torch.ones(()).expand(2)),
     "conjugate": lambda: in_rows(torch.tensor([1 + 2j, 3 - 1j]).conj()),
-    "with gradients": lambda: in_rows(torch.ones(2, requires_grad=True)),
     "quantized": lambda: in_rows(torch.quantize_per_tensor(torch.ones(2, 3), 0.5, 0, torch.quint8)),
     "sparse": lambda: in_rows(torch.eye(2).to_sparse()),
     "jagged": lambda: in_rows(
@@ -659,27 +502,60 @@ def test_every_kind_of_leaf_is_kept_bit_for_bit_or_named(one: str, two: str, sto
                 assert torch.equal(found["leaf"], wrote["leaf"].to(found["leaf"].dtype))
 
 
-@pytest.mark.parametrize("kind", [name for name in LEAVES if "object" not in name])
 @pytest.mark.filterwarnings("ignore")
-def test_every_kind_of_leaf_comes_back_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
-    for storage in ("packed", "list"):
+@pytest.mark.parametrize("storage", ["packed", "list"])
+def test_every_kind_of_leaf_comes_back_from_a_checkpoint(storage: str, tmp_path: Path) -> None:
+    for kind in (name for name in LEAVES if "object" not in name):
         rb, again = (ReplayBuffer(storage=STORAGES[storage](4)) for _ in range(2))
         try:
             rb.extend(LEAVES[kind]())
         except OstinatoError:
             continue
         try:
-            rb.dumps(tmp_path / storage)
+            rb.dumps(tmp_path / kind)
         except CheckpointError as error:
-            assert storage == "list"  # rows of a list are looked at when they are saved
+            assert storage == "list", "rows of a list are looked at when they are saved"
             assert "'leaf'" in str(error)  # noqa: PT017
             continue
-        again.loads(tmp_path / storage)
-        assert held(again)[-1] == held(rb)[-1]
+        again.loads(tmp_path / kind)
+        assert held(again)[-1] == held(rb)[-1], kind
 
 
-def test_a_text_field_raises_schema_errors_of_its_own() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(4))
-    rb.extend({"p": ["a"], "x": torch.ones(1)})
-    with pytest.raises(SchemaError, match="one for each row"):
-        rb.extend({"p": 5, "x": torch.ones(1)})
+# -- nothing but objects --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_rows_of_text_alone(storage: Any, tmp_path: Path) -> None:
+    def rows(first: int, stop: int) -> TensorDict:
+        return TensorDict({"text": [str(i) for i in range(first, stop)]}, [stop - first])
+
+    rb = TensorDictReplayBuffer(storage=storage(6), batch_size=4)
+    assert rb.extend(rows(0, 4)).tolist() == [0, 1, 2, 3]
+    assert rb.add(rows(4, 5)[0]) == 4
+    rb.extend(rows(5, 7))
+    rb[:2] = rows(90, 92)
+    assert rb["text"] == list(rb[:]["text"]) == ["90", "91", "2", "3", "4", "5"]
+    assert list(rb[[2, 3]]["text"]) == ["2", "3"]
+    rb.dumps(tmp_path / "saved")
+    again = saved(storage(6), tmp_path / "saved")
+    for each in (rb, again):
+        batch = each.sample()
+        assert list(batch["text"]) == [rb["text"][i] for i in batch["index"]]
+    assert again.extend(rows(7, 8)).tolist() == [1]
+
+
+def test_rows_of_no_tensors() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(6), batch_size=4)
+    rb.extend(TensorDict({}, [3]))
+    assert rb[:].batch_size == (3,)
+    assert list(rb.sample().keys()) == ["index"]
+    lists = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=3)
+    for wrong, message in (({}, "no fields"), (NonTensorData("x", batch_size=[4]), "give them a name")):
+        with pytest.raises(SchemaError, match=message):
+            lists.extend(wrong)
+    lists.extend({"name": ["a", "b"], "of": ["c", "d"]})
+    batch = lists.sample()
+    assert set(zip(batch["name"], batch["of"], strict=True)) <= {("a", "c"), ("b", "d")}
+    with pytest.raises(SchemaError):
+        lists.extend({"name": ["a", "b"], "of": ["c"]})
+    assert lists[:] == {"name": ["a", "b"], "of": ["c", "d"]}

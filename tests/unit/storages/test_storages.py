@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,10 @@ from ostinato.core.rows import describe
 from ostinato.errors import KindError, OptionError, SlotError, StorageMemoryError, UsageError
 from ostinato.storages.table import plan_layout
 
-from ...tags import buffer, fill, read_ids, rows, table
+from ...tags import buffer, fill, read_ids, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-pytestmark = pytest.mark.usefixtures("backend")
-
-needs_native = pytest.mark.usefixtures("needs_native")  # rows are packed for the compiled gather only
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is limited as on Linux")
@@ -45,53 +41,36 @@ def test_memory_that_cannot_be_allocated_raises_and_changes_nothing() -> None:
     assert rb[:]["y"].tolist() == [0, 1, 2]
 
 
-def test_data_given_to_a_tensor_storage_is_full_and_shared() -> None:
-    data = {"x": torch.arange(4), "y": torch.zeros(4, 2)}
-    storage = TensorStorage(data)
-    assert (len(storage), storage.capacity, storage.cursor) == (4, 4, 0)
-    rb = ReplayBuffer(storage=storage)
-    rb.add({"x": torch.tensor(9), "y": torch.ones(2)})
-    assert data["x"].tolist() == [9, 1, 2, 3]
-
-
-@pytest.mark.parametrize("kind", ["dict", "tuple", "tensor", "tensordict"])
-def test_datasets_of_every_kind_are_sampled(kind: str) -> None:
-    rb = ReplayBuffer(storage=TensorStorage(rows(range(6), kind)), batch_size=20)
-    assert set(read_ids(rb.sample())) <= set(range(6))
-    assert read_ids(rb[:]) == list(range(6))
-
-
-@pytest.mark.parametrize("layout", ["transposed", "every other row", "every other column", "numpy"])
-def test_datasets_of_any_layout_are_adopted(layout: str) -> None:
+def test_datasets_of_any_kind_and_layout_are_adopted() -> None:
+    for kind in ("dict", "tuple", "tensor", "tensordict"):
+        rb = ReplayBuffer(storage=TensorStorage(rows(range(6), kind)), batch_size=20)
+        assert set(read_ids(rb.sample())) <= set(range(6))
+        assert read_ids(rb[:]) == list(range(6))
     values = torch.arange(24.0).view(6, 4)
-    layouts: dict[str, Callable[[], Any]] = {
-        "transposed": lambda: values.t().contiguous().t(),
-        "every other row": lambda: torch.stack((values, values), 1).view(12, 4)[::2],
-        "every other column": lambda: torch.stack((values, values), 2).view(6, 8)[:, ::2],
-        "numpy": lambda: values.clone().numpy(),
-    }
-    data = layouts[layout]()
-    rb = ReplayBuffer(storage=TensorStorage(data))
-    assert torch.equal(rb[torch.arange(6)], values)
-    rb.extend(values[:2] + 100)
-    assert torch.equal(rb[torch.arange(6)][:2], values[:2] + 100)
-    assert float(data[0][0]) == 100.0
-
-
-def test_a_dataset_of_lanes_is_adopted() -> None:
+    layouts: list[Any] = [
+        values.t().contiguous().t(),
+        torch.stack((values, values), 1).view(12, 4)[::2],
+        torch.stack((values, values), 2).view(6, 8)[:, ::2],
+        values.clone().numpy(),
+    ]
+    for data in layouts:
+        rb = ReplayBuffer(storage=TensorStorage(data))
+        assert torch.equal(rb[torch.arange(6)], values)
+        rb.extend(values[:2] + 100)
+        assert torch.equal(rb[torch.arange(6)][:2], values[:2] + 100)
+        assert float(data[0][0]) == 100.0
     rb = ReplayBuffer(storage=TensorStorage(torch.arange(12).view(4, 3), ndim=2), dim_extend=0)
     assert (len(rb), rb.storage.shape) == (12, (4, 3))
     assert rb[1, 2] == 5
+    storage = TensorStorage({"x": torch.arange(4)})
+    assert (len(storage), storage.capacity, storage.cursor) == (4, 4, 0)
 
 
 def test_a_device_that_is_not_that_of_the_data_is_refused() -> None:
     with pytest.raises(OptionError, match="device='meta'"):
         TensorStorage(torch.zeros(3), device="meta")
     assert TensorStorage(torch.zeros(3), device="cpu").device == torch.device("cpu")
-
-
-def test_devices_are_given_by_name_or_object() -> None:
-    for device in ("cpu", torch.device("cpu"), "auto"):
+    for device in (torch.device("cpu"), "auto"):
         rb = ReplayBuffer(storage=LazyTensorStorage(5, device=device))
         rb.extend(torch.arange(3))
         assert rb[:].device == torch.device("cpu")
@@ -99,7 +78,7 @@ def test_devices_are_given_by_name_or_object() -> None:
         LazyTensorStorage(5, device="nope")
 
 
-@needs_native
+@pytest.mark.usefixtures("needs_native")  # rows are packed for the compiled gather only
 def test_small_fields_share_one_row_and_wide_ones_stand_alone() -> None:
     storage = LazyTensorStorage(10)
     fill(buffer(storage), range(3))
@@ -110,12 +89,9 @@ def test_small_fields_share_one_row_and_wide_ones_stand_alone() -> None:
     assert sorted(len(paths) for paths in by_block.values()) == [1, 4]
     assert [("wide",)] in by_block.values()
     assert storage.columns[("wide",)].is_contiguous()
-
-
-def test_unpacked_fields_are_contiguous() -> None:
-    storage = LazyTensorStorage(10, packed=False)
-    fill(buffer(storage), range(3))
-    assert all(column.is_contiguous() for column in storage.columns.values())
+    unpacked = LazyTensorStorage(10, packed=False)
+    fill(buffer(unpacked), range(3))
+    assert all(column.is_contiguous() for column in unpacked.columns.values())
 
 
 def test_fields_of_a_packed_row_are_aligned_and_apart() -> None:
@@ -145,14 +121,11 @@ def test_fields_of_a_packed_row_are_aligned_and_apart() -> None:
 def test_the_form_is_printed() -> None:
     storage = LazyTensorStorage(10)
     assert "not laid out yet" in repr(storage)
+    with pytest.raises(UsageError, match="no rows yet"):
+        storage[0]
     fill(buffer(storage), range(3))
     assert "('next', 'obs'): float64[2]" in repr(storage)
     assert "rows=3" in repr(storage)
-
-
-def test_reading_a_storage_without_rows_says_so() -> None:
-    with pytest.raises(UsageError, match="no rows yet"):
-        LazyTensorStorage(10)[0]
 
 
 # -- lists ---------------------------------------------------------------------------------------------------
@@ -176,23 +149,24 @@ def test_a_list_without_bound_keeps_everything() -> None:
     assert rb[2509] == 9
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [list, tuple, set, iter, torch.tensor, lambda rows: range(rows[0], rows[-1] + 1)],
-    ids=["list", "tuple", "set", "iterator", "tensor", "range"],
-)
-def test_lists_take_rows_of_any_iterable(kind: Callable[[list[int]], Any]) -> None:
-    rb = ReplayBuffer(storage=ListStorage(10))
-    assert rb.extend(kind([1, 2, 3])).tolist() == [0, 1, 2]
-    assert [int(x) for x in rb[:]] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("wrong", [5, None, 2.5])
-def test_lists_refuse_what_has_no_rows(wrong: Any) -> None:
-    rb = ReplayBuffer(storage=ListStorage(10))
-    with pytest.raises(KindError, match=r"use add\(\)"):
-        rb.extend(wrong)
-    assert len(rb) == 0
+def test_lists_take_rows_of_any_iterable() -> None:
+    kinds: list[Callable[[list[int]], Any]] = [
+        tuple,
+        set,
+        iter,
+        torch.tensor,
+        lambda rows: range(rows[0], rows[-1] + 1),
+    ]
+    for kind in kinds:
+        rb = ReplayBuffer(storage=ListStorage(10))
+        assert rb.extend(kind([1, 2, 3])).tolist() == [0, 1, 2]
+        assert [int(x) for x in rb[:]] == [1, 2, 3]
+    for wrong in (5, None, 2.5):
+        with pytest.raises(KindError, match=r"use add\(\)"):
+            rb.extend(wrong)
+    assert len(rb) == 3
+    rb.extend([torch.zeros(10), torch.zeros(5)])
+    assert rb.stats().nbytes >= 60
 
 
 def test_rows_of_a_list_keep_their_kind_and_batches_are_stacked() -> None:
@@ -201,6 +175,12 @@ def test_rows_of_a_list_keep_their_kind_and_batches_are_stacked() -> None:
     assert isinstance(rb[0], TensorDict)
     assert isinstance(rb.sample(), TensorDict)
     assert rb.sample().batch_size == (4,)
+    made: list[Any] = [torch.Size([2, 3]), OrderedDict(a=1), {"td": TensorDict({}, [2])}]
+    rb = ReplayBuffer(storage=ListStorage(10), collate_fn=len)
+    rb.extend(made)
+    assert rb[:] == 3
+    assert [type(rb[i]) for i in range(3)] == [type(row) for row in made], "one row is not collated"
+    assert rb.storage[0:2] == made[:2]
     pairs = ReplayBuffer(storage=ListStorage(10))
     pairs.extend([(torch.zeros(2), {"a": 1}) for _ in range(3)])
     first, second = pairs[:]
@@ -209,41 +189,12 @@ def test_rows_of_a_list_keep_their_kind_and_batches_are_stacked() -> None:
     assert isinstance(pairs[:], tuple)
 
 
-def test_a_collate_function_replaces_the_default() -> None:
-    rb = ReplayBuffer(storage=ListStorage(10), collate_fn=sum)
-    rb.extend([1, 2, 3])
-    assert rb[:] == 6
-    assert rb[1] == 2, "one row is not collated"
-    assert rb.storage[0:2] == [1, 2]
-
-
-def test_bytes_of_a_list_are_those_of_its_tensors() -> None:
-    rb = ReplayBuffer(storage=ListStorage(10))
-    rb.extend([torch.zeros(10), torch.zeros(5)])
-    assert rb.stats().nbytes >= 60
-
-
 def test_runs_of_a_list_may_wrap_while_it_grows() -> None:
     """A ring whose first batch is longer than itself starts in the middle."""
     storage = ListStorage(3)
     payload, _ = storage.admit(list(range(8)), 1)
     storage.write(Run(2, 3, 3, 5), payload)
     assert storage[:] == [6, 7, 5]
-
-
-def test_the_storage_gives_one_field_without_transforms() -> None:
-    rb = buffer("packed", 5, transform=lambda batch: {**batch, "id": batch["id"] * 0})
-    fill(rb, range(3))
-    assert rb.storage["id"].tolist() == [0, 1, 2]
-    assert rb.storage["next", "done"].tolist() == table(torch.arange(3))["next"]["done"].tolist()
-
-
-def test_rows_of_a_list_keep_their_own_classes() -> None:
-    made: list[Any] = [torch.Size([2, 3]), OrderedDict(a=1), defaultdict(list, a=[1]), {"td": TensorDict({}, [2])}]
-    rb = ReplayBuffer(storage=ListStorage(10))
-    rb.extend(made)
-    assert [type(rb[i]) for i in range(4)] == [type(row) for row in made]
-    assert rb[3]["td"].device is None
 
 
 def test_an_object_that_holds_itself_is_stored_or_refused() -> None:

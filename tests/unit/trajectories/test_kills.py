@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.unit.trajectories.kills import run_and_kill
-from tests.unit.trajectories.rollouts import check_batch, files, rollout
+from tests.unit.trajectories.rollouts import add, check_batch, files, rollout
 
 from ostinato import TrajectoryReplayBuffer
 from ostinato.errors import CheckpointError
@@ -58,9 +58,7 @@ def test_a_killed_saver_loses_nothing_that_was_reported(tmp_path: Path, form: st
         with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, trajectory_format=form) as buffer:
             buffer.load_checkpoint(path)
             for number in (1, 2):
-                future = buffer.add_trajectories([rollout(number, steps=3)])
-                assert future is not None
-                assert future.result() == [number]
+                assert add(buffer, rollout(number, steps=3)) == [number]
                 report(b"%d" % number)
         report(b"c")
 
@@ -73,10 +71,9 @@ def test_a_killed_saver_loses_nothing_that_was_reported(tmp_path: Path, form: st
         assert {serial // 1000 for serial in serials} <= set(ids)
         assert not verify(path).damage
         with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, trajectory_format=form) as again:
-            future = again.add_trajectories([rollout(9, steps=3)])
-            assert future is not None
-            assert future.result()[0] > max(ids)  # never overwrites a file
-        assert set(opened(path).trajectory_ids) == {*ids, *future.result()}
+            (new,) = add(again, rollout(9, steps=3))
+            assert new > max(ids)  # never overwrites a file
+        assert set(opened(path).trajectory_ids) == {*ids, new}
         assert not [entry.name for entry in path.iterdir() if entry.name.endswith((".tmp", ".lock"))]
 
 
@@ -146,30 +143,3 @@ def test_killed_moves_leave_each_trajectory_in_one_place_and_can_be_continued(tm
             assert buffer.trajectory_ids == [0, 1, 2, 3]
             assert not list((root / "source").iterdir())
         assert not verify(root / "target").damage
-
-
-@pytest.mark.parametrize("verb", ["merge", "split"])
-def test_killed_links_leave_the_source_as_it_was(tmp_path: Path, verb: str) -> None:
-    place = iter(tmp_path / str(number) for number in count())
-    root = next(place)
-
-    def prepare() -> None:
-        nonlocal root
-        root = next(place)
-        ranks(root / "source")
-
-    def link() -> None:
-        if verb == "merge":
-            merge(root / "source", root / "target")
-        else:
-            split(root / "source" / "rank_0", root / "target", 1)
-
-    for killed, _ in kills(lambda _report: link(), prepare):
-        for rank in range(2):
-            assert opened(root / "source" / f"rank_{rank}").trajectory_ids == [0, 1]
-            assert not verify(root / "source" / f"rank_{rank}").damage
-        if killed and not (root / "target").exists():
-            link()
-        assert opened(root / "target").trajectory_ids == {"merge": [0, 1, 2, 3], "split": [0]}[verb]
-        assert not verify(root / "target").damage
-        assert sorted(path.name for path in root.iterdir()) == ["source", "target"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,6 @@ from ostinato.errors import (
     OptionError,
 )
 from ostinato.tools import convert, merge, split, verify
-
-SAMPLES = os.environ.get("OSTINATO_RLINF_CHECKPOINTS")
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -73,8 +70,7 @@ def test_a_closed_directory_has_the_layout_of_rlinf(tmp_path: Path, form: str) -
         assert set(tree) == {"rewards", "max_episode_length", "model_weights_id"}
 
 
-@pytest.mark.parametrize("form", ["pt", "pkl"])
-@pytest.mark.parametrize("old_spelling", [False, True])
+@pytest.mark.parametrize(("form", "old_spelling"), [("pt", True), ("pkl", False)])
 def test_directories_of_rlinf_load(tmp_path: Path, form: str, old_spelling: bool) -> None:
     as_rlinf(tmp_path / "a", form, old_spelling=old_spelling)
     before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
@@ -103,25 +99,6 @@ def test_strided_and_shared_tensors_are_read_as_their_values(tmp_path: Path) -> 
     assert torch.equal(buffer.load_trajectory(1).rewards, rollout(1, 4).rewards)  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(not SAMPLES, reason="OSTINATO_RLINF_CHECKPOINTS names no folder")
-@pytest.mark.parametrize(("name", "rows"), [("done_rows_pt", 48), ("single_pkl", 48), ("ranks_pt/rank_0", 72)])
-def test_samples_of_rlinf(name: str, rows: int) -> None:
-    batch = loaded(Path(str(SAMPLES)) / name).sample(rows, replace=False)
-    serial = batch["actions"][:, 0]
-    assert torch.equal(batch["curr_obs"]["states"][:, 0], serial)
-    assert torch.equal(batch["next_obs"]["states"][:, 0], serial + 0.5)
-    assert len(serial.unique()) == rows
-
-
-def test_pickles_are_not_read_unless_allowed(tmp_path: Path) -> None:
-    as_rlinf(tmp_path / "a", "pkl")
-    trap = tmp_path / "ran"
-    (tmp_path / "a" / "trajectory_1_opaque-1.pkl").write_bytes(pickle.dumps(_Trap(trap)))
-    with pytest.raises(CheckpointError, match="give allow_pickle=True"):
-        TrajectoryReplayBuffer().load_checkpoint(tmp_path / "a")
-    assert not trap.exists()
-
-
 class _Trap:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -130,12 +107,16 @@ class _Trap:
         return Path.touch, (self.path,)
 
 
-def test_a_hostile_pt_file_raises_and_is_not_executed(tmp_path: Path) -> None:
-    as_rlinf(tmp_path / "a", "pt")
+def test_hostile_files_raise_and_are_not_executed(tmp_path: Path) -> None:
     trap = tmp_path / "ran"
-    torch.save({"rewards": _Trap(trap)}, tmp_path / "a" / "trajectory_1_opaque-1.pt")
+    for form in ("pt", "pkl"):
+        as_rlinf(tmp_path / form, form)
+    torch.save({"rewards": _Trap(trap)}, tmp_path / "pt" / "trajectory_1_opaque-1.pt")
     with pytest.raises(DamagedFileError, match=r"trajectory 1: .*trajectory_1_opaque-1.pt contains more than tensors"):
-        loaded(tmp_path / "a")
+        loaded(tmp_path / "pt")
+    (tmp_path / "pkl" / "trajectory_1_opaque-1.pkl").write_bytes(pickle.dumps(_Trap(trap)))
+    with pytest.raises(CheckpointError, match="give allow_pickle=True"):
+        TrajectoryReplayBuffer().load_checkpoint(tmp_path / "pkl")
     assert not trap.exists()
 
 
@@ -163,9 +144,7 @@ def test_directories_of_rlinf_without_weights_ids(tmp_path: Path) -> None:
     merge(tmp_path / "ranks", tmp_path / "merged", copy=True)
     split(source, tmp_path / "first", 2, copy=True)
     with saving(source) as buffer:
-        future = buffer.add_trajectories([rollout(3, 3)])
-        assert future is not None
-        assert future.result(20) == [3]
+        assert add(buffer, rollout(3, 3)) == [3]
     for path, count in ((tmp_path / "fast", 3), (tmp_path / "merged", 3), (tmp_path / "first", 2), (source, 4)):
         assert len(loaded(path)) == count
         check_batch(loaded(path).sample(50))

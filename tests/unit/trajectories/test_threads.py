@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -67,8 +66,8 @@ class Background:
 
 @pytest.mark.parametrize("fold", ["save_checkpoint", "close"])
 def test_a_reader_finds_all_saved_trajectories_while_the_index_is_written(tmp_path: Path, fold: str) -> None:
-    buffer = saving(tmp_path / "a", save_queue_size=200)
-    future = buffer.add_trajectories([tiny()] * 150)  # so that reading the index takes long
+    buffer = saving(tmp_path / "a", save_queue_size=100)
+    future = buffer.add_trajectories([tiny()] * 60)  # so that reading the index takes long
     assert future is not None
     saved = len(future.result(60))
 
@@ -80,7 +79,7 @@ def test_a_reader_finds_all_saved_trajectories_while_the_index_is_written(tmp_pa
         buffer.save_checkpoint(tmp_path / "a") if fold == "save_checkpoint" else buffer.close()
 
     with Background(save):
-        end = time.monotonic() + 1
+        end = time.monotonic() + 0.4
         while time.monotonic() < end:
             least = saved
             reader = TrajectoryReplayBuffer()
@@ -101,22 +100,10 @@ def test_a_journal_that_grows_while_it_is_read_is_not_damaged(tmp_path: Path) ->
             time.sleep(0.00002)
 
     with Background(append):
-        end = time.monotonic() + 0.7
+        end = time.monotonic() + 0.4
         while time.monotonic() < end:
             assert all(found == {"n": 1} for found in read_lines(tmp_path / "j", whole=False))
     os.close(fd)
-
-
-def test_the_index_can_be_written_while_another_thread_adds(tmp_path: Path) -> None:
-    buffer = saving(tmp_path / "a", save_queue_size=4)
-    numbers: Iterator[int] = iter(range(10**6))
-    with Background(lambda: buffer.add_trajectories([rollout(next(numbers), 2)])):
-        for _ in range(8):  # each waits only for trajectories added before it
-            buffer.save_checkpoint(tmp_path / "a")
-    buffer.close()
-    again = TrajectoryReplayBuffer()
-    again.load_checkpoint(tmp_path / "a")
-    assert again.trajectory_ids == buffer.trajectory_ids
 
 
 @pytest.mark.parametrize("again", ["clear", "load_checkpoint"])
@@ -136,7 +123,7 @@ def test_sampling_continues_while_another_thread_clears_or_loads(tmp_path: Path,
             assert again == "clear"
 
     with Background(draw):
-        end = time.monotonic() + 0.8
+        end = time.monotonic() + 0.5
         while time.monotonic() < end:
             buffer.add_trajectories([rollout(number) for number in range(8)])
             buffer.clear() if again == "clear" else buffer.load_checkpoint(tmp_path / next(forms))
@@ -160,28 +147,8 @@ def test_a_fork_can_sample_whatever_locks_other_threads_held(tmp_path: Path) -> 
         Background(lambda: check_batch(buffer.sample(20))),
         Background(lambda: buffer.add_trajectories([rollout(next(numbers))])),
     ):
-        for _ in range(25):
+        for _ in range(10):
             assert run_and_kill(work, 10**9) == (False, b"done")
-    buffer.close()
-
-
-@needs_fork
-def test_a_failure_of_the_parent_is_not_reported_to_its_forks(tmp_path: Path) -> None:
-    buffer = saving(tmp_path / "a")
-    buffer.add_trajectories([rollout(0)])
-    buffer.flush()
-    (tmp_path / "a").rename(tmp_path / "away")
-    future = buffer.add_trajectories([rollout(1)])
-    assert future is not None
-    with pytest.raises(FileNotFoundError):
-        future.result(20)
-
-    def work(report: Callable[[bytes], None]) -> None:
-        check_batch(buffer.sample(20))
-        report(b"done")
-
-    (tmp_path / "away").rename(tmp_path / "a")
-    assert run_and_kill(work, 10**9) == (False, b"done")
     buffer.close()
 
 
@@ -216,7 +183,7 @@ def test_ids_are_not_reused_while_others_clear(tmp_path: Path) -> None:
     buffer = saving(tmp_path / "a", cache_size=2)
     given: list[int] = []
     failed: list[BaseException] = []
-    end = time.monotonic() + 0.6
+    end = time.monotonic() + 0.4
 
     def adding() -> None:
         while time.monotonic() < end:
@@ -288,58 +255,3 @@ def test_a_fork_neither_saves_nor_removes_trajectories_of_its_parent(tmp_path: P
     shutil.copytree(tmp_path / "a", tmp_path / "crashed")
     assert ids_on_disk(tmp_path / "crashed") == [0, 1]
     buffer.close()
-
-
-def test_several_threads_add_and_sample(tmp_path: Path) -> None:
-    buffer = TrajectoryReplayBuffer(
-        auto_save=True, auto_save_path=tmp_path / "a", cache_size=2, trajectory_format="safetensors", save_queue_size=3
-    )
-    buffer.add_trajectories([rollout(0, 2)])
-    errors: list[BaseException] = []
-
-    def work(run: Any) -> None:
-        try:
-            run()
-        except BaseException as error:
-            errors.append(error)
-
-    def add(first: int) -> None:
-        for number in range(first, first + 12):
-            buffer.add_trajectories([rollout(number, 2)])
-
-    def draw() -> None:
-        for _ in range(25):
-            check_batch(buffer.sample(40))
-
-    jobs = [lambda: add(1), lambda: add(20), draw, draw]
-    threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    buffer.close()
-    assert len(buffer) == len(set(buffer.trajectory_ids)) == 25
-    again = TrajectoryReplayBuffer()
-    again.load_checkpoint(tmp_path / "a")
-    assert len(set(check_batch(again.sample(100, replace=False)))) == 100
-
-
-@pytest.mark.slow
-def test_adding_takes_no_longer_than_a_copy_while_the_queue_has_room(tmp_path: Path) -> None:
-    """Compares CPU time of the thread, to be independent of other work on the machine."""
-    pictures = torch.randint(0, 256, (50, 4, 64, 64, 3), dtype=torch.uint8)
-    one = Trajectory(rewards=torch.rand(50, 4, 1), curr_obs={"main_images": pictures})
-    added, copied, kept = [], [], []
-    with TrajectoryReplayBuffer(
-        auto_save=True, auto_save_path=tmp_path / "a", trajectory_format="safetensors", save_queue_size=30
-    ) as buffer:
-        buffer.add_trajectories([one])
-        for _ in range(20):
-            start = time.thread_time()
-            buffer.add_trajectories([one])
-            added.append(time.thread_time() - start)
-            start = time.thread_time()
-            kept.append(pictures.clone())  # new memory, like the buffer's copy
-            copied.append(time.thread_time() - start)
-    assert statistics.median(added) < 3 * statistics.median(copied) + 1e-3
