@@ -341,7 +341,9 @@ def _present(opened: _Opened) -> tuple[Tensor, bool]:
     storage = opened.storage
     start = int(storage["cursor"]) if storage["rows"] == storage["capacity"] else 0
     slots = Run(start, storage["rows"], storage["capacity"]).slots(_CPU)
-    times = torch.arange(1, slots.shape[0] + 1) if opened.arrivals is None else opened.arrivals.cpu()[slots]
+    times = (
+        torch.arange(1, slots.shape[0] + 1, device=_CPU) if opened.arrivals is None else opened.arrivals.cpu()[slots]
+    )
     present = times > 0
     if opened.used_up is not None:
         present &= ~torch.isin(slots, opened.used_up.cpu())
