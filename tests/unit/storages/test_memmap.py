@@ -91,7 +91,7 @@ WRITES: dict[str, Callable[[ReplayBuffer], object]] = {
     "assignment": lambda rb: rb.__setitem__(0, table(torch.tensor(50))),
     "one field": lambda rb: rb.set_at_("id", torch.tensor([50]), [0]),
     "load": lambda rb: rb.load_state_dict(_other_rows()),
-    "emptying": lambda rb: rb.empty() or fill(rb, range(50, 52)),  # type: ignore[func-returns-value]
+    "emptying": lambda rb: (rb.empty(), fill(rb, range(50, 52))),  # type: ignore[func-returns-value]
 }
 
 
