@@ -10,10 +10,10 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
+from ._script import Note, both
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ._script import Both, Note
 
 
 @tensorclass
@@ -79,51 +79,43 @@ def _buffer(lib: Any, storage: str = "LazyTensorStorage") -> Any:
 
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
 @pytest.mark.parametrize("kind", EXTEND)
-def test_extend(both: Both, kind: str, storage: str) -> None:
+@both
+def test_extend(lib: Any, note: Note, kind: str, storage: str) -> None:
     if (kind, storage) == ("zero-size field", "LazyMemmapStorage"):
         pytest.skip("TorchRL cannot map a field of no bytes; see test_differences")
 
-    def script(lib: Any, note: Note) -> None:
-        rb = _buffer(lib, storage)
-        note("extend", lambda: rb.extend(EXTEND[kind]()))
-        note("rows", lambda: rb[:])
-        note("sample", lambda: rb.sample())
-        note("one row", lambda: rb[0])
-        note("again", lambda: rb.extend(EXTEND[kind]()))
-        note("rows", lambda: rb[:])
-
-    both(script)
+    rb = _buffer(lib, storage)
+    note("extend", lambda: rb.extend(EXTEND[kind]()))
+    note("rows", lambda: rb[:])
+    note("sample", lambda: rb.sample())
+    note("one row", lambda: rb[0])
+    note("again", lambda: rb.extend(EXTEND[kind]()))
+    note("rows", lambda: rb[:])
 
 
 @pytest.mark.parametrize("kind", ADD)
-def test_add(both: Both, kind: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _buffer(lib)
-        note("add", lambda: rb.add(ADD[kind]()))
-        note("rows", lambda: rb[:])
-        note("sample", lambda: rb.sample())
-        note("again", lambda: rb.add(ADD[kind]()))
-        note("length", lambda: len(rb))
-
-    both(script)
+@both
+def test_add(lib: Any, note: Note, kind: str) -> None:
+    rb = _buffer(lib)
+    note("add", lambda: rb.add(ADD[kind]()))
+    note("rows", lambda: rb[:])
+    note("sample", lambda: rb.sample())
+    note("again", lambda: rb.add(ADD[kind]()))
+    note("length", lambda: len(rb))
 
 
 @pytest.mark.parametrize("kind", BAD_EXTEND)
-def test_extend_refused(both: Both, kind: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _buffer(lib)
-        note.refusal("extend", lambda: rb.extend(BAD_EXTEND[kind]()))
-
-    both(script)
+@both
+def test_extend_refused(lib: Any, note: Note, kind: str) -> None:
+    rb = _buffer(lib)
+    note.refusal("extend", lambda: rb.extend(BAD_EXTEND[kind]()))
 
 
 @pytest.mark.parametrize("kind", BAD_ADD)
-def test_add_refused(both: Both, kind: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _buffer(lib)
-        note.refusal("add", lambda: rb.add(BAD_ADD[kind]()))
-
-    both(script)
+@both
+def test_add_refused(lib: Any, note: Note, kind: str) -> None:
+    rb = _buffer(lib)
+    note.refusal("add", lambda: rb.add(BAD_ADD[kind]()))
 
 
 MISFITS = {
@@ -137,49 +129,41 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("kind", MISFITS)
-def test_rows_that_do_not_fit(both: Both, kind: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        first, second = MISFITS[kind]
-        rb = _buffer(lib)
-        rb.extend(TensorDict(first, [2]))
-        note.refusal("tensordict", lambda: rb.extend(TensorDict(second, [2])))
+@both
+def test_rows_that_do_not_fit(lib: Any, note: Note, kind: str) -> None:
+    first, second = MISFITS[kind]
+    rb = _buffer(lib)
+    rb.extend(TensorDict(first, [2]))
+    note.refusal("tensordict", lambda: rb.extend(TensorDict(second, [2])))
+    rb = _buffer(lib)
+    rb.extend(first)
+    note.refusal("dict", lambda: rb.extend(second))
+
+
+@both
+def test_keys_of_a_dict_must_be_the_same(lib: Any, note: Note) -> None:
+    one, two = {"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(2)}
+    for first, second in ((one, two), (two, one)):
         rb = _buffer(lib)
         rb.extend(first)
-        note.refusal("dict", lambda: rb.extend(second))
-
-    both(script)
+        note.refusal(f"{list(first)} then {list(second)}", lambda: rb.extend(second))
 
 
-def test_keys_of_a_dict_must_be_the_same(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        one, two = {"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(2)}
-        for first, second in ((one, two), (two, one)):
-            rb = _buffer(lib)
-            rb.extend(first)
-            note.refusal(f"{list(first)} then {list(second)}", lambda: rb.extend(second))
-
-    both(script)
-
-
-def test_order_of_keys_is_free(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _buffer(lib)
-        rb.extend({"b": _count(2), "a": _count(2) + 10})
-        rb.extend({"a": _count(2) + 20, "b": _count(2) + 30})
-        note("by name", lambda: rb[:])
-        rb = _buffer(lib)
-        rb.extend(TensorDict({"b": _count(2), "a": _count(2) + 10}, [2]))
-        rb.extend(TensorDict({"a": _count(2) + 20, "b": _count(2) + 30}, [2]))
-        note("by name, tensordict", lambda: rb[:])
-
-    both(script)
+@both
+def test_order_of_keys_is_free(lib: Any, note: Note) -> None:
+    rb = _buffer(lib)
+    rb.extend({"b": _count(2), "a": _count(2) + 10})
+    rb.extend({"a": _count(2) + 20, "b": _count(2) + 30})
+    note("by name", lambda: rb[:])
+    rb = _buffer(lib)
+    rb.extend(TensorDict({"b": _count(2), "a": _count(2) + 10}, [2]))
+    rb.extend(TensorDict({"a": _count(2) + 20, "b": _count(2) + 30}, [2]))
+    note("by name, tensordict", lambda: rb[:])
 
 
-def test_kinds_of_keys_and_containers_come_back(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _buffer(lib)
-        rb.extend({"a": _count(3), "b": {"c": (torch.zeros(3, 2), [torch.ones(3)])}, 30: torch.zeros(3)})
-        note("keys", lambda: [(type(key).__name__, key) for key in rb.sample()])
-        note("containers", lambda: [type(rb.sample()["b"]["c"]).__name__, type(rb.sample()["b"]["c"][1]).__name__])
-
-    both(script)
+@both
+def test_kinds_of_keys_and_containers_come_back(lib: Any, note: Note) -> None:
+    rb = _buffer(lib)
+    rb.extend({"a": _count(3), "b": {"c": (torch.zeros(3, 2), [torch.ones(3)])}, 30: torch.zeros(3)})
+    note("keys", lambda: [(type(key).__name__, key) for key in rb.sample()])
+    note("containers", lambda: [type(rb.sample()["b"]["c"]).__name__, type(rb.sample()["b"]["c"][1]).__name__])

@@ -4,17 +4,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
-from ._script import rows
-
-if TYPE_CHECKING:
-    from ._script import Both, Note
+from ._script import Note, both, rows
 
 STORAGES = ["LazyTensorStorage", "LazyMemmapStorage"]
 INDICES: dict[str, Any] = {
@@ -64,61 +61,49 @@ def _filled(lib: Any, storage: str, data: Any) -> Any:
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("index", INDICES)
-def test_read(both: Both, storage: str, index: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _filled(lib, storage, rows(6))
-        note("rb", lambda: rb[INDICES[index]])
-        note("storage", lambda: rb.storage[INDICES[index]])
-        tree = _filled(
-            lib, storage, {"a": torch.arange(6), "b": (torch.zeros(6, 2), [torch.ones(6)]), 30: torch.ones(6)}
-        )
-        note("pytree", lambda: tree[INDICES[index]])
-        tensor = _filled(lib, storage, torch.arange(12).view(6, 2))
-        note("tensor", lambda: tensor[INDICES[index]])
-
-    both(script)
+@both
+def test_read(lib: Any, note: Note, storage: str, index: str) -> None:
+    rb = _filled(lib, storage, rows(6))
+    note("rb", lambda: rb[INDICES[index]])
+    note("storage", lambda: rb.storage[INDICES[index]])
+    tree = _filled(lib, storage, {"a": torch.arange(6), "b": (torch.zeros(6, 2), [torch.ones(6)]), 30: torch.ones(6)})
+    note("pytree", lambda: tree[INDICES[index]])
+    tensor = _filled(lib, storage, torch.arange(12).view(6, 2))
+    note("tensor", lambda: tensor[INDICES[index]])
 
 
 @pytest.mark.parametrize("index", BAD)
-def test_read_refused(both: Both, index: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _filled(lib, "LazyTensorStorage", rows(6))
-        note(index, lambda: rb[BAD[index]])
-
-    both(script)
+@both
+def test_read_refused(lib: Any, note: Note, index: str) -> None:
+    rb = _filled(lib, "LazyTensorStorage", rows(6))
+    note(index, lambda: rb[BAD[index]])
 
 
-def test_read_by_key(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _filled(lib, "LazyTensorStorage", rows(6))
-        note("field", lambda: rb["obs"])
-        note("nested field", lambda: rb["next", "obs"])
-        note("no such field", lambda: rb["nothing"])
-        tree = _filled(lib, "LazyTensorStorage", {"a": torch.arange(4)})
-        note("field of a dict", lambda: tree["a"])
-
-    both(script)
+@both
+def test_read_by_key(lib: Any, note: Note) -> None:
+    rb = _filled(lib, "LazyTensorStorage", rows(6))
+    note("field", lambda: rb["obs"])
+    note("nested field", lambda: rb["next", "obs"])
+    note("no such field", lambda: rb["nothing"])
+    tree = _filled(lib, "LazyTensorStorage", {"a": torch.arange(4)})
+    note("field of a dict", lambda: tree["a"])
 
 
 @pytest.mark.parametrize(
     "index", ["first", "slice", "all", "every second", "ellipsis", "tensor", "mask", "list", "array"]
 )
-def test_view_or_copy(both: Both, index: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _filled(lib, "LazyTensorStorage", rows(6))
-        rb[INDICES[index]]["obs"].fill_(-1.0)
-        note("an edit shows in the storage", lambda: rb[:]["obs"])
-
-    both(script)
+@both
+def test_view_or_copy(lib: Any, note: Note, index: str) -> None:
+    rb = _filled(lib, "LazyTensorStorage", rows(6))
+    rb[INDICES[index]]["obs"].fill_(-1.0)
+    note("an edit shows in the storage", lambda: rb[:]["obs"])
 
 
-def test_a_field_is_a_view(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _filled(lib, "LazyTensorStorage", rows(6))
-        rb["obs"].fill_(-1.0)
-        note("an edit shows in the storage", lambda: rb[:]["obs"])
-
-    both(script)
+@both
+def test_a_field_is_a_view(lib: Any, note: Note) -> None:
+    rb = _filled(lib, "LazyTensorStorage", rows(6))
+    rb["obs"].fill_(-1.0)
+    note("an edit shows in the storage", lambda: rb[:]["obs"])
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -137,72 +122,62 @@ def test_a_field_is_a_view(both: Both) -> None:
         "tuple of one",
     ],
 )
-def test_write(both: Both, storage: str, index: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _filled(lib, storage, rows(6))
-        shape = tuple(rb[INDICES[index]].batch_size)
-        count = int(np.prod(shape)) if shape else 1
-        rb[INDICES[index]] = rows(count, 90).reshape(shape) if shape else rows(1, 90)[0]
-        note("rows", lambda: rb[:])
-        note("length", lambda: len(rb))
-        tree = _filled(lib, storage, {"a": torch.arange(6), "b": (torch.zeros(6, 2), [torch.ones(6)])})
-        new = {"a": torch.full(shape, 9), "b": (torch.full((*shape, 2), 8.0), [torch.full(shape, 7.0)])}
+@both
+def test_write(lib: Any, note: Note, storage: str, index: str) -> None:
+    rb = _filled(lib, storage, rows(6))
+    shape = tuple(rb[INDICES[index]].batch_size)
+    count = int(np.prod(shape)) if shape else 1
+    rb[INDICES[index]] = rows(count, 90).reshape(shape) if shape else rows(1, 90)[0]
+    note("rows", lambda: rb[:])
+    note("length", lambda: len(rb))
+    tree = _filled(lib, storage, {"a": torch.arange(6), "b": (torch.zeros(6, 2), [torch.ones(6)])})
+    new = {"a": torch.full(shape, 9), "b": (torch.full((*shape, 2), 8.0), [torch.full(shape, 7.0)])}
 
-        def assign() -> object:
-            tree[INDICES[index]] = new
-            return tree[:]
+    def assign() -> object:
+        tree[INDICES[index]] = new
+        return tree[:]
 
-        note("pytree", assign)
-
-    both(script)
+    note("pytree", assign)
 
 
-def test_write_refused(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        for index, data in (
-            (12, rows(1)[0]),
-            (-11, rows(1)[0]),
-            (slice(0, 3), rows(6)),
-            (slice(1, 3), rows(1)[0]),
-            (slice(0, 2), {"obs": 1}),
-        ):
-            rb = _filled(lib, "LazyTensorStorage", rows(6))
-            note.refusal(f"rb[{index}]", lambda: rb.__setitem__(index, data))
-            note("unchanged", lambda: rb[:])
-
-    both(script)
+@both
+def test_write_refused(lib: Any, note: Note) -> None:
+    for index, data in (
+        (12, rows(1)[0]),
+        (-11, rows(1)[0]),
+        (slice(0, 3), rows(6)),
+        (slice(1, 3), rows(1)[0]),
+        (slice(0, 2), {"obs": 1}),
+    ):
+        rb = _filled(lib, "LazyTensorStorage", rows(6))
+        note.refusal(f"rb[{index}]", lambda: rb.__setitem__(index, data))
+        note("unchanged", lambda: rb[:])
 
 
-def test_cells_of_a_tensor(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _filled(lib, "LazyTensorStorage", torch.arange(8).view(4, 2))
-        note("step", lambda: list(rb.storage))
-        note("a row", lambda: rb[2])
+@both
+def test_cells_of_a_tensor(lib: Any, note: Note) -> None:
+    rb = _filled(lib, "LazyTensorStorage", torch.arange(8).view(4, 2))
+    note("step", lambda: list(rb.storage))
+    note("a row", lambda: rb[2])
 
-        def assign() -> object:
-            rb[0] = torch.tensor([7, 7])
-            return rb[:]
+    def assign() -> object:
+        rb[0] = torch.tensor([7, 7])
+        return rb[:]
 
-        note("write a row", assign)
-
-    both(script)
+    note("write a row", assign)
 
 
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage", "ListStorage"])
-def test_nothing_stored(both: Both, storage: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=getattr(lib, storage)(5), batch_size=2)
-        note.refusal("rb[0]", lambda: rb[0])
-        note.refusal("rb['obs']", lambda: rb["obs"])
-        note("length", lambda: len(rb))
-
-    both(script)
+@both
+def test_nothing_stored(lib: Any, note: Note, storage: str) -> None:
+    rb = lib.ReplayBuffer(storage=getattr(lib, storage)(5), batch_size=2)
+    note.refusal("rb[0]", lambda: rb[0])
+    note.refusal("rb['obs']", lambda: rb["obs"])
+    note("length", lambda: len(rb))
 
 
-def test_iterating_a_storage(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _filled(lib, "LazyTensorStorage", rows(4))
-        note("rows", lambda: list(rb.storage))
-        note("a batch size of rows", lambda: [TensorDict(row.to_dict(), []) for row in rb.storage])
-
-    both(script)
+@both
+def test_iterating_a_storage(lib: Any, note: Note) -> None:
+    rb = _filled(lib, "LazyTensorStorage", rows(4))
+    note("rows", lambda: list(rb.storage))
+    note("a batch size of rows", lambda: [TensorDict(row.to_dict(), []) for row in rb.storage])

@@ -12,12 +12,10 @@ from tensordict import TensorDict
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from ._script import rows
+from ._script import Note, both, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ._script import Both, Note
 
 
 def _plus(number: float) -> Callable[[Any], Any]:
@@ -45,101 +43,89 @@ def _reads(rb: Any, note: Note) -> None:
 
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
 @pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
-def test_forward(both: Both, buffer: str, storage: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = getattr(lib, buffer)(storage=getattr(lib, storage)(10), batch_size=2, transform=_AddFive())
-        rb.extend(rows(4))
-        _reads(rb, note)
-        note("append", lambda: rb.append_transform(_times(10)) is rb)
-        _reads(rb, note)
-        note("iterate", lambda: next(iter(rb)))
-
-    both(script)
+@both
+def test_forward(lib: Any, note: Note, buffer: str, storage: str) -> None:
+    rb = getattr(lib, buffer)(storage=getattr(lib, storage)(10), batch_size=2, transform=_AddFive())
+    rb.extend(rows(4))
+    _reads(rb, note)
+    note("append", lambda: rb.append_transform(_times(10)) is rb)
+    _reads(rb, note)
+    note("iterate", lambda: next(iter(rb)))
 
 
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
-def test_inverse(both: Both, storage: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10), batch_size=2)
-        rb.extend(rows(4))
-        rb.append_transform(_plus(100), invert=True)
-        note("extend", lambda: rb.extend(rows(2, 50)))
-        note("add", lambda: rb.add(rows(1, 60)[0]))
-        note("stored", lambda: rb.storage[:])
-        note("sample", rb.sample)
-        note("write_all", lambda: rb.write_all(rows(7)))
-        note("stored", lambda: rb.storage[:])
-
-    both(script)
+@both
+def test_inverse(lib: Any, note: Note, storage: str) -> None:
+    rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10), batch_size=2)
+    rb.extend(rows(4))
+    rb.append_transform(_plus(100), invert=True)
+    note("extend", lambda: rb.extend(rows(2, 50)))
+    note("add", lambda: rb.add(rows(1, 60)[0]))
+    note("stored", lambda: rb.storage[:])
+    note("sample", rb.sample)
+    note("write_all", lambda: rb.write_all(rows(7)))
+    note("stored", lambda: rb.storage[:])
 
 
-def test_pytrees(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyMemmapStorage(100), transform=lambda x: tree_map(lambda y: y * 0, x))
-        data = {"a": torch.ones(3), "b": {"c": (torch.ones(2), [torch.ones(1)])}, 30: -torch.ones(())}
-        note("add", lambda: rb.add(data))
-        note("sample", lambda: rb.sample(10))
-        note("rows", lambda: rb[:])
-        inverse = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2)
-        inverse.append_transform(lambda x: tree_map(lambda y: y + 1, x), invert=True)
-        note("extend", lambda: inverse.extend({"a": torch.arange(3)}))
-        note("stored", lambda: inverse.storage[:])
-
-    both(script)
+@both
+def test_pytrees(lib: Any, note: Note) -> None:
+    rb = lib.ReplayBuffer(storage=lib.LazyMemmapStorage(100), transform=lambda x: tree_map(lambda y: y * 0, x))
+    data = {"a": torch.ones(3), "b": {"c": (torch.ones(2), [torch.ones(1)])}, 30: -torch.ones(())}
+    note("add", lambda: rb.add(data))
+    note("sample", lambda: rb.sample(10))
+    note("rows", lambda: rb[:])
+    inverse = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2)
+    inverse.append_transform(lambda x: tree_map(lambda y: y + 1, x), invert=True)
+    note("extend", lambda: inverse.extend({"a": torch.arange(3)}))
+    note("stored", lambda: inverse.storage[:])
 
 
-def test_insert(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2)
-        rb.extend(rows(4))
-        note("append", lambda: rb.append_transform(_AddFive()) is rb)
-        from torchrl.envs.transforms import RewardScaling
+@both
+def test_insert(lib: Any, note: Note) -> None:
+    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2)
+    rb.extend(rows(4))
+    note("append", lambda: rb.append_transform(_AddFive()) is rb)
+    from torchrl.envs.transforms import RewardScaling
 
-        def scale(loc: float, factor: float) -> Any:
-            return RewardScaling(loc, factor, in_keys=["obs"])
+    def scale(loc: float, factor: float) -> Any:
+        return RewardScaling(loc, factor, in_keys=["obs"])
 
-        for index, transform in (
-            (0, scale(0.0, 2.0)),
-            (1, scale(1.0, 3.0)),
-            (3, scale(2.0, 1.0)),
-            (-1, scale(0.0, 10.0)),
-        ):
-            note(f"insert {index}", lambda: rb.insert_transform(index, transform) is rb)
-            note("rows", lambda: rb[:]["obs"])
-        for index in (9, -9):
-            note(f"insert {index}", lambda: rb.insert_transform(index, scale(0.0, 1.0)))
-
-    both(script)
+    for index, transform in (
+        (0, scale(0.0, 2.0)),
+        (1, scale(1.0, 3.0)),
+        (3, scale(2.0, 1.0)),
+        (-1, scale(0.0, 10.0)),
+    ):
+        note(f"insert {index}", lambda: rb.insert_transform(index, transform) is rb)
+        note("rows", lambda: rb[:]["obs"])
+    for index in (9, -9):
+        note(f"insert {index}", lambda: rb.insert_transform(index, scale(0.0, 1.0)))
 
 
-def test_anything_may_come_out(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        for transform in (
-            lambda data: data["obs"].sum(),
-            lambda data: data.set("new", data["obs"] * 2),
-            lambda data: data.to_dict(),
-        ):
-            rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=3, transform=transform)
-            rb.extend(rows(4))
-            note("sample", rb.sample)
-            note("sample and info", lambda: rb.sample(return_info=True))
-            note("stored", lambda: rb.storage[:])
-
-    both(script)
-
-
-def test_samples_are_the_transforms_to_change(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        def edit(data: Any) -> Any:
-            data["obs"].add_(100)
-            return data
-
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=3, transform=edit)
+@both
+def test_anything_may_come_out(lib: Any, note: Note) -> None:
+    for transform in (
+        lambda data: data["obs"].sum(),
+        lambda data: data.set("new", data["obs"] * 2),
+        lambda data: data.to_dict(),
+    ):
+        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=3, transform=transform)
         rb.extend(rows(4))
         note("sample", rb.sample)
-        note("stored", lambda: rb.storage[:]["obs"])
+        note("sample and info", lambda: rb.sample(return_info=True))
+        note("stored", lambda: rb.storage[:])
 
-    both(script)
+
+@both
+def test_samples_are_the_transforms_to_change(lib: Any, note: Note) -> None:
+    def edit(data: Any) -> Any:
+        data["obs"].add_(100)
+        return data
+
+    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=3, transform=edit)
+    rb.extend(rows(4))
+    note("sample", rb.sample)
+    note("stored", lambda: rb.storage[:]["obs"])
 
 
 def _objects() -> dict[str, Callable[[], Any]]:
@@ -177,22 +163,20 @@ def _objects() -> dict[str, Callable[[], Any]]:
         "ObservationNorm",
     ],
 )
-def test_objects_of_torchrl(both: Both, name: str, buffer: str, added: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        transform = _objects()[name]()
-        reward = torch.arange(4.0)
-        pixels = torch.arange(4 * 2 * 2 * 3, dtype=torch.uint8).view(4, 2, 2, 3)
-        data = TensorDict({"reward": reward, "next": {"reward": reward}, "pixels": pixels}, [4])
-        given = {"transform": transform} if added == "given" else {}
-        rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(10), batch_size=3, **given)
-        if added == "appended":
-            rb.append_transform(transform)
-        note("extend", lambda: rb.extend(data))
-        note.rows("stored", lambda: rb.storage[:])
-        note("sample", rb.sample)
-        note.rows("rows", lambda: rb[:])
-        note("add", lambda: rb.add(data[0]))
-        note.rows("stored", lambda: rb.storage[-1])
-        note("the caller's data", lambda: data)
-
-    both(script)
+@both
+def test_objects_of_torchrl(lib: Any, note: Note, name: str, buffer: str, added: str) -> None:
+    transform = _objects()[name]()
+    reward = torch.arange(4.0)
+    pixels = torch.arange(4 * 2 * 2 * 3, dtype=torch.uint8).view(4, 2, 2, 3)
+    data = TensorDict({"reward": reward, "next": {"reward": reward}, "pixels": pixels}, [4])
+    given = {"transform": transform} if added == "given" else {}
+    rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(10), batch_size=3, **given)
+    if added == "appended":
+        rb.append_transform(transform)
+    note("extend", lambda: rb.extend(data))
+    note.rows("stored", lambda: rb.storage[:])
+    note("sample", rb.sample)
+    note.rows("rows", lambda: rb[:])
+    note("add", lambda: rb.add(data[0]))
+    note.rows("stored", lambda: rb.storage[-1])
+    note("the caller's data", lambda: data)

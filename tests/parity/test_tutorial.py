@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict, tensorclass
 
+from ._script import Note, both
 from ._training import corridor
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from ._script import Both, Note
 
 
 @tensorclass
@@ -37,157 +36,137 @@ def identity(rows: Any) -> Any:
     return rows
 
 
-def test_python_objects(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.ListStorage(10), collate_fn=identity)
-        note("extend", lambda: rb.extend(["a", 0, "b"]))
-        note("sample", lambda: rb.sample(3))
-        note("add", lambda: rb.add("c"))
-        note("length", lambda: len(rb))
-
-    both(script)
+@both
+def test_python_objects(lib: Any, note: Note) -> None:
+    rb = lib.ReplayBuffer(storage=lib.ListStorage(10), collate_fn=identity)
+    note("extend", lambda: rb.extend(["a", 0, "b"]))
+    note("sample", lambda: rb.sample(3))
+    note("add", lambda: rb.add("c"))
+    note("length", lambda: len(rb))
 
 
-def test_storages_of_tensors(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            for storage in (lib.LazyTensorStorage(100), lib.LazyMemmapStorage(100, scratch_dir=folder)):
-                rb = lib.ReplayBuffer(storage=storage, batch_size=12)
-                note("extend", lambda: rb.extend(nested()))
-                note("length", lambda: len(rb))
-                note("sample", rb.sample)
-                note("sample of another size", lambda: rb.sample(5)["b", "c"])
-
-    both(script)
-
-
-def test_tensorclasses(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        images = torch.randint(255, (40, 8, 8, 3), dtype=torch.uint8)
-        fields = TensorDict({"images": images, "labels": torch.arange(40)}, [40])
-        rows = Pictures.from_tensordict(fields)  # type: ignore[attr-defined]
-        for storage in (lib.LazyTensorStorage(100), lib.LazyMemmapStorage(100), lib.ListStorage(100)):
+@both
+def test_storages_of_tensors(lib: Any, note: Note) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for storage in (lib.LazyTensorStorage(100), lib.LazyMemmapStorage(100, scratch_dir=folder)):
             rb = lib.ReplayBuffer(storage=storage, batch_size=12)
-            note("extend", lambda: rb.extend(rows))
-            note("kind", lambda: type(rb.sample()).__name__)
-            note("labels", lambda: rb.sample().labels)
-            note("images", lambda: rb.sample().images)
-
-    both(script)
+            note("extend", lambda: rb.extend(nested()))
+            note("length", lambda: len(rb))
+            note("sample", rb.sample)
+            note("sample of another size", lambda: rb.sample(5)["b", "c"])
 
 
-def test_pytrees(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(100), batch_size=4)
-        note("extend", lambda: rb.extend({"a": torch.arange(10), "b": (torch.ones(10, 2), [torch.zeros(10)])}))
-        note("sample", rb.sample)
-        note("rows", lambda: rb[2:4])
-
-    both(script)
-
-
-def test_iteration(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyMemmapStorage(100), batch_size=8, prefetch=4)
-        rb.extend(nested(50))
-
-        def first_batches() -> list[Any]:
-            return [batch["a"].shape for batch, _ in zip(rb, range(10), strict=False)]
-
-        note("batches", first_batches)
-        once = lib.ReplayBuffer(storage=lib.ListStorage(10), sampler=lib.SamplerWithoutReplacement(), batch_size=4)
-        once.extend(torch.arange(10))
-        note("a pass", lambda: sorted(torch.cat(list(once)).tolist()))
-
-    both(script)
+@both
+def test_tensorclasses(lib: Any, note: Note) -> None:
+    images = torch.randint(255, (40, 8, 8, 3), dtype=torch.uint8)
+    fields = TensorDict({"images": images, "labels": torch.arange(40)}, [40])
+    rows = Pictures.from_tensordict(fields)  # type: ignore[attr-defined]
+    for storage in (lib.LazyTensorStorage(100), lib.LazyMemmapStorage(100), lib.ListStorage(100)):
+        rb = lib.ReplayBuffer(storage=storage, batch_size=12)
+        note("extend", lambda: rb.extend(rows))
+        note("kind", lambda: type(rb.sample()).__name__)
+        note("labels", lambda: rb.sample().labels)
+        note("images", lambda: rb.sample().images)
 
 
-def test_index_in_samples(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(100), batch_size=12)
-        rb.extend(nested(20))
-        note("index", lambda: rb.sample()["index"])
-        note("info", lambda: rb.sample(return_info=True)[1]["index"])
-
-    both(script)
+@both
+def test_pytrees(lib: Any, note: Note) -> None:
+    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(100), batch_size=4)
+    note("extend", lambda: rb.extend({"a": torch.arange(10), "b": (torch.ones(10, 2), [torch.zeros(10)])}))
+    note("sample", rb.sample)
+    note("rows", lambda: rb[2:4])
 
 
-def test_transforms_of_pictures(both: Both) -> None:
+@both
+def test_iteration(lib: Any, note: Note) -> None:
+    rb = lib.ReplayBuffer(storage=lib.LazyMemmapStorage(100), batch_size=8, prefetch=4)
+    rb.extend(nested(50))
+
+    def first_batches() -> list[Any]:
+        return [batch["a"].shape for batch, _ in zip(rb, range(10), strict=False)]
+
+    note("batches", first_batches)
+    once = lib.ReplayBuffer(storage=lib.ListStorage(10), sampler=lib.SamplerWithoutReplacement(), batch_size=4)
+    once.extend(torch.arange(10))
+    note("a pass", lambda: sorted(torch.cat(list(once)).tolist()))
+
+
+@both
+def test_index_in_samples(lib: Any, note: Note) -> None:
+    rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(100), batch_size=12)
+    rb.extend(nested(20))
+    note("index", lambda: rb.sample()["index"])
+    note("info", lambda: rb.sample(return_info=True)[1]["index"])
+
+
+@both
+def test_transforms_of_pictures(lib: Any, note: Note) -> None:
     from torchrl.envs import Compose, ToTensorImage
 
-    def script(lib: Any, note: Note) -> None:
-        keys = ["pixels", ("next", "pixels")]
-        out = ["scaled", ("next", "scaled")]
-        rb = lib.TensorDictReplayBuffer(
-            storage=lib.LazyMemmapStorage(100),
-            transform=Compose(ToTensorImage(in_keys=keys, out_keys=out)),
-            batch_size=16,
-        )
-        images = torch.randint(255, (41, 6, 6, 3), dtype=torch.uint8)
-        rb.extend(TensorDict({"pixels": images[:-1], "next": {"pixels": images[1:]}}, [40]))
-        note("sample", lambda: rb.sample()["scaled"])
-        note("next", lambda: rb.sample()["next", "scaled"].shape)
-        rb.append_transform(lambda batch: batch.exclude("pixels"))
-        note("keys", lambda: sorted(rb.sample().exclude("index").keys()))
-
-    both(script)
+    keys = ["pixels", ("next", "pixels")]
+    out = ["scaled", ("next", "scaled")]
+    rb = lib.TensorDictReplayBuffer(
+        storage=lib.LazyMemmapStorage(100),
+        transform=Compose(ToTensorImage(in_keys=keys, out_keys=out)),
+        batch_size=16,
+    )
+    images = torch.randint(255, (41, 6, 6, 3), dtype=torch.uint8)
+    rb.extend(TensorDict({"pixels": images[:-1], "next": {"pixels": images[1:]}}, [40]))
+    note("sample", lambda: rb.sample()["scaled"])
+    note("next", lambda: rb.sample()["next", "scaled"].shape)
+    rb.append_transform(lambda batch: batch.exclude("pixels"))
+    note("keys", lambda: sorted(rb.sample().exclude("index").keys()))
 
 
-def test_collected_trajectories(both: Both) -> None:
+@both
+def test_collected_trajectories(lib: Any, note: Note) -> None:
     from torchrl.collectors import Collector
 
-    def script(lib: Any, note: Note) -> None:
-        torch.manual_seed(0)
-        env = corridor()
-        rb = lib.TensorDictReplayBuffer(
-            storage=lib.LazyMemmapStorage(200),
-            sampler=lib.SliceSampler(traj_key=("collector", "traj_ids"), num_slices=4),
-            batch_size=16,
-        )
-        for rows in Collector(env, frames_per_batch=50, total_frames=100):
-            rb.extend(rows)
-        note("length", lambda: len(rb))
+    torch.manual_seed(0)
+    env = corridor()
+    rb = lib.TensorDictReplayBuffer(
+        storage=lib.LazyMemmapStorage(200),
+        sampler=lib.SliceSampler(traj_key=("collector", "traj_ids"), num_slices=4),
+        batch_size=16,
+    )
+    for rows in Collector(env, frames_per_batch=50, total_frames=100):
+        rb.extend(rows)
+    note("length", lambda: len(rb))
 
-        def one_trajectory_each() -> bool:
-            ids = rb.sample()["collector", "traj_ids"].view(4, 4)
-            return bool((ids == ids[:, :1]).all())
+    def one_trajectory_each() -> bool:
+        ids = rb.sample()["collector", "traj_ids"].view(4, 4)
+        return bool((ids == ids[:, :1]).all())
 
-        note("slices", one_trajectory_each)
-        note("steps follow each other", lambda: bool((rb.sample()["step_count"].view(4, 4).diff(dim=1) == 1).all()))
-
-    both(script)
+    note("slices", one_trajectory_each)
+    note("steps follow each other", lambda: bool((rb.sample()["step_count"].view(4, 4).diff(dim=1) == 1).all()))
 
 
-def test_stacked_frames(both: Both) -> None:
+@both
+def test_stacked_frames(lib: Any, note: Note) -> None:
     """Frames are stored once, and stacked in the transform of the buffer."""
     from torchrl.collectors import Collector
     from torchrl.envs import CatFrames, Compose, UnsqueezeTransform
 
-    def script(lib: Any, note: Note) -> None:
-        torch.manual_seed(0)
-        keys = ["observation"]
-        rb = lib.TensorDictReplayBuffer(
-            storage=lib.LazyMemmapStorage(200),
-            sampler=lib.SliceSampler(slice_len=4, end_key=("next", "done")),
-            transform=Compose(UnsqueezeTransform(-1, in_keys=keys), CatFrames(dim=-1, N=4, in_keys=keys)),
-            batch_size=16,
-        )
-        for rows in Collector(corridor(), frames_per_batch=50, total_frames=100):
-            rb.extend(rows)
-        note("length", lambda: len(rb))
-        note("shape", lambda: rb.sample()["observation"].shape)
-
-    both(script)
+    torch.manual_seed(0)
+    keys = ["observation"]
+    rb = lib.TensorDictReplayBuffer(
+        storage=lib.LazyMemmapStorage(200),
+        sampler=lib.SliceSampler(slice_len=4, end_key=("next", "done")),
+        transform=Compose(UnsqueezeTransform(-1, in_keys=keys), CatFrames(dim=-1, N=4, in_keys=keys)),
+        batch_size=16,
+    )
+    for rows in Collector(corridor(), frames_per_batch=50, total_frames=100):
+        rb.extend(rows)
+    note("length", lambda: len(rb))
+    note("shape", lambda: rb.sample()["observation"].shape)
 
 
-def test_the_best_rows(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        writer = lib.TensorDictMaxValueWriter(rank_key="reward")
-        rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(5), writer=writer, batch_size=4)
-        rb.extend(TensorDict({"reward": torch.arange(20.0).roll(7)}, [20]))
-        note("kept", lambda: sorted(rb[:]["reward"].tolist()))
-
-    both(script)
+@both
+def test_the_best_rows(lib: Any, note: Note) -> None:
+    writer = lib.TensorDictMaxValueWriter(rank_key="reward")
+    rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(5), writer=writer, batch_size=4)
+    rb.extend(TensorDict({"reward": torch.arange(20.0).roll(7)}, [20]))
+    note("kept", lambda: sorted(rb[:]["reward"].tolist()))
 
 
 def test_priorities() -> None:
