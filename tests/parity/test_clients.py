@@ -65,23 +65,6 @@ def train_dqn(name: str, *, prioritized: bool = False, n_steps: int = 1) -> tupl
     return greedy_return(corridor(), policy), parameters.tolist()
 
 
-def train_sac(name: str, *, prioritized: bool = False) -> tuple[float, float]:
-    """Train SAC to reach a place, and return the greedy returns before and after."""
-    torch.manual_seed(0)
-    policy, loss, target = sac()
-    rb = buffer(library(name), prioritized=prioritized)
-    optimizer = torch.optim.Adam(loss.parameters(), 1e-2)
-    before = greedy_return(reach(), policy, 10)
-    for rows in collect(reach(), policy):
-        rb.extend(rows.reshape(-1))
-        for _ in range(10):
-            batch = rb.sample()
-            update(loss, batch, optimizer, target)
-            if prioritized:
-                rb.update_tensordict_priority(batch)
-    return before, greedy_return(reach(), policy, 10)
-
-
 @pytest.mark.parametrize("n_steps", [1, 3])
 def test_dqn_learns_the_same_from_either_buffer(n_steps: int) -> None:
     theirs, ours = train_dqn("torchrl", n_steps=n_steps), train_dqn("ostinato", n_steps=n_steps)
@@ -91,17 +74,6 @@ def test_dqn_learns_the_same_from_either_buffer(n_steps: int) -> None:
 
 def test_dqn_learns_from_prioritized_rows() -> None:
     assert train_dqn("ostinato", prioritized=True)[0] == pytest.approx(BEST)
-
-
-def test_sac_learns_the_same_from_either_buffer() -> None:
-    theirs, ours = train_sac("torchrl"), train_sac("ostinato")
-    assert ours == theirs
-    assert ours[1] > 0.5 * ours[0]  # returns are negative
-
-
-def test_sac_learns_from_prioritized_rows() -> None:
-    before, after = train_sac("ostinato", prioritized=True)
-    assert after > 0.5 * before
 
 
 def test_priorities_are_the_errors_that_the_loss_reports() -> None:

@@ -96,18 +96,18 @@ def check_each_once(rb: Any, *, most_envs: int = 2) -> None:
 
 # -- one process -------------------------------------------------------------------------------------------------------
 
-STORAGES: dict[str, Callable[[], Any]] = {
-    "list": lambda: ListStorage(256),
-    "tensor": lambda: LazyTensorStorage(256),
-    "mapped": lambda: LazyMemmapStorage(256),
-}
 
-
-@pytest.mark.parametrize("extend_buffer", [True, False])
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
-def test_a_collector_writes_each_frame_once(kind: Any, storage: str, extend_buffer: bool) -> None:
-    rb = kind(storage=STORAGES[storage](), batch_size=5)
+@pytest.mark.parametrize(
+    ("kind", "storage", "extend_buffer"),
+    [
+        (ReplayBuffer, ListStorage, True),
+        (TensorDictReplayBuffer, LazyTensorStorage, False),
+        (ReplayBuffer, LazyMemmapStorage, False),
+        (TensorDictReplayBuffer, LazyMemmapStorage, True),
+    ],
+)
+def test_a_collector_writes_each_frame_once(kind: Any, storage: Any, extend_buffer: bool) -> None:
+    rb = kind(storage=storage(256), batch_size=5)
     collector = Collector(
         Numbered(), POLICY(), replay_buffer=rb, total_frames=192, frames_per_batch=32, extend_buffer=extend_buffer
     )
@@ -117,7 +117,7 @@ def test_a_collector_writes_each_frame_once(kind: Any, storage: str, extend_buff
         assert rb.sample()["where"].shape == (5, 2)
     collector.shutdown()
     assert len(rb) == 192
-    if storage == "list":
+    if storage is ListStorage:
         data = [row["where"].tolist() for row in rb[:]]
         assert data == [[0, i] for i in range(192)]
     else:
@@ -160,9 +160,7 @@ def test_whole_trajectories_arrive_one_after_the_other() -> None:
 # -- several processes -------------------------------------------------------------------------------------------------
 
 SHARED: list[tuple[Any, bool, Callable[[], ReplayBuffer]]] = [
-    (MultiSyncCollector, True, lambda: ReplayBuffer(storage=LazyMemmapStorage(400), batch_size=5)),
     (MultiSyncCollector, False, lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(400), batch_size=5)),
-    (MultiAsyncCollector, True, lambda: ReplayBuffer(storage=LazyTensorStorage(400, shared_init=True), batch_size=5)),
     (
         MultiAsyncCollector,
         False,
@@ -174,7 +172,7 @@ SHARED: list[tuple[Any, bool, Callable[[], ReplayBuffer]]] = [
 
 
 @sharing
-@pytest.mark.parametrize(("collector", "extend_buffer", "make"), SHARED, ids=["sync", "add", "async", "async-add"])
+@pytest.mark.parametrize(("collector", "extend_buffer", "make"), SHARED, ids=["sync", "async"])
 def test_workers_write_to_a_shared_buffer(
     collector: Any, extend_buffer: bool, make: Callable[[], ReplayBuffer]
 ) -> None:

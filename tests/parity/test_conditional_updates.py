@@ -56,7 +56,6 @@ def test_same_rows_are_changed(case: dict[str, Any]) -> None:
     [
         ({"y": torch.ones(6)}, {}),
         ({"x": torch.ones(6, dtype=torch.float64)}, {}),
-        ({"x": torch.ones(6, 2)}, {}),
         ({"x": torch.ones(6)}, {"version": 1}),
         ({"x": torch.ones(6)}, {"version": torch.ones(2, dtype=torch.int64), "version_key": "v"}),
         ({"v": torch.ones(6, 1, dtype=torch.int64)}, {"version": 1, "version_key": "v"}),

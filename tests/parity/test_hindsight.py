@@ -37,8 +37,7 @@ def _part(batch: Any) -> Any:
     return [batch[key] for key in keys]
 
 
-@pytest.mark.parametrize("flag", ["done", "terminated"])
-@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize(("ratio", "flag"), [(0.0, "done"), (0.3, "terminated"), (1.0, "done")])
 @both
 def test_batches_are_the_same_without_chance(lib: Any, note: Note, ratio: float, flag: str) -> None:
     rb = _buffer(lib, strategy="final", her_ratio=ratio, batch_size=10)

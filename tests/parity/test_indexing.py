@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 from ._script import Note, both, rows
 
@@ -60,23 +59,45 @@ def _filled(lib: Any, storage: str, data: Any) -> Any:
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("index", INDICES)
 @both
-def test_read(lib: Any, note: Note, storage: str, index: str) -> None:
+def test_read(lib: Any, note: Note, storage: str) -> None:
     rb = _filled(lib, storage, rows(6))
-    note("rb", lambda: rb[INDICES[index]])
-    note("storage", lambda: rb.storage[INDICES[index]])
     tree = _filled(lib, storage, {"a": torch.arange(6), "b": (torch.zeros(6, 2), [torch.ones(6)]), 30: torch.ones(6)})
-    note("pytree", lambda: tree[INDICES[index]])
     tensor = _filled(lib, storage, torch.arange(12).view(6, 2))
-    note("tensor", lambda: tensor[INDICES[index]])
+    for name, index in INDICES.items():
+        for kind, table in (("rb", rb), ("storage", rb.storage), ("pytree", tree), ("tensor", tensor)):
+            note(f"{kind}, {name}", lambda: table[index])
+    for name, index in BAD.items():
+        note(name, lambda: rb[index])
+    note("iterated", lambda: list(rb.storage))
+    empty = lib.ReplayBuffer(storage=getattr(lib, storage)(5), batch_size=2)
+    note.refusal("nothing stored", lambda: empty[0])
+    note.refusal("no fields", lambda: empty["obs"])
 
 
-@pytest.mark.parametrize("index", BAD)
 @both
-def test_read_refused(lib: Any, note: Note, index: str) -> None:
-    rb = _filled(lib, "LazyTensorStorage", rows(6))
-    note(index, lambda: rb[BAD[index]])
+def test_view_or_copy(lib: Any, note: Note) -> None:
+    """Whether an edit of what was read shows in the storage."""
+    for index in ("first", "slice", "every second", "ellipsis", "tensor", "mask", "list", "array"):
+        rb = _filled(lib, "LazyTensorStorage", rows(6))
+        rb[INDICES[index]]["obs"].fill_(-1.0)
+        note(index, lambda: rb[:]["obs"])
+    rb["obs"].fill_(-2.0)
+    note("a field", lambda: rb[:]["obs"])
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@both
+def test_write(lib: Any, note: Note, storage: str) -> None:
+    for name in ("first", "slice", "int32 tensor", "0-d tensor", "list", "array", "range", "numpy integer"):
+        index = INDICES[name]
+        rb = _filled(lib, storage, rows(6))
+        shape = tuple(rb[index].batch_size)
+        rb[index] = rows(int(np.prod(shape)), 90).reshape(shape) if shape else rows(1, 90)[0]
+        note(name, lambda: rb[:])
+        tree = _filled(lib, storage, {"a": torch.arange(6), "b": (torch.zeros(6, 2), [torch.ones(6)])})
+        tree[index] = {"a": torch.full(shape, 9), "b": (torch.full((*shape, 2), 8.0), [torch.full(shape, 7.0)])}
+        note(f"pytree, {name}", lambda: tree[:])
 
 
 @both
@@ -87,57 +108,6 @@ def test_read_by_key(lib: Any, note: Note) -> None:
     note("no such field", lambda: rb["nothing"])
     tree = _filled(lib, "LazyTensorStorage", {"a": torch.arange(4)})
     note("field of a dict", lambda: tree["a"])
-
-
-@pytest.mark.parametrize(
-    "index", ["first", "slice", "all", "every second", "ellipsis", "tensor", "mask", "list", "array"]
-)
-@both
-def test_view_or_copy(lib: Any, note: Note, index: str) -> None:
-    rb = _filled(lib, "LazyTensorStorage", rows(6))
-    rb[INDICES[index]]["obs"].fill_(-1.0)
-    note("an edit shows in the storage", lambda: rb[:]["obs"])
-
-
-@both
-def test_a_field_is_a_view(lib: Any, note: Note) -> None:
-    rb = _filled(lib, "LazyTensorStorage", rows(6))
-    rb["obs"].fill_(-1.0)
-    note("an edit shows in the storage", lambda: rb[:]["obs"])
-
-
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize(
-    "index",
-    [
-        "first",
-        "slice",
-        "tensor",
-        "int32 tensor",
-        "0-d tensor",
-        "list",
-        "array",
-        "range",
-        "numpy integer",
-        "tuple of one",
-    ],
-)
-@both
-def test_write(lib: Any, note: Note, storage: str, index: str) -> None:
-    rb = _filled(lib, storage, rows(6))
-    shape = tuple(rb[INDICES[index]].batch_size)
-    count = int(np.prod(shape)) if shape else 1
-    rb[INDICES[index]] = rows(count, 90).reshape(shape) if shape else rows(1, 90)[0]
-    note("rows", lambda: rb[:])
-    note("length", lambda: len(rb))
-    tree = _filled(lib, storage, {"a": torch.arange(6), "b": (torch.zeros(6, 2), [torch.ones(6)])})
-    new = {"a": torch.full(shape, 9), "b": (torch.full((*shape, 2), 8.0), [torch.full(shape, 7.0)])}
-
-    def assign() -> object:
-        tree[INDICES[index]] = new
-        return tree[:]
-
-    note("pytree", assign)
 
 
 @both
@@ -152,32 +122,3 @@ def test_write_refused(lib: Any, note: Note) -> None:
         rb = _filled(lib, "LazyTensorStorage", rows(6))
         note.refusal(f"rb[{index}]", lambda: rb.__setitem__(index, data))
         note("unchanged", lambda: rb[:])
-
-
-@both
-def test_cells_of_a_tensor(lib: Any, note: Note) -> None:
-    rb = _filled(lib, "LazyTensorStorage", torch.arange(8).view(4, 2))
-    note("step", lambda: list(rb.storage))
-    note("a row", lambda: rb[2])
-
-    def assign() -> object:
-        rb[0] = torch.tensor([7, 7])
-        return rb[:]
-
-    note("write a row", assign)
-
-
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage", "ListStorage"])
-@both
-def test_nothing_stored(lib: Any, note: Note, storage: str) -> None:
-    rb = lib.ReplayBuffer(storage=getattr(lib, storage)(5), batch_size=2)
-    note.refusal("rb[0]", lambda: rb[0])
-    note.refusal("rb['obs']", lambda: rb["obs"])
-    note("length", lambda: len(rb))
-
-
-@both
-def test_iterating_a_storage(lib: Any, note: Note) -> None:
-    rb = _filled(lib, "LazyTensorStorage", rows(4))
-    note("rows", lambda: list(rb.storage))
-    note("a batch size of rows", lambda: [TensorDict(row.to_dict(), []) for row in rb.storage])

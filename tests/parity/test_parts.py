@@ -70,32 +70,6 @@ def test_set_storage_resets_the_collate_function(lib: Any, note: Note) -> None:
 
 
 @both
-def test_wrong_parts(lib: Any, note: Note) -> None:
-    for value in (5, "x", object()):
-        for name in ("storage", "sampler", "writer"):
-            note(f"{name}={value!r:.8}", lambda: lib.ReplayBuffer(**{name: value}))
-    note("sampler as storage", lambda: lib.ReplayBuffer(storage=lib.RandomSampler()))
-    note("storage as sampler", lambda: lib.ReplayBuffer(sampler=lib.ListStorage(3)))
-    note.refusal("number as transform", lambda: lib.ReplayBuffer(transform=5))
-
-
-@both
-def test_parts_from_callables(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lambda: lib.ListStorage(3), sampler=lib.RandomSampler, writer=lib.RoundRobinWriter)
-    note("parts", lambda: [type(part).__name__ for part in (rb.storage, rb.sampler, rb.writer)])
-    note("capacity", lambda: rb.storage.max_size)
-
-
-@both
-def test_without_replacement_by_option(lib: Any, note: Note) -> None:
-    sampler = lib.RandomSampler(replacement=False, drop_last=True)
-    note("kind", lambda: (isinstance(sampler, lib.SamplerWithoutReplacement), sampler.drop_last, sampler.shuffle))
-    note("with replacement", lambda: type(lib.RandomSampler(replacement=True)).__name__)
-    positional = lib.SamplerWithoutReplacement(True, False)
-    note("positional", lambda: (positional.drop_last, positional.shuffle))
-
-
-@both
 def test_a_given_table(lib: Any, note: Note) -> None:
     data = rows(4)
     rb = lib.ReplayBuffer(storage=lib.TensorStorage(data), batch_size=3)
@@ -109,41 +83,9 @@ def test_a_given_table(lib: Any, note: Note) -> None:
             "other kinds",
             lambda: (len(lib.TensorStorage(table)), lib.ReplayBuffer(storage=lib.TensorStorage(table))[:]),
         )
-    note("max_size", lambda: lib.TensorStorage(rows(4), max_size=4).max_size)
     note("other max_size", lambda: lib.TensorStorage(rows(4), max_size=10))
     note.refusal("text", lambda: lib.TensorStorage("x"))
-    note.refusal("no batch", lambda: lib.TensorStorage(rows(4)[0]).max_size)
-
-
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
-@both
-def test_capacity_one(lib: Any, note: Note, storage: str) -> None:
-    rb = lib.ReplayBuffer(storage=getattr(lib, storage)(1), batch_size=3)
-    note("extend", lambda: rb.extend(rows(3)))
-    note.rows("rows", lambda: rb[:])
-    note("add", lambda: rb.add(rows(1, 7)[0]))
-    note("sample", rb.sample)
-
-
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
-@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
-@both
-def test_state_dict(lib: Any, note: Note, buffer: str, storage: str) -> None:
-    def fresh() -> Any:
-        return getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=2)
-
-    rb = fresh()
-    rb.extend(rows(7))
-    state = copy.deepcopy(rb.state_dict())
-    rb.extend(rows(2, 90))
-    other = fresh()
-    other.extend(rows(1, 60))
-    note("load", lambda: other.load_state_dict(state))
-    note("length", lambda: len(other))
-    note.rows("rows", lambda: other[:])
-    note("goes on at the cursor", lambda: other.extend(rows(2, 80)))
-    note.rows("rows", lambda: other[:])
-    note("the state was copied", lambda: (fresh().load_state_dict(state), other[:]["obs"])[1])
+    note("no data", lambda: lib.TensorStorage(None))
 
 
 @both
@@ -162,59 +104,78 @@ def test_state_dict_of_an_epoch(lib: Any, note: Note) -> None:
     note("the rest of the epoch", lambda: sorted(first + rest[0] + rest[1]))
 
 
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
-@pytest.mark.parametrize("sampler", ["RandomSampler", "SamplerWithoutReplacement"])
-@pytest.mark.parametrize("when", ["unused", "written", "sampled", "prefetching"])
 @both
-def test_pickle(lib: Any, note: Note, storage: str, sampler: str, when: str) -> None:
-    prefetch = 2 if when == "prefetching" else None
-    generator = torch.Generator().manual_seed(3)
-    parts = {"storage": getattr(lib, storage)(8), "sampler": getattr(lib, sampler)(), "generator": generator}
-    rb = lib.TensorDictReplayBuffer(**parts, batch_size=2, prefetch=prefetch)
-    if when != "unused":
-        rb.extend(rows(4))
-    if when in ("sampled", "prefetching"):
-        rb.sample()
-    copied = pickle.loads(pickle.dumps(rb))
-    note("kind", lambda: (type(copied).__name__, len(copied)))
-    note("writing the copy", lambda: copied.extend(rows(1, 9)))
-    note.rows("rows of the copy", lambda: copied[:])
-    note("the original", lambda: len(rb))
-    note("sample", lambda: tuple(copied.sample().batch_size))
+def test_made_from_classes_and_options(lib: Any, note: Note) -> None:
+    rb = lib.ReplayBuffer(storage=lambda: lib.ListStorage(3), sampler=lib.RandomSampler, writer=lib.RoundRobinWriter)
+    note("parts", lambda: [type(part).__name__ for part in (rb.storage, rb.sampler, rb.writer)])
+    note("capacity", lambda: rb.storage.max_size)
+    for sampler in (lib.RandomSampler(replacement=False, drop_last=True), lib.SamplerWithoutReplacement(True, False)):
+        note("class", lambda: isinstance(sampler, lib.SamplerWithoutReplacement))
+        note("options", lambda: (sampler.drop_last, sampler.shuffle))
+    note("with replacement", lambda: type(lib.RandomSampler(replacement=True)).__name__)
+    for name in ("storage", "sampler", "writer"):
+        note(f"wrong {name}", lambda: lib.ReplayBuffer(**{name: "x"}))
+    note("sampler as storage", lambda: lib.ReplayBuffer(storage=lib.RandomSampler()))
+    note.refusal("number as transform", lambda: lib.ReplayBuffer(transform=5))
 
 
+@pytest.mark.parametrize(
+    ("buffer", "storage"), [("ReplayBuffer", "LazyTensorStorage"), ("TensorDictReplayBuffer", "ListStorage")]
+)
 @both
-def test_deepcopy(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=2)
-    rb.extend(rows(3))
-    other = copy.deepcopy(rb)
-    other.extend(rows(1, 9))
-    note("lengths", lambda: (len(rb), len(other)))
+def test_state_dict(lib: Any, note: Note, buffer: str, storage: str) -> None:
+    def fresh() -> Any:
+        return getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=2)
+
+    rb, other = fresh(), fresh()
+    rb.extend(rows(7))
+    state = copy.deepcopy(rb.state_dict())
+    other.extend(rows(1, 60))
+    note("load", lambda: other.load_state_dict(state))
+    note.rows("rows", lambda: (len(other), other[:]))
+    note("goes on at the cursor", lambda: other.extend(rows(2, 80)))
     note.rows("rows", lambda: other[:])
 
 
-@pytest.mark.parametrize("data", ["tensordict", "tensor", "dict"])
+@pytest.mark.parametrize(
+    ("storage", "sampler", "when"),
+    [
+        ("LazyTensorStorage", "RandomSampler", "prefetching"),
+        ("ListStorage", "SamplerWithoutReplacement", "sampled"),
+        ("LazyTensorStorage", "SamplerWithoutReplacement", "unused"),
+    ],
+)
+@both
+def test_copies(lib: Any, note: Note, storage: str, sampler: str, when: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    parts = {"storage": getattr(lib, storage)(8), "sampler": getattr(lib, sampler)(), "generator": generator}
+    rb = lib.TensorDictReplayBuffer(**parts, batch_size=2, prefetch=2 if when == "prefetching" else None)
+    if when != "unused":
+        rb.extend(rows(4))
+        rb.sample()
+    for copied in (pickle.loads(pickle.dumps(rb)), copy.deepcopy(rb)):
+        note("class", lambda: (type(copied).__name__, len(copied)))
+        note("writing the copy", lambda: copied.extend(rows(1, 9)))
+        note.rows("rows of the copy", lambda: copied[:])
+        note("the original", lambda: len(rb))
+        note("sample", lambda: tuple(copied.sample().batch_size))
+
+
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
 @both
-def test_dumps_and_loads(lib: Any, note: Note, storage: str, data: str, tmp_path: Any) -> None:
-    made = {
-        "tensordict": rows(7),
-        "tensor": torch.arange(7),
-        "dict": {"a": torch.arange(7), "b": (torch.zeros(7, 2),)},
-    }[data]
-
+def test_dumps_and_loads(lib: Any, note: Note, storage: str, tmp_path: Any) -> None:
     def fresh() -> Any:
         return lib.ReplayBuffer(storage=getattr(lib, storage)(5), batch_size=2)
 
-    rb = fresh()
-    rb.extend(made)
-    note("dumps", lambda: rb.dumps(tmp_path / lib.name))
-    note("dumps again", lambda: rb.dumps(str(tmp_path / lib.name)))
-    other = fresh()
-    other.extend(made)
-    note("loads", lambda: other.loads(tmp_path / lib.name))
-    note.rows("rows", lambda: other[:])
-    note("goes on at the cursor", lambda: other.extend(made))
+    data = {"tensordict": rows(7), "tensor": torch.arange(7), "dict": {"a": torch.arange(7), "b": (torch.zeros(7, 2),)}}
+    for kind, made in data.items():
+        rb, other, path = fresh(), fresh(), tmp_path / f"{lib.name} {kind}"
+        rb.extend(made)
+        note("dumps", lambda: (rb.dumps(path), rb.dumps(str(path))))
+        other.extend(made)
+        note("loads", lambda: other.loads(path))
+        note.rows("rows", lambda: other[:])
+        note("goes on at the cursor", lambda: other.extend(made))
+        small = lib.ReplayBuffer(storage=getattr(lib, storage)(2))
+        note.refusal("too small", lambda: small.loads(path))
     note.refusal("nothing there", lambda: fresh().loads(tmp_path / "nothing"))
-    small = lib.ReplayBuffer(storage=getattr(lib, storage)(2))
-    note.refusal("too small", lambda: small.loads(tmp_path / lib.name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -102,16 +101,6 @@ def test_what_cannot_be_shared_raises_alike(part: str, name: str) -> None:
         start(work, rb, None, method="spawn")
 
 
-def test_priorities_are_shared_where_torchrl_raises() -> None:
-    import ostinato
-
-    sampler = ostinato.PrioritizedSampler(21, 1.0, 1.0)
-    storage = ostinato.LazyMemmapStorage(21)
-    rb = ostinato.TensorDictReplayBuffer(storage=storage, sampler=sampler, shared=True, batch_size=4)
-    rb.extend(rows(0))
-    assert played(rb)[:2] == [20, 20]
-
-
 def test_the_first_writer_defines_the_schema_where_torchrl_needs_shared_init() -> None:
     import torchrl.data
 
@@ -122,13 +111,3 @@ def test_the_first_writer_defines_the_schema_where_torchrl_needs_shared_init() -
         start(work, theirs, None, method="spawn")
     ours = ostinato.ReplayBuffer(storage=ostinato.LazyMemmapStorage(21), shared=True)
     assert played(ours)[:2] == [10, 10]
-
-
-@BOTH
-def test_a_pickle_is_a_copy(name: str) -> None:
-    lib: Any = library(name)
-    rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(21))
-    rb.extend(rows(0))
-    other = pickle.loads(pickle.dumps(rb))
-    other.extend(rows(10))
-    assert (len(rb), len(other)) == (10, 20)

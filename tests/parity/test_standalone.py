@@ -50,42 +50,33 @@ def test_uniform_draws_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", ["ListStorage", "LazyTensorStorage", "LazyMemmapStorage"])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("size", [7, 50, 100])
-def test_a_pass_visits_each_row_once(lib: Any, name: str, drop_last: bool, size: int) -> None:
+def test_a_pass_visits_each_row_once(lib: Any, name: str) -> None:
     data = episodes()
     storage = stored(lib, list(data) if name == "ListStorage" else data, name)
-    sampler = lib.SamplerWithoutReplacement(drop_last=drop_last)
-    seen: list[int] = []
-    while not sampler.ran_out:
-        assert sampler.can_sample(storage, size)
-        index, info = sampler.sample(storage, size)
-        assert info == {}
-        seen += index.tolist()
-    assert len(set(seen)) == len(seen) == (100 // size * size if drop_last else 100)
+    for drop_last, size in ((False, 7), (True, 7), (False, 100)):
+        sampler = lib.SamplerWithoutReplacement(drop_last=drop_last)
+        seen: list[int] = []
+        while not sampler.ran_out:
+            assert sampler.can_sample(storage, size)
+            index, info = sampler.sample(storage, size)
+            assert info == {}
+            seen += index.tolist()
+        assert len(set(seen)) == len(seen) == (100 // size * size if drop_last else 100)
 
 
-def _slices(lib: Any, **options: Any) -> Any:
-    return lib.SliceSampler(**options)
-
-
-def _slices_once(lib: Any, **options: Any) -> Any:
-    return lib.SliceSamplerWithoutReplacement(**options)
-
-
-@pytest.mark.parametrize("make", [_slices, _slices_once])
-@pytest.mark.parametrize("options", [{"traj_key": "number"}, {"end_key": ("next", "done")}, {}])
-@pytest.mark.parametrize("size", [{"slice_len": 5}, {"num_slices": 4}])
-@pytest.mark.parametrize("missing", [False, True])
-def test_slices_and_their_info(
-    lib: Any, make: Callable[..., Any], options: dict[str, Any], size: dict[str, int], missing: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        ("SliceSampler", {"traj_key": "number", "slice_len": 5}),
+        ("SliceSampler", {"end_key": ("next", "done"), "num_slices": 4}),
+        ("SliceSamplerWithoutReplacement", {"num_slices": 4}),
+        ("SliceSamplerWithoutReplacement", {"traj_key": "absent", "end_key": ("next", "done"), "slice_len": 5}),
+    ],
+)
+def test_slices_and_their_info(lib: Any, make: str, options: dict[str, Any]) -> None:
     """With both keys, one of them is enough."""
-    data = episodes(is_init=torch.zeros(100, 1, dtype=torch.bool))
-    storage = stored(lib, data)
-    if missing:
-        options = {"traj_key": "absent", "end_key": ("next", "done")}
-    sampler = make(lib, **options, **size)
+    storage = stored(lib, episodes(is_init=torch.zeros(100, 1, dtype=torch.bool)))
+    sampler = getattr(lib, make)(**options)
     for _ in range(10):
         index, info = sampler.sample(storage, 20)
         assert isinstance(index, tuple)
@@ -197,14 +188,15 @@ def test_attributes_of_slices(lib: Any) -> None:
     assert sampler.traj_key == ("collector", "traj_ids")
 
 
-@pytest.mark.parametrize("options", [{}, {"compile": False, "use_gpu": False}, {"use_gpu": torch.device("cpu")}])
-def test_fragments_of_interleaved_trajectories(lib: Any, options: dict[str, Any]) -> None:
+def test_fragments_of_interleaved_trajectories(lib: Any) -> None:
     """Two trajectories written in turns; the first lacks step 3."""
     traj = torch.arange(12) % 2
     step = torch.arange(12) // 2 + ((torch.arange(12) // 2 > 2) & (traj == 0))
     storage = lib.LazyTensorStorage(12)
     storage.set(range(12), TensorDict({"traj": traj, "step": step}, [12]))
-    sampler = lib.SliceSampler(slice_len=3, traj_key="traj", step_key="step", fragmented=True, **options)
+    sampler = lib.SliceSampler(
+        slice_len=3, traj_key="traj", step_key="step", fragmented=True, use_gpu=torch.device("cpu")
+    )
     seen = set()
     for _ in range(40):
         index, _ = sampler.sample(storage, 6)
@@ -212,9 +204,10 @@ def test_fragments_of_interleaved_trajectories(lib: Any, options: dict[str, Any]
     assert seen == {(0, 2, 4), (6, 8, 10), (1, 3, 5), (3, 5, 7), (5, 7, 9), (7, 9, 11)}
 
 
-@pytest.mark.parametrize("ndim", [1, 2])
-@pytest.mark.parametrize("boundary", ["pad", "stop", "include_reset"])
-@pytest.mark.parametrize("done_key", [("next", "done"), None])
+@pytest.mark.parametrize(
+    ("ndim", "boundary", "done_key"),
+    [(1, "pad", ("next", "done")), (2, "stop", ("next", "done")), (2, "include_reset", None)],
+)
 def test_windows_of_a_bare_storage(boundary: str, ndim: int, done_key: Any) -> None:
     found = []
     for name in LIBRARIES:

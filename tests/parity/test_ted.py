@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torchrl.data as torchrl
 import torchrl.data.replay_buffers.utils as theirs
 from tensordict import TensorDict
 
@@ -45,7 +46,7 @@ def episodes(steps: int, lanes: int, written: int, seed: int = 0) -> TensorDict:
     return held
 
 
-SIZES = [(1, 1, 1), (6, 1, 6), (6, 1, 4), (6, 1, 13), (5, 3, 5), (5, 3, 2), (5, 3, 12), (7, 2, 70)]
+SIZES = [(1, 1, 1), (6, 1, 6), (6, 1, 13), (5, 3, 2), (5, 3, 12)]
 
 
 @pytest.mark.parametrize(("steps", "lanes", "written"), SIZES)
@@ -74,9 +75,8 @@ def test_layout_and_back(lib: Any, note: Note, steps: int, lanes: int, written: 
         note("back into", lambda: lib.Flat2TED()(flat, out=out)[present].to_dict())
 
 
-@pytest.mark.parametrize("in_files", [False, True])
 @pytest.mark.parametrize(("steps", "lanes", "written"), SIZES)
-def test_nested_layout(steps: int, lanes: int, written: int, in_files: bool, tmp_path: Path) -> None:
+def test_nested_layout(steps: int, lanes: int, written: int, tmp_path: Path) -> None:
     """The items of nested tensors are those of TorchRL, and the rows come back."""
     rows = episodes(steps, lanes, written)
     rows = rows[:, 0] if lanes == 1 else rows
@@ -86,7 +86,7 @@ def test_nested_layout(steps: int, lanes: int, written: int, in_files: bool, tmp
     for lib in (theirs, ostinato):
         hook = lib.TED2Nested()
         hook.shift, hook.is_full = shift, full
-        nested = hook(rows.clone(), path=tmp_path / lib.__name__ if in_files else None)
+        nested = hook(rows.clone(), path=tmp_path / lib.__name__ if lanes > 1 else None)
         items = {
             key: [item.clone() for item in value.unbind(0)]
             for key, value in nested.items(True, True)
@@ -99,8 +99,16 @@ def test_nested_layout(steps: int, lanes: int, written: int, in_files: bool, tmp
         assert (ostinato.Nested2TED()(made)[present] == rows[present]).all()
 
 
-@pytest.mark.parametrize(("ndim", "steps"), [(1, 4), (1, 8), (1, 11), (1, 16), (1, 19), (2, 4), (2, 9), (2, 19)])
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
+@pytest.mark.parametrize(
+    ("storage", "ndim", "steps"),
+    [
+        ("LazyTensorStorage", 1, 8),
+        ("LazyTensorStorage", 1, 19),
+        ("LazyMemmapStorage", 1, 4),
+        ("LazyMemmapStorage", 2, 9),
+        ("LazyTensorStorage", 2, 4),
+    ],
+)
 @both
 def test_through_a_checkpoint(lib: Any, note: Note, storage: str, ndim: int, steps: int, tmp_path: Path) -> None:
     lanes = 1 if ndim == 1 else 2
@@ -140,10 +148,6 @@ def test_into_a_directory(lib: Any, note: Note, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_one_converts_and_the_other_converts_back(*, reverse: bool) -> None:
-    import torchrl.data as torchrl
-
-    import ostinato
-
     rows = episodes(6, 2, 9)
     one, two = (torchrl, ostinato) if reverse else (ostinato, torchrl)
     hook = one.TED2Flat()
@@ -153,10 +157,6 @@ def test_one_converts_and_the_other_converts_back(*, reverse: bool) -> None:
 
 
 def test_their_hooks_serve_here(tmp_path: Path) -> None:
-    import torchrl.data as torchrl
-
-    import ostinato
-
     buffers = [ostinato.ReplayBuffer(storage=ostinato.LazyTensorStorage(8)) for _ in range(2)]
     for rb in buffers:
         rb.register_save_hook(torchrl.TED2Flat())

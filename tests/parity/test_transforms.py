@@ -41,8 +41,9 @@ def _reads(rb: Any, note: Note) -> None:
     note.rows("storage", lambda: rb.storage[:])
 
 
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
-@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
+@pytest.mark.parametrize(
+    ("buffer", "storage"), [("ReplayBuffer", "ListStorage"), ("TensorDictReplayBuffer", "LazyTensorStorage")]
+)
 @both
 def test_forward(lib: Any, note: Note, buffer: str, storage: str) -> None:
     rb = getattr(lib, buffer)(storage=getattr(lib, storage)(10), batch_size=2, transform=_AddFive())
@@ -116,67 +117,43 @@ def test_anything_may_come_out(lib: Any, note: Note) -> None:
         note("stored", lambda: rb.storage[:])
 
 
+REWARD = {"in_keys": ["reward"]}
+BOTH_WAYS = {**REWARD, "in_keys_inv": ["reward"]}
+OBJECTS: dict[str, tuple[Any, ...]] = {
+    "RewardScaling": (1.0, 10.0),
+    "ToTensorImage": (None, None, {"in_keys": ["pixels"]}),
+    "RenameTransform": (["reward"], ["r"]),
+    "DoubleToFloat": (),
+    "DTypeCastTransform": (torch.float32, torch.float64, BOTH_WAYS),
+    "ExcludeTransform": ("pixels",),
+    "SelectTransform": ("pixels",),
+    "UnsqueezeTransform": (-1, REWARD),
+    "ObservationNorm": (1.0, 2.0, BOTH_WAYS),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
 @both
-def test_samples_are_the_transforms_to_change(lib: Any, note: Note) -> None:
-    def edit(data: Any) -> Any:
-        data["obs"].add_(100)
-        return data
-
-    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=3, transform=edit)
-    rb.extend(rows(4))
-    note("sample", rb.sample)
-    note("stored", lambda: rb.storage[:]["obs"])
-
-
-def _objects() -> dict[str, Callable[[], Any]]:
+def test_objects_of_torchrl(lib: Any, note: Note, name: str) -> None:
+    """Given to a buffer, and appended within a chain."""
     transforms = pytest.importorskip("torchrl.envs.transforms")
-    key = {"in_keys": ["reward"]}
-    inverse = {**key, "in_keys_inv": ["reward"]}
-    return {
-        "RewardScaling": lambda: transforms.RewardScaling(loc=1.0, scale=10.0),
-        "ToTensorImage": lambda: transforms.ToTensorImage(in_keys=["pixels"]),
-        "RenameTransform": lambda: transforms.RenameTransform(in_keys=["reward"], out_keys=["r"]),
-        "Compose": lambda: transforms.Compose(transforms.RewardScaling(0.0, 2.0), transforms.RewardScaling(1.0, 1.0)),
-        "DoubleToFloat": transforms.DoubleToFloat,
-        "DTypeCastTransform": lambda: transforms.DTypeCastTransform(torch.float32, torch.float64, **inverse),
-        "ExcludeTransform": lambda: transforms.ExcludeTransform("pixels"),
-        "SelectTransform": lambda: transforms.SelectTransform("pixels"),
-        "UnsqueezeTransform": lambda: transforms.UnsqueezeTransform(dim=-1, **key),
-        "ObservationNorm": lambda: transforms.ObservationNorm(loc=1.0, scale=2.0, **inverse),
-    }
 
+    def make() -> Any:
+        arguments = [given for given in OBJECTS[name] if not isinstance(given, dict)]
+        options = next((given for given in OBJECTS[name] if isinstance(given, dict)), {})
+        return getattr(transforms, name)(*arguments, **options)
 
-@pytest.mark.parametrize("added", ["given", "appended"])
-@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "RewardScaling",
-        "ToTensorImage",
-        "RenameTransform",
-        "Compose",
-        "DoubleToFloat",
-        "DTypeCastTransform",
-        "ExcludeTransform",
-        "SelectTransform",
-        "UnsqueezeTransform",
-        "ObservationNorm",
-    ],
-)
-@both
-def test_objects_of_torchrl(lib: Any, note: Note, name: str, buffer: str, added: str) -> None:
-    transform = _objects()[name]()
     reward = torch.arange(4.0)
     pixels = torch.arange(4 * 2 * 2 * 3, dtype=torch.uint8).view(4, 2, 2, 3)
     data = TensorDict({"reward": reward, "next": {"reward": reward}, "pixels": pixels}, [4])
-    given = {"transform": transform} if added == "given" else {}
-    rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(10), batch_size=3, **given)
-    if added == "appended":
-        rb.append_transform(transform)
-    note("extend", lambda: rb.extend(data))
-    note.rows("stored", lambda: rb.storage[:])
-    note("sample", rb.sample)
-    note.rows("rows", lambda: rb[:])
-    note("add", lambda: rb.add(data[0]))
-    note.rows("stored", lambda: rb.storage[-1])
-    note("the caller's data", lambda: data)
+    for buffer in ("ReplayBuffer", "TensorDictReplayBuffer"):
+        given = {"transform": make()} if buffer == "ReplayBuffer" else {}
+        rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(10), batch_size=3, **given)
+        if not given:
+            rb.append_transform(transforms.Compose(transforms.RewardScaling(0.0, 2.0), make()))
+        note("extend", lambda: rb.extend(data))
+        note("add", lambda: rb.add(data[0]))
+        note.rows("stored", lambda: rb.storage[:])
+        note("sample", rb.sample)
+        note.rows("rows", lambda: rb[:])
+        note("the caller's data", lambda: data)

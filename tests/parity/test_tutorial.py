@@ -1,16 +1,15 @@
-"""What TorchRL's tutorial on replay buffers shows, step by step: only the library of the names differs."""
+"""What TorchRL's tutorial on replay buffers shows, as far as no other file of this folder does it."""
 
 # ruff: noqa: B023 (a note runs its action at once)
 
 from __future__ import annotations
 
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict, tensorclass
 
-from ._script import Note, both
+from ._script import Note, both, library
 from ._training import corridor
 
 if TYPE_CHECKING:
@@ -37,26 +36,6 @@ def identity(rows: Any) -> Any:
 
 
 @both
-def test_python_objects(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.ListStorage(10), collate_fn=identity)
-    note("extend", lambda: rb.extend(["a", 0, "b"]))
-    note("sample", lambda: rb.sample(3))
-    note("add", lambda: rb.add("c"))
-    note("length", lambda: len(rb))
-
-
-@both
-def test_storages_of_tensors(lib: Any, note: Note) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for storage in (lib.LazyTensorStorage(100), lib.LazyMemmapStorage(100, scratch_dir=folder)):
-            rb = lib.ReplayBuffer(storage=storage, batch_size=12)
-            note("extend", lambda: rb.extend(nested()))
-            note("length", lambda: len(rb))
-            note("sample", rb.sample)
-            note("sample of another size", lambda: rb.sample(5)["b", "c"])
-
-
-@both
 def test_tensorclasses(lib: Any, note: Note) -> None:
     images = torch.randint(255, (40, 8, 8, 3), dtype=torch.uint8)
     fields = TensorDict({"images": images, "labels": torch.arange(40)}, [40])
@@ -67,36 +46,6 @@ def test_tensorclasses(lib: Any, note: Note) -> None:
         note("kind", lambda: type(rb.sample()).__name__)
         note("labels", lambda: rb.sample().labels)
         note("images", lambda: rb.sample().images)
-
-
-@both
-def test_pytrees(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(100), batch_size=4)
-    note("extend", lambda: rb.extend({"a": torch.arange(10), "b": (torch.ones(10, 2), [torch.zeros(10)])}))
-    note("sample", rb.sample)
-    note("rows", lambda: rb[2:4])
-
-
-@both
-def test_iteration(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.LazyMemmapStorage(100), batch_size=8, prefetch=4)
-    rb.extend(nested(50))
-
-    def first_batches() -> list[Any]:
-        return [batch["a"].shape for batch, _ in zip(rb, range(10), strict=False)]
-
-    note("batches", first_batches)
-    once = lib.ReplayBuffer(storage=lib.ListStorage(10), sampler=lib.SamplerWithoutReplacement(), batch_size=4)
-    once.extend(torch.arange(10))
-    note("a pass", lambda: sorted(torch.cat(list(once)).tolist()))
-
-
-@both
-def test_index_in_samples(lib: Any, note: Note) -> None:
-    rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(100), batch_size=12)
-    rb.extend(nested(20))
-    note("index", lambda: rb.sample()["index"])
-    note("info", lambda: rb.sample(return_info=True)[1]["index"])
 
 
 @both
@@ -161,18 +110,8 @@ def test_stacked_frames(lib: Any, note: Note) -> None:
     note("shape", lambda: rb.sample()["observation"].shape)
 
 
-@both
-def test_the_best_rows(lib: Any, note: Note) -> None:
-    writer = lib.TensorDictMaxValueWriter(rank_key="reward")
-    rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(5), writer=writer, batch_size=4)
-    rb.extend(TensorDict({"reward": torch.arange(20.0).roll(7)}, [20]))
-    note("kept", lambda: sorted(rb[:]["reward"].tolist()))
-
-
 def test_priorities() -> None:
     """TorchRL's trees do not load beside this version of torch: the same steps, and what they must show."""
-    from ._script import library
-
     lib = library("ostinato")
     torch.manual_seed(0)
     sampler = lib.PrioritizedSampler(max_capacity=10, alpha=0.8, beta=1.1)

@@ -55,31 +55,18 @@ WINDOWS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("rows", [[5, 2, 1, 4], [7, 6, 5], [1, 2] * 8, [9, 30]])
 @pytest.mark.parametrize("options", WINDOWS, ids=str)
 @both
-def test_windows_are_the_same_digit_for_digit(lib: Any, note: Note, options: dict[str, Any], rows: list[int]) -> None:
-    for buffer in ("ReplayBuffer", "TensorDictReplayBuffer"):
+def test_windows_are_the_same_digit_for_digit(lib: Any, note: Note, options: dict[str, Any]) -> None:
+    for buffer, rows in (
+        ("ReplayBuffer", [5, 2, 1, 4]),
+        ("TensorDictReplayBuffer", [1, 2] * 8),
+        ("ReplayBuffer", [9, 30]),
+    ):
         rb = filled(lib, episodes(*rows), 6, buffer, sample_unit=lib.Sequence(**options))
         note(f"{buffer} sample", partial(rb.sample, return_info=True))
         rb.extend(episodes(3, 4))
         note(f"{buffer} later", partial(rb.sample, return_info=True))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"length": 0},
-        {"length": -1},
-        {"length": 2, "burn_in": -1},
-        {"length": 2, "bootstrap": -1},
-        {"length": 2, "dilation": 0},
-        {"length": 2, "episode_boundary": "reflect"},
-    ],
-    ids=str,
-)
-def test_bad_windows_are_refused_alike(both: Both, options: dict[str, Any]) -> None:
-    both(lambda lib, note: note("made", lambda: lib.Sequence(**options)))
 
 
 @both
@@ -98,6 +85,15 @@ def test_windows_need_fields_and_episodes_in_both(lib: Any, note: Note) -> None:
     note.refusal("rows in a list", listed)
     note.refusal("rows without fields", tensors)
     note.refusal("a field that is not there", nameless)
+    bad: list[dict[str, Any]] = [
+        {"length": 0},
+        {"length": 2, "burn_in": -1},
+        {"length": 2, "bootstrap": -1},
+        {"length": 2, "dilation": 0},
+        {"length": 2, "episode_boundary": "reflect"},
+    ]
+    for options in bad:
+        note(f"options {options}", partial(lib.Sequence, **options))
 
 
 # -- slices: where there is only one to draw --------------------------------------------------------------------------
@@ -117,14 +113,16 @@ SLICES: list[tuple[str, list[int], int, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
 @pytest.mark.parametrize("case", SLICES, ids=[case[0] for case in SLICES])
 @both
-def test_slices_have_the_same_rows_keys_flags_and_shapes(lib: Any, note: Note, case: Any, buffer: str) -> None:
+def test_slices_have_the_same_rows_keys_flags_and_shapes(lib: Any, note: Note, case: Any) -> None:
     _, rows, size, options = case
 
-    extras: list[dict[str, Any]] = [{}, {"is_init": torch.zeros(sum(rows), 1, dtype=torch.bool)}]
-    for extra in extras:
+    extras: dict[str, dict[str, Any]] = {
+        "ReplayBuffer": {},
+        "TensorDictReplayBuffer": {"is_init": torch.zeros(sum(rows), 1, dtype=torch.bool)},
+    }
+    for buffer, extra in extras.items():
         data = episodes(*rows, **extra)
         rb = filled(lib, data, size, buffer, sampler=lib.SliceSampler(**options))
         batch, info = rb.sample(return_info=True)
@@ -137,39 +135,6 @@ def test_slices_have_the_same_rows_keys_flags_and_shapes(lib: Any, note: Note, c
 def test_slices_are_the_same_set(lib: Any, note: Note, options: dict[str, Any]) -> None:
     rb = filled(lib, episodes(5, 2, 3, 7), 3, sampler=lib.SliceSampler(**options))
     note("slices", lambda: sorted({tuple(rb.sample()["obs"].tolist()) for _ in range(400)}))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"slice_len": 2, "num_slices": 2},
-        {"slice_len": 2, "end_key": "a", "end_keys": ["b"]},
-        {"slice_len": 2, "pad_output": True},
-        {"slice_len": 2, "ends": torch.zeros(3, dtype=torch.bool)},
-        {"slice_len": 2, "trajectories": torch.zeros(3, dtype=torch.int64)},
-        {"slice_len": 2, "ends": torch.zeros(3), "trajectories": torch.zeros(3), "cache_values": True},
-        {"slice_len": 2, "ends": torch.zeros(3, dtype=torch.bool), "end_key": "a", "cache_values": True},
-        {"slice_len": 2, "trajectories": torch.zeros(3), "traj_key": "a", "cache_values": True},
-    ],
-    ids=str,
-)
-def test_bad_slices_are_refused_alike(both: Both, options: dict[str, Any]) -> None:
-    both(lambda lib, note: note("made", lambda: lib.SliceSampler(**options)))
-
-
-@both
-def test_slices_that_cannot_be_drawn_raise_alike(lib: Any, note: Note) -> None:
-    def sample(size: int, **options: Any) -> Any:
-        return filled(lib, episodes(4, 3), size, sampler=lib.SliceSampler(**options)).sample()
-
-    note("no episode is long enough", lambda: sample(8, slice_len=8))
-    note("no multiple of slice_len", lambda: sample(8, slice_len=3))
-    note("no multiple of num_slices", lambda: sample(8, num_slices=3))
-    note("a span as long as the slice", lambda: sample(8, slice_len=4, span=4))
-    note.refusal("a field that is not there", lambda: sample(8, slice_len=2, end_key="zip"))
-    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), sampler=lib.SliceSampler(slice_len=2), batch_size=4)
-    note("no rows", rb.sample)
 
 
 @both
@@ -273,10 +238,6 @@ def _fragments(lib: Any, steps: list[int]) -> list[tuple[int, ...]]:
     return sorted({tuple(pair) for pair in found})
 
 
-def _both_ways(lib: Any) -> object:
-    return lib.SamplerWithoutReplacement(replacement=True).drop_last
-
-
 DIFFERENCES = [
     Difference(
         "steps are in the order of writing",
@@ -290,7 +251,12 @@ DIFFERENCES = [
         Fails("RuntimeError"),
         [(0, 1)],
     ),
-    Difference("an option that contradicts the class is refused", _both_ways, False, Fails("OptionError")),
+    Difference(
+        "an option that contradicts the class is refused",
+        lambda lib: lib.SamplerWithoutReplacement(replacement=True).drop_last,
+        False,
+        Fails("OptionError"),
+    ),
     Difference(
         "an episode that was only truncated ends",
         _only_truncated,

@@ -22,65 +22,6 @@ def _best(lib: Any, storage: str = "LazyTensorStorage", buffer: str = "ReplayBuf
     return getattr(lib, buffer)(storage=getattr(lib, storage)(4), batch_size=3, writer=writer)
 
 
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
-@both
-def test_the_best_stay(lib: Any, note: Note, storage: str) -> None:
-    rb = _best(lib, storage)
-    for values in (
-        [1.0, 5.0, 3.0],
-        [0.0, 9.0, 4.0, 2.0],
-        [-1.0, -2.0],
-        [4.5],
-        [200.0, 1.0, 201.0, 202.0, 3.0, 203.0],
-    ):
-        note(f"extend {values}", lambda: rb.extend(_ranked(values)))
-        note("kept", lambda: rb[:]["key"])
-    note("length", lambda: len(rb))
-
-
-@both
-def test_more_rows_than_room_at_once(lib: Any, note: Note) -> None:
-    rb = _best(lib)
-    note("extend", lambda: rb.extend(_ranked([3.0, 1.0, 2.0, 9.0, 8.0, 0.0])))
-    note("kept", lambda: rb[:]["key"])
-
-
-@both
-def test_add(lib: Any, note: Note) -> None:
-    rb = _best(lib)
-    rb.extend(_ranked([1.0, 5.0, 3.0, 4.0]))
-    for value in (0.0, 1.0, 2.0, 100.0):
-        note(f"add {value}", lambda: rb.add(_ranked([value])[0]))
-        note("kept", lambda: rb[:]["key"])
-
-
-@pytest.mark.parametrize("reduction", ["sum", "max", "min", "mean", "median"])
-@both
-def test_reductions(lib: Any, note: Note, reduction: str) -> None:
-    rb = _best(lib, reduction=reduction)
-    pairs = [[1.0, 9.0], [5.0, 5.0], [4.0, 0.0], [7.0, 7.0], [2.0, 3.0], [10.0, 0.0]]
-    note("extend", lambda: rb.extend(_ranked(pairs)))
-    note("kept", lambda: rb[:]["key"])
-
-
-@both
-def test_default_rank_key(lib: Any, note: Note) -> None:
-    rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(2), writer=lib.TensorDictMaxValueWriter())
-    data = TensorDict({("next", "reward"): torch.tensor([1.0, 3.0, 2.0])}, [3])
-    note("extend", lambda: rb.extend(data))
-    note("kept", lambda: rb[:]["next", "reward"])
-
-
-@both
-def test_integers_and_empty(lib: Any, note: Note) -> None:
-    rb = _best(lib)
-    note("integers", lambda: rb.extend(_ranked([1, 5, 3, 4, 2], torch.int64)))
-    note("kept", lambda: rb[:]["key"])
-    rb.empty()
-    note("emptied", lambda: rb.extend(_ranked([1], torch.int64)))
-    note("kept", lambda: rb[:]["key"])
-
-
 @both
 def test_refused(lib: Any, note: Note) -> None:
     for data in (torch.arange(3), {"key": torch.zeros(3)}):
@@ -93,20 +34,41 @@ def test_refused(lib: Any, note: Note) -> None:
     )
 
 
-@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
+@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
 @both
-def test_read_only(lib: Any, note: Note, buffer: str) -> None:
-    rb = getattr(lib, buffer)(storage=lib.TensorStorage(rows(4)), writer=lib.ImmutableDatasetWriter(), batch_size=2)
-    note("length", lambda: len(rb))
+def test_the_best_stay(lib: Any, note: Note, storage: str) -> None:
+    rb = _best(lib, storage)
+    for values in ([1.0, 5.0, 3.0], [0.0, 9.0, 4.0, 2.0], [-1.0], [4.5], [200.0, 1.0, 201.0, 202.0, 3.0, 203.0]):
+        note(f"extend {values}", lambda: rb.extend(_ranked(values)))
+        note("kept", lambda: (len(rb), rb[:]["key"]))
+    for value in (0.0, 202.5):
+        note(f"add {value}", lambda: rb.add(_ranked([value])[0]))
+        note("kept", lambda: rb[:]["key"])
+    rb.empty()
+    note("emptied", lambda: rb.extend(_ranked([3.0, 1.0, 2.0, 9.0, 8.0, 0.0])))
+    note("kept", lambda: rb[:]["key"])
+
+
+@both
+def test_ranks(lib: Any, note: Note) -> None:
+    for reduction in ("sum", "max", "min", "mean", "median"):
+        rb = _best(lib, reduction=reduction)
+        pairs = [[1.0, 9.0], [5.0, 5.0], [4.0, 0.0], [7.0, 7.0], [2.0, 3.0], [10.0, 0.0]]
+        note("extend", lambda: rb.extend(_ranked(pairs)))
+        note("kept", lambda: rb[:]["key"])
+    rb = _best(lib)
+    note("integers", lambda: (rb.extend(_ranked([1, 5, 3, 4, 2], torch.int64)), rb[:]["key"]))
+    rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(2), writer=lib.TensorDictMaxValueWriter())
+    rewards = TensorDict({("next", "reward"): torch.tensor([1.0, 3.0, 2.0])}, [3])
+    note("default rank key", lambda: (rb.extend(rewards), rb[:]["next", "reward"]))
+
+
+@both
+def test_read_only(lib: Any, note: Note) -> None:
+    storage, writer = lib.TensorStorage(rows(4)), lib.ImmutableDatasetWriter()
+    rb = lib.TensorDictReplayBuffer(storage=storage, writer=writer, batch_size=2)
     note("sample", rb.sample)
     note("extend", lambda: rb.extend(rows(2)))
     note("add", lambda: rb.add(rows(1)[0]))
     note("empty", rb.empty)
     note("rows", lambda: rb[:])
-
-
-@both
-def test_tensordict_writer_needs_tensordicts(lib: Any, note: Note) -> None:
-    for data in (torch.arange(3), {"a": torch.arange(3)}):
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), writer=lib.TensorDictRoundRobinWriter())
-        note.refusal(type(data).__name__, lambda: rb.extend(data))
