@@ -7,7 +7,6 @@ numpy, so that no mode of torch has a part in them, and every generator is seede
 from __future__ import annotations
 
 import pickle
-import warnings
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,10 +18,8 @@ from ostinato import (
     ConsumingSampler,
     DeltaTimestamps,
     Episodes,
-    Flat2TED,
     FrameStack,
     Hindsight,
-    ImmutableDatasetWriter,
     LazyMemmapStorage,
     LazyTensorStorage,
     LimitedSampler,
@@ -39,28 +36,23 @@ from ostinato import (
     ReplayBufferEnsemble,
     ReservoirWriter,
     RewardScale,
-    RoundRobinWriter,
     SamplerWithoutReplacement,
     SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
     StreamingSliceSampler,
-    TED2Flat,
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
-    TensorStorage,
     ToDevice,
     Trajectory,
     TrajectoryReplayBuffer,
     VectorEnvRecorder,
 )
-from ostinato.compat import isaacgymenvs, objectrl
-from ostinato.compat.torchrl import load_checkpoint
+from ostinato.compat import objectrl
 from ostinato.core.kinds import is_tensordict
-from ostinato.distributed import routing, serialization
 from ostinato.tools import compact, convert, inspect_checkpoint, verify
 from ostinato.transforms import Cast, Compose, Exclude, Rename, Select
 from tests.sharing import AVAILABLE as SHARING
@@ -220,32 +212,40 @@ def samplers(make: Callable[[], Any]) -> Callable[[Path], Steps]:
     return scenario
 
 
-def units(make: Callable[[], Any], *, ndim: int = 1) -> Callable[[Path], Steps]:
+def units(directory: Path) -> Steps:
     """What rows become."""
+    made: list[Any] = [
+        NStep(3, 0.5),
+        SequenceUnit(3, burn_in=1),
+        SequenceUnit(3, "strict"),
+        DeltaTimestamps(steps={"obs": [-1, 0, 2]}),
+        Hindsight(reached),
+        [NStep(3, 0.5), FrameStack(2, ["obs"])],
+    ]
+    for number, unit in enumerate(made):
+        rb = filled(LazyTensorStorage(CAPACITY), sample_unit=unit)
+        for part in range(2):
+            yield f"{number}.{part}", rb.sample()
+            rb.extend(rows(3, 40 + 3 * part))
+    lanes = filled(LazyTensorStorage(CAPACITY, ndim=2), 2, sample_unit=NStep(3, 0.5))
+    yield "lanes", lanes.sample()
+    del directory
 
-    def scenario(directory: Path) -> Steps:
-        rb = filled(LazyTensorStorage(CAPACITY, ndim=ndim), ndim, sample_unit=make())
-        for number in range(3):
-            yield f"batch {number}", rb.sample()
-            rb.extend(rows(3, 40 + 3 * number, ndim))
 
-    return scenario
-
-
-def writers(make: Callable[[], Any]) -> Callable[[Path], Steps]:
+def writers(directory: Path) -> Steps:
     """Where rows go."""
-
-    def scenario(directory: Path) -> Steps:
-        rb = filled(LazyTensorStorage(CAPACITY), writer=make())
-        yield "slots", rb.extend(rows(6, 100))
-        yield "rows", rb[:]
-        rb.dumps(directory / "saved")
-        other = filled(LazyTensorStorage(CAPACITY), writer=make())
-        other.loads(directory / "saved")
-        yield "loaded", other.extend(rows(6, 50))
-        yield "batch", other.sample()
-
-    return scenario
+    makes: list[Callable[[], Any]] = [
+        TensorDictRoundRobinWriter,
+        lambda: TensorDictMaxValueWriter(rank_key="t"),
+        lambda: ReservoirWriter(generator=seeded(7)),
+    ]
+    for number, make in enumerate(makes):
+        rb, other = (filled(LazyTensorStorage(CAPACITY), writer=make()) for _ in range(2))
+        yield f"{number}.slots", rb.extend(rows(6, 100))
+        rb.dumps(directory / f"writer {number}")
+        other.loads(directory / f"writer {number}")
+        yield f"{number}.loaded", other.extend(rows(6, 50))
+        yield f"{number}.batch", other.sample()
 
 
 # -- whole buffers -----------------------------------------------------------------------------------------------------
@@ -274,39 +274,6 @@ def numbers(directory: Path) -> Steps:
     ranked.extend({"x": np.arange(5.0)})
     ranked.update_priority([0, 1], [0.5, 4])
     yield "ranked", ranked.sample(return_info=True)
-    del directory
-
-
-def objects(directory: Path) -> Steps:
-    """Lists of objects, and their checkpoint."""
-    rb = ReplayBuffer(storage=ListStorage(8), batch_size=4, generator=seeded())
-    rb.extend([{"x": torch.from_numpy(np.arange(3.0)), "y": np.arange(2)} for _ in range(6)])
-    yield "batch", rb.sample()
-    item = rb[0]
-    item["x"].mul_(2)
-    yield "changed", rb[0]
-    rb.dumps(directory / "saved")
-    other = ReplayBuffer(storage=ListStorage(8), batch_size=4, generator=seeded())
-    other.loads(directory / "saved")
-    other[0]["x"].mul_(3)
-    yield "loaded", other[:]
-
-
-def datasets(directory: Path) -> Steps:
-    """A storage of tensors that exist, and rows that nobody may write."""
-    data = {"x": torch.from_numpy(np.arange(12.0)), "n": torch.from_numpy(np.arange(12))}
-    rb = ReplayBuffer(storage=TensorStorage(data), writer=ImmutableDatasetWriter(), batch_size=5, generator=seeded())
-    yield "batch", rb.sample()
-    rb[0:2]["x"].mul_(2)
-    rb[3] = {"x": 5.0, "n": 4}
-    yield "rows", rb[:]
-    made = TensorStorage({"x": data["x"] * 2})  # in inference mode the data are inference tensors
-    yield "made", len(made)
-    writable = ReplayBuffer(storage=made, batch_size=5, generator=seeded())
-    writable[0] = {"x": torch.from_numpy(np.array(9.0))}
-    yield "edited", writable[0:2]
-    writable[0:2]["x"].mul_(2)
-    yield "changed", writable[0:3]
     del directory
 
 
@@ -367,32 +334,6 @@ def single_copies(directory: Path) -> Steps:
     yield "mapped", mapped.sample()
 
 
-def masks(directory: Path) -> Steps:
-    """Rows that are never drawn, and episodes read off the storage again."""
-    episodes = Episodes(end_key="done", mask_key="valid")
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(10),
-        sampler=PrioritizedSampler(10, 0.6, 0.4),
-        batch_size=16,
-        episodes=episodes,
-        generator=seeded(),
-    )
-    for i in range(7):
-        x = np.arange(3 * i, 3 * i + 3)
-        rb.extend(
-            {"x": torch.from_numpy(x), "done": torch.from_numpy(x % 5 == 4), "valid": torch.from_numpy(x % 4 > 0)}
-        )
-    yield "batch", rb.sample(return_info=True)
-    rb[ints(0)] = {
-        "x": ints(77),
-        "done": torch.from_numpy(np.array([True])),
-        "valid": torch.from_numpy(np.array([True])),
-    }
-    rb.read_episodes()
-    yield "again", rb.sample(return_info=True)
-    del directory
-
-
 def ensembles(directory: Path) -> Steps:
     """Mixed batches, their priorities and state."""
 
@@ -433,17 +374,6 @@ def unseeded(directory: Path) -> Steps:
         yield f"info {number}", rb.sample(return_info=True)[1]
     reservoir = filled(LazyTensorStorage(CAPACITY), generator=None, writer=ReservoirWriter())
     yield "reservoir", reservoir[:]
-    del directory
-
-
-def prefetch(directory: Path) -> Steps:
-    """Batches that threads make ahead."""
-    rb = filled(LazyTensorStorage(CAPACITY), sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5), prefetch=2)
-    for number in range(4):
-        batch = rb.sample()
-        yield f"batch {number}", batch["t"].sort().values.shape
-        rb.update_priority(batch["index"], batch["index"].to(torch.float64) + 1)
-    rb.empty()
     del directory
 
 
@@ -550,16 +480,6 @@ def environments(mode: str, ndim: int) -> Callable[[Path], Steps]:
 # -- doors, trajectories, distribution ---------------------------------------------------------------------------------
 
 
-def isaac(directory: Path) -> Steps:
-    buffer = isaacgymenvs.ReplayBuffer(9, torch.device("cpu"))
-    for start in range(0, 20, 5):
-        x = np.arange(start, start + 5)
-        buffer.store({"amp_obs": torch.from_numpy(x[:, None] * np.ones(3, np.float32)), "id": torch.from_numpy(x)})
-        torch.manual_seed(start)
-        yield f"sample {start}", buffer.sample(3)
-    del directory
-
-
 def object_rl(directory: Path) -> Steps:
     cpu = torch.device("cpu")
     buffer = objectrl.ReplayBuffer(cpu, cpu, 12)
@@ -579,22 +499,6 @@ def object_rl(directory: Path) -> Steps:
     yield "loaded", other.sample_all()
     other.data_size = 3
     yield "fewer", other.sample_all()
-
-
-def torchrl(directory: Path) -> Steps:
-    from tests.unit.compat.test_torchrl import DATA, DIRECTORIES
-
-    for name in DIRECTORIES:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            rb = load_checkpoint(DATA / name)
-        torch.manual_seed(0)
-        yield name, rb.sample(3) if rb.batch_size is None else rb.sample()
-        extra = rb.storage[:1]
-        if rb.storage.ndim == 1 and not isinstance(rb.writer, ImmutableDatasetWriter):
-            rb.extend(extra)
-        yield f"{name} rows", rb.storage[:]
-    del directory
 
 
 def rollout(number: int) -> Trajectory:
@@ -641,37 +545,6 @@ def trajectories(trajectory_format: str) -> Callable[[Path], Steps]:
     return scenario
 
 
-def layouts(directory: Path) -> Steps:
-    """The flat layout of episodes."""
-    data = rows(2 * LENGTH)
-    data = data.select("obs", ("next", "obs"), ("next", "reward"), ("next", "done"))
-    flat_rows = TED2Flat()(data)
-    yield "flat", flat_rows
-    yield "back", Flat2TED()(flat_rows)
-    rb = filled(LazyTensorStorage(CAPACITY))
-    rb.register_save_hook(TED2Flat())
-    rb.register_load_hook(Flat2TED())
-    yield "rows", rb[:]
-    del directory
-
-
-def routes(directory: Path) -> Steps:
-    """What sharded buffers compute, without Ray."""
-    uniforms = torch.from_numpy(np.linspace(0.0, 0.99, 12))
-    yield "allotted", routing.allot([1.0, 0.0, 2.5], uniforms)
-    yield "dealt", routing.allot_consuming([6, 6], [6, 6], uniforms)
-    index = routing.join_index(2, ints(-1, 0, 5))
-    yield "joined", (index, routing.split_index(index))
-    data = {"x": torch.from_numpy(np.arange(3.0)), "empty": torch.from_numpy(np.zeros((0, 2))), "td": rows(3)}
-    encoded = serialization.encode_small(data)
-    yield "packet", serialization.decode_small(encoded) if encoded is not None else None
-    del directory
-
-
-def _ready(name: str) -> bool:
-    return name != "shared" or SHARING
-
-
 SCENARIOS: dict[str, Callable[[Path], Steps]] = {
     "list": storages(lambda _: ListStorage(CAPACITY)),
     "lazy": storages(lambda _: LazyTensorStorage(CAPACITY)),
@@ -680,8 +553,6 @@ SCENARIOS: dict[str, Callable[[Path], Steps]] = {
     "lanes": storages(lambda _: LazyTensorStorage(CAPACITY, ndim=2), 2),
     "memmap": storages(lambda path: LazyMemmapStorage(CAPACITY, scratch_dir=path / "rows")),
     "memmap, temporary": storages(lambda _: LazyMemmapStorage(CAPACITY)),
-    "tensors": datasets,
-    "objects": objects,
     "single copies": single_copies,
     "uniform": samplers(RandomSampler),
     "without replacement": samplers(SamplerWithoutReplacement),
@@ -708,35 +579,18 @@ SCENARIOS: dict[str, Callable[[Path], Steps]] = {
     "staleness": samplers(lambda: StalenessAwareSampler(version_key="t")),
     "prompt groups": samplers(lambda: PromptGroupSampler(num_groups=1, group_key="desired_goal")),
     "queue": samplers(QueueSampler),
-    "n-step": units(lambda: NStep(3, 0.5)),
-    "n-step, lanes": units(lambda: NStep(3, 0.5), ndim=2),
-    "sequence": units(lambda: SequenceUnit(3, burn_in=1)),
-    "sequence, strict": units(lambda: SequenceUnit(3, "strict")),
-    "frames": units(lambda: FrameStack(2, ["obs"])),
-    "deltas": units(lambda: DeltaTimestamps(steps={"obs": [-1, 0, 2]})),
-    "hindsight": units(lambda: Hindsight(reached)),
-    "n-step and frames": units(lambda: [NStep(3, 0.5), FrameStack(2, ["obs"])]),
-    "round robin": writers(RoundRobinWriter),
-    "round robin, TensorDict": writers(TensorDictRoundRobinWriter),
-    "max value": writers(lambda: TensorDictMaxValueWriter(rank_key="t")),
-    "reservoir": writers(lambda: ReservoirWriter(generator=seeded(7))),
+    "units": units,
+    "writers": writers,
     "numbers": numbers,
     "checkpoints": checkpoints,
-    "masks": masks,
     "ensembles": ensembles,
     "torch's generator": unseeded,
-    "prefetch": prefetch,
     "flows": flows,
-    "shared": shared,
+    **({"shared": shared} if SHARING else {}),
     "environments": environments("SAME_STEP", 1),
     "environments, next step": environments("NEXT_STEP", 1),
     "environments, disabled": environments("DISABLED", 2),
-    "isaacgymenvs": isaac,
     "objectrl": object_rl,
-    "torchrl": torchrl,
     "trajectories, pt": trajectories("pt"),
     "trajectories, safetensors": trajectories("safetensors"),
-    "layouts": layouts,
-    "routes": routes,
 }
-SCENARIOS = {name: scenario for name, scenario in SCENARIOS.items() if _ready(name)}

@@ -35,34 +35,6 @@ def test_burn_in_rows_before_the_episode_leave_no_trace() -> None:
     assert torch.allclose(network(padded, valid, burn_in=5), whole[:, 2:])
 
 
-def test_random_play_ends_where_the_turn_counts() -> None:
-    example = load("recurrent_burn_in")
-    rows = example.random_play(example.Settings(episodes=50), torch.Generator().manual_seed(0))
-    seen, steps = rows["observation"].view(50, -1, 3), 8
-    assert rows["done"].view(50, steps).nonzero()[:, 1].tolist() == [7] * 50
-    right = (rows["action"].view(50, steps)[:, -1] == 1) == (seen[:, 0, 0] > 0)
-    assert torch.equal(rows["reward"].view(50, steps)[:, -1], right * 2.0 - 1.0)
-    assert (seen[:, 1:, 0] == 0).all(), "the cue is shown once"
-
-
-def test_flips_and_goals() -> None:
-    example = load("hindsight_bit_flip")
-    settings = example.Settings(bits=3, envs=4)
-    env = example.BitFlip(settings)
-    env.goal = torch.tensor([[1.0, 0, 0], [0, 0, 0], [1, 1, 1], [1, 1, 1]])
-    env.state = torch.zeros(4, 3)
-    seen, reward, terminated, truncated = env.step(torch.tensor([0, 1, 1, 2]))
-    assert seen["achieved_goal"].tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]]
-    assert (reward.tolist(), terminated.tolist()) == ([0, -1, -1, -1], [True, False, False, False])
-    assert not truncated.any()
-    env.reset(torch.tensor([True, False, False, False]))
-    assert env.see()["desired_goal"][1:].tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 1]], "the others go on"
-    env.step(torch.tensor([0, 0, 0, 0]))
-    *_, terminated, truncated = env.step(torch.tensor([0, 1, 2, 0]))
-    assert terminated.tolist()[1:] == [False, True, False]
-    assert truncated.tolist()[1:] == [True, False, True]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_memory_needs_a_network_that_remembers_and_a_burn_in() -> None:

@@ -27,38 +27,32 @@ layouts = st.sampled_from(LAYOUTS)
 def test_gather_gives_the_rows_asked_for(
     native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
 ) -> None:
+    """Indices that all fields share, indices of each field's own, and another number of rows for each field."""
     table = make(native, layout, sizes, segments)
-    picked = data.draw(st.lists(st.integers(0, sum(segments) - 1), max_size=90))
-    indices = slots_of(picked)
-    for got, field in zip(gather(table, indices), table.contents(), strict=True):
-        np.testing.assert_array_equal(got, field[indices])
-
-
-@given(layout=layouts, sizes=field_sizes, segments=segment_rows, data=st.data())
-def test_every_field_may_have_its_own_indices(
-    native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
-) -> None:
-    table = make(native, layout, sizes, segments)
-    n = data.draw(st.integers(0, 50))
+    n = data.draw(st.integers(0, 90))
     column = st.lists(st.integers(0, sum(segments) - 1), min_size=n, max_size=n).map(slots_of)
     pool = data.draw(st.lists(column, min_size=1, max_size=2))
     indices = [data.draw(st.sampled_from(pool)) for _ in sizes]
     contents = table.contents()
+    for got, field in zip(gather(table, pool[0]), contents, strict=True):
+        np.testing.assert_array_equal(got, field[pool[0]])
     for got, field, picked in zip(gather(table, indices), contents, indices, strict=True):
         np.testing.assert_array_equal(got, field[picked])
+    counts = [data.draw(st.integers(0, n)) for _ in sizes]
+    outs = [np.zeros((count, size), dtype=np.uint8) for count, size in zip(counts, sizes, strict=True)]
+    table.fields.gather_each([address(pool[0])], counts, [address(out) for out in outs])
+    for got, field, count in zip(outs, contents, counts, strict=True):
+        np.testing.assert_array_equal(got, field[pool[0][:count]])
 
 
-@given(layout=layouts, sizes=field_sizes, segments=segment_rows, data=st.data())
-def test_every_field_may_have_its_own_number_of_rows(
-    native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
-) -> None:
-    table = make(native, layout, sizes, segments)
-    shared = slots_of(data.draw(st.lists(st.integers(0, sum(segments) - 1), min_size=60, max_size=60)))
-    counts = [data.draw(st.integers(0, 60)) for _ in sizes]
-    outs = [np.zeros((n, size), dtype=np.uint8) for n, size in zip(counts, sizes, strict=True)]
-    table.fields.gather_each([address(shared)], counts, [address(out) for out in outs])
-    for got, field, n in zip(outs, table.contents(), counts, strict=True):
-        np.testing.assert_array_equal(got, field[shared[:n]])
+def test_every_row_size_at_every_block_edge(native: ModuleType) -> None:
+    for size in SIZES:
+        table = in_rows(native, [3, size, 1], [50, 9], gap=2)
+        contents = table.contents()
+        for n in (1, 3, 4, 5, 16, 17, 20, 21, 37, 64, 257):
+            indices = np.random.default_rng(n).integers(0, 59, n)
+            for got, field in zip(gather(table, indices), contents, strict=True):
+                assert np.array_equal(got, field[indices]), (size, n)
 
 
 def test_the_indices_of_every_row_are_checked(native: ModuleType) -> None:
@@ -88,15 +82,6 @@ def test_an_index_out_of_range_leaves_every_batch_untouched(
     with pytest.raises(IndexError, match=f"^index {bad} is out of range for {rows} rows$"):
         table.fields.gather([address(indices)], len(picked), [address(out) for out in outs])
     assert all((out == 7).all() for out in outs)
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("n", [1, 3, 4, 5, 16, 17, 20, 21, 37, 64, 257])
-def test_every_row_size_at_every_block_edge(native: ModuleType, size: int, n: int) -> None:
-    table = in_rows(native, [3, size, 1], [50, 9], gap=2)
-    indices = np.random.default_rng(n).integers(0, 59, n)
-    for got, field in zip(gather(table, indices), table.contents(), strict=True):
-        np.testing.assert_array_equal(got, field[indices])
 
 
 def test_fields_of_unequal_length_are_checked_one_by_one(native: ModuleType) -> None:

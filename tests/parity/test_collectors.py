@@ -216,45 +216,18 @@ def test_collectors_that_run_free() -> None:
 
 # -- several processes, buffers of one ---------------------------------------------------------------------------------
 
-PRIVATE: list[tuple[Any, bool, Callable[[], ReplayBuffer]]] = [
-    (
-        MultiSyncCollector,
-        True,
-        lambda: TensorDictReplayBuffer(
-            storage=LazyTensorStorage(400),
-            sampler=SliceSampler(slice_len=2, traj_key=("collector", "traj_ids"), end_key=("next", "done")),
-            batch_size=6,
-        ),
-    ),
-    (
-        MultiAsyncCollector,
-        False,
-        lambda: TensorDictReplayBuffer(
-            storage=LazyTensorStorage(400),
-            sampler=PrioritizedSampler(400, 0.7, 0.5),
-            batch_size=6,
-        ),
-    ),
-]
 
-
-@pytest.mark.parametrize(("collector", "extend_buffer", "make"), PRIVATE, ids=["slices", "prioritized"])
-def test_workers_write_to_a_private_buffer_through_the_adapter(
-    collector: Any, extend_buffer: bool, make: Callable[[], ReplayBuffer]
-) -> None:
-    rb = make()
+def test_workers_write_to_a_private_buffer_through_the_adapter() -> None:
+    sampler = SliceSampler(slice_len=2, traj_key=("collector", "traj_ids"), end_key=("next", "done"))
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(400), sampler=sampler, batch_size=6)
     envs = [partial(Numbered, i) for i in range(2)]
     with for_collector(rb) as handle:
-        collecting = collector(
-            envs, POLICY(), replay_buffer=handle, total_frames=192, frames_per_batch=32, extend_buffer=extend_buffer
-        )
+        collecting = MultiSyncCollector(envs, POLICY(), replay_buffer=handle, total_frames=192, frames_per_batch=32)
         try:
             for batch in collecting:
                 assert batch is None
-                drawn = rb.sample()
-                if collector is MultiSyncCollector:
-                    slices = drawn["where"].view(-1, 2, 2)
-                    assert torch.equal(slices[:, 1] - slices[:, 0], torch.tensor([[0, 1]]).expand(3, 2))
+                slices = rb.sample()["where"].view(-1, 2, 2)
+                assert torch.equal(slices[:, 1] - slices[:, 0], torch.tensor([[0, 1]]).expand(3, 2))
         finally:
             collecting.shutdown()
     assert not rb.shared

@@ -63,7 +63,6 @@ def test_options(lib: Any, note: Note) -> None:
     rb = _buffer(lib, strategy="episode")
     note("options", lambda: [str(rb.strategy), rb.her_ratio, rb.goal_key, rb.achieved_goal_key])
     note("keys", lambda: [rb.reward_key, rb.end_key])
-    note("is one", lambda: isinstance(rb, lib.TensorDictReplayBuffer))
     note("ratio", lambda: _buffer(lib, her_ratio=1.5))
     note("strategy", lambda: _buffer(lib, strategy="past"))
     for key in ("desired_goal", "achieved_goal"):

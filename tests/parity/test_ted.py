@@ -134,18 +134,6 @@ def test_through_a_checkpoint(lib: Any, note: Note, storage: str, ndim: int, ste
         note("rows", lambda: other[:].to_dict())
 
 
-@both
-def test_into_a_directory(lib: Any, note: Note, tmp_path: Path) -> None:
-    rows = episodes(6, 2, 9)
-
-    hook = lib.TED2Flat()
-    hook.shift, hook.is_full = 3, True
-    hook(rows.clone(), path=tmp_path / lib.name)
-    found = TensorDict.load_memmap(tmp_path / lib.name)
-    note("fields", lambda: {str(key): found.get(key) for key in sorted(found.keys(True, True), key=str)})
-    note("back", lambda: lib.Flat2TED()(found).to_dict())
-
-
 @pytest.mark.parametrize("reverse", [False, True])
 def test_one_converts_and_the_other_converts_back(*, reverse: bool) -> None:
     rows = episodes(6, 2, 9)

@@ -101,25 +101,6 @@ def test_calls_after_close_raise_in_the_worker() -> None:
     assert len(rb) == 0
 
 
-def test_threads_of_a_worker_take_turns() -> None:
-    rb = private()
-    with for_collector(rb) as handle:
-
-        def work(pipe: Any) -> None:
-            threads = [threading.Thread(target=handle.extend, args=({"id": torch.arange(10)},)) for _ in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            pipe.send(len(handle))
-
-        mine, other = multiprocessing.get_context("fork").Pipe()
-        child = start(work, other)
-        assert mine.recv() == 80
-        end(child)
-    assert rb[:]["id"].bincount().tolist() == [8] * 10
-
-
 def test_what_the_handle_does_not_do() -> None:
     handle = for_collector(private())
     assert handle.shared
