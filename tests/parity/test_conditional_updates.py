@@ -79,19 +79,3 @@ def test_difference_generations_are_serial_numbers() -> None:
         rb.extend(torch.arange(3))
         found[name] = rb.writer.generations_of(torch.arange(2)).tolist()
     assert found == {"torchrl": [1, 0], "ostinato": [3, 2]}
-
-
-def test_services_and_statistics_of_a_buffer_in_the_process() -> None:
-    for name in ("torchrl", "ostinato"):
-        lib = library(name)
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(4), batch_size=2)
-        rb.extend(torch.arange(4))
-        assert (rb.start() is rb, rb.client() is rb, rb.service_backend, rb.is_alive) == (True, True, "direct", True)
-        assert rb.can_sample()
-        stats = rb.stats()
-        assert (stats["size"], stats["write_count"], stats["capacity"], stats["utilization"]) == (4, 4, 4, 1.0)
-        rb.shutdown()
-        for call in (rb.sample, rb.start):
-            with pytest.raises(RuntimeError, match="shut down"):
-                call()
-        assert not rb.is_alive

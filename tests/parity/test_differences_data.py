@@ -36,6 +36,12 @@ TABLE = {
         Fails("TypeError"),
         [4, 9, 3, 0, 3],
     ),
+    "iterators in a list storage": Difference(
+        "the documentation calls the argument an iterable",
+        lambda lib: listed(lib, (number for number in range(3))).storage[:],
+        Fails("TypeError"),
+        [0, 1, 2],
+    ),
     "numpy arrays": Difference(
         "arrays are as fixed in shape as tensors",
         lambda lib: filled(lib, {"a": np.arange(3)})["a"].tolist(),
@@ -69,6 +75,12 @@ TABLE = {
     "no rows": Difference(
         "loops over environments come to steps in which no row is written",
         lambda lib: filled(lib, torch.zeros(1)).extend(torch.zeros(0)).tolist(),
+        Fails("RuntimeError"),
+        [],
+    ),
+    "an empty list in a list storage": Difference(
+        "as in a tensor storage",
+        lambda lib: listed(lib, [1]).extend([]).tolist(),
         Fails("RuntimeError"),
         [],
     ),
@@ -137,17 +149,32 @@ TABLE = {
         Fails("IndexError"),
         [50.0, 1.0, 51.0],
     ),
+    "one number for a whole row": Difference(
+        "it would fill every field",
+        lambda lib: _assign(filled(lib, rows(3)), 0, 7.0),
+        [7.0, 1.0, 2.0],
+        Fails("SchemaError"),
+    ),
     "masks of a list storage": Difference(
         "a mask chooses rows",
         lambda lib: listed(lib, ["a", "b", "c"]).storage[torch.tensor([True, False, True])],
         ["b", "a", "b"],
         ["a", "c"],
     ),
+    "a list storage row past the end": Difference(
+        "assignment replaces, add appends",
+        lambda lib: listed(lib, ["a"]).__setitem__(1, "b"),
+        None,
+        Fails("SlotError"),
+    ),
     "an index inside rows": Difference(
         "rb[...] chooses rows, whatever they are made of",
         lambda lib: int(filled(lib, torch.arange(6).view(3, 2))[1, 1]),
         3,
         Fails("SlotError"),
+    ),
+    "floats as an index": Difference(
+        "a slip", lambda lib: filled(lib, torch.arange(3))[torch.tensor([1.0])].tolist(), [1], Fails("KindError")
     ),
     "a lane": Difference(
         "with ndim=2 an int is a lane, as in rb[:]",
@@ -160,6 +187,12 @@ TABLE = {
         lambda lib: lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2)).add(rows(3)).tolist(),
         Fails("RuntimeError"),
         [[0, 0], [0, 1], [0, 2]],
+    ),
+    "length of a given block": Difference(
+        "len counts cells, however the rows came",
+        lambda lib: len(lib.TensorStorage(torch.arange(12).view(3, 4), ndim=2)),
+        3,
+        12,
     ),
     "dim_extend with one dimension": Difference(
         "rb[i] is row i, so rb[:] has rows first",

@@ -32,6 +32,12 @@ def _write_in_an_epoch(lib: Any) -> list[list[int]]:
     return [first, rb.sample().tolist(), rb.sample().tolist()]
 
 
+def _stacked(lib: Any) -> Any:
+    rb = lib.ReplayBuffer(storage=lib.LazyStackStorage(10, stack_dim=1))
+    rb.extend([TensorDict({"x": torch.arange(2)}, []) for _ in range(3)])
+    return rb
+
+
 def _after_set_storage(lib: Any) -> tuple[list[int], int]:
     rb = filled(lib, torch.arange(3))
     rb.set_storage(lib.LazyTensorStorage(5))
@@ -116,17 +122,35 @@ TABLE = {
         [[0, 1], [2, 3], [50, 51]],
     ),
     # parts and options
+    "stack_dim beyond the rows": Difference(
+        "a dimension that rows do not have is a mistake",
+        lambda lib: tuple(_stacked(lib).sample(3).batch_size),
+        (3,),
+        Fails("SchemaError"),
+    ),
     "bare NonTensorData": Difference(
         "a table has fields with names",
         lambda lib: filled(lib, NonTensorData("a", batch_size=[3])) and None,
         None,
         Fails("SchemaError"),
     ),
+    "state of compressed rows": Difference(
+        "a state says how rows are compressed",
+        lambda lib: "codec" in lib.CompressedListStorage(10).state_dict(),
+        False,
+        True,
+    ),
     "capacity zero": Difference(
         "refused when made, not at the first write",
         lambda lib: lib.LazyTensorStorage(0).max_size,
         0,
         Fails("CapacityError"),
+    ),
+    "capacity as text": Difference(
+        "a slip", lambda lib: lib.LazyTensorStorage("3").max_size, 3, Fails("CapacityError")
+    ),
+    "batch size -1": Difference(
+        "refused when made", lambda lib: lib.ReplayBuffer(batch_size=-1).batch_size, -1, Fails("OptionError")
     ),
     "a number as sampler": Difference(
         "set_ methods check as the constructor does",
@@ -144,6 +168,12 @@ TABLE = {
         "writing starts where the new rows end", _after_set_storage, ([3, 4], 0), ([0, 1], 2)
     ),
     "cursor after set_writer": Difference("writing goes on after the newest row", _after_set_writer, [0, 1], [3, 4]),
+    "a number as generator": Difference(
+        "refused when made, not at the first sample",
+        lambda lib: lib.ReplayBuffer(generator=5).batch_size,
+        None,
+        Fails("KindError"),
+    ),
     "plain functions inserted": Difference(
         "append_transform takes them", _inserted_function, Fails("AttributeError"), [1, 2, 3]
     ),
@@ -167,6 +197,12 @@ TABLE = {
         2,
         Fails("SchemaError"),
     ),
+    "an unknown reduction": Difference(
+        "refused when made",
+        lambda lib: type(lib.TensorDictMaxValueWriter(reduction="nonsense")).__name__,
+        "TensorDictMaxValueWriter",
+        Fails("OptionError"),
+    ),
     # state
     "a state that is too large": Difference(
         "a buffer never exceeds its capacity", _smaller, 8, Fails("CheckpointError")
@@ -185,6 +221,18 @@ TABLE = {
         lambda lib: _new_key(mapped(lib, rows(2))),
         ["next", "obs"],
         ["new", "next", "obs"],
+    ),
+    "slices of mapped rows": Difference(
+        "a view may gain keys of its own", lambda lib: mapped(lib, rows(2))[:].is_locked, True, False
+    ),
+    "mapped tensors": Difference(
+        "they are tensors over mapped memory",
+        lambda lib: type(mapped(lib, torch.arange(3))[:]).__name__,
+        "MemoryMappedTensor",
+        "Tensor",
+    ),
+    "stats": Difference(
+        "named and typed", lambda lib: type(lib.ReplayBuffer().stats()).__name__, "dict", "BufferStats"
     ),
 }
 

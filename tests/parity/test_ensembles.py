@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +12,6 @@ from tensordict import TensorDict
 
 from ._differences import Difference, Fails, check
 from ._script import Note, both, rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _member(lib: Any, base: int, **options: Any) -> Any:
@@ -66,21 +63,6 @@ def test_weights_of_members(lib: Any, note: Note) -> None:
 
 
 @both
-def test_ragged_parts(lib: Any, note: Note) -> None:
-    wide = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10))
-    wide.extend(TensorDict({"obs": torch.zeros(8, 3), "x": torch.ones(8)}, [8]))
-    members = _member(lib, 0), wide
-    rb = lib.ReplayBufferEnsemble(*members, sample_from_all=True)
-    note("side by side", lambda: [tuple(rb.sample(4)[i]["obs"].shape) for i in range(2)])
-    rb = lib.ReplayBufferEnsemble(*members, sample_from_all=True, collate_fn=lambda parts: len(parts))
-    note("collate_fn", lambda: rb.sample(4))
-    rb = lib.ReplayBufferEnsemble(
-        *members, sample_from_all=True, collate_fns=[lambda data: data["obs"], lambda data: data["x"]]
-    )
-    note("collate_fns", lambda: rb.sample(4))
-
-
-@both
 def test_members(lib: Any, note: Note) -> None:
     members = [_member(lib, base) for base in (0, 100, 200)]
     rb = lib.ReplayBufferEnsemble(*members, p=[0.5, 0.25, 0.25])
@@ -129,6 +111,14 @@ def _update(lib: Any) -> Any:
     return _pair(lib).update_tensordict_priority(_pair(lib).sample(4))
 
 
+def _ended(lib: Any) -> Any:
+    rb = _pair(lib)
+    member = rb[0] if lib.name == "ostinato" else rb._rbs[0]
+    rb.shutdown()
+    assert not rb.is_alive
+    return len(member.sample(3))
+
+
 def _marked(lib: Any) -> Any:
     rb = _pair(lib)
     return rb.mark_update(torch.tensor([0]))
@@ -136,27 +126,6 @@ def _marked(lib: Any) -> Any:
 
 def _queried(lib: Any) -> Any:
     return len(_pair(lib).query(lambda one: True, trajectory_key="obs"))
-
-
-def _hooked(lib: Any, folder: str) -> int:
-    called: list[int] = []
-
-    def hook(data: Any, **_: Any) -> Any:
-        called.append(len(data))
-        return data
-
-    rb = _pair(lib)
-    rb.register_save_hook(hook)
-    rb.dumps(f"{folder}/{lib.name}")
-    return len(called)
-
-
-def _ended(lib: Any) -> Any:
-    rb = _pair(lib)
-    member = rb[0] if lib.name == "ostinato" else rb._rbs[0]
-    rb.shutdown()
-    assert not rb.is_alive
-    return len(member.sample(3))
 
 
 DIFFERENCES = [
@@ -179,10 +148,6 @@ DIFFERENCES = [
 @pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda d: d.reason)
 def test_differences(difference: Difference) -> None:
     check(difference)
-
-
-def test_hooks_of_an_ensemble_are_called(tmp_path: Path) -> None:
-    check(Difference("hooks are called", lambda lib: _hooked(lib, str(tmp_path)), 0, 2))
 
 
 def _empty(lib: Any, **options: Any) -> Any:
@@ -219,60 +184,18 @@ def test_routed_writes(lib: Any, note: Note) -> None:
     note("no integer", lambda: _empty(lib, routing_dim="task"))
 
 
-@both
-def test_indices_of_parts(lib: Any, note: Note) -> None:
+def _hooked(lib: Any, folder: str) -> int:
+    called: list[int] = []
+
+    def hook(data: Any, **_: Any) -> Any:
+        called.append(len(data))
+        return data
+
     rb = _pair(lib)
-    for group in (rb, rb.storage, rb.sampler, rb.writer):
-        note("a table", lambda: group[torch.zeros(2, 2)])
-        note("floats", lambda: group[torch.zeros(2)])
-        note("beyond", lambda: group[5])
-    note("rows of samplers", lambda: rb.sampler[:, 0])
-    note("rows of writers", lambda: rb.writer[:, 0])
-    for which, rows_of in ((1, 2), (1, slice(2)), (slice(None), 2), ([1, 0], [2, 3])):
-        note.rows(f"{which}, {rows_of}", lambda: rb.storage[which, rows_of])
+    rb.register_save_hook(hook)
+    rb.dumps(f"{folder}/{lib.name}")
+    return len(called)
 
 
-def _tracked(lib: Any, **options: Any) -> Any:
-    def member() -> Any:
-        writer = lib.TensorDictRoundRobinWriter(track_generations=True)
-        return lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(4), writer=writer, **options)
-
-    return lib.ReplayBufferEnsemble(member(), member(), routing_key="task")
-
-
-def _tasks(count: int, **fields: Any) -> TensorDict:
-    return TensorDict({"task": torch.arange(count) % 2, "obs": torch.arange(count), **fields}, [count])
-
-
-@both
-def test_updates_of_routed_rows(lib: Any, note: Note) -> None:
-    rb = _tracked(lib)
-    names = rb.extend(_tasks(5, version=torch.ones(5)))
-    index, generation = names.select("index", "buffer_ids"), names["index_generation"]
-
-    def update(**options: Any) -> Any:
-        found = rb.update_if_present(index=index, generation=generation, **options)
-        return found.updated, found.version_rejected
-
-    note("all", lambda: update(patch={"obs": torch.arange(10, 15)}))
-    rb.extend(_tasks(6, version=torch.ones(6)))
-    note("some", lambda: update(patch={"obs": torch.arange(20, 25)}))
-    versions = torch.tensor([0.0, 2, 0, 2, 2])
-    note("versions", lambda: update(patch={}, version_key="version", version=versions))
-    note("one version", lambda: update(patch={}, version_key="version", version=3.0, require_newer=True))
-    note.rows("rows", lambda: [rb[i][:] for i in (0, 1)])
-    for name, patch in {"no field": {"x": torch.zeros(5)}, "dtype": {"obs": torch.zeros(5)}}.items():
-        note.refusal(name, lambda: update(patch=patch))
-    note("not routed", lambda: rb.update_if_present(index=names["index"], generation=generation, patch={}))
-
-
-@both
-def test_ends_of_streams(lib: Any, note: Note) -> None:
-    off = torch.zeros(6, 1, dtype=torch.bool)
-    for truncated in (True, False):
-        rb = _tracked(lib, sampler=lib.SliceSampler(slice_len=1, end_key=("next", "done")))
-        flags = {"done": off, "terminated": off.clone()} | ({"truncated": off.clone()} if truncated else {})
-        rb.extend(_tasks(6, next=TensorDict(flags, [6])))
-        note("ended", lambda: rb.end_streams())
-        note.rows("rows", lambda: [rb[i][:] for i in (0, 1)])
-    note("no slices", lambda: _tracked(lib).end_streams())
+def test_hooks_of_an_ensemble_are_called(tmp_path: Path) -> None:
+    check(Difference("hooks are called", lambda lib: _hooked(lib, str(tmp_path)), 0, 2))

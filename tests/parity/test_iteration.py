@@ -1,7 +1,5 @@
 """Epochs without replacement, endless uniform loops, and what breaks, writes and prefetch do to them."""
 
-# ruff: noqa: B023 (a note runs its action at once)
-
 from __future__ import annotations
 
 from typing import Any
@@ -44,20 +42,6 @@ def test_epochs_in_order(lib: Any, note: Note, prefetch: int | None, drop_last: 
         note(f"epoch {number}", lambda: _epoch(rb))
 
 
-@pytest.mark.parametrize("prefetch", [None, 2])
-@pytest.mark.parametrize("drop_last", [False, True])
-@both
-def test_shuffled_epochs(lib: Any, note: Note, prefetch: int | None, drop_last: bool) -> None:
-    rb = _buffer(lib, 10, sampler={"drop_last": drop_last}, prefetch=prefetch)
-    for number in range(3):
-        epoch = _epoch(rb)
-        note(f"sizes {number}", lambda: [len(batch) for batch in epoch])
-        drawn = [row for batch in epoch for row in batch]
-        note(f"no row twice {number}", lambda: len(set(drawn)) == len(drawn))
-        if not drop_last:
-            note(f"every row {number}", lambda: sorted(drawn))
-
-
 @pytest.mark.parametrize("drop_last", [False, True])
 @both
 def test_ran_out(lib: Any, note: Note, drop_last: bool) -> None:
@@ -86,10 +70,3 @@ def test_empty_ends_the_epoch(lib: Any, note: Note) -> None:
     rb.extend(torch.arange(5))
     note("a new epoch", rb.sample)
     note("its end", rb.sample)
-
-
-@both
-def test_info(lib: Any, note: Note) -> None:
-    rb = _buffer(lib)
-    note("index", lambda: rb.sample(return_info=True)[1]["index"])
-    note("no iterator itself", lambda: next(rb))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from tensordict import TensorDict
 
@@ -39,20 +38,6 @@ def test_example_of_the_document(lib: Any, note: Note) -> None:
     note("sample", lambda: tuple(two.sample().shape))
 
 
-@pytest.mark.parametrize(
-    ("buffer", "capacity"), [("ReplayBuffer", 10), ("TensorDictReplayBuffer", 12), ("ReplayBuffer", 20)]
-)
-@both
-def test_default_dim_extend(lib: Any, note: Note, buffer: str, capacity: int) -> None:
-    rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(capacity, ndim=2), batch_size=4)
-    note("dim_extend", lambda: rb.dim_extend)
-    for number in range(3):
-        note("extend", lambda: rb.extend(_block(4, 3, start=100 * number)))
-        note("sizes", lambda: _sizes(rb))
-        note("rows", lambda: rb[:]["a"])
-    note("sample size", lambda: tuple(rb.sample().batch_size))
-
-
 @both
 def test_rows_by_index(lib: Any, note: Note) -> None:
     rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(20, ndim=2))
@@ -72,18 +57,6 @@ def test_rows_by_index(lib: Any, note: Note) -> None:
         note(f"rb[{index}]", lambda: rb[index]["a"])
     for index in ((0, 5), (7, 0)):
         note(f"rb[{index}]", lambda: rb[index])
-
-
-@both
-def test_writing_by_index(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2))
-    rb.extend(_block(4, 3))
-    rb[0, 1] = TensorDict({"a": torch.tensor(99), "o": torch.ones(2)}, [])
-    note("a cell", lambda: rb[:]["a"])
-    rb[:, 2] = TensorDict({"a": torch.full((4,), 77), "o": torch.ones(4, 2)}, [4])
-    note("a column", lambda: rb[:]["a"])
-    rb[:] = rb[:] * 0
-    note("all", lambda: rb[:]["a"])
 
 
 @both

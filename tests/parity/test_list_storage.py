@@ -76,18 +76,6 @@ def test_tensordicts_of_different_shapes(lib: Any, note: Note) -> None:
 
 
 @both
-def test_indices_out_of_range(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.ListStorage(10), collate_fn=lambda x: x)
-    rb.extend(["a", "b", "c"])
-    for index in (3, 7, 12, -4, torch.tensor([3])):
-        note(f"rb[{index}]", lambda: rb[index])
-    for name in (1.5, "a"):
-        note.refusal(f"rb[{name!r}]", lambda: rb[name])
-    empty = lib.ReplayBuffer(storage=lib.ListStorage(5))
-    note.refusal("empty", lambda: empty[0])
-
-
-@both
 def test_assignment(lib: Any, note: Note) -> None:
     rb = lib.ReplayBuffer(storage=lib.ListStorage(10), collate_fn=lambda x: x)
     rb.extend([10, 11, 12, 13])
@@ -115,15 +103,3 @@ def test_wrap(lib: Any, note: Note) -> None:
     note("rows", lambda: rb[:])
     note("add", lambda: [rb.add(n) for n in range(200, 204)])
     note("rows", lambda: rb[:])
-
-
-@both
-def test_new_key_reaches_the_rows_written_only(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.ListStorage(5))
-    rb.extend(rows(3))
-    data = rb[:2]
-    data["new"] = torch.ones(2)
-    rb.write_all(data, end=2)
-    note("with the key", lambda: rb[0])
-    note("without", lambda: rb[2])
-    note("rows that have it", lambda: rb[:2])

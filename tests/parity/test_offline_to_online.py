@@ -82,15 +82,6 @@ def test_names_of_datasets(lib: Any, note: Note) -> None:
     note("options", lambda: given)
 
 
-@both
-def test_sizes_of_filled_buffers(lib: Any, note: Note) -> None:
-    for samples, chunk in ((None, 6), (5, 2), (50, 9)):
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(15))
-        note("same", lambda: _prefill(lib, rb, _dataset(lib), n_samples=samples, chunk_size=chunk) is rb)
-        note("length", lambda: len(rb))
-        note("rows of the dataset", lambda: bool((rb[:]["obs"] < 20).all()))
-
-
 def _copies(lib: Any) -> int:
     rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(20))
     return max(Counter(_prefill(lib, rb, _dataset(lib))[:]["obs"].tolist()).values())

@@ -89,22 +89,6 @@ def test_a_given_table(lib: Any, note: Note) -> None:
 
 
 @both
-def test_state_dict_of_an_epoch(lib: Any, note: Note) -> None:
-    def fresh() -> Any:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(20), sampler=lib.SamplerWithoutReplacement(), batch_size=4)
-        rb.extend(torch.arange(10))
-        return rb
-
-    rb = fresh()
-    first = rb.sample().tolist()
-    other = fresh()
-    other.load_state_dict(copy.deepcopy(rb.state_dict()))
-    rest = [other.sample().tolist() for _ in range(2)]
-    note("sizes", lambda: [len(batch) for batch in rest])
-    note("the rest of the epoch", lambda: sorted(first + rest[0] + rest[1]))
-
-
-@both
 def test_made_from_classes_and_options(lib: Any, note: Note) -> None:
     rb = lib.ReplayBuffer(storage=lambda: lib.ListStorage(3), sampler=lib.RandomSampler, writer=lib.RoundRobinWriter)
     note("parts", lambda: [type(part).__name__ for part in (rb.storage, rb.sampler, rb.writer)])

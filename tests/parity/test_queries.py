@@ -117,7 +117,3 @@ def test_boundaries(full: bool, dims: tuple[int, ...]) -> None:
             options: dict[str, Any] = {**signal, "at_capacity": full, "cursor": cursor}
             got, expected = ostinato.find_start_stop_traj(**options), theirs.find_start_stop_traj(**options)
             assert all(map(torch.equal, got, expected))
-
-
-def test_done_keys() -> None:
-    assert ostinato.DEFAULT_DONE_KEYS == theirs.DEFAULT_DONE_KEYS

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -24,16 +23,6 @@ def test_defaults(lib: Any, note: Note) -> None:
         note("capacity", lambda: rb.storage.max_size)
         note("empty", lambda: (len(rb), bool(rb)))
     note("priority key", lambda: lib.TensorDictReplayBuffer(priority_key="p").priority_key)
-
-
-@both
-def test_add_of_rows_with_a_batch_size_warns(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        note("add", lambda: rb.add(TensorDict({"a": torch.arange(2)}, [2])))
-    note("warned", lambda: [one.category.__name__ for one in caught if "batch_size" in str(one.message)])
-    note("rows", lambda: rb[:])
 
 
 @pytest.mark.parametrize("storage", ["ListStorage", "LazyTensorStorage", "LazyMemmapStorage"])

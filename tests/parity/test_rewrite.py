@@ -55,18 +55,6 @@ def test_in_place(lib: Any, note: Note) -> None:
 
 @pytest.mark.parametrize("storage", STORAGES)
 @both
-def test_empty(lib: Any, note: Note, storage: str) -> None:
-    rb = lib.ReplayBuffer(storage=getattr(lib, storage)(5), batch_size=2)
-    rb.extend(rows(7))
-    note("empty", rb.empty)
-    note("length", lambda: (len(rb), rb.write_count))
-    note("extend", lambda: rb.extend(rows(2, 50)))
-    note.rows("rows", lambda: rb[:])
-    note("sample", rb.sample)
-
-
-@pytest.mark.parametrize("storage", STORAGES)
-@both
 def test_all_in_order(lib: Any, note: Note, storage: str) -> None:
     rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10))
     note.refusal("nothing to read", rb.read_all_in_order)

@@ -38,17 +38,6 @@ def stored(lib: Any, data: Any, name: str = "LazyTensorStorage") -> Any:
     return storage
 
 
-def test_uniform_draws_are_the_same() -> None:
-    drawn = []
-    for name in LIBRARIES:
-        lib = library(name)
-        storage = stored(lib, episodes())
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            drawn.append([lib.RandomSampler().sample(storage, size)[0] for size in (3, 50)])
-    assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
-
-
 @pytest.mark.parametrize("name", ["ListStorage", "LazyTensorStorage", "LazyMemmapStorage"])
 def test_a_pass_visits_each_row_once(lib: Any, name: str) -> None:
     data = episodes()
@@ -88,14 +77,6 @@ def test_slices_and_their_info(lib: Any, make: str, options: dict[str, Any]) -> 
         assert torch.equal(info["next", "done"], rows["next", "done"].view(20, 1) | last)
         assert torch.equal(info["is_init"].view(4, 5), torch.tensor([[True] + [False] * 4] * 4))
         assert ("collector", "mask") not in info
-
-
-@pytest.mark.parametrize(("length", "masked"), [(5, False), (20, True)])
-def test_padding_has_a_mask_where_an_episode_is_short(lib: Any, length: int, masked: bool) -> None:
-    sampler = lib.SliceSampler(slice_len=length, traj_key="number", strict_length=False, pad_output=True)
-    index, info = sampler.sample(stored(lib, episodes()), 100)
-    assert index[0].shape == (100,)
-    assert (("collector", "mask") in info) == masked
 
 
 @pytest.mark.parametrize(
@@ -181,31 +162,3 @@ def test_fragments_of_interleaved_trajectories(lib: Any) -> None:
         index, _ = sampler.sample(storage, 6)
         seen |= {tuple(piece) for piece in index[0].view(2, 3).tolist()}
     assert seen == {(0, 2, 4), (6, 8, 10), (1, 3, 5), (3, 5, 7), (5, 7, 9), (7, 9, 11)}
-
-
-@pytest.mark.parametrize(
-    ("ndim", "boundary", "done_key"),
-    [(1, "pad", ("next", "done")), (2, "stop", ("next", "done")), (2, "include_reset", None)],
-)
-def test_windows_of_a_bare_storage(boundary: str, ndim: int, done_key: Any) -> None:
-    found = []
-    for name in LIBRARIES:
-        lib = library(name)
-        data = episodes() if ndim == 1 else episodes().reshape(50, 2)
-        storage = lib.LazyTensorStorage(100, ndim=ndim)
-        storage.set(range(data.shape[0]), data)
-        anchors = torch.tensor([0, 3, 28, 29, 44]) if ndim == 1 else torch.tensor([[0, 0], [13, 1], [14, 1], [49, 0]])
-        unit = lib.Sequence(3, boundary, done_key, burn_in=2, bootstrap=1, dilation=2)
-        index, info = unit.expand(anchors, {"weight": torch.rand(len(anchors)) * 0 + 0.5, "version": 3}, storage)
-        found.append((index, info))
-    (theirs, their_info), (ours, our_info) = found
-    assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
-    assert their_info.keys() == our_info.keys()
-    assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(our_info[k])) for k, v in their_info.items())
-
-
-def test_windows_need_fields(lib: Any) -> None:
-    storage = lib.ListStorage(3)
-    storage.set(range(3), [1, 2, 3])
-    with pytest.raises(TypeError, match="requires a TensorDict-backed TensorStorage"):
-        lib.Sequence(2).expand(torch.tensor([0]), {}, storage)

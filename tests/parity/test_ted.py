@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torchrl.data as torchrl
 import torchrl.data.replay_buffers.utils as theirs
 from tensordict import TensorDict
 
@@ -132,27 +131,3 @@ def test_through_a_checkpoint(lib: Any, note: Note, storage: str, ndim: int, ste
     note("rows as they were", lambda: (rb[:] == other[:]).all())
     if steps >= 8:  # of a part-filled storage TorchRL loads the rows never written too
         note("rows", lambda: other[:].to_dict())
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_one_converts_and_the_other_converts_back(*, reverse: bool) -> None:
-    rows = episodes(6, 2, 9)
-    one, two = (torchrl, ostinato) if reverse else (ostinato, torchrl)
-    hook = one.TED2Flat()
-    hook.shift, hook.is_full = 3, True
-    back = two.Flat2TED()(hook(rows.clone()))
-    assert bool((back == rows).all())
-
-
-def test_their_hooks_serve_here(tmp_path: Path) -> None:
-    buffers = [ostinato.ReplayBuffer(storage=ostinato.LazyTensorStorage(8)) for _ in range(2)]
-    for rb in buffers:
-        rb.register_save_hook(torchrl.TED2Flat())
-        rb.register_load_hook(torchrl.Flat2TED())
-    rb, other = buffers
-    rows = episodes(12, 1, 12)[:, 0]
-    for start in (0, 6):
-        rb.extend(rows[start : start + 6])
-        rb.dumps(tmp_path / "saved")
-        other.loads(tmp_path / "saved")
-        assert bool((rb[:] == other[:]).all())

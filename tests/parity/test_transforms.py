@@ -10,7 +10,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from ._script import Note, both, rows
 
@@ -69,19 +68,6 @@ def test_inverse(lib: Any, note: Note, storage: str) -> None:
 
 
 @both
-def test_pytrees(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.LazyMemmapStorage(100), transform=lambda x: tree_map(lambda y: y * 0, x))
-    data = {"a": torch.ones(3), "b": {"c": (torch.ones(2), [torch.ones(1)])}, 30: -torch.ones(())}
-    note("add", lambda: rb.add(data))
-    note("sample", lambda: rb.sample(10))
-    note("rows", lambda: rb[:])
-    inverse = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2)
-    inverse.append_transform(lambda x: tree_map(lambda y: y + 1, x), invert=True)
-    note("extend", lambda: inverse.extend({"a": torch.arange(3)}))
-    note("stored", lambda: inverse.storage[:])
-
-
-@both
 def test_insert(lib: Any, note: Note) -> None:
     rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2)
     rb.extend(rows(4))
@@ -101,20 +87,6 @@ def test_insert(lib: Any, note: Note) -> None:
         note("rows", lambda: rb[:]["obs"])
     for index in (9, -9):
         note(f"insert {index}", lambda: rb.insert_transform(index, scale(0.0, 1.0)))
-
-
-@both
-def test_anything_may_come_out(lib: Any, note: Note) -> None:
-    for transform in (
-        lambda data: data["obs"].sum(),
-        lambda data: data.set("new", data["obs"] * 2),
-        lambda data: data.to_dict(),
-    ):
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=3, transform=transform)
-        rb.extend(rows(4))
-        note("sample", rb.sample)
-        note("sample and info", lambda: rb.sample(return_info=True))
-        note("stored", lambda: rb.storage[:])
 
 
 REWARD = {"in_keys": ["reward"]}

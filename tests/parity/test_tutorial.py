@@ -18,25 +18,6 @@ def nested(rows: int = 3) -> TensorDict:
 
 
 @both
-def test_transforms_of_pictures(lib: Any, note: Note) -> None:
-    from torchrl.envs import Compose, ToTensorImage
-
-    keys = ["pixels", ("next", "pixels")]
-    out = ["scaled", ("next", "scaled")]
-    rb = lib.TensorDictReplayBuffer(
-        storage=lib.LazyMemmapStorage(100),
-        transform=Compose(ToTensorImage(in_keys=keys, out_keys=out)),
-        batch_size=16,
-    )
-    images = torch.randint(255, (41, 6, 6, 3), dtype=torch.uint8)
-    rb.extend(TensorDict({"pixels": images[:-1], "next": {"pixels": images[1:]}}, [40]))
-    note("sample", lambda: rb.sample()["scaled"])
-    note("next", lambda: rb.sample()["next", "scaled"].shape)
-    rb.append_transform(lambda batch: batch.exclude("pixels"))
-    note("keys", lambda: sorted(rb.sample().exclude("index").keys()))
-
-
-@both
 def test_collected_trajectories(lib: Any, note: Note) -> None:
     from torchrl.collectors import Collector
 

@@ -69,33 +69,6 @@ def test_windows_are_the_same_digit_for_digit(lib: Any, note: Note, options: dic
         note(f"{buffer} later", partial(rb.sample, return_info=True))
 
 
-@both
-def test_windows_need_fields_and_episodes_in_both(lib: Any, note: Note) -> None:
-    def listed() -> Any:
-        rb = lib.ReplayBuffer(sample_unit=lib.Sequence(2), batch_size=2)
-        rb.extend(list(range(5)))
-        return rb.sample()
-
-    def tensors() -> Any:
-        return filled(lib, torch.arange(5), 2, sample_unit=lib.Sequence(2)).sample()
-
-    def nameless() -> Any:
-        return filled(lib, episodes(5), 2, sample_unit=lib.Sequence(2, done_key="nope")).sample()
-
-    note.refusal("rows in a list", listed)
-    note.refusal("rows without fields", tensors)
-    note.refusal("a field that is not there", nameless)
-    bad: list[dict[str, Any]] = [
-        {"length": 0},
-        {"length": 2, "burn_in": -1},
-        {"length": 2, "bootstrap": -1},
-        {"length": 2, "dilation": 0},
-        {"length": 2, "episode_boundary": "reflect"},
-    ]
-    for options in bad:
-        note(f"options {options}", partial(lib.Sequence, **options))
-
-
 # -- slices: where there is only one to draw --------------------------------------------------------------------------
 
 SLICES: list[tuple[str, list[int], int, dict[str, Any]]] = [
@@ -135,18 +108,6 @@ def test_slices_have_the_same_rows_keys_flags_and_shapes(lib: Any, note: Note, c
 def test_slices_are_the_same_set(lib: Any, note: Note, options: dict[str, Any]) -> None:
     rb = filled(lib, episodes(5, 2, 3, 7), 3, sampler=lib.SliceSampler(**options))
     note("slices", lambda: sorted({tuple(rb.sample()["obs"].tolist()) for _ in range(400)}))
-
-
-@both
-def test_lanes_are_kept_apart_in_both(lib: Any, note: Note) -> None:
-    done = torch.zeros(2, 4, 1, dtype=torch.bool)
-    done[:, -1] = True
-    steps = torch.arange(8).view(2, 4)
-    storage = lib.LazyTensorStorage(12, ndim=2)
-    rb = lib.ReplayBuffer(storage=storage, batch_size=4, sampler=lib.SliceSampler(slice_len=4))
-    rb.extend(TensorDict({"obs": steps, "next": {"done": done}}, [2, 4]))
-    note("slices", lambda: sorted({tuple(rb.sample()["obs"].tolist()) for _ in range(40)}))
-    note("kinds", lambda: [(str(part.dtype), part.shape) for part in rb.sample(return_info=True)[1]["index"]])
 
 
 # -- without replacement ----------------------------------------------------------------------------------------------
