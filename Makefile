@@ -78,7 +78,7 @@ endef
 
 .PHONY: test
 test: $(VENV)/.installed ## The tests, those that depend on the native extension with and without it (PYTEST_ARGS=...)
-	OSTINATO_NATIVE=$(NATIVE) $(PYTEST) -m "not slow and not ray and not parity" $(PYTEST_ARGS)
+	OSTINATO_NATIVE=$(NATIVE) $(PYTEST) -m "not slow and not ray and not parity and not house" $(PYTEST_ARGS)
 
 # Ray starts a cluster, which needs both cores for itself.
 .PHONY: test-peers
@@ -91,12 +91,19 @@ test-peers: $(VENV)/.all build/lerobot/.installed ## The tests beside TorchRL, L
 	exit $$status
 
 .PHONY: test-slow
-test-slow: $(VENV)/.all ## Whole training runs, kills at every step and other tests of minutes (PYTEST_ARGS=...)
-	$(PYTEST) --timeout 1800 -m slow $(PYTEST_ARGS)
+test-slow: $(VENV)/.all ## Tests of the house, training runs, kills at every step and other tests of minutes (PYTEST_ARGS=...)
+	$(PYTEST) --timeout 1800 -m "slow or house" $(PYTEST_ARGS)
 
 .PHONY: test-all
 test-all: ## All tests, with the thorough profile of Hypothesis: test, test-peers and test-slow, whatever the first ones say
 	@status=0; for target in test test-peers test-slow; do $(MAKE) $$target PROFILE=thorough || status=$$?; done; exit $$status
+
+# N faults chosen by SEED; FLOOR=1 tries those that must be noticed.
+N ?= 50
+SEED ?= 0
+.PHONY: mutants
+mutants: $(VENV)/.installed ## Put small faults into a copy of the code; report which ones no test notices (N=50 SEED=0 FLOOR=1)
+	$(BIN)/python -m tests.mutants $(if $(FLOOR),--floor,--count $(N) --seed $(SEED))
 
 .PHONY: check
 check: $(VENV)/.installed ## Style and types: ruff, mypy, clang-format, the house test

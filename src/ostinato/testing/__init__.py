@@ -1,4 +1,4 @@
-"""Contract tests for custom storages, samplers, writers and units: subclass one, implement `make`, and run pytest.
+"""Contract tests for storages, samplers, writers, units and buffers: subclass one, implement `make`, run pytest.
 
 ```python
 from ostinato import Storage
@@ -14,10 +14,19 @@ Each test method states one requirement in its docstring. The tests need no plug
 """
 
 from ostinato._backend import use_backend
+from ostinato.testing.buffers import ResumeContract
 from ostinato.testing.samplers import SamplerContract
 from ostinato.testing.storages import StorageContract
 from ostinato.testing.units import UnitContract
 from ostinato.testing.views import make_view
 from ostinato.testing.writers import WriterContract
 
-__all__ = ["SamplerContract", "StorageContract", "UnitContract", "WriterContract", "make_view", "use_backend"]
+__all__ = [
+    "ResumeContract",
+    "SamplerContract",
+    "StorageContract",
+    "UnitContract",
+    "WriterContract",
+    "make_view",
+    "use_backend",
+]

@@ -1,0 +1,195 @@
+"""The native extension against torch alone: the same calls with the same seeds give the same bytes, or the same errors.
+
+Each combination of parts runs one program of calls, drawn by a seed, once each way. What a call returns, or the type of
+what it raises, is compared call by call; at the end the states are.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from ostinato import (
+    LazyTensorStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+)
+from ostinato._backend import backend, use_backend
+from ostinato.errors import OstinatoError
+from tests.combinations import CAPACITY, LANES, SAMPLERS, STORAGES, UNITS, WRITERS, Cell, rows
+from tests.crash.cells import SUPPORTED, Case
+from tests.crash.kinds import fingerprint, seeded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+pytestmark = pytest.mark.skipif(backend.installed is None, reason="there is one way without the extension")
+
+CALLS = 24
+EVERY = 11
+"""One in so many combinations of tensors runs in `make test`, one in two in `make test-all`."""
+
+
+class Program:
+    """Calls of a buffer and what they gave."""
+
+    def __init__(self, buffer: Any, seed: str, lanes: int, *, plain: bool = False) -> None:
+        self.buffer = buffer
+        self.random = random.Random(seed)
+        self.lanes = lanes
+        self.plain = plain
+        self.written = 0
+        self.given: list[str] = []
+        self.info: dict[Any, Any] = {}
+
+    def run(self, calls: int) -> list[str]:
+        names = ["extend"] * 6 + ["add"] * 3 + ["sample"] * 8 + ["update"] * 5 + ["edit", "delete", "empty", "move"]
+        self.call("extend")
+        for _ in range(calls):
+            self.call(self.random.choice(names))
+        self.given.append(fingerprint(_rounded(self.buffer.state_dict())))
+        return self.given
+
+    def call(self, name: str) -> None:
+        try:
+            value = getattr(self, name)()
+        except OstinatoError as error:
+            value = type(error).__name__
+        self.given.append(f"{name} {fingerprint(value)} {len(self.buffer)}")
+
+    def rows(self, count: int) -> Any:
+        """The next rows of the stream."""
+        batch = rows(count, self.written, self.lanes)
+        self.written += count
+        return {key: batch[key] for key in ("t", "obs", "tokens")} if self.plain else batch
+
+    def extend(self) -> Any:
+        return self.buffer.extend(self.rows(self.random.choice([1, 2, 5, 8, CAPACITY // self.lanes, CAPACITY + 3])))
+
+    def add(self) -> Any:
+        batch = self.rows(1)
+        return self.buffer.add({key: value[0] for key, value in batch.items()} if self.plain else batch[0])
+
+    def sample(self) -> Any:
+        batch, self.info = self.buffer.sample(self.random.choice([None, 1, 3, 30]), return_info=True)
+        return batch, {str(key): value for key, value in self.info.items()}
+
+    def update(self) -> Any:
+        """Priorities of the last batch: usual ones, zeros, and one that raises."""
+        index = self.info.get("index")
+        if not self.buffer.sampler.prioritized or index is None:
+            return None
+        count = len(index[0] if isinstance(index, tuple) else index)
+        values = [self.random.choice([0.0, 1e-30, 0.25, 1.0, 3.5]) for _ in range(count)]
+        if self.random.random() < 0.1:
+            values[-1] = float("nan")
+        return self.buffer.update_priority(self.info, torch.tensor(values, dtype=torch.float64))
+
+    def edit(self) -> Any:
+        if not len(self.buffer) or self.lanes > 1:
+            return None
+        slots = [self.random.randrange(len(self.buffer)) for _ in range(2)]
+        self.buffer[slots] = self.rows(2)
+        return slots
+
+    def delete(self) -> Any:
+        if len(self.buffer) < 3:
+            return None
+        return self.buffer.delete(torch.tensor([self.random.randrange(len(self.buffer))]))
+
+    def empty(self) -> Any:
+        return self.buffer.empty() if self.random.random() < 0.3 else None
+
+    def move(self) -> Any:
+        state = self.buffer.state_dict()
+        return self.buffer.load_state_dict(state)
+
+
+def _rounded(state: Any) -> Any:
+    """Leave out the last bits of float64: both ways raise priorities to a power by libraries of their own."""
+    if isinstance(state, dict):
+        return {key: _rounded(value) for key, value in state.items()}
+    return state.float() if isinstance(state, torch.Tensor) and state.dtype is torch.float64 else state
+
+
+def both(make: Callable[[], Any], seed: str, lanes: int = 1, **options: Any) -> list[list[str]]:
+    found = []
+    for way in ("native", "torch"):
+        with use_backend(way):
+            found.append(Program(make(), seed, lanes, **options).run(CALLS))
+    return found
+
+
+def chosen(cells: Iterable[Cell], every: int) -> list[Cell]:
+    """One in `every` cells, by the sum of the places of their parts, which spreads them over all pairs of parts."""
+    tables = [list(table) for table in (SAMPLERS, UNITS, STORAGES, WRITERS)]
+    return [
+        cell
+        for cell in cells
+        if sum(table.index(part) for table, part in zip(tables, astuple(cell), strict=True)) % every == 0
+    ]
+
+
+@pytest.mark.parametrize("every", [EVERY, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_combinations_give_the_same_both_ways(storage: str, every: int) -> None:
+    cells = [cell for cell in SUPPORTED if cell.storage == storage and cell.writer != "ImmutableDatasetWriter"]
+    every = every if len(cells) > 100 else 1
+    seen = 0
+    for number, cell in enumerate(chosen(cells, every)):
+        case = Case(cell, 0, 2 if number % 7 == 0 else 0)
+        native, alone = both(case.make, str(cell), LANES if "ndim=2" in storage else 1)
+        assert native == alone, cell
+        seen += 1
+    assert seen > 3
+
+
+PLAIN: dict[str, Callable[[], Any]] = {
+    "uniform": RandomSampler,
+    "without replacement": SamplerWithoutReplacement,
+    "in order": lambda: SamplerWithoutReplacement(shuffle=False, drop_last=True),
+    "prioritized": lambda: PrioritizedSampler(CAPACITY, 0.7, 0.5),
+    "stratified": lambda: PrioritizedSampler(CAPACITY, 0.7, 0.5, stratified=True),
+    "alpha 0, eps 0": lambda: PrioritizedSampler(CAPACITY, 0.0, 0.5, eps=0.0),
+    "largest priority": lambda: PrioritizedSampler(CAPACITY, 1.0, 1.0, max_priority_within_buffer=True),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("seed", range(6))
+def test_plain_rows_give_the_same_both_ways(name: str, seed: int) -> None:
+    """Dictionaries of tensors go through one native call where TensorDicts do not."""
+
+    def make() -> ReplayBuffer:
+        return ReplayBuffer(
+            storage=LazyTensorStorage(CAPACITY), sampler=PLAIN[name](), batch_size=9, generator=seeded(seed)
+        )
+
+    native, alone = both(make, f"{name} {seed}", plain=True)
+    assert native == alone
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bool", "int16", "int64", "float16", "bfloat16", "float32", "float64"])
+def test_dtypes_and_strides_are_copied_alike(dtype: str) -> None:
+    values = (torch.arange(7 * 30 * 2) % 2 if dtype == "bool" else torch.arange(7 * 30 * 2)).to(getattr(torch, dtype))
+    given = values.reshape(30, 7, 2).transpose(1, 2)
+
+    def filled() -> list[Any]:
+        buffer = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=8, generator=seeded())
+        for start in range(0, 30, 6):
+            buffer.extend({"x": given[start : start + 6], "n": np.arange(start, start + 6)})
+        batch = buffer.sample()
+        return [batch["x"], batch["n"], buffer[:]["x"]]
+
+    with use_backend("native"):
+        native = filled()
+    with use_backend("torch"):
+        alone = filled()
+    assert fingerprint(native) == fingerprint(alone)
