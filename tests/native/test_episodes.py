@@ -166,14 +166,6 @@ def test_a_state_that_points_outside_changes_nothing(native: ModuleType, which: 
     assert [x.tolist() for x in arrays_of(table)] == before
 
 
-def test_memory_follows_rows_and_episodes(native: ModuleType) -> None:
-    assert native.Episodes(1, 1).nbytes == 8
-    table = filled(native, 10**6, 100)
-    assert table.nbytes < 4 * 10**6 + 100 * table.count
-    table.add_need(5)
-    assert table.nbytes < 4 * 10**6 + 140 * table.count
-
-
 def random_write(table: Any, random: np.random.Generator) -> None:
     """A ring write of up to two rings, by environment or by id, with ends and masked rows."""
     rows = int(random.integers(0, 2 * table.capacity + 1))

@@ -100,18 +100,6 @@ def test_fields_of_unequal_length_are_checked_one_by_one(native: ModuleType) -> 
             fields.gather(indices, 2, [address(o) for o in out])
 
 
-def test_rows_that_cross_lines_and_pages(native: ModuleType) -> None:
-    memory = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8)
-    for shift in (0, 1, 63):
-        fields = native.Fields()
-        fields.add([(address(memory) + shift, 1000)], 165, 168)
-        indices = np.random.default_rng(shift).integers(0, 1000, 512)
-        out = np.zeros((512, 165), np.uint8)
-        fields.gather([address(indices)], 512, [address(out)])
-        rows = np.lib.stride_tricks.as_strided(memory[shift:], (1000, 165), (168, 1))
-        np.testing.assert_array_equal(out, rows[indices])
-
-
 def test_nothing_to_gather_is_legal(native: ModuleType) -> None:
     native.Fields().gather([], 0, [])
     native.Fields().gather([0], 5, [])

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .tables import LAYOUTS, address, in_columns, in_rows, make, noise, slots_of
+from .tables import LAYOUTS, address, make, noise, slots_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import ModuleType
 
     from .tables import Bytes, Slots
@@ -48,17 +47,6 @@ def test_a_source_may_touch_a_field_but_not_overlap_it(native: ModuleType, offse
         np.testing.assert_array_equal(block, before)
 
 
-@pytest.mark.parametrize(
-    ("picks", "goes"), [([0, 2, 1], True), ([2, 2, 2], True), ([0, 3, 1], False), ([1, 2], True), ([3], False)]
-)
-def test_rows_up_to_the_last_pick_count_as_read(native: ModuleType, picks: Sequence[int], goes: bool) -> None:
-    fields, block, at = one_field(native)
-    before = block.copy()
-    slots, rows = slots_of(range(len(picks))), slots_of(picks)
-    assert fields.scatter(address(slots), address(rows), len(picks), [at - 24]) is goes
-    assert np.array_equal(block, before) is not goes
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_any_field_and_segment_are_refused(native: ModuleType, layout: str) -> None:
     table = make(native, layout, [68, 1, 8], [4, 5])
@@ -72,24 +60,6 @@ def test_rows_of_any_field_and_segment_are_refused(native: ModuleType, layout: s
                 assert table.fields.scatter(address(slots), 0, 2, sources) is False
     assert table.snapshot() == before
     assert table.fields.write_run(1, 2, 0, batch) is True
-
-
-def test_what_follows_the_last_packed_row_is_free(native: ModuleType) -> None:
-    table = in_rows(native, [8, 4], [5], gap=20)
-    end = address(table.memory[0]) + 4 * 32 + 12  # of the last field in the last row
-    other = noise(1, 4, 0)
-    assert table.fields.write_run(0, 1, 0, [end - 1, address(other)]) is False
-    assert table.fields.write_run(0, 1, 0, [end, address(other)]) is True
-    assert table.fields.write_run(0, 1, 0, [end - 32 + 4, address(other)]) is False  # a gap between two rows
-
-
-def test_fields_added_later_are_looked_at(native: ModuleType) -> None:
-    table = in_columns(native, [8], [5])
-    late = noise(5, 8, 9)
-    source = address(late) + 8
-    assert table.fields.write_run(0, 2, 0, [source]) is True
-    table.fields.add([(address(late), 5)], 8, 8)
-    assert table.fields.write_run(0, 2, 0, [source, address(noise(2, 8, 1))]) is False
 
 
 def test_a_source_of_endless_rows_reaches_everything_above(native: ModuleType) -> None:

@@ -82,20 +82,6 @@ def test_any_updates_leave_what_a_list_holds(native: ModuleType, capacity: int, 
         assert tree.maximum == max(model)
 
 
-@given(capacity=st.sampled_from(CAPACITIES), seed=st.integers(0, 2**32))
-def test_equal_leaves_give_equal_totals_whatever_came_before(native: ModuleType, capacity: int, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    tree, fresh = native.SumTree(capacity), native.SumTree(capacity)
-    for _ in range(5):
-        n = int(random.integers(1, 2 * capacity + 2))
-        slots, values = random.integers(0, capacity, n), random.random(n) * 10.0 ** random.integers(-9, 9, n)
-        tree.set(address(slots), address(values), n)
-    leaves = leaves_of(tree, capacity)
-    fresh.load(address(leaves), capacity)
-    assert fresh.total == tree.total
-    assert (fresh.minimum, fresh.maximum) == (tree.minimum, tree.maximum)
-
-
 @given(capacity=st.sampled_from(CAPACITIES), seed=st.integers(0, 2**32), zeros=st.floats(0, 1))
 def test_draws_fall_where_the_list_says(native: ModuleType, capacity: int, seed: int, zeros: float) -> None:
     """Whole numbers add up exactly in any order, so the place of every draw is known exactly."""
@@ -146,31 +132,6 @@ def test_of_equal_slots_the_last_wins(native: ModuleType, n: int) -> None:
     assert tree.total == total_of(model.tolist())
 
 
-@pytest.mark.parametrize("bad", [-1, 10, 2**63 - 1])
-def test_a_slot_outside_changes_nothing(native: ModuleType, bad: int) -> None:
-    tree = native.SumTree(10)
-    with pytest.raises(IndexError, match=f"^index {bad} is out of range for 10 rows$"):
-        write(tree, [3, bad], [1.0, 1.0])
-    assert tree.total == 0.0
-    at, out = slots_of([bad]), np.zeros(1)
-    with pytest.raises(IndexError):
-        tree.get(address(at), 1, address(out))
-
-
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, -math.inf, -5e-324])
-def test_a_bad_value_changes_nothing(native: ModuleType, bad: float) -> None:
-    tree = native.SumTree(10)
-    with pytest.raises(ValueError, match=r"^values must be finite and at least 0, got .* at position 1$"):
-        write(tree, [3, 4], [1.0, bad])
-    with pytest.raises(ValueError, match="values must be finite"):
-        tree.set_run(0, 3, bad)
-    numbers = values_of([1.0, bad])
-    with pytest.raises(ValueError, match="values must be finite"):
-        tree.load(address(numbers), 2)
-    assert tree.total == 0.0
-    assert not leaves_of(tree, 10).any()
-
-
 def test_impossible_sizes_are_refused(native: ModuleType) -> None:
     for capacity in (0, -1, 2**48 + 1):
         with pytest.raises(ValueError, match=r"^capacity must be in \[1, 2\*\*48\], got"):
@@ -201,3 +162,22 @@ def test_the_maximum_is_kept_up_from_the_first_question_on(native: ModuleType) -
     assert tree.maximum == 1.5
     tree.clear()
     assert tree.maximum == 0.0
+
+
+def test_bad_slots_and_values_change_nothing(native: ModuleType) -> None:
+    tree, out = native.SumTree(10), np.zeros(1)
+    for bad in (-1, 10, 2**63 - 1):
+        with pytest.raises(IndexError, match=f"^index {bad} is out of range for 10 rows$"):
+            write(tree, [3, bad], [1.0, 1.0])
+        at = slots_of([bad])
+        with pytest.raises(IndexError):
+            tree.get(address(at), 1, address(out))
+    for value in (-1.0, math.nan, math.inf, -math.inf, -5e-324):
+        numbers = values_of([1.0, value])
+        with pytest.raises(ValueError, match=r"^values must be finite and at least 0, got .* at position 1$"):
+            write(tree, [3, 4], [1.0, value])
+        for name, run in (("set_run", (0, 3, value)), ("load", (address(numbers), 2))):
+            with pytest.raises(ValueError, match="values must be finite"):
+                getattr(tree, name)(*run)
+    assert tree.total == 0.0
+    assert not leaves_of(tree, 10).any()

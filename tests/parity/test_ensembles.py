@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,6 +12,9 @@ from tensordict import TensorDict
 
 from ._differences import Difference, Fails, check
 from ._script import Note, both, rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _member(lib: Any, base: int, **options: Any) -> Any:

@@ -1,7 +1,5 @@
 """Hindsight buffers: which rows are relabelled, with which goals and rewards."""
 
-# ruff: noqa: B023 (a note runs its action at once)
-
 from __future__ import annotations
 
 from typing import Any
@@ -56,22 +54,6 @@ def test_goals_come_from_the_same_rows(lib: Any, note: Note, strategy: str) -> N
     rb.extend(torch.cat([_episode(number, 5) for number in range(2)]))
     batches = [rb.sample() for _ in range(150)]
     note("goals", lambda: [sorted({float(batch["desired_goal"][row]) for batch in batches}) for row in range(10)])
-
-
-@both
-def test_options(lib: Any, note: Note) -> None:
-    rb = _buffer(lib, strategy="episode")
-    note("options", lambda: [str(rb.strategy), rb.her_ratio, rb.goal_key, rb.achieved_goal_key])
-    note("keys", lambda: [rb.reward_key, rb.end_key])
-    note("ratio", lambda: _buffer(lib, her_ratio=1.5))
-    note("strategy", lambda: _buffer(lib, strategy="past"))
-    for key in ("desired_goal", "achieved_goal"):
-        lacking = _buffer(lib)
-        lacking.extend(_episode(0, 5).exclude(key))
-        note(f"no {key}", lambda: lacking.sample(4))
-    rb.extend(_episode(0, 5))
-    rb.empty()
-    note("empty", lambda: rb.sample(4))
 
 
 def _key(lib: Any) -> bool:

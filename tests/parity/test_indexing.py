@@ -99,17 +99,3 @@ def test_read_by_key(lib: Any, note: Note) -> None:
     note("no such field", lambda: rb["nothing"])
     tree = _filled(lib, "LazyTensorStorage", {"a": torch.arange(4)})
     note("field of a dict", lambda: tree["a"])
-
-
-@both
-def test_write_refused(lib: Any, note: Note) -> None:
-    for index, data in (
-        (12, rows(1)[0]),
-        (-11, rows(1)[0]),
-        (slice(0, 3), rows(6)),
-        (slice(1, 3), rows(1)[0]),
-        (slice(0, 2), {"obs": 1}),
-    ):
-        rb = _filled(lib, "LazyTensorStorage", rows(6))
-        note.refusal(f"rb[{index}]", lambda: rb.__setitem__(index, data))
-        note("unchanged", lambda: rb[:])

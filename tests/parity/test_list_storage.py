@@ -76,25 +76,6 @@ def test_tensordicts_of_different_shapes(lib: Any, note: Note) -> None:
 
 
 @both
-def test_assignment(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.ListStorage(10), collate_fn=lambda x: x)
-    rb.extend([10, 11, 12, 13])
-    for index, data in (
-        (0, 20),
-        (-1, 23),
-        (slice(1, 3), [21, 22]),
-        (torch.tensor([0, 2]), [30, 32]),
-        ([1, 3], [31, 33]),
-    ):
-
-        def assign(index: Any = index, data: Any = data) -> object:
-            rb[index] = data
-            return rb.storage[:]
-
-        note(f"rb[{index}] = {data}", assign)
-
-
-@both
 def test_wrap(lib: Any, note: Note) -> None:
     rb = lib.ReplayBuffer(storage=lib.ListStorage(3), collate_fn=lambda x: x)
     note("longer than the ring", lambda: rb.extend(range(8)))

@@ -55,21 +55,6 @@ def test_setters_return_the_previous_part(lib: Any, note: Note) -> None:
 
 
 @both
-def test_set_storage_resets_the_collate_function(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=2, collate_fn=lambda x: ("mine", x))
-    rb.extend(torch.arange(3))
-    note("mine", rb.sample)
-    full = lib.TensorStorage(torch.arange(4))
-    rb.set_storage(full)
-    note("default", rb.sample)
-    rb.set_storage(full, collate_fn=lambda x: ("other", x))
-    note("other", rb.sample)
-    items = lib.ReplayBuffer(storage=lib.ListStorage(3), collate_fn=len)
-    items.extend(["a", "b"])
-    note("collate sees a list", lambda: (items[:], items.sample(5)))
-
-
-@both
 def test_a_given_table(lib: Any, note: Note) -> None:
     data = rows(4)
     rb = lib.ReplayBuffer(storage=lib.TensorStorage(data), batch_size=3)

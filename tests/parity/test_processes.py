@@ -13,7 +13,7 @@ from ..sharing import AVAILABLE, end, start
 from ._script import library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 
@@ -74,31 +74,6 @@ def test_rows_in_private_memory_are_copied_where_torchrl_moves_them() -> None:
     shared = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(21)).share()
     shared.extend(rows(0))
     assert played(shared)[:2] == [20, 20]
-
-
-PARTS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
-    "list": ("Cannot share a storage of type", lambda lib: {"storage": lib.ListStorage(21)}),
-    "max-value": ("cannot be shared between processes", lambda lib: {"writer": lib.TensorDictMaxValueWriter("id")}),
-    "prioritized": (
-        "cannot be shared between processes",
-        lambda lib: {"sampler": lib.PrioritizedSampler(21, 1.1, 0.5)},
-    ),
-    "no rows": ("it has not been initialized yet", lambda lib: {"batch_size": 2}),
-}
-
-
-@BOTH
-@pytest.mark.parametrize("part", PARTS)
-def test_what_cannot_be_shared_raises_alike(part: str, name: str) -> None:
-    if (part, name) == ("prioritized", "torchrl"):
-        pytest.skip("TorchRL's prioritized sampler needs its extension, which is not part of all its packages")
-    lib: Any = library(name)
-    words, options = PARTS[part]
-    rb = lib.TensorDictReplayBuffer(**{"storage": lib.LazyMemmapStorage(21), **options(lib)})
-    if part != "no rows":
-        rb.extend(rows(0))
-    with pytest.raises(RuntimeError, match=words):
-        start(work, rb, None, method="spawn")
 
 
 def test_the_first_writer_defines_the_schema_where_torchrl_needs_shared_init() -> None:

@@ -87,14 +87,6 @@ def test_rings(storage: str, ids: Any, flags: str, steps: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:No trajectory id")
-@pytest.mark.parametrize("steps", [4, 5, 16])
-@pytest.mark.parametrize(("ids", "flags"), SIGNALS)
-def test_environments(ids: Any, flags: str, steps: int) -> None:
-    data = torch.stack([episodes(steps, env, ids, flags) for env in range(3)])
-    check(lambda lib: lib.LazyTensorStorage(15, ndim=2), data, dim=1)
-
-
-@pytest.mark.filterwarnings("ignore:No trajectory id")
 def test_difference_a_full_list_storage() -> None:
     """TorchRL takes the oldest rows for the continuation of the newest trajectory; see docs/compat/torchrl.md."""
     data = TensorDict({"n": torch.arange(14), "done": torch.arange(14) % 4 == 3}, [14])

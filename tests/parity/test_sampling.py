@@ -91,14 +91,6 @@ def test_digits_of_the_document(lib: Any, note: Note) -> None:
 
 
 @both
-def test_part_filled_and_full(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(6), batch_size=8)
-    for count in (1, 3, 4, 11):
-        rb.extend(torch.arange(count))
-        note(f"{len(rb)} rows", lambda: rb.sample(return_info=True))
-
-
-@both
 def test_equal_seeds_equal_epochs(lib: Any, note: Note) -> None:
     def epochs() -> list[list[int]]:
         options = {"sampler": lib.SamplerWithoutReplacement(), "generator": torch.Generator().manual_seed(3)}

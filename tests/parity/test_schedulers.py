@@ -46,19 +46,3 @@ def test_values(name: str) -> None:
             values.append([float(rb.sampler.alpha), float(rb.sampler.beta)])
         found.append(torch.tensor(values, dtype=torch.float64))
     torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda lib, rb: lib.LinearScheduler(3, "beta", 1.0, 2),
-        lambda lib, rb: lib.LinearScheduler(rb, "unknown", 1.0, 2),
-        lambda lib, rb: lib.StepScheduler(rb, "beta", mode="geometric"),
-    ],
-)
-def test_errors(call: Callable[[Any, Any], Any]) -> None:
-    for lib, schedulers in ((library("torchrl"), theirs), (library("ostinato"), ostinato)):
-        rb = buffer(lib)
-        pattern = "only supports Sampler class|does not have an attribute unknown|Invalid mode: geometric"
-        with pytest.raises((TypeError, ValueError), match=pattern):
-            call(schedulers, rb)

@@ -38,21 +38,6 @@ def stored(lib: Any, data: Any, name: str = "LazyTensorStorage") -> Any:
     return storage
 
 
-@pytest.mark.parametrize("name", ["ListStorage", "LazyTensorStorage", "LazyMemmapStorage"])
-def test_a_pass_visits_each_row_once(lib: Any, name: str) -> None:
-    data = episodes()
-    storage = stored(lib, list(data) if name == "ListStorage" else data, name)
-    for drop_last, size in ((False, 7), (True, 7), (False, 100)):
-        sampler = lib.SamplerWithoutReplacement(drop_last=drop_last)
-        seen: list[int] = []
-        while not sampler.ran_out:
-            assert sampler.can_sample(storage, size)
-            index, info = sampler.sample(storage, size)
-            assert info == {}
-            seen += index.tolist()
-        assert len(set(seen)) == len(seen) == (100 // size * size if drop_last else 100)
-
-
 @pytest.mark.parametrize(
     ("make", "options"),
     [
@@ -146,19 +131,3 @@ def test_attributes_of_slices(lib: Any) -> None:
     data = episodes(collector=TensorDict({"traj_ids": torch.zeros(100, dtype=torch.int64)}, [100]))
     sampler.sample(stored(lib, data), 4)
     assert sampler.traj_key == ("collector", "traj_ids")
-
-
-def test_fragments_of_interleaved_trajectories(lib: Any) -> None:
-    """Two trajectories written in turns; the first lacks step 3."""
-    traj = torch.arange(12) % 2
-    step = torch.arange(12) // 2 + ((torch.arange(12) // 2 > 2) & (traj == 0))
-    storage = lib.LazyTensorStorage(12)
-    storage.set(range(12), TensorDict({"traj": traj, "step": step}, [12]))
-    sampler = lib.SliceSampler(
-        slice_len=3, traj_key="traj", step_key="step", fragmented=True, use_gpu=torch.device("cpu")
-    )
-    seen = set()
-    for _ in range(40):
-        index, _ = sampler.sample(storage, 6)
-        seen |= {tuple(piece) for piece in index[0].view(2, 3).tolist()}
-    assert seen == {(0, 2, 4), (6, 8, 10), (1, 3, 5), (3, 5, 7), (5, 7, 9), (7, 9, 11)}

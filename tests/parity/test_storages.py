@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import TensorDict
 from torch.utils._pytree import tree_map
 
 from ._differences import Difference, Fails, check
@@ -37,21 +37,6 @@ def test_rows_are_written_and_read_by_index(lib: Any, note: Note, name: str) -> 
     note("contains, tensor", lambda: storage.contains(torch.tensor([-6, -5, 4, 5])))
     note.refusal("get out of range", lambda: storage.get(5))
     note.refusal("set out of range", lambda: storage.set(range(5, 9), rows(4)))
-
-
-@pytest.mark.parametrize("name", LAZY)
-@pytest.mark.parametrize("stack_dim", [0, 1])
-@both
-def test_lazy_stacks_and_two_dimensions(lib: Any, note: Note, name: str, stack_dim: int) -> None:
-    parts = [TensorDict({"obs": torch.arange(3.0) + 10 * i}, [3]) for i in range(3)]
-    storage = getattr(lib, name)(12, ndim=2)
-    note.refusal("flatten, empty", storage.flatten)
-    storage.set(slice(0, 3), LazyStackedTensorDict.lazy_stack(parts, stack_dim))
-    note("shape", lambda: storage.shape)
-    note.rows("rows", lambda: storage[:])
-    flat = storage.flatten()
-    note("flat", lambda: (len(flat), flat.ndim, flat.shape))
-    note.rows("flat rows", lambda: flat[:])
 
 
 @pytest.mark.parametrize("name", LAZY)

@@ -73,15 +73,11 @@ def test_windows_are_the_same_digit_for_digit(lib: Any, note: Note, options: dic
 
 SLICES: list[tuple[str, list[int], int, dict[str, Any]]] = [
     ("strict", [4], 8, {"slice_len": 4}),
-    ("one", [4], 4, {"num_slices": 1}),
     ("number", [4], 12, {"num_slices": 3}),
     ("short ones left out", [4, 1, 2], 8, {"slice_len": 4}),
-    ("end_key", [4], 4, {"slice_len": 4, "end_key": ("next", "terminated")}),
     ("end_keys", [4], 4, {"slice_len": 4, "end_keys": [("next", "done"), ("next", "zip")]}),
     ("no flags", [4], 4, {"slice_len": 4, "truncated_key": None}),
-    ("flags at the root", [4], 4, {"slice_len": 4, "truncated_key": "truncated"}),
     ("whole episode", [4], 8, {"num_slices": 1, "strict_length": False}),
-    ("padded", [4], 8, {"num_slices": 1, "strict_length": False, "pad_output": True}),
     ("padded twice", [2], 12, {"num_slices": 2, "strict_length": False, "pad_output": True}),
 ]
 
@@ -101,13 +97,6 @@ def test_slices_have_the_same_rows_keys_flags_and_shapes(lib: Any, note: Note, c
         batch, info = rb.sample(return_info=True)
         note.rows("batch", partial(_same, batch))
         note("info", partial(plain, info))
-
-
-@pytest.mark.parametrize("options", [{"slice_len": 3}, {"slice_len": 3, "strict_length": False}], ids=str)
-@both
-def test_slices_are_the_same_set(lib: Any, note: Note, options: dict[str, Any]) -> None:
-    rb = filled(lib, episodes(5, 2, 3, 7), 3, sampler=lib.SliceSampler(**options))
-    note("slices", lambda: sorted({tuple(rb.sample()["obs"].tolist()) for _ in range(400)}))
 
 
 # -- without replacement ----------------------------------------------------------------------------------------------

@@ -264,10 +264,11 @@ def test_errors_change_nothing() -> None:
     ):
         calls.append((lambda indices=indices: buffer.sample_by_index(indices), error, ""))
         calls.append((lambda indices=indices: buffer.sample_by_index_fields(indices, ["id"]), error, ""))
-    for bad in ("obs", [], None):
-        calls.append(
-            (lambda bad=bad: buffer.sample_by_index_fields([0], bad), KindError, "fields must be a list of names")
-        )
+    refused: list[Any] = ["obs", [], None]
+    calls += [
+        (lambda bad=bad: buffer.sample_by_index_fields([0], bad), KindError, "fields must be a list of names")  # type: ignore[misc]
+        for bad in refused
+    ]
     for call, error, says in calls:
         with pytest.raises(error, match=says):
             call()
