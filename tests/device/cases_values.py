@@ -307,6 +307,14 @@ def test_ensembles() -> None:
     run_on_both(run)
 
 
+def test_an_ensemble_over_two_devices() -> None:
+    parts = [ReplayBuffer(storage=LazyTensorStorage(60, device=x), batch_size=8) for x in (CPU, DEVICE)]
+    for part in parts:
+        part.extend(rows(0, 40, part.storage.device))
+    rb = ostinato.ReplayBufferEnsemble(*parts, batch_size=16, num_buffer_sampled=2, collate_fn=list)
+    assert rb.sample(return_info=True)[1]["index"]["index"].is_cpu
+
+
 def test_ages_of_policy_versions() -> None:
     def run(device: torch.device) -> Any:
         rb = ReplayBuffer(storage=LazyTensorStorage(60, device=device), batch_size=16, version_key="version")

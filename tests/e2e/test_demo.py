@@ -13,7 +13,7 @@ from ostinato import NStep, PrioritizedSampler
 from ostinato.demo import DqnConfig, Report, TrainingState, save_and_reopen, train, training_figure
 from ostinato.errors import CheckpointError
 from ostinato.tools import inspect_checkpoint
-from ostinato.viz import Bars, Curves, Points
+from ostinato.viz import Bars
 from tests.command import run_here, run_process
 
 if TYPE_CHECKING:
@@ -80,27 +80,6 @@ def test_a_checkpoint_that_goes_on_differently_is_an_error(report: Report, tmp_p
 
     with pytest.raises(CheckpointError, match=r"batch 0 after reopening .* differs"):
         save_and_reopen(replace(report, buffer=Forgetful()), tmp_path / "checkpoint")  # type: ignore[arg-type]
-
-
-def test_the_picture_shows_the_run_and_every_row(report: Report) -> None:
-    scene = training_figure(report)
-    assert f"final agent {report.final_return:.1f}" in scene.title
-    (learning,), (states, ages, actions) = scene.rows
-    assert isinstance(learning, Curves)
-    assert isinstance(states, Points)
-    assert isinstance(ages, Bars)
-    assert isinstance(actions, Bars)
-    dots, mean, validation = learning.lines
-    assert dots.y == report.episode_returns
-    assert mean.y[0] == report.episode_returns[0]
-    assert mean.y[-1] == pytest.approx(sum(report.episode_returns[-10:]) / 10)
-    assert validation.y == report.validation_returns
-    assert (learning.marks[-1].x, learning.marks[-1].y) == (report.steps, report.final_return)
-    assert (learning.marks[0].x, learning.marks[0].y) == (report.kept_step, report.kept_return)
-    assert len(states.x) == 250
-    assert list(states.value) == list(range(250, 0, -1)), "the oldest row first, drawn below the newer"
-    assert sum(sum(stack.counts) for stack in ages.stacks) == 250
-    assert sum(sum(stack.counts) for stack in actions.stacks) >= 240, "but for rows with the pole further down"
 
 
 def test_the_command_writes_everything(tmp_path: Path) -> None:

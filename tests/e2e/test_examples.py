@@ -141,16 +141,6 @@ def test_actors_and_one_learner_work_together(tmp_path: Path) -> None:
     assert drawn >= 40 * 128
 
 
-@pytest.mark.slow
-def test_a_dataset_saves_live_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole of it, in about a minute on an idle core."""
-    text = printed(capsys, "offline_to_online_sac")
-    found = re.findall(r"controller after (\d+) steps, return (-\d+) at the end", text)
-    (mixed, last), (alone, _) = [(int(steps), int(end)) for steps, end in found]
-    assert mixed < alone
-    assert last > -250, "a random policy has about -1200"
-
-
 def test_priorities_save_replays() -> None:
     """With 510 transitions, of which one is rewarded, uniform draws need at least four times as many of them."""
     example = load("prioritized_cliffwalk")

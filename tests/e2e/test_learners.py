@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -22,17 +21,6 @@ def load(name: str) -> Any:
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
-
-
-def test_burn_in_rows_before_the_episode_leave_no_trace() -> None:
-    example = load("recurrent_burn_in")
-    torch.manual_seed(0)
-    network = example.Memory(recurrent=True)
-    seen = torch.randn(1, 4, 3)
-    padded = torch.cat([seen[:, :1].expand(1, 3, 3), seen], 1)
-    valid = torch.tensor([[0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]])
-    whole = network(seen, torch.ones(1, 4), burn_in=0)
-    assert torch.allclose(network(padded, valid, burn_in=5), whole[:, 2:])
 
 
 @pytest.mark.slow

@@ -47,18 +47,6 @@ def filled(native: ModuleType, capacity: int, length: int) -> Any:
     return table
 
 
-def test_rows_follow_each_other(native: ModuleType) -> None:
-    table = native.Episodes(8, 1)
-    record(table, 5, ends=[False, False, True, False, False])
-    record(table, 5, ids=[1, 2, 1, 2, 2])
-    assert ask(table, "ahead", np.arange(8)) == [1, 0, 0, 1, 0, 1, 2, 0]
-    assert ask(table, "behind", np.arange(8)) == [1, 2, 0, 0, 1, 0, 0, 1]
-    assert (table.rows, table.present, table.count, table.serial, table.cursor) == (8, 8, 4, 4, 2)
-    out, valid = windows(table, slots_of([0, 6]), 1, 2)
-    assert out.tolist() == [[6, 0, 1, 1], [6, 6, 0, 1]]
-    assert valid.tolist() == [[True, True, True, False], [False, True, True, True]]
-
-
 def test_runs_and_slots_outside_write_nothing(native: ModuleType) -> None:
     for sizes in ((0, 1), (2**30 + 1, 1), (10, 0), (10, 3), (10, 11)):
         with pytest.raises(ValueError, match="capacity"):

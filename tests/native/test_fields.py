@@ -26,17 +26,6 @@ def test_fields_are_numbered_in_order(native: ModuleType) -> None:
         np.testing.assert_array_equal(out, memory[[5, 0], offset : offset + 4])
 
 
-def test_any_range_may_be_advised(native: ModuleType) -> None:
-    memory = np.zeros(1 << 16, np.uint8)
-    for offset, size in ((0, 1 << 16), (1, 5000), (4095, 1), (0, 0), (77, 1 << 15)):
-        native.advise_huge_pages(address(memory) + offset, size)
-    assert not memory.any()
-    native.advise_huge_pages(0, 0)
-    native.advise_huge_pages(2**64 - 4096, 4096)  # nobody's memory: advice that is not taken
-    with pytest.raises(ValueError, match=r"^nbytes must be at least 0, got -1$"):
-        native.advise_huge_pages(address(memory), -1)
-
-
 def smaps_flags(at: int) -> list[str]:
     """What the system notes about the mapping that holds an address."""
     inside = False

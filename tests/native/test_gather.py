@@ -55,19 +55,6 @@ def test_every_row_size_at_every_block_edge(native: ModuleType) -> None:
                 assert np.array_equal(got, field[indices]), (size, n)
 
 
-def test_the_indices_of_every_row_are_checked(native: ModuleType) -> None:
-    """Of a field that shares its indices with another one, but reads more of them."""
-    table = make(native, "packed", [4, 4], [5])
-    indices = slots_of([0, 1, 5])
-    outs = [np.full((3, 4), 7, dtype=np.uint8) for _ in range(2)]
-    for counts in ([2, 3], [3, 2], [3]):
-        with pytest.raises(IndexError, match=r"^index 5 is out of range for 5 rows$"):
-            table.fields.gather_each([address(indices)], counts, [address(out) for out in outs])
-    assert all((out == 7).all() for out in outs)
-    table.fields.gather_each([address(indices)], [2, 2], [address(out) for out in outs])
-    np.testing.assert_array_equal(outs[1][:2], table.contents()[1][:2])
-
-
 @given(layout=layouts, sizes=field_sizes, segments=segment_rows, data=st.data())
 def test_an_index_out_of_range_leaves_every_batch_untouched(
     native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
@@ -98,15 +85,3 @@ def test_fields_of_unequal_length_are_checked_one_by_one(native: ModuleType) -> 
     for indices in ([address(many)], [address(few), address(many)]):
         with pytest.raises(IndexError, match=r"^index 9 is out of range for 3 rows$"):
             fields.gather(indices, 2, [address(o) for o in out])
-
-
-def test_nothing_to_gather_is_legal(native: ModuleType) -> None:
-    native.Fields().gather([], 0, [])
-    native.Fields().gather([0], 5, [])
-    empty = native.Fields()
-    assert (empty.count, empty.rows) == (0, 0)
-    empty.add([], 8, 8)
-    empty.add([(0, 0)], 8, 8)
-    empty.gather([0], 0, [0, 0])
-    with pytest.raises(IndexError, match=r"^index 0 is out of range for 0 rows$"):
-        empty.gather([address(slots_of([0]))], 1, [address(out := noise(1, 8, 0)), address(out)])

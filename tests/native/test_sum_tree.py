@@ -82,22 +82,6 @@ def test_any_updates_leave_what_a_list_holds(native: ModuleType, capacity: int, 
         assert tree.maximum == max(model)
 
 
-@given(capacity=st.sampled_from(CAPACITIES), seed=st.integers(0, 2**32), zeros=st.floats(0, 1))
-def test_draws_fall_where_the_list_says(native: ModuleType, capacity: int, seed: int, zeros: float) -> None:
-    """Whole numbers add up exactly in any order, so the place of every draw is known exactly."""
-    random = np.random.default_rng(seed)
-    leaves = np.where(random.random(capacity) < zeros, 0.0, random.integers(1, 100, capacity).astype(float))
-    leaves[int(random.integers(0, capacity))] = 3.0
-    tree = native.SumTree(capacity)
-    tree.load(address(leaves), capacity)
-    total = leaves.sum()
-    uniforms = np.concatenate([random.random(700), np.arange(min(int(total), 3000)) / total])
-    slots, values = draw(tree, uniforms)
-    expected = np.searchsorted(np.cumsum(leaves), uniforms * total, side="right")
-    assert slots == expected.tolist()
-    np.testing.assert_array_equal(values, leaves[expected])
-
-
 @given(leaves=st.lists(leaf, min_size=1, max_size=90).filter(lambda leaves: 0 < sum(leaves) < math.inf))
 def test_a_leaf_of_zero_is_never_drawn(native: ModuleType, leaves: list[float]) -> None:
     tree = native.SumTree(len(leaves))

@@ -123,15 +123,6 @@ def test_rows_that_do_not_fit(lib: Any, note: Note) -> None:
 
 
 @both
-def test_order_of_keys_is_free(lib: Any, note: Note) -> None:
-    for kind in (dict, lambda data: TensorDict(data, [2])):
-        rb = _buffer(lib)
-        rb.extend(kind({"b": _count(2), "a": _count(2) + 10}))
-        rb.extend(kind({"a": _count(2) + 20, "b": _count(2) + 30}))
-        note("by name", lambda: rb[:])
-
-
-@both
 def test_kinds_of_keys_and_containers_come_back(lib: Any, note: Note) -> None:
     rb = _buffer(lib)
     rb.extend({"a": _count(3), "b": {"c": (torch.zeros(3, 2), [torch.ones(3)])}, 30: torch.zeros(3)})

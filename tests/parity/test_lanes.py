@@ -22,23 +22,6 @@ def _sizes(rb: Any) -> object:
 
 
 @both
-def test_example_of_the_document(lib: Any, note: Note) -> None:
-    data = torch.zeros(3, 4) + torch.arange(12).view(3, 4)
-    one = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10, ndim=2), dim_extend=1, batch_size=5)
-    two = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10, ndim=2), dim_extend=1, batch_size=5)
-    for column in data.unbind(1):
-        note("add", lambda: one.add(column))
-        note("sizes", lambda: _sizes(one))
-    note("extend", lambda: two.extend(data))
-    note("sizes", lambda: _sizes(two))
-    note("by add", lambda: one[:])
-    note("by extend", lambda: two[:])
-    note("extend again", lambda: two.extend(data + 100))
-    note("rows", lambda: two[:])
-    note("sample", lambda: tuple(two.sample().shape))
-
-
-@both
 def test_rows_by_index(lib: Any, note: Note) -> None:
     rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(20, ndim=2))
     rb.extend(_block(4, 3))

@@ -73,14 +73,3 @@ def test_tensordicts_of_different_shapes(lib: Any, note: Note) -> None:
         for batch in (rb.sample(), rb[0:3], rb[[2, 0]]):
             note(f"{kind}: class", lambda: [type(batch).__name__, list(batch.batch_size)])
             note(f"{kind}: rows", lambda: [row.to_dict() for row in batch.unbind(0)])
-
-
-@both
-def test_wrap(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.ListStorage(3), collate_fn=lambda x: x)
-    note("longer than the ring", lambda: rb.extend(range(8)))
-    note("rows", lambda: rb.storage[:])
-    note("two more", lambda: rb.extend([100, 101]))
-    note("rows", lambda: rb[:])
-    note("add", lambda: [rb.add(n) for n in range(200, 204)])
-    note("rows", lambda: rb[:])

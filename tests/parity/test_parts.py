@@ -55,25 +55,6 @@ def test_setters_return_the_previous_part(lib: Any, note: Note) -> None:
 
 
 @both
-def test_a_given_table(lib: Any, note: Note) -> None:
-    data = rows(4)
-    rb = lib.ReplayBuffer(storage=lib.TensorStorage(data), batch_size=3)
-    note("length", lambda: (len(rb), rb.storage.max_size))
-    note("sample", rb.sample)
-    note("extend goes on at the start", lambda: rb.extend(rows(2, 50)))
-    note.rows("rows", lambda: rb[:])
-    note("not copied", lambda: data["obs"])
-    for table in (torch.arange(4), {"a": torch.arange(4), "b": torch.zeros(4, 2)}, (torch.arange(4),)):
-        note(
-            "other kinds",
-            lambda: (len(lib.TensorStorage(table)), lib.ReplayBuffer(storage=lib.TensorStorage(table))[:]),
-        )
-    note("other max_size", lambda: lib.TensorStorage(rows(4), max_size=10))
-    note.refusal("text", lambda: lib.TensorStorage("x"))
-    note("no data", lambda: lib.TensorStorage(None))
-
-
-@both
 def test_made_from_classes_and_options(lib: Any, note: Note) -> None:
     rb = lib.ReplayBuffer(storage=lambda: lib.ListStorage(3), sampler=lib.RandomSampler, writer=lib.RoundRobinWriter)
     note("parts", lambda: [type(part).__name__ for part in (rb.storage, rb.sampler, rb.writer)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -98,14 +97,3 @@ def test_difference_a_full_list_storage() -> None:
         got.append([one.n.tolist() for one in rb.query()])
     assert [12, 13, 4, 5, 6, 7] in got[0]
     assert got[1] == [[4, 5, 6, 7], [8, 9, 10, 11], [12, 13]]
-
-
-@pytest.mark.parametrize(("full", "dims"), [(True, ()), (False, (3,)), (True, (2, 3))])
-def test_boundaries(full: bool, dims: tuple[int, ...]) -> None:
-    for seed, (steps, cursor) in enumerate(itertools.product((1, 2, 5, 8), (None, 0, torch.tensor([0, 0]), range(1)))):
-        rng = torch.Generator().manual_seed(seed)
-        values = torch.randint(3, (steps, *dims), generator=rng)
-        for signal in ({"trajectory": values}, {"end": values == 0}):
-            options: dict[str, Any] = {**signal, "at_capacity": full, "cursor": cursor}
-            got, expected = ostinato.find_start_stop_traj(**options), theirs.find_start_stop_traj(**options)
-            assert all(map(torch.equal, got, expected))

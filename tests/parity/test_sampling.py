@@ -30,9 +30,9 @@ def test_batch_sizes(lib: Any, note: Note) -> None:
         note(f"sample({size})", lambda: rb.sample(size))
     note("by name", lambda: rb.sample(batch_size=3))
     note("the buffer's own", lambda: rb.batch_size)
-    for size in (-1, 2.5, "2"):
-        note.refusal("sample", lambda: _buffer(lib).sample(size))
-        note.refusal("constructor", lambda: _buffer(lib, batch_size=size).sample())
+    for bad in (-1, 2.5, "2"):
+        note.refusal("sample", lambda: _buffer(lib).sample(bad))
+        note.refusal("constructor", lambda: _buffer(lib, batch_size=bad).sample())
     note("prefetch without one", lambda: _buffer(lib, prefetch=2))
     note("negative prefetch", lambda: _buffer(lib, prefetch=-1, batch_size=4).sample())
     note("prefetch of zero is none", lambda: _buffer(lib, prefetch=0).sample(2))

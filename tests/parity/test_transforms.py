@@ -67,28 +67,6 @@ def test_inverse(lib: Any, note: Note, storage: str) -> None:
     note("stored", lambda: rb.storage[:])
 
 
-@both
-def test_insert(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2)
-    rb.extend(rows(4))
-    note("append", lambda: rb.append_transform(_AddFive()) is rb)
-    from torchrl.envs.transforms import RewardScaling
-
-    def scale(loc: float, factor: float) -> Any:
-        return RewardScaling(loc, factor, in_keys=["obs"])
-
-    for index, transform in (
-        (0, scale(0.0, 2.0)),
-        (1, scale(1.0, 3.0)),
-        (3, scale(2.0, 1.0)),
-        (-1, scale(0.0, 10.0)),
-    ):
-        note(f"insert {index}", lambda: rb.insert_transform(index, transform) is rb)
-        note("rows", lambda: rb[:]["obs"])
-    for index in (9, -9):
-        note(f"insert {index}", lambda: rb.insert_transform(index, scale(0.0, 1.0)))
-
-
 REWARD = {"in_keys": ["reward"]}
 BOTH_WAYS = {**REWARD, "in_keys_inv": ["reward"]}
 OBJECTS: dict[str, tuple[Any, ...]] = {

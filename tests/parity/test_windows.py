@@ -102,25 +102,6 @@ def test_slices_have_the_same_rows_keys_flags_and_shapes(lib: Any, note: Note, c
 # -- without replacement ----------------------------------------------------------------------------------------------
 
 
-@both
-def test_passes_over_episodes_are_alike(lib: Any, note: Note) -> None:
-    for drop_last in (False, True):
-        sampler = lib.SliceSamplerWithoutReplacement(slice_len=2, drop_last=drop_last)
-        rb = filled(lib, episodes(2, 2, 2), 4, sampler=sampler)
-        for turn in (1, 2):
-            sizes = [len(batch["obs"]) for batch in rb]
-            note(f"sizes {drop_last} {turn}", partial(_same, sizes))
-    sampler = lib.SliceSamplerWithoutReplacement(slice_len=2, shuffle=False)
-    rb = filled(lib, episodes(2, 2, 2), 4, sampler=sampler)
-    note("in order", lambda: [batch["obs"] for batch in rb])
-    rb = filled(lib, episodes(2, 2, 2), 20, sampler=lib.SliceSamplerWithoutReplacement(slice_len=2, shuffle=False))
-    note("more than there are", lambda: plain(rb.sample(return_info=True)[1]))
-    made = lib.SliceSampler(slice_len=2, replacement=False)
-    note("dispatch", lambda: [type(made).__name__, isinstance(made, lib.SamplerWithoutReplacement)])
-    for name in ("span", "pad_output", "cache_values"):
-        note(name, partial(lib.SliceSamplerWithoutReplacement, slice_len=2, **{name: True}))
-
-
 # -- deliberate differences -------------------------------------------------------------------------------------------
 
 

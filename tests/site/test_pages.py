@@ -150,17 +150,6 @@ def test_formulas_are_mathml(site: Path, pages: dict[str, Page]) -> None:
         assert "arithmatex" not in text, f"{name} shows LaTeX"
 
 
-def test_no_markdown_is_left_in_the_text(site: Path, pages: dict[str, Page]) -> None:
-    for name in pages:
-        if name.startswith("/source/") or not name.endswith("/"):
-            continue
-        html = (site / name.lstrip("/") / "index.html").read_text(encoding="utf-8")
-        body = re.sub(r"<(pre|code|script|details)\b.*?</\1>", "", html, flags=re.DOTALL)
-        text = re.sub(r"<[^>]*>", "", body)
-        for sign in ("```", "](", "\n- ", "&gt;&gt;&gt; ", "| |"):
-            assert sign not in text, f"{name}: {sign!r} in {text[max(0, text.index(sign) - 80) :][:200]!r}"
-
-
 def test_keywords_are_those_of_pages(site: Path) -> None:
     """A word for a page that has moved would be lost without an error."""
     tree = ast.parse((ROOT / "docs" / "site" / "keywords.py").read_text())

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -19,10 +19,9 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # other packages install a folder of this name: ours must come first
 
-from benchmarks import data, recordings  # noqa: E402
+from benchmarks import data  # noqa: E402
 from benchmarks.adapter import Setup  # noqa: E402
 from benchmarks.coordinator import SEATS  # noqa: E402
-from benchmarks.peers import _datasets  # noqa: E402
 from benchmarks.peers._limits import Table as LimitTable  # noqa: E402
 from benchmarks.published import (  # noqa: E402
     BEGIN,
@@ -35,7 +34,7 @@ from benchmarks.published import (  # noqa: E402
     tables,
     with_table,
 )
-from benchmarks.records import FORMAT, Library, Report, Result, Round, Section  # noqa: E402
+from benchmarks.records import Library, Report, Result, Round, Section  # noqa: E402
 from benchmarks.report import print_report  # noqa: E402
 from benchmarks.targets import (  # noqa: E402
     AheadOfAll,
@@ -49,8 +48,7 @@ from benchmarks.targets import (  # noqa: E402
     WithinLimit,
     WorstWithin,
 )
-from benchmarks.worker import measure  # noqa: E402
-from benchmarks.workloads import WORKLOADS, select  # noqa: E402
+from benchmarks.workloads import WORKLOADS  # noqa: E402
 
 if TYPE_CHECKING:
     from benchmarks.adapter import Adapter
@@ -97,41 +95,22 @@ def report() -> Report:
     ("target", "measured", "met"),
     [
         (AtMost(20e-6), "20 us", True),
-        (AtMost(19e-6), "20 us", False),
         (TimesPeer("torchrl", 10), "10x", True),
-        (TimesPeer("cpprb", 3), "2.5x", False),
         (TimesPeer("torchrl", 0.5), "0.1x torchrl", True),
-        (TimesPeer("limit-packed", 0.4), "2x limit-packed", True),
         (TimesPeer("limit-packed", 0.6), "2x limit-packed", False),
         (TimesPeer("sb3", 1), "not measured: sb3", None),
         (AheadOfAll(), "2.5x cpprb", True),
-        (WithinLimit(2), "2x the limit", True),
         (WithinLimit(1.5), "2x the limit", False),
-        (WorstWithin(5), "4x (80 us of processor time)", True),
         (WorstWithin(3), "4x (80 us of processor time)", False),
-        (TailWithin(2.5), "2x (40 us)", True),
         (TailWithin(1.5), "2x (40 us)", False),
-        (AtMostAbove("smaller", 5e-6), "4 us above", True),
         (AtMostAbove("smaller", 3e-6), "4 us above", False),
-        (AtMostAbove("gone", 1), "not measured: ostinato", None),
-        (AtMostAbove("nothing", 1), "not measured: nothing", None),
         (GrowthWithinLimit("smaller"), "1.25x, the limit 2.5x", True),
         (GrowthWithinLimit("smaller", 0.4), "1.25x, the limit 2.5x", False),
-        (GrowthWithinLimit("gone"), "not measured: ostinato", None),
     ],
 )
 def test_targets(target: Target, measured: str, met: bool | None) -> None:
     verdict = target.judge(seen())
     assert (verdict.measured, verdict.met) == (measured, met)
-
-
-def test_report_survives_json() -> None:
-    values = json.loads(json.dumps(report().to_json()))
-    assert values["format"] == FORMAT
-    summary = values["sections"][0]["results"]["cpprb"]["summary"]
-    assert summary["median_s"] == pytest.approx(50e-6)
-    assert summary["vs_limit"] == pytest.approx(5)
-    assert Report.from_json(values) == report()
 
 
 def test_pages_show_the_published_measurements() -> None:
@@ -180,7 +159,7 @@ def test_publish_writes_data_and_tables(tmp_path: Path) -> None:
     written = publish(whole_report(), folder_to_publish(tmp_path))
     assert sorted(path.name for path in written) == ["README.md", "benchmarks.md", "published.json"]
     found = Published.read(tmp_path / "benchmarks" / "published.json")
-    assert found == Published.of(whole_report())
+    assert found == Published.of(Report.from_json(json.loads(json.dumps(whole_report().to_json()))))
     times = found.works[0].times["torchrl"]
     assert (times.median_s, *times.range_s, *times.quartiles_s) == pytest.approx((20e-6, 10e-6, 40e-6, 15e-6, 30e-6))
     lacking = whole_report()
@@ -193,15 +172,6 @@ def test_publish_writes_data_and_tables(tmp_path: Path) -> None:
     assert "| work uniform.dict | **20 us** | 20 us | 1.00x | 20 us (1.00x) |" in page
 
 
-def test_select() -> None:
-    assert select(None, quick=False) == WORKLOADS
-    names = [load.name for load in select("add,mmap.dict", quick=False)]
-    assert names == ["add.dict", "add.tensordict", "add.tdbuffer", "add.numpy", "mmap.dict"]
-    assert all(load.rows <= 500_000 for load in select(None, quick=True))
-    with pytest.raises(ValueError, match=r"must be among .*; got nonsense"):
-        select("add,nonsense", quick=False)
-
-
 def test_every_library_answers_for_every_workload() -> None:
     """An adapter either does a workload or says why not, whether or not its library is installed."""
     for seat in SEATS:
@@ -211,13 +181,6 @@ def test_every_library_answers_for_every_workload() -> None:
             assert said, f"{seat.name} says nothing about {load.name}"
         known = {load.family for load in WORKLOADS}
         assert {name.partition(".")[0] for name in adapter.WORKLOADS} <= known
-
-
-def test_measure_counts_calls() -> None:
-    calls: list[None] = []
-    seen = measure(lambda: calls.append(None), seconds=0.0, min_calls=5, warmup_s=0.0)
-    assert seen["calls"] == len(calls) == 5
-    assert 0 <= seen["median_s"] <= seen["p99_s"] <= seen["worst_s"]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the limits are compiled")
@@ -258,19 +221,6 @@ def test_quick_run_of_ostinato(tmp_path: Path) -> None:
         assert ours.rounds[0].calls > 0
         assert 0 < ours.median_s <= ours.worst_s
     assert "dict (quick: 50,000 rows)" in done.stdout
-
-
-def test_a_recording_of_a_quick_run_has_all_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer rows than an episode of the full size has."""
-    pytest.importorskip("av")
-    from ostinato import open_dataset
-
-    monkeypatch.setattr(recordings, "_FOLDER", tmp_path)
-    monkeypatch.setitem(recordings.SIZES, "480", (96, 96))
-    (load,) = select("dataset.480", quick=True)
-    batch = cast("Any", _datasets.windows(Setup(load.kind, load.rows, load.batch, tmp_path))())
-    assert [len(batch[camera]) for camera in recordings.CAMERAS] == [load.batch] * 2
-    assert len(open_dataset(recordings.recording(load.kind, load.rows))) == load.rows
 
 
 def test_printed_and_markdown_tables_list_everyone() -> None:

@@ -160,10 +160,3 @@ def test_every_cell_of_the_table_is_true(name: str, cells: list[str]) -> None:
                 continue
             seen = drawn(make(), unit(), rows, 200)
             assert seen == {i for i in range(30) if i % 10 < 8 or not re.search(r"\bM`", said)}
-
-
-def test_screenshots_are_shown_and_stay_small() -> None:
-    page = (DOCS / "viewing.md").read_text() + (DOCS / "doctor.md").read_text()
-    taken = {path.stem for path in (DOCS / "screenshots").glob("*.png")}
-    assert taken == set(re.findall(r"\(screenshots/(\w+)\.png\)", page))
-    assert all(f'"{name}.png"' in (DOCS / "screenshots" / "take.py").read_text() for name in taken)

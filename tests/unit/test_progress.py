@@ -497,9 +497,8 @@ def run(wait, option, seconds, total):
             bar.advance()
     sys.stderr.write("|")
 
-wait = progress._WAIT_S
-run(wait, None, 0.3, 100)
-run(wait, None, 2.4, 100)
+run(60.0, None, 0.3, 100)
+run(0.0, None, 0.3, 100)
 run(0.0, None, 0.3, 0)
 run(0.0, False, 0.3, 100)
 run(0.0, lambda done, total: None, 0.3, 100)

@@ -36,7 +36,7 @@ def write(handle: CollectorBuffer, first: int, pipe: Any) -> None:
         pipe.send((torch.cat(slots).tolist(), handle.write_count >= 101, str(error)))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_rows_of_processes_arrive_once_and_errors_go_back(method: str) -> None:
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"this system cannot {method}")

@@ -84,7 +84,7 @@ def test_draws_are_shuffled_copies_that_follow_torchs_generator() -> None:
             buffer, given = ReplayBuffer(20, CPU), rows(0, 20)
             buffer.store(given)
             given["id"].fill_(-1)
-            orders.append(ids(buffer.sample(50)))
+            orders.append(ids(buffer.sample(60)))
             buffer.sample(20)["id"].fill_(-1)
             assert sorted(ids(buffer.sample(10)) + ids(buffer.sample(10))) == list(range(20))
     assert orders[0] == orders[1] != orders[2]
@@ -102,7 +102,7 @@ def test_draws_are_shuffled_copies_that_follow_torchs_generator() -> None:
         ({**rows(0, 3), "id": torch.zeros(3).long().to("meta")}, OptionError, "field 'id' is on meta"),
         ({**rows(0, 3), "id": [1, 2, 3]}, KindError, "field 'id' must be a tensor, got list"),
         (torch.zeros(3), KindError, "a dict of named tensors, got Tensor"),
-        ({}, SchemaError, "fields"),
+        ({}, KeyMissingError, "must have the keys"),
     ],
 )
 def test_rows_that_do_not_fit_change_nothing(data: Any, error: type[Exception], says: str) -> None:
@@ -120,6 +120,8 @@ def test_first_rows_and_arguments_are_checked() -> None:
         buffer.sample(1)
     with pytest.raises(SchemaError, match=r"field 'id' has batch size \[4\], field 'amp_obs' has \[3\]"):
         buffer.store({"amp_obs": torch.zeros(3, 3), "id": torch.arange(4)})
+    with pytest.raises(SchemaError, match="no fields"):
+        buffer.store({})
     buffer.store({"other": torch.zeros(3)})  # the schema of rows that were refused does not stick
     calls: list[tuple[Any, str]] = [
         (lambda: buffer.sample(0), "n must be"),

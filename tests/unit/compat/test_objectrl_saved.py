@@ -98,6 +98,9 @@ def test_metadata_that_contradicts_the_experience_raises(tmp_path: Path) -> None
 def test_experience_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"there is no .*nothing\.metadata: give the path"):
         filled(0).load(str(tmp_path / "nothing"))
+    (tmp_path / "odd.metadata").mkdir()
+    with pytest.raises(CheckpointError, match="is a directory"):
+        filled(0).load(str(tmp_path / "odd"))
     filled(7).save(str(tmp_path / "buffer"))
     (tmp_path / "buffer.experience-0").rename(tmp_path / "elsewhere")
     with pytest.warns(UserWarning, match=r"experience-0 is missing"):
