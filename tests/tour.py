@@ -140,7 +140,7 @@ def stateful(name: str) -> Callable[[Path], Steps]:
         for number in range(3):
             batch, info = rb.sample(return_info=True)
             yield f"batch {number}", (batch, info)
-            if rb.sampler.prioritized and not rb.prefetch:
+            if rb.sampler.prioritized and not name.startswith("prefetch"):
                 rb.update_priority(batch["index"], np.linspace(0.5, 2.0, batch["index"].shape[0]))
                 rb.update_priority(5, 1.5)
         rb.extend(rows(6, 40, lanes))

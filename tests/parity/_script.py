@@ -194,8 +194,8 @@ def describe(value: Any) -> object:
 def _without_index(described: object) -> object:
     if isinstance(described, tuple) and described[:1] == ("TensorDict",):
         return (*described[:2], {key: value for key, value in described[2].items() if key != "index"})
-    if isinstance(described, tuple) and described[:1] == ("list",):
-        return ("list", [_without_index(item) for item in described[1]])
+    if isinstance(described, tuple) and described[:1] in {("list",), ("tuple",)}:
+        return (described[0], [_without_index(item) for item in described[1]])
     return described
 
 

@@ -68,7 +68,7 @@ def test_samples_are_cells(lib: Any, note: Note) -> None:
     tagged = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2), batch_size=64)
     tagged.extend(_block(4, 3))
     note("index key", lambda: (tuple(tagged.sample()["index"].shape), tagged.sample()["index"].dtype))
-    ordered = lib.ReplayBuffer(
-        storage=lib.TensorStorage(_block(3, 4), ndim=2), sampler=lib.SamplerWithoutReplacement(shuffle=False)
-    )
-    note("a pass over a given block", lambda: [ordered.sample(5)["a"] for _ in range(3)])
+    sampler = lib.SamplerWithoutReplacement(shuffle=False)
+    ordered = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2), batch_size=5, sampler=sampler)
+    ordered.extend(_block(4, 3))
+    note("a pass", lambda: [batch["a"] for batch in ordered])

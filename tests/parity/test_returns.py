@@ -50,7 +50,6 @@ def test_the_index(lib: Any, note: Note) -> None:
             getattr(lib, buffer)(storage=lib.LazyTensorStorage(5), batch_size=2),
             getattr(lib, buffer)(storage=lib.LazyTensorStorage(5), writer=getattr(lib, writer)(), batch_size=2),
         ):
-            note("extend", lambda: rb.extend(data))
+            note("extend", lambda: rb.extend(data.clone()))
             note.rows("stored", lambda: rb[:])
             note("sample", lambda: rb.sample(include_info=True))
-            note("the caller's data", lambda: data)

@@ -131,8 +131,8 @@ def test_storages_of_objects_lists_and_given_tensors() -> None:
     writer = ostinato.ImmutableDatasetWriter()
     given = ReplayBuffer(storage=ostinato.TensorStorage(rows(12)), writer=writer, batch_size=6)
     check(given.sample(), 6)
-    storage = ostinato.RaggedTensorStorage(8, ragged="tokens", layout="padded")
-    ragged = ReplayBuffer(storage=storage, batch_size=4)
+    tokens = ostinato.RaggedTensorStorage(8, ragged="tokens", layout="padded")
+    ragged = ReplayBuffer(storage=tokens, batch_size=4)
     ragged.extend([{"tokens": torch.arange(i + 1), "n": torch.tensor(i + 1)} for i in range(5)])
     assert (ragged.sample()["n"] >= 1).all()
     if importlib.util.find_spec("tensordict") is not None:
@@ -357,7 +357,6 @@ def test_commands(tmp_path: Path, command: Callable[..., str]) -> None:
     assert json.loads(command("inspect", "--json", tmp_path / "saved"))["rows"] == 32
     command("compact", tmp_path / "saved")
     command("verify", tmp_path / "saved")
-    script = [Path(sys.executable).parent / "ostinato", "--version"]
-    assert (
-        ostinato.__version__ in subprocess.run(script, capture_output=True, text=True, check=True, timeout=120).stdout
-    )
+    script = str(Path(sys.executable).parent / "ostinato")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True, timeout=120)
+    assert ostinato.__version__ in done.stdout

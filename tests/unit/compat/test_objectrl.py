@@ -240,7 +240,7 @@ def test_errors_change_nothing() -> None:
             "storing_device must be a CPU or CUDA device",
         ),
         (lambda: setattr(buffer, "storing_device", torch.device("meta")), OptionError, "got meta"),
-        (lambda: buffer.add_batch({"obs": torch.zeros(2, 3)}), KindError, "takes TensorDicts"),  # type: ignore[arg-type]
+        (lambda: buffer.add_batch({"obs": torch.zeros(2, 3)}), KindError, "takes TensorDicts"),
         (lambda: buffer.add_batch(two.select("obs")), KeyMissingError, "missing"),
         (lambda: buffer.add_batch(two.set("obs", torch.zeros(2, 4))), SchemaError, "field 'obs' must be float32"),
         (
@@ -266,11 +266,11 @@ def test_errors_change_nothing() -> None:
         calls.append((lambda indices=indices: buffer.sample_by_index_fields(indices, ["id"]), error, ""))
     refused: list[Any] = ["obs", [], None]
     calls += [
-        (lambda bad=bad: buffer.sample_by_index_fields([0], bad), KindError, "fields must be a list of names")  # type: ignore[misc]
+        (lambda bad=bad: buffer.sample_by_index_fields([0], bad), KindError, "fields must be a list of names")
         for bad in refused
     ]
-    for call, error, says in calls:
-        with pytest.raises(error, match=says):
+    for call, kind, says in calls:
+        with pytest.raises(kind, match=says):
             call()
     assert (ids(buffer.sample_all()), buffer.pointer, buffer.storing_device) == (list(range(6)), 6, CPU)
     assert (empty.calculate_num_batches(4), list(empty.create_epoch_iterator(4))) == (0, [])

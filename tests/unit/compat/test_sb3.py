@@ -338,7 +338,8 @@ def test_images_take_half_the_memory() -> None:
     """Stacked 84x84 frames in episodes of 100 steps."""
     space, steps = spaces.Box(0, 255, (4, 84, 84), np.uint8), 300
     rng = np.random.default_rng(0)
-    ours, theirs = (kind(steps, space, spaces.Discrete(4), "cpu") for kind in (ReplayBuffer, host.ReplayBuffer))
+    ours = ReplayBuffer(steps, space, spaces.Discrete(4), "cpu")
+    theirs = host.ReplayBuffer(steps, space, spaces.Discrete(4), "cpu")
     now = rng.integers(0, 256, (1, *space.shape), np.uint8)
     for t in range(steps):
         after = np.roll(now, 1, -1)
