@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,8 @@ from tests.tour import SCENARIOS, flat, walk
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+pytestmark = pytest.mark.house
 
 META = torch.device("meta")
 
@@ -63,30 +64,17 @@ def tour(scenario: str, directory: Path, mode: Callable[[int], AbstractContextMa
     raise AssertionError(scenario)
 
 
-@functools.cache
-def _wanted(scenario: str) -> dict[str, Any]:
-    import tempfile
-    from pathlib import Path as Directory
-
-    with tempfile.TemporaryDirectory() as directory:
-        return tour(scenario, Directory(directory) / "plain", lambda _: nullcontext())
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_results_are_the_same_in_every_mode(scenario: str, mode: str, tmp_path: Path) -> None:
-    assert tour(scenario, tmp_path / "mode", lambda _: MODES[mode]()) == _wanted(scenario)
-
-
-@pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_inference_mode_may_come_and_go(scenario: str, first: int, tmp_path: Path) -> None:
+def alternating(first: int) -> Callable[[int], AbstractContextManager[Any]]:
     """What was written, loaded or drawn in inference mode is changed outside of it, and the other way round."""
+    return lambda number: torch.inference_mode() if number % 2 == first else nullcontext()
 
-    def mode(number: int) -> AbstractContextManager[Any]:
-        return torch.inference_mode() if number % 2 == first else nullcontext()
 
-    assert tour(scenario, tmp_path / "mode", mode) == _wanted(scenario)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_results_are_the_same_in_every_mode(scenario: str, tmp_path: Path) -> None:
+    wanted = tour(scenario, tmp_path / "plain", lambda _: nullcontext())
+    modes = {name: lambda _, make=make: make() for name, make in MODES.items()}
+    for name, mode in (modes | {"in turns": alternating(0), "in turns, first": alternating(1)}).items():
+        assert tour(scenario, tmp_path / name, mode) == wanted, name
 
 
 def test_a_default_device_does_not_reach_native_code() -> None:

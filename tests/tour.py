@@ -7,7 +7,6 @@ numpy, so that no mode of torch has a part in them, and every generator is seede
 from __future__ import annotations
 
 import pickle
-import warnings
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,54 +15,31 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from ostinato import (
-    ConsumingSampler,
-    DeltaTimestamps,
     Episodes,
-    Flat2TED,
-    FrameStack,
-    Hindsight,
-    ImmutableDatasetWriter,
     LazyMemmapStorage,
     LazyTensorStorage,
-    LimitedSampler,
     ListStorage,
     NStep,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
-    PrioritizedSliceSampler,
-    PromptGroupSampler,
-    QueueSampler,
-    RandomSampler,
     RateLimiter,
     ReplayBuffer,
     ReplayBufferEnsemble,
     ReservoirWriter,
     RewardScale,
-    RoundRobinWriter,
     SamplerWithoutReplacement,
-    SequenceUnit,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
-    StalenessAwareSampler,
-    StreamingSliceSampler,
-    TED2Flat,
-    TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
-    TensorStorage,
     ToDevice,
     Trajectory,
     TrajectoryReplayBuffer,
     VectorEnvRecorder,
 )
-from ostinato.compat import isaacgymenvs, objectrl
-from ostinato.compat.torchrl import load_checkpoint
+from ostinato.compat import objectrl
 from ostinato.core.kinds import is_tensordict
-from ostinato.distributed import routing, serialization
 from ostinato.tools import compact, convert, inspect_checkpoint, verify
 from ostinato.transforms import Cast, Compose, Exclude, Rename, Select
-from tests.sharing import AVAILABLE as SHARING
+from tests.registry import STATEFUL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,7 +96,15 @@ def rows(count: int, start: int = 0, lanes: int = 1) -> TensorDict:
     step = np.broadcast_to(step if lanes == 1 else step[:, None], t.shape).copy()
     place, after = t.astype(np.float32)[..., None], (t + lanes).astype(np.float32)[..., None]
     goal = np.full_like(place, -1.0)
-    now = {"t": t, "obs": place, "achieved_goal": place, "desired_goal": goal, "half": place.astype(np.float16)}
+    tokens = np.stack((t, t), -1)
+    now = {
+        "t": t,
+        "tokens": tokens,
+        "obs": place,
+        "achieved_goal": place,
+        "desired_goal": goal,
+        "half": place.astype(np.float16),
+    }
     following = {
         "obs": after,
         "achieved_goal": after,
@@ -133,138 +117,64 @@ def rows(count: int, start: int = 0, lanes: int = 1) -> TensorDict:
     return TensorDict({**{key: torch.from_numpy(value.copy()) for key, value in now.items()}, "next": below}, batch)
 
 
-def reached(batch: Any) -> Tensor:
-    """A reward of Hindsight that depends on torch's default dtype as little as the reward stored."""
-    same: Tensor = batch["next", "achieved_goal"] == batch["desired_goal"]
-    return same.to(torch.float32)
-
-
 def filled(storage: Any, lanes: int = 1, **options: Any) -> TensorDictReplayBuffer:
     rb = TensorDictReplayBuffer(
         storage=storage, **{"batch_size": 12, "generator": seeded(), "dim_extend": 0, **options}
     )
     for start in range(0, 40, 8):
-        if isinstance(rb.sampler, QueueSampler) and rb.sampler.rows_left + 8 > CAPACITY:
-            rb.sample(rb.sampler.rows_left + 8 - CAPACITY)
         rb.extend(rows(8, start, lanes))
     return rb
 
 
-# -- parts -------------------------------------------------------------------------------------------------------------
+# -- buffers -----------------------------------------------------------------------------------------------------------
 
 
-def storages(make: Callable[[Path], Any], lanes: int = 1) -> Callable[[Path], Steps]:
-    """Reads, writes, edits, views and state of one storage."""
-
-    def scenario(directory: Path) -> Steps:
-        rb = filled(make(directory), lanes)
-        yield "sample", rb.sample()
-        yield "info", rb.sample(5, return_info=True)
-        at: Any = 3 if lanes == 1 else (3, 1)
-        yield "one", rb[at]
-        yield "slice", rb[1:4]
-        yield "tensor", rb[ints(1, 2) if lanes == 1 else (ints(1, 2), ints(0, 1))]
-        if lanes == 1:
-            yield "list", rb[[1, 2]]
-            yield "mask", rb[torch.from_numpy(np.arange(len(rb)) % 3 == 0)]
-            yield "array", rb[np.array([0, -1])]
-            rb[ints(0, 1)] = rows(2, 90)
-            rb[2] = rows(1, 80)[0]
-            yield "added", rb.add(rows(1, 70)[0])
-        yield "edited", rb[:]
-        if rb.storage.form == "tensors" and not getattr(rb.storage, "ring_only", False):
-            view = rb[0:2]
-            yield "view", view
-            view["obs"].mul_(2)
-            yield "changed", rb[0:3]["obs"]
-        yield "extended", rb.extend(rows(8, 40, lanes))
-        yield "stats", rb.stats().rows
-        other = filled(make(directory / "other"), lanes)
-        other.load_state_dict(rb.state_dict())
-        yield "loaded", other[:]
-        yield "drawn", other.sample()
-        rb.check()
-        rb.empty()
-        yield "emptied", rb.extend(rows(4, 0, lanes))
-        yield "last", rb.sample()
-
-    return scenario
+COPIED = {"codec", "single copy"}
+"""Storages whose reads are copies."""
 
 
-def samplers(make: Callable[[], Any]) -> Callable[[Path], Steps]:
-    """Draws, priorities, passes and state of one sampler."""
+def stateful(name: str) -> Callable[[Path], Steps]:
+    """Writes, draws, priorities, reads, edits and state of a buffer of the registry."""
+    make, lanes = STATEFUL[name]
 
     def scenario(directory: Path) -> Steps:
-        rb = filled(LazyTensorStorage(CAPACITY), sampler=make())
+        rb, other = make(CAPACITY), make(CAPACITY)
+        for start in range(0, CAPACITY, 8):
+            yield f"slots {start}", rb.extend(rows(8, start, lanes))
         for number in range(3):
             batch, info = rb.sample(return_info=True)
             yield f"batch {number}", (batch, info)
-            if isinstance(rb.sampler, (PrioritizedSampler, PrioritizedSliceSampler)):
+            if rb.sampler.prioritized and not name.startswith("prefetch"):
                 rb.update_priority(batch["index"], np.linspace(0.5, 2.0, batch["index"].shape[0]))
-                rb.update_priority(ints(1, 2), [0.25, 3])
                 rb.update_priority(5, 1.5)
-                yield f"priorities {number}", rb.sampler.priorities
-            rb.extend(rows(12 if isinstance(rb.sampler, QueueSampler) else 3, 40 + 12 * number))
-        if isinstance(rb.sampler, SamplerWithoutReplacement) and rb.sampler.epochal:
-            yield "pass", [batch["t"] for batch in rb]
+        rb.extend(rows(6, 40, lanes))
+        if (
+            lanes == 1 and rb.storage.form == "tensors" and name not in {"codec", "single copy"}
+        ):  # whose reads are copies
+            view = rb[0:2]
+            yield "view", view
+            view["obs"].mul_(2)
+            rb[ints(3, 4)] = rows(2, 90)
+            yield "changed", rb[torch.from_numpy(np.arange(len(rb)) % 3 < 2)]
         rb.dumps(directory / "saved")
-        yield "after", rb.sample(6)
-        other = filled(LazyTensorStorage(CAPACITY), sampler=make())
+        yield "after", rb.sample()
         other.loads(directory / "saved")
-        yield "resumed", other.sample(6)
-        other.extend(rows(6, 80))
-        yield "went on", other.sample(6)
-        rb.extend(rows(6, 90))
-        yield "copied", pickle.loads(pickle.dumps(rb)).sample(6)
+        yield "resumed", other.sample()
+        yield "copied", pickle.loads(pickle.dumps(rb)).sample()
 
     return scenario
-
-
-def units(make: Callable[[], Any], *, ndim: int = 1) -> Callable[[Path], Steps]:
-    """What rows become."""
-
-    def scenario(directory: Path) -> Steps:
-        rb = filled(LazyTensorStorage(CAPACITY, ndim=ndim), ndim, sample_unit=make())
-        for number in range(3):
-            yield f"batch {number}", rb.sample()
-            rb.extend(rows(3, 40 + 3 * number, ndim))
-
-    return scenario
-
-
-def writers(make: Callable[[], Any]) -> Callable[[Path], Steps]:
-    """Where rows go."""
-
-    def scenario(directory: Path) -> Steps:
-        rb = filled(LazyTensorStorage(CAPACITY), writer=make())
-        yield "slots", rb.extend(rows(6, 100))
-        yield "rows", rb[:]
-        rb.dumps(directory / "saved")
-        other = filled(LazyTensorStorage(CAPACITY), writer=make())
-        other.loads(directory / "saved")
-        yield "loaded", other.extend(rows(6, 50))
-        yield "batch", other.sample()
-
-    return scenario
-
-
-# -- whole buffers -----------------------------------------------------------------------------------------------------
 
 
 def numbers(directory: Path) -> Steps:
     """Rows of Python numbers, NumPy scalars and arrays; priorities and late fields of numbers."""
     rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, generator=seeded())
-    yield "first", rb.add({"reward": 1.5, "count": 3, "done": False, "wide": np.float64(2.5), "half": np.float16(0.5)})
-    yield "second", rb.add({"reward": 0.1, "count": 4, "done": True, "wide": np.float64(0.1), "half": np.float16(0.1)})
-    yield "rows", rb[:]
+    for reward in (1.5, 0.1):
+        row = {"reward": reward, "count": 3, "done": False, "wide": np.float64(reward), "half": np.float16(reward)}
+        yield f"slot {reward}", rb.add(row)
     rb[0] = {"reward": 7.25, "count": 9, "done": True, "wide": np.float64(1.0), "half": np.float16(2.0)}
     rb.write_all({**rb[:], "late": np.arange(2.0)})
-    yield "late", rb[:]
     rb.set_at_("reward", 0.3, 1)
-    yield "batch", rb.sample()
-    stacked = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, generator=seeded())
-    stacked.extend([{"x": 0.1, "y": 1}, {"x": 0.2, "y": 2}])
-    yield "stacked", stacked[:]
+    yield "rows", rb[:]
     listed = ReplayBuffer(storage=ListStorage(8), batch_size=4, generator=seeded())
     listed.extend([0.1, 0.2, 0.3])
     yield "listed", listed.sample()
@@ -274,39 +184,6 @@ def numbers(directory: Path) -> Steps:
     ranked.extend({"x": np.arange(5.0)})
     ranked.update_priority([0, 1], [0.5, 4])
     yield "ranked", ranked.sample(return_info=True)
-    del directory
-
-
-def objects(directory: Path) -> Steps:
-    """Lists of objects, and their checkpoint."""
-    rb = ReplayBuffer(storage=ListStorage(8), batch_size=4, generator=seeded())
-    rb.extend([{"x": torch.from_numpy(np.arange(3.0)), "y": np.arange(2)} for _ in range(6)])
-    yield "batch", rb.sample()
-    item = rb[0]
-    item["x"].mul_(2)
-    yield "changed", rb[0]
-    rb.dumps(directory / "saved")
-    other = ReplayBuffer(storage=ListStorage(8), batch_size=4, generator=seeded())
-    other.loads(directory / "saved")
-    other[0]["x"].mul_(3)
-    yield "loaded", other[:]
-
-
-def datasets(directory: Path) -> Steps:
-    """A storage of tensors that exist, and rows that nobody may write."""
-    data = {"x": torch.from_numpy(np.arange(12.0)), "n": torch.from_numpy(np.arange(12))}
-    rb = ReplayBuffer(storage=TensorStorage(data), writer=ImmutableDatasetWriter(), batch_size=5, generator=seeded())
-    yield "batch", rb.sample()
-    rb[0:2]["x"].mul_(2)
-    rb[3] = {"x": 5.0, "n": 4}
-    yield "rows", rb[:]
-    made = TensorStorage({"x": data["x"] * 2})  # in inference mode the data are inference tensors
-    yield "made", len(made)
-    writable = ReplayBuffer(storage=made, batch_size=5, generator=seeded())
-    writable[0] = {"x": torch.from_numpy(np.array(9.0))}
-    yield "edited", writable[0:2]
-    writable[0:2]["x"].mul_(2)
-    yield "changed", writable[0:3]
     del directory
 
 
@@ -346,51 +223,6 @@ def checkpoints(directory: Path) -> Steps:
     )
     again[0:2]["obs"].mul_(2)
     yield "reopened", again.sample()
-
-
-def single_copies(directory: Path) -> Steps:
-    """Next observations that are stored once."""
-    rb = filled(LazyTensorStorage(CAPACITY, single_copy=True), sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5))
-    yield "batch", rb.sample()
-    edit = rb[2:4]
-    edit["next", "obs"] = edit["next", "obs"] + 100
-    rb[ints(2, 3)] = edit
-    yield "edited", rb[:]
-    rb.dumps(directory / "saved")
-    other = filled(LazyTensorStorage(CAPACITY, single_copy=True), sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5))
-    other.loads(directory / "saved")
-    yield "loaded", other.sample()
-    other.extend(rows(9, 70))
-    yield "went on", other[:]
-    mapped = filled(LazyMemmapStorage(CAPACITY, scratch_dir=directory / "rows", single_copy=True))
-    mapped.extend(rows(9, 70))
-    yield "mapped", mapped.sample()
-
-
-def masks(directory: Path) -> Steps:
-    """Rows that are never drawn, and episodes read off the storage again."""
-    episodes = Episodes(end_key="done", mask_key="valid")
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(10),
-        sampler=PrioritizedSampler(10, 0.6, 0.4),
-        batch_size=16,
-        episodes=episodes,
-        generator=seeded(),
-    )
-    for i in range(7):
-        x = np.arange(3 * i, 3 * i + 3)
-        rb.extend(
-            {"x": torch.from_numpy(x), "done": torch.from_numpy(x % 5 == 4), "valid": torch.from_numpy(x % 4 > 0)}
-        )
-    yield "batch", rb.sample(return_info=True)
-    rb[ints(0)] = {
-        "x": ints(77),
-        "done": torch.from_numpy(np.array([True])),
-        "valid": torch.from_numpy(np.array([True])),
-    }
-    rb.read_episodes()
-    yield "again", rb.sample(return_info=True)
-    del directory
 
 
 def ensembles(directory: Path) -> Steps:
@@ -436,17 +268,6 @@ def unseeded(directory: Path) -> Steps:
     del directory
 
 
-def prefetch(directory: Path) -> Steps:
-    """Batches that threads make ahead."""
-    rb = filled(LazyTensorStorage(CAPACITY), sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5), prefetch=2)
-    for number in range(4):
-        batch = rb.sample()
-        yield f"batch {number}", batch["t"].sort().values.shape
-        rb.update_priority(batch["index"], batch["index"].to(torch.float64) + 1)
-    rb.empty()
-    del directory
-
-
 def flows(directory: Path) -> Steps:
     """Rate limits, transforms and iteration."""
     limiter = RateLimiter(samples_per_insert=2, error_buffer=32, min_size_to_sample=8)
@@ -478,35 +299,6 @@ def flows(directory: Path) -> Steps:
     stored.extend({"x": np.linspace(0, 1, 8)})
     yield "cast", stored.sample()
     del directory
-
-
-def shared(directory: Path) -> Steps:
-    """Buffers that processes share."""
-    for ranked in (False, True):
-        rb = ReplayBuffer(
-            storage=LazyTensorStorage(CAPACITY),
-            sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5, 1e-3) if ranked else RandomSampler(),
-            shared=True,
-            batch_size=8,
-            generator=seeded(),
-        )
-        rb.extend({"x": np.arange(30), "y": np.arange(30.0)})
-        batch, info = rb.sample(return_info=True)
-        yield f"batch {ranked}", (batch, info)
-        if ranked:
-            rb.update_priority(info["index"], np.arange(1.0, 9.0))
-            yield "ranked", rb.sample(return_info=True)
-        yield f"rows {ranked}", rb[0:5]
-        rb.dumps(directory / f"saved {ranked}")
-        other = ReplayBuffer(
-            storage=LazyTensorStorage(CAPACITY),
-            sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5, 1e-3) if ranked else RandomSampler(),
-            shared=True,
-            batch_size=8,
-            generator=seeded(),
-        )
-        other.loads(directory / f"saved {ranked}")
-        yield f"resumed {ranked}", other.sample()
 
 
 def environments(mode: str, ndim: int) -> Callable[[Path], Steps]:
@@ -550,16 +342,6 @@ def environments(mode: str, ndim: int) -> Callable[[Path], Steps]:
 # -- doors, trajectories, distribution ---------------------------------------------------------------------------------
 
 
-def isaac(directory: Path) -> Steps:
-    buffer = isaacgymenvs.ReplayBuffer(9, torch.device("cpu"))
-    for start in range(0, 20, 5):
-        x = np.arange(start, start + 5)
-        buffer.store({"amp_obs": torch.from_numpy(x[:, None] * np.ones(3, np.float32)), "id": torch.from_numpy(x)})
-        torch.manual_seed(start)
-        yield f"sample {start}", buffer.sample(3)
-    del directory
-
-
 def object_rl(directory: Path) -> Steps:
     cpu = torch.device("cpu")
     buffer = objectrl.ReplayBuffer(cpu, cpu, 12)
@@ -579,22 +361,6 @@ def object_rl(directory: Path) -> Steps:
     yield "loaded", other.sample_all()
     other.data_size = 3
     yield "fewer", other.sample_all()
-
-
-def torchrl(directory: Path) -> Steps:
-    from tests.unit.compat.test_torchrl import DATA, DIRECTORIES
-
-    for name in DIRECTORIES:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            rb = load_checkpoint(DATA / name)
-        torch.manual_seed(0)
-        yield name, rb.sample(3) if rb.batch_size is None else rb.sample()
-        extra = rb.storage[:1]
-        if rb.storage.ndim == 1 and not isinstance(rb.writer, ImmutableDatasetWriter):
-            rb.extend(extra)
-        yield f"{name} rows", rb.storage[:]
-    del directory
 
 
 def rollout(number: int) -> Trajectory:
@@ -641,102 +407,18 @@ def trajectories(trajectory_format: str) -> Callable[[Path], Steps]:
     return scenario
 
 
-def layouts(directory: Path) -> Steps:
-    """The flat layout of episodes."""
-    data = rows(2 * LENGTH)
-    data = data.select("obs", ("next", "obs"), ("next", "reward"), ("next", "done"))
-    flat_rows = TED2Flat()(data)
-    yield "flat", flat_rows
-    yield "back", Flat2TED()(flat_rows)
-    rb = filled(LazyTensorStorage(CAPACITY))
-    rb.register_save_hook(TED2Flat())
-    rb.register_load_hook(Flat2TED())
-    yield "rows", rb[:]
-    del directory
-
-
-def routes(directory: Path) -> Steps:
-    """What sharded buffers compute, without Ray."""
-    uniforms = torch.from_numpy(np.linspace(0.0, 0.99, 12))
-    yield "allotted", routing.allot([1.0, 0.0, 2.5], uniforms)
-    yield "dealt", routing.allot_consuming([6, 6], [6, 6], uniforms)
-    index = routing.join_index(2, ints(-1, 0, 5))
-    yield "joined", (index, routing.split_index(index))
-    data = {"x": torch.from_numpy(np.arange(3.0)), "empty": torch.from_numpy(np.zeros((0, 2))), "td": rows(3)}
-    encoded = serialization.encode_small(data)
-    yield "packet", serialization.decode_small(encoded) if encoded is not None else None
-    del directory
-
-
-def _ready(name: str) -> bool:
-    return name != "shared" or SHARING
-
-
+# Nested tensors have no bytes to compare, and the transform of the registry makes its state as the mode says.
 SCENARIOS: dict[str, Callable[[Path], Steps]] = {
-    "list": storages(lambda _: ListStorage(CAPACITY)),
-    "lazy": storages(lambda _: LazyTensorStorage(CAPACITY)),
-    "unpacked": storages(lambda _: LazyTensorStorage(CAPACITY, packed=False)),
-    "auto": storages(lambda _: LazyTensorStorage(CAPACITY, device="auto")),
-    "lanes": storages(lambda _: LazyTensorStorage(CAPACITY, ndim=2), 2),
-    "memmap": storages(lambda path: LazyMemmapStorage(CAPACITY, scratch_dir=path / "rows")),
-    "memmap, temporary": storages(lambda _: LazyMemmapStorage(CAPACITY)),
-    "tensors": datasets,
-    "objects": objects,
-    "single copies": single_copies,
-    "uniform": samplers(RandomSampler),
-    "without replacement": samplers(SamplerWithoutReplacement),
-    "without shuffling": samplers(lambda: SamplerWithoutReplacement(shuffle=False)),
-    "endless": samplers(lambda: SamplerWithoutReplacement(endless=True)),
-    "prioritized": samplers(lambda: PrioritizedSampler(CAPACITY, 0.7, 0.5)),
-    "prioritized, stratified": samplers(lambda: PrioritizedSampler(CAPACITY, 0.7, 0.5, stratified=True)),
-    "prioritized, within": samplers(
-        lambda: PrioritizedSampler(CAPACITY, 0.7, 0.5, dtype=torch.float64, max_priority_within_buffer=True)
-    ),
-    "slices": samplers(lambda: SliceSampler(slice_len=3, end_key=("next", "done"))),
-    "slices, span": samplers(
-        lambda: SliceSampler(slice_len=3, end_key=("next", "done"), span=True, strict_length=False)
-    ),
-    "slices without replacement": samplers(
-        lambda: SliceSamplerWithoutReplacement(slice_len=3, end_key=("next", "done"))
-    ),
-    "prioritized slices": samplers(
-        lambda: PrioritizedSliceSampler(CAPACITY, 0.7, 0.5, slice_len=3, end_key=("next", "done"))
-    ),
-    "streaming slices": samplers(lambda: StreamingSliceSampler(slice_len=3, end_key=("next", "done"))),
-    "limited": samplers(lambda: LimitedSampler(3)),
-    "leaving rows": samplers(lambda: ConsumingSampler(3)),
-    "staleness": samplers(lambda: StalenessAwareSampler(version_key="t")),
-    "prompt groups": samplers(lambda: PromptGroupSampler(num_groups=1, group_key="desired_goal")),
-    "queue": samplers(QueueSampler),
-    "n-step": units(lambda: NStep(3, 0.5)),
-    "n-step, lanes": units(lambda: NStep(3, 0.5), ndim=2),
-    "sequence": units(lambda: SequenceUnit(3, burn_in=1)),
-    "sequence, strict": units(lambda: SequenceUnit(3, "strict")),
-    "frames": units(lambda: FrameStack(2, ["obs"])),
-    "deltas": units(lambda: DeltaTimestamps(steps={"obs": [-1, 0, 2]})),
-    "hindsight": units(lambda: Hindsight(reached)),
-    "n-step and frames": units(lambda: [NStep(3, 0.5), FrameStack(2, ["obs"])]),
-    "round robin": writers(RoundRobinWriter),
-    "round robin, TensorDict": writers(TensorDictRoundRobinWriter),
-    "max value": writers(lambda: TensorDictMaxValueWriter(rank_key="t")),
-    "reservoir": writers(lambda: ReservoirWriter(generator=seeded(7))),
+    **{name: stateful(name) for name in STATEFUL if name not in {"ragged", "a transform with a state"}},
     "numbers": numbers,
     "checkpoints": checkpoints,
-    "masks": masks,
     "ensembles": ensembles,
     "torch's generator": unseeded,
-    "prefetch": prefetch,
     "flows": flows,
-    "shared": shared,
     "environments": environments("SAME_STEP", 1),
     "environments, next step": environments("NEXT_STEP", 1),
     "environments, disabled": environments("DISABLED", 2),
-    "isaacgymenvs": isaac,
     "objectrl": object_rl,
-    "torchrl": torchrl,
     "trajectories, pt": trajectories("pt"),
     "trajectories, safetensors": trajectories("safetensors"),
-    "layouts": layouts,
-    "routes": routes,
 }
-SCENARIOS = {name: scenario for name, scenario in SCENARIOS.items() if _ready(name)}

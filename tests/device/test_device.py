@@ -7,13 +7,42 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from ostinato.core.episodes.table import EpisodeTable
+from ostinato.core.records import Run
+from ostinato.errors import OptionError
 
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("cases", ["waits", "values", "fake_tensors"])
+@pytest.mark.parametrize("cases", ["waits", "values"])
 def test_on_a_device(cases: str) -> None:
     """Runs `cases_*.py`; a test of them alone: `pytest tests/device/cases_waits.py -k ...`."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE / f"cases_{cases}.py")]
     done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
+
+
+def test_an_episode_table_takes_no_tensor_without_values() -> None:
+    """`FakeTensorMode` makes tensors that have a device and a shape only; nothing reads the memory they do not have."""
+    table = EpisodeTable(8)
+    with FakeTensorMode():
+        ends, slots = torch.zeros(4, dtype=torch.bool), torch.arange(4)
+        with pytest.raises(OptionError, match="ends has no values on the CPU to read, got a FakeTensor"):
+            table.record(Run(0, 4, 8), ends)
+        assert table.rows == 0
+        table.record(Run(0, 4, 8), None)
+        for call in (
+            lambda: table.ahead(slots),
+            lambda: table.behind(slots),
+            lambda: table.shift(slots, 1),
+            lambda: table.window(slots, 0, 2),
+            lambda: table.ended(slots),
+            lambda: table.starts(2).draw(slots),
+            lambda: table.starts(2).draw_episodes(slots),
+            lambda: table.starts(2).allowed(slots),
+        ):
+            with pytest.raises(OptionError, match="has no values on the CPU to read, got a FakeTensor"):
+                call()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from ostinato import NStep, PrioritizedSampler
 from ostinato.demo import DqnConfig, Report, TrainingState, save_and_reopen, train, training_figure
 from ostinato.errors import CheckpointError
 from ostinato.tools import inspect_checkpoint
-from ostinato.viz import Bars, Curves, Points
+from ostinato.viz import Bars
 from tests.command import run_here, run_process
 
 if TYPE_CHECKING:
@@ -45,30 +44,6 @@ def test_a_short_run_reports_what_it_did(report: Report) -> None:
     assert 0 < report.buffer_s < report.seconds
 
 
-def test_the_final_agent_and_the_kept_one_are_evaluated_on_the_same_new_episodes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    played: list[range] = []
-    returns = iter([7.0, 30.0, 9.0, 11.0, 25.0])  # three validations; then the final and the kept agent
-
-    def play(policy: object, seeds: range) -> list[float]:
-        played.append(seeds)
-        return [next(returns)] * len(seeds)
-
-    monkeypatch.setattr("ostinato.demo.training.evaluate", play)
-    report = train(replace(DqnConfig().over(90), validate_every=30, validation_episodes=3, evaluation_episodes=5))
-    assert (report.kept_step, report.kept_return, report.final_return) == (60, 25.0, 11.0)
-    assert played[0] == played[1] == played[2]
-    assert played[3] == played[4]
-    assert not set(played[0]) & set(played[3]), "the episodes that chose the agent say nothing about it"
-
-
-def test_the_buffer_holds_the_newest_rows(report: Report) -> None:
-    rows = report.buffer.read_all_in_order()
-    assert sorted(rows["step"].tolist()) == list(range(150, 400))
-    assert rows["observation"].isfinite().all()
-
-
 def test_the_same_seed_gives_the_same_run_and_leaves_global_state_alone(report: Report) -> None:
     torch.manual_seed(123)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
@@ -78,21 +53,6 @@ def test_the_same_seed_gives_the_same_run_and_leaves_global_state_alone(report: 
     assert (again.final_returns, again.kept_returns) == (report.final_returns, report.kept_returns)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
-
-
-def test_another_seed_gives_another_run(report: Report) -> None:
-    assert train(replace(report.config, seed=1)).episode_returns != report.episode_returns
-
-
-def test_progress_is_told_and_a_solved_run_stops() -> None:
-    told: list[TrainingState] = []
-    config = replace(DqnConfig().over(100), patience=0)
-    train(config, told.append)
-    assert [now.step for now in told] == list(range(4, 101, 4))
-    assert told[-1].rows == 100
-    assert told[-1].steps == 100
-    assert math.isnan(told[0].mean_return)
-    assert told[-1].samples_per_s > 0
 
 
 def test_the_checkpoint_reopens_and_goes_on(report: Report, tmp_path: Path) -> None:
@@ -122,104 +82,6 @@ def test_a_checkpoint_that_goes_on_differently_is_an_error(report: Report, tmp_p
         save_and_reopen(replace(report, buffer=Forgetful()), tmp_path / "checkpoint")  # type: ignore[arg-type]
 
 
-def test_the_picture_shows_the_run_and_every_row(report: Report) -> None:
-    scene = training_figure(report)
-    assert f"final agent {report.final_return:.1f}" in scene.title
-    (learning,), (states, ages, actions) = scene.rows
-    assert isinstance(learning, Curves)
-    assert isinstance(states, Points)
-    assert isinstance(ages, Bars)
-    assert isinstance(actions, Bars)
-    dots, mean, validation = learning.lines
-    assert dots.y == report.episode_returns
-    assert mean.y[0] == report.episode_returns[0]
-    assert mean.y[-1] == pytest.approx(sum(report.episode_returns[-10:]) / 10)
-    assert validation.y == report.validation_returns
-    assert (learning.marks[-1].x, learning.marks[-1].y) == (report.steps, report.final_return)
-    assert (learning.marks[0].x, learning.marks[0].y) == (report.kept_step, report.kept_return)
-    assert len(states.x) == 250
-    assert list(states.value) == list(range(250, 0, -1)), "the oldest row first, drawn below the newer"
-    assert sum(sum(stack.counts) for stack in ages.stacks) == 250
-    assert sum(sum(stack.counts) for stack in actions.stacks) >= 240, "but for rows with the pole further down"
-
-
-@pytest.fixture(scope="module")
-def prioritized() -> Report:
-    """A short run that draws rows by their errors."""
-    return train(replace(DqnConfig(prioritized=True).over(400), capacity=250, patience=0, evaluation_episodes=2))
-
-
-def test_a_prioritized_run_gives_rows_their_errors_as_priorities(prioritized: Report) -> None:
-    sampler = prioritized.buffer.sampler
-    assert isinstance(sampler, PrioritizedSampler)
-    assert sampler.priorities.shape == (250,)
-    assert len(set(sampler.priorities.tolist())) > 100, "rows have been learned from"
-    assert sampler.beta == pytest.approx(1.0), "the weights correct fully at the end"
-    assert prioritized.buffer.stats().stale_updates == 0, "one thread: each update follows its draw"
-    assert len(prioritized.buffer) == 250
-
-
-def test_a_prioritized_checkpoint_reopens_and_shows_its_priorities(prioritized: Report, tmp_path: Path) -> None:
-    save_and_reopen(prioritized, tmp_path / "checkpoint")
-    assert isinstance(prioritized.buffer.sampler, PrioritizedSampler)
-    kept = prioritized.buffer.sampler.priorities
-    seen = inspect_checkpoint(tmp_path / "checkpoint").priorities
-    assert seen is not None
-    assert (seen.rows, seen.minimum, seen.maximum) == (250, float(kept.min()), float(kept.max()))
-    assert seen.mean == pytest.approx(float(kept.mean()))
-    assert seen.zero_share == 0
-
-
-def test_the_picture_of_a_prioritized_run_shows_every_priority(prioritized: Report) -> None:
-    panel = training_figure(prioritized).rows[1][2]
-    assert isinstance(panel, Bars)
-    assert panel.title.startswith("Priorities")
-    assert sum(sum(stack.counts) for stack in panel.stacks) == 250
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["uniform", "prioritized"])
-def several(request: pytest.FixtureRequest) -> Report:
-    """A short run that learns from returns over three steps."""
-    config = DqnConfig(prioritized=request.param, n_step=3).over(400)
-    return train(replace(config, capacity=250, patience=0, evaluation_episodes=2))
-
-
-def test_returns_over_three_steps_come_from_single_rows(several: Report) -> None:
-    buffer = several.buffer
-    assert isinstance(buffer.sample_unit, NStep)
-    rows, (batch, info) = buffer.read_all_in_order(), buffer.sample(return_info=True)
-    assert set(batch) == {*rows, "gamma", "steps_to_next_obs"}
-    steps = batch["steps_to_next_obs"]
-    assert set(steps.tolist()) <= {1, 2, 3}
-    assert (steps == 3).float().mean() > 0.7, "most rows have three steps of their episode ahead"
-    gamma = several.config.gamma
-    assert torch.allclose(batch["gamma"], gamma**steps)
-    assert torch.allclose(batch["reward"], (1 - gamma**steps) / (1 - gamma)), "one point for each step"
-    last = {int(step): i for i, step in enumerate(rows["step"])}
-    ends = torch.tensor([last[int(step)] for step in batch["step"] + steps - 1])
-    for name in ("next_observation", "terminated", "truncated", "episode"):
-        assert torch.equal(batch[name], rows[name][ends])
-    short = steps < 3
-    newest = batch["step"] + steps == several.steps
-    assert (batch["terminated"] | batch["truncated"] | newest)[short].all()
-    assert ("priority_weight" in info) == several.config.prioritized
-
-
-def test_a_run_with_three_steps_reopens_and_is_drawn(several: Report, tmp_path: Path) -> None:
-    reopened = save_and_reopen(several, tmp_path / "checkpoint")
-    assert (reopened.rows, reopened.batches) == (250, 5)
-    scene = training_figure(several)
-    assert "updates of 128 3-step returns" in scene.subtitle
-    states, ages, last = scene.rows[1]
-    assert isinstance(states, Points)
-    assert isinstance(ages, Bars)
-    assert isinstance(last, Bars)
-    assert len(states.x) == sum(sum(stack.counts) for stack in ages.stacks) == 250
-    if several.config.prioritized:
-        assert sum(sum(stack.counts) for stack in last.stacks) == 250
-        assert several.buffer.stats().stale_updates == 0
-
-
 def test_the_command_writes_everything(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run_process("demo", "--steps", "300", "--seed", "3", str(out))
@@ -241,25 +103,38 @@ def test_the_command_writes_everything(tmp_path: Path) -> None:
     assert "batches of both buffers are equal" in done.stdout
     assert (out / "demo.png").stat().st_size > 20_000
     assert run_here("inspect", str(out / "checkpoint")).returncode == 0
-    again = run_here("demo", "--steps", "100", str(out), "--overwrite")
+    again = run_here("demo", "--n-step", "3", "--prioritized", "--steps", "100", str(out), "--overwrite")
     assert again.returncode == 0, "a second run replaces the first"
-
-
-def test_the_command_runs_prioritized(tmp_path: Path) -> None:
-    done = run_here("demo", "--prioritized", "--steps", "100", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["config"]["prioritized"] is True
-    shown = run_here("inspect", str(tmp_path / "out" / "checkpoint"))
-    assert "priorities of 100 rows: min " in shown.stdout
-
-
-def test_the_command_runs_with_three_steps(tmp_path: Path) -> None:
-    done = run_here("demo", "--n-step", "3", "--prioritized", "--steps", "100", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
-    config = json.loads((tmp_path / "out" / "report.json").read_text())["config"]
+    config = json.loads((out / "report.json").read_text())["config"]
     assert (config["n_step"], config["prioritized"]) == (3, True)
-    assert "batches of both buffers are equal" in done.stdout
+    assert "priorities of 100 rows: min " in run_here("inspect", str(out / "checkpoint")).stdout
     assert run_here("demo", "--n-step", "0").returncode == 2
+
+
+def test_a_prioritized_run_with_three_steps(tmp_path: Path) -> None:
+    told: list[TrainingState] = []
+    config = replace(DqnConfig(prioritized=True, n_step=3).over(400), capacity=250, patience=0, evaluation_episodes=2)
+    report = train(config, told.append)
+    assert [now.step for now in told] == list(range(4, 401, 4))
+    assert (told[-1].rows, told[-1].steps) == (250, 400)
+    buffer, sampler = report.buffer, report.buffer.sampler
+    assert isinstance(buffer.sample_unit, NStep)
+    assert isinstance(sampler, PrioritizedSampler)
+    assert len(set(sampler.priorities.tolist())) > 100, "rows have been learned from"
+    assert sampler.beta == pytest.approx(1.0), "the weights correct fully at the end"
+    assert buffer.stats().stale_updates == 0, "one thread: each update follows its draw"
+    steps = buffer.sample()["steps_to_next_obs"]
+    assert (steps == 3).float().mean() > 0.7, "most rows have three steps of their episode ahead"
+    save_and_reopen(report, tmp_path / "checkpoint")
+    seen = inspect_checkpoint(tmp_path / "checkpoint").priorities
+    assert seen is not None
+    assert (seen.rows, seen.minimum) == (250, float(sampler.priorities.min()))
+    scene = training_figure(report)
+    assert "updates of 128 3-step returns" in scene.subtitle
+    panel = scene.rows[1][2]
+    assert isinstance(panel, Bars)
+    assert panel.title.startswith("Priorities")
+    assert sum(sum(stack.counts) for stack in panel.stacks) == 250
 
 
 @pytest.mark.slow

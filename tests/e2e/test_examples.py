@@ -95,6 +95,12 @@ def test_an_example_shows_progress_and_ends_with_a_picture(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "here.png"
+    with pytest.raises(SystemExit) as ended:
+        load(name).main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert f"python examples/{name}.py --quick" in re.sub(" +", " ", text)
+    assert all(part in text for part in ("pip install 'ostinato[", "--seed", "--steps", "--quick", "--picture"))
     text = printed(capsys, name, "--quick", "--picture", str(picture))
     if name == "shared_writers" and "is not possible here" in text:
         pytest.skip("needs shared memory and the native extension")
@@ -104,20 +110,6 @@ def test_an_example_shows_progress_and_ends_with_a_picture(
     assert re.search(f"^{RESULTS[name]}", text, re.MULTILINE), text
     check_picture(picture)
     assert [path.name for path in tmp_path.iterdir()] == ["here.png"], "an example leaves no other files"
-
-
-def check_help(name: str, text: str) -> None:
-    assert f"python examples/{name}.py --quick" in re.sub(" +", " ", text)
-    assert "pip install 'ostinato[" in text
-    assert all(option in text for option in ("--seed", "--steps", "--quick", "--picture"))
-
-
-@pytest.mark.parametrize("name", NEEDS)
-def test_the_help_of_an_example_has_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        load(name).main(["--help"])
-    assert ended.value.code == 0
-    check_help(name, capsys.readouterr().out)
 
 
 def test_every_example_is_tested_and_in_the_gallery() -> None:
@@ -147,52 +139,6 @@ def test_actors_and_one_learner_work_together(tmp_path: Path) -> None:
     written, drawn = (int(count.replace(",", "")) for count in found.groups())
     assert written >= 256, "no batch before min_size_to_sample"
     assert drawn >= 40 * 128
-    check_help(RAY, run_apart(RAY, tmp_path, "--help"))
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_actors_and_one_learner_learn_cartpole(tmp_path: Path) -> None:
-    """The whole of it: two actors, two shards, in under three minutes on two idle cores."""
-    found = re.search(r"greedy policy, mean of 10 episodes: (\d+) of 500", run_apart(RAY, tmp_path))
-    assert found is not None
-    assert int(found[1]) > 300, "a policy that does nothing clever gets about 10 to 20"
-
-
-def gaps(text: str) -> dict[str, tuple[float, float]]:
-    """Distance from the demonstrations before and after training, with and without replay."""
-    found = re.findall(r"^(with\w* replay): gap to the demonstrations ([\d.]+) -> ([\d.]+)", text, re.MULTILINE)
-    return {title: (float(first), float(last)) for title, first, last in found}
-
-
-@pytest.mark.slow
-def test_the_agent_takes_on_the_demonstrated_motion(capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole of it, in under a minute on an idle machine: the gap shrinks several times, replay on and off."""
-    moved = gaps(printed(capsys, "amp_discriminator", "--seed", "1"))
-    first, last = moved["with replay"]
-    assert first > 6
-    assert last < first / 3
-    assert moved["without replay"][1] < first
-
-
-@pytest.mark.slow
-def test_a_dataset_saves_live_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole of it, in about a minute on an idle core."""
-    text = printed(capsys, "offline_to_online_sac")
-    found = re.findall(r"controller after (\d+) steps, return (-\d+) at the end", text)
-    (mixed, last), (alone, _) = [(int(steps), int(end)) for steps, end in found]
-    assert mixed < alone
-    assert last > -250, "a random policy has about -1200"
-
-
-@pytest.mark.slow
-def test_a_policy_is_cloned_from_videos(capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole of it, in about a minute on an idle core."""
-    text = printed(capsys, "behaviour_cloning_lerobot")
-    found = re.search(r"the policy reaches the disc: (\d+)%, before training (\d+)%", text)
-    assert found is not None
-    after, before = map(int, found.groups())
-    assert before < 30 < 70 < after
 
 
 def test_priorities_save_replays() -> None:

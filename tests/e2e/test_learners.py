@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -22,45 +21,6 @@ def load(name: str) -> Any:
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
-
-
-def test_burn_in_rows_before_the_episode_leave_no_trace() -> None:
-    example = load("recurrent_burn_in")
-    torch.manual_seed(0)
-    network = example.Memory(recurrent=True)
-    seen = torch.randn(1, 4, 3)
-    padded = torch.cat([seen[:, :1].expand(1, 3, 3), seen], 1)
-    valid = torch.tensor([[0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]])
-    whole = network(seen, torch.ones(1, 4), burn_in=0)
-    assert torch.allclose(network(padded, valid, burn_in=5), whole[:, 2:])
-
-
-def test_random_play_ends_where_the_turn_counts() -> None:
-    example = load("recurrent_burn_in")
-    rows = example.random_play(example.Settings(episodes=50), torch.Generator().manual_seed(0))
-    seen, steps = rows["observation"].view(50, -1, 3), 8
-    assert rows["done"].view(50, steps).nonzero()[:, 1].tolist() == [7] * 50
-    right = (rows["action"].view(50, steps)[:, -1] == 1) == (seen[:, 0, 0] > 0)
-    assert torch.equal(rows["reward"].view(50, steps)[:, -1], right * 2.0 - 1.0)
-    assert (seen[:, 1:, 0] == 0).all(), "the cue is shown once"
-
-
-def test_flips_and_goals() -> None:
-    example = load("hindsight_bit_flip")
-    settings = example.Settings(bits=3, envs=4)
-    env = example.BitFlip(settings)
-    env.goal = torch.tensor([[1.0, 0, 0], [0, 0, 0], [1, 1, 1], [1, 1, 1]])
-    env.state = torch.zeros(4, 3)
-    seen, reward, terminated, truncated = env.step(torch.tensor([0, 1, 1, 2]))
-    assert seen["achieved_goal"].tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]]
-    assert (reward.tolist(), terminated.tolist()) == ([0, -1, -1, -1], [True, False, False, False])
-    assert not truncated.any()
-    env.reset(torch.tensor([True, False, False, False]))
-    assert env.see()["desired_goal"][1:].tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 1]], "the others go on"
-    env.step(torch.tensor([0, 0, 0, 0]))
-    *_, terminated, truncated = env.step(torch.tensor([0, 1, 2, 0]))
-    assert terminated.tolist()[1:] == [False, True, False]
-    assert truncated.tolist()[1:] == [True, False, True]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ostinato.compat.isaacgymenvs import ReplayBuffer
-from ostinato.errors import OptionError, UsageError
+from ostinato.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,13 +59,6 @@ def test_store_and_sample_never_wait(no_sync: None) -> None:
     buffer.sample(16)
 
 
-def test_passes_on_the_device() -> None:
-    buffer = ReplayBuffer(50, torch.device("cuda"))
-    buffer.store(rows(0, 70))
-    drawn = [row for _ in range(10) for row in ids(buffer.sample(15))]
-    assert Counter(drawn) == dict.fromkeys(range(20, 70), 3)
-
-
 def test_replays_draw_on() -> None:
     """Sixteen rows were drawn before the capture, none by it: the replays end that pass and make two more."""
     buffer = ReplayBuffer(64, torch.device("cuda"))
@@ -106,9 +99,3 @@ def test_a_capture_needs_a_draw_before_it_and_stores_none() -> None:
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(UsageError, match="store\\(\\) cannot be captured"), torch.cuda.graph(graph):
         buffer.store(data)
-
-
-def test_rows_from_the_host_are_refused() -> None:
-    buffer = ReplayBuffer(100, torch.device("cuda"))
-    with pytest.raises(OptionError, match="field 'amp_obs' lies on cpu, this buffer on cuda:0"):
-        buffer.store({"amp_obs": torch.zeros(4, 8)})

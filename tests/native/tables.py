@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -103,20 +103,22 @@ def gather(table: Table, indices: Slots | Sequence[Slots]) -> list[Bytes]:
     return outs
 
 
-def moments_beside(work: Callable[[], object]) -> int:
-    """How often this thread counted while another was well inside one call."""
-    span = [0.0, 0.0]
+def runs_beside(work: Callable[[], object]) -> bool:
+    """Whether this thread can run while another is inside the call: no thread is made to give the interpreter lock up.
 
-    def run() -> None:
-        span[0] = time.perf_counter()
-        work()
-        span[1] = time.perf_counter()
-
-    thread = threading.Thread(target=run)
-    seen: list[float] = []
-    thread.start()
-    while thread.is_alive():
-        seen.append(time.perf_counter())
-    thread.join()
-    took = span[1] - span[0]
-    return sum(span[0] + 0.3 * took < moment < span[1] - 0.5 * took for moment in seen)
+    A call that is over before this thread wakes up proves nothing, so there are several attempts.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        for _ in range(50):
+            ended: list[object] = []
+            thread = threading.Thread(target=lambda: ended.append(work()))  # noqa: B023 (joined below)
+            thread.start()
+            beside = not ended
+            thread.join()
+            if beside:
+                return True
+        return False
+    finally:
+        sys.setswitchinterval(interval)

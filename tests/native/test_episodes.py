@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .tables import address, moments_beside, slots_of
+from .tables import address, slots_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -48,61 +47,34 @@ def filled(native: ModuleType, capacity: int, length: int) -> Any:
     return table
 
 
-def test_rows_follow_each_other(native: ModuleType) -> None:
-    table = native.Episodes(8, 1)
-    record(table, 5, ends=[False, False, True, False, False])
-    record(table, 5, ids=[1, 2, 1, 2, 2])
-    assert ask(table, "ahead", np.arange(8)) == [1, 0, 0, 1, 0, 1, 2, 0]
-    assert ask(table, "behind", np.arange(8)) == [1, 2, 0, 0, 1, 0, 0, 1]
-    assert (table.rows, table.present, table.count, table.serial, table.cursor) == (8, 8, 4, 4, 2)
-    out, valid = windows(table, slots_of([0, 6]), 1, 2)
-    assert out.tolist() == [[6, 0, 1, 1], [6, 6, 0, 1]]
-    assert valid.tolist() == [[True, True, True, False], [False, True, True, True]]
-
-
-def test_impossible_sizes_are_refused(native: ModuleType) -> None:
-    for capacity in (0, -1, 2**30 + 1):
-        with pytest.raises(ValueError, match=r"^capacity must be in \[1, 2\*\*30\], got"):
-            native.Episodes(capacity, 1)
-    for num_envs in (0, -2, 3, 11):
-        with pytest.raises(ValueError, match=r"^num_envs must be at least 1 and divide the capacity, got"):
-            native.Episodes(10, num_envs)
-
-
-@pytest.mark.parametrize(
-    ("start", "rows", "skip", "error"),
-    [
-        *((-1, 1, 0, IndexError), (10, 1, 0, IndexError), (4, -1, 0, ValueError), (4, 11, 0, ValueError)),
-        *((4, 1, -1, ValueError), (4, 3, 2, ValueError), (5, 1, 0, ValueError), (4, 10, 2, ValueError)),
-        *((4, 2**62, 0, ValueError), (4, 10, 2**62 + 1, ValueError)),
-    ],
-)
-def test_a_run_that_does_not_fit_changes_nothing(
-    native: ModuleType, start: int, rows: int, skip: int, error: type[Exception]
-) -> None:
-    table = native.Episodes(10, 1)
+def test_runs_and_slots_outside_write_nothing(native: ModuleType) -> None:
+    for sizes in ((0, 1), (2**30 + 1, 1), (10, 0), (10, 3), (10, 11)):
+        with pytest.raises(ValueError, match="capacity"):
+            native.Episodes(*sizes)
+    table, out = native.Episodes(10, 1), np.full(8, -7, dtype=np.int64)
     record(table, 4)
-    with pytest.raises(error, match=r"out of range|a run must"):
-        table.record_write(start, rows, skip, 0, 0, 0)
+    for run in ((-1, 1, 0), (10, 1, 0), (4, -1, 0), (4, 11, 0), (4, 1, -1), (4, 3, 2), (5, 1, 0), (4, 2**62, 0)):
+        with pytest.raises((IndexError, ValueError), match=r"out of range|a run must"):
+            table.record_write(*run, 0, 0, 0)
     assert (table.present, table.cursor, table.rows) == (4, 4, 4)
-
-
-@pytest.mark.parametrize("bad", [-1, 10, 10**12, -(2**63), 2**63 - 1])
-def test_a_slot_outside_writes_nothing(native: ModuleType, bad: int) -> None:
-    table = native.Episodes(10, 1)
-    record(table, 10)
-    slots, out = slots_of([3, bad]), np.full(8, -7, dtype=np.int64)
-    at, to = address(slots), address(out)
-    for name, arguments in (
-        ("ahead", (at, 2, to)),
-        ("behind", (at, 2, to)),
-        ("ended", (at, 2, to)),
-        ("shift", (at, at, 2, to)),
-        ("window", (at, 2, 0, 1, 1, to, to)),
-    ):
-        with pytest.raises(IndexError, match=f"^index {bad} is out of range for 10 rows$"):
-            getattr(table, name)(*arguments)
+    for bad in (-1, 10, -(2**63), 2**63 - 1):
+        slots = slots_of([3, bad])
+        at, to = address(slots), address(out)
+        for name, arguments in (
+            ("ahead", (at, 2, to)),
+            ("behind", (at, 2, to)),
+            ("ended", (at, 2, to)),
+            ("shift", (at, at, 2, to)),
+            ("window", (at, 2, 0, 1, 1, to, to)),
+        ):
+            with pytest.raises(IndexError, match=f"^index {bad} is out of range for 10 rows$"):
+                getattr(table, name)(*arguments)
     assert (out == -7).all()
+    handle = table.add_need(6)
+    for name in ("draw", "draw_episodes"):
+        getattr(table, name)(handle, 0, 0, 0)
+        with pytest.raises(IndexError, match=r"^no row has 5 rows after it$"):
+            getattr(table, name)(handle, address(out), 1, address(out))
 
 
 def test_counts_that_make_no_sense_are_refused(native: ModuleType) -> None:
@@ -136,16 +108,6 @@ def test_counts_that_make_no_sense_are_refused(native: ModuleType) -> None:
         for method, others in (("start_rows", ()), ("start_episodes", ()), ("draw", (0, 0, 0))):
             with pytest.raises(ValueError, match=f"no need is registered as number {other}"):
                 getattr(table, method)(other, *others)
-
-
-def test_nothing_is_drawn_where_there_is_nothing(native: ModuleType) -> None:
-    table = native.Episodes(10, 1)
-    handle, numbers = table.add_need(3), slots_of([5, 5])
-    record(table, 2)
-    for name in ("draw", "draw_episodes"):
-        getattr(table, name)(handle, 0, 0, 0)
-        with pytest.raises(IndexError, match=r"^no row has 2 rows after it$"):
-            getattr(table, name)(handle, address(numbers), 1, address(numbers))
 
 
 def test_any_number_draws_a_row(native: ModuleType) -> None:
@@ -190,44 +152,6 @@ def test_a_state_that_points_outside_changes_nothing(native: ModuleType, which: 
     with pytest.raises(ValueError, match=r"^the state does not fit a table of this capacity and num_envs$"):
         table.load(*numbers.values(), free, *(address(x) for x in arrays))
     assert [x.tolist() for x in arrays_of(table)] == before
-
-
-def test_memory_follows_rows_and_episodes(native: ModuleType) -> None:
-    assert native.Episodes(1, 1).nbytes == 8
-    table = filled(native, 10**6, 100)
-    assert table.nbytes < 4 * 10**6 + 100 * table.count
-    table.add_need(5)
-    assert table.nbytes < 4 * 10**6 + 140 * table.count
-
-
-def test_a_large_call_lets_other_threads_run(native: ModuleType) -> None:
-    """While one call draws, this thread must count; the draw takes many times the switch interval."""
-    table = filled(native, 1_000_000, 10)
-    handle = table.add_need(3)
-    numbers = np.random.default_rng(0).integers(0, 2**63 - 1, 3_000_000)
-    out = np.zeros(len(numbers), dtype=np.int64)
-    assert moments_beside(lambda: table.draw(handle, address(numbers), len(numbers), address(out))) > 10
-
-
-def test_threads_may_read_at_once(native: ModuleType) -> None:
-    table = filled(native, 50_000, 13)
-    handle = table.add_need(4)
-    numbers = np.random.default_rng(2).integers(0, 2**63 - 1, 20_000)
-
-    def read() -> tuple[Any, ...]:
-        slots = slots_of(draws(table, "draw", handle, numbers))
-        out, valid = windows(table, slots, 2, 9)
-        episodes = draws(table, "draw_episodes", handle, numbers)
-        return slots.tolist(), out.tolist(), valid.tolist(), episodes, ask(table, "ahead", slots)
-
-    expected, results = read(), []
-    threads = [threading.Thread(target=lambda: results.append(read())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(result == expected for result in results)
-    assert len(results) == 4
 
 
 def random_write(table: Any, random: np.random.Generator) -> None:

@@ -27,51 +27,32 @@ layouts = st.sampled_from(LAYOUTS)
 def test_gather_gives_the_rows_asked_for(
     native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
 ) -> None:
+    """Indices that all fields share, indices of each field's own, and another number of rows for each field."""
     table = make(native, layout, sizes, segments)
-    picked = data.draw(st.lists(st.integers(0, sum(segments) - 1), max_size=90))
-    indices = slots_of(picked)
-    for got, field in zip(gather(table, indices), table.contents(), strict=True):
-        np.testing.assert_array_equal(got, field[indices])
-
-
-@given(layout=layouts, sizes=field_sizes, segments=segment_rows, data=st.data())
-def test_every_field_may_have_its_own_indices(
-    native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
-) -> None:
-    table = make(native, layout, sizes, segments)
-    n = data.draw(st.integers(0, 50))
+    n = data.draw(st.integers(0, 90))
     column = st.lists(st.integers(0, sum(segments) - 1), min_size=n, max_size=n).map(slots_of)
     pool = data.draw(st.lists(column, min_size=1, max_size=2))
     indices = [data.draw(st.sampled_from(pool)) for _ in sizes]
     contents = table.contents()
+    for got, field in zip(gather(table, pool[0]), contents, strict=True):
+        np.testing.assert_array_equal(got, field[pool[0]])
     for got, field, picked in zip(gather(table, indices), contents, indices, strict=True):
         np.testing.assert_array_equal(got, field[picked])
+    counts = [data.draw(st.integers(0, n)) for _ in sizes]
+    outs = [np.zeros((count, size), dtype=np.uint8) for count, size in zip(counts, sizes, strict=True)]
+    table.fields.gather_each([address(pool[0])], counts, [address(out) for out in outs])
+    for got, field, count in zip(outs, contents, counts, strict=True):
+        np.testing.assert_array_equal(got, field[pool[0][:count]])
 
 
-@given(layout=layouts, sizes=field_sizes, segments=segment_rows, data=st.data())
-def test_every_field_may_have_its_own_number_of_rows(
-    native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
-) -> None:
-    table = make(native, layout, sizes, segments)
-    shared = slots_of(data.draw(st.lists(st.integers(0, sum(segments) - 1), min_size=60, max_size=60)))
-    counts = [data.draw(st.integers(0, 60)) for _ in sizes]
-    outs = [np.zeros((n, size), dtype=np.uint8) for n, size in zip(counts, sizes, strict=True)]
-    table.fields.gather_each([address(shared)], counts, [address(out) for out in outs])
-    for got, field, n in zip(outs, table.contents(), counts, strict=True):
-        np.testing.assert_array_equal(got, field[shared[:n]])
-
-
-def test_the_indices_of_every_row_are_checked(native: ModuleType) -> None:
-    """Of a field that shares its indices with another one, but reads more of them."""
-    table = make(native, "packed", [4, 4], [5])
-    indices = slots_of([0, 1, 5])
-    outs = [np.full((3, 4), 7, dtype=np.uint8) for _ in range(2)]
-    for counts in ([2, 3], [3, 2], [3]):
-        with pytest.raises(IndexError, match=r"^index 5 is out of range for 5 rows$"):
-            table.fields.gather_each([address(indices)], counts, [address(out) for out in outs])
-    assert all((out == 7).all() for out in outs)
-    table.fields.gather_each([address(indices)], [2, 2], [address(out) for out in outs])
-    np.testing.assert_array_equal(outs[1][:2], table.contents()[1][:2])
+def test_every_row_size_at_every_block_edge(native: ModuleType) -> None:
+    for size in SIZES:
+        table = in_rows(native, [3, size, 1], [50, 9], gap=2)
+        contents = table.contents()
+        for n in (1, 3, 4, 5, 16, 17, 20, 21, 37, 64, 257):
+            indices = np.random.default_rng(n).integers(0, 59, n)
+            for got, field in zip(gather(table, indices), contents, strict=True):
+                assert np.array_equal(got, field[indices]), (size, n)
 
 
 @given(layout=layouts, sizes=field_sizes, segments=segment_rows, data=st.data())
@@ -90,15 +71,6 @@ def test_an_index_out_of_range_leaves_every_batch_untouched(
     assert all((out == 7).all() for out in outs)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("n", [1, 3, 4, 5, 16, 17, 20, 21, 37, 64, 257])
-def test_every_row_size_at_every_block_edge(native: ModuleType, size: int, n: int) -> None:
-    table = in_rows(native, [3, size, 1], [50, 9], gap=2)
-    indices = np.random.default_rng(n).integers(0, 59, n)
-    for got, field in zip(gather(table, indices), table.contents(), strict=True):
-        np.testing.assert_array_equal(got, field[indices])
-
-
 def test_fields_of_unequal_length_are_checked_one_by_one(native: ModuleType) -> None:
     fields = native.Fields()
     ring, side = noise(10, 8, 0), noise(3, 4, 1)
@@ -113,27 +85,3 @@ def test_fields_of_unequal_length_are_checked_one_by_one(native: ModuleType) -> 
     for indices in ([address(many)], [address(few), address(many)]):
         with pytest.raises(IndexError, match=r"^index 9 is out of range for 3 rows$"):
             fields.gather(indices, 2, [address(o) for o in out])
-
-
-def test_rows_that_cross_lines_and_pages(native: ModuleType) -> None:
-    memory = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8)
-    for shift in (0, 1, 63):
-        fields = native.Fields()
-        fields.add([(address(memory) + shift, 1000)], 165, 168)
-        indices = np.random.default_rng(shift).integers(0, 1000, 512)
-        out = np.zeros((512, 165), np.uint8)
-        fields.gather([address(indices)], 512, [address(out)])
-        rows = np.lib.stride_tricks.as_strided(memory[shift:], (1000, 165), (168, 1))
-        np.testing.assert_array_equal(out, rows[indices])
-
-
-def test_nothing_to_gather_is_legal(native: ModuleType) -> None:
-    native.Fields().gather([], 0, [])
-    native.Fields().gather([0], 5, [])
-    empty = native.Fields()
-    assert (empty.count, empty.rows) == (0, 0)
-    empty.add([], 8, 8)
-    empty.add([(0, 0)], 8, 8)
-    empty.gather([0], 0, [0, 0])
-    with pytest.raises(IndexError, match=r"^index 0 is out of range for 0 rows$"):
-        empty.gather([address(slots_of([0]))], 1, [address(out := noise(1, 8, 0)), address(out)])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .tables import address, moments_beside, slots_of
+from .tables import address, slots_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -160,53 +160,7 @@ def test_an_update_leaves_what_plain_python_leaves(
         np.testing.assert_allclose(leaves_of(table.tree, capacity), leaves, rtol=1e-15)
 
 
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, -math.inf, -5e-324, 1.1 * 2.0**960])
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_a_bad_priority_changes_nothing(native: ModuleType, bad: float, alpha: float) -> None:
-    if alpha == 0.0 and bad > 1e200 and bad < math.inf:
-        bad = math.nan  # a large number is no harm where all values are 1
-    table = Table(native, 20, alpha=alpha)
-    table.update(np.arange(20), np.full(20, 0.5))
-    before = leaves_of(table.tree, 20)
-    slots = slots_of([3, 4, 5])
-    with pytest.raises(ValueError, match="priorities must be finite, at least 0 and small enough"):
-        table.update(slots, np.array([1.0, bad, 2.0]))
-    assert (table.priorities == 0.5).all()
-    np.testing.assert_array_equal(leaves_of(table.tree, 20), before)
-    generations = slots_of([4, 99, 6])
-    assert table.update(slots, np.array([1.0, bad, 2.0]), generations)[0] == 1, "an overwritten row is not checked"
-
-
-@pytest.mark.parametrize("bad", [-1, 7, 8, 10**12, -(2**63), 2**63 - 1])
-def test_a_slot_without_a_row_is_refused_or_stale(native: ModuleType, bad: int) -> None:
-    table = Table(native, 8)
-    slots, values = slots_of([1, bad]), np.ones(2)
-    with pytest.raises(IndexError, match=f"^index {bad} is out of range for 7 rows$"):
-        table.update(slots, values, rows=7)
-    assert not table.priorities.any()
-    if bad < 0:  # Python knows whether -1 marks a row that was not kept
-        with pytest.raises(IndexError, match=f"^index {bad} is out of range for 7 rows$"):
-            table.update(slots, values, slots_of([2, 1]), rows=7)
-        return
-    for generation in (bad + 1 if bad < 2**63 - 1 else 0, 0, 8):
-        table.priorities[:] = 0
-        assert table.update(slots, values, slots_of([2, generation]), rows=7)[0] == 1
-        assert table.priorities.tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
-
-
-def test_impossible_sizes_are_refused(native: ModuleType) -> None:
-    table = Table(native, 8)
-    with pytest.raises(ValueError, match="rows must be in"):
-        table.update(np.arange(2), np.ones(2), rows=9)
-    with pytest.raises(ValueError, match="generations must be six numbers"):
-        table.update(np.arange(2), np.ones(2), source=(0, 0, 0))
-    with pytest.raises(ValueError, match="n must be at least 0"):
-        table.tree.sample(0, -1, 1.0, RING, 0, 0, True, 0)
-    with pytest.raises(ValueError, match="there is nothing to draw"):
-        table.sample(np.zeros(3), 1.0, RING, np.float32)
-
-
-@pytest.mark.parametrize("alpha", [1e-3, 0.3, 0.5, 0.6, 0.999, 1.0, 1.1, 2.0, 3.7, 60.0, 2000.0])
+@pytest.mark.parametrize("alpha", [1e-3, 0.5, 0.6, 0.999, 1.0, 2.0, 3.7, 2000.0])
 def test_powers_are_right_to_the_last_digits(native: ModuleType, alpha: float) -> None:
     """Over all magnitudes, and near 1, where errors of a logarithm show most."""
     random = np.random.default_rng(int(alpha * 1000))
@@ -235,11 +189,32 @@ def test_equal_priorities_get_equal_values_wherever_they_stand(native: ModuleTyp
     np.testing.assert_array_equal(leaves_of(together.tree, 300), leaves_of(alone.tree, 300))
 
 
-def test_large_samples_and_updates_let_other_threads_run(native: ModuleType) -> None:
-    """While one call works, this thread must count; the call takes many times the switch interval."""
-    rows = 1_000_000
-    table, random = Table(native, rows, alpha=0.6), np.random.default_rng(0)
-    slots, values = random.integers(0, rows, 1_500_000), random.random(1_500_000)
-    assert moments_beside(lambda: table.update(slots, values, want_largest=False)) > 10
-    uniforms = random.random(1_500_000)
-    assert moments_beside(lambda: table.sample(uniforms, 0.5, RING, np.float32)) > 10
+def test_what_is_wrong_changes_nothing(native: ModuleType) -> None:
+    table = Table(native, 20)
+    table.update(np.arange(20), np.full(20, 0.5))
+    before, slots = leaves_of(table.tree, 20), slots_of([3, 4, 5])
+    for bad in (-1.0, math.nan, math.inf, -math.inf, -5e-324, 1.1 * 2.0**960):
+        values = np.array([1.0, bad, 2.0])
+        with pytest.raises(ValueError, match="priorities must be finite, at least 0 and small enough"):
+            table.update(slots, values)
+        stale = Table(native, 20).update(slots, values, slots_of([4, 99, 6]))[0]
+        assert stale == 1, "an overwritten row is not checked"
+    for slot in (-1, 7, 8, 2**63 - 1):
+        slots, values = slots_of([1, slot]), np.ones(2)
+        with pytest.raises(IndexError, match=f"^index {slot} is out of range for 7 rows$"):
+            table.update(slots, values, rows=7)
+        if slot >= 0:  # Python knows whether -1 marks a row that was not kept
+            assert Table(native, 8).update(slots, values, slots_of([2, 0]), rows=7)[0] == 1
+    calls: list[tuple[dict[str, Any], str]] = [
+        ({"rows": 21}, "rows must be in"),
+        ({"source": (0, 0, 0)}, "generations must be six numbers"),
+    ]
+    for options, message in calls:
+        with pytest.raises(ValueError, match=message):
+            table.update(np.arange(2), np.ones(2), **options)
+    with pytest.raises(ValueError, match="n must be at least 0"):
+        table.tree.sample(0, -1, 1.0, RING, 0, 0, True, 0)
+    with pytest.raises(ValueError, match="there is nothing to draw"):
+        Table(native, 3).sample(np.zeros(3), 1.0, RING, np.float32)
+    assert (table.priorities == 0.5).all()
+    np.testing.assert_array_equal(leaves_of(table.tree, 20), before)

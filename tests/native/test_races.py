@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from .tables import LAYOUTS, address, make
+from .tables import LAYOUTS, address, in_columns, make, runs_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,15 +186,29 @@ def test_draws_run_side_by_side_and_updates_under_the_lock(native: ModuleType) -
     run_together(lambda: draw(tree, 3), lambda: draw(tree, 4))
 
 
-def test_shuffles_of_two_samplers_run_side_by_side(native: ModuleType) -> None:
-    def shuffle(seed: int) -> None:
-        order, random = np.arange(10_000), np.random.default_rng(seed)
-        for first in range(0, 10_000, 500):
-            randoms, out = random.integers(0, 2**63 - 1, 500), np.zeros(500, np.int64)
-            native.shuffle_draw(address(order), first, 10_000, 500, address(randoms), address(out))
-        assert sorted(order.tolist()) == list(range(10_000))
-
-    run_together(lambda: shuffle(1), lambda: shuffle(2))
+def test_large_calls_let_other_threads_run(native: ModuleType) -> None:
+    random, rows, n = np.random.default_rng(0), 100_000, 300_000
+    table, out = in_columns(native, [4096], [2000]), np.zeros((10_000, 4096), np.uint8)
+    some = random.integers(0, 2000, 10_000)
+    slots, values, numbers = random.integers(0, rows, n), random.random(n), random.integers(0, 2**63 - 1, n)
+    drawn, generations = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    weights, priorities = np.zeros(n), np.zeros(rows)
+    tree, episodes, ring = native.SumTree(rows), native.Episodes(rows, 1), (0, 0, 0, 1, 1, 0)
+    tree.set_run(0, rows, 1.0)
+    ends = np.arange(rows) % 10 == 9
+    episodes.record_write(0, rows, 0, address(ends), 0, 0)
+    handle = episodes.add_need(3)
+    update = address(slots), address(values), False, n, 0, ring, address(priorities), 0, rows, 0.0, 0.6, False
+    sample = address(values), n, 0.5, ring, address(drawn), address(weights), False, address(generations)
+    calls: dict[str, Callable[[], object]] = {
+        "gather": lambda: table.fields.gather([address(some)], len(some), [address(out)]),
+        "draw": lambda: tree.draw(address(values), n, address(drawn), address(weights)),
+        "update": lambda: tree.update(*update),
+        "sample": lambda: tree.sample(*sample),
+        "draw rows of episodes": lambda: episodes.draw(handle, address(numbers), n, address(drawn)),
+    }
+    for name, call in calls.items():
+        assert runs_beside(call), name
 
 
 def test_episodes_are_read_side_by_side_and_recorded_under_the_lock(native: ModuleType) -> None:

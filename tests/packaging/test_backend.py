@@ -29,29 +29,24 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ostinato._native", None)
 
 
-def test_zero_switches_it_off_without_a_word() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert load_native("0") is None
-
-
 @pytest.mark.usefixtures("missing")
 def test_missing_and_not_asked_for_warns_once() -> None:
     with pytest.warns(RuntimeWarning, match=r"runs without its native extension.*wheel.*compiler") as caught:
         assert load_native(None) is None
     assert len(caught) == 1
-
-
-@pytest.mark.usefixtures("missing")
-def test_missing_but_required_is_an_error() -> None:
     with pytest.raises(ImportError, match="OSTINATO_NATIVE=1 requires the native extension"):
         load_native("1")
 
 
-@pytest.mark.parametrize("setting", ["", "2", "yes", "off", "true"])
-def test_other_values_are_refused(setting: str) -> None:
-    with pytest.raises(OptionError, match=rf"must be 0 \(off\), 1 \(required\) or unset, got '{setting}'"):
-        load_native(setting)
+def test_settings() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_native("0") is None
+    for setting in ("", "2", "off"):
+        with pytest.raises(OptionError, match=rf"must be 0 \(off\), 1 \(required\) or unset, got '{setting}'"):
+            load_native(setting)
+    with pytest.raises(OptionError, match="must be 'native' or 'torch', got 'numpy'"), use_backend("numpy"):  # type: ignore[arg-type]
+        pass
 
 
 @pytest.mark.parametrize("setting", ["0", "1"])
@@ -96,16 +91,11 @@ def test_a_block_chooses_what_is_made_inside() -> None:
     else:
         with use_backend("torch"), use_backend("native"):
             assert "native" in repr(make_tree(8, torch.device("cpu"))).lower()
-    assert chosen() is before
-    inside.set(torch.tensor([3]), torch.ones(1, dtype=torch.float64))
-    assert inside.total == 1.0  # what was made in the block works after it
-
-
-def test_a_block_that_raises_leaves_the_choice_as_it_was() -> None:
-    before = chosen()
     with pytest.raises(ZeroDivisionError), use_backend("torch"):
         1 / 0  # noqa: B018
     assert chosen() is before
+    inside.set(torch.tensor([3]), torch.ones(1, dtype=torch.float64))
+    assert inside.total == 1.0  # what was made in the block works after it
 
 
 def test_a_block_waits_for_that_of_another_thread() -> None:
@@ -126,26 +116,15 @@ def test_a_block_waits_for_that_of_another_thread() -> None:
     assert seen == [True]
 
 
-def test_other_names_of_backends_are_refused() -> None:
-    with pytest.raises(OptionError, match="must be 'native' or 'torch', got 'numpy'"), use_backend("numpy"):  # type: ignore[arg-type]
-        pass
-
-
-def test_require_gives_the_module() -> None:
-    assert require("json.decoder", "viz") is importlib.import_module("json.decoder")
-
-
 def test_require_names_the_extra() -> None:
     with pytest.raises(MissingExtraError, match=r"pip install 'ostinato\[viz\]'") as caught:
         require("no_such_package.part", "viz")
     assert isinstance(caught.value, OstinatoError)
     assert isinstance(caught.value, ImportError)
     assert str(caught.value).startswith("no_such_package is needed here")
-
-
-def test_require_names_the_package_that_ostinato_depends_on_itself() -> None:
     with pytest.raises(MissingExtraError, match=r"^no_such_package is .*: run pip install no_such_package$"):
         require("no_such_package")
+    assert require("json.decoder", "viz") is importlib.import_module("json.decoder")
 
 
 def test_require_does_not_hide_a_failure_inside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

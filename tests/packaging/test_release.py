@@ -11,7 +11,6 @@ import ostinato
 
 ROOT = Path(__file__).parents[2]
 CHANGES = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
-FORMS = ROOT / ".github" / "ISSUE_TEMPLATE"
 
 
 def read(name: str) -> str:
@@ -47,21 +46,3 @@ def test_the_citation_has_the_version_and_the_date_of_the_changelog() -> None:
     assert {"message", "title", "license"} <= set(citation)
     [date] = re.findall(rf"^## \[{re.escape(ostinato.__version__)}\] - (.*)$", read("CHANGELOG.md"), flags=re.MULTILINE)
     assert str(citation.get("date-released", "unreleased")) == date
-
-
-@pytest.mark.parametrize("name", ["bug.yml", "feature.yml"])
-def test_forms_of_issues_have_what_github_needs(name: str) -> None:
-    """Name, description and a body of known elements; ids are unique, and at least one answer is required."""
-    yaml = pytest.importorskip("yaml")
-    form = yaml.safe_load((FORMS / name).read_text(encoding="utf-8"))
-    assert {"name", "description", "body"} <= set(form) <= {"name", "description", "labels", "body"}
-    ids = [part["id"] for part in form["body"]]
-    assert len(set(ids)) == len(ids)
-    assert {part["type"] for part in form["body"]} <= {"textarea", "input", "dropdown", "checkboxes"}
-    assert all(part["attributes"]["label"] for part in form["body"])
-    assert any(part.get("validations", {}).get("required") for part in form["body"])
-
-
-def test_the_chooser_of_issues_is_valid() -> None:
-    yaml = pytest.importorskip("yaml")
-    assert yaml.safe_load((FORMS / "config.yml").read_text(encoding="utf-8")) == {"blank_issues_enabled": True}

@@ -54,6 +54,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 def test_a_type_checker_knows_options_and_results(tmp_path: Path) -> None:
     file = tmp_path / "user.py"
     file.write_text(RIGHT + "\n".join(WRONG))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
+import warnings
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +16,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensorclass
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Both", "Note", "Raised", "Script", "compare", "describe", "library", "outcome", "rows"]
+__all__ = ["Note", "Raised", "both", "compare", "describe", "library", "outcome", "rows"]
 
 _NAMES = (
     "ReplayBuffer",
@@ -117,8 +120,26 @@ class Note:
         self.steps.append((label, outcome(action), True))
 
 
-Script: TypeAlias = "Callable[[Any, Note], None]"
-Both: TypeAlias = "Callable[[Script], None]"
+def both(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test `(lib, note, ...)` with both libraries, each from seed 0, and compare the notes that it took."""
+
+    @functools.wraps(test)
+    def compared(**arguments: Any) -> None:
+        notes = []
+        for name in ("torchrl", "ostinato"):
+            notes.append(Note())
+            with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+                warnings.simplefilter("ignore")
+                torch.manual_seed(0)
+                test(library(name), notes[-1], **arguments)
+        assert notes[0].steps, "the test noted nothing"
+        differences = compare(*notes)
+        assert not differences, "\n".join(differences)
+
+    signature = inspect.signature(test)
+    given = [parameter for name, parameter in signature.parameters.items() if name not in {"lib", "note"}]
+    compared.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]  # pytest reads it
+    return compared
 
 
 def library(name: str) -> Any:
@@ -173,8 +194,8 @@ def describe(value: Any) -> object:
 def _without_index(described: object) -> object:
     if isinstance(described, tuple) and described[:1] == ("TensorDict",):
         return (*described[:2], {key: value for key, value in described[2].items() if key != "index"})
-    if isinstance(described, tuple) and described[:1] == ("list",):
-        return ("list", [_without_index(item) for item in described[1]])
+    if isinstance(described, tuple) and described[:1] in {("list",), ("tuple",)}:
+        return (described[0], [_without_index(item) for item in described[1]])
     return described
 
 

@@ -12,7 +12,7 @@ from torch import nn
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["corridor", "dqn", "greedy_return", "reach", "sac", "update"]
+__all__ = ["corridor", "dqn", "greedy_return", "sac", "update"]
 
 LENGTH = 4
 """Steps from the start of the corridor to its end."""
@@ -53,33 +53,6 @@ def corridor() -> Any:
     return TransformedEnv(Corridor(), StepCounter(max_steps=3 * LENGTH))
 
 
-def reach() -> Any:
-    """Return an environment: a point on a line that is pushed towards 0; the reward is minus its squared distance."""
-    from torchrl.data import Bounded, Composite, Unbounded
-    from torchrl.envs import EnvBase, StepCounter, TransformedEnv
-
-    class Reach(EnvBase):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.observation_spec = Composite(observation=Unbounded((1,)))
-            self.action_spec = Bounded(-1, 1, (1,))
-            self.reward_spec = Unbounded((1,))
-
-        def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDict:
-            return TensorDict({"observation": torch.rand(1) * 2 - 1}, [])
-
-        def _step(self, tensordict: TensorDictBase) -> TensorDict:
-            place = tensordict["observation"] + 0.5 * tensordict["action"]
-            ended = torch.zeros(1, dtype=torch.bool)
-            return TensorDict({"observation": place, "reward": -(place**2), "done": ended, "terminated": ended}, [])
-
-        def _set_seed(self, seed: int | None) -> None:
-            if seed is not None:
-                torch.manual_seed(seed)
-
-    return TransformedEnv(Reach(), StepCounter(max_steps=8))
-
-
 def dqn(gamma: float = 0.9) -> tuple[Any, Any, Any, Any]:
     """Return policy, exploring policy, loss and target updater for the corridor; draw from the global generator."""
     from torchrl.data import Categorical
@@ -95,33 +68,6 @@ def dqn(gamma: float = 0.9) -> tuple[Any, Any, Any, Any]:
     return policy, explore, loss, HardUpdate(loss, value_network_update_interval=20)
 
 
-def sac() -> tuple[Any, Any, Any]:
-    """Return policy, loss and target updater for `reach`."""
-    from torchrl.modules import NormalParamExtractor, ProbabilisticActor, TanhNormal, ValueOperator
-    from torchrl.objectives import SACLoss, SoftUpdate
-
-    net = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 2), NormalParamExtractor())
-    module = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
-    from torchrl.data import Bounded
-
-    actor = ProbabilisticActor(
-        module, in_keys=["loc", "scale"], distribution_class=TanhNormal, spec=Bounded(-1, 1, (1,))
-    )
-
-    class Value(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1))
-
-        def forward(self, observation: Tensor, action: Tensor) -> Tensor:
-            return self.net(torch.cat((observation, action), -1))  # type: ignore[no-any-return]
-
-    value = ValueOperator(Value(), in_keys=["observation", "action"])
-    loss = SACLoss(actor, value, num_qvalue_nets=2, alpha_init=0.05, fixed_alpha=True)
-    loss.make_value_estimator(gamma=0.8)
-    return actor, loss, SoftUpdate(loss, eps=0.95)
-
-
 def update(loss: Any, batch: Any, optimizer: torch.optim.Optimizer, target: Any) -> None:
     """Take one gradient step on a batch; the loss writes `td_error` into it."""
     losses = loss(batch)
@@ -131,10 +77,33 @@ def update(loss: Any, batch: Any, optimizer: torch.optim.Optimizer, target: Any)
     target.step()
 
 
-def greedy_return(env: Any, policy: Any, episodes: int = 1) -> float:
-    """Return the mean return of the policy without exploration."""
+def sac() -> Any:
+    """Return the loss of SAC for observations and actions of one number."""
+    from torchrl.data import Bounded
+    from torchrl.modules import NormalParamExtractor, ProbabilisticActor, TanhNormal, ValueOperator
+    from torchrl.objectives import SACLoss
+
+    class Value(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(2, 1)
+
+        def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+            return self.net(torch.cat((observation, action), -1))  # type: ignore[no-any-return]
+
+    net = nn.Sequential(nn.Linear(1, 2), NormalParamExtractor())
+    module = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
+    actor = ProbabilisticActor(
+        module, in_keys=["loc", "scale"], distribution_class=TanhNormal, spec=Bounded(-1, 1, (1,))
+    )
+    loss = SACLoss(actor, ValueOperator(Value(), in_keys=["observation", "action"]))
+    loss.make_value_estimator(gamma=0.8)
+    return loss
+
+
+def greedy_return(env: Any, policy: Any) -> float:
+    """Return the return of the policy without exploration."""
     from torchrl.envs import ExplorationType, set_exploration_type
 
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
-        runs = [env.rollout(64, policy)["next", "reward"].sum() for _ in range(episodes)]
-    return float(torch.stack(runs).mean())
+        return float(env.rollout(64, policy)["next", "reward"].sum())

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from ._script import library
-from ._training import LENGTH, corridor, dqn, greedy_return, reach, sac, update
+from ._training import LENGTH, corridor, dqn, greedy_return, sac, update
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,23 +65,6 @@ def train_dqn(name: str, *, prioritized: bool = False, n_steps: int = 1) -> tupl
     return greedy_return(corridor(), policy), parameters.tolist()
 
 
-def train_sac(name: str, *, prioritized: bool = False) -> tuple[float, float]:
-    """Train SAC to reach a place, and return the greedy returns before and after."""
-    torch.manual_seed(0)
-    policy, loss, target = sac()
-    rb = buffer(library(name), prioritized=prioritized)
-    optimizer = torch.optim.Adam(loss.parameters(), 1e-2)
-    before = greedy_return(reach(), policy, 10)
-    for rows in collect(reach(), policy):
-        rb.extend(rows.reshape(-1))
-        for _ in range(10):
-            batch = rb.sample()
-            update(loss, batch, optimizer, target)
-            if prioritized:
-                rb.update_tensordict_priority(batch)
-    return before, greedy_return(reach(), policy, 10)
-
-
 @pytest.mark.parametrize("n_steps", [1, 3])
 def test_dqn_learns_the_same_from_either_buffer(n_steps: int) -> None:
     theirs, ours = train_dqn("torchrl", n_steps=n_steps), train_dqn("ostinato", n_steps=n_steps)
@@ -93,59 +76,22 @@ def test_dqn_learns_from_prioritized_rows() -> None:
     assert train_dqn("ostinato", prioritized=True)[0] == pytest.approx(BEST)
 
 
-def test_sac_learns_the_same_from_either_buffer() -> None:
-    theirs, ours = train_sac("torchrl"), train_sac("ostinato")
-    assert ours == theirs
-    assert ours[1] > 0.5 * ours[0]  # returns are negative
-
-
-def test_sac_learns_from_prioritized_rows() -> None:
-    before, after = train_sac("ostinato", prioritized=True)
-    assert after > 0.5 * before
-
-
 def test_priorities_are_the_errors_that_the_loss_reports() -> None:
     torch.manual_seed(0)
-    policy, loss, _ = sac()
+    loss = sac()
     rb = buffer(library("ostinato"), prioritized=True)
-    rb.extend(reach().rollout(60, policy, break_when_any_done=False))
-    before = rb.sampler.priorities
+    flags = {name: torch.zeros(60, 1, dtype=torch.bool) for name in ("done", "terminated")}
+    then = TensorDict({"observation": torch.randn(60, 1), "reward": torch.randn(60, 1), **flags}, [60])
+    rb.extend(TensorDict({"observation": torch.randn(60, 1), "action": torch.rand(60, 1), "next": then}, [60]))
+    expected = rb.sampler.priorities.clone()
     batch = rb.sample()
     loss(batch)
     rb.update_tensordict_priority(batch)
-    expected = before.clone()
     for slot, error in zip(batch["index"].tolist(), batch["td_error"].flatten().tolist(), strict=True):
         expected[slot] = error
     assert torch.allclose(rb.sampler.priorities, expected)
-    assert not torch.equal(before, expected)
+    assert len(expected.unique()) > 10
     assert rb.stats().stale_updates == 0
-
-
-def test_multi_step_transform_stores_the_same_rows() -> None:
-    """Rollouts that go on from the last step of the one before; the first one is too short for any row."""
-    from torchrl.envs import MultiStepTransform, SerialEnv
-
-    stored = []
-    for name in ("torchrl", "ostinato"):
-        lib = library(name)
-        rb = lib.ReplayBuffer(
-            storage=lib.LazyTensorStorage(100, ndim=2), transform=MultiStepTransform(n_steps=3, gamma=0.5)
-        )
-        env = SerialEnv(2, [corridor, corridor])
-        torch.manual_seed(0)
-        last, shapes = env.reset(), []
-        for steps in (2, 15, 40):
-            rollout = env.rollout(steps, break_when_any_done=False, tensordict=last, auto_reset=False)
-            shapes.append(tuple(rb.extend(rollout).shape))
-            last = rollout[..., -1]["next"]
-        env.close()
-        stored.append((rb[:], shapes))
-    (theirs, their_shapes), (ours, our_shapes) = stored
-    assert our_shapes == their_shapes
-    assert our_shapes[0] == (0, 2)
-    assert set(ours.keys(True, True)) - set(theirs.keys(True, True)) == set()
-    for key in ours.keys(True, True):
-        assert torch.equal(ours[key], theirs[key]), key
 
 
 def make_trainer(name: str, rb: Any, loss: Any, explore: Any, path: Path, *, frames: int = 400) -> tuple[Any, Any]:
@@ -199,16 +145,3 @@ def test_hook_saves_and_restores_the_buffer(tmp_path: Path) -> None:
     expected = rb.sample()
     torch.manual_seed(1)
     assert (other.sample() == expected).all()
-
-
-def test_hook_refuses_priorities_it_would_not_update() -> None:
-    """The hook asks for `update_tensordict_priority`: a plain buffer has none, and is sampled without updates."""
-    from torchrl.trainers import ReplayBufferTrainer
-
-    lib = library("ostinato")
-    hook = ReplayBufferTrainer(lib.ReplayBuffer(storage=lib.LazyTensorStorage(10)), batch_size=4)
-    rows = TensorDict({"obs": torch.arange(6.0), "next": {"truncated": torch.zeros(6, 1, dtype=torch.bool)}}, [6])
-    hook.extend(rows)
-    batch = hook.sample(rows)
-    hook.update_priority(batch)
-    assert set(batch["obs"].tolist()) <= set(range(6))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -96,18 +95,18 @@ def check_each_once(rb: Any, *, most_envs: int = 2) -> None:
 
 # -- one process -------------------------------------------------------------------------------------------------------
 
-STORAGES: dict[str, Callable[[], Any]] = {
-    "list": lambda: ListStorage(256),
-    "tensor": lambda: LazyTensorStorage(256),
-    "mapped": lambda: LazyMemmapStorage(256),
-}
 
-
-@pytest.mark.parametrize("extend_buffer", [True, False])
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
-def test_a_collector_writes_each_frame_once(kind: Any, storage: str, extend_buffer: bool) -> None:
-    rb = kind(storage=STORAGES[storage](), batch_size=5)
+@pytest.mark.parametrize(
+    ("kind", "storage", "extend_buffer"),
+    [
+        (ReplayBuffer, ListStorage, True),
+        (TensorDictReplayBuffer, LazyTensorStorage, False),
+        (ReplayBuffer, LazyMemmapStorage, False),
+        (TensorDictReplayBuffer, LazyMemmapStorage, True),
+    ],
+)
+def test_a_collector_writes_each_frame_once(kind: Any, storage: Any, extend_buffer: bool) -> None:
+    rb = kind(storage=storage(256), batch_size=5)
     collector = Collector(
         Numbered(), POLICY(), replay_buffer=rb, total_frames=192, frames_per_batch=32, extend_buffer=extend_buffer
     )
@@ -117,7 +116,7 @@ def test_a_collector_writes_each_frame_once(kind: Any, storage: str, extend_buff
         assert rb.sample()["where"].shape == (5, 2)
     collector.shutdown()
     assert len(rb) == 192
-    if storage == "list":
+    if storage is ListStorage:
         data = [row["where"].tolist() for row in rb[:]]
         assert data == [[0, i] for i in range(192)]
     else:
@@ -160,9 +159,7 @@ def test_whole_trajectories_arrive_one_after_the_other() -> None:
 # -- several processes -------------------------------------------------------------------------------------------------
 
 SHARED: list[tuple[Any, bool, Callable[[], ReplayBuffer]]] = [
-    (MultiSyncCollector, True, lambda: ReplayBuffer(storage=LazyMemmapStorage(400), batch_size=5)),
     (MultiSyncCollector, False, lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(400), batch_size=5)),
-    (MultiAsyncCollector, True, lambda: ReplayBuffer(storage=LazyTensorStorage(400, shared_init=True), batch_size=5)),
     (
         MultiAsyncCollector,
         False,
@@ -174,7 +171,7 @@ SHARED: list[tuple[Any, bool, Callable[[], ReplayBuffer]]] = [
 
 
 @sharing
-@pytest.mark.parametrize(("collector", "extend_buffer", "make"), SHARED, ids=["sync", "add", "async", "async-add"])
+@pytest.mark.parametrize(("collector", "extend_buffer", "make"), SHARED, ids=["sync", "async"])
 def test_workers_write_to_a_shared_buffer(
     collector: Any, extend_buffer: bool, make: Callable[[], ReplayBuffer]
 ) -> None:
@@ -198,65 +195,20 @@ def test_workers_write_to_a_shared_buffer(
     check_each_once(rb)
 
 
-@sharing
-def test_collectors_that_run_free() -> None:
-    rb = ReplayBuffer(storage=LazyMemmapStorage(100_000), batch_size=5)
-    envs = [partial(Numbered, i) for i in range(2)]
-    collector = MultiAsyncCollector(envs, POLICY(), replay_buffer=rb, total_frames=-1, frames_per_batch=16)
-    try:
-        collector.start()
-        until = time.monotonic() + 120
-        while rb.write_count < 200 and time.monotonic() < until:
-            time.sleep(0.01)
-            if len(rb):
-                rb.sample()
-    finally:
-        collector.async_shutdown()
-    assert rb.write_count == len(rb) >= 200
-    check_each_once(rb)
-
-
 # -- several processes, buffers of one ---------------------------------------------------------------------------------
 
-PRIVATE: list[tuple[Any, bool, Callable[[], ReplayBuffer]]] = [
-    (
-        MultiSyncCollector,
-        True,
-        lambda: TensorDictReplayBuffer(
-            storage=LazyTensorStorage(400),
-            sampler=SliceSampler(slice_len=2, traj_key=("collector", "traj_ids"), end_key=("next", "done")),
-            batch_size=6,
-        ),
-    ),
-    (
-        MultiAsyncCollector,
-        False,
-        lambda: TensorDictReplayBuffer(
-            storage=LazyTensorStorage(400),
-            sampler=PrioritizedSampler(400, 0.7, 0.5),
-            batch_size=6,
-        ),
-    ),
-]
 
-
-@pytest.mark.parametrize(("collector", "extend_buffer", "make"), PRIVATE, ids=["slices", "prioritized"])
-def test_workers_write_to_a_private_buffer_through_the_adapter(
-    collector: Any, extend_buffer: bool, make: Callable[[], ReplayBuffer]
-) -> None:
-    rb = make()
+def test_workers_write_to_a_private_buffer_through_the_adapter() -> None:
+    sampler = SliceSampler(slice_len=2, traj_key=("collector", "traj_ids"), end_key=("next", "done"))
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(400), sampler=sampler, batch_size=6)
     envs = [partial(Numbered, i) for i in range(2)]
     with for_collector(rb) as handle:
-        collecting = collector(
-            envs, POLICY(), replay_buffer=handle, total_frames=192, frames_per_batch=32, extend_buffer=extend_buffer
-        )
+        collecting = MultiSyncCollector(envs, POLICY(), replay_buffer=handle, total_frames=192, frames_per_batch=32)
         try:
             for batch in collecting:
                 assert batch is None
-                drawn = rb.sample()
-                if collector is MultiSyncCollector:
-                    slices = drawn["where"].view(-1, 2, 2)
-                    assert torch.equal(slices[:, 1] - slices[:, 0], torch.tensor([[0, 1]]).expand(3, 2))
+                slices = rb.sample()["where"].view(-1, 2, 2)
+                assert torch.equal(slices[:, 1] - slices[:, 0], torch.tensor([[0, 1]]).expand(3, 2))
         finally:
             collecting.shutdown()
     assert not rb.shared

@@ -51,27 +51,6 @@ def test_same_rows_are_changed(case: dict[str, Any]) -> None:
     assert _run("ostinato", case) == _run("torchrl", case)
 
 
-@pytest.mark.parametrize(
-    ("patch", "more"),
-    [
-        ({"y": torch.ones(6)}, {}),
-        ({"x": torch.ones(6, dtype=torch.float64)}, {}),
-        ({"x": torch.ones(6, 2)}, {}),
-        ({"x": torch.ones(6)}, {"version": 1}),
-        ({"x": torch.ones(6)}, {"version": torch.ones(2, dtype=torch.int64), "version_key": "v"}),
-        ({"v": torch.ones(6, 1, dtype=torch.int64)}, {"version": 1, "version_key": "v"}),
-    ],
-)
-def test_both_refuse(patch: dict[str, Any], more: dict[str, Any]) -> None:
-    for name in ("torchrl", "ostinato"):
-        lib = library(name)
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(6), writer=lib.RoundRobinWriter(track_generations=True))
-        index = rb.extend(TensorDict({"x": torch.zeros(6), "v": torch.zeros(6, 1, dtype=torch.int64)}, [6]))
-        with pytest.raises((ValueError, KeyError)):
-            rb.update_if_present(index=index, generation=rb.writer.generations_of(index), patch=patch, **more)
-        assert rb[:]["x"].sum() == 0
-
-
 def test_difference_generations_are_serial_numbers() -> None:
     found = {}
     for name in ("torchrl", "ostinato"):
@@ -80,19 +59,3 @@ def test_difference_generations_are_serial_numbers() -> None:
         rb.extend(torch.arange(3))
         found[name] = rb.writer.generations_of(torch.arange(2)).tolist()
     assert found == {"torchrl": [1, 0], "ostinato": [3, 2]}
-
-
-def test_services_and_statistics_of_a_buffer_in_the_process() -> None:
-    for name in ("torchrl", "ostinato"):
-        lib = library(name)
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(4), batch_size=2)
-        rb.extend(torch.arange(4))
-        assert (rb.start() is rb, rb.client() is rb, rb.service_backend, rb.is_alive) == (True, True, "direct", True)
-        assert rb.can_sample()
-        stats = rb.stats()
-        assert (stats["size"], stats["write_count"], stats["capacity"], stats["utilization"]) == (4, 4, 4, 1.0)
-        rb.shutdown()
-        for call in (rb.sample, rb.start):
-            with pytest.raises(RuntimeError, match="shut down"):
-                call()
-        assert not rb.is_alive

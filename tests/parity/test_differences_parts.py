@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from ._differences import Difference, Fails, check, filled, grid, in_order, listed, mapped
+from ._differences import Difference, Fails, check, filled, in_order, listed, mapped
 from ._script import library, rows
 
 if TYPE_CHECKING:
@@ -271,23 +271,3 @@ def test_reopening_mapped_files(tmp_path: Path) -> None:
             rb.storage.flush()
         lengths.append(len(lib.ReplayBuffer(storage=lib.LazyMemmapStorage(5, scratch_dir=str(home), existsok=True))))
     assert lengths == [0, 3]
-
-
-def test_draws_that_differ() -> None:
-    """Shuffled epochs and cells of two dimensions are drawn in another way: equally fair, not the same numbers."""
-    shuffled, cells = [], []
-    for lib in (library("torchrl"), library("ostinato")):
-        rb = filled(
-            lib,
-            torch.arange(100),
-            100,
-            sampler=lib.SamplerWithoutReplacement(),
-            generator=torch.Generator().manual_seed(0),
-        )
-        shuffled.append(rb.sample(100).tolist())
-        cells.append(grid(lib, generator=torch.Generator().manual_seed(0)).sample(50).tolist())
-    assert shuffled[0] != shuffled[1]
-    assert sorted(shuffled[0]) == sorted(shuffled[1])
-    assert cells[0] != cells[1]
-    assert set(cells[0]) <= set(range(12))
-    assert set(cells[1]) <= set(range(12))

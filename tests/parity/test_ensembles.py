@@ -11,16 +11,14 @@ import torch
 from tensordict import TensorDict
 
 from ._differences import Difference, Fails, check
-from ._script import library, rows
+from ._script import Note, both, rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ._script import Both, Note
 
-
-def _member(lib: Any, base: int, buffer: str = "TensorDictReplayBuffer", **options: Any) -> Any:
-    rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(10), **options)
+def _member(lib: Any, base: int, **options: Any) -> Any:
+    rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10), **options)
     rb.extend(rows(8, base))
     return rb
 
@@ -33,140 +31,73 @@ def _all(lib: Any, **options: Any) -> Any:
     return _pair(lib, sample_from_all=True, **options)
 
 
-@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
-def test_what_a_batch_holds(both: Both, buffer: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBufferEnsemble(_member(lib, 0, buffer), _member(lib, 100, buffer), sample_from_all=True)
-        for size in (2, 6, 20):
-            batch, info = rb.sample(size, return_info=True)
-            note(f"shape {size}", lambda: tuple(batch.batch_size))
-            note("keys", lambda: sorted(map(str, batch.keys(True, True))))
-            note("members", lambda: batch["index", "buffer_ids"])
-            note("members in info", lambda: info["index", "buffer_ids"])
-            note(
-                "rows",
-                lambda: bool((batch["index", "index"] + 100 * batch["index", "buffer_ids"] == batch["obs"]).all()),
-            )
-
-    both(script)
-
-
-def test_draws_of_the_members_are_the_same(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _all(lib, batch_size=6)
-        note("batches", lambda: [rb.sample()["obs"] for _ in range(3)])
-        note("iterated", lambda: [batch["obs"] for batch, _ in zip(rb, range(2), strict=False)])
-        seeded = _all(lib, batch_size=6, generator=torch.Generator().manual_seed(3))
-        note("with a generator", lambda: [seeded.sample()["obs"] for _ in range(3)])
-
-    both(script)
-
-
-def test_a_member_of_weight_0(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _pair(lib, p=[1.0, 0.0])
-        note("members", lambda: [rb.sample(4)["index", "buffer_ids"].unique() for _ in range(20)])
-        rb.sampler.p = [0.0, 2.0]
-        note("changed", lambda: [rb.sample(4)["index", "buffer_ids"].unique() for _ in range(20)])
-        note("shapes", lambda: _pair(lib, p=[1, 2], num_buffer_sampled=4).sample(12)["obs"].shape)
-
-    both(script)
-
-
-def test_weights_by_what_there_is(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        empty = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10))
-        rb = lib.ReplayBufferEnsemble(empty, _member(lib, 100), p="sampleable")
-        note("members", lambda: [rb.sample(4)["index", "buffer_ids"] for _ in range(5)])
-
-    both(script)
-
-
-def test_ragged_parts(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        wide = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10))
-        wide.extend(TensorDict({"obs": torch.zeros(8, 3), "x": torch.ones(8)}, [8]))
-        members = _member(lib, 0), wide
-        rb = lib.ReplayBufferEnsemble(*members, sample_from_all=True)
-        note("side by side", lambda: [tuple(rb.sample(4)[i]["obs"].shape) for i in range(2)])
-        rb = lib.ReplayBufferEnsemble(*members, sample_from_all=True, collate_fn=lambda parts: len(parts))
-        note("collate_fn", lambda: rb.sample(4))
-        rb = lib.ReplayBufferEnsemble(
-            *members, sample_from_all=True, collate_fns=[lambda data: data["obs"], lambda data: data["x"]]
+@both
+def test_what_a_batch_holds(lib: Any, note: Note) -> None:
+    rb = _all(lib)
+    for size in (2, 20):
+        batch, info = rb.sample(size, return_info=True)
+        note("keys", lambda: sorted(map(str, batch.keys(True, True))))
+        note("members", lambda: (batch["index", "buffer_ids"], info["index", "buffer_ids"]))
+        note(
+            "rows",
+            lambda: bool((batch["index", "index"] + 100 * batch["index", "buffer_ids"] == batch["obs"]).all()),
         )
-        note("collate_fns", lambda: rb.sample(4))
-
-    both(script)
 
 
-def test_transforms(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        members = [_member(lib, base, transform=lambda td: td.set("twice", td["obs"] * 2)) for base in (0, 100)]
-        rb = lib.ReplayBufferEnsemble(
-            *members, sample_from_all=True, transform=lambda td: td.set("sum", td["twice"] + 1)
-        )
-        note("batch", lambda: (rb.sample(4)["obs"], rb.sample(4)["sum"]))
-
-    both(script)
+@both
+def test_draws_of_the_members_are_the_same(lib: Any, note: Note) -> None:
+    rb = _all(lib, batch_size=6)
+    note("batches", lambda: [rb.sample()["obs"] for _ in range(3)])
+    note("iterated", lambda: [batch["obs"] for batch, _ in zip(rb, range(2), strict=False)])
+    seeded = _all(lib, batch_size=6, generator=torch.Generator().manual_seed(3))
+    note("with a generator", lambda: [seeded.sample()["obs"] for _ in range(3)])
 
 
-def test_members(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        members = [_member(lib, base) for base in (0, 100, 200)]
-        rb = lib.ReplayBufferEnsemble(*members, p=[0.5, 0.25, 0.25])
-        note("length", lambda: len(rb))
-        note("one", lambda: [rb[i] is members[i] for i in (0, 1, 2, -1)])
-        note("all", lambda: rb[:] is rb)
-        note("some", lambda: [len(rb[index]) for index in (slice(1, None), [0, 2], torch.tensor([1, 2]), range(2))])
-        note("their batches", lambda: rb[1:].sample(6)["obs"].shape)
-        note("parts", lambda: [len(part) for part in (rb.storage, rb.sampler, rb.writer)])
-        note.rows("rows of one", lambda: rb[1, 2:4])
-        note.rows("a row of each", lambda: rb[:, 2])
-        note.rows("rows of each", lambda: rb[:, 1:3])
-        note("beyond", lambda: rb[3])
-        note.refusal("a field", lambda: rb["obs"])
-        note.refusal("a float", lambda: rb[torch.tensor([0.5])])
-        rb.empty()
-        note("emptied", lambda: [len(member) for member in members])
-
-    both(script)
+@both
+def test_weights_of_members(lib: Any, note: Note) -> None:
+    rb = _pair(lib, p=[1.0, 0.0])
+    note("weight 0", lambda: [rb.sample(4)["index", "buffer_ids"].unique() for _ in range(20)])
+    rb.sampler.p = [0.0, 2.0]
+    note("changed", lambda: [rb.sample(4)["index", "buffer_ids"].unique() for _ in range(20)])
+    members = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10)), _member(lib, 100)
+    by_rows = lib.ReplayBufferEnsemble(*members, p="sampleable")
+    note("weights by what there is", lambda: [by_rows.sample(4)["index", "buffer_ids"] for _ in range(5)])
+    note("shapes", lambda: _pair(lib, p=[1, 2], num_buffer_sampled=4).sample(12)["obs"].shape)
 
 
-def test_ready_parts(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBufferEnsemble(
-            storages=lib.StorageEnsemble(
-                lib.LazyTensorStorage(10),
-                lib.LazyTensorStorage(10),
-                transforms=[None, lambda td: td.set("new", td["obs"])],
-            ),
-            samplers=lib.SamplerEnsemble(lib.RandomSampler(), lib.SamplerWithoutReplacement(), p=[0, 1]),
-            writers=lib.WriterEnsemble(lib.TensorDictRoundRobinWriter(), lib.RoundRobinWriter()),
-        )
-        rb.storage[0], rb.sampler[1], rb.writer[1]
-        rb[1].extend(rows(4, 100))
-        note("length", lambda: len(rb))
-        note("lengths", lambda: [len(rb[0]), len(rb[1])])
+@both
+def test_members(lib: Any, note: Note) -> None:
+    members = [_member(lib, base) for base in (0, 100, 200)]
+    rb = lib.ReplayBufferEnsemble(*members, p=[0.5, 0.25, 0.25])
+    note("length", lambda: len(rb))
+    note("one", lambda: [rb[i] is members[i] for i in (0, 1, 2, -1)])
+    note("all", lambda: rb[:] is rb)
+    note("some", lambda: [len(rb[index]) for index in (slice(1, None), [0, 2], torch.tensor([1, 2]), range(2))])
+    note("their batches", lambda: rb[1:].sample(6)["obs"].shape)
+    note("parts", lambda: [len(part) for part in (rb.storage, rb.sampler, rb.writer)])
+    note.rows("rows of one", lambda: rb[1, 2:4])
+    note.rows("a row of each", lambda: rb[:, 2])
+    note.rows("rows of each", lambda: rb[:, 1:3])
+    note("beyond", lambda: rb[3])
+    note.refusal("a field", lambda: rb["obs"])
+    note.refusal("a float", lambda: rb[torch.tensor([0.5])])
+    rb.empty()
+    note("emptied", lambda: [len(member) for member in members])
 
-    both(script)
 
-
-def test_refusals(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _pair(lib)
-        note("indivisible", lambda: rb.sample(5))
-        note("no size", lambda: rb.sample())
-        note("extend", lambda: rb.extend(rows(2)))
-        note("add", lambda: rb.add(rows(1)[0]))
-        note.refusal("both", lambda: lib.ReplayBufferEnsemble(rb[0], storages=rb.storage))
-        note.refusal("p and all", lambda: _pair(lib, p=[0.5, 0.5], sample_from_all=True))
-        note.refusal("nothing", lambda: lib.ReplayBufferEnsemble())
-        note.refusal("negative", lambda: _pair(lib, p=[1.0, -1.0]).sample(4))
-        note.refusal("no mass", lambda: _pair(lib, p=[0.0, 0.0]).sample(4))
-        empty = [lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10)) for _ in range(2)]
-        note("empty", lambda: lib.ReplayBufferEnsemble(*empty, sample_from_all=True).sample(4))
-
-    both(script)
+@both
+def test_refusals(lib: Any, note: Note) -> None:
+    rb = _pair(lib)
+    note("indivisible", lambda: rb.sample(5))
+    note("no size", lambda: rb.sample())
+    note("extend", lambda: rb.extend(rows(2)))
+    note("add", lambda: rb.add(rows(1)[0]))
+    note.refusal("both", lambda: lib.ReplayBufferEnsemble(rb[0], storages=rb.storage))
+    note.refusal("p and all", lambda: _pair(lib, p=[0.5, 0.5], sample_from_all=True))
+    note.refusal("negative", lambda: _pair(lib, p=[1.0, -1.0]).sample(4))
+    note.refusal("no mass", lambda: _pair(lib, p=[0.0, 0.0]).sample(4))
+    empty = [lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10)) for _ in range(2)]
+    note("empty", lambda: lib.ReplayBufferEnsemble(*empty, sample_from_all=True).sample(4))
 
 
 def _counts(lib: Any) -> list[int]:
@@ -183,6 +114,14 @@ def _update(lib: Any) -> Any:
     return _pair(lib).update_tensordict_priority(_pair(lib).sample(4))
 
 
+def _ended(lib: Any) -> Any:
+    rb = _pair(lib)
+    member = rb[0] if lib.name == "ostinato" else rb._rbs[0]
+    rb.shutdown()
+    assert not rb.is_alive
+    return len(member.sample(3))
+
+
 def _marked(lib: Any) -> Any:
     rb = _pair(lib)
     return rb.mark_update(torch.tensor([0]))
@@ -190,27 +129,6 @@ def _marked(lib: Any) -> Any:
 
 def _queried(lib: Any) -> Any:
     return len(_pair(lib).query(lambda one: True, trajectory_key="obs"))
-
-
-def _hooked(lib: Any, folder: str) -> int:
-    called: list[int] = []
-
-    def hook(data: Any, **_: Any) -> Any:
-        called.append(len(data))
-        return data
-
-    rb = _pair(lib)
-    rb.register_save_hook(hook)
-    rb.dumps(f"{folder}/{lib.name}")
-    return len(called)
-
-
-def _ended(lib: Any) -> Any:
-    rb = _pair(lib)
-    member = rb[0] if lib.name == "ostinato" else rb._rbs[0]
-    rb.shutdown()
-    assert not rb.is_alive
-    return len(member.sample(3))
 
 
 DIFFERENCES = [
@@ -227,40 +145,12 @@ DIFFERENCES = [
         Fails("OptionError"),
     ),
     Difference("`...` is all members", lambda lib: len(_pair(lib)[...]), Fails("TypeError"), 2),
-    Difference("an ensemble is made of buffers", lambda lib: isinstance(_pair(lib), lib.ReplayBuffer), True, False),
 ]
 
 
 @pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda d: d.reason)
 def test_differences(difference: Difference) -> None:
     check(difference)
-
-
-def test_hooks_of_an_ensemble_are_called(tmp_path: Path) -> None:
-    check(Difference("hooks are called", lambda lib: _hooked(lib, str(tmp_path)), 0, 2))
-
-
-def test_what_torchrl_does_instead_of_missing_methods() -> None:
-    lib = library("torchrl")
-    assert _pair(lib).read_all_in_order() is not None
-    rb = _pair(lib)
-    rb.write_all(rows(8, 50))
-    assert rb[:, :]["obs"].tolist() == _pair(lib)[:, :]["obs"].tolist()
-    for name, part in (("set_storage", lib.LazyTensorStorage(4)), ("set_sampler", lib.RandomSampler())):
-        rb = _pair(lib)
-        getattr(rb, name)(part)
-        with pytest.raises((TypeError, AttributeError)):
-            rb.sample(4)
-    for name in ("set_", "set_at_", "update_"):
-        with pytest.raises((AttributeError, TypeError)):
-            getattr(_pair(lib), name)(rows(8))
-    assert _pair(lib).storage.contains(0) is None
-
-
-def test_refused_arguments_raise() -> None:
-    lib = library("ostinato")
-    with pytest.raises(TypeError, match="kwargs"):
-        _pair(lib, kwargs=0)
 
 
 def _empty(lib: Any, **options: Any) -> Any:
@@ -273,97 +163,42 @@ def _routed(count: int) -> TensorDict:
     return TensorDict({"obs": torch.arange(count), "info": {"task": tasks.unsqueeze(-1)}}, [count])
 
 
-def test_routed_writes(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _empty(lib, routing_key=("info", "task"))
-        for count in (3, 6, 12):
-            names = rb.extend(_routed(count))
-            note("members", lambda: names["buffer_ids"])
-            note("rows", lambda: names["index"])
-            note("lengths", lambda: [len(rb[0]), len(rb[1])])
-        note("stored", lambda: [rb[i]["obs"] for i in (0, 1)])
-        one = rb.add(_routed(2)[1])
-        note("one row", lambda: (one.batch_size, one["buffer_ids"], one["index"]))
-        for name, data in {"a batch": _routed(2), "numbers": _routed(2).float(), "beyond": _routed(2) + 1}.items():
-            note(name, lambda: (rb.add if name == "a batch" else rb.extend)(data))
-        note("no TensorDict", lambda: rb.extend(_routed(2).to_dict()))
-        for dim in (0, 1):
-            wide = _empty(lib, routing_dim=dim)
-            names = wide.extend(_routed(6).view([2, 3] if dim == 0 else [3, 2]))
-            note("dimension", lambda: (names["buffer_ids"], names["index"], wide[1]["obs"]))
-            note("other size", lambda: wide.extend(_routed(9).view(3, 3)))
-            note("one row", lambda: wide.add(_routed(1)[0]))
-        note("no batch", lambda: _empty(lib, routing_dim=0).extend(_routed(1)[0]))
-        note("both", lambda: _empty(lib, routing_key="task", routing_dim=0))
-        note("no integer", lambda: _empty(lib, routing_dim="task"))
-
-    both(script)
+@both
+def test_routed_writes(lib: Any, note: Note) -> None:
+    rb = _empty(lib, routing_key=("info", "task"))
+    for count in (3, 6, 12):
+        names = rb.extend(_routed(count))
+        note("members", lambda: names["buffer_ids"])
+        note("rows", lambda: names["index"])
+        note("lengths", lambda: [len(rb[0]), len(rb[1])])
+    note("stored", lambda: [rb[i]["obs"] for i in (0, 1)])
+    one = rb.add(_routed(2)[1])
+    note("one row", lambda: (one.batch_size, one["buffer_ids"], one["index"]))
+    for name, data in {"a batch": _routed(2), "numbers": _routed(2).float(), "beyond": _routed(2) + 1}.items():
+        note(name, lambda: (rb.add if name == "a batch" else rb.extend)(data))
+    note("no TensorDict", lambda: rb.extend(_routed(2).to_dict()))
+    for dim in (0, 1):
+        wide = _empty(lib, routing_dim=dim)
+        names = wide.extend(_routed(6).view([2, 3] if dim == 0 else [3, 2]))
+        note("dimension", lambda: (names["buffer_ids"], names["index"], wide[1]["obs"]))
+        note("other size", lambda: wide.extend(_routed(9).view(3, 3)))
+        note("one row", lambda: wide.add(_routed(1)[0]))
+    note("both", lambda: _empty(lib, routing_key="task", routing_dim=0))
+    note("no integer", lambda: _empty(lib, routing_dim="task"))
 
 
-def test_indices_of_parts(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _pair(lib)
-        for group in (rb, rb.storage, rb.sampler, rb.writer):
-            note("a table", lambda: group[torch.zeros(2, 2)])
-            note("floats", lambda: group[torch.zeros(2)])
-            note("beyond", lambda: group[5])
-            note("nothing", lambda: group[()])
-            note("one of one", lambda: type(group[(1,)]).__name__)
-        note("rows of samplers", lambda: rb.sampler[:, 0])
-        note("rows of writers", lambda: rb.writer[:, 0])
-        for which, rows_of in ((1, 2), (1, slice(2)), (slice(None), 2), ([1, 0], [2, 3])):
-            note.rows(f"{which}, {rows_of}", lambda: rb.storage[which, rows_of])
+def _hooked(lib: Any, folder: str) -> int:
+    called: list[int] = []
 
-    both(script)
+    def hook(data: Any, **_: Any) -> Any:
+        called.append(len(data))
+        return data
+
+    rb = _pair(lib)
+    rb.register_save_hook(hook)
+    rb.dumps(f"{folder}/{lib.name}")
+    return len(called)
 
 
-def _tracked(lib: Any, **options: Any) -> Any:
-    def member() -> Any:
-        writer = lib.TensorDictRoundRobinWriter(track_generations=True)
-        return lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(4), writer=writer, **options)
-
-    return lib.ReplayBufferEnsemble(member(), member(), routing_key="task")
-
-
-def _tasks(count: int, **fields: Any) -> TensorDict:
-    return TensorDict({"task": torch.arange(count) % 2, "obs": torch.arange(count), **fields}, [count])
-
-
-def test_updates_of_routed_rows(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _tracked(lib)
-        names = rb.extend(_tasks(5, version=torch.ones(5)))
-        index, generation = names.select("index", "buffer_ids"), names["index_generation"]
-
-        def update(**options: Any) -> Any:
-            found = rb.update_if_present(index=index, generation=generation, **options)
-            return found.updated, found.version_rejected
-
-        note("all", lambda: update(patch={"obs": torch.arange(10, 15)}))
-        rb.extend(_tasks(6, version=torch.ones(6)))
-        note("some", lambda: update(patch={"obs": torch.arange(20, 25)}))
-        versions = torch.tensor([0.0, 2, 0, 2, 2])
-        note("versions", lambda: update(patch={}, version_key="version", version=versions))
-        note("one version", lambda: update(patch={}, version_key="version", version=3.0, require_newer=True))
-        note.rows("rows", lambda: [rb[i][:] for i in (0, 1)])
-        for name, patch in {"no field": {"x": torch.zeros(5)}, "dtype": {"obs": torch.zeros(5)}}.items():
-            note.refusal(name, lambda: update(patch=patch))
-        note.refusal("half of the versions", lambda: update(patch={}, version=3.0))
-        note("not routed", lambda: rb.update_if_present(index=names["index"], generation=generation, patch={}))
-
-    both(script)
-
-
-def test_ends_of_streams(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        off = torch.zeros(6, 1, dtype=torch.bool)
-        for truncated in (True, False):
-            rb = _tracked(lib, sampler=lib.SliceSampler(slice_len=1, end_key=("next", "done")))
-            flags = {"done": off, "terminated": off.clone()} | ({"truncated": off.clone()} if truncated else {})
-            rb.extend(_tasks(6, next=TensorDict(flags, [6])))
-            note("ended", lambda: rb.end_streams())
-            note.rows("rows", lambda: [rb[i][:] for i in (0, 1)])
-        note("equal keys", lambda: rb.end_streams(truncated_key=("next", "done")))
-        note("no slices", lambda: _tracked(lib).end_streams())
-
-    both(script)
+def test_hooks_of_an_ensemble_are_called(tmp_path: Path) -> None:
+    check(Difference("hooks are called", lambda lib: _hooked(lib, str(tmp_path)), 0, 2))

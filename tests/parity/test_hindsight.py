@@ -1,19 +1,15 @@
 """Hindsight buffers: which rows are relabelled, with which goals and rewards."""
 
-# ruff: noqa: B023 (a note runs its action at once)
-
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 from ._differences import Difference, Fails, check
-
-if TYPE_CHECKING:
-    from ._script import Both, Note
+from ._script import Note, both
 
 
 def _reward(batch: Any) -> torch.Tensor:
@@ -39,49 +35,25 @@ def _part(batch: Any) -> Any:
     return [batch[key] for key in keys]
 
 
-@pytest.mark.parametrize("flag", ["done", "terminated"])
-@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.8, 1.0])
-def test_batches_are_the_same_without_chance(both: Both, ratio: float, flag: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _buffer(lib, strategy="final", her_ratio=ratio, batch_size=10)
-        for number, steps in enumerate((4, 1, 5)):
-            rb.extend(_episode(number, steps, flag))
-        rb.extend(_episode(3, 6, flag, ends=False))
-        for _ in range(4):
-            note("batch", lambda: _part(rb.sample()))
-        note("of another size", lambda: _part(rb.sample(7)))
-
-    both(script)
+@pytest.mark.parametrize(("ratio", "flag"), [(0.0, "done"), (0.3, "terminated"), (1.0, "done")])
+@both
+def test_batches_are_the_same_without_chance(lib: Any, note: Note, ratio: float, flag: str) -> None:
+    rb = _buffer(lib, strategy="final", her_ratio=ratio, batch_size=10)
+    for number, steps in enumerate((4, 1, 5)):
+        rb.extend(_episode(number, steps, flag))
+    rb.extend(_episode(3, 6, flag, ends=False))
+    for _ in range(4):
+        note("batch", lambda: _part(rb.sample()))
+    note("of another size", lambda: _part(rb.sample(7)))
 
 
 @pytest.mark.parametrize("strategy", ["future", "episode", "random"])
-def test_goals_come_from_the_same_rows(both: Both, strategy: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _buffer(lib, strategy=strategy, her_ratio=1.0, batch_size=10)
-        rb.extend(torch.cat([_episode(number, 5) for number in range(2)]))
-        batches = [rb.sample() for _ in range(150)]
-        note("goals", lambda: [sorted({float(batch["desired_goal"][row]) for batch in batches}) for row in range(10)])
-
-    both(script)
-
-
-def test_options(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = _buffer(lib, strategy="episode")
-        note("options", lambda: [str(rb.strategy), rb.her_ratio, rb.goal_key, rb.achieved_goal_key])
-        note("keys", lambda: [rb.reward_key, rb.end_key])
-        note("is one", lambda: isinstance(rb, lib.TensorDictReplayBuffer))
-        note("ratio", lambda: _buffer(lib, her_ratio=1.5))
-        note("strategy", lambda: _buffer(lib, strategy="past"))
-        for key in ("desired_goal", "achieved_goal"):
-            lacking = _buffer(lib)
-            lacking.extend(_episode(0, 5).exclude(key))
-            note(f"no {key}", lambda: lacking.sample(4))
-        rb.extend(_episode(0, 5))
-        rb.empty()
-        note("empty", lambda: rb.sample(4))
-
-    both(script)
+@both
+def test_goals_come_from_the_same_rows(lib: Any, note: Note, strategy: str) -> None:
+    rb = _buffer(lib, strategy=strategy, her_ratio=1.0, batch_size=10)
+    rb.extend(torch.cat([_episode(number, 5) for number in range(2)]))
+    batches = [rb.sample() for _ in range(150)]
+    note("goals", lambda: [sorted({float(batch["desired_goal"][row]) for batch in batches}) for row in range(10)])
 
 
 def _key(lib: Any) -> bool:

@@ -4,14 +4,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pytest
 import torch
 from tensordict import TensorDict
 
-if TYPE_CHECKING:
-    from ._script import Both, Note
+from ._script import Note, both
 
 
 def _block(*shape: int, start: int = 0) -> TensorDict:
@@ -23,148 +21,54 @@ def _sizes(rb: Any) -> object:
     return len(rb), len(rb.storage), tuple(rb.storage.shape), tuple(rb[:].shape), rb.storage.ndim
 
 
-def test_example_of_the_document(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        data = torch.zeros(3, 4) + torch.arange(12).view(3, 4)
-        one = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10, ndim=2), dim_extend=1, batch_size=5)
-        two = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10, ndim=2), dim_extend=1, batch_size=5)
-        for column in data.unbind(1):
-            note("add", lambda: one.add(column))
-            note("sizes", lambda: _sizes(one))
-        note("extend", lambda: two.extend(data))
-        note("sizes", lambda: _sizes(two))
-        note("by add", lambda: one[:])
-        note("by extend", lambda: two[:])
-        note("extend again", lambda: two.extend(data + 100))
-        note("rows", lambda: two[:])
-        note("sample", lambda: tuple(two.sample().shape))
-
-    both(script)
-
-
-@pytest.mark.parametrize("capacity", [10, 12, 20])
-@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
-def test_default_dim_extend(both: Both, buffer: str, capacity: int) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(capacity, ndim=2), batch_size=4)
-        note("dim_extend", lambda: rb.dim_extend)
-        for number in range(3):
-            note("extend", lambda: rb.extend(_block(4, 3, start=100 * number)))
-            note("sizes", lambda: _sizes(rb))
-            note("rows", lambda: rb[:]["a"])
-        note("sample size", lambda: tuple(rb.sample().batch_size))
-
-    both(script)
+@both
+def test_rows_by_index(lib: Any, note: Note) -> None:
+    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(20, ndim=2))
+    rb.extend(_block(4, 3))
+    every = slice(None)
+    for index in (
+        (0, 1),
+        (every, 1),
+        (1, every),
+        (torch.tensor([0, 1]), torch.tensor([1, 2])),
+        ...,
+        every,
+        slice(0, 2),
+        (-1, -1),
+        (0, slice(1, 3)),
+    ):
+        note(f"rb[{index}]", lambda: rb[index]["a"])
+    for index in ((0, 5), (7, 0)):
+        note(f"rb[{index}]", lambda: rb[index])
 
 
-def test_rows_by_index(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(20, ndim=2))
-        rb.extend(_block(4, 3))
-        every = slice(None)
-        for index in (
-            (0, 1),
-            (every, 1),
-            (1, every),
-            (torch.tensor([0, 1]), torch.tensor([1, 2])),
-            ...,
-            every,
-            slice(0, 2),
-            (-1, -1),
-            (0, slice(1, 3)),
-        ):
-            note(f"rb[{index}]", lambda: rb[index]["a"])
-        for index in ((0, 5), (7, 0)):
-            note(f"rb[{index}]", lambda: rb[index])
-
-    both(script)
+@both
+def test_dim_extend(lib: Any, note: Note) -> None:
+    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2), dim_extend=0, batch_size=4)
+    for shape in ((4, 3), (2, 3)):
+        note(f"extend {shape}", lambda: rb.extend(_block(*shape, start=100)))
+        note("sizes", lambda: _sizes(rb))
+        note("rows", lambda: rb[:]["a"])
+    note.refusal("one dimension", lambda: rb.extend(torch.arange(3)))
+    one = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12), dim_extend=1, batch_size=4)
+    note("extend", lambda: one.extend(_block(2, 4)))
+    note("storage", lambda: one.storage[:])
+    note("negative", lambda: lib.ReplayBuffer(storage=lib.LazyTensorStorage(12), dim_extend=-1))
 
 
-def test_writing_by_index(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2))
-        rb.extend(_block(4, 3))
-        rb[0, 1] = TensorDict({"a": torch.tensor(99), "o": torch.ones(2)}, [])
-        note("a cell", lambda: rb[:]["a"])
-        rb[:, 2] = TensorDict({"a": torch.full((4,), 77), "o": torch.ones(4, 2)}, [4])
-        note("a column", lambda: rb[:]["a"])
-        rb[:] = rb[:] * 0
-        note("all", lambda: rb[:]["a"])
-
-    both(script)
-
-
-def test_dim_extend_zero(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2), dim_extend=0, batch_size=4)
-        for shape in ((4, 3), (2, 3)):
-            note(f"extend {shape}", lambda: rb.extend(_block(*shape, start=100)))
-            note("sizes", lambda: _sizes(rb))
-            note("rows", lambda: rb[:]["a"])
-
-    both(script)
-
-
-def test_dim_extend_with_one_dimension(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12), dim_extend=1, batch_size=4)
-        note("extend", lambda: rb.extend(_block(2, 4)))
-        note("length", lambda: len(rb))
-        note("storage", lambda: rb.storage[:])
-        note("negative", lambda: lib.ReplayBuffer(storage=lib.LazyTensorStorage(12), dim_extend=-1))
-
-    both(script)
-
-
-def test_samples_are_cells(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2), batch_size=64)
-        rb.extend(_block(4, 3))
-        sample, info = rb.sample(return_info=True)
-        step, lane = info["index"]
-        note("index", lambda: (type(info["index"]).__name__, step.shape, step.dtype, lane.shape, lane.dtype))
-        note("index finds the row", lambda: bool((rb.storage[step, lane]["a"] == sample["a"]).all()))
-        note("every cell", lambda: sorted(set(sample["a"].tolist())))
-        tagged = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2), batch_size=64)
-        tagged.extend(_block(4, 3))
-        note("index key", lambda: (tuple(tagged.sample()["index"].shape), tagged.sample()["index"].dtype))
-
-    both(script)
-
-
-def test_epoch_of_cells(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        sampler = lib.SamplerWithoutReplacement(shuffle=False)
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2), batch_size=5, sampler=sampler)
-        rb.extend(_block(4, 3))
-        note("epoch", lambda: [batch["a"] for batch in rb])
-
-    both(script)
-
-
-def test_pytree(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2), batch_size=5)
-        note("extend", lambda: rb.extend({"a": torch.arange(12).view(4, 3)}))
-        note("rows", lambda: rb[:])
-        note("sample", lambda: tuple(rb.sample()["a"].shape))
-
-    both(script)
-
-
-def test_data_that_does_not_fit(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2))
-        note.refusal("one dimension", lambda: rb.extend(torch.arange(3)))
-        note.refusal("no dimension", lambda: rb.extend(torch.tensor(3)))
-
-    both(script)
-
-
-def test_a_given_block(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.TensorStorage(_block(3, 4), ndim=2), batch_size=6)
-        note("shape", lambda: tuple(rb.storage.shape))
-        note("sample", lambda: tuple(rb.sample().batch_size))
-
-    both(script)
+@both
+def test_samples_are_cells(lib: Any, note: Note) -> None:
+    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2), batch_size=64)
+    rb.extend(_block(4, 3))
+    sample, info = rb.sample(return_info=True)
+    step, lane = info["index"]
+    note("index", lambda: (type(info["index"]).__name__, step.shape, step.dtype, lane.shape, lane.dtype))
+    note("index finds the row", lambda: bool((rb.storage[step, lane]["a"] == sample["a"]).all()))
+    note("every cell", lambda: sorted(set(sample["a"].tolist())))
+    tagged = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2), batch_size=64)
+    tagged.extend(_block(4, 3))
+    note("index key", lambda: (tuple(tagged.sample()["index"].shape), tagged.sample()["index"].dtype))
+    sampler = lib.SamplerWithoutReplacement(shuffle=False)
+    ordered = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2), batch_size=5, sampler=sampler)
+    ordered.extend(_block(4, 3))
+    note("a pass", lambda: [batch["a"] for batch in ordered])

@@ -6,8 +6,6 @@ import importlib
 import re
 from pathlib import Path
 
-import pytest
-
 PAGE = Path(__file__).parents[2] / "docs" / "compat" / "torchrl.md"
 _ROW = re.compile(r"^\| `(\w+)` \| (.+) \| (.+) \|$", re.MULTILINE)
 
@@ -40,12 +38,10 @@ def test_page_has_every_public_name() -> None:
     assert sorted(listed) == sorted(everything)
 
 
-@pytest.mark.parametrize(("module", "names", "place"), ROWS, ids=[f"{row[0]}-{row[1][0]}" for row in ROWS])
-def test_page_tells_where_names_are(module: str, names: list[str], place: str) -> None:
-    theirs = importlib.import_module(f"torchrl.data.replay_buffers.{module}")
+def test_page_tells_where_names_are() -> None:
     ours = importlib.import_module("ostinato")
-    for name in names:
-        assert hasattr(theirs, name)
+    for module, name, place in ((module, name, place) for module, names, place in ROWS for name in names):
+        assert hasattr(importlib.import_module(f"torchrl.data.replay_buffers.{module}"), name)
         if place.startswith("not available"):
             assert not hasattr(ours, name)
         else:

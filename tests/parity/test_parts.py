@@ -6,15 +6,12 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
-from ._script import rows
-
-if TYPE_CHECKING:
-    from ._script import Both, Note
+from ._script import Note, both, rows
 
 CLASSES = (
     "ReplayBuffer",
@@ -35,219 +32,100 @@ CLASSES = (
 )
 
 
-def test_ancestry(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        for name in CLASSES:
-            cls = getattr(lib, name)
-            # of the public names: inner base classes are each library's own business
-            others = [other for other in CLASSES if (name, other) != ("SamplerWithoutReplacement", "RandomSampler")]
-            note(name, lambda: [other for other in others if issubclass(cls, getattr(lib, other))])
-
-    both(script)
+@both
+def test_ancestry(lib: Any, note: Note) -> None:
+    for name in CLASSES:
+        cls = getattr(lib, name)
+        # of the public names: inner base classes are each library's own business
+        others = [other for other in CLASSES if (name, other) != ("SamplerWithoutReplacement", "RandomSampler")]
+        note(name, lambda: [other for other in others if issubclass(cls, getattr(lib, other))])
 
 
-def test_setters_return_the_previous_part(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=2)
-        rb.extend(rows(3))
-        old = rb.storage, rb.sampler, rb.writer
-        note("sampler", lambda: rb.set_sampler(lib.SamplerWithoutReplacement()) is old[1])
-        note("writer", lambda: rb.set_writer(lib.TensorDictRoundRobinWriter()) is old[2])
-        note("storage", lambda: rb.set_storage(lib.ListStorage(7)) is old[0])
-        note("new parts", lambda: [type(part).__name__ for part in (rb.storage, rb.sampler, rb.writer)])
-        for name in ("storage", "sampler", "writer"):
-            note(f"no setter for {name}", lambda: setattr(rb, name, None))
-
-    both(script)
+@both
+def test_setters_return_the_previous_part(lib: Any, note: Note) -> None:
+    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=2)
+    rb.extend(rows(3))
+    old = rb.storage, rb.sampler, rb.writer
+    note("sampler", lambda: rb.set_sampler(lib.SamplerWithoutReplacement()) is old[1])
+    note("writer", lambda: rb.set_writer(lib.TensorDictRoundRobinWriter()) is old[2])
+    note("storage", lambda: rb.set_storage(lib.ListStorage(7)) is old[0])
+    note("new parts", lambda: [type(part).__name__ for part in (rb.storage, rb.sampler, rb.writer)])
+    for name in ("storage", "sampler", "writer"):
+        note(f"no setter for {name}", lambda: setattr(rb, name, None))
 
 
-def test_set_storage_resets_the_collate_function(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=2, collate_fn=lambda x: ("mine", x))
-        rb.extend(torch.arange(3))
-        note("mine", rb.sample)
-        full = lib.TensorStorage(torch.arange(4))
-        rb.set_storage(full)
-        note("default", rb.sample)
-        rb.set_storage(full, collate_fn=lambda x: ("other", x))
-        note("other", rb.sample)
-        items = lib.ReplayBuffer(storage=lib.ListStorage(3), collate_fn=len)
-        items.extend(["a", "b"])
-        note("collate sees a list", lambda: (items[:], items.sample(5)))
-
-    both(script)
+@both
+def test_made_from_classes_and_options(lib: Any, note: Note) -> None:
+    rb = lib.ReplayBuffer(storage=lambda: lib.ListStorage(3), sampler=lib.RandomSampler, writer=lib.RoundRobinWriter)
+    note("parts", lambda: [type(part).__name__ for part in (rb.storage, rb.sampler, rb.writer)])
+    note("capacity", lambda: rb.storage.max_size)
+    for sampler in (lib.RandomSampler(replacement=False, drop_last=True), lib.SamplerWithoutReplacement(True, False)):
+        note("class", lambda: isinstance(sampler, lib.SamplerWithoutReplacement))
+        note("options", lambda: (sampler.drop_last, sampler.shuffle))
+    note("with replacement", lambda: type(lib.RandomSampler(replacement=True)).__name__)
+    for name in ("storage", "sampler", "writer"):
+        note(f"wrong {name}", lambda: lib.ReplayBuffer(**{name: "x"}))
+    note("sampler as storage", lambda: lib.ReplayBuffer(storage=lib.RandomSampler()))
+    note.refusal("number as transform", lambda: lib.ReplayBuffer(transform=5))
 
 
-def test_wrong_parts(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        for value in (5, "x", object()):
-            for name in ("storage", "sampler", "writer"):
-                note(f"{name}={value!r:.8}", lambda: lib.ReplayBuffer(**{name: value}))
-        note("sampler as storage", lambda: lib.ReplayBuffer(storage=lib.RandomSampler()))
-        note("storage as sampler", lambda: lib.ReplayBuffer(sampler=lib.ListStorage(3)))
-        note.refusal("number as transform", lambda: lib.ReplayBuffer(transform=5))
+@pytest.mark.parametrize(
+    ("buffer", "storage"), [("ReplayBuffer", "LazyTensorStorage"), ("TensorDictReplayBuffer", "ListStorage")]
+)
+@both
+def test_state_dict(lib: Any, note: Note, buffer: str, storage: str) -> None:
+    def fresh() -> Any:
+        return getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=2)
 
-    both(script)
-
-
-def test_parts_from_callables(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(
-            storage=lambda: lib.ListStorage(3), sampler=lib.RandomSampler, writer=lib.RoundRobinWriter
-        )
-        note("parts", lambda: [type(part).__name__ for part in (rb.storage, rb.sampler, rb.writer)])
-        note("capacity", lambda: rb.storage.max_size)
-
-    both(script)
+    rb, other = fresh(), fresh()
+    rb.extend(rows(7))
+    state = copy.deepcopy(rb.state_dict())
+    other.extend(rows(1, 60))
+    note("load", lambda: other.load_state_dict(state))
+    note.rows("rows", lambda: (len(other), other[:]))
+    note("goes on at the cursor", lambda: other.extend(rows(2, 80)))
+    note.rows("rows", lambda: other[:])
 
 
-def test_without_replacement_by_option(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        sampler = lib.RandomSampler(replacement=False, drop_last=True)
-        note("kind", lambda: (isinstance(sampler, lib.SamplerWithoutReplacement), sampler.drop_last, sampler.shuffle))
-        note("with replacement", lambda: type(lib.RandomSampler(replacement=True)).__name__)
-        positional = lib.SamplerWithoutReplacement(True, False)
-        note("positional", lambda: (positional.drop_last, positional.shuffle))
-
-    both(script)
-
-
-def test_a_given_table(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        data = rows(4)
-        rb = lib.ReplayBuffer(storage=lib.TensorStorage(data), batch_size=3)
-        note("length", lambda: (len(rb), rb.storage.max_size))
-        note("sample", rb.sample)
-        note("extend goes on at the start", lambda: rb.extend(rows(2, 50)))
-        note.rows("rows", lambda: rb[:])
-        note("not copied", lambda: data["obs"])
-        for table in (torch.arange(4), {"a": torch.arange(4), "b": torch.zeros(4, 2)}, (torch.arange(4),)):
-            note(
-                "other kinds",
-                lambda: (len(lib.TensorStorage(table)), lib.ReplayBuffer(storage=lib.TensorStorage(table))[:]),
-            )
-        note("max_size", lambda: lib.TensorStorage(rows(4), max_size=4).max_size)
-        note("other max_size", lambda: lib.TensorStorage(rows(4), max_size=10))
-        note.refusal("text", lambda: lib.TensorStorage("x"))
-        note.refusal("no batch", lambda: lib.TensorStorage(rows(4)[0]).max_size)
-
-    both(script)
-
-
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
-def test_capacity_one(both: Both, storage: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=getattr(lib, storage)(1), batch_size=3)
-        note("extend", lambda: rb.extend(rows(3)))
-        note.rows("rows", lambda: rb[:])
-        note("add", lambda: rb.add(rows(1, 7)[0]))
-        note("sample", rb.sample)
-
-    both(script)
-
-
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
-@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
-def test_state_dict(both: Both, buffer: str, storage: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        def fresh() -> Any:
-            return getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=2)
-
-        rb = fresh()
-        rb.extend(rows(7))
-        state = copy.deepcopy(rb.state_dict())
-        rb.extend(rows(2, 90))
-        other = fresh()
-        other.extend(rows(1, 60))
-        note("load", lambda: other.load_state_dict(state))
-        note("length", lambda: len(other))
-        note.rows("rows", lambda: other[:])
-        note("goes on at the cursor", lambda: other.extend(rows(2, 80)))
-        note.rows("rows", lambda: other[:])
-        note("the state was copied", lambda: (fresh().load_state_dict(state), other[:]["obs"])[1])
-
-    both(script)
-
-
-def test_state_dict_of_an_epoch(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        def fresh() -> Any:
-            rb = lib.ReplayBuffer(
-                storage=lib.LazyTensorStorage(20), sampler=lib.SamplerWithoutReplacement(), batch_size=4
-            )
-            rb.extend(torch.arange(10))
-            return rb
-
-        rb = fresh()
-        first = rb.sample().tolist()
-        other = fresh()
-        other.load_state_dict(copy.deepcopy(rb.state_dict()))
-        rest = [other.sample().tolist() for _ in range(2)]
-        note("sizes", lambda: [len(batch) for batch in rest])
-        note("the rest of the epoch", lambda: sorted(first + rest[0] + rest[1]))
-
-    both(script)
-
-
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
-@pytest.mark.parametrize("sampler", ["RandomSampler", "SamplerWithoutReplacement"])
-@pytest.mark.parametrize("when", ["unused", "written", "sampled", "prefetching"])
-def test_pickle(both: Both, storage: str, sampler: str, when: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        prefetch = 2 if when == "prefetching" else None
-        generator = torch.Generator().manual_seed(3)
-        parts = {"storage": getattr(lib, storage)(8), "sampler": getattr(lib, sampler)(), "generator": generator}
-        rb = lib.TensorDictReplayBuffer(**parts, batch_size=2, prefetch=prefetch)
-        if when != "unused":
-            rb.extend(rows(4))
-        if when in ("sampled", "prefetching"):
-            rb.sample()
-        copied = pickle.loads(pickle.dumps(rb))
-        note("kind", lambda: (type(copied).__name__, len(copied)))
+@pytest.mark.parametrize(
+    ("storage", "sampler", "when"),
+    [
+        ("LazyTensorStorage", "RandomSampler", "prefetching"),
+        ("ListStorage", "SamplerWithoutReplacement", "sampled"),
+        ("LazyTensorStorage", "SamplerWithoutReplacement", "unused"),
+    ],
+)
+@both
+def test_copies(lib: Any, note: Note, storage: str, sampler: str, when: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    parts = {"storage": getattr(lib, storage)(8), "sampler": getattr(lib, sampler)(), "generator": generator}
+    rb = lib.TensorDictReplayBuffer(**parts, batch_size=2, prefetch=2 if when == "prefetching" else None)
+    if when != "unused":
+        rb.extend(rows(4))
+        rb.sample()
+    for copied in (pickle.loads(pickle.dumps(rb)), copy.deepcopy(rb)):
+        note("class", lambda: (type(copied).__name__, len(copied)))
         note("writing the copy", lambda: copied.extend(rows(1, 9)))
         note.rows("rows of the copy", lambda: copied[:])
         note("the original", lambda: len(rb))
         note("sample", lambda: tuple(copied.sample().batch_size))
 
-    both(script)
 
-
-def test_deepcopy(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=2)
-        rb.extend(rows(3))
-        other = copy.deepcopy(rb)
-        other.extend(rows(1, 9))
-        note("lengths", lambda: (len(rb), len(other)))
-        note.rows("rows", lambda: other[:])
-
-    both(script)
-
-
-@pytest.mark.parametrize("data", ["tensordict", "tensor", "dict"])
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
-def test_dumps_and_loads(both: Both, storage: str, data: str, tmp_path: Any) -> None:
-    def script(lib: Any, note: Note) -> None:
-        made = {
-            "tensordict": rows(7),
-            "tensor": torch.arange(7),
-            "dict": {"a": torch.arange(7), "b": (torch.zeros(7, 2),)},
-        }[data]
+@both
+def test_dumps_and_loads(lib: Any, note: Note, storage: str, tmp_path: Any) -> None:
+    def fresh() -> Any:
+        return lib.ReplayBuffer(storage=getattr(lib, storage)(5), batch_size=2)
 
-        def fresh() -> Any:
-            return lib.ReplayBuffer(storage=getattr(lib, storage)(5), batch_size=2)
-
-        rb = fresh()
+    data = {"tensordict": rows(7), "tensor": torch.arange(7), "dict": {"a": torch.arange(7), "b": (torch.zeros(7, 2),)}}
+    for kind, made in data.items():
+        rb, other, path = fresh(), fresh(), tmp_path / f"{lib.name} {kind}"
         rb.extend(made)
-        note("dumps", lambda: rb.dumps(tmp_path / lib.name))
-        note("dumps again", lambda: rb.dumps(str(tmp_path / lib.name)))
-        other = fresh()
+        note("dumps", lambda: (rb.dumps(path), rb.dumps(str(path))))
         other.extend(made)
-        note("loads", lambda: other.loads(tmp_path / lib.name))
+        note("loads", lambda: other.loads(path))
         note.rows("rows", lambda: other[:])
         note("goes on at the cursor", lambda: other.extend(made))
-        note.refusal("nothing there", lambda: fresh().loads(tmp_path / "nothing"))
         small = lib.ReplayBuffer(storage=getattr(lib, storage)(2))
-        note.refusal("too small", lambda: small.loads(tmp_path / lib.name))
-
-    both(script)
+        note.refusal("too small", lambda: small.loads(path))
+    note.refusal("nothing there", lambda: fresh().loads(tmp_path / "nothing"))

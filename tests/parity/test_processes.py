@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +13,7 @@ from ..sharing import AVAILABLE, end, start
 from ._script import library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 
@@ -77,41 +76,6 @@ def test_rows_in_private_memory_are_copied_where_torchrl_moves_them() -> None:
     assert played(shared)[:2] == [20, 20]
 
 
-PARTS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
-    "list": ("Cannot share a storage of type", lambda lib: {"storage": lib.ListStorage(21)}),
-    "max-value": ("cannot be shared between processes", lambda lib: {"writer": lib.TensorDictMaxValueWriter("id")}),
-    "prioritized": (
-        "cannot be shared between processes",
-        lambda lib: {"sampler": lib.PrioritizedSampler(21, 1.1, 0.5)},
-    ),
-    "no rows": ("it has not been initialized yet", lambda lib: {"batch_size": 2}),
-}
-
-
-@BOTH
-@pytest.mark.parametrize("part", PARTS)
-def test_what_cannot_be_shared_raises_alike(part: str, name: str) -> None:
-    if (part, name) == ("prioritized", "torchrl"):
-        pytest.skip("TorchRL's prioritized sampler needs its extension, which is not part of all its packages")
-    lib: Any = library(name)
-    words, options = PARTS[part]
-    rb = lib.TensorDictReplayBuffer(**{"storage": lib.LazyMemmapStorage(21), **options(lib)})
-    if part != "no rows":
-        rb.extend(rows(0))
-    with pytest.raises(RuntimeError, match=words):
-        start(work, rb, None, method="spawn")
-
-
-def test_priorities_are_shared_where_torchrl_raises() -> None:
-    import ostinato
-
-    sampler = ostinato.PrioritizedSampler(21, 1.0, 1.0)
-    storage = ostinato.LazyMemmapStorage(21)
-    rb = ostinato.TensorDictReplayBuffer(storage=storage, sampler=sampler, shared=True, batch_size=4)
-    rb.extend(rows(0))
-    assert played(rb)[:2] == [20, 20]
-
-
 def test_the_first_writer_defines_the_schema_where_torchrl_needs_shared_init() -> None:
     import torchrl.data
 
@@ -122,13 +86,3 @@ def test_the_first_writer_defines_the_schema_where_torchrl_needs_shared_init() -
         start(work, theirs, None, method="spawn")
     ours = ostinato.ReplayBuffer(storage=ostinato.LazyMemmapStorage(21), shared=True)
     assert played(ours)[:2] == [10, 10]
-
-
-@BOTH
-def test_a_pickle_is_a_copy(name: str) -> None:
-    lib: Any = library(name)
-    rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(21))
-    rb.extend(rows(0))
-    other = pickle.loads(pickle.dumps(rb))
-    other.extend(rows(10))
-    assert (len(rb), len(other)) == (10, 20)

@@ -4,148 +4,52 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from ._script import rows
-
-if TYPE_CHECKING:
-    from ._script import Both, Note
+from ._script import Note, both, rows
 
 BUFFERS = ["ReplayBuffer", "TensorDictReplayBuffer"]
-STORAGES = ["ListStorage", "LazyTensorStorage", "LazyMemmapStorage"]
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@both
+def test_defaults(lib: Any, note: Note) -> None:
+    for buffer in BUFFERS:
+        rb = getattr(lib, buffer)()
+        note("parts", lambda: [type(part).__name__ for part in (rb.storage, rb.sampler, rb.writer)])
+        note("capacity", lambda: rb.storage.max_size)
+        note("empty", lambda: (len(rb), bool(rb)))
+    note("priority key", lambda: lib.TensorDictReplayBuffer(priority_key="p").priority_key)
+
+
+@pytest.mark.parametrize("storage", ["ListStorage", "LazyTensorStorage", "LazyMemmapStorage"])
 @pytest.mark.parametrize("buffer", BUFFERS)
-def test_extend_and_sample(both: Both, buffer: str, storage: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=4)
-        note("extend", lambda: rb.extend(rows(3)))
-        note("length", lambda: len(rb))
-        note.rows("all rows", lambda: rb[:])
-        note("sample", rb.sample)
+@both
+def test_writes_and_samples(lib: Any, note: Note, buffer: str, storage: str) -> None:
+    rb = getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=4)
+    for count, start in ((3, 0), (4, 10), (12, 20), (5, 40), (1, 50)):
+        note(f"extend {count}", lambda: rb.extend(rows(count, start)))
+        note.rows("rows", lambda: (len(rb), rb[:]))
         note("sample and info", lambda: rb.sample(return_info=True))
-        note("other batch size", lambda: rb.sample(2))
-        note.rows("sampling writes nothing", lambda: rb.storage[:])
-        note("locked", lambda: (rb.sample().is_locked, rb.sample()["obs"].device.type))
-
-    both(script)
-
-
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("buffer", BUFFERS)
-def test_wrap_and_longer_than_the_ring(both: Both, buffer: str, storage: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=4)
-        for count, start in ((3, 0), (4, 10), (12, 20), (5, 40), (1, 50)):
-            note(f"extend {count}", lambda: rb.extend(rows(count, start)))
-            note.rows("rows", lambda: rb[:])
-            note("length", lambda: len(rb))
-        note("rows written in all", lambda: rb.write_count)
-
-    both(script)
+    for number in range(3):
+        note("add", lambda: rb.add(rows(1, number)[0]))
+    note("other batch size", lambda: rb.sample(2))
+    note.rows("sampling writes nothing", lambda: rb.storage[:])
+    note("locked", lambda: (rb.sample().is_locked, rb.sample()["obs"].device.type))
+    note("rows written in all", lambda: rb.write_count)
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("buffer", BUFFERS)
-def test_add(both: Both, buffer: str, storage: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = getattr(lib, buffer)(storage=getattr(lib, storage)(2), batch_size=2)
-        for number in range(5):
-            note("slot", lambda: rb.add(rows(1, number)[0]))
-            note.rows("rows", lambda: rb[:])
-        note("sample", lambda: rb.sample())
-
-    both(script)
-
-
-@pytest.mark.parametrize("buffer", BUFFERS)
-def test_data_that_has_an_index_key(both: Both, buffer: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(5), batch_size=2)
-        data = TensorDict({"index": torch.tensor([7, 8, 9]), "a": torch.zeros(3)}, [3])
-        note("extend", lambda: rb.extend(data))
-        note.rows("stored", lambda: rb[:])
-        note("sample", lambda: rb.sample())
-        note("the caller's data", lambda: data)
-
-    both(script)
-
-
-@pytest.mark.parametrize("writer", ["RoundRobinWriter", "TensorDictRoundRobinWriter"])
-def test_index_key_by_writer(both: Both, writer: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(5), writer=getattr(lib, writer)(), batch_size=2)
-        note("extend", lambda: rb.extend(rows(3)))
-        note("add", lambda: rb.add(rows(1, 3)[0]))
-        note.rows("stored", lambda: rb[:])
-        note("sample", lambda: rb.sample(return_info=True))
-
-    both(script)
-
-
-def test_what_a_sample_may_suffer(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=2)
-        data = rows(3)
-        rb.extend(data)
-        note("extend leaves the caller's data alone", lambda: data)
-        note("a key set on a sample", lambda: rb.sample().set("new", torch.zeros(2)))
-        view = rb[:]
-        view["obs"][0] = 77.0
-        view["new"] = torch.zeros(3)
-        note.rows("an edit of a view shows, a new key does not", lambda: rb[:])
-        sample = rb.sample()
-        sample["obs"].fill_(-1)
-        note.rows("an edit of a sample does not", lambda: rb[:])
-
-    both(script)
-
-
-def test_defaults(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        for buffer in BUFFERS:
-            rb = getattr(lib, buffer)()
-            note("parts", lambda: [type(part).__name__ for part in (rb.storage, rb.sampler, rb.writer)])
-            note("capacity", lambda: rb.storage.max_size)
-            note("empty", lambda: (len(rb), bool(rb)))
-        note("priority key", lambda: lib.TensorDictReplayBuffer(priority_key="p").priority_key)
-
-    both(script)
-
-
-def test_include_info(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=2)
-        rb.extend(rows(3))
-        note("accepted", lambda: rb.sample(include_info=True))
-
-    both(script)
-
-
-def test_tensordict_buffers_take_tensordicts(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        for data in (torch.arange(4), {"a": torch.arange(4)}, (torch.arange(3),)):
-            rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(5))
-            note.refusal(f"extend {type(data).__name__}", lambda: rb.extend(data))
-            note.refusal(f"add {type(data).__name__}", lambda: rb.add(data))
-            note("nothing written", lambda: len(rb))
-
-    both(script)
-
-
-def test_add_of_rows_with_a_batch_size_warns(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            note("add", lambda: rb.add(TensorDict({"a": torch.arange(2)}, [2])))
-        note("warned", lambda: [one.category.__name__ for one in caught if "batch_size" in str(one.message)])
-        note("rows", lambda: rb[:])
-
-    both(script)
+@both
+def test_the_index(lib: Any, note: Note) -> None:
+    data = TensorDict({"index": torch.tensor([7, 8, 9]), "a": torch.zeros(3)}, [3])
+    for buffer, writer in zip(BUFFERS, ("TensorDictRoundRobinWriter", "RoundRobinWriter"), strict=True):
+        for rb in (
+            getattr(lib, buffer)(storage=lib.LazyTensorStorage(5), batch_size=2),
+            getattr(lib, buffer)(storage=lib.LazyTensorStorage(5), writer=getattr(lib, writer)(), batch_size=2),
+        ):
+            note("extend", lambda: rb.extend(data.clone()))
+            note.rows("stored", lambda: rb[:])
+            note("sample", lambda: rb.sample(include_info=True))

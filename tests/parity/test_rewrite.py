@@ -4,123 +4,64 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from ._script import rows
-
-if TYPE_CHECKING:
-    from ._script import Both, Note
+from ._script import Note, both, rows
 
 STORAGES = ["LazyTensorStorage", "ListStorage"]
 
 
-def test_example_of_the_document(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10))
-        note("extend", lambda: rb.extend(TensorDict({"obs": torch.arange(3)}, [3])))
-        data = rb.read_all_in_order()
-        note("same as rb[:]", lambda: bool((data == rb[:]).all()))
-        data["target"] = data["obs"] + 1
-        note("write_all", lambda: rb.write_all(data))
-        note("written", lambda: bool((rb[:] == data).all()))
-        note.rows("rows", lambda: rb[:])
+@both
+def test_new_field_over_all_rows(lib: Any, note: Note) -> None:
+    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=3)
+    rb.extend(rows(4))
+    data = rb[:]
+    data["value"] = torch.arange(8.0).view(4, 2)
+    rb.write_all(data)
+    note.rows("rows", lambda: rb[:])
+    note("sample", lambda: rb.sample())
+    note("one row", lambda: rb[1])
+    data["value"] = data["value"] + 100
+    rb.write_all(data)
+    note("rewritten", lambda: rb[:]["value"])
+    note("with the field", lambda: rb.extend(rows(2, 50).set("value", torch.ones(2, 2))))
+    note.rows("rows", lambda: rb[:])
 
-    both(script)
+
+@both
+def test_in_place(lib: Any, note: Note) -> None:
+    rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10))
+    rb.extend(rows(3))
+    calls = {
+        "set_": lambda: rb.set_("obs", torch.arange(3.0) + 5) is rb,
+        "set_ nested": lambda: rb.set_(("next", "obs"), torch.arange(3.0) + 50) is rb,
+        "set_at_ slice": lambda: rb.set_at_("obs", torch.tensor([7.0, 8.0]), slice(0, 2)) is rb,
+        "set_at_ tensor": lambda: rb.set_at_("obs", torch.tensor([17.0, 18.0]), torch.tensor([0, 2])) is rb,
+        "update_ dict": lambda: rb.update_({"obs": torch.arange(3.0) * 3}) is rb,
+        "update_ tensordict": lambda: rb.update_(TensorDict({"obs": torch.arange(3.0) * 4}, [3])) is rb,
+    }
+    for name, call in calls.items():
+        note(name, call)
+        note.rows("rows", lambda: rb[:])
+    note("unknown key", lambda: rb.set_at_("nothing", torch.tensor(1.0), 0))
+    note.refusal("too many rows", lambda: rb.set_("obs", torch.arange(10.0)))
+    note.refusal("too many rows", lambda: rb.update_({"obs": torch.arange(10.0)}))
+    note.rows("rows", lambda: rb[:])
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_read_all_in_order(both: Both, storage: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10))
-        rb.extend(rows(4))
-        for end in (None, 0, 2, 4) if storage != "ListStorage" else (None, 2, 4):
-            note(f"end={end}", lambda: rb.read_all_in_order(end=end))
-        note("positional", lambda: rb.read_all_in_order(2))
-
-    both(script)
-
-
-@pytest.mark.parametrize("storage", STORAGES)
-def test_write_all(both: Both, storage: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10))
-        rb.extend(rows(4))
-        note("all", lambda: rb.write_all(rows(4, 10)))
-        note.rows("rows", lambda: rb[:])
-        note("the first two", lambda: rb.write_all(rows(2, 20), end=2))
-        note.rows("rows", lambda: rb[:])
-        note.refusal("more than asked", lambda: rb.write_all(rows(3, 30), end=2)) if storage != "ListStorage" else None
-        note("length", lambda: len(rb))
-
-    both(script)
-
-
-def test_new_field_over_all_rows(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=3)
-        rb.extend(rows(4))
-        data = rb[:]
-        data["value"] = torch.arange(8.0).view(4, 2)
-        rb.write_all(data)
-        note.rows("rows", lambda: rb[:])
-        note("sample", lambda: rb.sample())
-        note("one row", lambda: rb[1])
-        data["value"] = data["value"] + 100
-        rb.write_all(data)
-        note("rewritten", lambda: rb[:]["value"])
-        note("with the field", lambda: rb.extend(rows(2, 50).set("value", torch.ones(2, 2))))
-        note.rows("rows", lambda: rb[:])
-
-    both(script)
-
-
-@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
-def test_in_place(both: Both, buffer: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(10))
-        rb.extend(rows(3))
-        calls = {
-            "set_": lambda: rb.set_("obs", torch.arange(3.0) + 5) is rb,
-            "set_ nested": lambda: rb.set_(("next", "obs"), torch.arange(3.0) + 50) is rb,
-            "set_at_ int": lambda: rb.set_at_("obs", torch.tensor(77.0), 0) is rb,
-            "set_at_ slice": lambda: rb.set_at_("obs", torch.tensor([7.0, 8.0]), slice(0, 2)) is rb,
-            "set_at_ tensor": lambda: rb.set_at_("obs", torch.tensor([17.0, 18.0]), torch.tensor([0, 2])) is rb,
-            "update_ dict": lambda: rb.update_({"obs": torch.arange(3.0) * 3}) is rb,
-            "update_ tensordict": lambda: rb.update_(TensorDict({"obs": torch.arange(3.0) * 4}, [3])) is rb,
-        }
-        for name, call in calls.items():
-            note(name, call)
-            note.rows("rows", lambda: rb[:])
-        note("unknown key", lambda: rb.set_at_("nothing", torch.tensor(1.0), 0))
-        note.refusal("too many rows", lambda: rb.set_("obs", torch.arange(10.0)))
-        note.refusal("too many rows", lambda: rb.update_({"obs": torch.arange(10.0)}))
-        note.rows("rows", lambda: rb[:])
-
-    both(script)
-
-
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage", "ListStorage"])
-def test_empty(both: Both, storage: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=getattr(lib, storage)(5), batch_size=2)
-        rb.extend(rows(7))
-        note("empty", rb.empty)
-        note("length", lambda: (len(rb), rb.write_count))
-        note("extend", lambda: rb.extend(rows(2, 50)))
-        note.rows("rows", lambda: rb[:])
-        note("sample", rb.sample)
-
-    both(script)
-
-
-def test_reading_nothing(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5))
-        note.refusal("read_all_in_order", rb.read_all_in_order)
-        note("length", lambda: len(rb))
-
-    both(script)
+@both
+def test_all_in_order(lib: Any, note: Note, storage: str) -> None:
+    rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10))
+    note.refusal("nothing to read", rb.read_all_in_order)
+    rb.extend(rows(4))
+    for end in (None, 2, 4):
+        note(f"end={end}", lambda: rb.read_all_in_order(end))
+    note("write", lambda: rb.write_all(rows(4, 10)))
+    note.rows("rows", lambda: rb[:])
+    note("the first two", lambda: rb.write_all(rows(2, 20), end=2))
+    note.rows("rows", lambda: rb[:])

@@ -47,9 +47,9 @@ def check(batch: dict[str, Any]) -> set[int]:
     return {int(number) for number in serial}
 
 
-@pytest.mark.parametrize("form", ["pt", "pkl"])
-@pytest.mark.parametrize("epochs", [0, 1, 2])
-@pytest.mark.parametrize("weights", ["", "5f0c7a52_12"])
+@pytest.mark.parametrize(
+    ("form", "epochs", "weights"), [("pt", 0, ""), ("pkl", 1, "5f0c7a52_12"), ("pt", 2, "5f0c7a52_12")]
+)
 def test_a_directory_goes_to_and_fro(tmp_path: Path, form: str, epochs: int, weights: str) -> None:
     path = tmp_path / "a"
     first = theirs.TrajectoryReplayBuffer(auto_save=True, auto_save_path=str(path), trajectory_format=form)

@@ -1,140 +1,116 @@
 """Storages without a buffer: set, get, contains, flatten, states and files, beside TorchRL's."""
 
+# ruff: noqa: B023 (a note runs its action at once)
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import TensorDict
+from torch.utils._pytree import tree_map
 
-from ._script import library, rows
+from ._differences import Difference, Fails, check
+from ._script import Note, both, rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ._script import Both, Note
 
 LAZY = ["LazyTensorStorage", "LazyMemmapStorage"]
 EVERY = [*LAZY, "ListStorage"]
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_rows_are_written_and_read_by_index(both: Both, name: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        storage = getattr(lib, name)(6)
-        storage.set(range(4), rows(4))
-        note("length", lambda: len(storage))
-        for index in (0, -1, slice(1, 3), [2, 0], torch.tensor([3, 3])):
-            note.rows(f"get({index})", lambda index=index: storage.get(index))  # type: ignore[misc]
-        storage.set(4, rows(1, 9)[0])
-        storage[1] = rows(1, 20)[0]
-        note.rows("rows", lambda: list(storage))
-        note("contains", lambda: [i in storage for i in range(-6, 6)])
-        note("contains, tensor", lambda: storage.contains(torch.tensor([-6, -5, 4, 5])))
-        note.refusal("get out of range", lambda: storage.get(5))
-        note.refusal("set out of range", lambda: storage.set(range(5, 9), rows(4)))
-
-    both(script)
+@both
+def test_rows_are_written_and_read_by_index(lib: Any, note: Note, name: str) -> None:
+    storage = getattr(lib, name)(6)
+    storage.set(range(4), rows(4))
+    note("length", lambda: len(storage))
+    for index in (0, -1, slice(1, 3), [2, 0], torch.tensor([3, 3])):
+        note.rows(f"get({index})", lambda: storage.get(index))
+    storage.set(4, rows(1, 9)[0])
+    storage[1] = rows(1, 20)[0]
+    note.rows("rows", lambda: list(storage))
+    note("contains", lambda: [i in storage for i in range(-6, 6)])
+    note("contains, tensor", lambda: storage.contains(torch.tensor([-6, -5, 4, 5])))
+    note.refusal("get out of range", lambda: storage.get(5))
+    note.refusal("set out of range", lambda: storage.set(range(5, 9), rows(4)))
 
 
 @pytest.mark.parametrize("name", LAZY)
-@pytest.mark.parametrize("stack_dim", [0, 1])
-def test_lazy_stacks_and_two_dimensions(both: Both, name: str, stack_dim: int) -> None:
-    def script(lib: Any, note: Note) -> None:
-        parts = [TensorDict({"obs": torch.arange(3.0) + 10 * i}, [3]) for i in range(3)]
-        storage = getattr(lib, name)(12, ndim=2)
-        note.refusal("flatten, empty", storage.flatten)
-        storage.set(slice(0, 3), LazyStackedTensorDict.lazy_stack(parts, stack_dim))
-        note("shape", lambda: storage.shape)
-        note.rows("rows", lambda: storage[:])
-        flat = storage.flatten()
-        note("flat", lambda: (len(flat), flat.ndim, flat.shape))
-        note.rows("flat rows", lambda: flat[:])
-
-    both(script)
-
-
-@pytest.mark.parametrize("kind", ["tensordict", "tensor", "dict"])
-@pytest.mark.parametrize("written", [True, False])
-@pytest.mark.parametrize("name", LAZY)
-def test_files(both: Both, name: str, written: bool, kind: str, tmp_path: Path) -> None:
-    def script(lib: Any, note: Note) -> None:
-        data: Any = {
-            "tensordict": rows(3),
-            "tensor": torch.arange(3),
-            "dict": {"a": torch.arange(3), 30: torch.ones(3)},
-        }
-        zeros = {"tensordict": rows(3).zero_(), "tensor": torch.zeros(3, dtype=torch.int64)}
-        storage, again = getattr(lib, name)(6), getattr(lib, name)(6)
+@both
+def test_files(lib: Any, note: Note, name: str, tmp_path: Path) -> None:
+    kinds: dict[str, Any] = {
+        "tensordict": rows(3),
+        "tensor": torch.arange(3),
+        "dict": {"a": torch.arange(3), 30: torch.ones(3)},
+    }
+    for kind, data in kinds.items():
+        folder = tmp_path / f"{lib.name} {kind}"
+        storage, fresh, written = (getattr(lib, name)(6) for _ in range(3))
         note.refusal("dumps, empty", lambda: storage.dumps(tmp_path / f"{lib.name} empty"))
-        storage.set(range(3), data[kind])
+        storage.set(range(3), data)
+        written.set(range(3), tree_map(torch.zeros_like, data))
         for _ in range(2):
-            storage.dumps(tmp_path / lib.name)
-        if written:
-            again.set(range(3), zeros.get(kind, {"a": torch.zeros(3, dtype=torch.int64), 30: torch.zeros(3)}))
-        note("loads", lambda: again.loads(tmp_path / lib.name))
-        note("length", lambda: len(again))
-        if written or kind == "tensordict":
-            note.rows("rows", lambda: again[:])
-
-    both(script)
+            storage.dumps(folder)
+        for again in (fresh, written) if kind == "tensordict" else (written,):  # TorchRL's others need rows before
+            note("loads", lambda: again.loads(folder))
+            note.rows("rows", lambda: (len(again), again[:]))
 
 
-def test_arguments_that_raise(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        note("no data", lambda: lib.TensorStorage(None))
-        note("another size", lambda: lib.TensorStorage(torch.zeros(3), max_size=4))
-        note("mapped on another device", lambda: lib.LazyMemmapStorage(3, device="meta"))
-        note("other lengths of transforms", lambda: lib.StorageEnsemble(lib.ListStorage(3), transforms=[]))
-        note("rows of an ensemble", lambda: lib.StorageEnsemble(lib.ListStorage(3)).extend([1]))
+@both
+def test_mapped_files(lib: Any, note: Note, tmp_path: Path) -> None:
+    home = tmp_path / lib.name / "new" / "deep"
+    for existsok in (False, False, True):
+        storage = lib.LazyMemmapStorage(5, scratch_dir=home, existsok=existsok)
+        note(f"existsok={existsok}", lambda: storage.set(range(2), rows(2)))
+    note("files appear", lambda: any(path.is_file() for path in home.iterdir()))
+    rb = lib.ReplayBuffer(
+        storage=lib.LazyMemmapStorage(10, scratch_dir=str(tmp_path / lib.name / "other")), batch_size=2
+    )
+    rb.extend(rows(3))
+    note(
+        "a sample is of plain tensors", lambda: [type(x["obs"]).__name__ for x in (rb.sample(), rb[torch.tensor([0])])]
+    )
+    note("a sample may gain keys", lambda: rb.sample().set("new", torch.zeros(2)))
+    rb.sample()["obs"].fill_(-1)
+    note("a sample is a copy", lambda: rb[:])
+    rb[:]["obs"].fill_(-1)
+    note("a slice is a view", lambda: rb[:])
+    for device in ("cpu", "auto", "meta"):
+        note("device", lambda: str(lib.LazyMemmapStorage(4, device=device).device))
 
-    both(script)
 
-
-def test_a_directory_in_use_needs_existsok_at_the_first_write(both: Both, tmp_path: Path) -> None:
-    def script(lib: Any, note: Note) -> None:
-        for existsok in (False, False, True):
-            storage = lib.LazyMemmapStorage(5, scratch_dir=tmp_path / lib.name, existsok=existsok)
-            note(f"existsok={existsok}", lambda storage=storage: storage.set(range(2), rows(2)))  # type: ignore[misc]
-
-    both(script)
-
-
-def test_difference_rows_that_are_replaced_do_not_count_twice() -> None:
-    lengths = {}
-    for name in ("torchrl", "ostinato"):
-        storage = library(name).LazyTensorStorage(10)
+def _counted(lib: Any) -> int:
+    storage = lib.LazyTensorStorage(10)
+    for _ in range(2):
         storage.set(range(3), torch.arange(3))
-        storage.set(range(3), torch.arange(3))
-        lengths[name] = len(storage)
-    assert lengths == {"torchrl": 6, "ostinato": 3}
+    return len(storage)
 
 
-def test_difference_positions_leave_no_empty_slots() -> None:
-    theirs, ours = library("torchrl").LazyTensorStorage(10), library("ostinato").LazyTensorStorage(10)
-    theirs.set(range(5, 8), torch.arange(3))
-    assert len(theirs) == 3
-    with pytest.raises(IndexError):
-        ours.set(range(5, 8), torch.arange(3))
+def _beyond(lib: Any) -> int:
+    storage = lib.LazyTensorStorage(10)
+    storage.set(range(5, 8), torch.arange(3))
+    return len(storage)
 
 
-def test_difference_list_storages_are_saved(tmp_path: Path) -> None:
-    theirs, ours = library("torchrl").ListStorage(4), library("ostinato").ListStorage(4)
-    for storage in (theirs, ours):
-        storage.set(0, torch.ones(2))
-    with pytest.raises(NotImplementedError):
-        theirs.dumps(tmp_path / "a")
-    ours.dumps(tmp_path / "b")
-    again = library("ostinato").ListStorage(4)
-    again.loads(tmp_path / "b")
-    assert again[0].tolist() == [1, 1]
+def _stacked(lib: Any) -> float:
+    storage = lib.LazyStackStorage(4)
+    for length in (2, 3):
+        storage.set(length - 2, TensorDict({"a": torch.ones(length)}))
+    storage[:].zero_()
+    return float(storage[0]["a"][0])
 
 
-def test_difference_lazy_stacks_are_copies() -> None:
-    for name, kept in (("torchrl", 0.0), ("ostinato", 1.0)):
-        storage = library(name).LazyStackStorage(4)
-        storage.set(0, TensorDict({"a": torch.ones(2)}))
-        storage.set(1, TensorDict({"a": torch.ones(3)}))
-        storage[:].zero_()
-        assert float(storage[0]["a"][0]) == kept
+DIFFERENCES = [
+    Difference("rows that are replaced do not count twice", _counted, 6, 3),
+    Difference("positions leave no empty slots", _beyond, 3, Fails("SlotError")),
+    Difference("lazy stacks are copies", _stacked, 0.0, 1.0),
+]
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda d: d.reason)
+def test_differences(difference: Difference) -> None:
+    check(difference)

@@ -10,14 +10,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torch.utils._pytree import tree_map
 
-from ._script import rows
+from ._script import Note, both, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ._script import Both, Note
 
 
 def _plus(number: float) -> Callable[[Any], Any]:
@@ -43,156 +40,70 @@ def _reads(rb: Any, note: Note) -> None:
     note.rows("storage", lambda: rb.storage[:])
 
 
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
-@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
-def test_forward(both: Both, buffer: str, storage: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = getattr(lib, buffer)(storage=getattr(lib, storage)(10), batch_size=2, transform=_AddFive())
-        rb.extend(rows(4))
-        _reads(rb, note)
-        note("append", lambda: rb.append_transform(_times(10)) is rb)
-        _reads(rb, note)
-        note("iterate", lambda: next(iter(rb)))
-
-    both(script)
-
-
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
-def test_inverse(both: Both, storage: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10), batch_size=2)
-        rb.extend(rows(4))
-        rb.append_transform(_plus(100), invert=True)
-        note("extend", lambda: rb.extend(rows(2, 50)))
-        note("add", lambda: rb.add(rows(1, 60)[0]))
-        note("stored", lambda: rb.storage[:])
-        note("sample", rb.sample)
-        note("write_all", lambda: rb.write_all(rows(7)))
-        note("stored", lambda: rb.storage[:])
-
-    both(script)
-
-
-def test_pytrees(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyMemmapStorage(100), transform=lambda x: tree_map(lambda y: y * 0, x))
-        data = {"a": torch.ones(3), "b": {"c": (torch.ones(2), [torch.ones(1)])}, 30: -torch.ones(())}
-        note("add", lambda: rb.add(data))
-        note("sample", lambda: rb.sample(10))
-        note("rows", lambda: rb[:])
-        inverse = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2)
-        inverse.append_transform(lambda x: tree_map(lambda y: y + 1, x), invert=True)
-        note("extend", lambda: inverse.extend({"a": torch.arange(3)}))
-        note("stored", lambda: inverse.storage[:])
-
-    both(script)
-
-
-def test_insert(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2)
-        rb.extend(rows(4))
-        note("append", lambda: rb.append_transform(_AddFive()) is rb)
-        from torchrl.envs.transforms import RewardScaling
-
-        def scale(loc: float, factor: float) -> Any:
-            return RewardScaling(loc, factor, in_keys=["obs"])
-
-        for index, transform in (
-            (0, scale(0.0, 2.0)),
-            (1, scale(1.0, 3.0)),
-            (3, scale(2.0, 1.0)),
-            (-1, scale(0.0, 10.0)),
-        ):
-            note(f"insert {index}", lambda: rb.insert_transform(index, transform) is rb)
-            note("rows", lambda: rb[:]["obs"])
-        for index in (9, -9):
-            note(f"insert {index}", lambda: rb.insert_transform(index, scale(0.0, 1.0)))
-
-    both(script)
-
-
-def test_anything_may_come_out(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        for transform in (
-            lambda data: data["obs"].sum(),
-            lambda data: data.set("new", data["obs"] * 2),
-            lambda data: data.to_dict(),
-        ):
-            rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=3, transform=transform)
-            rb.extend(rows(4))
-            note("sample", rb.sample)
-            note("sample and info", lambda: rb.sample(return_info=True))
-            note("stored", lambda: rb.storage[:])
-
-    both(script)
-
-
-def test_samples_are_the_transforms_to_change(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        def edit(data: Any) -> Any:
-            data["obs"].add_(100)
-            return data
-
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=3, transform=edit)
-        rb.extend(rows(4))
-        note("sample", rb.sample)
-        note("stored", lambda: rb.storage[:]["obs"])
-
-    both(script)
-
-
-def _objects() -> dict[str, Callable[[], Any]]:
-    transforms = pytest.importorskip("torchrl.envs.transforms")
-    key = {"in_keys": ["reward"]}
-    inverse = {**key, "in_keys_inv": ["reward"]}
-    return {
-        "RewardScaling": lambda: transforms.RewardScaling(loc=1.0, scale=10.0),
-        "ToTensorImage": lambda: transforms.ToTensorImage(in_keys=["pixels"]),
-        "RenameTransform": lambda: transforms.RenameTransform(in_keys=["reward"], out_keys=["r"]),
-        "Compose": lambda: transforms.Compose(transforms.RewardScaling(0.0, 2.0), transforms.RewardScaling(1.0, 1.0)),
-        "DoubleToFloat": transforms.DoubleToFloat,
-        "DTypeCastTransform": lambda: transforms.DTypeCastTransform(torch.float32, torch.float64, **inverse),
-        "ExcludeTransform": lambda: transforms.ExcludeTransform("pixels"),
-        "SelectTransform": lambda: transforms.SelectTransform("pixels"),
-        "UnsqueezeTransform": lambda: transforms.UnsqueezeTransform(dim=-1, **key),
-        "ObservationNorm": lambda: transforms.ObservationNorm(loc=1.0, scale=2.0, **inverse),
-    }
-
-
-@pytest.mark.parametrize("added", ["given", "appended"])
-@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
 @pytest.mark.parametrize(
-    "name",
-    [
-        "RewardScaling",
-        "ToTensorImage",
-        "RenameTransform",
-        "Compose",
-        "DoubleToFloat",
-        "DTypeCastTransform",
-        "ExcludeTransform",
-        "SelectTransform",
-        "UnsqueezeTransform",
-        "ObservationNorm",
-    ],
+    ("buffer", "storage"), [("ReplayBuffer", "ListStorage"), ("TensorDictReplayBuffer", "LazyTensorStorage")]
 )
-def test_objects_of_torchrl(both: Both, name: str, buffer: str, added: str) -> None:
-    def script(lib: Any, note: Note) -> None:
-        transform = _objects()[name]()
-        reward = torch.arange(4.0)
-        pixels = torch.arange(4 * 2 * 2 * 3, dtype=torch.uint8).view(4, 2, 2, 3)
-        data = TensorDict({"reward": reward, "next": {"reward": reward}, "pixels": pixels}, [4])
-        given = {"transform": transform} if added == "given" else {}
+@both
+def test_forward(lib: Any, note: Note, buffer: str, storage: str) -> None:
+    rb = getattr(lib, buffer)(storage=getattr(lib, storage)(10), batch_size=2, transform=_AddFive())
+    rb.extend(rows(4))
+    _reads(rb, note)
+    note("append", lambda: rb.append_transform(_times(10)) is rb)
+    _reads(rb, note)
+    note("iterate", lambda: next(iter(rb)))
+
+
+@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
+@both
+def test_inverse(lib: Any, note: Note, storage: str) -> None:
+    rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10), batch_size=2)
+    rb.extend(rows(4))
+    rb.append_transform(_plus(100), invert=True)
+    note("extend", lambda: rb.extend(rows(2, 50)))
+    note("add", lambda: rb.add(rows(1, 60)[0]))
+    note("stored", lambda: rb.storage[:])
+    note("sample", rb.sample)
+    note("write_all", lambda: rb.write_all(rows(7)))
+    note("stored", lambda: rb.storage[:])
+
+
+REWARD = {"in_keys": ["reward"]}
+BOTH_WAYS = {**REWARD, "in_keys_inv": ["reward"]}
+OBJECTS: dict[str, tuple[Any, ...]] = {
+    "RewardScaling": (1.0, 10.0),
+    "ToTensorImage": (None, None, {"in_keys": ["pixels"]}),
+    "RenameTransform": (["reward"], ["r"]),
+    "DoubleToFloat": (),
+    "DTypeCastTransform": (torch.float32, torch.float64, BOTH_WAYS),
+    "ExcludeTransform": ("pixels",),
+    "SelectTransform": ("pixels",),
+    "UnsqueezeTransform": (-1, REWARD),
+    "ObservationNorm": (1.0, 2.0, BOTH_WAYS),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+@both
+def test_objects_of_torchrl(lib: Any, note: Note, name: str) -> None:
+    """Given to a buffer, and appended within a chain."""
+    transforms = pytest.importorskip("torchrl.envs.transforms")
+
+    def make() -> Any:
+        arguments = [given for given in OBJECTS[name] if not isinstance(given, dict)]
+        options = next((given for given in OBJECTS[name] if isinstance(given, dict)), {})
+        return getattr(transforms, name)(*arguments, **options)
+
+    reward = torch.arange(4.0)
+    pixels = torch.arange(4 * 2 * 2 * 3, dtype=torch.uint8).view(4, 2, 2, 3)
+    data = TensorDict({"reward": reward, "next": {"reward": reward}, "pixels": pixels}, [4])
+    for buffer in ("ReplayBuffer", "TensorDictReplayBuffer"):
+        given = {"transform": make()} if buffer == "ReplayBuffer" else {}
         rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(10), batch_size=3, **given)
-        if added == "appended":
-            rb.append_transform(transform)
+        if not given:
+            rb.append_transform(transforms.Compose(transforms.RewardScaling(0.0, 2.0), make()))
         note("extend", lambda: rb.extend(data))
+        note("add", lambda: rb.add(data[0]))
         note.rows("stored", lambda: rb.storage[:])
         note("sample", rb.sample)
         note.rows("rows", lambda: rb[:])
-        note("add", lambda: rb.add(data[0]))
-        note.rows("stored", lambda: rb.storage[-1])
         note("the caller's data", lambda: data)
-
-    both(script)

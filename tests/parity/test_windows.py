@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 from ._differences import Difference, Fails, check
-
-if TYPE_CHECKING:
-    from ._script import Both, Note
+from ._script import Note, both
 
 
 def episodes(*lengths: int, shape: tuple[int, ...] = (1,), **fields: Any) -> TensorDict:
@@ -57,169 +55,51 @@ WINDOWS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("rows", [[5, 2, 1, 4], [7, 6, 5], [1, 2] * 8, [9, 30]])
 @pytest.mark.parametrize("options", WINDOWS, ids=str)
-def test_windows_are_the_same_digit_for_digit(both: Both, options: dict[str, Any], rows: list[int]) -> None:
-    def script(lib: Any, note: Note) -> None:
-        for buffer in ("ReplayBuffer", "TensorDictReplayBuffer"):
-            rb = filled(lib, episodes(*rows), 6, buffer, sample_unit=lib.Sequence(**options))
-            note(f"{buffer} sample", partial(rb.sample, return_info=True))
-            rb.extend(episodes(3, 4))
-            note(f"{buffer} later", partial(rb.sample, return_info=True))
-
-    both(script)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"length": 0},
-        {"length": -1},
-        {"length": 2, "burn_in": -1},
-        {"length": 2, "bootstrap": -1},
-        {"length": 2, "dilation": 0},
-        {"length": 2, "episode_boundary": "reflect"},
-    ],
-    ids=str,
-)
-def test_bad_windows_are_refused_alike(both: Both, options: dict[str, Any]) -> None:
-    both(lambda lib, note: note("made", lambda: lib.Sequence(**options)))
-
-
-def test_windows_need_fields_and_episodes_in_both(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        def listed() -> Any:
-            rb = lib.ReplayBuffer(sample_unit=lib.Sequence(2), batch_size=2)
-            rb.extend(list(range(5)))
-            return rb.sample()
-
-        def tensors() -> Any:
-            return filled(lib, torch.arange(5), 2, sample_unit=lib.Sequence(2)).sample()
-
-        def nameless() -> Any:
-            return filled(lib, episodes(5), 2, sample_unit=lib.Sequence(2, done_key="nope")).sample()
-
-        note.refusal("rows in a list", listed)
-        note.refusal("rows without fields", tensors)
-        note.refusal("a field that is not there", nameless)
-
-    both(script)
+@both
+def test_windows_are_the_same_digit_for_digit(lib: Any, note: Note, options: dict[str, Any]) -> None:
+    for buffer, rows in (
+        ("ReplayBuffer", [5, 2, 1, 4]),
+        ("TensorDictReplayBuffer", [1, 2] * 8),
+        ("ReplayBuffer", [9, 30]),
+    ):
+        rb = filled(lib, episodes(*rows), 6, buffer, sample_unit=lib.Sequence(**options))
+        note(f"{buffer} sample", partial(rb.sample, return_info=True))
+        rb.extend(episodes(3, 4))
+        note(f"{buffer} later", partial(rb.sample, return_info=True))
 
 
 # -- slices: where there is only one to draw --------------------------------------------------------------------------
 
 SLICES: list[tuple[str, list[int], int, dict[str, Any]]] = [
     ("strict", [4], 8, {"slice_len": 4}),
-    ("one", [4], 4, {"num_slices": 1}),
     ("number", [4], 12, {"num_slices": 3}),
     ("short ones left out", [4, 1, 2], 8, {"slice_len": 4}),
-    ("end_key", [4], 4, {"slice_len": 4, "end_key": ("next", "terminated")}),
     ("end_keys", [4], 4, {"slice_len": 4, "end_keys": [("next", "done"), ("next", "zip")]}),
     ("no flags", [4], 4, {"slice_len": 4, "truncated_key": None}),
-    ("flags at the root", [4], 4, {"slice_len": 4, "truncated_key": "truncated"}),
     ("whole episode", [4], 8, {"num_slices": 1, "strict_length": False}),
-    ("padded", [4], 8, {"num_slices": 1, "strict_length": False, "pad_output": True}),
     ("padded twice", [2], 12, {"num_slices": 2, "strict_length": False, "pad_output": True}),
 ]
 
 
-@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
 @pytest.mark.parametrize("case", SLICES, ids=[case[0] for case in SLICES])
-def test_slices_have_the_same_rows_keys_flags_and_shapes(both: Both, case: Any, buffer: str) -> None:
+@both
+def test_slices_have_the_same_rows_keys_flags_and_shapes(lib: Any, note: Note, case: Any) -> None:
     _, rows, size, options = case
 
-    def script(lib: Any, note: Note) -> None:
-        extras: list[dict[str, Any]] = [{}, {"is_init": torch.zeros(sum(rows), 1, dtype=torch.bool)}]
-        for extra in extras:
-            data = episodes(*rows, **extra)
-            rb = filled(lib, data, size, buffer, sampler=lib.SliceSampler(**options))
-            batch, info = rb.sample(return_info=True)
-            note.rows("batch", partial(_same, batch))
-            note("info", partial(plain, info))
-
-    both(script)
-
-
-@pytest.mark.parametrize("options", [{"slice_len": 3}, {"slice_len": 3, "strict_length": False}], ids=str)
-def test_slices_are_the_same_set(both: Both, options: dict[str, Any]) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = filled(lib, episodes(5, 2, 3, 7), 3, sampler=lib.SliceSampler(**options))
-        note("slices", lambda: sorted({tuple(rb.sample()["obs"].tolist()) for _ in range(400)}))
-
-    both(script)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"slice_len": 2, "num_slices": 2},
-        {"slice_len": 2, "end_key": "a", "end_keys": ["b"]},
-        {"slice_len": 2, "pad_output": True},
-        {"slice_len": 2, "ends": torch.zeros(3, dtype=torch.bool)},
-        {"slice_len": 2, "trajectories": torch.zeros(3, dtype=torch.int64)},
-        {"slice_len": 2, "ends": torch.zeros(3), "trajectories": torch.zeros(3), "cache_values": True},
-        {"slice_len": 2, "ends": torch.zeros(3, dtype=torch.bool), "end_key": "a", "cache_values": True},
-        {"slice_len": 2, "trajectories": torch.zeros(3), "traj_key": "a", "cache_values": True},
-    ],
-    ids=str,
-)
-def test_bad_slices_are_refused_alike(both: Both, options: dict[str, Any]) -> None:
-    both(lambda lib, note: note("made", lambda: lib.SliceSampler(**options)))
-
-
-def test_slices_that_cannot_be_drawn_raise_alike(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        def sample(size: int, **options: Any) -> Any:
-            return filled(lib, episodes(4, 3), size, sampler=lib.SliceSampler(**options)).sample()
-
-        note("no episode is long enough", lambda: sample(8, slice_len=8))
-        note("no multiple of slice_len", lambda: sample(8, slice_len=3))
-        note("no multiple of num_slices", lambda: sample(8, num_slices=3))
-        note("a span as long as the slice", lambda: sample(8, slice_len=4, span=4))
-        note.refusal("a field that is not there", lambda: sample(8, slice_len=2, end_key="zip"))
-        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), sampler=lib.SliceSampler(slice_len=2), batch_size=4)
-        note("no rows", rb.sample)
-
-    both(script)
-
-
-def test_lanes_are_kept_apart_in_both(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        done = torch.zeros(2, 4, 1, dtype=torch.bool)
-        done[:, -1] = True
-        steps = torch.arange(8).view(2, 4)
-        storage = lib.LazyTensorStorage(12, ndim=2)
-        rb = lib.ReplayBuffer(storage=storage, batch_size=4, sampler=lib.SliceSampler(slice_len=4))
-        rb.extend(TensorDict({"obs": steps, "next": {"done": done}}, [2, 4]))
-        note("slices", lambda: sorted({tuple(rb.sample()["obs"].tolist()) for _ in range(40)}))
-        note("kinds", lambda: [(str(part.dtype), part.shape) for part in rb.sample(return_info=True)[1]["index"]])
-
-    both(script)
+    extras: dict[str, dict[str, Any]] = {
+        "ReplayBuffer": {},
+        "TensorDictReplayBuffer": {"is_init": torch.zeros(sum(rows), 1, dtype=torch.bool)},
+    }
+    for buffer, extra in extras.items():
+        data = episodes(*rows, **extra)
+        rb = filled(lib, data, size, buffer, sampler=lib.SliceSampler(**options))
+        batch, info = rb.sample(return_info=True)
+        note.rows("batch", partial(_same, batch))
+        note("info", partial(plain, info))
 
 
 # -- without replacement ----------------------------------------------------------------------------------------------
-
-
-def test_passes_over_episodes_are_alike(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        for drop_last in (False, True):
-            sampler = lib.SliceSamplerWithoutReplacement(slice_len=2, drop_last=drop_last)
-            rb = filled(lib, episodes(2, 2, 2), 4, sampler=sampler)
-            for turn in (1, 2):
-                sizes = [len(batch["obs"]) for batch in rb]
-                note(f"sizes {drop_last} {turn}", partial(_same, sizes))
-        sampler = lib.SliceSamplerWithoutReplacement(slice_len=2, shuffle=False)
-        rb = filled(lib, episodes(2, 2, 2), 4, sampler=sampler)
-        note("in order", lambda: [batch["obs"] for batch in rb])
-        rb = filled(lib, episodes(2, 2, 2), 20, sampler=lib.SliceSamplerWithoutReplacement(slice_len=2, shuffle=False))
-        note("more than there are", lambda: plain(rb.sample(return_info=True)[1]))
-        made = lib.SliceSampler(slice_len=2, replacement=False)
-        note("dispatch", lambda: [type(made).__name__, isinstance(made, lib.SamplerWithoutReplacement)])
-        for name in ("span", "pad_output", "cache_values"):
-            note(name, partial(lib.SliceSamplerWithoutReplacement, slice_len=2, **{name: True}))
-
-    both(script)
 
 
 # -- deliberate differences -------------------------------------------------------------------------------------------
@@ -289,10 +169,6 @@ def _fragments(lib: Any, steps: list[int]) -> list[tuple[int, ...]]:
     return sorted({tuple(pair) for pair in found})
 
 
-def _both_ways(lib: Any) -> object:
-    return lib.SamplerWithoutReplacement(replacement=True).drop_last
-
-
 DIFFERENCES = [
     Difference(
         "steps are in the order of writing",
@@ -306,7 +182,12 @@ DIFFERENCES = [
         Fails("RuntimeError"),
         [(0, 1)],
     ),
-    Difference("an option that contradicts the class is refused", _both_ways, False, Fails("OptionError")),
+    Difference(
+        "an option that contradicts the class is refused",
+        lambda lib: lib.SamplerWithoutReplacement(replacement=True).drop_last,
+        False,
+        Fails("OptionError"),
+    ),
     Difference(
         "an episode that was only truncated ends",
         _only_truncated,

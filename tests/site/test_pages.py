@@ -7,10 +7,8 @@ import importlib
 import json
 import pkgutil
 import re
-import runpy
 import tomllib
 from functools import cache
-from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
@@ -122,31 +120,6 @@ def test_every_public_name_is_in_the_reference(pages: dict[str, Page]) -> None:
     assert not missing, f"not on a page of docs/site/reference.py: {missing}"
 
 
-def test_classes_are_shown_as_classes(site: Path) -> None:
-    """A name that is assigned instead of imported would be shown as an attribute, without its docstring."""
-    pytest.importorskip("stable_baselines3")
-    html = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").glob("*/index.html"))
-    heading = r'<h2 id="([\w.]+)" class="doc doc-heading">\s*<code class="[^"]*symbol-heading doc-symbol-(\w+)'
-    shown = re.findall(heading, html)
-    assert len(shown) > 150
-    wrong = [path for path, kind in shown if isinstance(public_names().get(path), type) and kind != "class"]
-    assert not wrong, f"assigned, not imported under another name: {wrong}"
-
-
-def test_the_reference_separates_what_programs_call_from_what_custom_parts_need(site: Path) -> None:
-    html = (site / "reference" / "index.html").read_text(encoding="utf-8")
-    article = html[html.index("<article") :]
-    called, implemented = article.index('<h2 id="api">'), article.index('<h2 id="custom-parts">')
-    for name in ("ReplayBuffer", "LazyTensorStorage", "RandomSampler", "NStep", "open_dataset", "errors.SlotError"):
-        assert called < article.index(f'#ostinato.{name}"') < implemented, name
-    for name in ("Storage", "Sampler", "Writer", "SampleUnit", "protocols.View", "testing.SamplerContract"):
-        assert article.index(f'#ostinato.{name}"') > implemented, name
-    titles = [
-        " ".join(re.sub("<[^>]*>", "", label).split()) for label in re.findall(r"<label.*?</label>", html, re.DOTALL)
-    ]
-    assert titles.index("API") < titles.index("Custom parts")
-
-
 def test_every_page_shows_the_version_and_links_to_the_repository(site: Path, pages: dict[str, Page]) -> None:
     """Without the script of the theme that asks the host of the repository for its stars."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -159,23 +132,6 @@ def test_every_page_shows_the_version_and_links_to_the_repository(site: Path, pa
             assert name == "/404.html" or urljoin(HOST + name, link) == url
             assert f">{ostinato.__version__}<" in shown
         assert 'data-md-component="source"' not in text
-
-
-def test_the_header_links_to_the_repository_that_the_project_names() -> None:
-    link = runpy.run_path(str(ROOT / "docs" / "site" / "release.py"))["link"]
-    assert link({"urls": {"Repository": "https://code.test/ostinato"}}) == ("https://code.test/ostinato", "Repository")
-    assert link({}) == ("changelog/", "Changelog")
-
-
-def test_the_front_page_has_the_reasons_of_readme_and_a_picture_of_the_benchmarks(site: Path) -> None:
-    html = (site / "index.html").read_text(encoding="utf-8")
-    why = (ROOT / "README.md").read_text().split("\n## Why\n")[1].split("\n## ")[0]
-    reasons = re.findall(r"^- \*\*(.*?)\*\*", why, re.MULTILINE)
-    assert len(reasons) >= 5
-    assert [html.index(f"<strong>{reason}</strong>") for reason in reasons] == sorted(
-        html.index(f"<strong>{reason}</strong>") for reason in reasons
-    )
-    assert html.index('src="pictures/times-front.svg"') < html.index('id="what-do-you-want-to-do"')
 
 
 def test_every_command_is_in_the_reference(pages: dict[str, Page]) -> None:
@@ -194,29 +150,6 @@ def test_formulas_are_mathml(site: Path, pages: dict[str, Page]) -> None:
         assert "arithmatex" not in text, f"{name} shows LaTeX"
 
 
-def test_no_markdown_is_left_in_the_text(site: Path, pages: dict[str, Page]) -> None:
-    for name in pages:
-        if name.startswith("/source/") or not name.endswith("/"):
-            continue
-        html = (site / name.lstrip("/") / "index.html").read_text(encoding="utf-8")
-        body = re.sub(r"<(pre|code|script|details)\b.*?</\1>", "", html, flags=re.DOTALL)
-        text = re.sub(r"<[^>]*>", "", body)
-        for sign in ("```", "](", "\n- ", "&gt;&gt;&gt; ", "| |"):
-            assert sign not in text, f"{name}: {sign!r} in {text[max(0, text.index(sign) - 80) :][:200]!r}"
-
-
-def test_benchmarks_show_every_work_and_its_rounds(site: Path) -> None:
-    page = (site / "benchmarks" / "index.html").read_text(encoding="utf-8")
-    text = page[page.index('id="time-per-call"') : page.index('id="threads"')]  # other sections repeat some titles
-    assert (site / "pictures" / "times.svg").stat().st_size > 10_000
-    assert 'src="../pictures/times.svg"' in text
-    for line in (ROOT / "benchmarks" / "published.json").read_text().splitlines():
-        if line.startswith('{"name"'):
-            work = json.loads(line.rstrip(","))
-            tables = 2 if max(map(len, work["times_us"].values())) > 1 else 1  # one of medians, one of rounds
-            assert text.count(f"<td>{escape(work['title'], quote=False)}</td>") == tables, work["title"]
-
-
 def test_keywords_are_those_of_pages(site: Path) -> None:
     """A word for a page that has moved would be lost without an error."""
     tree = ast.parse((ROOT / "docs" / "site" / "keywords.py").read_text())
@@ -225,10 +158,3 @@ def test_keywords_are_those_of_pages(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     tagged = {entry["location"].partition("#")[0]: entry["tags"] for entry in index["docs"] if "tags" in entry}
     assert tagged == {name.removesuffix("README.md").replace(".md", "/"): words for name, words in given.items()}
-
-
-def test_search_index_has_the_reference_and_no_source_pages(site: Path) -> None:
-    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
-    places = {entry["location"].partition("#")[0] for entry in index["docs"]}
-    assert {"reference/samplers/", "saving/", "reference/command-line/"} <= places
-    assert not any(place.startswith("source/") for place in places)

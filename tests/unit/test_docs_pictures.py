@@ -28,6 +28,8 @@ from ostinato.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.house
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -38,12 +40,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def windows() -> Any:
-    """The script, as a module."""
-    return script("windows")
 
 
 def script(name: str) -> Any:
@@ -57,82 +53,15 @@ def script(name: str) -> Any:
     return module
 
 
-def shown(scene: Any) -> list[list[tuple[int | None, list[tuple[int, str]], list[list[str]], str]]]:
-    """Slots and texts of each line, by block."""
-    return [
-        [
-            (
-                line.anchor,
-                [(read.slot, read.text) for read in line.reads if read.kind != "next"],
-                [[read.text + ("*" if read.kind == "masked" else "") for read in reads] for _, reads in line.chips],
-                line.note,
-            )
-            for line in block.lines
-        ]
-        for block in scene.blocks
-    ]
-
-
-def test_returns(windows: Any) -> None:
-    assert shown(windows.n_step()) == [
-        [
-            (5, [(5, "1"), (6, "γ"), (7, "γ²")], [], "k = 3, bootstraps from next_obs of 7"),
-            (7, [(7, "1"), (8, "γ")], [], "k = 2, terminated: no bootstrap"),
-            (11, [(11, "1"), (12, "γ"), (13, "γ²")], [], "k = 3, bootstraps from next_obs of 13"),
-            (13, [(13, "1"), (14, "γ")], [], "k = 2, truncated: bootstraps from next_obs of 14"),
-            (15, [(15, "1"), (0, "γ"), (1, "γ²")], [], "k = 3, bootstraps from next_obs of 1"),
-            (3, [(3, "1"), (4, "γ")], [], "k = 2, newest row: bootstraps from next_obs of 4"),
-        ]
-    ]
-
-
-def test_windows(windows: Any) -> None:
-    held = [[line[2][0] if line[2] else line[3] for line in block] for block in shown(windows.sequence())]
-    ten = ["9*", "9", "10", "11", "12", "13"]
-    assert held == [
-        [ten, ["5", "6", "7", "8", "8*", "8*"], ["1", "2", "3", "4", "4*", "4*"]],
-        [["5*", "5*", "5", "6", "7", "8"], ["15", "0", "1", "2", "3", "4"]],
-        ["never drawn", "never drawn"],
-    ]
-
-
-def test_stacks(windows: Any) -> None:
-    repeat, zeros = [[line[2] for line in block] for block in shown(windows.frame_stack())]
-    assert repeat == [
-        [["10", "11", "12"], ["11", "12", "12'"]],
-        [["9*", "9", "10"], ["9", "10", "10'"]],
-        [["9*", "9*", "9"], ["9*", "9", "9'"]],
-        [["5*", "5*", "5"], ["5*", "5", "5'"]],
-        [["15*", "15", "0"], ["15", "0", "0'"]],
-    ]
-    assert zeros == [[[re.sub(r"\d+\*", "0*", text) for text in stack] for stack in line] for line in repeat[1:3]]
-
-
-def test_slices(windows: Any) -> None:
-    four, five, loose = shown(windows.slices())
-    assert four[0][1] == [(slot, "1/3" if slot == 5 else "1/9") for slot in (0, 1, 5, 9, 10, 11, 15)]
-    assert five[0][1] == [(slot, "1/4") for slot in (0, 9, 10, 15)]
-    assert loose[0][1] == [(slot, "1/3" if slot == 5 else "1/6") for slot in (0, 5, 9, 10, 15)]
-    assert four[1][2] == [["15", "0", "1", "2"]]
-    assert loose[2][2] == [["5", "6", "7", "8"]]
-
-
-def test_every_picture_is_made_by_a_script_shown_and_small(windows: Any) -> None:
+def test_every_picture_is_made_by_a_script_shown_and_small() -> None:
     pictures = {path.stem: path.stat().st_size for path in (DOCS / "pictures").glob("*.png")}
     scripts = "".join(path.read_text() for path in (DOCS / "pictures").glob("*.py"))
     pages = "".join(path.read_text() for path in DOCS.rglob("*.md"))
-    assert {make().name for make in windows.SCENES} <= set(pictures)
+    assert {make().name for make in script("windows").SCENES} <= set(pictures)
     assert set(pictures) == set(re.findall(r"\((?:\.\./)*pictures/([\w-]+)\.png\)", pages))
     assert not {name for name in pictures if f'"{name}"' not in scripts}
     assert max(pictures.values()) < 60_000
     assert sum(path.stat().st_size for path in DOCS.rglob("*.png")) < 1_600_000
-
-
-def test_pictures_can_be_drawn(windows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(str(DOCS / "pictures"))
-    paint = importlib.import_module("paint")
-    assert paint.paint(windows.n_step(), tmp_path).read_bytes()[:4] == b"\x89PNG"
 
 
 def test_diagrams_are_what_their_script_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,10 +160,3 @@ def test_every_cell_of_the_table_is_true(name: str, cells: list[str]) -> None:
                 continue
             seen = drawn(make(), unit(), rows, 200)
             assert seen == {i for i in range(30) if i % 10 < 8 or not re.search(r"\bM`", said)}
-
-
-def test_screenshots_are_shown_and_stay_small() -> None:
-    page = (DOCS / "viewing.md").read_text() + (DOCS / "doctor.md").read_text()
-    taken = {path.stem for path in (DOCS / "screenshots").glob("*.png")}
-    assert taken == set(re.findall(r"\(screenshots/(\w+)\.png\)", page))
-    assert all(f'"{name}.png"' in (DOCS / "screenshots" / "take.py").read_text() for name in taken)

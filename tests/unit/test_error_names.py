@@ -17,9 +17,7 @@ import ostinato
 from ostinato import (
     LazyTensorStorage,
     ListStorage,
-    NStep,
     PrioritizedSampler,
-    PrioritizedSliceSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SliceSampler,
@@ -61,12 +59,9 @@ def _objects() -> ReplayBuffer:
 
 
 BUFFERS: dict[str, Callable[[], Any]] = {
-    "dicts": _dicts,
     "tensordicts": _tensordicts,
     "objects": _objects,
     "slices": lambda: _dicts(sampler=SliceSampler(slice_len=2, end_key="done")),
-    "prioritized slices": lambda: _dicts(sampler=PrioritizedSliceSampler(9, 0.5, 0.5, slice_len=2, end_key="done")),
-    "n-step": lambda: _dicts(sample_unit=NStep(2, 0.9, next_keys=["done"])),
     "ensemble": lambda: ReplayBufferEnsemble(_dicts(), _dicts(), batch_size=2),
     "shared": lambda: _dicts(shared=True),
 }

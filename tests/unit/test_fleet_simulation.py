@@ -16,6 +16,8 @@ from benchmarks.fleet_simulation import Fleet, main, run
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.house
+
 COSTS = Costs(
     submit=[1e-4], wire=[2e-3], call=[1e-3], get=[1e-4], permit=[1e-3], submit_write=[1e-3], write=[2e-3], row_call=0.0,
     row_get=0.0, draw=0.0, part=0.0, row_join=0.0,
@@ -31,40 +33,11 @@ def test_a_batch_of_one_shard_takes_the_sum_of_its_costs() -> None:
     assert delayed.latencies_s == pytest.approx([2 * (1e-4 + 2e-3 + 1e-3 + 1e-4 + 1e-2)] * 10)
 
 
-def test_calls_are_submitted_and_received_one_after_the_other() -> None:
-    found = run(COSTS, Fleet(100, 100_000, age_s=0.0), 1)
-    submit, answers = 100 * 1e-4, 100 * 1e-4  # the first answers are there when the last call is made
-    assert 2 * submit < found.latencies_s[0] <= 2 * (submit + 3e-3 + answers)
-    assert found.calls == 200
-
-
-def test_a_snapshot_needs_fewer_calls_and_rounds_fewer_still() -> None:
-    calls = [run(COSTS, Fleet(100, 32, prefetch), 320).row()["calls_per_batch"] for prefetch in (0, 64)]
-    fresh = run(COSTS, Fleet(100, 32, age_s=0.0), 320).row()["calls_per_batch"]
-    assert fresh == pytest.approx(127.5, rel=0.05)
-    assert calls[0] == pytest.approx(27.5 + 100 / 32 + 2.5, rel=0.1)
-    assert calls[1] < 5
-
-
 def test_a_busy_shard_and_a_busy_limiter_are_the_ceiling() -> None:
     shard = run(COSTS, Fleet(1, 256, learners=50, age_s=0.0), 40)
     assert shard.calls / shard.seconds == pytest.approx(1000, rel=0.1)
     limited = run(COSTS, Fleet(100, 32, learners=10, writers=100, limiter=True), 100)
     assert limited.row()["limiter_calls_per_s"] == pytest.approx(1000, rel=0.1)
-
-
-def test_a_process_that_asks_the_limiter_often_borrows_permits() -> None:
-    fast = run(dataclasses.replace(COSTS, wire=[1e-4], call=[1e-4]), Fleet(1, 32, limiter=True), 300)
-    slow = run(dataclasses.replace(COSTS, wire=[1e-2]), Fleet(1, 32, limiter=True), 300)
-    assert fast.permits == slow.permits == slow.asked == 300
-    assert fast.asked < 100
-
-
-def test_processes_that_share_a_core_take_turns() -> None:
-    fleet = Fleet(8, 2048, age_s=0.0)
-    alone, shared = (run(COSTS, dataclasses.replace(fleet, cores=cores), 5).seconds for cores in (None, 1))
-    assert alone < shared
-    assert shared > 5 * 16 * 1.2e-3
 
 
 def test_a_seed_repeats_a_simulation() -> None:

@@ -43,8 +43,10 @@ def official(name: str) -> tuple[list[int], dict[Key, np.ndarray[Any, Any]]]:
     return [len(episode.rewards) for episode in episodes], {key: np.concatenate(v) for key, v in columns.items()}
 
 
-@pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])
-@pytest.mark.parametrize(("observation", "action"), [("box", "box"), ("dict", "discrete"), ("image", "box")])
+@pytest.mark.parametrize(
+    ("data_format", "observation", "action"),
+    [("hdf5", "box", "box"), ("hdf5", "image", "box"), ("arrow", "dict", "discrete"), ("parquet", "image", "discrete")],
+)
 def test_every_number(
     data_format: str, observation: str, action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,6 @@ from ostinato.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("backend")
 
 CPU = torch.device("cpu")
 
@@ -76,21 +75,6 @@ def test_it_is_a_ring(size: int, script: list[int]) -> None:
         assert ids(buffer.sample_all()) == [model[slot] for slot in range(len(model))]
 
 
-def test_storage_is_mapped_on_the_cpu() -> None:
-    buffer = filled(3)
-    assert type(buffer._memory.storage) is LazyMemmapStorage
-    assert type(buffer._get_storage(5, CPU)) is LazyMemmapStorage
-
-
-def test_other_storing_devices_raise() -> None:
-    with pytest.raises(OptionError, match="storing_device must be a CPU or CUDA device, got meta"):
-        ReplayBuffer(CPU, torch.device("meta"), 10)
-    buffer = filled(3)
-    with pytest.raises(OptionError, match="got meta"):
-        buffer.storing_device = torch.device("meta")
-    assert (buffer.storing_device, ids(buffer.sample_all())) == (CPU, [0, 1, 2])
-
-
 def test_setting_the_capacity_keeps_the_newest_rows() -> None:
     buffer = filled(13)
     buffer.buffer_size = 4
@@ -104,47 +88,21 @@ def test_setting_the_capacity_keeps_the_newest_rows() -> None:
     assert ids(buffer.sample_all()) == [10, 11, 12, 13, 14, 15]
 
 
-def test_setting_the_pointer_moves_the_next_write() -> None:
-    buffer = filled(5)
+def test_setting_the_pointer_moves_the_next_write(tmp_path: Path) -> None:
+    buffer, other = filled(5), filled(0)
     buffer.pointer = 2
     buffer.add_batch(rows(20, 2))
     assert (ids(buffer.sample_all()), buffer.pointer) == ([0, 1, 20, 21, 4], 4)
+    buffer.save(str(tmp_path / "buffer"))
+    other.load(str(tmp_path / "buffer"))
+    other.add(rows(40, 1)[0])
+    assert (ids(other.sample_all()), other.pointer) == ([0, 1, 20, 21, 40], 5)
     buffer.pointer = 5
     buffer.add(rows(30, 1)[0])
     assert ids(buffer.sample_all()) == [0, 1, 20, 21, 4, 30]
     for bad in (7, -1, 1.0, True):
         with pytest.raises(OptionError, match=r"pointer must be in \[0, 6\]"):
             buffer.pointer = bad  # type: ignore[assignment]
-
-
-def test_a_pointer_that_was_moved_is_saved(tmp_path: Path) -> None:
-    buffer = filled(5)
-    buffer.pointer = 1
-    buffer.add(rows(20, 1)[0])
-    buffer.save(str(tmp_path / "buffer"))
-    other = filled(0)
-    other.load(str(tmp_path / "buffer"))
-    for one in (buffer, other):
-        one.add_batch(rows(30, 2))
-        assert (ids(one.sample_all()), one.pointer) == ([0, 20, 30, 31, 4], 4)
-
-
-def test_setting_the_number_of_rows_keeps_the_first_slots() -> None:
-    buffer = filled(5)
-    buffer.data_size = 3
-    assert (ids(buffer.sample_all()), buffer.pointer) == ([0, 1, 2], 3)
-    with pytest.raises(OptionError, match=r"data_size must be in \[0, 3\], got 4: add rows, or load"):
-        buffer.data_size = 4
-    buffer.data_size = 0
-    assert len(buffer) == 0
-
-
-def test_device_and_warning_are_plain_attributes() -> None:
-    buffer = filled(3)
-    assert (buffer.device, buffer.print_gc_warning) == (CPU, False)
-    buffer.device = torch.device("meta")
-    assert buffer.sample_batch(2).device == torch.device("meta")
-    assert buffer.sample_by_index_fields([0], ["id"]).device == torch.device("meta")  # type: ignore[union-attr]
 
 
 def test_reset_forgets_rows_form_and_capacity() -> None:
@@ -156,21 +114,6 @@ def test_reset_forgets_rows_form_and_capacity() -> None:
     assert (len(buffer), buffer.buffer_size) == (0, 4)
     buffer.add_batch(rows(0, 9))
     assert len(buffer) == 4
-
-
-@pytest.mark.parametrize(
-    ("batch", "error", "says"),
-    [
-        ({"obs": torch.zeros(2, 3)}, KindError, "takes TensorDicts"),
-        (TensorDict({"obs": torch.zeros(2, 3)}, [2]), KeyMissingError, "missing"),
-        (TensorDict({**rows(0, 2), "obs": torch.zeros(2, 4)}, [2]), SchemaError, "field 'obs' must be float32"),
-    ],
-)
-def test_experience_that_does_not_fit_changes_nothing(batch: Any, error: type[Exception], says: str) -> None:
-    buffer = filled(3)
-    with pytest.raises(error, match=says):
-        buffer.add_batch(batch)
-    assert (ids(buffer.sample_all()), buffer.pointer) == ([0, 1, 2], 3)
 
 
 class _Cycle:
@@ -200,44 +143,14 @@ def test_a_write_that_fails_is_tried_again_after_garbage_collection(told: bool) 
     assert ids(buffer.sample_all()) == [0, 1, 2, 3, 4]
     said = [str(w.message) for w in caught if w.category is RuntimeWarning]
     assert (len(said) == 1 and "repeating it after garbage collection" in said[0]) if told else not said
-
-
-def test_a_write_that_fails_twice_raises() -> None:
     buffer = ReplayBuffer(CPU, CPU, 1000)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
-        with pytest.raises(StorageMemoryError, match="bytes needed"):
+        with pytest.raises(StorageMemoryError, match="bytes needed"):  # twice
             buffer.add_batch(rows(0, 5))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (len(buffer), buffer.pointer) == (0, 0)
-    buffer.add_batch(rows(0, 5))
-    assert ids(buffer.sample_all()) == [0, 1, 2, 3, 4]
-
-
-# -- reading -------------------------------------------------------------------------------------------------
-
-
-def test_random_batches_reach_every_row_and_say_their_slots() -> None:
-    buffer = filled(6)
-    batch = buffer.sample_batch(200)
-    assert isinstance(batch, TensorDict)
-    assert batch.batch_size == torch.Size([200])
-    assert set(ids(batch)) == set(range(6))
-    assert torch.equal(batch["index"], batch["id"])
-    assert set(ids(buffer.sample_random(200))) == set(range(6))
-
-
-@pytest.mark.parametrize("indices", [[4, 0, 0, -1], torch.tensor([4, 0, 0, 5]), torch.tensor([4, 0, 0, 5]).int()])
-def test_rows_by_index(indices: Any) -> None:
-    assert ids(filled(6).sample_by_index(indices)) == [4, 0, 0, 5]
-
-
-def test_rows_by_range_and_of_an_empty_list() -> None:
-    buffer = filled(6)
-    assert ids(buffer.sample_by_index(range(1, 6, 2))) == [1, 3, 5]
-    assert ids(buffer.sample_by_index([])) == []
 
 
 def test_fields_by_index_are_a_tensor_or_a_tuple() -> None:
@@ -250,44 +163,6 @@ def test_fields_by_index_are_a_tensor_or_a_tuple() -> None:
     assert [x.tolist() for x in several] == [[[0.0] * 3, [1.0] * 3], [0.5, 1.5]]
     one.fill_(9)
     assert ids(buffer.sample_all()) == list(range(6))
-
-
-@pytest.mark.parametrize("call", ["sample_by_index", "sample_by_index_fields"])
-@pytest.mark.parametrize(
-    ("indices", "error"),
-    [([0, 6], SlotError), ([-7], SlotError), (2, KindError), (torch.zeros(2, 2).long(), KindError)],
-)
-def test_invalid_indices_raise(call: str, indices: Any, error: type[Exception]) -> None:
-    more = (["id"],) if call == "sample_by_index_fields" else ()
-    with pytest.raises(error):
-        getattr(filled(6), call)(indices, *more)
-
-
-def test_fields_that_are_not_there_are_named() -> None:
-    buffer = filled(6)
-    with pytest.raises(KeyMissingError, match="no field 'action'"):
-        buffer.sample_by_index_fields([0], ["action"])
-    refused: list[Any] = ["obs", [], None]
-    for bad in refused:
-        with pytest.raises(KindError, match="fields must be a list of names"):
-            buffer.sample_by_index_fields([0], bad)
-
-
-def test_samples_are_copies() -> None:
-    buffer = filled(6)
-    for batch in (buffer.sample_all(), buffer.sample_batch(6), buffer.sample_by_index(range(6))):
-        batch["id"].fill_(-1)
-    assert ids(buffer.sample_all()) == list(range(6))
-
-
-def test_an_empty_memory_has_nothing_to_sample() -> None:
-    buffer = ReplayBuffer(CPU, CPU, 10)
-    with pytest.raises(EmptyBufferError):
-        buffer.sample_batch(2)
-    with pytest.raises(EmptyBufferError):
-        buffer.get_next_batch(2)
-    with pytest.raises(UsageError, match="holds no rows"):
-        buffer.sample_all()
 
 
 # -- epochs --------------------------------------------------------------------------------------------------
@@ -307,13 +182,6 @@ def test_epochs_give_every_row_once_and_as_many_batches_as_announced(count: int,
         assert {len(one) for one in batches[:-1]} <= {batch}
 
 
-def test_epochs_are_shuffled_anew() -> None:
-    buffer = filled(40, 40)
-    first, second = (ids(batch) for batch in buffer.create_epoch_iterator(40, 2))
-    assert first != second
-    assert first != list(range(40))
-
-
 def test_the_iterator_and_next_batch_are_one() -> None:
     buffer = filled(9)
     iterator = buffer.create_epoch_iterator(batch_size=3)
@@ -322,14 +190,6 @@ def test_the_iterator_and_next_batch_are_one() -> None:
     assert list(iterator) == []
     with pytest.raises(StopIteration):  # old loops catch this
         buffer.get_next_batch(1)
-
-
-def test_without_an_iterator_batches_are_random() -> None:
-    buffer = filled(9)
-    assert buffer.get_next_batch(20).batch_size == torch.Size([20])
-    buffer.create_epoch_iterator(3)
-    assert buffer.get_steps_and_iterator(n_epochs=0, max_iter=5, batch_size=3) == 5
-    assert buffer.get_next_batch(20).batch_size == torch.Size([20])
 
 
 def test_rows_added_in_an_epoch_wait_for_the_next_call() -> None:
@@ -351,14 +211,78 @@ def test_an_iterator_over_rows_that_are_gone_says_so() -> None:
     assert len(ids(buffer.get_next_batch(3))) == 3  # random: its iterator is gone
 
 
-def test_an_empty_memory_has_no_batches() -> None:
-    buffer = ReplayBuffer(CPU, CPU, 10)
-    assert buffer.calculate_num_batches(4) == 0
-    assert list(buffer.create_epoch_iterator(4)) == []
-    assert buffer.get_steps_and_iterator(3, 0, 4) == 0
+def test_reads_by_index_are_copies() -> None:
+    buffer = filled(6)
+    many: list[Any] = [[4, 0, 0, -1], torch.tensor([4, 0, 0, 5]), torch.tensor([4, 0, 0, 5]).int()]
+    for indices in many:
+        assert ids(buffer.sample_by_index(indices)) == [4, 0, 0, 5]
+    assert ids(buffer.sample_by_index(range(1, 6, 2))) == [1, 3, 5]
+    assert ids(buffer.sample_by_index([])) == []
+    batch = buffer.sample_batch(200)
+    assert set(ids(batch)) == set(ids(buffer.sample_random(200))) == set(range(6))
+    assert torch.equal(batch["index"], batch["id"])
+    for batch in (buffer.sample_all(), buffer.sample_batch(6), buffer.sample_by_index(range(6))):
+        batch["id"].fill_(-1)
+    assert ids(buffer.sample_all()) == list(range(6))
+    assert type(buffer._memory.storage) is LazyMemmapStorage
+    buffer.device = torch.device("meta")
+    assert buffer.sample_batch(2).device == torch.device("meta")
+    assert buffer.sample_by_index_fields([0], ["id"]).device == torch.device("meta")  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("n_epochs", "max_iter", "batch_size"), [(-1, 0, 4), (1, 0, 0), (0, -1, 4)])
-def test_numbers_of_steps_that_make_no_sense(n_epochs: int, max_iter: int, batch_size: int) -> None:
-    with pytest.raises(OptionError, match="must be"):
-        filled(6).get_steps_and_iterator(n_epochs, max_iter, batch_size)
+def test_errors_change_nothing() -> None:
+    empty, buffer = filled(0), filled(6)
+    two = rows(0, 2)
+    calls: list[tuple[Any, type[Exception], str]] = [
+        (
+            lambda: ReplayBuffer(CPU, torch.device("meta"), 10),
+            OptionError,
+            "storing_device must be a CPU or CUDA device",
+        ),
+        (lambda: setattr(buffer, "storing_device", torch.device("meta")), OptionError, "got meta"),
+        (lambda: buffer.add_batch({"obs": torch.zeros(2, 3)}), KindError, "takes TensorDicts"),
+        (lambda: buffer.add_batch(two.select("obs")), KeyMissingError, "missing"),
+        (lambda: buffer.add_batch(two.set("obs", torch.zeros(2, 4))), SchemaError, "field 'obs' must be float32"),
+        (
+            lambda: setattr(buffer, "data_size", 7),
+            OptionError,
+            r"data_size must be in \[0, 6\], got 7: add rows, or load",
+        ),
+        (lambda: buffer.sample_by_index_fields([0], ["action"]), KeyMissingError, "no field 'action'"),
+        (lambda: empty.sample_batch(2), EmptyBufferError, "empty"),
+        (lambda: empty.get_next_batch(2), EmptyBufferError, "empty"),
+        (lambda: empty.sample_all(), UsageError, "holds no rows"),
+        (lambda: buffer.get_steps_and_iterator(-1, 0, 4), OptionError, "must be"),
+        (lambda: buffer.get_steps_and_iterator(1, 0, 0), OptionError, "must be"),
+        (lambda: buffer.get_steps_and_iterator(0, -1, 4), OptionError, "must be"),
+    ]
+    for indices, error in (
+        ([0, 6], SlotError),
+        ([-7], SlotError),
+        (2, KindError),
+        (torch.zeros(2, 2).long(), KindError),
+    ):
+        calls.append((lambda indices=indices: buffer.sample_by_index(indices), error, ""))
+        calls.append((lambda indices=indices: buffer.sample_by_index_fields(indices, ["id"]), error, ""))
+    refused: list[Any] = ["obs", [], None]
+    calls += [
+        (lambda bad=bad: buffer.sample_by_index_fields([0], bad), KindError, "fields must be a list of names")
+        for bad in refused
+    ]
+    for call, kind, says in calls:
+        with pytest.raises(kind, match=says):
+            call()
+    assert (ids(buffer.sample_all()), buffer.pointer, buffer.storing_device) == (list(range(6)), 6, CPU)
+    assert (empty.calculate_num_batches(4), list(empty.create_epoch_iterator(4))) == (0, [])
+    assert empty.get_steps_and_iterator(3, 0, 4) == 0
+    buffer.data_size = 3
+    assert (ids(buffer.sample_all()), buffer.pointer) == ([0, 1, 2], 3)
+
+
+def test_without_an_iterator_batches_are_random() -> None:
+    buffer = filled(9)
+    assert buffer.get_next_batch(20).batch_size == torch.Size([20])
+    first, second = (ids(batch) for batch in buffer.create_epoch_iterator(9, 2))
+    assert first != second
+    assert buffer.get_steps_and_iterator(n_epochs=0, max_iter=5, batch_size=3) == 5
+    assert buffer.get_next_batch(20).batch_size == torch.Size([20])
