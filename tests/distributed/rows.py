@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tensordict import TensorDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 WIDTH = 8
 
 
-def make_rows(first: int, count: int) -> dict[str, torch.Tensor]:
+def make_rows(first: int, count: int) -> TensorDict:
     """Return rows `first` to `first + count`: number `[n]`, and content `[n, WIDTH]`, which follows from the number."""
     numbers = torch.arange(first, first + count)
-    return {"number": numbers, "content": content_of(numbers)}
+    return TensorDict({"number": numbers, "content": content_of(numbers)}, [count])
 
 
 def content_of(numbers: torch.Tensor) -> torch.Tensor:
