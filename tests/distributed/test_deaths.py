@@ -108,7 +108,7 @@ def test_shards_that_are_all_killed_return_with_their_checkpoints(rb: ShardedRep
     rb.extend(make_rows(500_000, 10))  # not saved
     killed = rb.apply(process_of)
     kill(*killed)
-    check_rows(Calls(LIMIT_S)(rb.sample))
+    check_rows(Calls(LIMIT_S)(rb._handle(call_timeout_s=LIMIT_S).sample))
     wait_for_restart(rb, *killed)
     assert stored(rb) == SAVED
 

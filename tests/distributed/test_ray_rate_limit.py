@@ -114,22 +114,6 @@ def test_a_timeout_raises_in_the_caller_and_changes_nothing(remote: Any) -> None
     assert rb.stats().rows_drawn - before.rows_drawn == 128
 
 
-def test_a_wait_of_several_polls_ends_in_time(remote: Any) -> None:
-    rb = remote(LIMITER)
-    rb.extend(rows(0, 64))
-    long = 1.25 * POLL_S
-    began = time.monotonic()
-    with pytest.raises(WaitTimeoutError, match=rf"waited {long:g} s for readers"):
-        rb.extend(rows(64, 72), timeout_s=long)
-    assert long <= time.monotonic() - began < long + 10
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(rb.extend, rows(64, 72), timeout_s=LONG_S)
-        time.sleep(1.25 * POLL_S)
-        assert not waiting.done()
-        rb.sample(16)
-        assert waiting.result().tolist() == list(range(64, 72))
-
-
 def test_a_smaller_batch_comes_with_the_last_poll(remote: Any) -> None:
     rb = remote(RateLimiter(samples_per_insert=1, min_diff=0, max_diff=40, min_size_to_sample=4))
     assert (rb.can_sample(), rb.can_insert(40), rb.can_insert(41)) == (False, True, False)

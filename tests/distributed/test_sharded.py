@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
 import time
@@ -143,6 +144,11 @@ def test_rows_are_read_deleted_and_written_by_shard(shards: ShardedReplayBuffer)
     single = shards.pinned(2).add(rows(900, 1)[0])
     assert single is not None
     assert int(shards[single]["x"]) == 900
+    names = {"index": info["index"], "generation": info["index_generation"]}
+    future = shards.submit_update_if_present(**names, patch={"y": torch.full((BATCH, 3), 2.0)})
+    shards.synchronize()
+    assert future.result().updated.all()
+    assert set(shards[info["index"][:1]]["y"].flatten().tolist()) == {2.0}
     assert bool(shards.delete(info).all())
     assert not bool(shards.delete(info).any())
     left = {900, *range(65)} - set(batch["x"].tolist())
@@ -158,6 +164,23 @@ def test_rows_are_read_deleted_and_written_by_shard(shards: ShardedReplayBuffer)
     around = shards.pinned(1)._handle(sticky=False)
     assert [int(split_index(around.extend(rows(0, 2)))[0][0]) for _ in range(4)] == [1, 2, 0, 1]
     assert "missing=[]" in repr(around)
+
+
+def test_handles_that_come_and_go_leave_nothing(shards: ShardedReplayBuffer, cluster: Any) -> None:
+    fill(shards)
+    core = cluster._private.worker.global_worker.core_worker
+
+    def use() -> None:
+        handle = pickle.loads(pickle.dumps(shards))._handle(prefetch=2)
+        handle.sample()
+
+    use()
+    threads, references = threading.active_count(), len(core.get_all_reference_counts())
+    for _ in range(10):
+        use()
+    gc.collect()
+    until(lambda: threading.active_count() <= threads + 2)
+    until(lambda: len(core.get_all_reference_counts()) <= references + 10)
 
 
 # -- checkpoints and killed shards ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,20 +16,16 @@ import torch
 from ostinato import (
     LazyTensorStorage,
     LimitedSampler,
-    PrioritizedSampler,
     QueueSampler,
     RateLimiter,
     ShardedReplayBuffer,
 )
 from ostinato.distributed.deadlines import GRACE_S
 from ostinato.distributed.routing import split_index
-from ostinato.errors import EmptyBufferError, OptionError, WaitTimeoutError
+from ostinato.errors import NoAnswerError, NoPermitError, OptionError, WaitTimeoutError
 
 from ..stats.chi_square import p_value
-from .handles import LONG_S, all_at_once, in_threads, kill, process_of, stopped, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from .handles import LONG_S, in_threads, kill, outcome, process_of, stopped, until
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
@@ -38,12 +34,6 @@ EDGES = RateLimiter(samples_per_insert=1, min_diff=0, max_diff=40, min_size_to_s
 
 def rows(n: int, first: int = 0) -> dict[str, torch.Tensor]:
     return {"x": torch.arange(first, first + n)}
-
-
-def repeat(call: Callable[[], Any]) -> None:
-    """Call until it raises."""
-    for _ in range(300):
-        call()
 
 
 def totals(cluster: Any, rb: ShardedReplayBuffer) -> tuple[int, int]:
@@ -77,33 +67,6 @@ def kill_a_writer(cluster: Any, rb: ShardedReplayBuffer) -> None:
 
 
 # -- the limiter ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_neither_side_overtakes_the_other(cluster: Any, remade: Any, prefetch: int) -> None:
-    limiter = RateLimiter(samples_per_insert=4, error_buffer=128, min_size_to_sample=40)
-    low, high = limiter.band
-    rb = remade(limiter, partial(PrioritizedSampler, 2000, 0.6, 0.4), prefetch=prefetch)
-    assert rb.rate_limiter == limiter
-    before, balances = rb.stats(), []
-    writers = [threading.Thread(target=write, args=(rb, i % 2, 12, 1000 * i)) for i in range(3)]
-    for writer in writers:
-        writer.start()
-    for _ in range(50):
-        _, info = rb.sample(return_info=True, timeout_s=LONG_S)
-        rb.update_priority(info, torch.rand(16))
-        written, drawn = totals(cluster, rb)
-        balances.append(4 * written - drawn)
-    assert low <= min(balances) <= max(balances) <= high
-    assert max(balances) > high - 4 * 8 * 3, "writers were never held back"
-    while any(writer.is_alive() for writer in writers):
-        rb.sample()
-    with pytest.raises(WaitTimeoutError, match=r"row\(s\) must be written before 16 can be drawn"):
-        repeat(lambda: rb.sample(timeout_s=0.05))
-    stats = rb.stats()
-    written, drawn = stats.rows_written - before.rows_written, stats.rows_drawn - before.rows_drawn
-    assert written == 3 * 12 * 8
-    assert low <= 4 * written - drawn < low + 16
 
 
 def test_errors_of_timeouts_say_who_waits_for_what(cluster: Any, remade: Any) -> None:
@@ -164,12 +127,17 @@ def test_a_killed_writer_blocks_no_other_call(cluster: Any, remade: Any) -> None
 def test_calls_time_out_while_the_limiter_is_stopped(cluster: Any, remade: Any) -> None:
     rb = remade(RateLimiter(samples_per_insert=1, error_buffer=1000), call_timeout_s=1.0)
     rb.extend(rows(16))
-    with stopped(cluster.get(rb._connection.fleet.actor.__ray_call__.remote(process_of))):
+    process = cluster.get(rb._connection.fleet.actor.__ray_call__.remote(process_of))
+    with stopped(process):
+        assert rb.stats().rows == len(rb) == 16, "the shards answer"
+        with pytest.raises(NoAnswerError, match=rf"\(process {process} on node "):
+            rb.empty()
         for call in (partial(rb.sample, timeout_s=0.5), partial(rb.extend, rows(8), timeout_s=0.5)):
-            began = time.monotonic()
-            with pytest.raises(WaitTimeoutError, match=r"waited 0\.5 s for the rate limiter, .* does not answer"):
-                call()
-            assert time.monotonic() - began < 0.5 + GRACE_S + 3.0
+            found = outcome(call)
+            assert found.took_s < 0.5 + GRACE_S + 3.0
+            assert isinstance(found.result, NoPermitError)
+            assert "waited 0.5 s for the rate limiter, but the actor of the fleet" in str(found.result)
+    rb.extend(rows(16), timeout_s=30.0)
     assert rb.sample(timeout_s=30.0)["x"].shape == (16,)
     until(lambda: totals(cluster, rb) == (16, 16))  # abandoned calls do not count
 
@@ -216,8 +184,9 @@ def test_a_queue_returns_each_row_once_in_the_order_of_its_shard(remade: Any, pr
     assert sorted(seen) == [list(range(160)), list(range(1000, 1160))]
     with pytest.raises(WaitTimeoutError, match=r"allow 0 more draw\(s\)"):
         rb.sample(timeout_s=0.05)
-    with pytest.raises(WaitTimeoutError, match="there is room for"):
-        repeat(lambda: rb.pinned(0).extend(rows(8), timeout_s=0.05))
+    rb.pinned(0).extend(rows(64))
+    with pytest.raises(WaitTimeoutError, match="there is room for 0 of 8"):
+        rb.pinned(0).extend(rows(8), timeout_s=0.05)
 
 
 def test_queue_shards_give_what_they_have(remade: Any) -> None:
@@ -233,29 +202,6 @@ def test_queue_shards_give_what_they_have(remade: Any) -> None:
     with pytest.raises(WaitTimeoutError):
         rb.sample(timeout_s=0.05, min_batch=1)
     assert rb.can_insert(8)
-
-
-def test_rows_are_removed_after_their_draws_with_two_readers(remade: Any) -> None:
-    rb = remade(None, partial(LimitedSampler, 3))
-    for shard in range(2):
-        rb.pinned(shard).extend(rows(100 - 40 * shard, 100 * shard))
-    assert (rb.can_sample(480), rb.can_sample(481), rb.can_insert(10_000)) == (True, False, True)
-
-    def read() -> Counter[int]:
-        handle, found = rb.pinned(0), Counter[int]()
-        try:
-            while True:
-                found.update(handle.sample()["x"].tolist())
-        except EmptyBufferError:
-            return found
-
-    one, other = in_threads(read, read)
-    counts = one + other
-    left = 3 * 160 - counts.total()
-    assert max(counts.values()) <= 3
-    assert 0 <= left < 16 + 2 * 15  # rows that fill no batch, and rows that the readers have taken
-    with pytest.raises(EmptyBufferError):  # without a limiter nothing waits for writers
-        rb.sample(64, timeout_s=30.0)
 
 
 def test_the_minimum_holds_if_draws_consume_rows(remade: Any) -> None:
@@ -286,17 +232,6 @@ def test_waits_for_the_limiter_and_for_room_share_one_time(cluster: Any, remade:
     until(lambda: totals(cluster, rb) == (16, 0))  # uncounted, which no call waits for
     assert rb.sample(timeout_s=5.0)["x"].tolist() == list(range(16))
     writer.extend(rows(8), timeout_s=5.0)
-
-
-def test_many_writers_wait_for_room_and_time_out(remade: Any) -> None:
-    rb = remade(None, QueueSampler, 16)
-    rb.pinned(0).extend(rows(16))
-    began = time.monotonic()
-    calls = {str(i): partial(rb.pinned(0).extend, rows(8), timeout_s=2.0) for i in range(70)}
-    found = all_at_once(calls, len(calls))
-    assert all(isinstance(one.result, WaitTimeoutError) for one in found.values()), found
-    assert time.monotonic() - began < 2.0 + 70 / 32 + 5.0  # a poll for each: not 2 s for each 32 of them
-    assert len(rb) == 16
 
 
 def test_the_call_of_a_dead_writer_ends_at_a_full_queue(cluster: Any, remade: Any) -> None:

@@ -15,7 +15,7 @@ from ostinato import LazyTensorStorage, RateLimiter, ShardedReplayBuffer
 from ostinato.distributed.checkpoints import begin_saving
 from ostinato.errors import CheckpointError, KeyMissingError, LostBufferError, OptionError, SchemaError
 
-from .handles import in_threads, until
+from .handles import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,23 +58,6 @@ def test_a_worker_with_other_rows_does_not_spoil_the_fleet(shards: ShardedReplay
     shards.reset()
     shards.extend(OTHER)
     assert "obs" not in shards.sample(4)
-
-
-def test_first_rows_that_race(shards: ShardedReplayBuffer) -> None:
-    kinds = [FLOATS, DOUBLES, rows(obs=torch.rand(20, 2))]
-
-    def write(i: int) -> bool:
-        try:
-            shards.pinned(i % 3).extend(kinds[(i + i // 3) % 3])
-        except SchemaError:
-            return False
-        return True
-
-    stored = in_threads(*[partial(write, i) for i in range(6)])
-    assert 0 < sum(stored) < 6
-    assert sum(rows_of(shards)) == 20 * sum(stored)
-    assert len({one.schema for one in shards.report()} - {None}) == 1
-    shards.sample(100)
 
 
 def test_single_shards(shards: ShardedReplayBuffer, tmp_path: Path) -> None:
@@ -180,25 +163,3 @@ def test_checkpoints_that_fail(cluster: Any, tmp_path: Path) -> None:
         assert rb.limiter_counts == counts
     with pytest.raises(LostBufferError):
         rb.reset()
-
-
-def test_rows_that_are_still_there_are_changed_in_their_shards(shards: ShardedReplayBuffer) -> None:
-    for i in range(3):
-        shards.pinned(i).extend(rows(id=torch.arange(20) + 100 * i, value=torch.zeros(20)))
-    batch, info = shards.sample(64, return_info=True)
-    shards.empty(1)
-    present = batch["id"] // 100 != 1
-    names = {"index": info["index"], "generation": info["index_generation"]}
-    future = shards.submit_update_if_present(**names, patch={"value": batch["id"].float()})
-    shards.synchronize()
-    assert torch.equal(future.result().updated, present)
-    for ids, values in filter(None, shards.apply(_ids_and_values)):
-        drawn = torch.isin(ids, batch["id"])
-        assert torch.equal(values, torch.where(drawn, ids.float(), 0.0))
-    shards.submit_update_if_present(**names, patch={"other": batch["id"]})
-    with pytest.raises(KeyMissingError, match="other"):
-        shards.synchronize()
-
-
-def _ids_and_values(buffer: Any) -> Any:
-    return (buffer[:]["id"], buffer[:]["value"]) if len(buffer) else None

@@ -14,12 +14,11 @@ import pytest
 from ostinato import (
     LazyTensorStorage,
     PrioritizedSampler,
-    RateLimiter,
     RayReplayBuffer,
     ShardedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from ostinato.errors import LostBufferError, NoAnswerError, NoPermitError, OptionError
+from ostinato.errors import LostBufferError, NoAnswerError, OptionError
 
 from .calls import LOCAL, SHARD_TIMED, SHARD_UNTIMED, TIMED, UNTIMED, UPDATE, rows
 from .handles import all_at_once, handle_of, outcome, process_of, stopped, until
@@ -78,14 +77,10 @@ def quick(rb: RayReplayBuffer, **more: Any) -> RayReplayBuffer:
 
 
 def test_times_of_calls_are_checked_before_anything_is_sent(one: RayReplayBuffer, fleet: ShardedReplayBuffer) -> None:
-    makes: list[Any] = [RayReplayBuffer, partial(ShardedReplayBuffer, 2)]
-    for make in makes:
-        for bad in (0, -1.0, math.nan, True, "60"):
-            with pytest.raises(OptionError, match="call_timeout_s must be a number of seconds above 0"):
-                make(call_timeout_s=bad)
     for rb, calls in ((one, TIMED), (fleet, SHARD_TIMED)):
         for call in calls.values():
-            for bad in (np.bool_(0), -0.5):
+            bads: list[Any] = [np.bool_(0), -0.5]
+            for bad in bads:
                 with pytest.raises(OptionError, match="timeout_s must be a number of seconds"):
                     call(rb, timeout_s=bad)
     times: list[Any] = [30, np.float32(30), np.int64(30), math.inf]
@@ -166,7 +161,7 @@ def handle(rb: ShardedReplayBuffer, name: str, call_timeout_s: float = CALL_S) -
 
 def shard_calls(rb: ShardedReplayBuffer, seconds: float, without: set[str]) -> dict[str, Callable[[], Any]]:
     calls = {name: call for name, call in {**SHARD_TIMED, **SHARD_UNTIMED}.items() if name not in without | EMPTIES}
-    short = {name: call for name, call in calls.items() if name in SHARD_TIMED}
+    short = {name: call for name, call in SHARD_TIMED.items() if name in calls}
     return {
         **{name: partial(call, handle(rb, name, seconds)) for name, call in calls.items()},
         **{f"{name} in time": partial(call, handle(rb, name), timeout_s=0.4) for name, call in short.items()},
@@ -210,7 +205,7 @@ def test_calls_leave_a_stopped_shard_out_or_raise(several: ShardedReplayBuffer) 
 def test_calls_raise_while_all_shards_are_stopped(several: ShardedReplayBuffer) -> None:
     calls = shard_calls(several, CALL_S, set())
     calls |= {name: partial(call, handle(several, name)) for name, call in LOCAL.items()}
-    calls["stats at once"] = partial(handle(several, "stats").stats, timeout_s=0)
+    calls["stats at once"] = partial(SHARD_TIMED["stats"], handle(several, "stats"), timeout_s=0)
     with stopped(*several.apply(process_of)):
         found = all_at_once(calls)
     for name, (result, took_s) in found.items():
@@ -227,26 +222,3 @@ def test_calls_raise_while_all_shards_are_stopped(several: ShardedReplayBuffer) 
             assert "shard" in str(result), (name, result)
     assert "nothing was sent" in str(found["stats at once"].result)
     until(lambda: len(several) > 16)
-
-
-def test_calls_raise_while_the_limiter_is_stopped(cluster: Any, remade: Any) -> None:
-    rb = remade(RateLimiter(samples_per_insert=1, error_buffer=1000, min_size_to_sample=1))
-    rb.extend(rows())
-    waiting = {"sample", "extend", "add", "next", "__iter__", "prefetch"}
-    calls = {
-        name: call
-        for name, call in shard_calls(rb, PATIENT_S, NEED_ALL | UPDATES | {"checkpoint", "query"}).items()
-        if " " not in name or name.split()[0] in WRITES
-    }
-    calls["empty"] = rb._handle(call_timeout_s=PATIENT_S).empty
-    process = cluster.get(rb._connection.fleet.actor.__ray_call__.remote(process_of))
-    with stopped(process):
-        found = all_at_once(calls)
-    for name, (result, took_s) in found.items():
-        assert took_s < LATE_S, name
-        if name.split()[0] in waiting | {"empty"}:
-            assert isinstance(result, NoPermitError), (name, result)
-            assert f"(process {process} on node " in str(result), name
-        elif name not in {"can_sample", "can_insert"}:
-            assert not isinstance(result, Exception), (name, result)
-    until(lambda: outcome(partial(rb.sample, timeout_s=1.0)).result is not None)

@@ -89,7 +89,6 @@ TESTS: dict[str, dict[str, list[str]]] = {
     "Shards": {
         "the actor or machine of a shard": [
             "distributed/test_sharded.py::test_a_killed_shard_is_left_out_and_returns_with_its_checkpoint",
-            "distributed/test_raylets.py::test_the_shard_of_a_killed_raylet_returns_on_a_new_one",
             f"{_FAULTS}::test_an_unnoticed_restart_warns_and_changes_the_distribution_at_once",
             f"{_NODES}::test_shards_of_a_killed_node_move_to_another_one",
         ],
