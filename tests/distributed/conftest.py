@@ -103,20 +103,6 @@ def _begin_anew(buffer: Any, limiter: RateLimiter | None, transform: Any) -> Non
         buffer._engine.waiters.wake()
 
 
-@pytest.fixture(scope="session")
-def tensordicts(cluster: Any) -> Iterator[RayReplayBuffer]:
-    """A prioritized buffer of TensorDicts."""
-    made = RayReplayBuffer(
-        storage=partial(LazyTensorStorage, 100),
-        sampler=partial(PrioritizedSampler, 100, 1.0, 0.5),
-        replay_buffer_cls=TensorDictReplayBuffer,
-        batch_size=8,
-        remote_config=NO_CPU,
-    )
-    with closing(made):
-        yield made
-
-
 # -- shards -----------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
-from ostinato import LazyTensorStorage, ListStorage, RateLimiter, ReplayBuffer, TensorDictReplayBuffer
+from ostinato import LazyTensorStorage, RateLimiter, ReplayBuffer
 from ostinato.distributed.actors import BufferActor, BufferSpec
 from ostinato.distributed.serialization import decode, encode
 from ostinato.distributed.writing import count_rows
@@ -56,11 +56,3 @@ def test_no_rows_change_nothing() -> None:
     nothing += [torch.zeros(0, 3), {"a": {"b": np.zeros((0, 2))}}, TensorDict({"x": torch.zeros(0)}, [0])]
     for none in nothing:
         assert count_rows(none) == 0
-
-
-def test_ragged_rows_are_sent_as_lazy_stacks() -> None:
-    rows = [TensorDict({"x": torch.arange(n + 1)}) for n in range(3)]
-    actor = BufferActor(BufferSpec(TensorDictReplayBuffer, (), {"storage": ListStorage(8), "batch_size": 4}, None))
-    call(actor, "extend", rows)
-    batch = call(actor, "sample")
-    assert [one["x"].tolist() for one in batch.unbind(0)] == [list(range(n + 1)) for n in batch["index"].tolist()]

@@ -67,23 +67,6 @@ def test_a_request_waits_for_those_before_it() -> None:
     assert found == {0: [0, 1], 1: [2, 3], 2: [4, 5]}
 
 
-def test_a_request_that_has_a_batch_does_not_wait_for_more() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=QueueSampler(), batch_size=4)
-    rb.extend(list(range(10)))
-    stream = ServedStream(batch_maker(rb, epoch=False))
-    found = stream.take(0, 5)
-    assert found is not RETRY
-    assert [batch.tolist() for batch, _ in found] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert stream.take(1, 2) is RETRY
-    rb.extend(list(range(10, 14)))
-    found = stream.take(1, 2)
-    assert found is not RETRY
-    assert [batch.tolist() for batch, _ in found] == [[8, 9, 10, 11]]
-    with pytest.raises(WaitTimeoutError, match="waited 60 s"):
-        stream.take(2, 2, waited_s=60.0)
-    assert rb.sample(2).tolist() == [12, 13]
-
-
 @pytest.mark.parametrize(("number", "waited_s"), [(0, -2.0), (3, 1.5)])
 def test_a_request_whose_turn_never_comes_ends_the_stream(number: int, waited_s: float) -> None:
     """One that was answered before, and one whose reader waits for it although earlier ones were never made."""
@@ -111,7 +94,9 @@ def test_a_batch_requested_ahead_never_times_out(limit_s: float, *, epoch: bool)
     found = stream.take(0, 2, 1.0)
     assert found is not RETRY
     batches = found if epoch else [batch for batch, _ in found]
-    assert [sorted(batch.tolist()) for batch in batches] == [[0, 1, 2, 3]]
+    assert [sorted(batch.tolist()) for batch in batches] == [[0, 1, 2, 3]], (
+        "a request that has a batch waits for no more"
+    )
 
 
 def test_an_epoch_is_complete_although_it_waits_in_polls() -> None:

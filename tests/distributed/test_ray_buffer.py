@@ -23,16 +23,18 @@ from ostinato import (
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
+from ostinato.buffers.conditional_updates import ConditionalUpdateResult
+from ostinato.buffers.portion import reseed
 from ostinato.errors import (
     EmptyBufferError,
     KindError,
     LostBufferError,
     OptionError,
-    PriorityError,
-    SchemaError,
     UsageError,
 )
 from ostinato.transforms import Cast
+
+from .rows import same
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -197,62 +199,83 @@ def test_no_more_than_prefetch_are_drawn_ahead(cluster: Any, remote: Any, prefet
 # -- rows and priorities ----------------------------------------------------------------------------------------------
 
 
-def test_tensordicts_and_priorities(tensordicts: RayReplayBuffer) -> None:
-    rb = tensordicts
-    rb.empty()
-    index = rb.extend(TensorDict(rows(10), [10]))
-    rb.update_priority(index, torch.arange(10.0))
-    batch = rb.sample()
-    assert isinstance(batch, TensorDict)
-    assert int(batch["x"].min()) >= 1, "a priority of 0 with a tiny eps"
-    assert {"index", "index_generation", "priority_weight"} <= set(batch.keys())
-    batch["td_error"] = torch.full((8,), 50.0)
-    rb.update_tensordict_priority(batch)
-    assert bool((rb.apply(_priorities)[batch["index"]] == 50.0).all())
-    assert rb.priority_key == "td_error"
-    rb.priority_key = ("agent", "loss")
-    batch = rb.sample(None, False, True)
-    batch["agent", "loss"] = torch.full((8,), 30.0)
-    rb.update_tensordict_priority(batch)
-    assert rb.priority_key == ("agent", "loss")
-    rb.priority_key = "td_error"
-    assert bool((rb.apply(_priorities)[batch["index"]] == 30.0).all())
-    rb.extend(TensorDict(rows(100), [100]))  # replaces all
-    before = rb.stats().stale_updates
-    rb.update_priority(batch, torch.ones(8))
-    assert rb.stats().stale_updates == before + 8
+def tensordict(n: int, **fields: Any) -> TensorDict:
+    return TensorDict(fields or {"x": torch.arange(n), "y": torch.zeros(n, 3)}, [n])
 
 
-def _priorities(buffer: Any) -> Any:
-    return buffer.sampler.priorities
+FIRST = torch.arange(6)
+PATCH = tensordict(6, x=torch.full((6,), 7))
+ERRORS = tensordict(6, index=FIRST, td_error=torch.full((6,), 50.0))
+LOSSES = TensorDict({"index": FIRST, "agent": {"loss": torch.full((6,), 3.0)}}, [6])
+CALLS: list[tuple[Any, ...]] = [
+    ("can_sample",),
+    ("extend", tensordict(10)),
+    ("add", tensordict(1)[0]),
+    ("can_sample",),
+    ("sample",),
+    ("sample", None, True),
+    ("update_priority", torch.arange(11), torch.arange(11.0)),
+    ("sample", 3),
+    ("update_tensordict_priority", ERRORS),
+    ("sample",),
+    ("update_if_present", {"index": FIRST, "generation": FIRST - FIRST % 2, "patch": PATCH}),
+    ("__getitem__", slice(None)),
+    ("extend", tensordict(3, z=torch.zeros(3))),
+    ("update_priority", [0, 1], [1.0, -1.0]),
+    ("__getitem__", 99),
+    ("__getitem__", torch.tensor([3, 1])),
+    ("__getitem__", "y"),
+    ("__setitem__", slice(0, 2), tensordict(2, x=torch.tensor([70, 71]), y=torch.ones(2, 3))),
+    ("set_at_", "x", torch.tensor([72]), [2]),
+    ("read_all_in_order", 4),
+    ("set_", "x", torch.arange(11) * 2),
+    ("update_", {"y": torch.ones(11, 3)}),
+    ("write_all", tensordict(1), 1),
+    ("__getitem__", slice(None)),
+    ("mark_update", 0),
+    ("delete", FIRST, FIRST - FIRST % 2),
+    ("__len__",),
+    ("sample",),
+    ("check",),
+    ("read_episodes",),
+    ("episodes",),
+    ("priority_key",),
+    ("extend", tensordict(100)),
+    ("update_priority", FIRST, torch.ones(6), FIRST),
+    ("cursor",),
+    ("write_count",),
+    ("empty", False),
+    ("write_count",),
+    ("__len__",),
+]
 
 
-def test_rows_are_read_and_edited_and_errors_are_those_of_the_buffer(tensordicts: RayReplayBuffer) -> None:
-    rb = tensordicts
-    rb.empty()
-    data = rows(10)
-    rb.extend(TensorDict(data, [10]))
-    with pytest.raises(SchemaError, match="rows must have the keys"):
-        rb.extend(TensorDict({"z": torch.zeros(3)}, [3]))
-    with pytest.raises(PriorityError, match=r"at the positions \[1\] of 2"):
-        rb.update_priority([0, 1], [1.0, -1.0])
-    with pytest.raises(IndexError):
-        rb[99]
-    assert torch.equal(rb[torch.tensor([3, 1])]["x"], torch.tensor([3, 1]))
-    assert torch.equal(rb["y"], data["y"])
-    rb[0:2] = TensorDict({"x": torch.tensor([70, 71]), "y": torch.ones(2, 3)}, [2])
-    assert rb.set_at_("x", torch.tensor([72]), [2]) is rb
-    assert rb.read_all_in_order(4)["x"].tolist() == [70, 71, 72, 3]
-    rb.set_("x", torch.arange(10) * 2)
-    rb.update_({"y": torch.zeros(10, 3)})
-    rb.write_all(TensorDict({"x": torch.tensor([5]), "y": torch.ones(1, 3)}, [1]), 1)
-    found = rb[:]
-    assert found["x"].tolist() == [5, *range(2, 20, 2)]
-    assert float(found["y"].sum()) == 3.0
-    rb.check()
-    assert rb.episodes is None
-    with pytest.raises(UsageError, match="does not track episodes"):
-        rb.read_episodes()
+def _call(rb: Any, name: str, *args: Any) -> Any:
+    """Return what a call returns or raises, or the value of a property."""
+    options = args[0] if args and isinstance(args[0], dict) and name == "update_if_present" else None
+    try:
+        found = getattr(rb, name)
+        found = found(**options) if options else found(*args) if callable(found) else found
+    except Exception as error:
+        return type(error), str(error)
+    return "itself" if found is rb else vars(found) if isinstance(found, ConditionalUpdateResult) else found
+
+
+def test_calls_do_what_they_do_in_a_local_buffer(cluster: Any) -> None:
+    options: dict[str, Any] = {"sampler": partial(PrioritizedSampler, 100, 1.0, 0.5), "batch_size": 8}
+    options |= {"storage": STORAGE, "writer": partial(RoundRobinWriter, track_generations=True)}
+    mine = TensorDictReplayBuffer(**options)
+    with RayReplayBuffer(replay_buffer_cls=TensorDictReplayBuffer, remote_config={"num_cpus": 0}, **options) as rb:
+        reseed(mine, 3)
+        rb.apply(reseed, 3)
+        for name, *args in CALLS:
+            assert same(_call(rb, name, *args), _call(mine, name, *args)), (name, args)
+        assert rb.stats().stale_updates == mine.stats().stale_updates > 0
+        rb.extend(tensordict(10))
+        rb.priority_key = ("agent", "loss")
+        rb.update_tensordict_priority(LOSSES)
+        assert rb.priority_key == ("agent", "loss")
+        assert rb.apply(lambda buffer: buffer.sampler.priorities)[:6].tolist() == [3.0] * 6
 
 
 def test_parts_stay_in_the_actor_and_can_be_replaced(remote: Any) -> None:

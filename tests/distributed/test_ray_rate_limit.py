@@ -344,26 +344,6 @@ def test_many_waiting_writers_block_no_other_call(remote: Any) -> None:
     assert len(rb) == 64 + 8 * MANY
 
 
-# -- checkpoints ------------------------------------------------------------------------------------------------------
-
-
-def test_counts_continue_after_a_load(remote: Any, tmp_path: Path) -> None:
-    rb = remote(LIMITER)
-    rb.extend(rows(0, 64))
-    rb.sample()
-    rb.dumps(tmp_path / "saved")
-    rb.extend(rows(64, 68))
-    rb.dumps(tmp_path / "saved", incremental=True)
-    rb.empty()
-    rb.loads(tmp_path / "saved", mmap=True)
-    assert rb[:]["x"].tolist() == list(range(68))
-    with pytest.raises(WaitTimeoutError, match=r"68 row\(s\) written, 8 drawn; 2 x 68 - 8 = 128"):
-        rb.add({"x": torch.tensor(1)}, timeout_s=0.0)
-    local = ReplayBuffer(storage=LazyTensorStorage(1000), rate_limiter=LIMITER, batch_size=8)
-    local.loads(tmp_path / "saved")
-    assert _counts(local) == (68, 8)
-
-
 # -- polls, without Ray -----------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,8 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[r
 
 from ostinato.distributed.serialization import Serialized, decode_small, encode_small
 
+from .rows import same
+
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (as users write it)
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 
@@ -29,20 +31,6 @@ def sent(data: Any) -> tuple[Any, list[bytearray]]:
     pickled = pickle.dumps(Serialized(data), 5, buffer_callback=beside.append)
     memory = [bytearray(buffer.raw()) for buffer in beside]
     return pickle.loads(pickled, buffers=[memoryview(one).toreadonly() for one in memory]), memory
-
-
-def same(a: Any, b: Any) -> bool:
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor):
-        return a.dtype is b.dtype and a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, TensorDict):
-        return a.batch_size == b.batch_size and a.device == b.device and same(dict(a.items()), dict(b.items()))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
 
 
 def test_tensors_keep_dtype_shape_and_bits() -> None:

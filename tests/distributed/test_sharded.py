@@ -21,8 +21,6 @@ from ostinato.errors import (
     CheckpointError,
     LostBufferError,
     OptionError,
-    PriorityError,
-    SlotError,
     UsageError,
 )
 
@@ -106,30 +104,6 @@ def test_a_snapshot_serves_many_batches_until_this_process_changes_rows(
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
-
-
-def test_priorities_reach_their_shard_and_stale_ones_are_dropped(shards: ShardedReplayBuffer) -> None:
-    index = fill(shards)
-    owners, _ = split_index(index)
-    assert owners.bincount().tolist() == SIZES
-    shards.update_priority(index, torch.arange(65.0))
-    assert torch.equal(torch.cat(priorities(shards)), torch.arange(65.0, dtype=torch.float64))
-    batch = shards.sample()
-    batch["td_error"] = torch.full((BATCH,), 70.0)
-    stale = shards.stats().stale_updates
-    shards.pinned(1).extend(rows(1000, CAPACITY))  # every row of shard 1 is replaced
-    shards.update_tensordict_priority(batch)
-    kept = priorities(shards)
-    drawn_owner, drawn_slot = split_index(batch["index"])
-    assert bool((kept[0][drawn_slot[drawn_owner == 0]] == 70.0).all())
-    assert not bool((kept[1] == 70.0).any())
-    assert shards.stats().stale_updates - stale == int((drawn_owner == 1).sum()) > 0
-    with pytest.raises(PriorityError, match="at the positions"):
-        shards.update_priority(index, -1.0)
-    for wrong in (7 << 40, CAPACITY):
-        with pytest.raises(SlotError, match=r"of no (shard|row)"):
-            shards.update_priority(torch.tensor([0, wrong]), torch.tensor([9.0, 9.0]))
-    assert all(torch.equal(before, now) for before, now in zip(kept, priorities(shards), strict=True))
 
 
 def test_rows_are_read_deleted_and_written_by_shard(shards: ShardedReplayBuffer) -> None:
