@@ -188,7 +188,8 @@ def test_all_shards_are_saved_and_loaded(shards: ShardedReplayBuffer, tmp_path: 
 
 def test_a_killed_shard_is_left_out_and_returns_with_its_checkpoint(shards: ShardedReplayBuffer, cluster: Any) -> None:
     """Under load: one actor is killed with kill -9, another one by Ray."""
-    writers = [Writer(shards.pinned(i), 10_000 * (i + 1), Calls(LONG_S), count=4) for i in range(SHARDS)]
+    calls = Calls(LONG_S)
+    writers = [Writer(shards.pinned(i), 10_000 * (i + 1), calls, count=2, pause_s=0.2) for i in range(SHARDS)]
     lonely, end = 0, time.monotonic() + 100
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -43,13 +43,13 @@ def rows_of(rb: ShardedReplayBuffer) -> list[int]:
 
 def test_a_worker_with_other_rows_does_not_spoil_the_fleet(shards: ShardedReplayBuffer) -> None:
     shards.pinned(0).extend(FLOATS)
+    with pytest.raises(SchemaError, match="were removed"):
+        shards.apply(lambda buffer: None if len(buffer) else buffer.extend(rows(obs=torch.zeros(20, 3))))
     shards.pinned(1).extend(DOUBLES)
     with pytest.raises(SchemaError, match=r"'obs' must be float32.*the shards hold rows of the fields 'obs': float32"):
         shards.pinned(2).extend(rows(obs=torch.rand(20, 3)))
     with pytest.raises(KeyMissingError, match=r"other.*the shards hold rows of the fields 'obs': float32"):
         shards.pinned(2).extend(OTHER)
-    with pytest.raises(SchemaError, match="were removed"):
-        shards.apply(lambda buffer: None if len(buffer) else buffer.extend(rows(obs=torch.zeros(20, 3))))
     assert rows_of(shards) == [20, 20, 0]
     assert {shards.sample(50)["obs"].dtype for _ in range(5)} == {torch.float32}
     shards.empty()
