@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from ostinato import (
     LazyTensorStorage,
@@ -122,6 +123,8 @@ def fleet(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sh
         remote_config=NO_CPU,
     )
     with closing(made):
+        for shard in range(3):
+            made.pinned(shard).extend(TensorDict({"x": torch.zeros(1)}, [1]))  # imports take long on a busy machine
         yield made
 
 
