@@ -27,7 +27,7 @@ from ostinato.distributed.serialization import from_arguments, to_arguments
 from ostinato.errors import LostBufferError, OptionError, UsageError
 from tests.command import run_here
 
-from .calls import SHARD_TIMED, SHARD_UNTIMED, TIMED
+from .calls import SHARD_TIMED, SHARD_UNTIMED, TIMED, UNTIMED
 from .handles import until
 
 if TYPE_CHECKING:
@@ -51,12 +51,14 @@ def reserved(cluster: Any) -> list[str]:
     return [state for state in found if state != "REMOVED"]
 
 
+ASKS = ["__bool__", "__getitem__", "__len__", "write_count"]
+ASKS += ["add", "apply", "dumps", "empty", "extend", "loads", "query", "report", "stats"]
+
+
 def calls_of(rb: Any) -> dict[str, Callable[[], Any]]:
-    """Return a call of each method that asks the actors."""
-    calls = {**SHARD_TIMED, **SHARD_UNTIMED} if isinstance(rb, ShardedReplayBuffer) else {**TIMED, "__len__": len}
-    for name in ("is_alive", "can_insert", "synchronize", "checkpoint"):
-        calls.pop(name, None)
-    return {name: partial(call, rb) for name, call in calls.items()}
+    """Return calls that ask the actors."""
+    calls = {**TIMED, **UNTIMED} if isinstance(rb, RayReplayBuffer) else {**SHARD_TIMED, **SHARD_UNTIMED}
+    return {"sample": partial(rb.sample, 4), **{name: partial(calls[name], rb) for name in ASKS if name in calls}}
 
 
 def check_lost(calls: dict[str, Callable[[], Any]], reason: str) -> None:
