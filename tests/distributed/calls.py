@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import tempfile
 from concurrent.futures import Future
 from functools import partial
 from operator import attrgetter, itemgetter, methodcaller
@@ -32,7 +33,7 @@ BY_NAME: dict[str, Any] = {
     "hook": len,
     "index": torch.tensor([0]),
     "key": "x",
-    "path": "/proc/nonexistent",
+    "path": f"{tempfile.gettempdir()}/ostinato-stopped",
     "sampler": RandomSampler(),
     "source": {"x": torch.zeros(2)},
     "state": {},

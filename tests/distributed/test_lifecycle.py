@@ -27,7 +27,7 @@ from ostinato.distributed.serialization import from_arguments, to_arguments
 from ostinato.errors import LostBufferError, OptionError, UsageError
 from tests.command import run_here
 
-from .calls import SHARD_TIMED, SHARD_UNTIMED, TIMED, UNTIMED
+from .calls import SHARD_TIMED, TIMED, UNTIMED
 from .handles import until
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ ASKS += ["add", "apply", "dumps", "empty", "extend", "loads", "query", "report",
 
 def calls_of(rb: Any) -> dict[str, Callable[[], Any]]:
     """Return calls that ask the actors."""
-    calls = {**TIMED, **UNTIMED} if isinstance(rb, RayReplayBuffer) else {**SHARD_TIMED, **SHARD_UNTIMED}
+    calls = {**(TIMED if isinstance(rb, RayReplayBuffer) else SHARD_TIMED), **UNTIMED}
     return {"sample": partial(rb.sample, 4), **{name: partial(calls[name], rb) for name in ASKS if name in calls}}
 
 
