@@ -1,13 +1,42 @@
-"""One small Ray cluster for all tests that need one."""
+"""One Ray cluster for all tests, and buffers in it that many tests use one after the other.
+
+Starting an actor takes seconds, so tests empty these buffers and replace their parts. A test that needs other options
+of the constructor makes its own.
+"""
 
 from __future__ import annotations
 
+import warnings
+from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    LazyTensorStorage,
+    PrioritizedSampler,
+    QueueSampler,
+    RandomSampler,
+    RayReplayBuffer,
+    RoundRobinWriter,
+    ShardedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from ostinato.buffers.portion import reseed
+from ostinato.distributed.rate_limits import RateLimits
+from ostinato.transforms import Compose
+
+from .handles import handle_of, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from ostinato import RateLimiter
+
+NO_CPU = {"num_cpus": 0}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,3 +58,121 @@ def cluster() -> Iterator[Any]:
     )
     yield ray
     ray.shutdown()
+
+
+# -- a buffer in an actor ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def actor(cluster: Any) -> Iterator[RayReplayBuffer]:
+    with closing(RayReplayBuffer(storage=partial(LazyTensorStorage, 1000), batch_size=8, remote_config=NO_CPU)) as rb:
+        yield rb
+
+
+@pytest.fixture
+def remote(actor: RayReplayBuffer) -> Iterator[Callable[..., RayReplayBuffer]]:
+    """Empty the actor's buffer and set its parts; return a handle."""
+    handles: list[RayReplayBuffer] = []
+
+    def make(
+        limiter: RateLimiter | None = None,
+        sampler: Any = RandomSampler,
+        capacity: int = 1000,
+        prefetch: int = 0,
+        transform: Any = None,
+    ) -> RayReplayBuffer:
+        actor.set_storage(LazyTensorStorage(capacity))
+        actor.set_sampler(sampler())
+        actor.set_writer(RoundRobinWriter(track_generations=True))
+        actor.empty()
+        actor.apply(_begin_anew, limiter, transform)
+        actor._client.describe()  # handles know whether calls wait
+        handles.append(handle_of(actor, prefetch=prefetch))
+        return handles[-1]
+
+    yield make
+    for handle in handles:
+        handle._drop()
+    actor.apply(_begin_anew, None, None)  # ends calls that still wait
+
+
+def _begin_anew(buffer: Any, limiter: RateLimiter | None, transform: Any) -> None:
+    reseed(buffer, 3)
+    buffer._transform = Compose.of(transform)
+    with buffer._engine.lock:
+        buffer._engine.begin_limiter(limiter)
+        buffer._engine.waiters.wake()
+
+
+# -- shards -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def fleet(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardedReplayBuffer]:
+    """Three prioritized shards of TensorDicts, with a directory for checkpoints."""
+    made = ShardedReplayBuffer(
+        3,
+        replay_buffer_cls=TensorDictReplayBuffer,
+        storage=partial(LazyTensorStorage, 4000),
+        sampler=partial(PrioritizedSampler, 4000, 0.7, 0.6, 0.0),
+        writer=partial(RoundRobinWriter, track_generations=True),
+        batch_size=256,
+        checkpoint_dir=tmp_path_factory.mktemp("fleet"),
+        generator=torch.Generator().manual_seed(5),
+        shard_timeout_s=120.0,
+        remote_config=NO_CPU,
+    )
+    with closing(made):
+        for shard in range(3):
+            made.pinned(shard).extend(TensorDict({"x": torch.zeros(1)}, [1]))  # imports take long on a busy machine
+        yield made
+
+
+@pytest.fixture
+def shards(fleet: ShardedReplayBuffer) -> ShardedReplayBuffer:
+    """The fleet, complete and empty."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        until(lambda: len(fleet.apply(len)) == 3)
+        fleet.reset()
+    return fleet
+
+
+@pytest.fixture(scope="session")
+def two_shards(cluster: Any) -> Iterator[ShardedReplayBuffer]:
+    made = ShardedReplayBuffer(
+        2, storage=partial(LazyTensorStorage, 2000), batch_size=16, shard_timeout_s=60.0, remote_config=NO_CPU
+    )
+    with closing(made):
+        yield made
+
+
+@pytest.fixture
+def remade(cluster: Any, two_shards: ShardedReplayBuffer) -> Callable[..., ShardedReplayBuffer]:
+    """Empty two shards and set their parts and limiter; return a handle."""
+
+    def make(
+        limiter: RateLimiter | None = None, sampler: Any = RandomSampler, capacity: int = 2000, **fleet: Any
+    ) -> ShardedReplayBuffer:
+        two_shards.reset()
+        two_shards.apply(_renew, capacity, sampler)
+        connection, made = two_shards._connection, sampler()
+        cluster.get(connection.fleet.actor.__ray_call__.remote(_set_limiter, limiter))
+        info = connection.info._replace(
+            capacity=capacity,
+            counting=made.counting,
+            waits=isinstance(made, QueueSampler),
+            prioritized=made.prioritized,
+        )
+        return two_shards._handle(info=info, rate_limiter=limiter, **fleet)
+
+    return make
+
+
+def _renew(buffer: Any, capacity: int, sampler: Any) -> None:
+    buffer.set_storage(LazyTensorStorage(capacity))
+    buffer.set_sampler(sampler())
+
+
+def _set_limiter(actor: Any, limiter: RateLimiter | None) -> None:
+    actor._limits = None if limiter is None else RateLimits(limiter, actor._fleet.shards)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tensordict import TensorDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 WIDTH = 8
 
 
-def make_rows(first: int, count: int) -> dict[str, torch.Tensor]:
+def make_rows(first: int, count: int) -> TensorDict:
     """Return rows `first` to `first + count`: number `[n]`, and content `[n, WIDTH]`, which follows from the number."""
     numbers = torch.arange(first, first + count)
-    return {"number": numbers, "content": content_of(numbers)}
+    return TensorDict({"number": numbers, "content": content_of(numbers)}, [count])
 
 
 def content_of(numbers: torch.Tensor) -> torch.Tensor:
@@ -38,6 +39,21 @@ def check_rows(batch: Any) -> list[int]:
         msg = f"torn rows: numbers {numbers[torn].tolist()[:5]} with content {batch['content'][torn][:5].tolist()}"
         raise AssertionError(msg)
     return [int(number) for number in numbers]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Return whether two nested values have equal types, dtypes, shapes and bits."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype is b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, TensorDict):
+        return a.batch_size == b.batch_size and a.device == b.device and same(dict(a.items()), dict(b.items()))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
 
 
 def _all_rows(buffer: Any) -> Any:

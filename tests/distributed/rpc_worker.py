@@ -36,11 +36,15 @@ def rows(first: int, count: int) -> TensorDict:
 
 
 def drive(folder: Path) -> None:
-    """Write, sample, learn, save and load through the reference, in both ways of calling."""
+    """Write, sample, learn, edit, save and load, in both ways of calling."""
     rref = rpc.remote("owner", Node, args=(32,))
+
+    def call(name: str, *args: Any, **kwargs: Any) -> Any:
+        return rpc.rpc_sync("owner", getattr(RemoteTensorDictReplayBuffer, name), args=(rref, *args), kwargs=kwargs)
+
     check(rref.rpc_sync().extend(rows(0, 20)).tolist() == list(range(20)))
-    check(rpc.rpc_sync("owner", Node.extend, args=(rref, rows(20, 20))).shape == (20,))
-    check(rref.rpc_sync().__len__() == rpc.rpc_sync("owner", Node.__len__, args=(rref,)) == 32)
+    check(call("extend", rows(20, 20)).shape == (20,))
+    check(rref.rpc_sync().__len__() == call("__len__") == 32)
     batch = rref.rpc_sync().sample()
     check(batch.batch_size == torch.Size([8]))
     check(bool(((batch["obs"] % 32) == batch["index"]).all()))
@@ -50,45 +54,32 @@ def drive(folder: Path) -> None:
     futures = [rref.rpc_async().sample(batch_size=4) for _ in range(20)]
     futures += [rref.rpc_async().extend(rows(40 + 4 * i, 4)) for i in range(8)]
     check(all(future.wait() is not None for future in futures))
-    check(sorted(rref.rpc_sync().__getitem__(slice(None))["obs"].tolist()) == list(range(40, 72)))
+    check(sorted(call("__getitem__", slice(None))["obs"].tolist()) == list(range(40, 72)))
     try:
         rref.rpc_sync().extend(torch.zeros(3))
     except ValueError as error:
         check("NoTensorDictError" in str(error) and "takes TensorDicts" in str(error))
     else:
         check(False)
-    rref.rpc_sync().dumps(str(folder / "saved"))
-    rref.rpc_sync().empty()
-    check(rref.rpc_sync().__len__() == 0)
-    rref.rpc_sync().loads(str(folder / "saved"))
-    check(rref.rpc_sync().__len__() == 32)
-    edit(rref, folder)
-    wait()
-
-
-def edit(rref: Any, folder: Path) -> None:
-    """Call the methods that edit, save and describe the buffer, in both ways of calling."""
-
-    def call(name: str, *args: Any, **kwargs: Any) -> Any:
-        return rpc.rpc_sync("owner", getattr(RemoteTensorDictReplayBuffer, name), args=(rref, *args), kwargs=kwargs)
-
     batch = rref.rpc_sync().next()
     names = {"index": batch["index"][:1], "generation": batch["index_generation"][:1]}
-    found = call("update_if_present", **names, patch={"obs": torch.tensor([-1])})
-    check(found.updated_count == 1)
+    check(call("update_if_present", **names, patch={"obs": torch.tensor([-1])}).updated_count == 1)
     check(int(rref.rpc_sync().read_all_in_order()["obs"].min()) == -1)
     check(call("set_at_", "obs", torch.tensor([-5]), batch["index"][:1]).rpc_sync().can_sample())  # a reference
     check(int(call("__getitem__", int(batch["index"][0]))["obs"]) == -5)
     call("mark_update", batch["index"])
     call("write_all", rows(100, 32))
     check(call("read_all_in_order", 2)["obs"].tolist() == [100, 101])
-    call("save", str(folder / "edited"))
+    rref.rpc_sync().dumps(str(folder / "saved"))
     call("__setitem__", 0, rows(0, 1)[0])
-    call("load", str(folder / "edited"))
+    rref.rpc_sync().empty()
+    check(call("__len__") == 0)
+    call("load", str(folder / "saved"))
     check(int(call("read_all_in_order")["obs"][0]) == 100)
     check((call("stats").rows, call("can_sample")) == (32, True))
     call("set_rng", torch.Generator().manual_seed(0))
     call("synchronize")
+    wait()
 
 
 def wait() -> None:

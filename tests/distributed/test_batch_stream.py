@@ -67,58 +67,21 @@ def test_a_request_waits_for_those_before_it() -> None:
     assert found == {0: [0, 1], 1: [2, 3], 2: [4, 5]}
 
 
-def test_nothing_is_made_after_an_error_or_the_close() -> None:
-    asked = []
-
-    def make(waited_s: float | None) -> object:
-        asked.append(waited_s)
-        raise KeyError
-
-    stream = ServedStream(make)
-    with pytest.raises(KeyError):
-        stream.take(0, 2)
-    assert stream.take(1, 2) == stream.take(2, 1) == []
-    closed = ServedStream(make)
-    closed.close()
-    assert closed.take(0, 1) == []
-    assert asked == [0.0]
-
-
-def test_a_request_that_has_a_batch_does_not_wait_for_more() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=QueueSampler(), batch_size=4)
-    rb.extend(list(range(10)))
-    stream = ServedStream(batch_maker(rb, epoch=False))
-    found = stream.take(0, 5)
-    assert found is not RETRY
-    assert [batch.tolist() for batch, _ in found] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert stream.take(1, 2) is RETRY
-    rb.extend(list(range(10, 14)))
-    found = stream.take(1, 2)
-    assert found is not RETRY
-    assert [batch.tolist() for batch, _ in found] == [[8, 9, 10, 11]]
-    with pytest.raises(WaitTimeoutError, match="waited 60 s"):
-        stream.take(2, 2, waited_s=60.0)
-    assert rb.sample(2).tolist() == [12, 13]
-
-
-def test_a_request_waits_one_poll_for_those_that_are_never_made() -> None:
-    stalled = ServedStream(lambda _: 0)
-    assert stalled.take(1, 1) is RETRY
-    assert stalled.take(0, 1) == stalled.take(1, 1) == [0]
-
-
 @pytest.mark.parametrize(("number", "waited_s"), [(0, -2.0), (3, 1.5)])
 def test_a_request_whose_turn_never_comes_ends_the_stream(number: int, waited_s: float) -> None:
     """One that was answered before, and one whose reader waits for it although earlier ones were never made."""
     stream = ServedStream(lambda _: 0)
+    assert stream.take(1, 1) is RETRY, "it waits one poll for the one before"
     assert stream.take(0, 1) == stream.take(1, 1) == [0]
     with pytest.raises(UsageError, match=rf"request {number} for batches does not follow the 2 that were answered"):
         stream.take(number, 1, waited_s)
     assert stream.take(2, 1) == []
+    closed = ServedStream(lambda _: 0)
+    closed.close()
+    assert closed.take(0, 1) == []
 
 
-@pytest.mark.parametrize("limit_s", [0.0, 0.3])
-@pytest.mark.parametrize("epoch", [False, True])
+@pytest.mark.parametrize(("limit_s", "epoch"), [(0.0, False), (0.3, True)])
 def test_a_batch_requested_ahead_never_times_out(limit_s: float, *, epoch: bool) -> None:
     sampler = SamplerWithoutReplacement() if epoch else QueueSampler()
     limiter = RateLimiter(min_size_to_sample=4, timeout_s=limit_s)
@@ -131,7 +94,9 @@ def test_a_batch_requested_ahead_never_times_out(limit_s: float, *, epoch: bool)
     found = stream.take(0, 2, 1.0)
     assert found is not RETRY
     batches = found if epoch else [batch for batch, _ in found]
-    assert [sorted(batch.tolist()) for batch in batches] == [[0, 1, 2, 3]]
+    assert [sorted(batch.tolist()) for batch in batches] == [[0, 1, 2, 3]], (
+        "a request that has a batch waits for no more"
+    )
 
 
 def test_an_epoch_is_complete_although_it_waits_in_polls() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
 from ostinato.distributed import fleet_schema
@@ -22,6 +23,9 @@ from ostinato.distributed.ray_client import RETRY
 from ostinato.errors import KeyMissingError, LostBufferError, SchemaError, StorageMemoryError, UsageError
 from ostinato.storages import TensorStorage
 from ostinato.writers import ImmutableDatasetWriter
+
+from .coroutines import in_loop
+from .handles import in_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,71 +87,60 @@ def register() -> Register:
     return Register()
 
 
+OTHERS: list[tuple[Any, type[Exception], str]] = [
+    ({"obs": torch.rand(4, 3)}, SchemaError, "'obs' must be float32"),
+    ({"other": torch.rand(4)}, KeyMissingError, "other"),
+    ({"obs": torch.rand(4), "more": torch.rand(4)}, KeyMissingError, "more"),
+    (torch.rand(4), SchemaError, "dict"),
+    ({"obs": torch.full((4,), 1e300, dtype=torch.float64)}, SchemaError, "1e\\+300"),
+]
+
+
 def test_the_first_rows_fix_the_schema_and_other_shards_cast_to_it(register: Register) -> None:
     first, second = Shard(register), Shard(register)
+    first.write({"obs": torch.rand(0)})
+    assert register.fixed is None, "no rows fix nothing"
+    assert not first.schema.settled
     first.write(FLOATS)
+    for rows, error, words in OTHERS:
+        with pytest.raises(error, match=f"(?s){words}.*the shards hold rows of the fields 'obs': float32"):
+            second.write(rows)
+    assert len(second.buffer) == 0
     second.write(DOUBLES)
     assert second.buffer[:]["obs"].dtype is torch.float32
     assert torch.equal(second.buffer[:]["obs"], DOUBLES["obs"].float())
-
-
-@pytest.mark.parametrize(
-    ("rows", "error", "words"),
-    [
-        ({"obs": torch.rand(4, 3)}, SchemaError, "'obs' must be float32"),
-        ({"other": torch.rand(4)}, KeyMissingError, "other"),
-        ({"obs": torch.rand(4), "more": torch.rand(4)}, KeyMissingError, "more"),
-        (torch.rand(4), SchemaError, "dict"),
-        ({"obs": torch.full((4,), 1e300, dtype=torch.float64)}, SchemaError, "1e\\+300"),
-    ],
-)
-def test_rows_that_do_not_fit_name_the_fields_of_the_fleet(
-    register: Register, rows: Any, error: type[Exception], words: str
-) -> None:
-    first, second = Shard(register), Shard(register)
-    first.write(FLOATS)
-    with pytest.raises(error, match=f"(?s){words}.*the shards hold rows of the fields 'obs': float32"):
-        second.write(rows)
-    assert len(second.buffer) == 0
-    second.write(DOUBLES)
-    assert len(second.buffer) == 4
-
-
-def test_nothing_is_asked_after_the_first_rows(register: Register) -> None:
-    shard = Shard(register)
-    shard.write(FLOATS)
     asked = register.asked
     for _ in range(5):
-        shard.write(FLOATS)
+        second.write(FLOATS)
+    assert register.asked == asked, "once a shard has the schema, it asks no more"
+    any_rows = Shard(register, ListStorage(100))
+    assert any_rows.schema.settled
+    any_rows.write(["a", torch.zeros(2)])
     assert register.asked == asked
 
 
-@pytest.mark.parametrize("make", [partial(LazyTensorStorage, 100), partial(LazyMemmapStorage, 100)])
-def test_of_first_rows_that_race_one_schema_wins(register: Register, make: Any) -> None:
-    shards = [Shard(register, make()) for _ in range(8)]
+def test_of_first_rows_that_race_one_schema_wins(register: Register) -> None:
+    shards = [Shard(register) for _ in range(8)]
     rows = [FLOATS, DOUBLES, {"other": torch.rand(4)}, {"obs": torch.rand(4, 2)}]
-    start, refused = threading.Barrier(len(shards)), []
 
-    def write(i: int) -> None:
-        start.wait()
+    def write(i: int) -> bool:
         try:
             shards[i].write(rows[i % len(rows)])
         except SchemaError:
-            refused.append(i)
+            return False
+        return True
 
-    threads = [threading.Thread(target=write, args=(i,)) for i in range(len(shards))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    held = [shard.schema.held() for shard in shards]
-    assert {one for one in held if one is not None} == {register.fixed}
-    assert [i for i, shard in enumerate(shards) if not len(shard.buffer)] == sorted(refused)
-    assert refused
+    stored = in_threads(*[partial(write, i) for i in range(len(shards))])
+    assert {shard.schema.held() for shard in shards} - {None} == {register.fixed}
+    assert [len(shard.buffer) > 0 for shard in shards] == stored
+    assert not all(stored)
 
 
-def test_the_loser_of_a_race_stores_its_rows_again_with_the_schema_of_the_fleet(register: Register) -> None:
-    other, shard = Shard(register), Shard(register)
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_the_loser_of_a_race_stores_its_rows_again_with_the_schema_of_the_fleet(
+    register: Register, storage: Any
+) -> None:
+    other, shard = Shard(register), Shard(register, storage(100))
 
     def write() -> Any:
         if register.fixed is None:
@@ -183,15 +176,8 @@ def test_rows_of_which_the_fleet_does_not_hear_are_not_stored(register: Register
     assert shard.buffer[:]["obs"].dtype is torch.float64
 
 
-def test_no_rows_fix_nothing(register: Register) -> None:
-    shard = Shard(register)
-    shard.write({"obs": torch.rand(0)})
-    assert register.fixed is None
-    assert not shard.schema.settled
-
-
-def test_the_schema_stays_when_rows_are_removed_and_goes_with_a_reset(register: Register) -> None:
-    shard = Shard(register)
+def test_the_schema_stays_when_rows_are_removed_and_goes_with_a_reset(register: Register, tmp_path: Path) -> None:
+    shard = Shard(register, LazyMemmapStorage(100, scratch_dir=tmp_path / "rows"))
     shard.write(FLOATS)
     shard.buffer.empty()
     assert shard.schema.held() is not None
@@ -237,7 +223,7 @@ def test_writes_and_resets_that_race_leave_no_two_schemas(register: Register) ->
     threads = [threading.Thread(target=write, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
-    for _ in range(30):
+    for _ in range(20):
         for shard in shards:
             shard.schema.reset()
         claims = register.claims
@@ -253,15 +239,6 @@ def test_writes_and_resets_that_race_leave_no_two_schemas(register: Register) ->
         thread.join()
 
 
-def test_files_of_a_mapped_storage_are_made_again(register: Register, tmp_path: Path) -> None:
-    shard = Shard(register, LazyMemmapStorage(100, scratch_dir=tmp_path / "rows"))
-    shard.write(FLOATS)
-    shard.schema.reset()
-    register.fixed = None
-    shard.write({"obs": torch.rand(4, 2)})
-    assert shard.buffer[:]["obs"].shape == (4, 2)
-
-
 def test_text_and_trees_are_compared(register: Register) -> None:
     first, second = Shard(register), Shard(register)
     first.write({"text": ["a", "b"], "deep": {"x": torch.zeros(2, 3)}})
@@ -271,11 +248,14 @@ def test_text_and_trees_are_compared(register: Register) -> None:
         second.write({"text": ["a", "b"], "deep": {"x": torch.zeros(2, 4)}})
 
 
-def test_a_storage_without_fields_takes_any_rows(register: Register) -> None:
-    shard = Shard(register, ListStorage(100))
-    assert shard.schema.settled
-    shard.write(["a", torch.zeros(2)])
-    assert register.asked == 0
+def test_dicts_and_tensordicts_of_the_same_fields_go_together(register: Register) -> None:
+    first, second, third = Shard(register), Shard(register), Shard(register)
+    first.write(FLOATS)
+    second.write(TensorDict(DOUBLES, [4]))
+    assert isinstance(second.buffer[:], dict)
+    third.buffer.extend(TensorDict(FLOATS, [4]))
+    third.schema.confirm("of a test")
+    assert third.schema.settled
 
 
 def test_tensors_that_are_there_from_the_start_have_the_schema(register: Register) -> None:
@@ -300,17 +280,6 @@ def test_rows_that_a_function_stored_are_compared(register: Register) -> None:
     assert second.schema.settled
 
 
-def test_dicts_and_tensordicts_of_the_same_fields_go_together(register: Register) -> None:
-    tensordict = pytest.importorskip("tensordict")
-    first, second, third = Shard(register), Shard(register), Shard(register)
-    first.write(FLOATS)
-    second.write(tensordict.TensorDict(DOUBLES, [4]))
-    assert isinstance(second.buffer[:], dict)
-    third.buffer.extend(tensordict.TensorDict(FLOATS, [4]))  # as a checkpoint of an earlier version may hold it
-    third.schema.confirm("of a test")
-    assert third.schema.settled
-
-
 # -- the part of the actor --------------------------------------------------------------------------------------------
 
 
@@ -333,62 +302,41 @@ class Remote:
 S, T = pickle.dumps("S"), pickle.dumps("T")
 
 
-def test_a_restarted_actor_asks_the_shards() -> None:
-    async def check() -> None:
-        fleet = FleetSchema([Remote(), Remote("T", settled=False), Remote("S")])
-        assert await fleet.current() == S  # that of rows that were compared
-        assert await fleet.claim(0, T) == S
-
-    asyncio.run(check())
-
-
-def test_one_claim_wins() -> None:
-    async def check() -> None:
-        fleet = FleetSchema([Remote(), Remote()])
-        assert list(await asyncio.gather(fleet.claim(0, S), fleet.claim(1, T))) == [S, S]
-        assert await fleet.current() == S
-
-    asyncio.run(check())
+@in_loop
+async def test_one_claim_wins_over_those_of_other_shards() -> None:
+    fleet = FleetSchema([Remote(), Remote()])
+    assert list(await asyncio.gather(fleet.claim(0, S), fleet.claim(1, T))) == [S, S]
+    assert await fleet.current() == S
+    restarted = FleetSchema([Remote(), Remote("T", settled=False), Remote("S")])
+    assert await restarted.current() == S  # that of rows that were compared
+    assert await restarted.claim(0, T) == S
 
 
-def test_a_shard_that_claims_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_schema, "_ASK_S", 60.0)
-
-    async def check() -> None:
+@in_loop
+async def test_silent_shards_delay_the_first_answer_only_for_a_while() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet_schema, "_ASK_S", 60.0)
         fleet = FleetSchema([Remote(delay_s=1000.0), Remote()])
-        assert await asyncio.wait_for(fleet.claim(0, S), 30.0) == S
-
-    asyncio.run(check())
-
-
-def test_a_silent_shard_delays_the_first_answer_only_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_schema, "_ASK_S", 0.2)
-
-    async def check() -> None:
+        assert await asyncio.wait_for(fleet.claim(0, S), 30.0) == S  # the shard that claims is not waited for
+        patch.setattr(fleet_schema, "_ASK_S", 0.2)
         fleet = FleetSchema([Remote(delay_s=1000.0), Remote("S")])
         assert await asyncio.wait_for(fleet.current(), 30.0) == S
 
-    asyncio.run(check())
 
-
-def test_the_schema_is_free_only_if_no_shard_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_schema, "_ASK_S", 0.2)
-
-    async def check() -> None:
-        shards = [Remote("S"), Remote()]
-        fleet = FleetSchema(shards)
-        assert not await fleet.free()
-        shards[0].schema = None
-        shards[1].dead = True  # it may hold rows
-        assert await fleet.current() == S
-        assert not await fleet.free()
-        shards[1].dead = False
-        shards[0].delay_s = 0.1
-        freed, claimed = await asyncio.gather(fleet.free(), fleet.claim(1, T))
-        assert not freed  # a write came in between
-        assert claimed == S
-        assert await fleet.free()
-        assert await fleet.current() is None
-        assert await fleet.claim(1, T) == T
-
-    asyncio.run(check())
+@in_loop
+async def test_the_schema_is_free_only_if_no_shard_holds_it() -> None:
+    shards = [Remote("S"), Remote()]
+    fleet = FleetSchema(shards)
+    assert not await fleet.free()
+    shards[0].schema = None
+    shards[1].dead = True  # it may hold rows
+    assert await fleet.current() == S
+    assert not await fleet.free()
+    shards[1].dead = False
+    shards[0].delay_s = 0.1
+    freed, claimed = await asyncio.gather(fleet.free(), fleet.claim(1, T))
+    assert not freed  # a write came in between
+    assert claimed == S
+    assert await fleet.free()
+    assert await fleet.current() is None
+    assert await fleet.claim(1, T) == T

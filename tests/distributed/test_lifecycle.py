@@ -6,7 +6,6 @@ import json
 import pickle
 import subprocess
 import sys
-import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,9 @@ from ostinato.distributed import actor_names
 from ostinato.distributed.serialization import from_arguments, to_arguments
 from ostinato.errors import LostBufferError, OptionError, UsageError
 from tests.command import run_here
+
+from .calls import SHARD_TIMED, TIMED, UNTIMED
+from .handles import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,36 +51,14 @@ def reserved(cluster: Any) -> list[str]:
     return [state for state in found if state != "REMOVED"]
 
 
-def until(check: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+ASKS = ["__bool__", "__getitem__", "__len__", "write_count"]
+ASKS += ["add", "apply", "dumps", "empty", "extend", "loads", "query", "report", "stats"]
 
 
-def calls_of_a_fleet(rb: ShardedReplayBuffer) -> dict[str, Callable[[], Any]]:
-    def update() -> None:
-        rb.update_priority(torch.arange(2), torch.ones(2))
-
-    return {
-        "len": lambda: len(rb),
-        "bool": lambda: bool(rb),
-        "write_count": lambda: rb.write_count,
-        "stats": rb.stats,
-        "report": rb.report,
-        "sample": lambda: rb.sample(4),
-        "add": lambda: rb.add({"x": torch.tensor(1)}),
-        "extend": lambda: rb.extend({"x": torch.arange(4)}),
-        **({"update_priority": update} if rb._connection.info.prioritized else {}),
-        "__getitem__": lambda: rb[0],
-        "empty": rb.empty,
-        "apply": lambda: rb.apply(len),
-        "query": rb.query,
-        **({"checkpoint": rb.checkpoint} if rb._connection.fleet.directory else {}),
-        "dumps": lambda: rb.dumps("/tmp/never"),
-        "loads": lambda: rb.loads("/tmp/never"),
-        "pinned.extend": lambda: rb.pinned(0).extend({"x": torch.arange(4)}),
-    }
+def calls_of(rb: Any) -> dict[str, Callable[[], Any]]:
+    """Return calls that ask the actors."""
+    calls = {**(TIMED if isinstance(rb, RayReplayBuffer) else SHARD_TIMED), **UNTIMED}
+    return {"sample": partial(rb.sample, 4), **{name: partial(calls[name], rb) for name in ASKS if name in calls}}
 
 
 def check_lost(calls: dict[str, Callable[[], Any]], reason: str) -> None:
@@ -117,8 +97,8 @@ def test_buffers_of_another_program(cluster: Any, maker: subprocess.Popen[str]) 
     maker.kill()
     maker.wait()
     until(lambda: not any("tied" in name for name in actors(cluster)))
-    check_lost({"len": lambda: len(tied_actor), "add": lambda: tied_actor.add({"x": torch.tensor(1)})}, "has ended")
-    check_lost(calls_of_a_fleet(tied), "the process that made it has ended")
+    check_lost(calls_of(tied_actor), "has ended")
+    check_lost(calls_of(tied), "the process that made it has ended")
     assert not tied.is_alive
     assert not tied_actor.is_alive
     _check_kept_fleet(cluster, kept)
@@ -167,15 +147,9 @@ def _check_command(rb: ShardedReplayBuffer) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert (report["rows"], report["limiter_written"], report["limiter_drawn"]) == (2 * ROWS, written, drawn)
-    assert [(one["shard"], one["rows"], one["saved_write_count"]) for one in report["shards"]] == [
-        (0, ROWS, ROWS),
-        (1, ROWS, ROWS),
-    ]
-    assert sum(one["rows_drawn"] for one in report["shards"]) >= 8
+    assert [(one["shard"], one["rows"]) for one in report["shards"]] == [(0, ROWS), (1, ROWS)]
     done = run_here("top", "kept fleet", "--once")
-    assert done.returncode == 0
     assert "kept fleet: 48 rows in 2 shards" in done.stdout
-    assert f"{written} rows written, {drawn} drawn" in " ".join(done.stdout.split())
     done = run_here("top", "no fleet", "--once")
     assert (done.returncode, done.stdout) == (1, "")
     assert "there is no ShardedReplayBuffer named 'no fleet'" in done.stderr
@@ -195,7 +169,7 @@ def _check_end(cluster: Any, rb: ShardedReplayBuffer) -> None:
     assert not any("kept fleet" in name for name in actors(cluster))
     until(lambda: "CREATED" not in reserved(cluster))
     for handle, reason in ((rb, "closed"), (other, "closed"), (client, "closed")):
-        check_lost(calls_of_a_fleet(handle), reason)
+        check_lost(calls_of(handle), reason)
         assert not handle.is_alive
     for call in (rb.start, other.client, lambda: client.clients(2)):
         with pytest.raises(UsageError, match="closed"):
@@ -213,8 +187,7 @@ def _check_kept_actor(cluster: Any, rb: RayReplayBuffer) -> None:
     other.shutdown(timeout=5.0)
     assert not any("kept actor" in name for name in actors(cluster))
     for handle in (rb, other, client):
-        check_lost({"len": handle.__len__, "sample": handle.sample, "stats": handle.stats}, "closed")
-        check_lost({"apply": partial(handle.apply, len), "empty": handle.empty}, "closed")
+        check_lost(calls_of(handle), "closed")
         assert not handle.is_alive
         with pytest.raises(UsageError, match="closed"):
             handle.start()
@@ -268,7 +241,7 @@ def _check_left_actors(cluster: Any) -> None:
     rb = make()
     cluster.kill(rb.actors[0])
     rb._connection.fleet.names.wait_until_free(["shard-0000"])
-    check_lost(calls_of_a_fleet(rb), "closed, by close() of one of its handles or by ray.kill()")
+    check_lost(calls_of(rb), "closed, by close() of one of its handles or by ray.kill()")
     with pytest.raises(LostBufferError, match=r"'half' is gone, .* ostinato:half:fleet is left of it: end it with"):
         ShardedReplayBuffer.attach("half")
     with pytest.raises(OptionError, match=r"'half' is taken .* 1 actor\(s\) are left .* ostinato:half:fleet; end each"):
@@ -284,24 +257,24 @@ def _check_left_actors(cluster: Any) -> None:
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [partial(ShardedReplayBuffer, 2), RayReplayBuffer])
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lifetime": "detached"}, r"\(lifetime='detached'\) needs a name="),
-        ({"remote_config": {"lifetime": "detached"}}, r"\(lifetime='detached'\) needs a name="),
-        ({"namespace": "mine"}, r"\(namespace='mine'\) needs a name="),
-        ({"name": "a", "lifetime": "forever"}, "lifetime must be None or 'detached', got 'forever'"),
-        ({"name": "a:b"}, "name must be a text of 1 to 200 printable characters without ':', got 'a:b'"),
-        ({"name": ""}, "name must be a text"),
-        ({"name": 3}, "name must be a text"),
-        ({"name": "a", "namespace": "x:y"}, "namespace must be a text"),
-        ({"name": "a", "remote_config": {"name": "b"}}, "got name='a', and 'b' in remote_config: give one"),
-    ],
-)
-def test_invalid_names_and_lifetimes(make: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        make(storage=STORAGE, **options)
+INVALID: list[tuple[dict[str, Any], str]] = [
+    ({"lifetime": "detached"}, r"\(lifetime='detached'\) needs a name="),
+    ({"remote_config": {"lifetime": "detached"}}, r"\(lifetime='detached'\) needs a name="),
+    ({"namespace": "mine"}, r"\(namespace='mine'\) needs a name="),
+    ({"name": "a", "lifetime": "forever"}, "lifetime must be None or 'detached', got 'forever'"),
+    ({"name": "a:b"}, "name must be a text of 1 to 200 printable characters without ':', got 'a:b'"),
+    ({"name": ""}, "name must be a text"),
+    ({"name": 3}, "name must be a text"),
+    ({"name": "a", "namespace": "x:y"}, "namespace must be a text"),
+    ({"name": "a", "remote_config": {"name": "b"}}, "got name='a', and 'b' in remote_config: give one"),
+]
+
+
+def test_invalid_names_and_lifetimes() -> None:
+    for options, message in INVALID:
+        for make in (RayReplayBuffer, partial(ShardedReplayBuffer, 2)):
+            with pytest.raises(OptionError, match=message):
+                make(storage=STORAGE, **options)
 
 
 def test_names_of_actors_follow_from_that_of_the_buffer() -> None:

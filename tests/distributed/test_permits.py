@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -15,11 +13,9 @@ from hypothesis import strategies as st
 from ostinato import RateLimiter
 from ostinato.buffers.rate_limit import Flow, Stock
 from ostinato.distributed.permits import LEASE_S, Loan, PermitReport, Permits, Purse
-from ostinato.distributed.rate_limits import RateLimits
-from ostinato.errors import WaitTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from ostinato.distributed.permits import Kind
 
@@ -121,7 +117,6 @@ class Network:
 
 
 LIMITERS = [
-    RateLimiter(1, 40, 8),
     RateLimiter(0.3, 20, 30),
     RateLimiter(4, 200, 8),
     RateLimiter(samples_per_insert=1, min_diff=0, max_diff=64),
@@ -180,17 +175,6 @@ def test_a_handle_that_calls_now_and_then_borrows_nothing() -> None:
     assert network.lent == 0
 
 
-def test_permits_of_a_dead_handle_return() -> None:
-    network = Network(RateLimiter(samples_per_insert=1, min_diff=0, max_diff=100, min_size_to_sample=1))
-    while not network.lent:
-        assert network.call(network.client(0), "write", 2)
-    network.die(0)
-    done = network.done["write"]
-    assert not network.call(network.client(1), "write", 100 - done)
-    network.pass_time(LEASE_S, 0.0)
-    assert network.call(network.client(1), "write", 100 - done)
-
-
 def test_a_late_report_is_counted_and_one_of_earlier_counts_is_not() -> None:
     flow = Flow(RateLimiter(1, 100, 1))
     permits = Permits(flow)
@@ -215,134 +199,3 @@ def test_no_more_than_half_of_what_is_free_is_lent() -> None:
     permits.settle("a", PermitReport(0, written=40, unwritten=8))
     assert permits.may("draw", 40, MANY)
     assert not permits.may("draw", 41, MANY)
-
-
-# -- the limiter in its event loop ------------------------------------------------------------------------------------
-
-
-class Remote(NamedTuple):
-    """A method of an actor."""
-
-    remote: Callable[[], Awaitable[tuple[int, bool]]]
-
-
-class Shard:
-    """Stands for the actor of a shard that has rows."""
-
-    def __init__(self, rows: int, *, counting: bool = False) -> None:
-        self.rows, self.counting = rows, counting
-        self.drawable = Remote(self._drawable)
-
-    async def _drawable(self) -> tuple[int, bool]:
-        return self.rows, self.counting
-
-
-async def borrowed(limits: RateLimits, kind: Kind, rows: int, wanted: int, era: int = 0) -> tuple[int, int, int]:
-    found = await limits.acquire(kind, rows, 0.0, 0.0, None, Loan("a", wanted, PermitReport(era)))
-    assert isinstance(found, tuple)
-    return found
-
-
-def test_a_denial_waits_for_the_reports_of_permits() -> None:
-    async def check() -> None:
-        limits = RateLimits(RateLimiter(samples_per_insert=1, min_diff=0, max_diff=64), [Shard(100)])
-        _, lent, era = await borrowed(limits, "write", 4, 40)
-        assert lent == 28
-        await limits.acquire("draw", 4, 0.0, 0.0)  # written by the first call, and by "begin"
-        waiting = asyncio.ensure_future(limits.acquire("draw", 9, 0.0, 0.0))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        await limits.settle("a", PermitReport(era, written=8, unwritten=20))
-        assert (await waiting)[0] == 9  # type: ignore[index]
-        assert await limits.totals() == (13, 13)
-        assert (await borrowed(limits, "write", 4, 40))[1] == 0  # readers have waited
-        began = time.monotonic()
-        with pytest.raises(WaitTimeoutError, match="4 more row"):
-            await limits.acquire("draw", 8, 0.0, 0.0)
-        assert time.monotonic() - began < 0.2  # nothing is lent
-        assert await limits.can("draw", 4)
-        assert not await limits.can("draw", 5)
-
-    asyncio.run(check())
-
-
-def test_permits_are_lent_only_while_no_call_waits() -> None:
-    async def check() -> None:
-        limits = RateLimits(RateLimiter(samples_per_insert=1, min_diff=0, max_diff=64), [Shard(100)])
-        reader = asyncio.ensure_future(limits.acquire("draw", 30, 30.0, 0.0))
-        await asyncio.sleep(0.05)
-        _, lent, _ = await borrowed(limits, "write", 4, 40)
-        assert lent == 0
-        await borrowed(limits, "write", 26, 40)
-        assert (await reader)[0] == 30  # type: ignore[index]
-
-    asyncio.run(check())
-
-
-@pytest.mark.parametrize("counting", [False, True])
-def test_draws_that_consume_rows_are_allowed_one_by_one(counting: bool) -> None:
-    async def check() -> None:
-        limits = RateLimits(RateLimiter(min_size_to_sample=10), [Shard(100, counting=counting)])
-        _, lent, _ = await borrowed(limits, "draw", 4, 40)
-        assert lent == (0 if counting else 40)
-
-    asyncio.run(check())
-
-
-def test_calls_that_wait_proceed_in_the_order_of_their_arrival() -> None:
-    async def check() -> None:
-        limits = RateLimits(RateLimiter(samples_per_insert=1, min_diff=0, max_diff=64), [Shard(100)])
-        await limits.acquire("draw", 1, 0.0, 0.0)
-        order: list[int] = []
-
-        async def read(number: int, rows: int) -> None:
-            await limits.acquire("draw", rows, 30.0, 0.0)
-            order.append(number)
-
-        readers = []
-        for number, rows in enumerate((8, 4, 8, 2)):
-            readers.append(asyncio.ensure_future(read(number, rows)))
-            await asyncio.sleep(0.01)
-        for rows in (2, 4, 8, 8):
-            await limits.acquire("write", rows, 0.0, 0.0)
-            await asyncio.sleep(0.01)
-        await asyncio.gather(*readers)
-        assert order == [3, 1, 0, 2]
-
-    asyncio.run(check())
-
-
-class Step(NamedTuple):
-    """A call of one of several tasks."""
-
-    writes: bool
-    rows: int
-
-
-@pytest.mark.parametrize("limiter", [RateLimiter(1, 12, 8), RateLimiter(0.7, 30, 10)])
-@given(st.lists(st.builds(Step, st.booleans(), st.integers(1, 6)), max_size=50), st.integers(1, 4))
-def test_waiting_calls_are_counted_once(limiter: RateLimiter, steps: list[Step], tasks: int) -> None:
-    """Calls of several tasks, each of which gives up at once or waits until the others have let it go on."""
-
-    async def check() -> None:
-        limits = RateLimits(limiter, [Shard(100)])
-        await limits.acquire("write", 1, 0.0, 0.0)
-        began, done = await limits.totals(), {"write": 0, "draw": 0}
-
-        async def work(mine: Sequence[Step]) -> None:
-            for step in mine:
-                kind: Kind = "write" if step.writes else "draw"
-                try:
-                    await limits.acquire(kind, step.rows, 0.002, 0.0)
-                except WaitTimeoutError:
-                    continue
-                done[kind] += step.rows
-                low, high = limiter.exact_band
-                written, drawn = limits._flow.written, limits._flow.drawn
-                assert low <= (limiter.exact_ratio or 0) * written - drawn <= high
-
-        await asyncio.gather(*(work(steps[i::tasks]) for i in range(tasks)))
-        assert await limits.totals() == (began[0] + done["write"], began[1] + done["draw"])
-        assert not any(side.waiting for side in limits._sides.values())
-
-    asyncio.run(check())

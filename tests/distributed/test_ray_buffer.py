@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pickle
-import threading
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,21 +21,20 @@ from ostinato import (
     ReplayBufferEnsemble,
     RoundRobinWriter,
     SamplerWithoutReplacement,
-    ShardedReplayBuffer,
-    TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from ostinato.buffers.conditional_updates import ConditionalUpdateResult
 from ostinato.buffers.portion import reseed
 from ostinato.errors import (
     EmptyBufferError,
     KindError,
     LostBufferError,
     OptionError,
-    PriorityError,
-    SchemaError,
     UsageError,
 )
-from ostinato.transforms import Cast, Compose
+from ostinato.transforms import Cast
+
+from .rows import same
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,59 +44,14 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[r
 STORAGE = partial(LazyTensorStorage, 100)
 
 
-def seeded(seed: int = 3) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def local(sampler: Any = RandomSampler, seed: int = 3) -> ReplayBuffer:
+    """Return what `remote` holds, with the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return ReplayBuffer(storage=LazyTensorStorage(1000), sampler=sampler, batch_size=8, generator=generator)
 
 
 def rows(n: int, first: int = 0) -> dict[str, torch.Tensor]:
     return {"x": torch.arange(first, first + n), "y": torch.rand(n, 3)}
-
-
-@pytest.fixture(scope="module")
-def rb(cluster: Any) -> Any:
-    """A prioritized buffer of TensorDicts; tests empty it."""
-    made = RayReplayBuffer(
-        alpha=1.0,
-        beta=0.5,
-        storage=STORAGE,
-        batch_size=8,
-        replay_buffer_cls=TensorDictPrioritizedReplayBuffer,
-        remote_config={"num_cpus": 0},
-    )
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def actor(cluster: Any) -> Any:
-    """One actor for many tests, because starting one takes seconds."""
-    made = RayReplayBuffer(storage=STORAGE, batch_size=16, generator=seeded())
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def local_and_ray(actor: Any) -> Any:
-    """Return a local buffer and a handle of an equal one in the actor, empty and with the same seed."""
-
-    def make(
-        storage: Any = STORAGE, sampler: Any = RandomSampler, transform: Any = None, prefetch: int = 0
-    ) -> tuple[ReplayBuffer, RayReplayBuffer]:
-        actor.set_storage(storage())
-        actor.set_sampler(sampler())
-        actor.set_writer(RoundRobinWriter())
-        actor.empty()
-        actor.apply(_begin_anew, transform)
-        handle = object.__new__(RayReplayBuffer)
-        handle.__setstate__({**actor.__getstate__(), "prefetch": prefetch})
-        return ReplayBuffer(storage=storage, sampler=sampler, batch_size=16, generator=seeded()), handle
-
-    return make
-
-
-def _begin_anew(buffer: Any, transform: Any) -> None:
-    reseed(buffer, 3)
-    buffer._transform = Compose.of(transform)
 
 
 def members(cls: type) -> set[str]:
@@ -112,112 +64,89 @@ def test_a_handle_has_every_public_name_of_a_buffer() -> None:
     assert words - members(RayReplayBuffer) == set()
     assert members(RayReplayBuffer) - words == {"actor", "apply", "attach", "clients", "transport_kind"}
     for name in words:
-        local = getattr(TensorDictReplayBuffer, name)
-        if inspect.isfunction(local):
-            remote = list(inspect.signature(getattr(RayReplayBuffer, name)).parameters)
-            names = list(inspect.signature(local).parameters)
-            if "timeout_s" not in names and "timeout_s" in remote:
-                remote.remove("timeout_s")  # calls of an actor have a deadline
-            assert remote == names, name
+        mine = getattr(TensorDictReplayBuffer, name)
+        if inspect.isfunction(mine):
+            other = list(inspect.signature(getattr(RayReplayBuffer, name)).parameters)
+            names = list(inspect.signature(mine).parameters)
+            if "timeout_s" not in names and "timeout_s" in other:
+                other.remove("timeout_s")  # calls of an actor have a deadline
+            assert other == names, name
 
 
-def test_sharded_buffers_have_the_names_of_writing_and_sampling() -> None:
-    words = {
-        "add", "extend", "sample", "update_priority", "update_tensordict_priority", "empty", "stats", "dumps", "loads",
-        "batch_size", "write_count", "__len__", "__bool__", "__iter__", "__getitem__", "__repr__",
-    }  # fmt: skip
-    assert words <= members(ShardedReplayBuffer)
+# -- draws ------------------------------------------------------------------------------------------------------------
 
 
-def test_draws_are_those_of_a_local_buffer(local_and_ray: Any) -> None:
-    local, remote = local_and_ray()
-    data = rows(60)
-    drawn = remote.stats().rows_drawn
-    written = remote.write_count
-    assert torch.equal(local.extend(data), remote.extend(data))
-    assert local.add({"x": torch.tensor(7), "y": torch.zeros(3)}) == remote.add(
-        {"x": torch.tensor(7), "y": torch.zeros(3)}
-    )
-    for _ in range(3):
-        batch, info = remote.sample(return_info=True)
-        expected, named = local.sample(return_info=True)
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_draws_are_those_of_a_local_buffer(remote: Any, prefetch: int) -> None:
+    mine, rb = local(), remote(prefetch=prefetch)
+    data, drawn, written = rows(60), rb.stats().rows_drawn, rb.write_count
+    assert torch.equal(mine.extend(data), rb.extend(data))
+    row = {"x": torch.tensor(7), "y": torch.zeros(3)}
+    assert mine.add(row) == rb.add(row)
+    for _ in range(9):
+        batch, info = rb.sample(return_info=True)
+        expected, named = mine.sample(return_info=True)
         assert type(batch) is dict
         assert all(torch.equal(batch[key], expected[key]) for key in expected)
         assert torch.equal(info["index"], named["index"])
-    assert len(remote) == len(local) == 61
-    assert remote.write_count - written == 61
-    assert remote.stats().rows_drawn - drawn == 48
-    assert remote.batch_size == 16
-    assert remote.dim_extend == 0
-    assert "LazyTensorStorage" in repr(remote)
+    assert len(rb) == len(mine) == 61
+    assert rb.write_count - written == 61
+    assert rb.stats().rows_drawn - drawn >= 72
+    assert (rb.batch_size, rb.dim_extend) == (8, 0)
+    assert "LazyTensorStorage" in repr(rb)
+    assert rb.extend({"x": torch.tensor(i), "y": torch.zeros(3)} for i in range(3)).tolist() == [61, 62, 63]
 
 
 @pytest.mark.parametrize("prefetch", [0, 6])
-def test_a_batch_may_be_modified(local_and_ray: Any, prefetch: int) -> None:
-    _, remote = local_and_ray(storage=partial(LazyTensorStorage, 4), prefetch=prefetch)
+def test_a_batch_may_be_modified(remote: Any, prefetch: int) -> None:
+    rb = remote(capacity=4, prefetch=prefetch)
     images = torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8)
-    remote.extend({"image": images})
+    rb.extend({"image": images})
     for _ in range(8):
-        batch, info = remote.sample(return_info=True)
+        batch, info = rb.sample(return_info=True)
         assert torch.equal(batch["image"], images[info["index"]])
         batch["image"].zero_()
-    again, info = remote.sample(return_info=True, out=batch)
+    again, info = rb.sample(return_info=True, out=batch)
     assert again is batch
     assert torch.equal(batch["image"], images[info["index"]])
-    assert torch.equal(remote[:]["image"], images)
+    assert torch.equal(rb[:]["image"], images)
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3, 8])
-def test_an_epoch_has_each_row_once_and_ends(local_and_ray: Any, prefetch: int) -> None:
-    local, remote = local_and_ray(sampler=SamplerWithoutReplacement, prefetch=prefetch)
-    data = rows(30)
-    local.extend(data)
-    remote.extend(data)
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_an_epoch_has_each_row_once_and_ends(remote: Any, prefetch: int) -> None:
+    rb = remote(sampler=SamplerWithoutReplacement, prefetch=prefetch)
+    rb.extend(rows(14))
     for _ in range(2):
-        batches = [batch["x"].tolist() for batch in remote]
-        assert [len(batch) for batch in batches] == [16, 14]
-        assert sorted(x for batch in batches for x in batch) == list(range(30))
-    assert len(next(iter(remote))["x"]) == 16, "an iteration may be left early"
-    assert sum(len(batch["x"]) for batch in remote) == 30
+        batches = [batch["x"].tolist() for batch in rb]
+        assert [len(batch) for batch in batches] == [8, 6]
+        assert sorted(x for batch in batches for x in batch) == list(range(14))
+    assert len(next(iter(rb))["x"]) == 8, "an iteration may be left early"
+    for _ in range(2):
+        assert [None if batch is None else len(batch["x"]) for batch in (rb.next(), rb.next(), rb.next())] == [
+            8,
+            6,
+            None,
+        ]
 
 
-@pytest.mark.parametrize("prefetch", [1, 4, 9])
-def test_prefetch_does_not_change_the_draws(local_and_ray: Any, prefetch: int) -> None:
-    local, remote = local_and_ray(prefetch=prefetch)
-    data = rows(60)
-    local.extend(data)
-    remote.extend(data)
-    for _ in range(12):
-        assert torch.equal(remote.sample()["x"], local.sample()["x"])
-
-
-def test_prefetch_continues_after_an_error(local_and_ray: Any) -> None:
-    _, remote = local_and_ray(prefetch=2)
+def test_prefetch_continues_after_an_error(remote: Any) -> None:
+    rb = remote(prefetch=2)
     with pytest.raises(EmptyBufferError, match="add rows first"):
-        remote.sample()
-    remote.extend(rows(10))
-    assert len(remote.sample()["x"]) == 16
-    remote.empty()
-    remote.extend(rows(10, first=50))
-    assert int(remote.sample()["x"].min()) >= 50, "batches made ahead go with the rows"
-
-
-@pytest.mark.parametrize("width", [1, 10_000])
-@pytest.mark.parametrize("iterate", [False, True])
-def test_batches_before_an_error_come_first(local_and_ray: Any, width: int, iterate: bool) -> None:
-    """The fourth batch fails; with a prefetch of 8 it is in the middle of a call."""
-    local, remote = local_and_ray(storage=partial(LazyTensorStorage, 20), prefetch=8, transform=_Fails(at=4))
-    data = {"x": torch.arange(20), "wide": torch.arange(20.0)[:, None].repeat(1, width)}
-    local.extend(data)
-    remote.extend(data)
-    batches = iter(remote)
-    draw = partial(next, batches) if iterate else remote.sample
-    for _ in range(3):
-        batch, expected = draw(), local.sample()
-        assert all(torch.equal(batch[key], expected[key]) for key in expected)
-    with pytest.raises(ValueError, match="batch 4 fails"):
-        draw()
-    assert len(remote.sample()["x"]) == 16, "the next call asks anew"
+        rb.sample()
+    rb.extend(rows(10))
+    assert len(rb.sample()["x"]) == 8
+    rb.empty()
+    rb.extend(rows(10, first=50))
+    assert int(rb.sample()["x"].min()) >= 50, "batches made ahead go with the rows"
+    drawn = []
+    for _ in range(2):
+        rb.sample()
+        rb.set_rng(torch.Generator().manual_seed(3))
+        drawn.append([rb.sample()["x"].tolist() for _ in range(3)])
+    assert drawn[0] == drawn[1], "and with the generator"
+    for asked in ({"timeout_s": 1.0}, {"max_age": 1}, {"min_batch": 1}):
+        with pytest.raises((UsageError, OptionError), match=r"do not apply to batches that were requested|prefetch"):
+            rb.sample(**asked)
 
 
 class _Fails:
@@ -234,237 +163,215 @@ class _Fails:
         return batch
 
 
-@pytest.mark.parametrize("prefetch", [1, 2, 5, 8])
-def test_no_more_than_prefetch_are_drawn_ahead(cluster: Any, local_and_ray: Any, prefetch: int) -> None:
-    _, remote = local_and_ray(prefetch=prefetch)
-    remote.extend(rows(10))
-    before = remote.stats().rows_drawn
+@pytest.mark.parametrize(("width", "iterate"), [(1, True), (10_000, False)])
+def test_batches_before_an_error_come_first(remote: Any, width: int, iterate: bool) -> None:
+    """The fourth batch fails; with a prefetch of 8 it is in the middle of a call."""
+    mine, rb = local(), remote(prefetch=8, transform=_Fails(at=4))
+    data = {"x": torch.arange(20), "wide": torch.arange(20.0)[:, None].repeat(1, width)}
+    mine.extend(data)
+    rb.extend(data)
+    batches = iter(rb)
+    draw = partial(next, batches) if iterate else rb.sample
+    for _ in range(3):
+        batch, expected = draw(), mine.sample()
+        assert all(torch.equal(batch[key], expected[key]) for key in expected)
+    with pytest.raises(ValueError, match="batch 4 fails"):
+        draw()
+    assert len(rb.sample()["x"]) == 8, "the next call asks anew"
+
+
+@pytest.mark.parametrize("prefetch", [1, 5])
+def test_no_more_than_prefetch_are_drawn_ahead(cluster: Any, remote: Any, prefetch: int) -> None:
+    """The next batches are made and sent while the learner is busy."""
+    rb = remote(prefetch=prefetch)
+    rb.extend(rows(10))
+    before = rb.stats().rows_drawn
     fewest = prefetch - max(1, prefetch // 2) + 1
     for taken in range(1, 12):
-        remote.sample()
-        coming = [reference for _, call in remote._stream.stream._requests for reference in call]
-        cluster.wait(coming, num_returns=len(coming), timeout=60)
-        ahead = (remote.stats().rows_drawn - before) // 16 - taken
+        rb.sample()
+        coming = [reference for _, call in rb._stream.stream._requests for reference in call]
+        ready, _ = cluster.wait(coming, num_returns=len(coming), timeout=60)
+        assert len(ready) == len(coming)
+        ahead = (rb.stats().rows_drawn - before) // 8 - taken
         assert fewest <= ahead <= prefetch
 
 
-def test_prefetch_overlaps_with_learning(cluster: Any, local_and_ray: Any) -> None:
-    """The next batches are made and sent while the learner is busy."""
-    _, remote = local_and_ray(prefetch=4)
-    remote.extend(rows(10))
-    remote.sample()
-    coming = [reference for _, call in remote._stream.stream._requests for reference in call]
-    ready, _ = cluster.wait(coming, num_returns=4, timeout=60)
-    assert len(ready) == 4
+# -- rows and priorities ----------------------------------------------------------------------------------------------
 
 
-def test_tensordicts_and_priorities(rb: Any) -> None:
-    rb.empty()
-    index = rb.extend(TensorDict(rows(10), [10]))
-    rb.update_priority(index, torch.arange(10.0))
-    batch = rb.sample()
-    assert isinstance(batch, TensorDict)
-    assert int(batch["x"].min()) >= 1, "a priority of 0 with a tiny eps"
-    assert {"index", "index_generation", "priority_weight"} <= set(batch.keys())
-    batch["td_error"] = torch.full((8,), 50.0)
-    rb.update_tensordict_priority(batch)
-    kept = rb.apply(lambda buffer: buffer.sampler.priorities)
-    assert bool((kept[batch["index"]] == 50.0).all())
+def tensordict(n: int, **fields: Any) -> TensorDict:
+    return TensorDict(fields or {"x": torch.arange(n), "y": torch.zeros(n, 3)}, [n])
 
 
-def test_the_priority_key_can_be_changed(rb: Any) -> None:
-    rb.empty()
-    rb.extend(TensorDict(rows(10), [10]))
-    assert rb.priority_key == "td_error"
-    rb.priority_key = ("agent", "loss")
-    batch = rb.sample(None, False, True)
-    batch["agent", "loss"] = torch.full((8,), 30.0)
-    rb.update_tensordict_priority(batch)
-    assert rb.priority_key == ("agent", "loss")
-    rb.priority_key = "td_error"
-    assert bool((rb.apply(lambda buffer: buffer.sampler.priorities)[batch["index"]] == 30.0).all())
+FIRST = torch.arange(6)
+PATCH = tensordict(6, x=torch.full((6,), 7))
+ERRORS = tensordict(6, index=FIRST, td_error=torch.full((6,), 50.0))
+LOSSES = TensorDict({"index": FIRST, "agent": {"loss": torch.full((6,), 3.0)}}, [6])
+CALLS: list[tuple[Any, ...]] = [
+    ("can_sample",),
+    ("extend", tensordict(10)),
+    ("add", tensordict(1)[0]),
+    ("can_sample",),
+    ("sample",),
+    ("sample", None, True),
+    ("update_priority", torch.arange(11), torch.arange(11.0)),
+    ("sample", 3),
+    ("update_tensordict_priority", ERRORS),
+    ("sample",),
+    ("update_if_present", {"index": FIRST, "generation": FIRST - FIRST % 2, "patch": PATCH}),
+    ("__getitem__", slice(None)),
+    ("extend", tensordict(3, z=torch.zeros(3))),
+    ("update_priority", [0, 1], [1.0, -1.0]),
+    ("__getitem__", 99),
+    ("__getitem__", torch.tensor([3, 1])),
+    ("__getitem__", "y"),
+    ("__setitem__", slice(0, 2), tensordict(2, x=torch.tensor([70, 71]), y=torch.ones(2, 3))),
+    ("set_at_", "x", torch.tensor([72]), [2]),
+    ("read_all_in_order", 4),
+    ("set_", "x", torch.arange(11) * 2),
+    ("update_", {"y": torch.ones(11, 3)}),
+    ("write_all", tensordict(1), 1),
+    ("__getitem__", slice(None)),
+    ("mark_update", 0),
+    ("delete", FIRST, FIRST - FIRST % 2),
+    ("__len__",),
+    ("sample",),
+    ("check",),
+    ("read_episodes",),
+    ("episodes",),
+    ("priority_key",),
+    ("extend", tensordict(100)),
+    ("update_priority", FIRST, torch.ones(6), FIRST),
+    ("cursor",),
+    ("write_count",),
+    ("empty", False),
+    ("write_count",),
+    ("__len__",),
+]
 
 
-def test_rows_may_come_from_an_iterator(local_and_ray: Any) -> None:
-    _, remote = local_and_ray()
-    assert remote.extend({"x": torch.tensor(i)} for i in range(3)).tolist() == [0, 1, 2]
-    assert remote[:]["x"].tolist() == [0, 1, 2]
+def _call(rb: Any, name: str, *args: Any) -> Any:
+    """Return what a call returns or raises, or the value of a property."""
+    options = args[0] if args and isinstance(args[0], dict) and name == "update_if_present" else None
+    try:
+        found = getattr(rb, name)
+        found = found(**options) if options else found(*args) if callable(found) else found
+    except Exception as error:
+        return type(error), str(error)
+    return "itself" if found is rb else vars(found) if isinstance(found, ConditionalUpdateResult) else found
 
 
-def test_priorities_of_replaced_rows_are_dropped(rb: Any) -> None:
-    rb.empty()
-    rb.extend(TensorDict(rows(100), [100]))
-    batch = rb.sample()
-    rb.extend(TensorDict(rows(100), [100]))
-    before = rb.stats().stale_updates
-    rb.update_priority(batch, torch.ones(8))
-    assert rb.stats().stale_updates == before + 8
+def test_calls_do_what_they_do_in_a_local_buffer(cluster: Any) -> None:
+    options: dict[str, Any] = {"sampler": partial(PrioritizedSampler, 100, 1.0, 0.5), "batch_size": 8}
+    options |= {"storage": STORAGE, "writer": partial(RoundRobinWriter, track_generations=True)}
+    mine = TensorDictReplayBuffer(**options)
+    with RayReplayBuffer(replay_buffer_cls=TensorDictReplayBuffer, remote_config={"num_cpus": 0}, **options) as rb:
+        reseed(mine, 3)
+        rb.apply(reseed, 3)
+        for name, *args in CALLS:
+            assert same(_call(rb, name, *args), _call(mine, name, *args)), (name, args)
+        assert rb.stats().stale_updates == mine.stats().stale_updates > 0
+        rb.extend(tensordict(10))
+        rb.priority_key = ("agent", "loss")
+        rb.update_tensordict_priority(LOSSES)
+        assert rb.priority_key == ("agent", "loss")
+        assert rb.apply(lambda buffer: buffer.sampler.priorities)[:6].tolist() == [3.0] * 6
 
 
-def test_errors_are_those_of_the_buffer(rb: Any) -> None:
-    rb.empty()
-    rb.extend(TensorDict(rows(10), [10]))
-    with pytest.raises(SchemaError, match="rows must have the keys"):
-        rb.extend(TensorDict({"z": torch.zeros(3)}, [3]))
-    with pytest.raises(PriorityError, match=r"at the positions \[1\] of 2"):
-        rb.update_priority([0, 1], [1.0, -1.0])
-    with pytest.raises(IndexError):
-        rb[99]
-    assert len(rb) == 10
-
-
-def test_reading_and_editing(rb: Any) -> None:
-    rb.empty()
-    data = rows(10)
-    rb.extend(TensorDict(data, [10]))
-    assert torch.equal(rb[torch.tensor([3, 1])]["x"], torch.tensor([3, 1]))
-    assert torch.equal(rb["y"], data["y"])
-    rb[0:2] = TensorDict({"x": torch.tensor([70, 71]), "y": torch.ones(2, 3)}, [2])
-    assert rb.set_at_("x", torch.tensor([72]), [2]) is rb
-    assert rb.read_all_in_order(4)["x"].tolist() == [70, 71, 72, 3]
-    rb.set_("x", torch.arange(10) * 2)
-    rb.update_({"y": torch.zeros(10, 3)})
-    rb.write_all(TensorDict({"x": torch.tensor([5]), "y": torch.ones(1, 3)}, [1]), 1)
-    found = rb[:]
-    assert found["x"].tolist() == [5, *range(2, 20, 2)]
-    assert float(found["y"].sum()) == 3.0
-
-
-def test_parts_stay_in_the_actor(rb: Any) -> None:
+def test_parts_stay_in_the_actor_and_can_be_replaced(remote: Any) -> None:
+    rb = remote()
     for name in ("storage", "sampler", "writer", "transform", "sample_unit"):
         with pytest.raises(UsageError, match=rf"rb\.apply\(lambda rb: \.\.\. rb\.{name}"):
             getattr(rb, name)
+    rb.extend(rows(10))
+    assert isinstance(rb.set_sampler(PrioritizedSampler(1000, 1.0, 1.0)), RandomSampler)
     rb.apply(lambda buffer, beta: setattr(buffer.sampler, "beta", beta), 0.75)
     assert rb.apply(lambda buffer: buffer.sampler.beta) == 0.75
-    rb.check()
-    assert rb.episodes is None
-    with pytest.raises(UsageError, match="does not track episodes"):
-        rb.read_episodes()
+    assert "priority_weight" in rb.sample(return_info=True)[1]
+    assert rb.append_transform(Cast(torch.float32, "x")) is rb
+    assert rb.sample()["x"].dtype is torch.float32
+    rb.insert_transform(0, lambda batch: {**batch, "x": batch["x"] + 1000})
+    assert float(rb.sample()["x"].min()) >= 1000
+    before = rb.set_storage(LazyTensorStorage(50))
+    assert (len(before), len(rb)) == (10, 0)
+    assert isinstance(rb.set_writer(RoundRobinWriter()), RoundRobinWriter)
 
 
-def test_parts_can_be_replaced(local_and_ray: Any) -> None:
-    _, remote = local_and_ray()
-    remote.extend(rows(10))
-    old = remote.set_sampler(PrioritizedSampler(100, 1.0, 1.0))
-    assert isinstance(old, RandomSampler)
-    assert "priority_weight" in remote.sample(return_info=True)[1]
-    assert remote.append_transform(Cast(torch.float32, "x")) is remote
-    assert remote.sample()["x"].dtype is torch.float32
-    remote.insert_transform(0, lambda batch: {**batch, "x": batch["x"] + 1000})
-    assert float(remote.sample()["x"].min()) >= 1000
-    before = remote.set_storage(LazyTensorStorage(50))
-    assert len(before) == 10
-    assert len(remote) == 0
-    assert isinstance(remote.set_writer(RoundRobinWriter()), RoundRobinWriter)
+def test_checkpoints_are_those_of_local_buffers(remote: Any, tmp_path: Path) -> None:
+    rb, mine, calls = remote(), local(), list[tuple[int, int]]()
+
+    def told(done: int, total: int) -> None:
+        calls.append((done, total))
+
+    rb.set_writer(RoundRobinWriter())
+    rb.extend(rows(60))
+    rb.sample()
+    rb.dumps(tmp_path / "saved", progress=told)
+    mine.loads(tmp_path / "saved")
+    expected = [mine.sample()["x"] for _ in range(3)]
+    state = rb.state_dict()
+    rb.empty()
+    rb.loads(tmp_path / "saved", progress=told)
+    assert calls == [(0, 1), (1, 1)] * 2
+    assert all(torch.equal(rb.sample()["x"], one) for one in expected)
+    rb.load_state_dict(state)
+    assert all(torch.equal(rb.sample()["x"], one) for one in expected)
+    rb.register_save_hook(_negate)
+    rb.register_load_hook(_negate)
+    rb.dumps(tmp_path / "hooked")
+    rb.empty()
+    rb.loads(tmp_path / "hooked", verify=False)
+    assert rb[:]["x"].tolist() == list(range(60)), "hooks run in the actor"
 
 
-def test_checkpoints_are_those_of_local_buffers(local_and_ray: Any, tmp_path: Path) -> None:
-    local, remote = local_and_ray()
-    remote.extend(rows(60))
-    remote.sample()
-    remote.dumps(tmp_path / "saved")
-    local.loads(tmp_path / "saved")
-    expected = [local.sample()["x"] for _ in range(3)]
-    state = remote.state_dict()
-    assert all(torch.equal(remote.sample()["x"], one) for one in expected)
-    remote.empty()
-    remote.loads(tmp_path / "saved")
-    assert all(torch.equal(remote.sample()["x"], one) for one in expected)
-    remote.load_state_dict(state)
-    assert all(torch.equal(remote.sample()["x"], one) for one in expected)
+def _negate(data: Any, **_: Any) -> Any:
+    return {**data, "x": -data["x"]}
 
 
-def test_workers_write_while_a_learner_samples(cluster: Any, local_and_ray: Any) -> None:
-    """Rows hold checksums: none is torn or lost with several writers."""
-    _, rb = local_and_ray(storage=partial(LazyTensorStorage, 4000), prefetch=2)
-
-    def write(buffer: Any, worker: int) -> int:
-        for i in range(20):
-            x = torch.arange(50) + 1000 * worker + 50 * i
-            buffer.extend({"x": x, "twice": 2 * x, "image": (x % 251).to(torch.uint8)[:, None].repeat(1, 2000)})
-        return 20 * 50
-
-    running = [cluster.remote(num_cpus=0)(write).remote(rb, worker) for worker in range(2)]
-    seen = 0
-    while cluster.wait(running, num_returns=2, timeout=0)[1]:
-        try:
-            batch = rb.sample()
-        except EmptyBufferError:
-            continue
-        assert torch.equal(batch["twice"], 2 * batch["x"])
-        assert bool((batch["image"] == (batch["x"] % 251).to(torch.uint8)[:, None]).all())
-        seen += 1
-    assert sum(cluster.get(running)) == len(rb) == 2000
-    assert sorted(rb[:]["x"].tolist()) == sorted(1000 * w + i for w in range(2) for i in range(1000))
-    assert seen > 0
-
-
-def test_waiting_readers_do_not_block_writers(local_and_ray: Any, tmp_path: Path) -> None:
-    flag = tmp_path / "go on"
-    _, remote = local_and_ray(transform=partial(_wait_for, flag))
-    remote.extend(rows(10))
-    readers = [threading.Thread(target=remote.sample) for _ in range(12)]
-    for reader in readers:
-        reader.start()
-    time.sleep(0.3)
-    remote.extend(rows(10, first=1000))
-    assert len(remote) == 20
-    assert all(reader.is_alive() for reader in readers)
-    flag.touch()
-    for reader in readers:
-        reader.join()
-
-
-def _wait_for(flag: Path, batch: Any) -> Any:
-    end = time.monotonic() + 100
-    while not flag.exists() and time.monotonic() < end:
-        time.sleep(0.01)
-    return batch
+# -- the life of a handle ---------------------------------------------------------------------------------------------
 
 
 def test_invalid_options_and_calls_raise(cluster: Any) -> None:
-    with pytest.raises(OptionError, match="max_restarts"):
-        RayReplayBuffer(storage=STORAGE, remote_config={"max_restarts": 2})
-    with pytest.raises(OptionError, match="concurrency_groups"):
-        RayReplayBuffer(storage=STORAGE, remote_config={"concurrency_groups": {}})
-    with pytest.raises(OptionError, match="batch-size must be specified in advance"):
-        RayReplayBuffer(prefetch=2)
-    with pytest.raises(KindError, match="storage must be an instance of"):
-        RayReplayBuffer(storage=7)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="must make a ReplayBuffer, or a subclass of it, got ReplayBufferEnsemble"):
-        RayReplayBuffer(ReplayBuffer(storage=STORAGE()), replay_buffer_cls=ReplayBufferEnsemble)
-    with pytest.warns(UserWarning, match="ray_init_config"):
-        handle = RayReplayBuffer(storage=STORAGE, ray_init_config={"num_cpus": 1})
-    with pytest.raises(UsageError, match="batch_size not specified"):
-        handle.sample()
-    with pytest.raises(UsageError, match="Cannot iterate"):
-        next(iter(handle))
-    other = pickle.loads(pickle.dumps(handle))
-    with pytest.raises(UsageError, match=r"priority_key is of a TensorDictReplayBuffer, and the actor holds a Replay"):
-        _ = handle.priority_key
-    with pytest.raises(UsageError, match=r"sample\(include_info=...\) is of a TensorDictReplayBuffer"):
-        handle.sample(4, include_info=True)
-    with pytest.raises(UsageError, match=r"update_tensordict_priority\(\) is of a TensorDictReplayBuffer"):
-        handle.update_tensordict_priority({})
-    with handle as same:
-        assert same is handle
-    with pytest.raises(LostBufferError, match=r"was closed, by close\(\)|is gone, and its rows with it"):
-        len(other)
-    with pytest.raises(LostBufferError, match=r"was closed, by close\(\)|is gone, and its rows with it"):
-        handle.extend({"x": torch.arange(3)})
-    handle.close()
-
-
-def test_the_seed_comes_from_the_callers_process(cluster: Any) -> None:
     """Torch seeds every process alike; the seed of a buffer in an actor comes from the process that makes it."""
+    refused: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"remote_config": {"max_restarts": 2}}, OptionError, "max_restarts"),
+        ({"remote_config": {"concurrency_groups": {}}}, OptionError, "concurrency_groups"),
+        ({"prefetch": 2}, OptionError, "batch-size must be specified in advance"),
+        ({"storage": 7}, KindError, "storage must be an instance of"),
+        ({"replay_buffer_cls": ReplayBufferEnsemble}, OptionError, "subclass of it, got ReplayBufferEnsemble"),
+    ]
+    for options, error, words in refused:
+        given = (ReplayBuffer(storage=STORAGE()),) if "replay_buffer_cls" in options else ()
+        with pytest.raises(error, match=words):
+            RayReplayBuffer(*given, **options)
     state = torch.get_rng_state()
     torch.manual_seed(1)
-    handle = RayReplayBuffer(replay_buffer_cls=PrioritizedReplayBuffer, alpha=1.0, beta=1.0, storage=STORAGE)
+    with pytest.warns(UserWarning, match="ray_init_config"):
+        handle = RayReplayBuffer(
+            replay_buffer_cls=partial(PrioritizedReplayBuffer, alpha=1.0, beta=1.0),
+            storage=STORAGE,
+            ray_init_config={"num_cpus": 1},
+        )
     torch.manual_seed(1)
-    seed = int(torch.randint(2**62, ()))
+    mine = local(partial(PrioritizedSampler, 1000, 1.0, 1.0), seed=int(torch.randint(2**62, ())))
     torch.set_rng_state(state)
-    local = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=STORAGE, generator=seeded(seed))
-    for buffer in (handle, local):
+    for buffer in (handle, mine):
         buffer.extend({"x": torch.arange(100)})
-    assert torch.equal(handle.sample(32)["x"], local.sample(32)["x"])
+    assert torch.equal(handle.sample(32)["x"], mine.sample(32)["x"])
+    other = pickle.loads(pickle.dumps(handle))
+    wrong: list[tuple[Any, str]] = [
+        (handle.sample, "batch_size not specified"),
+        (lambda: next(iter(handle)), "Cannot iterate"),
+        (lambda: handle.priority_key, "priority_key is of a TensorDictReplayBuffer, and the actor holds a"),
+        (lambda: handle.sample(4, include_info=True), r"sample\(include_info=...\) is of a TensorDictReplayBuffer"),
+        (lambda: handle.update_tensordict_priority({}), r"update_tensordict_priority\(\) is of a TensorDict"),
+    ]
+    for call, words in wrong:
+        with pytest.raises(UsageError, match=words):
+            call()
+    with handle as same:
+        assert same is handle
+    for call in (lambda: len(other), lambda: handle.extend({"x": torch.arange(3)})):
+        with pytest.raises(LostBufferError, match=r"was closed, by close\(\)|is gone, and its rows with it"):
+            call()
     handle.close()

@@ -1,7 +1,8 @@
-"""A handle has the names of a local buffer: conditional updates, other names of saving, state of the service."""
+"""A handle has the names of a local buffer: conditional updates, deletion, other names of saving, the service."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,12 @@ from ostinato import (
     LazyTensorStorage,
     PrioritizedReplayBuffer,
     RayReplayBuffer,
-    RoundRobinWriter,
-    SamplerWithoutReplacement,
     ShardedReplayBuffer,
     TensorDictReplayBuffer,
     traj,
 )
 from ostinato.distributed import ray_buffer, sharded
-from ostinato.errors import EmptyBufferError, KeyMissingError, UsageError
+from ostinato.errors import KeyMissingError, KindError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,35 +27,48 @@ if TYPE_CHECKING:
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
 
-def test_names_of_a_local_buffer_reach_the_actor(cluster: Any, tmp_path: Path) -> None:
+def _rows(first: int, count: int) -> dict[str, torch.Tensor]:
+    numbers = torch.arange(first, first + count)
+    return {"x": numbers.float(), "episode": numbers // 4, "done": numbers % 4 == 3}
+
+
+def test_names_of_torchrls_service(cluster: Any) -> None:
     rb = RayReplayBuffer(
-        storage=partial(LazyTensorStorage, 8),
-        writer=partial(RoundRobinWriter, track_generations=True),
+        storage=partial(LazyTensorStorage, 16),
         batch_size=4,
+        version_key="episode",
+        transport="auto",
+        delayed_init=True,
+        service_backend="ray",
         remote_config={"num_cpus": 0},
     )
     assert (rb.start() is rb, rb.client() is rb, rb.service_backend) == (True, False, "ray")
-    assert (rb.initialized, rb.is_alive, rb.can_sample()) == (True, True, False)
-    rb.extend({"x": torch.zeros(8)})
-    assert rb.can_sample()
-    assert rb.stats()["size"] == rb.stats().rows == 8
-    _, info = rb.sample(return_info=True)
-    rb.extend({"x": torch.full((2,), 5.0)})
-    result = rb.update_if_present(index=info["index"], generation=info["index_generation"], patch={"x": torch.ones(4)})
-    assert result.stale_count == int((info["index"] < 2).sum())
-    assert rb["x"][:2].tolist() == [5.0, 5.0]
-    assert rb["x"].sum() == 10 + len(set(info["index"].tolist()) - {0, 1})
-    rb.mark_update(0)
-    rb.save(tmp_path / "saved")
-    rb.empty(empty_write_count=False)
-    assert (len(rb), rb.write_count) == (0, 10)
-    rb.load(tmp_path / "saved")
-    assert len(rb) == 8
-    assert rb.shared
+    assert (rb.initialized, rb.is_alive, rb.shared) == (True, True, True)
+    assert (rb.transport_kind, rb.share() is rb) == ("ray", True)
+    with pytest.raises(UsageError, match="handles use the rows of one actor"):
+        rb.share(False)
     rb.dim_extend = 0
     with pytest.raises(UsageError, match="dim_extend cannot be reset"):
         rb.dim_extend = 1
-    rb.shutdown()
+    readers = rb.clients(2)
+    assert len({id(one) for one in (rb, *readers)}) == 3
+    readers[0].extend(_rows(0, 8))
+    assert (len(readers[1]), len(readers[1].next()["x"])) == (8, 4)
+    assert set(rb.sample(16, max_age=0, timeout_s=1.0)["episode"].tolist()) == {1}
+    rb.set_at_("episode", torch.tensor([9]), [2])
+    assert set(rb.sample(max_age=3)["x"].tolist()) == {2}, "edits through the handle are noticed"
+    with pytest.raises(OptionError, match="max_age must be an integer"):
+        rb.sample(max_age=-1)
+    for number, error in ((True, TypeError), ("2", TypeError), (0, ValueError)):
+        with pytest.raises(error, match="num_clients must be"):
+            rb.clients(number)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="generator"):
+        rb.set_rng(3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="makes its actor itself"):
+        RayReplayBuffer.as_remote()
+    rb.submit_update_if_present(index=[0], generation=[0], patch={"x": torch.zeros(3)})
+    with pytest.raises(ValueError, match="x"):
+        rb.shutdown()
     assert not rb.is_alive
     with pytest.raises(UsageError, match="A closed RayReplayBuffer cannot be restarted"):
         rb.start()
@@ -64,90 +76,24 @@ def test_names_of_a_local_buffer_reach_the_actor(cluster: Any, tmp_path: Path) -
         rb.client()
 
 
-def _rows(first: int, count: int) -> dict[str, torch.Tensor]:
-    numbers = torch.arange(first, first + count)
-    return {"x": numbers.float(), "episode": numbers // 4, "done": numbers % 4 == 3}
-
-
-def _make(**options: Any) -> RayReplayBuffer:
-    return RayReplayBuffer(
-        storage=partial(LazyTensorStorage, 16),
-        writer=partial(RoundRobinWriter, track_generations=True),
-        remote_config={"num_cpus": 0},
-        **options,
-    )
-
-
-def test_names_of_torchrls_service(cluster: Any) -> None:
-    with _make(batch_size=4, transport="auto", delayed_init=True, service_backend="ray") as rb:
-        assert (rb.transport_kind, rb.share() is rb, rb.initialized) == ("ray", True, True)
-        with pytest.raises(UsageError, match="handles use the rows of one actor"):
-            rb.share(False)
-        readers = rb.clients(2)
-        assert len({id(one) for one in (rb, *readers)}) == 3
-        readers[0].extend(_rows(0, 8))
-        assert (len(readers[1]), len(readers[1].next()["x"])) == (8, 4)
-        for number, error in ((True, TypeError), ("2", TypeError), (0, ValueError)):
-            with pytest.raises(error, match="num_clients must be"):
-                rb.clients(number)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="makes its actor itself"):
-        RayReplayBuffer.as_remote()
-
-
-def test_next_ends_with_the_epoch_and_begins_another(cluster: Any) -> None:
-    with _make(batch_size=4, sampler=SamplerWithoutReplacement) as rb:
-        rb.extend(_rows(0, 8))
-        for _ in range(2):
-            passed = [rb.next(), rb.next(), rb.next()]
-            assert passed[2] is None
-            assert sorted(torch.cat([batch["x"] for batch in passed[:2]]).tolist()) == list(range(8))
-        rb.next()
-        rb.empty()
-        with pytest.raises(EmptyBufferError):
-            [rb.next() for _ in range(3)]
-        rb.extend(_rows(8, 4))
-        assert sorted(rb.next()["x"].tolist()) == [8, 9, 10, 11]
-
-
-def test_set_rng_decides_what_follows(cluster: Any) -> None:
-    with _make(batch_size=4, prefetch=2) as rb:
-        rb.extend(_rows(0, 16))
-        drawn = []
-        for _ in range(2):
-            rb.sample()
-            rb.set_rng(torch.Generator().manual_seed(3))
-            drawn.append([rb.sample()["x"].tolist() for _ in range(3)])
-        assert drawn[0] == drawn[1]
-        with pytest.raises(TypeError, match="generator"):
-            rb.set_rng(3)  # type: ignore[arg-type]
-
-
-def test_query_runs_in_the_actor(cluster: Any) -> None:
-    with _make(batch_size=4) as rb:
-        rb.extend(TensorDict(_rows(0, 12), [12]))
-        found = rb.query(traj["x"].sum() > 10)
-        assert [one.get("x").tolist() for one in found] == [[4, 5, 6, 7], [8, 9, 10, 11]]
-        assert len(rb.query(lambda one: bool(one.get("x")[0] == 4), trajectory_key="episode")) == 1
-
-
-def test_submitted_updates_arrive_in_order(cluster: Any) -> None:
-    rb = _make(batch_size=16)
-    rb.extend(_rows(0, 16))
+def test_queries_and_submitted_updates(remote: Any) -> None:
+    rb = remote()
+    rb.extend(TensorDict(_rows(0, 12), [12]))
+    assert rb.stats()["size"] == rb.stats().rows == 12
+    found = rb.query(traj["x"].sum() > 10)
+    assert [one.get("x").tolist() for one in found] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    assert len(rb.query(lambda one: bool(one.get("x")[0] == 4), trajectory_key="episode")) == 1
     _, info = rb.sample(return_info=True)
     names = {"index": info["index"], "generation": info["index_generation"]}
-    futures = [rb.submit_update_if_present(**names, patch={"x": torch.full((16,), float(i))}) for i in range(5)]
+    futures = [rb.submit_update_if_present(**names, patch={"x": torch.full((8,), float(i))}) for i in range(5)]
     rb.synchronize()
     assert all(future.result().stale_count == 0 for future in futures)
     assert set(rb["x"][info["index"]].tolist()) == {4.0}
-    failed = rb.submit_update_if_present(**names, patch={"y": torch.zeros(16)})
+    failed = rb.submit_update_if_present(**names, patch={"y": torch.zeros(8)})
     with pytest.raises(KeyMissingError, match="'y'"):
         rb.synchronize()
     assert isinstance(failed.exception(), KeyMissingError)
     rb.synchronize()  # an error is raised once
-    rb.submit_update_if_present(**names, patch={"x": torch.zeros(3)})
-    with pytest.raises(ValueError, match="x"):
-        rb.shutdown()
-    assert not rb.is_alive
 
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -158,22 +104,39 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"transport_options": {"port": 1}}, ValueError, "transport_options are not used by the Ray replay transport"),
     ({"service_backend": "direct"}, ValueError, "service_backend must be 'ray'"),
     ({"service_backend_options": {"remote_config": {}}}, ValueError, "pass ray_init_config and remote_config"),
+    *(({"call_timeout_s": bad}, OptionError, "a number of seconds above 0") for bad in (0, math.nan, True, "60")),
+]
+NOWHERE = {"checkpoint_dir": "nowhere", "checkpoint_every_s": 1.0}
+OF_SHARDS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"num_shards": 0}, OptionError, "num_shards must be at least 1"),
+    ({"route": "nearest"}, OptionError, "route must be one of"),
+    ({"resume": True}, OptionError, "need checkpoint_dir"),
+    ({"placement": "NEAR"}, OptionError, "placement must be None or one of"),
+    ({"shard_timeout_s": -1.0}, OptionError, "shard_timeout_s"),
+    ({"shard_timeout_s": math.nan}, OptionError, "shard_timeout_s"),
+    ({"snapshot_age_s": -1.0}, OptionError, "snapshot_age_s must be a number of seconds"),
+    ({**NOWHERE, "checkpoint_every_s": 0.0}, OptionError, "checkpoint_every_s"),
+    ({**NOWHERE, "checkpoint_every_s": math.inf}, OptionError, "checkpoint_every_s"),
+    ({**NOWHERE, "max_save_failures": 0}, OptionError, "max_save_failures"),
+    ({"max_save_failures": 3}, OptionError, "checkpoint_every_s"),
+    ({"rate_limiter": 3}, KindError, "RateLimiter or None, got int"),
 ]
 
 
-@pytest.mark.parametrize(("options", "error", "message"), REFUSED, ids=[next(iter(one[0])) for one in REFUSED])
-def test_wrong_options_raise_before_ray_is_started(
-    options: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def started(config: Any) -> None:
-        raise AssertionError(config)
+def started(config: Any) -> None:
+    raise LookupError(config)
 
+
+def test_wrong_options_raise_before_ray_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     for home in (ray_buffer, sharded):
         monkeypatch.setattr(home, "init_ray", started)
-    with pytest.raises(error, match=message):
-        RayReplayBuffer(storage=partial(LazyTensorStorage, 8), **options)
-    with pytest.raises(error, match=message):
-        ShardedReplayBuffer(2, storage=partial(LazyTensorStorage, 8), **options)
+    for options, error, message in REFUSED:
+        for make in (RayReplayBuffer, partial(ShardedReplayBuffer, 2)):
+            with pytest.raises(error, match=message):
+                make(storage=partial(LazyTensorStorage, 8), **options)
+    for options, error, message in OF_SHARDS:
+        with pytest.raises(error, match=message):
+            ShardedReplayBuffer(**{"num_shards": 2, "storage": partial(LazyTensorStorage, 8), **options})
 
 
 def test_options_of_the_class_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,9 +144,6 @@ def test_options_of_the_class_are_known(monkeypatch: pytest.MonkeyPatch) -> None
         def __init__(self, mine: int, **options: Any) -> None:
             options.pop("other", None)
             super().__init__(**options)
-
-    def started(config: Any) -> None:
-        raise LookupError(config)
 
     monkeypatch.setattr(ray_buffer, "init_ray", started)
     given: list[tuple[Any, dict[str, Any]]] = [
@@ -200,10 +160,8 @@ def test_options_of_the_class_are_known(monkeypatch: pytest.MonkeyPatch) -> None
             RayReplayBuffer(replay_buffer_cls=made, alpha=0.5)
 
 
-def test_a_sharded_buffer_has_the_same_names(cluster: Any, tmp_path: Path) -> None:
-    rb = ShardedReplayBuffer(
-        2, storage=partial(LazyTensorStorage, 8), batch_size=4, route="round_robin", remote_config={"num_cpus": 0}
-    )
+def test_a_sharded_buffer_has_the_same_names(remade: Any, tmp_path: Path) -> None:
+    rb = remade(sticky=False)
     assert (rb.start() is rb, rb.client() is rb, rb.is_alive) == (True, False, True)
     assert (rb.service_backend, rb.transport_kind) == ("ray", "ray")
     reader = rb.clients(1)[0]
@@ -216,5 +174,3 @@ def test_a_sharded_buffer_has_the_same_names(cluster: Any, tmp_path: Path) -> No
     rb.empty()
     rb.load(tmp_path / "saved")
     assert len(reader) == 8
-    rb.shutdown()
-    assert not rb.is_alive

@@ -71,7 +71,7 @@ def test_no_shard_exceeds_the_draws_of_its_rows(supply: list[tuple[int, int]], d
 def test_rows_of_one_draw_each_are_chosen_without_replacement() -> None:
     """Of 2 + 3 rows 3 are drawn: the number of the first shard's is hypergeometric."""
     generator = torch.Generator().manual_seed(8)
-    uniforms = torch.rand((20_000, 3), dtype=torch.float64, generator=generator)
+    uniforms = torch.rand((5_000, 3), dtype=torch.float64, generator=generator)
     firsts = [3 - int(allot_consuming([2, 3], [2, 3], row).sum()) for row in uniforms]
     assert p_value([firsts.count(n) for n in range(3)], [1, 6, 3]) > 1e-4
 
@@ -97,11 +97,7 @@ def test_weights_of_shards_become_those_of_one_buffer(found: dict[int, tuple[flo
         here = (value / low) ** -beta * factors[i]
         assert here == pytest.approx((value / least) ** -beta, rel=1e-9)
     assert max(factors.values()) == 1.0
-
-
-def test_a_shard_without_mass_does_not_change_the_smallest_value() -> None:
-    factors = weight_factors({0: ShardWeight(3, 2.0, 0.5, 1.0), 1: ShardWeight(0, 0.0, 1e-9, 1.0)})
-    assert factors == {0: 1.0}
+    assert weight_factors({**shares, 10: ShardWeight(0, 0.0, 1e-9, beta)}) == factors, "without mass it has no say"
 
 
 def test_writers_are_round_robin_or_sticky() -> None:
@@ -110,9 +106,6 @@ def test_writers_are_round_robin_or_sticky() -> None:
     assert [home.next(())[0] for _ in range(3)] == [1, 1, 1]
     assert home.next({1}) == [2, 0, 1]
     assert home.next(()) == [1, 2, 0], "it goes home when its shard is back"
-
-
-@pytest.mark.parametrize("shards", [0, -1, MAX_SHARDS + 1])
-def test_a_wrong_number_of_shards_raises(shards: int) -> None:
-    with pytest.raises(OptionError, match=r"num_shards must be in \[1, 1048576\], got"):
-        WriteOrder(shards, 0, sticky=True)
+    for shards in (0, MAX_SHARDS + 1):
+        with pytest.raises(OptionError, match=r"num_shards must be in \[1, 1048576\], got"):
+            WriteOrder(shards, 0, sticky=True)

@@ -17,6 +17,8 @@ from ostinato.distributed.rate_limits import RateLimits
 from ostinato.distributed.save_failures import FailureBroadcast, FailureWarnings, Noticed, SaveFailure, SaveLog
 from ostinato.errors import CheckpointError, DamagedFileError
 
+from .coroutines import in_loop
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -37,13 +39,10 @@ def test_writes_raise_after_the_bound_until_a_save_succeeds() -> None:
     log.check()
     described = {"saved_rows": 10, "saved_write_count": 12, "save_error": None, "save_failures": 0, "failures": ()}
     assert log.describe() == described
-
-
-def test_without_a_bound_writes_go_on() -> None:
-    log = SaveLog(0, None, None, None)
+    without_bound = SaveLog(0, None, None, None)
     for _ in range(100):
-        log.failed(ERROR, 0)
-    log.check()
+        without_bound.failed(ERROR, 0)
+    without_bound.check()
 
 
 def test_answers_carry_the_failures_of_all_shards() -> None:
@@ -90,71 +89,57 @@ class Remote:
         self.told.append(failures)
 
 
-def test_failures_reach_all_shards_and_only_changes_are_sent() -> None:
-    async def check() -> None:
-        shards = [Remote(), Remote(dead=True), Remote()]
-        broadcast = FailureBroadcast(shards)
-        one, two = SaveFailure(0, (1, 1), "why"), SaveFailure(1, (1, 1), "why")
-        await broadcast.report(0, one)
-        await broadcast.report(1, two)
-        await asyncio.sleep(0.05)
-        await broadcast.report(0, one)
-        await asyncio.sleep(0.05)
-        for shard in (shards[0], shards[2]):
-            assert shard.told == [(tuple(one), tuple(two))]
-        await broadcast.report(0, None)
-        await asyncio.sleep(0.05)
-        assert shards[2].told[1:] == [(tuple(two),)]
-
-    asyncio.run(check())
+@in_loop
+async def test_failures_reach_all_shards_and_only_changes_are_sent() -> None:
+    shards = [Remote(), Remote(dead=True), Remote()]
+    broadcast = FailureBroadcast(shards)
+    one, two = SaveFailure(0, (1, 1), "why"), SaveFailure(1, (1, 1), "why")
+    await broadcast.report(0, one)
+    await broadcast.report(1, two)
+    await asyncio.sleep(0.05)
+    await broadcast.report(0, one)
+    await asyncio.sleep(0.05)
+    for shard in (shards[0], shards[2]):
+        assert shard.told == [(tuple(one), tuple(two))]
+    await broadcast.report(0, None)
+    await asyncio.sleep(0.05)
+    assert shards[2].told[1:] == [(tuple(two),)]
 
 
 # -- the file beside the shards ---------------------------------------------------------------------------------------
 
 
-def test_the_file_names_the_fields_and_keeps_the_counts_of_the_limiter(tmp_path: Path) -> None:
+@in_loop
+async def test_the_file_names_the_fields_and_keeps_the_counts_of_the_limiter(tmp_path: Path) -> None:
     assert read_fleet(tmp_path) is None
     rb = ReplayBuffer(storage=LazyTensorStorage(10))
     rb.extend({"obs": torch.zeros(4, 3)})
-
-    async def count() -> tuple[dict[str, Any], list[str | None]]:
-        limits, fresh, other = (
-            RateLimits(RateLimiter(samples_per_insert=ratio, min_size_to_sample=4, error_buffer=10), [])
-            for ratio in (0.3, 0.3, 0.6)
-        )
-        await limits.begin()
-        await limits.give_back(-40, -10)
-        state = await limits.state()
-        write_fleet(tmp_path, 2, schema_of(rb), state)
-        saved = read_fleet(tmp_path)
-        assert saved is not None
-        found = [await fresh.restore(saved["limiter"])]
-        assert await fresh.state() == state
-        found.append(await other.restore(saved["limiter"]))
-        assert await other.totals() == (0, 0)
-        return saved, found
-
-    saved, found = asyncio.run(count())
-    assert saved["fields"] == ["'obs': float32[3]"]
-    assert saved["shards"] == 2
-    assert found[0] is None
-    assert found[1] is not None
-    assert "samples_per_insert=0.3 (now 0.6)" in found[1]
+    limits, fresh, other = (
+        RateLimits(RateLimiter(samples_per_insert=ratio, min_size_to_sample=4, error_buffer=10), [])
+        for ratio in (0.3, 0.3, 0.6)
+    )
+    await limits.begin()
+    await limits.give_back(-40, -10)
+    state = await limits.state()
+    write_fleet(tmp_path, 2, schema_of(rb), state)
+    saved = read_fleet(tmp_path)
+    assert saved is not None
+    assert (saved["fields"], saved["shards"]) == (["'obs': float32[3]"], 2)
+    assert await fresh.restore(saved["limiter"]) is None
+    assert await fresh.state() == state
+    differing = await other.restore(saved["limiter"])
+    assert differing is not None
+    assert "samples_per_insert=0.3 (now 0.6)" in differing
+    assert await other.totals() == (0, 0)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '{"format": "other", "version": 1}', '{"format": "ostinato-fleet", "version": "1"}'],
-)
-def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "fleet.json").write_text(text)
-    with pytest.raises(DamagedFileError, match=r"fleet\.json"):
-        read_fleet(tmp_path)
-
-
-def test_damaged_counts_and_later_versions_are_refused(tmp_path: Path) -> None:
-    write_fleet(tmp_path, 1, None, {"written": 3, "drawn": 4})
+def test_damaged_files_and_later_versions_raise(tmp_path: Path) -> None:
     path = tmp_path / "fleet.json"
+    for text in ("", "[]", "{}", '{"format": "other", "version": 1}', '{"format": "ostinato-fleet", "version": "1"}'):
+        path.write_text(text)
+        with pytest.raises(DamagedFileError, match=r"fleet\.json"):
+            read_fleet(tmp_path)
+    write_fleet(tmp_path, 1, None, {"written": 3, "drawn": 4})
     body = json.loads(path.read_text())
     damaged: list[Any] = [{"written": -1, "drawn": 0}, {"written": 1}, [], {"written": True, "drawn": 0}]
     for limiter in damaged:

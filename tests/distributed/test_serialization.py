@@ -1,4 +1,4 @@
-"""Serialization for Ray: data is unchanged, and large tensors are not copied on arrival."""
+"""Serialization for Ray: data is unchanged, large tensors are not copied on arrival, and small data is encoded."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
-from ostinato.distributed.serialization import Serialized
+from ostinato.distributed.serialization import Serialized, decode_small, encode_small
+
+from .rows import same
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (as users write it)
+DTYPES = [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 
 
 def sent(data: Any) -> tuple[Any, list[bytearray]]:
@@ -28,34 +33,14 @@ def sent(data: Any) -> tuple[Any, list[bytearray]]:
     return pickle.loads(pickled, buffers=[memoryview(one).toreadonly() for one in memory]), memory
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.bool, torch.int64, torch.complex64],
-)
-@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (5,), (7, 3), (900, 33)])
-def test_tensors_keep_dtype_shape_and_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    tensor = (torch.rand(shape) * 100).to(dtype)
-    back, _ = sent(tensor)
-    assert back.dtype is dtype
-    assert back.shape == tensor.shape
-    assert torch.equal(back, tensor)
-
-
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda x: x.T,
-        lambda x: x[::2],
-        lambda x: x[:, 1:2],
-        lambda x: x.expand(3, *x.shape),
-        lambda x: torch.complex(x, x).conj(),
-        lambda x: x.requires_grad_(),
-    ],
-)
-def test_views_are_sent_as_their_values(view: Any) -> None:
-    tensor = view(torch.rand(200, 300))
-    back, _ = sent(tensor)
-    assert torch.equal(back, tensor)
+def test_tensors_keep_dtype_shape_and_bits() -> None:
+    base = torch.rand(200, 300)
+    tensors = [(torch.rand(900, 33) * 100).to(dtype) for dtype in DTYPES]
+    tensors += [torch.rand(shape) for shape in ((), (0,), (0, 3), (5,), (7, 3))]
+    views = [base.T, base[::2], base[:, 1:2], base.expand(3, 200, 300), torch.complex(base, base).conj()]
+    views.append(torch.rand(200, 300).requires_grad_())
+    for tensor in [*tensors, *views]:
+        assert same(sent(tensor)[0], tensor.detach().resolve_conj())
 
 
 def test_large_tensors_are_writable_views() -> None:
@@ -71,16 +56,16 @@ def test_large_tensors_are_writable_views() -> None:
     assert back["large"][3] == 7
 
 
-@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (900, 33)])
-@pytest.mark.parametrize("dtype", ["f4", "u1", "?", "M8[s]", "U3", [("a", "i4"), ("b", "f8")]])
-def test_arrays_are_writable(dtype: Any, shape: tuple[int, ...]) -> None:
-    array = np.asarray(np.arange(math.prod(shape)).reshape(shape).astype("i8").astype(dtype), order="F")
-    back, _ = sent({"array": array, "object": np.array([None, "x"])})
-    found = back["array"]
-    assert (found.dtype, found.shape) == (array.dtype, array.shape)
-    assert np.array_equal(found, array)
-    found[...] = array
-    assert back["object"].tolist() == [None, "x"]
+@pytest.mark.parametrize("dtype", ["f4", "?", "M8[s]", "U3", [("a", "i4"), ("b", "f8")]])
+def test_arrays_are_writable(dtype: Any) -> None:
+    for shape in ((), (0, 3), (900, 33)):
+        array = np.asarray(np.arange(math.prod(shape)).reshape(shape).astype("i8").astype(dtype), order="F")
+        back, _ = sent({"array": array, "object": np.array([None, "x"])})
+        found = back["array"]
+        assert (found.dtype, found.shape) == (array.dtype, array.shape)
+        assert np.array_equal(found, array)
+        found[...] = array
+        assert back["object"].tolist() == [None, "x"]
 
 
 def test_kinds_and_nesting_are_unchanged() -> None:
@@ -88,25 +73,23 @@ def test_kinds_and_nesting_are_unchanged() -> None:
     data = {
         "td": TensorDict({"x": torch.rand(4), "next": inner}, [4]),
         "empty": TensorDict({}, [4]),
-        "text": TensorDict({"x": torch.rand(4), "name": "abc"}, [4]),
+        "text": TensorDict({"x": torch.arange(2), "t": ["a", "b"], "n": NonTensorData({"k": 1}, batch_size=[2])}, [2]),
         "named": TensorDict({"x": torch.rand(4)}, [4], names=["time"]),
         "lazy": LazyStackedTensorDict(TensorDict({"x": torch.rand(2)}, []), TensorDict({"x": torch.rand(3)}, [])),
         "pair": Pair(torch.rand(3), [1, "two", None]),
         "function": lambda x: x + 1,
     }
     back, _ = sent(data)
-    assert torch.equal(back["td"]["next", "y"], inner["y"])
-    assert back["td"]["next"].batch_size == (4,)
-    assert type(back["td"]) is TensorDict
-    assert back["td"].device is None
+    assert same(back["td"], data["td"])
     assert back["empty"].batch_size == (4,)
-    assert back["text"]["name"] == "abc"
+    assert (back["text"]["t"], back["text"]["n"], back["text"]["x"].tolist()) == (["a", "b"], {"k": 1}, [0, 1])
     assert back["named"].names == ["time"]
     assert isinstance(back["lazy"], LazyStackedTensorDict)
-    assert torch.equal(back["pair"].a, data["pair"].a)
+    assert same(tuple(back["pair"]), tuple(data["pair"]))
     assert type(back["pair"]).__name__ == "Pair"
-    assert back["pair"].b == [1, "two", None]
     assert back["function"](1) == 2
+    alone, _ = sent(data["text"])
+    assert alone["t"] == ["a", "b"]
 
 
 def test_one_tensor_in_two_places_is_sent_once() -> None:
@@ -116,11 +99,75 @@ def test_one_tensor_in_two_places_is_sent_once() -> None:
     assert len(memory) == 1
 
 
-def test_text_beside_tensors_is_unchanged() -> None:
-    rows = TensorDict({"x": torch.arange(2), "t": ["a", "b"], "n": {"m": NonTensorData({"k": 1}, batch_size=[2])}}, [2])
-    for given in (rows, {"rows": rows, "t": ["c", "d"]}):
-        found, _ = sent(given)
-        inner = found if given is rows else found["rows"]
-        assert inner["t"] == ["a", "b"]
-        assert inner["n", "m"] == {"k": 1}
-        assert torch.equal(inner["x"], rows["x"])
+# -- small data -------------------------------------------------------------------------------------------------------
+
+shapes = st.lists(st.integers(0, 5), max_size=3)
+tensors = st.builds(lambda shape, dtype: (torch.rand(shape) * 9).to(dtype), shapes, st.sampled_from(DTYPES))
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+trees = st.recursive(
+    tensors | plain,
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=4)
+        | st.lists(inner, min_size=1, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=4)
+        | tensors.map(lambda tensor: TensorDict({"a": tensor[None], "b": {"c": tensor[None] + 0}}, [1]))
+    ),
+    max_leaves=8,
+)
+
+
+@given(data=trees)
+def test_trees_are_unchanged(data: Any) -> None:
+    encoded = encode_small(data)
+    assert encoded is not None
+    assert same(decode_small(encoded), data)
+
+
+def test_decoded_tensors_are_writable_values() -> None:
+    flags, x = torch.zeros(3, dtype=torch.bool), torch.zeros(5, dtype=torch.float64)
+    encoded = encode_small({"flags": flags, "x": x, "t": ["a", None]})
+    assert encoded is not None
+    one, other = decode_small(encoded), decode_small(encoded)
+    one["x"] += 1
+    one["flags"][:] = True
+    assert same(other, {"flags": flags, "x": x, "t": ["a", None]})
+    assert one["x"].data_ptr() % 8 == 0
+    base = torch.arange(60.0).reshape(6, 10)
+    for view in (base.T, base[::2], base[:, 3:4], base[0].expand(4, 10)):
+        encoded = encode_small(view)
+        assert encoded is not None
+        assert torch.equal(decode_small(encoded), view)
+
+
+SHARED = torch.ones(3)
+RECURSIVE: list[Any] = []
+RECURSIVE.append(RECURSIVE)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        torch.zeros(100_000, dtype=torch.uint8),
+        [torch.zeros(10_000, dtype=torch.float64), torch.zeros(10_000)],
+        [SHARED, SHARED],
+        RECURSIVE,
+        "long" * 10_000,
+        list(range(2000)),
+        Pair(1, 2),
+        b"bytes",
+        object,
+        torch.ones(3, requires_grad=True),
+        torch.ones(3, dtype=torch.complex64).conj(),
+        torch.ones(3).to_sparse(),
+        torch.ones(3, device="meta"),
+        torch.nn.Parameter(torch.ones(3)),
+        TensorDict({"x": torch.ones(3), "name": "abc"}, [3]),
+        TensorDict({"x": torch.arange(2), "t": ["a", "b"]}, [2]),
+        TensorDict({"x": torch.ones(3)}, [3], names=["time"]),
+        LazyStackedTensorDict(TensorDict({"x": torch.ones(2)}, []), TensorDict({"x": torch.ones(3)}, [])),
+        {("a", "b"): torch.ones(3)},
+    ],
+)
+def test_other_data_is_not_encoded(data: Any) -> None:
+    assert encode_small(data) is None
+    assert encode_small({"inside": [data]}) is None

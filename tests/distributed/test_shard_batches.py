@@ -17,153 +17,120 @@ SHARDS = ShardInfo(None, True, "td_error", "max", capacity=100, counting=False, 
 INDEX = torch.cat((join_index(2, torch.tensor([5, 7])), join_index(0, torch.tensor([1])), torch.tensor([-1])))
 
 
-def part(first: int, rows: int, each: int = 1) -> tuple[Any, dict[str, Any]]:
+def rows(first: int, count: int) -> tuple[Any, dict[str, Any]]:
     """Rows of a shard that hold numbers from `first` on, and their info."""
-    values = torch.arange(first, first + rows * each)
-    info = {"index": values, "priority_weight": torch.full((rows * each,), 0.5), "index_generation": values + 100}
-    return {"x": values.float(), "pair": {"y": values[:, None].repeat(1, 3)}}, info
+    values = torch.arange(first, first + count)
+    info = {"index": values, "priority_weight": torch.full((count,), 0.5), "index_generation": values + 100}
+    text = [f"t{i}" for i in values.tolist()]
+    return {"x": values.float(), "pair": {"y": values[:, None].repeat(1, 3)}, "t": text}, info
 
 
-@pytest.mark.parametrize("each", [1, 4])
-def test_parts_get_their_positions(each: int) -> None:
+def test_parts_get_their_positions() -> None:
+    """Each position of a draw is a window of four rows."""
     positions = {1: torch.tensor([0, 3, 4]), 6: torch.tensor([1, 2])}
-    batch, info = join_parts(
-        [Part(1, *part(0, 3, each), positions[1]), Part(6, *part(100, 2, each), positions[6], 0.5)]
-    )
-    starts = [0, 100, 100 + each, each, 2 * each]
-    expected = torch.tensor([start + i for start in starts for i in range(each)])
+    batch, info = join_parts([Part(1, *rows(0, 12), positions[1]), Part(6, *rows(100, 8), positions[6], 0.5)])
+    expected = torch.tensor([start + i for start in (0, 100, 104, 4, 8) for i in range(4)])
     assert torch.equal(batch["x"], expected.float())
     assert torch.equal(batch["pair"]["y"], expected[:, None].repeat(1, 3))
-    owner = torch.tensor([1, 6, 6, 1, 1]).repeat_interleave(each)
+    assert list(batch["t"]) == [f"t{i}" for i in expected.tolist()]
+    owner = torch.tensor([1, 6, 6, 1, 1]).repeat_interleave(4)
     whole = torch.stack([join_index(int(s), v) for s, v in zip(owner, expected, strict=True)])
     assert torch.equal(info["index"], whole)
     assert torch.equal(info["index_generation"], expected + 100)
     assert torch.equal(info["priority_weight"], torch.where(owner == 6, 0.25, 0.5))
 
 
-def test_tensordicts_hold_indices_of_the_whole_buffer() -> None:
-    def made(first: int) -> tuple[Any, dict[str, Any]]:
-        data, info = part(first, 2)
-        return TensorDict({**data, **info}, [2]), info
-
-    positions = torch.tensor([[1, 2], [0, 3]])
-    batch, info = join_parts([Part(0, *made(0), positions[0]), Part(3, *made(50), positions[1], 0.5)])
-    assert batch.batch_size == (4,)
-    for key in info:
-        assert torch.equal(batch[key], info[key])
-
-
-@pytest.mark.parametrize("kind", ["dict", "tensordict"])
-def test_a_batch_is_split_and_joined_again(kind: str) -> None:
-    data, info = part(0, 5)
-    data = TensorDict({**data, **info}, [5]) if kind == "tensordict" else data
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_a_batch_is_split_and_joined_again(as_dict: bool) -> None:
+    data, info = rows(0, 5)
+    data = data if as_dict else TensorDict({**data, **info}, [5])
     halves = split_batch(data, info, [2, 3])
     assert [half["x"].tolist() for half, _ in halves] == [[0, 1], [2, 3, 4]]
-    positions = (torch.arange(2), torch.arange(2, 5))
-    batch, said = join_parts([Part(0, *half, at) for half, at in zip(halves, positions, strict=True)])
-    assert torch.equal(batch["pair"]["y"], data["pair"]["y"])
-    assert all(torch.equal(said[key], info[key]) for key in info)
+    assert list(halves[1][0]["t"]) == ["t2", "t3", "t4"]
+    positions = (torch.tensor([3, 0]), torch.tensor([1, 2, 4]))
+    batch, said = join_parts([Part(i, *half, at) for i, (half, at) in enumerate(zip(halves, positions, strict=True))])
+    order = torch.tensor([1, 2, 3, 0, 4])
+    assert torch.equal(batch["pair"]["y"], data["pair"]["y"][order])
+    assert list(batch["t"]) == ["t1", "t2", "t3", "t0", "t4"]
+    assert torch.equal(said["index"] & 0xFF, order)
+    if not as_dict:
+        assert batch.batch_size == (5,)
+        assert all(torch.equal(batch[key], said[key]) for key in said), "indices of the whole buffer"
 
 
-def test_parts_of_different_schemas_raise() -> None:
-    positions = torch.tensor([[0], [1]])
-    other = ({"z": torch.zeros(1)}, {"index": torch.zeros(1, dtype=torch.int64)})
-    with pytest.raises(SchemaError, match=r"shards 0 and 1 hold rows of different schemas.*missing"):
-        join_parts([Part(0, *part(0, 1), positions[0]), Part(1, *other, positions[1])])
-    text = (["a"], {"index": torch.zeros(1, dtype=torch.int64)})
-    with pytest.raises(KindError, match="tensors"):
-        join_parts([Part(0, *text, positions[0]), Part(1, *text, positions[1])])
-
-
-def test_parts_of_different_dtypes_are_promoted() -> None:
+def test_parts_of_different_schemas_raise_and_dtypes_are_promoted() -> None:
     """Rows of a `ListStorage` may have different dtypes, in one buffer as in several shards."""
     info = {"index": torch.arange(2)}
+    where = torch.tensor([3, 0]), torch.tensor([1, 2])
     one = {"x": torch.tensor([1.0, 2.0]), "y": torch.tensor([1, 2])}
     two = {"y": torch.tensor([3.5, 4.5]), "x": torch.tensor([3.0, 0.1], dtype=torch.float64)}
-    where = torch.tensor([3, 0]), torch.tensor([1, 2])
-    batch, _ = join_parts([Part(i, data, info, at) for i, (data, at) in enumerate(zip((one, two), where, strict=True))])
+    batch, _ = join_parts([Part(i, data, info, where[i]) for i, data in enumerate((one, two))])
+    assert batch["x"].dtype is torch.float64
     assert batch["x"].tolist() == [2.0, 3.0, 0.1, 1.0]
     assert batch["y"].tolist() == [2.0, 3.5, 4.5, 1.0]
-    three = {"x": torch.zeros(2, 3), "y": torch.zeros(2)}
-    with pytest.raises(SchemaError, match="different schemas"):
-        join_parts([Part(0, one, info, where[0]), Part(1, three, info, where[1])])
+    for other in ({"x": torch.zeros(2, 3), "y": torch.zeros(2)}, {"x": torch.zeros(2)}):
+        with pytest.raises(SchemaError, match=r"shards 0 and 1 hold rows of different schemas"):
+            join_parts([Part(0, one, info, where[0]), Part(1, other, info, where[1])])
+    with pytest.raises(KindError, match="tensors of one shape"):
+        join_parts([Part(i, ["a", "b"], info, where[i]) for i in range(2)])
+
+
+# -- priorities -------------------------------------------------------------------------------------------------------
 
 
 def test_priorities_go_to_their_shards() -> None:
-    change = parse_shard_update(SHARDS, INDEX, [1.0, 2.0, 3.0, 4.0], [10, 11, 12, 13])
-    assert change is not None
-    parts = split_update(change, 3, 100)
-    assert sorted(parts) == [0, 2]
-    slots, values, stamps = parts[2]
-    assert slots.tolist() == [5, 7]
-    assert values.tolist() == [1.0, 2.0]
-    assert stamps is not None
-    assert stamps.tolist() == [10, 11]
+    def parts(update: Any) -> Any:
+        assert update is not None
+        return split_update(update, 3, 100)
 
-
-def test_one_priority_is_for_all_and_further_dimensions_are_reduced() -> None:
-    values = torch.rand(4, 6)
-    one = parse_shard_update(SHARDS, INDEX, 0.5, None)
-    wide = parse_shard_update(SHARDS, {"index": INDEX, "index_generation": INDEX}, values, None)
-    assert one is not None
-    assert wide is not None
-    assert split_update(one, 3, 100)[2][1].tolist() == [0.5, 0.5]
-    assert torch.equal(split_update(wide, 3, 100)[2][1], values.double().amax(1)[:2])
-    assert split_update(wide, 3, 100)[2][2] is not None
-
-
-def test_a_batch_holds_its_priorities() -> None:
+    found = parts(parse_shard_update(SHARDS, INDEX, [1.0, 2.0, 3.0, 4.0], [10, 11, 12, 13]))
+    assert sorted(found) == [0, 2]
+    slots, values, generations = found[2]
+    assert (slots.tolist(), values.tolist(), generations.tolist()) == ([5, 7], [1.0, 2.0], [10, 11])
+    assert parts(parse_shard_update(SHARDS, INDEX, 0.5, None))[2][1].tolist() == [0.5, 0.5], "one for all"
+    wide = torch.rand(4, 6)  # further dimensions are reduced
+    found = parts(parse_shard_update(SHARDS, {"index": INDEX, "index_generation": INDEX}, wide, None))
+    assert torch.equal(found[2][1], wide.double().amax(1)[:2])
+    assert found[2][2] is not None
     batch = TensorDict({"index": INDEX, "td_error": torch.arange(4.0)}, [4])
-    change = parse_batch_update(SHARDS, batch)
-    assert change is not None
-    assert split_update(change, 3, 100)[0][1].tolist() == [2.0]
+    assert parts(parse_batch_update(SHARDS, batch))[0][1].tolist() == [2.0]
     with pytest.raises(KeyMissingError, match="td_error"):
         parse_batch_update(SHARDS, batch.exclude("td_error"))
 
 
-@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
-def test_invalid_priorities_raise_before_anything_is_sent(bad: float) -> None:
-    with pytest.raises(PriorityError, match=r"at the positions \[2\] of 4"):
-        parse_shard_update(SHARDS, INDEX, torch.tensor([1.0, 1.0, bad, 1.0]), None)
+WRONG: list[tuple[Any, Any, Any, type[Exception], str]] = [
+    (INDEX, torch.tensor([1.0, 1.0, -1.0, 1.0]), None, PriorityError, r"at the positions \[2\] of 4"),
+    (INDEX, torch.tensor([1.0, 1.0, float("nan"), 1.0]), None, PriorityError, r"at the positions \[2\] of 4"),
+    (INDEX, torch.tensor([1.0, 1.0, float("inf"), 1.0]), None, PriorityError, r"at the positions \[2\] of 4"),
+    (INDEX, torch.rand(4, 4), None, SchemaError, r"use \.squeeze\(-1\)"),
+    (INDEX, None, None, UsageError, "needs the new priorities"),
+    (INDEX, torch.rand(3), None, SchemaError, "a number or an iterable of the same length"),
+    (INDEX, 1.0, [1, 2], SchemaError, "one integer for each"),
+    (torch.rand(3), 1.0, None, KindError, "index must hold integers"),
+]
 
 
-def test_indices_and_priorities_that_cannot_be_routed_raise() -> None:
-    with pytest.raises(SlotError, match="of no shard"):
-        split_update(parse_shard_update(SHARDS, INDEX, 1.0, None), 2, 100)  # type: ignore[arg-type]
-    with pytest.raises(SlotError, match="index -1 is out of range"):  # each row is kept
-        parse_shard_update(SHARDS._replace(least_index=0), INDEX, 1.0, None)
-    with pytest.raises(SchemaError, match=r"use \.squeeze\(-1\)"):
-        parse_shard_update(SHARDS, INDEX, torch.rand(4, 4), None)
+@pytest.mark.parametrize(("index", "priority", "generation", "error", "words"), WRONG)
+def test_invalid_updates_raise_before_anything_is_sent(
+    index: Any, priority: Any, generation: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        parse_shard_update(SHARDS, index, priority, generation)
+
+
+def test_an_index_names_one_shard_or_raises() -> None:
+    assert one_shard(int(INDEX[0]), 3) == (2, 5)
+    shard, slots = one_shard(INDEX[:2], 3)
+    assert (shard, slots.tolist()) == (2, [5, 7])
     with pytest.raises(SlotError, match="of no shard"):
         one_shard(-7, 2)
     with pytest.raises(SlotError, match="one shard"):
         one_shard(INDEX[:3], 3)
-    with pytest.raises(UsageError, match="needs the new priorities"):
-        parse_shard_update(SHARDS, INDEX, None, None)
-    with pytest.raises(SchemaError, match="priority should be a number or an iterable of the same length"):
-        parse_shard_update(SHARDS, INDEX, torch.rand(3), None)
-    with pytest.raises(SchemaError, match="one integer for each"):
-        parse_shard_update(SHARDS, INDEX, 1.0, [1, 2])
-    with pytest.raises(KindError, match="index must hold integers"):
-        parse_shard_update(SHARDS, torch.rand(3), 1.0, None)
+    update = parse_shard_update(SHARDS, INDEX, 1.0, None)
+    assert update is not None
+    with pytest.raises(SlotError, match="of no shard"):
+        split_update(update, 2, 100)
+    with pytest.raises(SlotError, match="index -1 is out of range"):  # each row is kept
+        parse_shard_update(SHARDS._replace(least_index=0), INDEX, 1.0, None)
     with pytest.warns(UserWarning, match="has no priorities"):
         assert parse_shard_update(SHARDS._replace(prioritized=False), INDEX, 1.0, None) is None
-
-
-def test_an_index_reads_one_shard() -> None:
-    assert one_shard(int(INDEX[0]), 3) == (2, 5)
-    shard, slots = one_shard(INDEX[:2], 3)
-    assert (shard, slots.tolist()) == (2, [5, 7])
-
-
-@pytest.mark.parametrize("as_dict", [True, False])
-def test_text_of_shards_is_joined_and_split(as_dict: bool) -> None:
-    def part(shard: int, first: int, positions: list[int]) -> Part:
-        x = torch.arange(first, first + len(positions))
-        rows = {"x": x, "t": [f"t{i}" for i in x.tolist()]}
-        return Part(shard, rows if as_dict else TensorDict(rows, x.shape), {"index": x}, torch.tensor(positions))
-
-    batch, said = join_parts([part(0, 0, [3, 0]), part(1, 10, [1, 2, 4])])
-    assert list(batch["t"]) == [f"t{i}" for i in batch["x"].tolist()] == ["t1", "t10", "t11", "t0", "t12"]
-    for rows, _ in split_batch(batch, said, [2, 3]):
-        assert list(rows["t"]) == [f"t{i}" for i in rows["x"].tolist()]

@@ -1,15 +1,14 @@
-"""Shards under one rate limiter, and shards whose rows are consumed."""
+"""Shards under one rate limiter, shards whose rows are consumed, and full shards: who waits, and for how long."""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 import warnings
+from collections import Counter
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,328 +16,269 @@ import torch
 from ostinato import (
     LazyTensorStorage,
     LimitedSampler,
-    PrioritizedSampler,
     QueueSampler,
-    RandomSampler,
     RateLimiter,
-    ReplayBuffer,
     ShardedReplayBuffer,
 )
-from ostinato.distributed.actor_names import FLEET
-from ostinato.distributed.fleet import start_fleet_actor
+from ostinato.distributed.deadlines import GRACE_S
 from ostinato.distributed.routing import split_index
-from ostinato.errors import EmptyBufferError, KindError, OptionError, WaitTimeoutError
+from ostinato.errors import NoPermitError, OptionError, WaitTimeoutError
 
 from ..stats.chi_square import p_value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+from .handles import LONG_S, in_threads, kill, outcome, process_of, stopped, until
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
-CAPACITY = 2000
+EDGES = RateLimiter(samples_per_insert=1, min_diff=0, max_diff=40, min_size_to_sample=4)
 
 
-def make(**more: Any) -> ShardedReplayBuffer:
-    storage = partial(LazyTensorStorage, CAPACITY)
-    return ShardedReplayBuffer(2, storage=storage, **{"batch_size": 16, "shard_timeout_s": 60.0, **more})
+def rows(n: int, first: int = 0) -> dict[str, torch.Tensor]:
+    return {"x": torch.arange(first, first + n)}
 
 
-@pytest.fixture(scope="module")
-def shards(cluster: Any) -> Iterator[ShardedReplayBuffer]:
-    with closing(make()) as made:
-        yield made
+def totals(cluster: Any, rb: ShardedReplayBuffer) -> tuple[int, int]:
+    """Return the rows written and drawn, as the limiter counts them."""
+    found: tuple[int, int] = cluster.get(rb._connection.fleet.actor.totals.remote())
+    return found
 
 
-@pytest.fixture
-def remade(cluster: Any, shards: ShardedReplayBuffer) -> Iterator[Callable[..., ShardedReplayBuffer]]:
-    """The same actors as another buffer, because starting actors takes seconds."""
-
-    def remake(
-        limiter: RateLimiter | None = None, sampler: Any = RandomSampler, capacity: int = CAPACITY, prefetch: int = 0
-    ) -> ShardedReplayBuffer:
-        shards.apply(_renew, partial(LazyTensorStorage, capacity), sampler)
-        connection = shards._connection
-        made = sampler()
-        info = connection.info._replace(
-            capacity=capacity,
-            counting=made.counting,
-            waits=isinstance(made, QueueSampler),
-            prioritized=made.prioritized,
-        )
-        fleet = connection.fleet._replace(rate_limiter=limiter, prefetch=prefetch)
-        if limiter is not None:
-            cluster.kill(started[-1])
-            fleet.names.wait_until_free([FLEET])
-            started.append(start_fleet_actor(fleet, {}))
-            cluster.get(started[-1].ready.remote(), timeout=120)
-        return shards._handle(info=info, fleet=fleet._replace(actor=started[-1]))
-
-    started = [shards._connection.fleet.actor]
-    yield remake
-    shards._connection = shards._connection._replace(fleet=shards._connection.fleet._replace(actor=started[-1]))
-
-
-def _renew(buffer: Any, storage: Any, sampler: Any) -> None:
-    buffer.empty()
-    buffer.set_storage(storage())
-    buffer.set_sampler(sampler())
-
-
-def repeat(call: Callable[[], Any]) -> None:
-    """Call until it raises."""
-    for _ in range(300):
-        call()
-
-
-def rows(first: int, n: int) -> dict[str, torch.Tensor]:
-    return {"x": torch.arange(first, first + n), "y": torch.rand(n, 3)}
+def write(rb: ShardedReplayBuffer, shard: int, calls: int, first: int = 0) -> None:
+    """Write 8 rows at a time, as fast as the limiter allows."""
+    handle = rb.pinned(shard)
+    for call in range(calls):
+        handle.extend(rows(8, first + call * 8), timeout_s=LONG_S)
 
 
 class Writer:
-    """Writes as fast as the limiter allows."""
+    """A process that writes until it is killed."""
 
-    def use(self, buffer: ShardedReplayBuffer) -> None:
-        self.buffer = buffer
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def write(self, calls: int, n: int = 8, first: int = 0) -> int:
-        for call in range(calls):
-            self.buffer.extend(rows(first + call * n, n))
-        return calls * n
+    def write(self, rb: ShardedReplayBuffer) -> None:
+        write(rb, 0, 1000, 100_000)
 
 
-@pytest.fixture(scope="module")
-def staff(cluster: Any) -> Iterator[list[Any]]:
-    actors = [cluster.remote(Writer).options(num_cpus=0).remote() for _ in range(3)]
-    yield actors
-    for actor in actors:
-        cluster.kill(actor)
+def kill_a_writer(cluster: Any, rb: ShardedReplayBuffer) -> None:
+    """Let a process write, kill it while it waits, and wait until its call has ended."""
+    doomed = cluster.remote(Writer).options(num_cpus=0, max_concurrency=2).remote()
+    process = cluster.get(doomed.__ray_call__.remote(process_of))
+    doomed.write.remote(rb)
+    time.sleep(1.0)  # it waits by now
+    kill(process)
+    time.sleep(2.0)
 
 
-@pytest.fixture
-def writers(cluster: Any, staff: list[Any]) -> Callable[..., list[Any]]:
-    """Actors that write to a buffer."""
-
-    def hire(rb: ShardedReplayBuffer, number: int) -> list[Any]:
-        cluster.get([actor.use.remote(rb) for actor in staff[:number]])
-        return staff[:number]
-
-    return hire
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_neither_side_overtakes_the_other(cluster: Any, remade: Any, writers: Any, prefetch: int) -> None:
-    limiter = RateLimiter(samples_per_insert=4, error_buffer=128, min_size_to_sample=40)
-    low, high = limiter.band
-    sampler = partial(PrioritizedSampler, CAPACITY, 0.6, 0.4)
-    rb = remade(limiter, sampler, prefetch=prefetch)
-    assert rb.rate_limiter == limiter
-    before, actors = rb.stats(), writers(rb, 3)
-    running = [actor.write.remote(25) for actor in actors]
-    balances = []
-    for _ in range(120):
-        _, info = rb.sample(return_info=True, timeout_s=60.0)
-        rb.update_priority(info, torch.rand(16))
-        written, drawn = cluster.get(rb._connection.fleet.actor.totals.remote())
-        balances.append(4 * written - drawn)
-    assert low <= min(balances) <= max(balances) <= high
-    assert max(balances) > high - 4 * 8 * 3, "writers were never held back"
-    while any(cluster.wait(running, num_returns=len(running), timeout=0)[1]):
-        rb.sample()
-    with pytest.raises(WaitTimeoutError, match=r"row\(s\) must be written before 16 can be drawn"):
-        repeat(lambda: rb.sample(timeout_s=0.05))
-    stats = rb.stats()
-    written, drawn = stats.rows_written - before.rows_written, stats.rows_drawn - before.rows_drawn
-    assert written == 3 * 25 * 8
-    assert low <= 4 * written - drawn < low + 16
+# -- the limiter ------------------------------------------------------------------------------------------------------
 
 
 def test_errors_of_timeouts_say_who_waits_for_what(cluster: Any, remade: Any) -> None:
-    limiter = RateLimiter(samples_per_insert=1, error_buffer=16, min_size_to_sample=8, timeout_s=0.05)
-    rb = remade(limiter)
+    rb = remade(RateLimiter(samples_per_insert=1, error_buffer=16, min_size_to_sample=8, timeout_s=0.05))
     with pytest.raises(WaitTimeoutError, match=r"0 row\(s\) can be drawn, min_size_to_sample is 8"):
         rb.sample()
-    rb.extend(rows(0, 16))
-    rb.extend(rows(16, 8))
+    rb.extend(rows(16))
+    rb.extend(rows(8, 16))
     with pytest.raises(WaitTimeoutError, match=r"8 more row\(s\) must be drawn before 8 can be written; 24 row"):
-        rb.extend(rows(24, 8), timeout_s=0.1)
-    assert len(rb) == rb.write_count == 24
+        rb.extend(rows(8, 24), timeout_s=0.1)
+    assert len(rb) == 24
     assert rb.sample()["x"].shape == (16,)
-    assert rb.add({"x": torch.tensor(99), "y": torch.rand(3)}, timeout_s=5.0) is not None
+    assert rb.add({"x": torch.tensor(99)}, timeout_s=5.0) is not None
     with pytest.raises(OptionError, match="more than the band"):
-        rb.extend(rows(0, 33))
+        rb.extend(rows(33))
     with pytest.raises(ValueError, match="'y'"):
-        rb.extend({"x": torch.arange(4)})  # is not counted
-    until = time.monotonic() + 30
-    while (counts := cluster.get(rb._connection.fleet.actor.totals.remote())) != (25, 16):
-        assert time.monotonic() < until, counts
-    rb.empty()
-    with pytest.raises(WaitTimeoutError):
-        rb.sample()
-    rb.extend(rows(0, 8))
-    assert rb.sample(timeout_s=5.0)["x"].max() < 8
+        rb.extend({"y": torch.arange(4)})  # is not counted
+    until(lambda: totals(cluster, rb) == (25, 16))
 
 
-def test_a_killed_writer_blocks_no_other_call(cluster: Any, remade: Any, writers: Any) -> None:
-    limiter = RateLimiter(samples_per_insert=1, error_buffer=64, min_size_to_sample=16)
-    rb = remade(limiter)
-    (other,) = writers(rb, 1)
-    doomed = cluster.remote(Writer).options(num_cpus=0).remote()
-    cluster.get(doomed.use.remote(rb))
-    pid = cluster.get(doomed.pid.remote())
-    doomed.write.remote(1000)
-    time.sleep(0.5)  # it waits for readers by now
-    os.kill(pid, signal.SIGKILL)
-    time.sleep(2.0)  # its call ends
-    running = other.write.remote(10)
+def test_shards_give_as_many_rows_as_the_limiter_allows(remade: Any) -> None:
+    rb = remade(EDGES, sticky=False)
+    assert (rb.can_sample(), rb.can_sample(1), rb.can_insert(40), rb.can_insert(41)) == (False, False, True, False)
+    rb.extend(rows(3), timeout_s=LONG_S)
+    assert not rb.can_sample(1)  # below min_size_to_sample
+    rb.extend(rows(3), timeout_s=LONG_S)
+    assert (rb.can_sample(6), rb.can_sample(7), rb.can_insert(34), rb.can_insert(35)) == (True, False, True, False)
+    batch, info = rb.sample(timeout_s=0.1, min_batch=2, return_info=True)
+    assert len(batch["x"]) == len(info["index"]) == 6
+    with pytest.raises(WaitTimeoutError, match="a draw of 16 row"):
+        rb.sample(timeout_s=0.0, min_batch=1)
+    for asked, said in ((17, r"min_batch must be an integer in \[1, 16\]"), (0, "got 0")):
+        with pytest.raises(OptionError, match=said):
+            rb.sample(timeout_s=0.0, min_batch=asked)
+    with pytest.raises(OptionError, match="does not go with prefetch"):
+        rb._handle(prefetch=2).sample(min_batch=1)
+
+
+def test_a_killed_writer_blocks_no_other_call(cluster: Any, remade: Any) -> None:
+    rb = remade(RateLimiter(samples_per_insert=1, error_buffer=64, min_size_to_sample=16))
+    kill_a_writer(cluster, rb)
+    writer = threading.Thread(target=write, args=(rb, 0, 10))
+    writer.start()
     for _ in range(5):
         rb.sample(timeout_s=30.0)
-    assert cluster.get(running, timeout=60) == 80
+    writer.join(LONG_S)
+    assert not writer.is_alive()
 
 
-def test_a_restarted_limiter_counts_anew(cluster: Any, remade: Any) -> None:
-    limiter = RateLimiter(samples_per_insert=1, error_buffer=32, min_size_to_sample=16)
-    rb = remade(limiter)
-    rb.extend(rows(0, 16))
-    rb.extend(rows(16, 24))
-    rb.sample()
-    cluster.kill(rb._connection.fleet.actor, no_restart=False)
-    rb.sample(timeout_s=60.0)
-    assert "16 row(s) written, 32 drawn" in drained(rb)
-    rb.extend(rows(40, 16))
-    rb.sample(timeout_s=60.0)
+def test_calls_time_out_while_the_limiter_is_stopped(cluster: Any, remade: Any) -> None:
+    rb = remade(RateLimiter(samples_per_insert=1, error_buffer=1000))
+    rb.extend(rows(16))
+    quick = rb._handle(call_timeout_s=1.0)
+    process = cluster.get(rb._connection.fleet.actor.__ray_call__.remote(process_of))
+    with stopped(process):
+        assert rb.stats().rows == len(rb) == 16, "the shards answer"
+        for call in (partial(quick.sample, timeout_s=0.5), partial(quick.extend, rows(8), timeout_s=0.5)):
+            found = outcome(call)
+            assert found.took_s < 0.5 + GRACE_S + 3.0
+            assert isinstance(found.result, NoPermitError)
+            assert "waited 0.5 s for the rate limiter, but the actor of the " in str(found.result)
+            assert f"(process {process} on node " in str(found.result)
+    assert rb.sample(timeout_s=30.0)["x"].shape == (16,)
+    until(lambda: totals(cluster, rb) == (16, 16))  # abandoned calls do not count
 
 
-def drained(rb: ShardedReplayBuffer) -> str:
-    """Sample until the limiter raises, and return the message; it may be restarting for a while."""
-    for _ in range(300):
-        try:
-            rb.sample(timeout_s=0.1)
-        except WaitTimeoutError as error:
-            if "does not answer" not in str(error):
-                return str(error)
-    return "nothing was refused"
+def test_calls_on_lent_permits_are_counted(cluster: Any, remade: Any) -> None:
+    rb = remade(RateLimiter(samples_per_insert=1, error_buffer=20_000, min_size_to_sample=8))
+    rb.extend(rows(8), timeout_s=60.0)
+    client, (written, drawn) = rb._writer._limiter, totals(cluster, rb)
+    requests = Counter[int]()
+    request = client._request
+
+    def counted(*given: Any) -> Any:
+        requests[threading.get_ident()] += 1
+        return request(*given)
+
+    client._request = counted
+
+    def work(kind: Any) -> None:
+        for _ in range(100):
+            client.acquire(kind, 3, 60.0)
+
+    in_threads(*[partial(work, kind) for kind in ("write", "draw") * 2])
+    assert requests.total() < 400  # the others used permits that were lent
+    assert totals(cluster, rb) == (written + 600, drawn + 600)  # waits for reports
+    rb.pinned(0)._writer._limiter.acquire("write", 5, 60.0)
+    assert totals(cluster, rb) == (written + 605, drawn + 600)
 
 
-def test_the_rows_of_a_lost_shard_do_not_count(cluster: Any) -> None:
-    limiter = RateLimiter(samples_per_insert=1, error_buffer=5000, min_size_to_sample=48)
-    with closing(make(rate_limiter=limiter)) as rb, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        for shard in range(2):
-            rb.pinned(shard).extend(rows(32 * shard, 32))
-        rb.sample()
-        pid = cluster.get(rb.actors[1].apply.remote(lambda _: os.getpid()))
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(WaitTimeoutError, match="min_size_to_sample is 48"):
-            repeat(lambda: rb.sample(timeout_s=0.05))
-        writer = rb.pinned(0)
-        writer.extend(rows(64, 32), timeout_s=5.0)  # with too few rows no write waits
-        assert rb.sample(timeout_s=30.0)["x"].shape == (16,)
-
-
-def in_turn(shard: int, index: torch.Tensor, values: torch.Tensor) -> list[int]:
-    shards, _ = split_index(index)
-    return values[shards == shard].tolist()
+# -- rows that draws use up -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_queue_returns_each_row_once_in_the_order_of_its_shard(
-    cluster: Any, remade: Any, writers: Any, prefetch: int
-) -> None:
-    rb = remade(None, QueueSampler, 64, prefetch)
-    actors = writers(rb, 2)
-    running = [actor.write.remote(40, 8, 1000 * number) for number, actor in enumerate(actors)]
+def test_a_queue_returns_each_row_once_in_the_order_of_its_shard(remade: Any, prefetch: int) -> None:
+    rb = remade(None, QueueSampler, 64, prefetch=prefetch)
+    writers = [threading.Thread(target=write, args=(rb, i, 20, 1000 * i)) for i in range(2)]
+    for writer in writers:
+        writer.start()
     seen: list[list[int]] = [[], []]
-    for _ in range(40):
-        batch, info = rb.sample(return_info=True, timeout_s=60.0)
+    for _ in range(20):
+        batch, info = rb.sample(return_info=True, timeout_s=LONG_S)
+        shards, _ = split_index(info["index"])
         for shard in range(2):
-            seen[shard] += in_turn(shard, info["index"], batch["x"])
-    assert cluster.get(running) == [320, 320]
-    assert sorted(seen) == [list(range(320)), list(range(1000, 1320))]
+            seen[shard] += batch["x"][shards == shard].tolist()
+    assert sorted(seen) == [list(range(160)), list(range(1000, 1160))]
     with pytest.raises(WaitTimeoutError, match=r"allow 0 more draw\(s\)"):
         rb.sample(timeout_s=0.05)
-    with pytest.raises(WaitTimeoutError, match="there is room for"):
-        repeat(lambda: rb.pinned(0).extend(rows(0, 8), timeout_s=0.05))
+    rb.pinned(0).extend(rows(64))
+    with pytest.raises(WaitTimeoutError, match="there is room for 0 of 8"):
+        rb.pinned(0).extend(rows(8), timeout_s=0.05)
 
 
-def test_rows_that_a_reader_has_taken_are_not_lost(remade: Any) -> None:
-    rb = remade(None, QueueSampler)
-    rb.pinned(0).extend(rows(0, 10))
-    counted = rb._batches.sampler.consumer
-    assert counted is not None
-    counted._take(counted_offers(rb), 6, torch.rand(6))  # as if another shard had been emptied by another reader
-    with pytest.raises(WaitTimeoutError, match=r"16 row.* 6 are taken already, .* allow 4 more draw"):
-        rb.sample(timeout_s=0.0)
-    first, info = rb.sample(4, return_info=True)
-    assert first["x"].tolist() == [0, 1, 2, 3]
-    assert rb[info["index"]]["x"].tolist() == [0, 1, 2, 3]
-    assert rb.sample(6)["x"].tolist() == [4, 5, 6, 7, 8, 9]
-
-
-def counted_offers(rb: ShardedReplayBuffer) -> Any:
-    return rb._shards.request_offers(dict.fromkeys(range(2), (1,)))
-
-
-@pytest.mark.parametrize("times", [1, 3])
-def test_rows_are_removed_after_their_draws_with_two_readers(remade: Any, times: int) -> None:
-    rb = remade(None, partial(LimitedSampler, times))
-    for shard in range(2):
-        rb.pinned(shard).extend(rows(100 * shard, 100 - 40 * shard))
-    counts = torch.zeros(200, dtype=torch.int64)
-    gate = threading.Lock()
-
-    def read(handle: ShardedReplayBuffer) -> None:
-        while True:
-            try:
-                drawn = handle.sample(16)["x"]
-            except EmptyBufferError:
-                return
-            with gate:
-                counts.index_add_(0, drawn, torch.ones_like(drawn))
-
-    threads = [threading.Thread(target=read, args=(rb.pinned(0),)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    left = times * 160 - int(counts.sum())
-    assert counts.max() <= times
-    assert 0 <= left < 16 + 2 * 15  # rows that fill no batch, and rows that the readers have taken
-    with pytest.raises(EmptyBufferError):  # without a limiter nothing waits for writers
-        rb.sample(64, timeout_s=30.0)
-
-
-def test_a_limiter_with_consumed_rows(cluster: Any, remade: Any, writers: Any) -> None:
-    limiter = RateLimiter(min_size_to_sample=32, timeout_s=30.0)
-    rb = remade(limiter, partial(LimitedSampler, 1))
-    (actor,) = writers(rb, 1)
-    running = actor.write.remote(20)
-    drawn = torch.cat([rb.sample()["x"] for _ in range(8)])
-    assert cluster.get(running) == 160
-    assert len(set(drawn.tolist())) == 128
-    rest = rb.sample(16)["x"].tolist()
-    assert not set(rest) & set(drawn.tolist())
-
-
-def test_counts_are_reset_by_a_load(remade: Any, tmp_path: Path) -> None:
-    limiter = RateLimiter(samples_per_insert=1, error_buffer=20, min_size_to_sample=10, timeout_s=0.05)
-    rb = remade(limiter)
-    rb.extend(rows(0, 10))
-    rb.dumps(tmp_path)
-    rb.sample()
+def test_queue_shards_give_what_they_have(remade: Any) -> None:
+    rb = remade(None, QueueSampler, 8)
+    assert not rb.can_sample(1)
+    rb.pinned(0).extend(rows(5), timeout_s=LONG_S)
+    rb.pinned(1).extend(rows(4), timeout_s=LONG_S)
+    first = rb.pinned(0)
+    assert (rb.can_sample(9), rb.can_sample(10), first.can_insert(3), first.can_insert(4)) == (True, False, True, False)
     with pytest.raises(WaitTimeoutError):
-        rb.sample()
-    rb.loads(tmp_path)
-    assert rb.sample()["x"].max() < 10
+        rb.sample(timeout_s=0.05, min_batch=10)
+    assert sorted(rb.sample(timeout_s=0.05, min_batch=9)["x"].tolist()) == [0, 0, 1, 1, 2, 2, 3, 3, 4]
+    with pytest.raises(WaitTimeoutError):
+        rb.sample(timeout_s=0.05, min_batch=1)
+    assert rb.can_insert(8)
 
 
-def test_only_rows_of_the_newest_policies_are_drawn(cluster: Any) -> None:
+def test_the_minimum_holds_if_draws_consume_rows(remade: Any) -> None:
+    rb = remade(RateLimiter(min_size_to_sample=48), partial(LimitedSampler, 1))
+    rb.extend(rows(96))
+    drawn = [row for _ in range(4) for row in rb.sample(timeout_s=5.0)["x"].tolist()]  # 96, 80, 64 and 48 rows
+    with pytest.raises(WaitTimeoutError, match=r"32 row\(s\) can be drawn, min_size_to_sample is 48"):
+        rb.sample(timeout_s=0.3)
+    rb.extend(rows(16, 96))
+    drawn += rb.sample(timeout_s=5.0)["x"].tolist()
+    assert len(set(drawn)) == 80
+    with pytest.raises(WaitTimeoutError, match=r"32 row\(s\) can be drawn"):
+        rb.sample(timeout_s=0.0)
+
+
+# -- full, stopped and busy shards ------------------------------------------------------------------------------------
+
+
+def test_waits_for_the_limiter_and_for_room_share_one_time(cluster: Any, remade: Any) -> None:
+    rb = remade(RateLimiter(samples_per_insert=1, error_buffer=1000, min_size_to_sample=8), QueueSampler, 16)
+    writer = rb.pinned(0)
+    writer.extend(rows(16), timeout_s=5.0)
+    for timeout_s in (0.0, 1.2):
+        began = time.monotonic()
+        with pytest.raises(WaitTimeoutError, match=rf"waited {timeout_s:g} s for readers: there is room for 0 of 8"):
+            writer.extend(rows(8), timeout_s=timeout_s)
+        assert timeout_s <= time.monotonic() - began < timeout_s + 3.0
+    until(lambda: totals(cluster, rb) == (16, 0))  # uncounted, which no call waits for
+    assert rb.sample(timeout_s=5.0)["x"].tolist() == list(range(16))
+    writer.extend(rows(8), timeout_s=5.0)
+
+
+def test_the_call_of_a_dead_writer_ends_at_a_full_queue(cluster: Any, remade: Any) -> None:
+    rb = remade(None, QueueSampler, 16)
+    rb.pinned(0).extend(rows(16))
+    kill_a_writer(cluster, rb)
+    assert rb.sample(timeout_s=5.0)["x"].tolist() == list(range(16))
+    with pytest.raises(WaitTimeoutError, match=r"allow 0 more draw"):
+        rb.sample(8, timeout_s=0.3)  # the dead writer has written nothing
+
+
+def test_a_write_skips_a_stopped_shard(remade: Any) -> None:
+    rb = remade()
+    rb.pinned(1).extend(rows(8))  # fixes the schema, for which all shards are asked
+    process = rb.apply(process_of)[0]
+    rb = rb._handle(shard_timeout_s=0.5)
+    with stopped(process), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        began = time.monotonic()
+        index = rb.pinned(0).extend(rows(8))
+        assert time.monotonic() - began < 0.5 + GRACE_S + 3.0
+    assert (index >> 40).tolist() == [1] * 8
+    assert "shard 0 of 2 does not answer" in str(caught[0].message)
+    queue = remade(None, QueueSampler, 16)
+    queue.pinned(1).extend(rows(16))
+    queue = queue._handle(call_timeout_s=1.0)
+    with stopped(process), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        began = time.monotonic()
+        with pytest.raises(WaitTimeoutError, match=r"waited 0\.5 s for readers: there is room for 0"):
+            queue.pinned(0).extend(rows(8), timeout_s=0.5)
+        assert time.monotonic() - began < 0.5 + GRACE_S + 3.0
+
+
+def test_a_busy_shard_gets_its_rows_once(cluster: Any, remade: Any) -> None:
+    rb = remade(shard_timeout_s=0.2)
+    held = [rb.actors[0].apply.options(concurrency_group="write").remote(_sleep) for _ in range(32)]
+    index = rb.pinned(0).extend(rows(8))  # behind them, long after its timeout
+    assert (index >> 40).tolist() == [0] * 8
+    assert not rb.missing
+    assert len(rb) == 8
+    cluster.get(held)
+
+
+def _sleep(_: Any) -> None:
+    time.sleep(1.0)
+
+
+# -- versions ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_rows_of_the_newest_policies_are_drawn(cluster: Any, remade: Any) -> None:
     """The newest version of all shards counts; draws are uniform over the recent rows."""
-    with closing(make(version_key="version", batch_size=512)) as rb:
+    storage = partial(LazyTensorStorage, 200)
+    made = ShardedReplayBuffer(2, storage=storage, version_key="version", batch_size=512, remote_config={"num_cpus": 0})
+    with closing(made) as rb:
         for shard, versions in enumerate([[3, 4, 5, 5], [1, 2, 3, 4]]):
             for version in versions:
                 rb.pinned(shard).extend({"version": torch.full((10,), version), "x": torch.arange(10) + 100 * shard})
@@ -349,36 +289,11 @@ def test_only_rows_of_the_newest_policies_are_drawn(cluster: Any) -> None:
         first = int((batch["x"] < 100).sum())
         assert p_value([first, 512 - first], [30, 10]) > 1e-4
         assert set(rb.sample(max_age=0)["version"].tolist()) == {5}
-        assert set(rb.sample(max_age=9)["version"].tolist()) == {1, 2, 3, 4, 5}
         rb.pinned(1).extend({"version": torch.full((10,), 8), "x": torch.arange(10)})
         assert set(rb.sample(max_age=2)["version"].tolist()) == {8}
         with pytest.raises(OptionError, match="prefetched"):
             rb._handle(prefetch=1).sample(max_age=2)
-
-
-def test_a_maximum_age_needs_versions(remade: Any) -> None:
-    rb = remade()
-    rb.extend(rows(0, 8))
     with pytest.raises(OptionError, match="version_key"):
-        rb.sample(max_age=2)
+        remade().sample(max_age=2)
     with pytest.raises(OptionError, match="used up"):
         remade(None, QueueSampler).sample(max_age=2)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"rate_limiter": 3}, KindError, "RateLimiter or None, got int"),
-        ({"rate_limiter": RateLimiter(min_size_to_sample=5000)}, OptionError, "2 shards hold 2000 each"),
-        (
-            {"replay_buffer_cls": partial(ReplayBuffer, rate_limiter=RateLimiter(min_size_to_sample=2))},
-            OptionError,
-            "itself",
-        ),
-    ],
-)
-def test_invalid_options_and_calls_raise(
-    cluster: Any, options: dict[str, Any], error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=words):
-        make(**options)

@@ -16,7 +16,7 @@ _KILLS = "unit/trajectories/test_kills.py"
 _DEATHS = "distributed/test_deaths.py"
 _FAULTS = "distributed/test_sharded_faults.py"
 _NODES = "distributed/test_nodes.py"
-_LIMITS = "distributed/test_rate_limits.py"
+_LIMITS = "distributed/test_sharded_rate_limit.py"
 _LIFE = "distributed/test_lifecycle.py"
 _RAY = "distributed/test_ray_rate_limit.py"
 
@@ -66,7 +66,7 @@ TESTS: dict[str, dict[str, list[str]]] = {
     "Programs that use the buffer": {
         "a writing worker": [
             f"{_RAY}::test_a_writer_killed_while_it_waits_or_writes_blocks_no_call",
-            "distributed/test_sharded_rate_limit.py::test_a_killed_writer_blocks_no_other_call",
+            f"{_LIMITS}::test_a_killed_writer_blocks_no_other_call",
             f"{_LIMITS}::test_the_call_of_a_dead_writer_ends_at_a_full_queue",
         ],
         "a learner": [
@@ -89,7 +89,6 @@ TESTS: dict[str, dict[str, list[str]]] = {
     "Shards": {
         "the actor or machine of a shard": [
             "distributed/test_sharded.py::test_a_killed_shard_is_left_out_and_returns_with_its_checkpoint",
-            "distributed/test_raylets.py::test_the_shard_of_a_killed_raylet_returns_on_a_new_one",
             f"{_FAULTS}::test_an_unnoticed_restart_warns_and_changes_the_distribution_at_once",
             f"{_NODES}::test_shards_of_a_killed_node_move_to_another_one",
         ],
@@ -122,7 +121,7 @@ TESTS: dict[str, dict[str, list[str]]] = {
             "distributed/test_stopped_actors.py::test_a_slow_checkpoint_goes_on",
         ],
         "the actor of a `rate_limiter`": [
-            "distributed/test_sharded_rate_limit.py::test_a_restarted_limiter_counts_anew",
+            f"{_DEATHS}::test_a_restarted_limiter_counts_anew",
             f"{_LIMITS}::test_calls_time_out_while_the_limiter_is_stopped",
         ],
     },

@@ -329,8 +329,8 @@ CASES = [
 
 ELSEWHERE = {
     "write_dataset": "what `export` calls",
-    "RayReplayBuffer": "tests/distributed/test_progress.py",
-    "ShardedReplayBuffer": "tests/distributed/test_progress.py",
+    "RayReplayBuffer": "tests/distributed/test_ray_buffer.py",
+    "ShardedReplayBuffer": "tests/distributed/test_sharded.py",
     "RemoteTensorDictReplayBuffer": "the methods of TensorDictReplayBuffer, called on the owner",
 }
 

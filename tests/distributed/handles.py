@@ -1,0 +1,101 @@
+"""Handles with other options, processes of actors that are stopped and killed, and calls of many threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ostinato import RayReplayBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+LONG_S = 60.0
+"""Longer than anything should take, so that a lost call fails instead of hanging."""
+
+
+def handle_of(rb: RayReplayBuffer, **changes: Any) -> RayReplayBuffer:
+    """Return another handle, with other fields of its state."""
+    handle = object.__new__(RayReplayBuffer)
+    handle.__setstate__({**rb.__getstate__(), **changes})
+    return handle
+
+
+def until(done: Callable[[], bool], seconds: float = LONG_S) -> None:
+    """Wait until something is true; fail if that takes too long."""
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def process_of(_: Any) -> int:
+    """Return the process of an actor: a function for `apply`."""
+    return os.getpid()
+
+
+def kill(*processes: int) -> None:
+    """End processes without a warning."""
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
+
+
+@contextmanager
+def stopped(*processes: int) -> Iterator[None]:
+    """Stop processes during a block."""
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    """What a call returned or raised, and how long it took."""
+
+    result: Any
+    took_s: float
+
+
+def outcome(call: Callable[[], Any]) -> Outcome:
+    """Make a call."""
+    began = time.monotonic()
+    try:
+        result = call()
+    except Exception as error:
+        result = error
+    return Outcome(result, time.monotonic() - began)
+
+
+def all_at_once(calls: Mapping[str, Callable[[], Any]], threads: int = 32) -> dict[str, Outcome]:
+    """Make all calls in threads, without warnings."""
+    with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
+        warnings.simplefilter("ignore")
+        tasks = {name: pool.submit(outcome, call) for name, call in calls.items()}
+        return {name: task.result() for name, task in tasks.items()}
+
+
+def in_threads(*work: Callable[[], Any]) -> list[Any]:
+    """Call functions in threads that begin together; return their results, and raise the first error."""
+    start = threading.Barrier(len(work))
+
+    def run(one: Callable[[], Any]) -> Any:
+        start.wait()
+        return one()
+
+    with ThreadPoolExecutor(len(work)) as pool:
+        return [task.result(LONG_S) for task in [pool.submit(run, one) for one in work]]
