@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,7 +52,7 @@ from ostinato import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 CAPACITY = 24
 LENGTH = 6
@@ -248,6 +249,27 @@ class Cell:
 
 
 CELLS = [Cell(s, u, st, w) for st in STORAGES for w in WRITERS for s in SAMPLERS for u in UNITS]
+
+
+def pairs(cell: Cell) -> set[tuple[tuple[int, str], ...]]:
+    """Return the pairs of parts of a cell."""
+    return set(combinations(enumerate(astuple(cell)), 2))
+
+
+def spread(cells: Iterable[Cell], every: int) -> list[Cell]:
+    """Return about one in `every` cells, by the sum of the places of their parts, with each pair of parts in one."""
+    tables = [list(table) for table in (SAMPLERS, UNITS, STORAGES, WRITERS)]
+    chosen: list[Cell] = []
+    others: list[Cell] = []
+    for cell in cells:
+        place = sum(table.index(part) for table, part in zip(tables, astuple(cell), strict=True))
+        (others if place % every else chosen).append(cell)
+    held = {pair for cell in chosen for pair in pairs(cell)}
+    for cell in others:
+        if not pairs(cell) <= held:
+            chosen.append(cell)
+            held |= pairs(cell)
+    return chosen
 
 
 def build(cell: Cell) -> TensorDictReplayBuffer:

@@ -7,7 +7,6 @@ what it raises, is compared call by call; at the end the states are.
 from __future__ import annotations
 
 import random
-from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,12 +22,12 @@ from ostinato import (
 )
 from ostinato._backend import backend, use_backend
 from ostinato.errors import OstinatoError
-from tests.combinations import CAPACITY, LANES, SAMPLERS, STORAGES, UNITS, WRITERS, Cell, rows
+from tests.combinations import CAPACITY, LANES, STORAGES, rows, spread
 from tests.crash.cells import SUPPORTED, Case
 from tests.crash.kinds import fingerprint, seeded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.skipif(backend.installed is None, reason="there is one way without the extension")
 
@@ -127,23 +126,12 @@ def both(make: Callable[[], Any], seed: str, lanes: int = 1, **options: Any) -> 
     return found
 
 
-def chosen(cells: Iterable[Cell], every: int) -> list[Cell]:
-    """One in `every` cells, by the sum of the places of their parts, which spreads them over all pairs of parts."""
-    tables = [list(table) for table in (SAMPLERS, UNITS, STORAGES, WRITERS)]
-    return [
-        cell
-        for cell in cells
-        if sum(table.index(part) for table, part in zip(tables, astuple(cell), strict=True)) % every == 0
-    ]
-
-
 @pytest.mark.parametrize("every", [EVERY, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("storage", STORAGES)
 def test_combinations_give_the_same_both_ways(storage: str, every: int) -> None:
     cells = [cell for cell in SUPPORTED if cell.storage == storage and cell.writer != "ImmutableDatasetWriter"]
-    every = every if len(cells) > 100 else 1
     seen = 0
-    for number, cell in enumerate(chosen(cells, every)):
+    for number, cell in enumerate(spread(cells, every)):
         case = Case(cell, 0, 2 if number % 7 == 0 else 0)
         native, alone = both(case.make, str(cell), LANES if "ndim=2" in storage else 1)
         assert native == alone, cell

@@ -93,14 +93,17 @@ def _needed(message: str) -> int:
     return int(words[words.index("needed,") - 2])
 
 
-@pytest.mark.parametrize("save", SAVES)
+EACH_SAVE = [pytest.param("whole", marks=pytest.mark.slow), "incremental"]
+
+
+@pytest.mark.parametrize("save", EACH_SAVE)
 def test_a_limit_on_files_leaves_the_checkpoint_whole(save: str, tmp_path: Path) -> None:
     said = _stays_whole(tmp_path / "a", save, 1_000_000)
     assert "File too large" in said
     assert _needed(said) > 1_000_000
 
 
-@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("save", EACH_SAVE)
 def test_a_full_disk_leaves_the_checkpoint_whole(save: str, small_disk: Path) -> None:
     said = _stays_whole(small_disk / "a", save, 0)
     assert _needed(said) >= (NEEDED if save == "whole" else FIRST_FILE)  # changes are counted file by file
