@@ -77,7 +77,7 @@ define run
 endef
 
 .PHONY: test
-test: $(VENV)/.installed ## The tests, those that depend on the native extension with and without it (PYTEST_ARGS=...)
+test: $(VENV)/.installed ## The tests (PYTEST_ARGS=...)
 	OSTINATO_NATIVE=$(NATIVE) $(PYTEST) -m "not slow and not ray and not parity and not house" $(PYTEST_ARGS)
 
 # Ray starts a cluster, which needs both cores for itself.

@@ -307,7 +307,7 @@ def page() -> str:
         f"This page has all {len(CELLS):,} combinations. Follow the link of your storage and writer, then take the row",
         "of the [sampler](sampling.md#choose-a-sampler) and the column of the",
         "[unit](sampling.md#what-does-each-drawn-row-become): the cell gives the distribution of the draws, or the",
-        "reason why it raises. Tests run all of them, and the page is generated from the same rules",
+        "reason why it raises. `make test-all` runs all of them, and the page is generated from these rules",
         "(`python -m tests.combinations`).",
         "",
         "## Choose a storage and a writer",

@@ -132,7 +132,7 @@ def main() -> int:
         print(f"GONE {key.file} {key.function}: {key.before} -> {key.after}")
     if options.write_floor:
         kept = [asdict(change.key) for change in changes.values() if change not in unnoticed]
-        FLOOR.write_text(json.dumps(kept, indent=0) + "\n")
+        FLOOR.write_text("[\n" + ",\n".join(json.dumps(entry) for entry in kept) + "\n]\n")
     return int(options.floor and bool(unnoticed or gone))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -134,7 +135,7 @@ def _try(number: str, items: list[pytest.Item]) -> None:
     os.environ["OSTINATO_MUTANT"] = number
     mutant_switch.active = _Extension().active.value = int(number)
     code = 0
-    for item, following in zip(items, [*items[1:], None], strict=True):
+    for item, following in itertools.zip_longest(items, items[1:]):
         if any(report.failed for report in runtestprotocol(item, nextitem=following, log=False)):
             (_FOLDER / f"noticed-{number}").write_text(item.nodeid)
             code = 1
