@@ -82,6 +82,7 @@ def of_member(ids: torch.Tensor) -> torch.Tensor:
 
 def test_parts_are_stacked_and_their_rows_named() -> None:
     rb = pair()
+    assert rb.initialized
     for size in (2, 10):
         batch, info = rb.sample(size, return_info=True)
         assert batch["id"].shape == (2, size // 2)

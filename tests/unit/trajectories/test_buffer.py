@@ -77,6 +77,14 @@ def test_batches_have_the_requested_size_and_are_uniform_over_transitions() -> N
     assert chi_square < total + 5 * (2 * total) ** 0.5  # deterministic: the seed is fixed
 
 
+def test_more_trajectories_than_the_list_began_with() -> None:
+    buffer = TrajectoryReplayBuffer()
+    for first in (0, 600):
+        buffer.add_trajectories([Trajectory(rewards=serials(first + n, 1, 1)) for n in range(600)])
+    assert (len(buffer), buffer.total_samples) == (1200, 1200)
+    assert len(set(buffer.sample(1200, replace=False)["rewards"].flatten().tolist())) == 1200
+
+
 def test_draws_without_replacement_are_uniform_over_ordered_choices() -> None:
     buffer = TrajectoryReplayBuffer()
     buffer.add_trajectories([Trajectory(rewards=serials(0, 4, 2))])
