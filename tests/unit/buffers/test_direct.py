@@ -310,7 +310,7 @@ def test_draws_of_other_buffers_take_the_general_way() -> None:
             assert calls is None or calls.sample(2) is None or rb.transform.steps
             doubled = {"storage", "transform", "collate_fn"} & {*options} and not isinstance(rb.storage, ListStorage)
             assert rb.sample().tolist() == [6 if doubled else 3] * 2
-            rb.transform.append(lambda batch: batch + 100)
+            rb.append_transform(lambda batch: batch + 100)
             assert rb.sample().min() >= 100
 
 
