@@ -61,6 +61,14 @@ def calls_of(rb: Any) -> dict[str, Callable[[], Any]]:
     return {"sample": partial(rb.sample, 4), **{name: partial(calls[name], rb) for name in ASKS if name in calls}}
 
 
+def is_lost(rb: Any) -> bool:
+    try:
+        len(rb)
+    except LostBufferError:
+        return True
+    return False
+
+
 def check_lost(calls: dict[str, Callable[[], Any]], reason: str) -> None:
     for name, call in calls.items():
         try:
@@ -97,6 +105,7 @@ def test_buffers_of_another_program(cluster: Any, maker: subprocess.Popen[str]) 
     maker.kill()
     maker.wait()
     until(lambda: not any("tied" in name for name in actors(cluster)))
+    until(lambda: is_lost(tied_actor) and is_lost(tied))  # their processes answer a little longer than they have names
     check_lost(calls_of(tied_actor), "has ended")
     check_lost(calls_of(tied), "the process that made it has ended")
     assert not tied.is_alive
