@@ -38,12 +38,10 @@ from ostinato import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
-from tests.crash.kinds import Scale, seeded
+from tests.crash.kinds import Scale, reached, seeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
 __all__ = ["STATEFUL", "Stateful"]
 
@@ -70,11 +68,6 @@ def _with(**options: Callable[[int], Any]) -> Stateful:
 
 def _on(storage: Callable[[int], Any]) -> Stateful:
     return Stateful(lambda n: _buffer(storage(n)))
-
-
-def _reached(batch: Any) -> torch.Tensor:
-    reached: torch.Tensor = batch["next", "achieved_goal"] == batch["desired_goal"]
-    return reached.all(-1).float()
 
 
 def _prioritized(n: int) -> PrioritizedSampler:
@@ -108,7 +101,7 @@ STATEFUL: dict[str, Stateful] = {
     "sequences": _with(sample_unit=lambda n: SequenceUnit(3, burn_in=1)),
     "frames": _with(sample_unit=lambda n: FrameStack(2, ["obs"])),
     "timestamps": _with(sample_unit=lambda n: DeltaTimestamps(steps={"obs": [-1, 0]})),
-    "hindsight": _with(sample_unit=lambda n: Hindsight(_reached)),
+    "hindsight": _with(sample_unit=lambda n: Hindsight(reached)),
     "n-step of frames": _with(sample_unit=lambda n: [NStep(3, 0.5), FrameStack(2, ["obs"])]),
     "n-step, prioritized": _with(sample_unit=lambda n: NStep(3, 0.5), sampler=_prioritized),
     # storages

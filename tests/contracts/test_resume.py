@@ -71,13 +71,12 @@ class _LosesItsPlace(SamplerWithoutReplacement):
 
 
 class _Forgetful(_Registered):
+    name = "passes"
+
     def make(self, capacity: int) -> Any:
-        buffer = STATEFUL["passes"].make(capacity)
+        buffer = super().make(capacity)
         buffer.set_sampler(_LosesItsPlace())
         return buffer
-
-    def rows(self, count: int, start: int) -> Any:
-        return rows(count, start)
 
 
 def test_the_contract_notices_a_state_that_is_lost() -> None:

@@ -81,9 +81,9 @@ def _ensemble(**mix: Any) -> ReplayBufferEnsemble:
     return ReplayBufferEnsemble(*members, **(mix or {"p": [1, 2, 3]}), batch_size=6, generator=seeded(1))
 
 
-def _reached(batch: Any) -> Tensor:
-    reached: Tensor = batch["next", "achieved_goal"] == batch["desired_goal"]
-    return reached.all(-1).float()
+def reached(batch: Any) -> Tensor:
+    same: Tensor = batch["next", "achieved_goal"] == batch["desired_goal"]
+    return same.all(-1).float()
 
 
 def _reservoir() -> ReservoirWriter:
@@ -102,7 +102,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "max value": lambda: _make(writer=TensorDictMaxValueWriter(rank_key="t")),
     "passes, ahead": lambda: _make(sampler=SamplerWithoutReplacement(), prefetch=2),
     "reservoir": lambda: _make(writer=_reservoir(), sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5)),
-    "hindsight, ahead": lambda: _make(sample_unit=Hindsight(_reached), prefetch=2),
+    "hindsight, ahead": lambda: _make(sample_unit=Hindsight(reached), prefetch=2),
     "lanes, sequences": lambda: _make(LazyTensorStorage(CAPACITY, ndim=2), sample_unit=SequenceUnit(3), dim_extend=0),
 }
 """Makers of empty buffers that cover every part of a state."""

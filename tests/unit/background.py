@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from tests.unit.buffers.threads import busy_switching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -14,10 +15,10 @@ __all__ = ["in_background"]
 
 
 @contextmanager
-def in_background(*jobs: Callable[[], object], switch_s: float = 1e-5) -> Iterator[None]:
+def in_background(*jobs: Callable[[], object]) -> Iterator[None]:
     """Call each job over and over in a thread of its own until the block ends; raise their first error.
 
-    Each job runs at least once. Threads are switched every `switch_s`, so that they meet in more places.
+    Each job runs at least once. Threads are switched often, so that they meet in more places.
     """
     stop, errors = threading.Event(), list[BaseException]()
 
@@ -30,17 +31,15 @@ def in_background(*jobs: Callable[[], object], switch_s: float = 1e-5) -> Iterat
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in jobs]
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(switch_s)
-    try:
-        for thread in threads:
-            thread.start()
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(60)
-        sys.setswitchinterval(before)
+    with busy_switching():
+        try:
+            for thread in threads:
+                thread.start()
+            yield
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(60)
     assert not any(thread.is_alive() for thread in threads), "deadlock"
     if errors:
         raise errors[0]

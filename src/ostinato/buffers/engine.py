@@ -252,7 +252,7 @@ class LocalEngine:
         episodes, starts = self.tracker.view(self.source.storage)
         stored = self.source.storage if self.sampler.reads else None
         ends = self.tracker.ends
-        return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, episodes, starts, stored, None, ends)
+        return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, episodes, starts, stored, ends=ends)
 
     def stock(self) -> Stock:
         """Return what there is for readers and writers now; the caller holds the lock."""
