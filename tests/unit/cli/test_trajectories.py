@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import torch
 from ostinato import LazyTensorStorage, ReplayBuffer, Trajectory, TrajectoryReplayBuffer, open_dataset
 from ostinato.tools import merge
 from tests.command import run_here as ostinato
+from tests.unit.tools.test_merge_split_convert import tree
 from tests.unit.trajectories.rollouts import files, rollout
 
 pytest.importorskip("typer")
+
+TORCHRL = Path(__file__).parents[2] / "data" / "torchrl_0_14"
 
 
 def answer(*arguments: object) -> Any:
@@ -23,11 +27,15 @@ def answer(*arguments: object) -> Any:
     return json.loads(done.stdout)
 
 
+def store(path: Path, *numbers: int, **options: Any) -> Path:
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, **options) as buffer:
+        buffer.add_trajectories([rollout(number, 3, 2) for number in numbers])
+    return path
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "saved") as buffer:
-        buffer.add_trajectories([rollout(number, 3, 2) for number in range(4)])
-    return tmp_path / "saved"
+    return store(tmp_path / "saved", *range(4))
 
 
 def test_sample_prints_keys_shapes_and_dtypes(saved: Path) -> None:
@@ -77,11 +85,7 @@ def test_verify_names_each_damaged_file_and_exits_with_1(saved: Path) -> None:
 
 
 def test_pickles_without_a_checksum_are_not_checked_and_not_damaged(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    with TrajectoryReplayBuffer(
-        auto_save=True, auto_save_path=path, trajectory_format="pkl", allow_pickle=True
-    ) as buffer:
-        buffer.add_trajectories([rollout(1)])
+    path = store(tmp_path / "s", 1, trajectory_format="pkl", allow_pickle=True)
     (path / "ostinato_store.jsonl").unlink()  # as RLinf writes it
     done = ostinato("verify", path)
     assert done.returncode == 1
@@ -97,27 +101,17 @@ def test_pickles_without_a_checksum_are_not_checked_and_not_damaged(tmp_path: Pa
 
 
 def test_merge_split_and_convert(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "ranks").mkdir()
-    saved.rename(tmp_path / "ranks" / "rank_0")
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "ranks" / "rank_1") as buffer:
-        buffer.add_trajectories([rollout(number, 3, 2) for number in (10, 11)])
-    merged = answer("merge", "--source-path", tmp_path / "ranks", "--save-path", tmp_path / "merged", "--copy")
+    saved.rename(tmp_path / "rank_0")
+    store(tmp_path / "rank_1", 10, 11)
+    merged = answer("merge", "--source-path", tmp_path, "--save-path", tmp_path / "merged", "--copy")
     assert (merged["trajectories"], merged["total_samples"], merged["how"]) == (6, 36, "copied")
-    again = ostinato("merge", "--source-path", tmp_path / "ranks", "--save-path", tmp_path / "merged")
-    assert again.returncode == 1
-    assert "exists and is not empty" in again.stderr
-    both = ostinato("merge", tmp_path / "ranks", tmp_path / "new", "--copy", "--move")
-    assert (both.returncode, "exclude each other" in both.stderr) == (2, True)
-    moved = answer("merge", tmp_path / "ranks", tmp_path / "moved", "--move")
+    again = ostinato("merge", "--source-path", tmp_path, "--save-path", tmp_path / "merged")
+    assert (again.returncode, "exists and is not empty" in again.stderr) == (1, True)
+    moved = answer("merge", tmp_path, tmp_path / "moved", "--move")
     assert (moved["trajectories"], moved["how"]) == (6, "moved")
-    assert not list((tmp_path / "ranks").rglob("*.pt"))
+    assert not list(tmp_path.glob("rank*/*.pt"))
     part = answer("split", "--source-path", tmp_path / "merged", "--save-path", tmp_path / "part", "--split-count", "2")
     assert (part["trajectories"], part["how"]) == (2, "linked")
-    few = ostinato("split", "--source-path", tmp_path / "merged", "--save-path", tmp_path / "x", "--split-count", "30")
-    assert few.returncode == 1
-    assert "split_count must be in [1, 6]" in few.stderr
-    both = ostinato("split", tmp_path / "merged", tmp_path / "x", "--split-count", 1, "--copy", "--move")
-    assert (both.returncode, "exclude each other" in both.stderr) == (2, True)
     assert answer("split", tmp_path / "merged", tmp_path / "y", "--split-count", 6, "--move")["how"] == "moved"
     assert not list((tmp_path / "merged").rglob("*.pt"))
     fast = answer("convert", tmp_path / "part", tmp_path / "fast")
@@ -155,43 +149,37 @@ def test_a_batch_beyond_memory_is_one_line_and_no_traceback(saved: Path, number:
 
 
 def test_a_merge_names_the_ranks_that_got_more_meanwhile(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "ranks").mkdir()
-    saved.rename(tmp_path / "ranks" / "rank_0")
+    saved.rename(tmp_path / "rank_0")
 
     def late(done: int, _: int) -> None:
-        if not done:
-            return
-        with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "ranks" / "rank_1") as buffer:
-            buffer.add_trajectories([rollout(9)])
-        raise OSError("stop")
+        if done:
+            store(tmp_path / "rank_1", 9)
+            raise OSError("stop")
 
     with pytest.raises(OSError, match="stop"):
-        merge(tmp_path / "ranks", tmp_path / "t", move=True, progress=late)
-    done = ostinato("merge", tmp_path / "ranks", tmp_path / "t", "--move")
+        merge(tmp_path, tmp_path / "t", move=True, progress=late)
+    done = ostinato("merge", tmp_path, tmp_path / "t", "--move")
     assert done.returncode == 0
-    assert f"{tmp_path}/ranks/rank_1 has trajectories that were added during the move" in done.stdout
+    assert f"{tmp_path}/rank_1 has trajectories that were added during the move" in done.stdout
 
 
 def test_convert_takes_checkpoints_of_torchrl(tmp_path: Path, saved: Path) -> None:
-    data = Path(__file__).parents[2] / "data" / "torchrl_0_14"
-    report = answer("convert", data / "tree", tmp_path / "ours")
+    ours = tmp_path / "ours"
+    report = answer("convert", TORCHRL / "tree", ours)
     assert (report["rows"], report["capacity"], report["storage"]) == (4, 6, "LazyTensorStorage")
     assert "numbers as keys" in report["notes"][0]
-    assert answer("inspect", tmp_path / "ours")["rows"] == 4
-    assert ostinato("convert", data / "tree", tmp_path / "ours").returncode == 1
-    assert answer("convert", data / "tree", tmp_path / "ours", "--overwrite")["rows"] == 4
-    assert ostinato("convert", data / "tree", saved, "--overwrite").returncode == 1, "no checkpoint is there"
-    done = ostinato("convert", data / "list.pt", tmp_path / "list")
-    assert done.returncode == 0
-    assert "3 of 3 rows" in done.stdout
-    for wrong in (
-        (data / "tree", tmp_path / "wrong", "--format", "pt"),
-        (saved, tmp_path / "wrong", "--ndim", "1"),
+    assert answer("inspect", ours)["rows"] == 4
+    assert answer("convert", TORCHRL / "tree", ours, "--overwrite")["rows"] == 4
+    assert "3 of 3 rows" in ostinato("convert", TORCHRL / "list.pt", tmp_path / "list").stdout
+    for status, *wrong in (
+        (1, TORCHRL / "tree", ours),
+        (1, TORCHRL / "tree", saved, "--overwrite"),  # no checkpoint is there
+        (2, TORCHRL / "tree", tmp_path / "wrong", "--format", "pt"),
+        (2, saved, tmp_path / "wrong", "--ndim", "1"),
+        (1, TORCHRL / "ring", tmp_path / "wrong", "--ndim", "2"),
     ):
         done = ostinato("convert", *wrong)
-        assert done.returncode == 2
-    done = ostinato("convert", data / "ring", tmp_path / "wrong", "--ndim", "2")
-    assert done.returncode == 1
+        assert (done.returncode, done.stdout) == (status, ""), wrong
     assert "ndim=1, got ndim=2" in " ".join(done.stderr.split())
     assert not (tmp_path / "wrong").exists()
 
@@ -216,19 +204,20 @@ def test_every_command_says_what_lies_at_a_path_that_it_cannot_use(command: str,
 
 def test_wrong_usage_and_the_other_kind_of_directory(saved: Path, tmp_path: Path) -> None:
     ReplayBuffer(storage=LazyTensorStorage(4)).dumps(tmp_path / "buffer")
-    new, torchrl = tmp_path / "new", Path(__file__).parents[2] / "data" / "torchrl_0_14" / "tree"
+    new = tmp_path / "new"
     table: list[tuple[int, str, tuple[object, ...]]] = [
-        (2, "", ("sample", "--load-path", saved, "--cache-size", "3")),
-        (2, "", ("inspect", tmp_path / "buffer", "--allow-pickle")),
+        (2, "--cache-size", ("sample", "--load-path", saved, "--cache-size", "3")),
+        (2, "--allow-pickle", ("inspect", tmp_path / "buffer", "--allow-pickle")),
         (2, "--format must be one of pt, pkl, safetensors", ("convert", saved, new, "--format", "h5")),
-        (2, "", ("merge", saved, new, "--save-path", new)),
+        (2, "exclude each other", ("merge", saved, new, "--copy", "--move")),
+        (2, "exclude each other", ("split", saved, new, "--split-count", 1, "--copy", "--move")),
         (2, "--save-path", ("merge", saved)),
-        (2, "", ("split", saved, new, "--save-path", new, "--split-count", 1)),
         (2, "--save-path", ("split", saved, "--split-count", 1)),
+        (1, "split_count must be in [1, 4]", ("split", saved, new, "--split-count", 30)),
         (1, "holds no rows", ("sample", tmp_path / "buffer")),
         (1, "give --format", ("convert", tmp_path / "buffer", new)),
         (1, "is a directory of trajectories", ("compact", saved)),
-        (1, "ostinato convert", ("verify", torchrl)),
+        (1, "ostinato convert", ("verify", TORCHRL / "tree")),
         (1, "is a file", ("inspect", saved / files(saved)[0])),
     ]
     for command, name, more in (
@@ -245,22 +234,17 @@ def test_wrong_usage_and_the_other_kind_of_directory(saved: Path, tmp_path: Path
 
 
 def test_no_command_takes_anything_away_without_a_flag(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "ranks").mkdir()
-    one = saved.rename(tmp_path / "ranks" / "rank_0")
-    ReplayBuffer(storage=LazyTensorStorage(4)).dumps(tmp_path / "buffer")
-
-    def contents() -> dict[Path, bytes]:
-        roots = (tmp_path / "ranks", tmp_path / "buffer")
-        return {path: path.read_bytes() for root in roots for path in root.rglob("*") if path.is_file()}
-
-    before = contents()
+    one = tmp_path / "ranks" / "rank_0"
+    shutil.copytree(saved, one)
+    ReplayBuffer(storage=LazyTensorStorage(4)).dumps(tmp_path / "ranks" / "buffer")
+    before = tree(tmp_path / "ranks")
     for command in (
         ("merge", tmp_path / "ranks", tmp_path / "merged"),
         ("split", one, tmp_path / "part", "--split-count", 2),
         ("convert", one, tmp_path / "converted"),
-        ("compact", tmp_path / "buffer"),
+        ("compact", tmp_path / "ranks" / "buffer"),
         *((name, one) for name in ("sample", "inspect", "verify")),
     ):
         done = ostinato(*command)
         assert done.returncode == 0, done.stderr
-        assert contents() == before, command
+        assert tree(tmp_path / "ranks") == before, command
