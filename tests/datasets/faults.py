@@ -17,7 +17,7 @@ from ostinato import LazyTensorStorage, ReplayBuffer, TrajectoryReplayBuffer
 
 from ..unit.trajectories.rollouts import rollout
 from . import builders
-from .clean import ARM, Array, arm, episode_table, fill, tables
+from .clean import ARM, TOP, Array, arm, episode_table, fill, tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FAULTS", "Fault"]
 
-TOP = "observation.images.top"
 LENGTHS = [40, 30, 50]
 DATA, SECOND = (f"data/chunk-000/file-00{number}.parquet" for number in range(2))
 VIDEO, LATER = (f"videos/{TOP}/chunk-000/file-00{number}.mp4" for number in range(2))
@@ -324,6 +323,13 @@ def nan_in_a_mapping(_: Path) -> dict[str, Any]:
     values = arm([20, 20])
     values["observation.state"][22, 0] = np.nan
     return {"observation": values["observation.state"], "action": values["action"], "episode_ends": [20, 40]}
+
+
+def a_black_camera_in_a_mapping(_: Path) -> dict[str, Any]:
+    images, after = builders.pictures(40, 16, 16), builders.pictures(40, 16, 16, seed=1)
+    images[20:] = 0
+    values = {"observation": {"image": images}, "action": arm([20, 20])["action"]}
+    return {**values, "next": {"observation": {"image": after}}, "episode_ends": [20, 40]}
 
 
 def nan_in_a_trajectory(folder: Path) -> None:
@@ -636,6 +642,16 @@ FAULTS: dict[str, Fault] = {
     ),
     "time_limits_have_no_flag": Fault(
         nothing, limits_without_flags, "episode-joined", at(episode=0, frame=24), ("value-jump",), WARNING
+    ),
+    "a_camera_of_a_mapping_is_black": Fault(
+        nothing, a_black_camera_in_a_mapping, "camera-blank", at(episode=1, camera="observation.image"), (), WARNING
+    ),
+    "ends_are_no_integers": Fault(
+        nothing,
+        lambda _: {"action": arm([20, 20])["action"], "episode_ends": np.array([20.0, 40.0])},
+        "episode-bounds",
+        at(field="episode_ends"),
+        ("value-jump",),
     ),
     "a_mapping_has_nan": Fault(nothing, nan_in_a_mapping, "value-nan", at(episode=1, frame=2, field="observation")),
     "a_saved_trajectory_has_nan": Fault(

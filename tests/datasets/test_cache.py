@@ -283,7 +283,7 @@ def test_a_changed_dataset_and_other_directories_are_refused(model: Model, tmp_p
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.txt"]
 
 
-def test_damaged_files_of_the_cache(model: Model, tmp_path: Path) -> None:
+def test_damaged_files_of_the_cache(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cache"
 
     def fill() -> None:
@@ -293,11 +293,15 @@ def test_damaged_files_of_the_cache(model: Model, tmp_path: Path) -> None:
 
     fill()
     rows = next(folder.glob("observation_images_top*.bin"))
+    marks = rows.with_name(f"{rows.name}.rows")
     rows.write_bytes(rows.read_bytes()[:-100])  # cut short: its rows are decoded again
+    short, sizes = rows.stat().st_size, list[int]()
+    monkeypatch.setattr(files, "fsync_dir", lambda _: sizes.append(0 if marks.exists() else rows.stat().st_size))
     fill()
+    assert short in sizes, "the disk knows that no row is kept before the file is made anew"
+    monkeypatch.undo()
     rows.unlink()
     fill()
-    marks = rows.with_name(f"{rows.name}.rows")
     marks.write_bytes(marks.read_bytes()[:-1] + b"\x00")
     with pytest.raises(DamagedFileError, match=r"\.rows is damaged: remove"):
         fill()

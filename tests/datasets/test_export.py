@@ -117,7 +117,7 @@ def test_tables_and_lossless_videos_of_lerobot_are_bit_exact(exported: Path) -> 
     assert np.array_equal(found, joined(episodes(), "observation", "image").numpy())
 
 
-def test_episodes_tasks_and_statistics_of_lerobot(exported: Path) -> None:
+def test_episodes_tasks_and_statistics_of_lerobot(exported: Path, tmp_path: Path) -> None:
     info = json.loads((exported / "meta/info.json").read_text())
     assert (info["codebase_version"], info["fps"], info["robot_type"]) == ("v3.0", 10, "arm")
     assert (info["total_episodes"], info["total_frames"], info["total_tasks"]) == (3, 20, 2)
@@ -136,6 +136,11 @@ def test_episodes_tasks_and_statistics_of_lerobot(exported: Path) -> None:
         assert np.allclose(np.reshape(stats["observation.image"][name], 3), getattr(image, name)((0, 2, 3))), name
     assert stats["action"]["count"] == [20]
     assert np.allclose(rows[1]["stats/action/q50"], np.quantile(action[7:11], 0.5, 0))
+    halves = np.repeat(np.array([0, 255], np.uint8), 3 * 32 * 32).reshape(2, 3, 32, 32)
+    export([{"observation": halves, "action": np.zeros(2)}], tmp_path / "out", fps=10, images="png")
+    stats = json.loads((tmp_path / "out/meta/stats.json").read_text())
+    quantiles = [np.unique(stats["observation.image"][name]).tolist() for name in ("q01", "q50", "q99")]
+    assert quantiles == [[0.0], [0.0], [1.0]]
 
 
 @pytest.mark.parametrize(("codec", "size"), [("h264", (31, 45)), ("av1", (64, 64))])

@@ -354,7 +354,7 @@ def test_wrong_tables_are_named(small: Model, tmp_path: Path) -> None:
     first, last = min((path / "data").rglob("*.parquet")), max((path / "data").rglob("*.parquet"))
     content = first.read_bytes()
     changes: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
-        (lambda table: table.drop_columns("action"), r"parquet \(episode \d\) has no column 'action': it has"),
+        (lambda table: table.drop_columns("action"), r"\(episode \d\) has no column 'action': it has"),
         (lambda table: table.slice(1), "rows, but .*episodes.* gives .* rows to"),
         (lambda table: table.take([0, 2, 1, *range(3, len(table))]), "index 2 in episode 0, frame 1, where index 1"),
         (changed("episode_index", lambda v: v.__setitem__(1, 2)), "row of episode 2 where episode 0, frame 1, should"),

@@ -67,7 +67,8 @@ def model(trajectories: list[Trajectory]) -> dict[str, Any]:
 @pytest.mark.parametrize(("format_name", "extra_rows"), [("pt", True), ("safetensors", False)])
 def test_rows_follow_each_other_by_environment(tmp_path: Path, format_name: str, extra_rows: bool) -> None:
     trajectories = [rollout(n, steps=4 + n, envs=1 + n % 3, extra_rows=extra_rows) for n in range(5)]
-    write(tmp_path, trajectories, trajectory_format=format_name)
+    for rank, part in ((0, slice(2)), (2, slice(2, 3)), (10, slice(3, None))):
+        write(tmp_path / f"rank_{rank}", trajectories[part], trajectory_format=format_name)
     expected = model(trajectories)
     dataset = pickle.loads(pickle.dumps(open_dataset(tmp_path)))
     assert dataset.format == "rlinf"
@@ -88,45 +89,26 @@ def test_rows_follow_each_other_by_environment(tmp_path: Path, format_name: str,
     assert torch.equal(ends, dataset["next", "done"])
 
 
-def test_ranks_are_read_in_their_order(tmp_path: Path) -> None:
-    parts = [[rollout(0), rollout(1)], [rollout(2)], [rollout(3)]]
-    for rank, part in zip((0, 2, 10), parts, strict=True):
-        write(tmp_path / f"rank_{rank}", part)
-    dataset = open_dataset(tmp_path)
-    assert dataset["next", "reward"][:, 0].long().tolist() == model(sum(parts, []))["serial"]  # noqa: RUF017
-
-
-def test_pickled_trajectories_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, [rollout(0)], trajectory_format="pkl", allow_pickle=True)
-    with pytest.raises(CheckpointError, match="allow-pickle"):
-        open_dataset(tmp_path)
-
-
-def test_fields_that_differ_or_have_one_name(tmp_path: Path) -> None:
-    other = rollout(1)
-    other.versions = torch.zeros(6, 2, 1)
-    write(tmp_path / "more", [rollout(0), other])
-    dataset = open_dataset(tmp_path / "more")
+def test_fields_that_differ_and_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for name, values, message in (
+        ("versions", torch.zeros(6, 2, 1), ""),
+        ("actions", torch.zeros(6, 2, 7), "actions is float32"),
+        ("extra", {"action": torch.zeros(6, 2, 1)}, "two fields would be 'action'"),
+    ):
+        other = rollout(1)
+        setattr(other, name, values)
+        write(tmp_path / name, [rollout(0), other] if name != "extra" else [other])
+        if message:
+            with pytest.raises(SchemaError, match=message):
+                open_dataset(tmp_path / name)
+    dataset = open_dataset(tmp_path / "versions")
     assert ("versions",) not in dataset.schema.paths
     assert any("versions" in sentence for sentence in dataset.assumptions)
-    other = rollout(1)
-    other.actions = torch.zeros(6, 2, 7)
-    write(tmp_path / "wide", [rollout(0), other])
-    with pytest.raises(SchemaError, match="actions is float32"):
-        open_dataset(tmp_path / "wide")
-    other = rollout(0)
-    other.extra = {"action": torch.zeros(6, 2, 1)}
-    write(tmp_path / "twice", [other])
-    with pytest.raises(SchemaError, match="two fields would be 'action'"):
-        open_dataset(tmp_path / "twice")
-
-
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    write(tmp_path, [rollout(0), rollout(1)])
-    file = next(tmp_path.glob("trajectory_1_*"))
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DamagedFileError, match="trajectory_1_"):
-        open_dataset(tmp_path)
-    file.unlink()
-    with pytest.raises(DamagedFileError, match="trajectory_1_"):
-        open_dataset(tmp_path)
+    write(tmp_path / "pkl", [rollout(0)], trajectory_format="pkl", allow_pickle=True)
+    with pytest.raises(CheckpointError, match="allow-pickle"):
+        open_dataset(tmp_path / "pkl")
+    file = next((tmp_path / "versions").glob("trajectory_1_*"))
+    for damage in (lambda: file.write_bytes(file.read_bytes()[:-100]), file.unlink):
+        damage()
+        with pytest.raises(DamagedFileError, match="trajectory_1_"):
+            open_dataset(tmp_path / "versions")

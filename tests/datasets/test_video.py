@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -136,11 +136,9 @@ PLAIN = {"g": "10", "bf": "2", "threads": "1"}
 FILES: dict[str, tuple[str, list[int], dict[str, str], dict[str, str]]] = {
     "open_gop.mp4": ("libx264", EVEN, {"x264-params": X264}, {}),
     "open_gop_hevc.mp4": ("libx265", EVEN, {"preset": "ultrafast", "x265-params": X265}, {}),
-    "open_gop.mkv": ("libx264", EVEN, {"x264-params": X264}, {}),
     "refresh.mp4": ("libx264", EVEN, {"x264-params": "intra-refresh=1:keyint=10:bframes=0:scenecut=0:threads=1"}, {}),
-    "uneven.mp4": ("libx264", UNEVEN, PLAIN, {}),
     "uneven.mkv": ("libx264", UNEVEN, PLAIN, {}),
-    "late.mp4": ("libx264", [pts + 51200 for pts in EVEN], PLAIN, {}),
+    "late.mp4": ("libx264", [pts + 51200 for pts in UNEVEN], PLAIN, {}),
     "fragments.mp4": ("libx264", EVEN, PLAIN, {"movflags": "frag_keyframe+empty_moov"}),
     "negative.mp4": ("libx264", EVEN, PLAIN, {"movflags": "negative_cts_offsets"}),
     "av1.mkv": ("libsvtav1", EVEN, {"g": "10", "preset": "12", "svtav1-params": "lp=1"}, {}),
@@ -247,15 +245,12 @@ def test_a_file_cut_short_gives_the_right_frames_or_an_error(
     assert right > 0 or container == {}
 
 
-def test_an_unknown_codec_and_a_file_that_is_no_video_are_errors(tmp_path: Path) -> None:
+def test_an_unknown_codec_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.mp4"
     write_frames(path, "libx264", EVEN, PLAIN, {})
     seconds, _ = shown(path)
     path.write_bytes(path.read_bytes().replace(b"avc1", b"zzzz"))
     with pytest.raises(DamagedFileError, match=r"a\.mp4: episode 0, frame 3.*lacks the codec"):
-        read(at_times(path, seconds), [3])
-    path.write_text("no video")
-    with pytest.raises(DamagedFileError, match=r"a\.mp4: episode 0, frame 3"):
         read(at_times(path, seconds), [3])
 
 
@@ -270,26 +265,19 @@ def two(tmp_path: Path) -> Film:
     return Film(paths, np.concatenate([decode_video(path) for path in paths]), [ROWS, ROWS])
 
 
-def agrees(videos: VideoColumn, frames: NDArray[np.uint8], seed: int, times: int = 20) -> bool:
-    """Whether random rows equal `frames`."""
-    generator = np.random.default_rng(seed)
-    drawn = [generator.integers(0, len(frames), 12) for _ in range(times)]
-    return all((read(videos, rows) == frames[rows]).all() for rows in drawn)
-
-
 @pytest.mark.parametrize("budget", [0, 40_000])
 def test_threads_read_at_once(two: Film, budget: int) -> None:
     videos = two.open(num_threads=3)
     videos.keep_frames(2 * ROWS, budget)
-    results: list[bool] = []
-    threads = [
-        threading.Thread(target=lambda seed=seed: results.append(agrees(videos, two.frames, seed))) for seed in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [True] * 4
+
+    def check(seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        for _ in range(20):
+            rows = generator.integers(0, len(two.frames), 12)
+            np.testing.assert_array_equal(read(videos, rows), two.frames[rows])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(check, range(4)))
     videos.close()
 
 

@@ -38,7 +38,7 @@ def test_an_interrupt_ends_quietly(saved: Path, tmp_path: Path, monkeypatch: pyt
     pytest.importorskip("matplotlib")
 
     class Interrupted(io.StringIO):
-        def __next__(self) -> str:
+        def readline(self, size: int | None = -1, /) -> str:
             raise KeyboardInterrupt
 
     monkeypatch.setattr("sys.stdin", Interrupted())
@@ -87,7 +87,7 @@ def test_inspect_prints_every_field(saved: Path) -> None:
     assert lines[0] == str(saved)
     assert lines[1].startswith("4 of 100 rows")
     assert "2 drawn" in lines[1]
-    rows = {line.split()[0]: line.split() for line in lines if line.startswith("  ")}
+    rows = {line.split()[0]: line.split() for line in lines if line.strip()}
     assert rows["obs"] == ["obs", "float32[3]", "48", "B", "0", "5.5", "11", "0"]
     assert rows["next.reward"] == ["next.reward", "float32", "16", "B", "0", "1", "2", "1"]
     report = json.loads(run_here("inspect", "--json", str(saved)).stdout)

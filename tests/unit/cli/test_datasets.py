@@ -31,7 +31,8 @@ LENGTHS = (12, 5, 9)
 def _lerobot(folder: Path) -> Model:
     pytest.importorskip("av")
     cameras = {"observation.images.top": (32, 48), "observation.images.wrist": (32, 32)}
-    return builders.lerobot_v3(folder / "pusht", lengths=LENGTHS, cameras=cameras, features=builders.EVERY_KIND)
+    features = {**builders.EVERY_KIND, "observation.bytes": ("uint8", (3, 3, 16))}
+    return builders.lerobot_v3(folder / "pusht", lengths=LENGTHS, cameras=cameras, features=features)
 
 
 def _d4rl(folder: Path) -> Model:
@@ -54,7 +55,7 @@ def test_inspect_and_sample_report_what_the_dataset_holds(make: Callable[[Path],
     assert (found["rows"], found["episodes"]) == (sum(LENGTHS), len(LENGTHS))
     assert (found["shortest"], found["median"], found["longest"]) == (5, 9.0, 12)
     assert found["fps"] == model.fps
-    assert found["cameras"] == [name for name, values in columns.items() if values.ndim == 4]
+    assert sorted(found["cameras"]) == sorted(name for name in columns if "images" in name)
     fields = {field["name"]: field for field in found["fields"]}
     for name in fields.keys() & columns.keys():
         field, values = fields[name], columns[name]
@@ -248,7 +249,7 @@ def test_inspect_and_doctor_agree_on_rows_that_cannot_be_sampled(tmp_path: Path)
             1000,
             "999 rows, 2 episodes (1,000 stored; 1 stored row cannot be sampled: the file has no next_",
         ),
-        ("saved", 5, 6, "5 rows, 5 episodes (6 stored; 1 stored row cannot be sampled: they were deleted or used up)"),
+        ("saved", 5, 6, "1 stored row cannot be sampled: they were deleted or used up"),
     ):
         inspected, examined = report("inspect", tmp_path / name), report("doctor", tmp_path / name)
         for key in ("rows", "stored_rows", "episodes", "left_out_because"):

@@ -70,7 +70,8 @@ def test_verify_names_each_damaged_file_and_exits_with_1(saved: Path) -> None:
     data[len(data) // 2] ^= 1  # one bit of a picture: sizes and headers still fit
     (saved / names[0]).write_bytes(data)
     (saved / names[2]).unlink()
-    (saved / "trajectory_9_stray.pt").write_bytes(b"")
+    for number in range(4):
+        (saved / f"trajectory_9_stray{number}.pt").write_bytes(b"")
     meta = json.loads((saved / "metadata.json").read_text())
     (saved / "metadata.json").write_text(json.dumps(meta | {"total_samples": 99}))
     done = ostinato("verify", saved)
@@ -78,7 +79,9 @@ def test_verify_names_each_damaged_file_and_exits_with_1(saved: Path) -> None:
     damaged = [line for line in done.stdout.splitlines() if line.startswith("damaged:")]
     assert [line.split()[1].rstrip(":") for line in damaged] == ["metadata.json", names[0], names[2]]
     assert "checksum" in damaged[1] or "differs" in damaged[1]
-    assert "1 trajectory file not in the index" in done.stdout
+    line = next(line for line in done.stdout.splitlines() if "not in the index" in line)
+    assert line.startswith("4 trajectory files not in the index")
+    assert line.count("stray") == 3, "three are named"
     report = json.loads(ostinato("verify", saved, "--json").stdout)
     assert [item["trajectory_id"] for item in report["damage"]] == [None, 0, 2]
     assert ostinato("verify", saved.parent / "nowhere").returncode == 1
