@@ -124,7 +124,7 @@ MEMORY = """
 import sys, numpy as np, psutil, torch
 from pathlib import Path
 from tests.datasets.videos import pictures, write_video
-from tests.datasets.test_video import Spans, say
+from tests.datasets.test_video import following, say
 from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.open import Reading
 from ostinato.datasets.video import VideoColumn
@@ -132,7 +132,7 @@ path = Path(sys.argv[1])
 write_video(path, pictures(40, 240, 320), fps=30, keyframes=2, codec="mpeg4")
 budget = 96 << 20  # of 221 MB of frames
 reading = Reading(BlockCache(1), 2, 1e-4)
-spans = Spans(torch.tensor([40]), torch.zeros(1, dtype=torch.float64), 30)
+spans = following(40)
 generator = np.random.default_rng(0)
 films = [VideoColumn([path], spans, (3, 240, 320), say, reading, 30) for _ in range(24)]
 draw = lambda: torch.from_numpy((generator.integers(0, 32, 2)[:, None] + np.arange(8)).ravel())
