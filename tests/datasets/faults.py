@@ -41,17 +41,17 @@ class Fault:
         base: Writes a dataset without a fault; returns where it is.
         damage: Damages it; may return other data to examine.
         check: The check that must find it.
+        severity: With this severity.
         place: At this place.
         consequences: Checks that may find something, too.
-        severity: With this severity.
     """
 
     base: Callable[[Path], Path]
     damage: Damage
     check: str
+    severity: str
     place: dict[str, Any]
-    consequences: tuple[str, ...] = ()
-    severity: str = "error"
+    consequences: tuple[str, ...]
 
     def write(self, folder: Path) -> Any:
         """Write the dataset, and return what to examine."""
@@ -60,9 +60,15 @@ class Fault:
         return other if isinstance(other, dict) else path
 
 
-def at(**place: Any) -> dict[str, Any]:
-    """The place of a finding."""
-    return place
+def planted(
+    base: Callable[[Path], Path],
+    damage: Damage,
+    check: str,
+    severity: str = "error",
+    also: tuple[str, ...] = (),
+    **place: Any,
+) -> Fault:
+    return Fault(base, damage, check, severity, place, also)
 
 
 # -- datasets without a fault -----------------------------------------------------------------------------------------
@@ -349,318 +355,336 @@ MAIN = "data/main_data.hdf5"
 
 FAULTS: dict[str, Fault] = {
     # files and metadata of LeRobot
-    "a_table_is_missing": Fault(v3, remove(SECOND), "file-missing", at(file=SECOND, episode=2)),
-    "a_video_is_missing": Fault(v3_camera, remove(VIDEO), "file-missing", at(file=VIDEO, episode=0, camera=TOP)),
-    "the_statistics_are_missing": Fault(v3, remove(STATS), "file-missing", at(file=STATS), (), WARNING),
-    "the_description_is_missing": Fault(v3, remove(INFO), "file-missing", at(file=INFO), ("field-unlisted",)),
-    "the_description_is_cut": Fault(v3, cut(INFO), "file-unreadable", at(file=INFO), ("field-unlisted",)),
-    "a_table_is_cut": Fault(v3, cut(DATA, 0.7), "file-unreadable", at(file=DATA, episode=0)),
-    "a_video_has_no_index": Fault(v3_camera, cut(VIDEO), "file-unreadable", at(file=VIDEO, episode=0, camera=TOP)),
-    "a_video_with_its_index_in_front_is_cut": Fault(
-        v3_camera, index_in_front_and_cut, "file-unreadable", at(file=VIDEO, episode=1, camera=TOP)
+    "a_table_is_missing": planted(v3, remove(SECOND), "file-missing", file=SECOND, episode=2),
+    "a_video_is_missing": planted(v3_camera, remove(VIDEO), "file-missing", file=VIDEO, episode=0, camera=TOP),
+    "the_statistics_are_missing": planted(v3, remove(STATS), "file-missing", WARNING, file=STATS),
+    "the_description_is_missing": planted(v3, remove(INFO), "file-missing", also=("field-unlisted",), file=INFO),
+    "the_description_is_cut": planted(v3, cut(INFO), "file-unreadable", also=("field-unlisted",), file=INFO),
+    "a_table_is_cut": planted(v3, cut(DATA, 0.7), "file-unreadable", file=DATA, episode=0),
+    "a_video_has_no_index": planted(v3_camera, cut(VIDEO), "file-unreadable", file=VIDEO, episode=0, camera=TOP),
+    "a_video_with_its_index_in_front_is_cut": planted(
+        v3_camera, index_in_front_and_cut, "file-unreadable", file=VIDEO, episode=1, camera=TOP
     ),
-    "a_table_belongs_to_nothing": Fault(
+    "a_table_belongs_to_nothing": planted(
         v3,
         lambda folder: shutil.copy(folder / DATA, folder / "data/chunk-000/file-007.parquet"),
         "file-unlisted",
-        at(file="data/chunk-000/file-007.parquet"),
-        (),
         NOTE,
+        file="data/chunk-000/file-007.parquet",
     ),
-    "the_frame_rate_is_no_number": Fault(v3, info(fps="ten"), "metadata-invalid", at(file=INFO), ("timestamp-rate",)),
-    "the_total_of_frames_is_wrong": Fault(v3, info(total_frames=119), "count-mismatch", at(field="total_frames")),
-    "the_total_of_episodes_is_wrong": Fault(v21, info(total_episodes=4), "count-mismatch", at(field="total_episodes")),
-    "a_split_has_too_many_episodes": Fault(
-        v3, info(splits={"train": "0:2", "test": "2:9"}), "split-invalid", at(file=INFO, field="splits")
+    "the_frame_rate_is_no_number": planted(
+        v3, info(fps="ten"), "metadata-invalid", also=("timestamp-rate",), file=INFO
+    ),
+    "the_total_of_frames_is_wrong": planted(v3, info(total_frames=119), "count-mismatch", field="total_frames"),
+    "the_total_of_episodes_is_wrong": planted(v21, info(total_episodes=4), "count-mismatch", field="total_episodes"),
+    "a_split_has_too_many_episodes": planted(
+        v3, info(splits={"train": "0:2", "test": "2:9"}), "split-invalid", file=INFO, field="splits"
     ),
     # columns
-    "a_column_is_missing": Fault(
+    "a_column_is_missing": planted(
         v3,
         lambda folder: [rows(lambda columns: columns.pop(ACTION), file=file)(folder) for file in range(2)],
         "field-missing",
-        at(file=DATA, field=ACTION),
+        file=DATA,
+        field=ACTION,
     ),
-    "a_column_is_not_described": Fault(
+    "a_column_is_not_described": planted(
         v3,
         rows(lambda columns: columns.update(force=columns["timestamp"])),
         "field-unlisted",
-        at(file=DATA, field="force"),
-        (),
         NOTE,
+        file=DATA,
+        field="force",
     ),
-    "a_column_has_the_wrong_dtype": Fault(
+    "a_column_has_the_wrong_dtype": planted(
         v3,
         rows(lambda columns: columns.update(action=columns[ACTION].astype("int64"))),
         "dtype-mismatch",
-        at(file=DATA, field=ACTION),
-        MISMATCH,
+        also=MISMATCH,
+        file=DATA,
+        field=ACTION,
     ),
-    "a_column_has_the_wrong_shape": Fault(
+    "a_column_has_the_wrong_shape": planted(
         v3,
         edited(INFO, lambda info: info["features"][ACTION].update(shape=[6])),
         "shape-mismatch",
-        at(file=DATA, field=ACTION),
+        file=DATA,
+        field=ACTION,
     ),
-    "a_value_is_null": Fault(
-        v3, column(ACTION, lambda rows: [*rows[:33], None, *rows[34:]]), "value-null", at(file=DATA, field=ACTION)
+    "a_value_is_null": planted(
+        v3, column(ACTION, lambda rows: [*rows[:33], None, *rows[34:]]), "value-null", file=DATA, field=ACTION
     ),
     # episodes
-    "an_episode_lost_its_last_row": Fault(
+    "an_episode_lost_its_last_row": planted(
         v3,
         rows(lambda columns: columns.update({name: values[:69] for name, values in columns.items()})),
         "episode-length",
-        at(file=DATA, episode=1),
-        ("count-mismatch", "index-order", *MISMATCH),
+        also=("count-mismatch", "index-order", *MISMATCH),
+        file=DATA,
+        episode=1,
     ),
-    "episodes_overlap_in_the_table": Fault(
-        v3,
-        episode(1, dataset_from_index=38, dataset_to_index=68),
-        "episode-bounds",
-        at(file="meta/episodes", episode=1),
+    "episodes_overlap_in_the_table": planted(
+        v3, episode(1, dataset_from_index=38, dataset_to_index=68), "episode-bounds", file="meta/episodes", episode=1
     ),
-    "an_episode_is_there_twice": Fault(
-        nothing, an_episode_twice, "episode-duplicate", at(episode=1), MISMATCH, WARNING
+    "an_episode_is_there_twice": planted(
+        nothing, an_episode_twice, "episode-duplicate", WARNING, also=MISMATCH, episode=1
     ),
-    "frame_indices_skip_one": Fault(
-        v3, shift("frame_index", 44, 70, 1), "index-order", at(file=DATA, episode=1, frame=4, field="frame_index")
+    "frame_indices_skip_one": planted(
+        v3, shift("frame_index", 44, 70, 1), "index-order", file=DATA, episode=1, frame=4, field="frame_index"
     ),
-    "time_goes_back": Fault(
-        v3, shift("timestamp", 12, 40, -0.3), "timestamp-order", at(episode=0, frame=12, field="timestamp")
+    "time_goes_back": planted(
+        v3, shift("timestamp", 12, 40, -0.3), "timestamp-order", episode=0, frame=12, field="timestamp"
     ),
-    "a_frame_was_dropped": Fault(
-        v3, shift("timestamp", 50, 70, 0.1), "timestamp-rate", at(file=DATA, episode=1, frame=10), (), WARNING
+    "a_frame_was_dropped": planted(
+        v3, shift("timestamp", 50, 70, 0.1), "timestamp-rate", WARNING, file=DATA, episode=1, frame=10
     ),
-    "an_episode_ends_in_the_middle": Fault(
+    "an_episode_ends_in_the_middle": planted(
         nothing,
         an_end_in_the_middle,
         "flag-position",
-        at(file=DATA, episode=0, frame=7, field="next.done"),
-        MISMATCH,
         WARNING,
+        also=MISMATCH,
+        file=DATA,
+        episode=0,
+        frame=7,
+        field="next.done",
     ),
     # values
-    "a_value_is_nan": Fault(
+    "a_value_is_nan": planted(
         v3,
         refill(lambda _, states: states.__setitem__((45, 2), np.nan)),
         "value-nan",
-        at(file=DATA, episode=1, frame=5, field=STATE),
-        MISMATCH,
+        also=MISMATCH,
+        file=DATA,
+        episode=1,
+        frame=5,
+        field=STATE,
     ),
-    "a_value_is_infinite": Fault(
-        v3, put(ACTION, (0, 1), np.inf, file=1), "value-infinite", at(file=SECOND, episode=2, frame=0, field=ACTION)
+    "a_value_is_infinite": planted(
+        v3, put(ACTION, (0, 1), np.inf, file=1), "value-infinite", file=SECOND, episode=2, frame=0, field=ACTION
     ),
-    "an_action_jumps": Fault(
+    "an_action_jumps": planted(
         v3,
         refill(lambda actions, _: actions.__setitem__((90, 3), actions[90, 3] + 5)),
         "value-jump",
-        at(episode=2, frame=20, field=ACTION),
-        (),
         WARNING,
+        episode=2,
+        frame=20,
+        field=ACTION,
     ),
-    "the_action_never_changes": Fault(
-        v3, refill(lambda actions, _: actions.fill(0.25)), "dimension-constant", at(field=ACTION), (), WARNING
+    "the_action_never_changes": planted(
+        v3, refill(lambda actions, _: actions.fill(0.25)), "dimension-constant", WARNING, field=ACTION
     ),
-    "a_sensor_is_saturated": Fault(
+    "a_sensor_is_saturated": planted(
         v3,
         refill(lambda _, states: np.minimum(states[:, 1], np.quantile(states[:, 1], 0.6), out=states[:, 1])),
         "dimension-saturated",
-        at(field=STATE),
-        (),
         NOTE,
+        field=STATE,
     ),
-    "the_statistics_are_of_other_data": Fault(
+    "the_statistics_are_of_other_data": planted(
         v3,
         edited(STATS, lambda stats: stats[ACTION]["mean"].__setitem__(2, 0.7)),
         MISMATCH[0],
-        at(file=STATS, field=ACTION),
-        (),
         WARNING,
+        file=STATS,
+        field=ACTION,
     ),
-    "the_statistics_of_an_episode_are_wrong": Fault(
+    "the_statistics_of_an_episode_are_wrong": planted(
         v21,
         edited("meta/episodes_stats.jsonl", lambda rows: rows[1]["stats"][ACTION]["max"].__setitem__(0, 9.0)),
         MISMATCH[0],
-        at(episode=1, field=ACTION),
-        (),
         WARNING,
+        episode=1,
+        field=ACTION,
     ),
     # tasks
-    "an_episode_has_an_unknown_task": Fault(
+    "an_episode_has_an_unknown_task": planted(
         v3,
         put("task_index", slice(40, 70), 6),
         "task-unknown",
-        at(file=DATA, episode=1, frame=0, field="task_index"),
-        ("task-unused",),
+        also=("task-unused",),
+        file=DATA,
+        episode=1,
+        frame=0,
+        field="task_index",
     ),
-    "a_task_has_no_episode": Fault(v3, another_task, "task-unused", at(file="meta/tasks.parquet"), (), WARNING),
-    "two_tasks_have_one_text": Fault(
+    "a_task_has_no_episode": planted(v3, another_task, "task-unused", WARNING, file="meta/tasks.parquet"),
+    "two_tasks_have_one_text": planted(
         v21,
         edited(TASKS, lambda tasks: tasks[1].update(task=tasks[0]["task"])),
         "task-text",
-        at(file=TASKS),
-        ("task-mismatch",),
         WARNING,
+        also=("task-mismatch",),
+        file=TASKS,
     ),
-    "an_episode_names_another_task": Fault(
-        v3, episode(0, tasks=[builders._task(1)]), "task-mismatch", at(file=DATA, episode=0), (), WARNING
+    "an_episode_names_another_task": planted(
+        v3, episode(0, tasks=[builders._task(1)]), "task-mismatch", WARNING, file=DATA, episode=0
     ),
     # cameras
-    "a_video_is_too_short": Fault(
+    "a_video_is_too_short": planted(
         v21,
         video(builders.pictures(4, 32, 32), f"videos/chunk-000/{TOP}/episode_000001.mp4"),
         "video-frames",
-        at(episode=1, camera=TOP),
+        episode=1,
+        camera=TOP,
     ),
-    "a_video_of_two_episodes_is_too_short": Fault(
-        v3_camera, video(builders.pictures(60, 32, 32)), "video-frames", at(file=VIDEO, episode=1, frame=20, camera=TOP)
+    "a_video_of_two_episodes_is_too_short": planted(
+        v3_camera, video(builders.pictures(60, 32, 32)), "video-frames", file=VIDEO, episode=1, frame=20, camera=TOP
     ),
-    "clips_overlap": Fault(
+    "clips_overlap": planted(
         v3_camera,
         episode(1, **{f"videos/{TOP}/from_timestamp": 3.5, f"videos/{TOP}/to_timestamp": 6.5}),
         "video-bounds",
-        at(file=VIDEO, episode=1, camera=TOP),
+        file=VIDEO,
+        episode=1,
+        camera=TOP,
     ),
-    "a_video_has_another_frame_rate": Fault(
-        v3_camera, video(builders.pictures(70, 32, 32), fps=20), "video-rate", at(file=VIDEO, episode=0, camera=TOP)
+    "a_video_has_another_frame_rate": planted(
+        v3_camera, video(builders.pictures(70, 32, 32), fps=20), "video-rate", file=VIDEO, episode=0, camera=TOP
     ),
-    "a_video_has_another_size": Fault(
-        v3_camera, video(builders.pictures(70, 32, 48)), "video-size", at(file=VIDEO, episode=0, camera=TOP)
+    "a_video_has_another_size": planted(
+        v3_camera, video(builders.pictures(70, 32, 48)), "video-size", file=VIDEO, episode=0, camera=TOP
     ),
-    "a_video_has_an_unknown_codec": Fault(
-        v3_camera, replace(VIDEO, b"avc1", b"qqq7"), "video-codec", at(file=VIDEO, episode=0, camera=TOP)
+    "a_video_has_an_unknown_codec": planted(
+        v3_camera, replace(VIDEO, b"avc1", b"qqq7"), "video-codec", file=VIDEO, episode=0, camera=TOP
     ),
-    "another_frame_rate_is_declared": Fault(
+    "another_frame_rate_is_declared": planted(
         v3_camera,
         edited(INFO, lambda info: info["features"][TOP]["info"].update({"video.fps": 25})),
         "video-rate",
-        at(file=INFO, camera=TOP),
-        (),
         WARNING,
+        file=INFO,
+        camera=TOP,
     ),
-    "a_camera_is_black": Fault(
-        v3_camera, video(black(40)), "camera-blank", at(file=VIDEO, episode=1, frame=0, camera=TOP), (), WARNING
+    "a_camera_is_black": planted(
+        v3_camera, video(black(40)), "camera-blank", WARNING, file=VIDEO, episode=1, frame=0, camera=TOP
     ),
-    "a_camera_is_frozen": Fault(
-        v3_camera, video(frozen(), LATER), "camera-frozen", at(file=LATER, episode=2, camera=TOP), (), WARNING
+    "a_camera_is_frozen": planted(
+        v3_camera, video(frozen(), LATER), "camera-frozen", WARNING, file=LATER, episode=2, camera=TOP
     ),
-    "pictures_are_black": Fault(
-        nothing, black_pictures, "camera-blank", at(episode=0, camera="observation.images.a"), (), WARNING
+    "pictures_are_black": planted(
+        nothing, black_pictures, "camera-blank", WARNING, episode=0, camera="observation.images.a"
     ),
-    "the_statistics_of_a_camera_are_wrong": Fault(
+    "the_statistics_of_a_camera_are_wrong": planted(
         v3_camera,
         edited(STATS, lambda stats: stats[TOP].update(mean=[[[0.9]]] * 3)),
         MISMATCH[0],
-        at(file=STATS, camera=TOP),
-        (),
         WARNING,
+        file=STATS,
+        camera=TOP,
     ),
     # D4RL and robomimic
-    "d4rl_without_rewards": Fault(
-        d4rl, hdf5(lambda file: file.pop("rewards")), "field-missing", at(file="d.hdf5", field="rewards")
+    "d4rl_without_rewards": planted(
+        d4rl, hdf5(lambda file: file.pop("rewards")), "field-missing", file="d.hdf5", field="rewards"
     ),
-    "d4rl_with_too_few_actions": Fault(
-        d4rl, hdf5(lambda file: shorten(file, "actions", 17)), "count-mismatch", at(file="d.hdf5", field="actions")
+    "d4rl_with_too_few_actions": planted(
+        d4rl, hdf5(lambda file: shorten(file, "actions", 17)), "count-mismatch", file="d.hdf5", field="actions"
     ),
-    "an_hdf5_file_is_cut": Fault(d4rl, cut("", 0.6), "file-unreadable", at(file="d.hdf5")),
-    "no_flag_is_ever_set": Fault(
+    "an_hdf5_file_is_cut": planted(d4rl, cut("", 0.6), "file-unreadable", file="d.hdf5"),
+    "no_flag_is_ever_set": planted(
         d4rl,
         hdf5(lambda file: [file[name].write_direct(np.zeros(18, bool)) for name in ("terminals", "timeouts")]),
         "flag-missing",
-        at(),
-        ("reward-constant",),
         NOTE,
+        also=("reward-constant",),
     ),
-    "rewards_are_constant": Fault(
+    "rewards_are_constant": planted(
         d4rl,
         hdf5(lambda file: file["rewards"].write_direct(np.full(18, 0.5, np.float32))),
         "reward-constant",
-        at(field="rewards"),
-        (),
         NOTE,
+        field="rewards",
     ),
-    "robomimic_counts_wrong": Fault(
+    "robomimic_counts_wrong": planted(
         robomimic,
         hdf5(lambda file: file["data/demo_1"].attrs.modify("num_samples", 9)),
         "episode-length",
-        at(file="r.hdf5/data/demo_1", episode=1, field="num_samples"),
-        ("count-mismatch",),
+        also=("count-mismatch",),
+        file="r.hdf5/data/demo_1",
+        episode=1,
+        field="num_samples",
     ),
-    "robomimic_filter_names_nothing": Fault(
+    "robomimic_filter_names_nothing": planted(
         robomimic,
         hdf5(lambda file: (file.pop("data/demo_2"), file["data"].attrs.modify("total", 10))),
         "split-invalid",
-        at(file="r.hdf5/mask/train"),
+        file="r.hdf5/mask/train",
     ),
-    "robomimic_has_nan": Fault(
+    "robomimic_has_nan": planted(
         robomimic,
         hdf5(lambda file: file["data/demo_1/obs/object"].__setitem__((3, 1), np.nan)),
         "value-nan",
-        at(file="r.hdf5/data/demo_1", episode=1, frame=3, field="obs/object"),
+        file="r.hdf5/data/demo_1",
+        episode=1,
+        frame=3,
+        field="obs/object",
     ),
     # Minari
-    "minari_lost_an_observation": Fault(
+    "minari_lost_an_observation": planted(
         minari,
         hdf5(lambda file: shorten(file, "episode_1/observations", 4), MAIN),
         "episode-length",
-        at(file=f"{MAIN}/episode_1", episode=1, field="observations"),
+        file=f"{MAIN}/episode_1",
+        episode=1,
+        field="observations",
     ),
-    "minari_counts_wrong": Fault(
+    "minari_counts_wrong": planted(
         arrow,
         edited("data/metadata.json", lambda meta: meta.update(total_steps=20)),
         "count-mismatch",
-        at(file="data/metadata.json", field="total_steps"),
+        file="data/metadata.json",
+        field="total_steps",
     ),
-    "minari_table_is_cut": Fault(
-        arrow, cut("data/1/part-0.arrow"), "file-unreadable", at(file="data/1/part-0.arrow", episode=1)
+    "minari_table_is_cut": planted(
+        arrow, cut("data/1/part-0.arrow"), "file-unreadable", file="data/1/part-0.arrow", episode=1
     ),
-    "minari_lost_the_metadata_of_an_episode": Fault(
-        arrow, remove("data/1/metadata.json"), "file-missing", at(file="data/1/metadata.json", episode=1)
+    "minari_lost_the_metadata_of_an_episode": planted(
+        arrow, remove("data/1/metadata.json"), "file-missing", file="data/1/metadata.json", episode=1
     ),
-    "minari_has_a_strange_space": Fault(
+    "minari_has_a_strange_space": planted(
         minari,
         edited("data/metadata.json", lambda meta: meta.update(observation_space="a box")),
         "not-opened",
-        at(file="data"),
+        file="data",
     ),
     # Zarr
-    "zarr_ends_overlap": Fault(
-        zarr, ends(20, 10, 30), "episode-bounds", at(file="meta/episode_ends", episode=1, field="episode_ends")
+    "zarr_ends_overlap": planted(
+        zarr, ends(20, 10, 30), "episode-bounds", file="meta/episode_ends", episode=1, field="episode_ends"
     ),
-    "zarr_ends_exceed_the_rows": Fault(zarr, ends(10, 20, 31), "episode-bounds", at(episode=2, field="episode_ends")),
-    "a_zarr_chunk_is_missing": Fault(
-        zarr, remove("data/state/1.0"), "file-missing", at(file="data/state", field="state"), (), WARNING
+    "zarr_ends_exceed_the_rows": planted(zarr, ends(10, 20, 31), "episode-bounds", episode=2, field="episode_ends"),
+    "a_zarr_chunk_is_missing": planted(
+        zarr, remove("data/state/1.0"), "file-missing", WARNING, file="data/state", field="state"
     ),
-    "a_zarr_chunk_is_damaged": Fault(
+    "a_zarr_chunk_is_damaged": planted(
         zarr,
         lambda path: (path / "data/action/1.0").write_bytes(b"nothing of Blosc"),
         "file-unreadable",
-        at(episode=1, field="action"),
+        episode=1,
+        field="action",
     ),
     # mappings and what buffers save
-    "environments_are_in_turn": Fault(
-        nothing, lambda _: stream(4), "episode-joined", at(episode=0, frame=0), ("value-jump",), WARNING
+    "environments_are_in_turn": planted(
+        nothing, lambda _: stream(4), "episode-joined", WARNING, also=("value-jump",), episode=0, frame=0
     ),
-    "time_limits_have_no_flag": Fault(
-        nothing, limits_without_flags, "episode-joined", at(episode=0, frame=24), ("value-jump",), WARNING
+    "time_limits_have_no_flag": planted(
+        nothing, limits_without_flags, "episode-joined", WARNING, also=("value-jump",), episode=0, frame=24
     ),
-    "a_camera_of_a_mapping_is_black": Fault(
-        nothing, a_black_camera_in_a_mapping, "camera-blank", at(episode=1, camera="observation.image"), (), WARNING
+    "a_camera_of_a_mapping_is_black": planted(
+        nothing, a_black_camera_in_a_mapping, "camera-blank", WARNING, episode=1, camera="observation.image"
     ),
-    "ends_are_no_integers": Fault(
+    "ends_are_no_integers": planted(
         nothing,
         lambda _: {"action": arm([20, 20])["action"], "episode_ends": np.array([20.0, 40.0])},
         "episode-bounds",
-        at(field="episode_ends"),
-        ("value-jump",),
+        also=("value-jump",),
+        field="episode_ends",
     ),
-    "a_mapping_has_nan": Fault(nothing, nan_in_a_mapping, "value-nan", at(episode=1, frame=2, field="observation")),
-    "a_saved_trajectory_has_nan": Fault(
-        nothing, nan_in_a_trajectory, "value-nan", at(episode=8, frame=0, field="next.reward")
+    "a_mapping_has_nan": planted(nothing, nan_in_a_mapping, "value-nan", episode=1, frame=2, field="observation"),
+    "a_saved_trajectory_has_nan": planted(
+        nothing, nan_in_a_trajectory, "value-nan", episode=8, frame=0, field="next.reward"
     ),
-    "saved_trajectories_count_wrong": Fault(
-        saved,
-        edited("metadata.json", lambda meta: meta.update(total_samples=1)),
-        "saved-damaged",
-        at(file="metadata.json"),
+    "saved_trajectories_count_wrong": planted(
+        saved, edited("metadata.json", lambda meta: meta.update(total_samples=1)), "saved-damaged", file="metadata.json"
     ),
 }

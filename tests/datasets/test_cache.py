@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import DatasetStorage, open_dataset
+from ostinato.datasets import decoded as decoded_files
 from ostinato.datasets.cache import RowCache
 from ostinato.datasets.video import VideoFiles
 from ostinato.durable import files
@@ -181,7 +182,11 @@ def in_a_fork(work: Callable[[], bool]) -> bool:
     """Whether work in a forked process returns true."""
     process = os.fork()
     if not process:
-        os._exit(0 if work() else 1)
+        done = False
+        try:
+            done = work()
+        finally:
+            os._exit(0 if done else 1)
     return os.waitpid(process, 0)[1] == 0
 
 
@@ -198,19 +203,14 @@ def test_copies_and_other_processes_share_the_rows(written: Model, kind: Any) ->
     assert agrees(dataset, written, np.arange(ROWS))
 
 
-def try_to_open(path: Path, cache: Path, told: Any) -> None:
-    """Open a dataset in another process, and tell which error that raises."""
-    try:
-        open_dataset(path, cache="disk", cache_dir=cache)
-    except Exception as error:
-        told.send(type(error).__name__)
-    else:
-        told.send("opened")
-
-
 def test_rows_on_disk_persist_for_one_process(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(**options: Any) -> DatasetStorage:
         return open_dataset(model.path, cache="disk", cache_dir=tmp_path / "cache", **options)
+
+    def is_refused() -> bool:
+        with pytest.raises(DirectoryInUseError, match="used by another process"):
+            opened()
+        return True
 
     dataset = opened()
     assert agrees(dataset, model, np.arange(0, 30))
@@ -225,38 +225,28 @@ def test_rows_on_disk_persist_for_one_process(model: Model, tmp_path: Path, monk
     again = opened(fields=[WRIST])  # in the same process
     np.testing.assert_array_equal(again[:][WRIST].numpy(), model.columns[WRIST])
     del again
-    heard, told = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=try_to_open, args=(model.path, tmp_path / "cache", told))
-    process.start()
-    assert heard.recv() == "DirectoryInUseError", "one of two datasets is still open"
-    process.join()
+    assert in_a_fork(is_refused), "one of two datasets is still open"
 
 
-KILLED = """
-import sys, numpy as np, torch
-import ostinato.datasets.decoded as decoded
-from ostinato import open_dataset
-decoded._FLUSH_BYTES = 20_000
-dataset = open_dataset(sys.argv[1], cache="disk", cache_dir=sys.argv[2])
-generator = np.random.default_rng(0)
-print("open", flush=True)
-while True:
-    dataset[torch.from_numpy(generator.integers(0, len(dataset), 3))]
-    print("batch", flush=True)
-"""
+def read_forever(path: Path, folder: Path, told: Any) -> None:
+    """Decode rows in another process, which tells of each batch."""
+    decoded_files._FLUSH_BYTES = 20_000
+    dataset = open_dataset(path, cache="disk", cache_dir=folder)
+    generator = np.random.default_rng(0)
+    while True:
+        told.send(None)
+        dataset[torch.from_numpy(generator.integers(0, len(dataset), 3))]
 
 
 def test_a_killed_process_leaves_no_wrong_row(model: Model, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    command = [sys.executable, "-c", KILLED, str(model.path), str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
-        with pytest.raises(DirectoryInUseError, match="used by another process"):
-            open_dataset(model.path, cache="disk", cache_dir=folder)
-        for _ in range(30):
-            assert process.stdout.readline() == "batch\n"
-        process.kill()
+    heard, told = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=read_forever, args=(model.path, folder, told))
+    process.start()
+    for _ in range(30):
+        assert heard.recv() is None
+    process.kill()
+    process.join()
     dataset = open_dataset(model.path, cache="disk", cache_dir=folder)
     column: Any = dataset.contents.columns[TOP,]
     rows = column.filled.nonzero().flatten().numpy()

@@ -110,10 +110,10 @@ def test_tuples_texts_and_jpeg_pictures(tmp_path: Path, kind: str) -> None:
     ]
     dataset = open_dataset(write(tmp_path / "a-v0", space, parts, [3, 2], kind, jpeg_encoding=False))
     columns: dict[Any, Any] = {}
-    for path, rows in (((), [0, 1, 2, 4, 5]), (("next",), [1, 2, 3, 5, 6])):
-        columns[*path, "observation", "pair", "0"] = values[rows]
-        columns[*path, "observation", "pair", "1"] = np.array(rows) % 5
-        assert dataset[*path, "observation", "mission"] == [texts[i] for i in rows]
+    for side, rows in (((), [0, 1, 2, 4, 5]), (("next",), [1, 2, 3, 5, 6])):
+        columns[*side, "observation", "pair", "0"] = values[rows]
+        columns[*side, "observation", "pair", "1"] = np.array(rows) % 5
+        assert dataset[*side, "observation", "mission"] == [texts[i] for i in rows]
     check_rows(dataset, columns, [3, 2])
     pictures = list(np.split(np.random.default_rng(0).integers(0, 255, (16, 40, 36, 3), np.uint8), [12]))
     path = write(

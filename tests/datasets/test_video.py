@@ -62,7 +62,7 @@ def say(row: int) -> str:
 def column(paths: list[Path], placed: Placed, shape: tuple[int, ...] = (64, 80), **options: Any) -> VideoColumn:
     fps = options.pop("fps", FPS)
     reading = Reading(BlockCache(1 << 20), options.pop("num_threads", 2), options.pop("tolerance_s", 1e-4))
-    return VideoColumn(paths, placed, (3, *shape), say, reading, fps)
+    return VideoColumn(paths, placed, (3, shape[0], shape[1]), say, reading, fps)
 
 
 def read(videos: VideoColumn, rows: Any) -> NDArray[np.uint8]:

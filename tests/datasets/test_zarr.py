@@ -59,7 +59,7 @@ def test_groups_are_opened(tmp_path: Path, version: int) -> None:
     dataset = open_dataset(group)
     check_rows(dataset, model.columns, model.lengths)
     assert dataset.metadata == {"seed": [3, 4]}
-    outer = zarr.open_group(str(tmp_path / "b.zarr"), mode="w", zarr_format=version)
+    outer = zarr.open_group(str(tmp_path / "b.zarr"), mode="w", zarr_format=version)  # type: ignore[arg-type]
     outer.create_group("in")
     shutil.copytree(model.path, tmp_path / "b.zarr" / "in" / "ner")
     check_rows(open_dataset(outer["in/ner"]), model.columns, model.lengths)

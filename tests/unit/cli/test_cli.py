@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer
-from tests.command import START, run_here, run_process
+from tests.command import START, fails, run_here, run_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ def test_an_interrupt_ends_quietly(saved: Path, tmp_path: Path, monkeypatch: pyt
     pytest.importorskip("matplotlib")
 
     class Interrupted(io.StringIO):
-        def readline(self, size: int | None = -1, /) -> str:
+        def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
             raise KeyboardInterrupt
 
     monkeypatch.setattr("sys.stdin", Interrupted())
@@ -75,11 +75,20 @@ for line in {commands!r}:
     assert "Traceback" not in done.stderr
 
 
-def test_wrong_usage_exits_with_2() -> None:
+def test_errors_are_one_line_and_wrong_usage_exits_with_2(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    pytest.importorskip("matplotlib")
     for arguments in (("fly",), ("inspect",), ("demo", "--seed", "-1"), ("demo", "--steps", "many")):
-        done = run_here(*arguments)
-        assert done.returncode == 2
-        assert "Traceback" not in done.stderr
+        assert "Traceback" not in fails(2, "", *arguments).stderr
+    done = fails(1, "a [red]wonder[/red]", "inspect", tmp_path / "a [red]wonder[/red]")  # what users name is no markup
+    assert done.stderr.startswith("error: there is no directory ")
+    (tmp_path / "file").write_text("mine")
+    fails(1, "", "demo", tmp_path / "file" / "inside")
+    for name in ("checkpoint", "demo.png", "report.json"):
+        (tmp_path / "file").rename(tmp_path / name)
+        fails(1, f"{name} exists: give --overwrite", "demo", tmp_path)
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
+        (tmp_path / name).rename(tmp_path / "file")
 
 
 def test_inspect_prints_every_field(saved: Path) -> None:
@@ -125,10 +134,7 @@ def flip_a_byte(saved: Path) -> Path:
 
 def test_a_damaged_file_is_one_red_line_and_exit_1(saved: Path) -> None:
     file = flip_a_byte(saved)
-    done = run_here("inspect", str(saved), FORCE_COLOR="1", TERM="xterm")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert file.name in done.stderr
-    assert done.stderr.count("\n") == 1
+    done = fails(1, file.name, "inspect", saved, FORCE_COLOR="1", TERM="xterm")
     assert done.stderr.startswith("\x1b[1;31merror: ")
 
 
@@ -207,30 +213,6 @@ def test_help_names_options_gives_an_example_and_fits_into_80_columns() -> None:
         assert max(map(len, narrow.splitlines())) <= 80
 
 
-def test_errors_of_the_system_are_one_line_and_exit_1(tmp_path: Path) -> None:
-    done = run_here("inspect", str(tmp_path / "a [red]wonder[/red]"))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: there is no directory ")
-    assert "a [red]wonder[/red]" in done.stderr, "what users name is no markup"
-    assert done.stderr.count("\n") == 1
-    pytest.importorskip("gymnasium")
-    pytest.importorskip("matplotlib")
-    (tmp_path / "file").write_text("")
-    done = run_here("demo", str(tmp_path / "file" / "inside"))
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-
-
-@pytest.mark.parametrize("name", ["checkpoint", "demo.png", "report.json"])
-def test_the_demo_replaces_nothing_without_a_flag(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("gymnasium")
-    pytest.importorskip("matplotlib")
-    (tmp_path / name).write_text("mine")
-    done = run_here("demo", str(tmp_path))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"{name} exists: give --overwrite" in done.stderr
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
-
-
 @pytest.mark.parametrize(
     ("missing", "extra"), [("typer", "cli"), ("rich.table", "cli"), ("gymnasium", "demo"), ("matplotlib", "viz")]
 )
@@ -241,8 +223,5 @@ def test_a_missing_extra_says_what_to_install(
     if extra == "cli":
         for name in [name for name in sys.modules if name.startswith("ostinato.cli")]:
             monkeypatch.delitem(sys.modules, name)
-    done = run_here("demo", tmp_path / "out")
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert f"pip install 'ostinato[{extra}]'" in done.stderr
+    fails(1, f"pip install 'ostinato[{extra}]'", "demo", tmp_path / "out")
     assert not (tmp_path / "out").exists(), "nothing is written before the packages are found"

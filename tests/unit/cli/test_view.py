@@ -10,6 +10,7 @@ import torch
 
 from ostinato import LazyTensorStorage, ReplayBuffer
 from ostinato.viz import TrajectoryFolder
+from tests.command import fails
 from tests.command import run_here as ostinato
 from tests.unit.viz.rollouts import file_of, store
 
@@ -66,9 +67,7 @@ def test_options_that_exclude_each_other_are_usage_errors(path: Path) -> None:
         ("--headless --episode 9", "there is no trajectory 9"),
         ("--headless --step 3", "must be below 3 and 2"),
     ):
-        done = ostinato("view", path, *options.split())
-        assert done.returncode == 2
-        assert words in " ".join(done.stderr.replace("│", "").split())
+        fails(2, words, "view", path, *options.split())
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +82,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, path: Path, monkeypatch
         ("give one of a", "view", tmp_path, "--headless"),  # a directory of ranks
         ("cannot open a window", "view", path, "--output", tmp_path / "x.png"),
     ):
-        done = ostinato(*arguments)
-        assert (done.returncode, done.stderr.startswith("error: "), words in done.stderr) == (1, True, True), arguments
+        assert fails(1, words, *arguments).stderr.startswith("error: ")
     name = file_of(path, 0).name
     file_of(path, 0).unlink()
     options = ("--save-image", "--no-display", "--output", tmp_path / "x.png", "--overwrite")
@@ -110,9 +108,8 @@ def test_plot_and_view_of_a_checkpoint(tmp_path: Path, path: Path) -> None:
     assert ostinato("plot", tmp_path / "ck", "--output", tmp_path / "x.pdf").returncode == 1
     before = output.read_bytes()
     for command, *options in (("plot",), ("view", "--headless"), ("view", "--save-image"), ("view", "--rerun")):
-        done = ostinato(command, path, *options, "--output", output)
-        assert (done.returncode, output.read_bytes()) == (1, before)
-        assert "give --overwrite" in done.stderr
+        fails(1, "give --overwrite", command, path, *options, "--output", output)
+        assert output.read_bytes() == before
 
 
 def test_a_port_in_use_is_an_error(path: Path) -> None:
@@ -121,7 +118,5 @@ def test_a_port_in_use_is_an_error(path: Path) -> None:
     pytest.importorskip("uvicorn")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = ostinato("view", path, "--web", "--port", port)
-    assert done.returncode == 1
-    assert f"port {port} cannot be opened" in done.stderr
+        done = fails(1, f"port {port} cannot be opened", "view", path, "--web", "--port", port)
     assert "give another --port" in done.stderr

@@ -80,10 +80,10 @@ def test_a_capacity_below_the_windows_raises_with_the_numbers() -> None:
         (2, 37, {"sample_unit": unit, "episodes": episodes}, 10),
         (1, 4, {"sampler": SliceSampler(slice_len=1), "episodes": episodes}, 1),
     ):
-        VectorEnvRecorder(buffer(fits, ndim, **options), 4, "SAME_STEP")  # type: ignore[arg-type]
+        VectorEnvRecorder(buffer(fits, ndim, **options), 4, "SAME_STEP")
         message = rf"max_size={fits - 1} holds {span - 1} steps of each of 4 .* has {span}: use max_size >= {4 * span}"
         with pytest.raises(CapacityError, match=message):
-            VectorEnvRecorder(buffer(fits - 1, ndim, **options), 4, "SAME_STEP")  # type: ignore[arg-type]
+            VectorEnvRecorder(buffer(fits - 1, ndim, **options), 4, "SAME_STEP")
 
 
 def test_another_sampler_and_another_number_of_environments_raise() -> None:

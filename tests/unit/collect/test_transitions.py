@@ -63,8 +63,8 @@ def columns(rows: Any, layout: str) -> dict[str, torch.Tensor]:
 
 
 def _transition(flat: dict[str, torch.Tensor], i: int) -> Transition:
-    obs, action, reward, after, terminated, truncated = (flat[name][i].tolist() for name in NAMES)
-    return Transition(tuple(obs), action, reward, tuple(after), terminated, truncated)
+    values: list[Any] = [flat[name][i].tolist() for name in NAMES]
+    return Transition(*(tuple(value) if isinstance(value, list) else value for value in values))
 
 
 def stored(rb: ReplayBuffer, layout: str) -> list[list[Transition]]:

@@ -100,7 +100,12 @@ def test_rows_without_episodes_are_shown_in_blocks(tmp_path: Path) -> None:
 
 def test_images_single_tensors_and_environments(tmp_path: Path) -> None:
     pixels = torch.arange(6, dtype=torch.uint8)[:, None, None, None].expand(6, 3, 16, 16).contiguous()
-    rows = {"pixels": pixels, "next_pixels": pixels + 100, "reward": torch.ones(6), "done": torch.arange(6) == 2}
+    rows: dict[str, Any] = {
+        "pixels": pixels,
+        "next_pixels": pixels + 100,
+        "reward": torch.ones(6),
+        "done": torch.arange(6) == 2,
+    }
     source = dumped(tmp_path / "a", rows, codec={"pixels": "zlib", "done": "zlib"})
     assert [source.extent(index)[0] for index in range(len(source.ids))] == [3, 3]
     shown = read_frame(source, Position(1, 1))

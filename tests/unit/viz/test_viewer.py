@@ -35,6 +35,7 @@ class Keys:
 
         self.source = TrajectoryFolder(path)
         self.navigator = Navigator(self.source)
+
         class Canvas(FigureCanvasAgg):
             def draw_idle(self, *args: Any, **options: Any) -> None:
                 """Draw later, as canvases on a screen do: here, never."""
