@@ -331,11 +331,13 @@ def nan_in_a_mapping(_: Path) -> dict[str, Any]:
     return {"observation": values["observation.state"], "action": values["action"], "episode_ends": [20, 40]}
 
 
-def a_black_camera_in_a_mapping(_: Path) -> dict[str, Any]:
-    images, after = builders.pictures(40, 16, 16), builders.pictures(40, 16, 16, seed=1)
+def a_saved_buffer_with_a_black_camera(folder: Path) -> None:
+    images, after = (torch.from_numpy(builders.pictures(40, 16, 16, seed=seed)) for seed in range(2))
     images[20:] = 0
-    values = {"observation": {"image": images}, "action": arm([20, 20])["action"]}
-    return {**values, "next": {"observation": {"image": after}}, "episode_ends": [20, 40]}
+    following = {"observation": {"image": after}, "done": torch.arange(40) % 20 == 19}
+    rb = ReplayBuffer(storage=LazyTensorStorage(40))
+    rb.extend({"observation": {"image": images}, "action": torch.arange(40.0).sin()[:, None], "next": following})
+    rb.dumps(folder)
 
 
 def nan_in_a_trajectory(folder: Path) -> None:
@@ -670,8 +672,8 @@ FAULTS: dict[str, Fault] = {
     "time_limits_have_no_flag": planted(
         nothing, limits_without_flags, "episode-joined", WARNING, also=("value-jump",), episode=0, frame=24
     ),
-    "a_camera_of_a_mapping_is_black": planted(
-        nothing, a_black_camera_in_a_mapping, "camera-blank", WARNING, episode=1, camera="observation.image"
+    "a_camera_of_a_buffer_is_black": planted(
+        nothing, a_saved_buffer_with_a_black_camera, "camera-blank", WARNING, episode=1, camera="observation.image"
     ),
     "ends_are_no_integers": planted(
         nothing,

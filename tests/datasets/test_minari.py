@@ -235,7 +235,7 @@ def test_damaged_episodes_of_arrow_are_named(tmp_path: Path, kind: str) -> None:
     if kind == "parquet":
         file.write_bytes(content)
         table = pq.read_table(file)
-        at, wide = table.column_names.index("actions"), pa.array([[0.0] * 3] * len(table), pa.list_(pa.float32()))
+        at, wide = table.column_names.index("actions"), pa.array([[0.0] * 3] * len(table), pa.list_(pa.float32(), 3))
         pq.write_table(table.set_column(at, "actions", wide), file)
         with pytest.raises(DamagedFileError, match=r"data/1, actions.*\[2\] is expected"):
             dataset[6]
