@@ -132,7 +132,7 @@ def _v3_paused_camera(folder: Path) -> Path:
     frames[10:55] = frames[10]
     later = np.zeros((50, 32, 32, 3), np.uint8)  # a dark room with a small light that moves
     for row, frame in enumerate(later):
-        frame[10:16, row // 2 : row // 2 + 6] = 255
+        frame[10:14, row // 2 : row // 2 + 4] = 255
     path = folder / "videos/observation.images.top/chunk-000/file-000.mp4"
     builders.write_video(path, np.concatenate([frames, later]), fps=10)
     fill(folder, {**values, "observation.state": state})

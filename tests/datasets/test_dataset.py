@@ -203,7 +203,7 @@ def test_blocks_are_read_once_while_they_fit_the_budget() -> None:
 
 def test_a_block_above_the_budget_takes_the_place_of_no_other() -> None:
     cache = BlockCache(100)
-    for key, rows in (("small", 10), ("large", 1000), ("small", 10)):
+    for key, rows in (("small", 10), ("large", 1000)):
         assert len(cache.get(key, lambda rows=rows: torch.arange(rows))) == rows  # type: ignore[misc]
     assert "small" in cache
     assert "large" not in cache
