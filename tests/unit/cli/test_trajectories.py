@@ -63,6 +63,10 @@ def test_inspect_and_verify(saved: Path) -> None:
     whole = ostinato("verify", saved)
     assert whole.returncode == 0
     assert whole.stdout.splitlines()[-1] == "no damage found"
+    (saved / "trajectory_9_stray.pt").write_bytes(b"")
+    lines = ostinato("inspect", saved).stdout.splitlines()
+    assert lines[0] == str(saved)
+    assert any(line.startswith("1 trajectory file not in the index") and "stray" in line for line in lines)
 
 
 def test_verify_names_each_damaged_file_and_exits_with_1(saved: Path) -> None:
