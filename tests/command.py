@@ -10,7 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
-__all__ = ["START", "run_here", "run_process"]
+__all__ = ["START", "fails", "run_here", "run_process"]
 
 START = "from ostinato.cli.main import main; main()"
 _PLAIN = {"COLUMNS": "200", "TERM": "dumb"}
@@ -39,3 +39,12 @@ def run_here(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]
         except SystemExit as end:
             code = int(end.code or 0)
     return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
+
+
+def fails(status: int, words: str, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Check that a command prints nothing but one error that has some words, and return what it did."""
+    done = run_here(*arguments, **env)
+    message = " ".join(done.stderr.replace("│", "").split())  # without its frame and its line breaks
+    assert (done.returncode, done.stdout, words in message) == (status, "", True), (arguments, done.stderr)
+    assert status == 2 or done.stderr.count("\n") == 1, done.stderr
+    return done

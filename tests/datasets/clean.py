@@ -23,6 +23,7 @@ __all__ = ["ARM", "CLEAN", "arm", "episode_table", "fill", "locomotion", "tables
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+TOP, WRIST = "observation.images.top", "observation.images.wrist"
 ARM: builders.Features = {"observation.state": ("float32", (8,)), "action": ("float32", (7,))}
 
 
@@ -115,21 +116,23 @@ def episode_table(folder: Path, change: Callable[[list[dict[str, Any]]], None]) 
 
 def _v3_arm(folder: Path) -> Path:
     lengths = [60, 45, 80, 52]
-    builders.lerobot_v3(folder, lengths=lengths, features=ARM, cameras={"observation.images.top": (32, 32)}, fps=30)
+    builders.lerobot_v3(folder, lengths=lengths, features=ARM, cameras={TOP: (32, 32)}, fps=30)
     fill(folder, arm(lengths))
     return folder
 
 
 def _v3_paused_camera(folder: Path) -> Path:
-    """A robot that stands still for a while: its camera shows the same picture, as it should."""
+    """A robot that stands still for a while: its camera shows the same picture, as it should; then in a dark room."""
     lengths = [60, 50]
-    builders.lerobot_v3(folder, lengths=lengths, features=ARM, cameras={"observation.images.top": (32, 32)})
+    builders.lerobot_v3(folder, lengths=lengths, features=ARM, cameras={TOP: (32, 32)})
     values = arm(lengths)
     state = values["observation.state"].copy()
     state[10:55] = state[10]
     frames = builders.pictures(60, 32, 32)
     frames[10:55] = frames[10]
-    later = builders.pictures(50, 32, 32, seed=4)
+    later = np.zeros((50, 32, 32, 3), np.uint8)  # a dark room with a small light that moves
+    for row, frame in enumerate(later):
+        frame[10:14, row // 2 : row // 2 + 4] = 255
     path = folder / "videos/observation.images.top/chunk-000/file-000.mp4"
     builders.write_video(path, np.concatenate([frames, later]), fps=10)
     fill(folder, {**values, "observation.state": state})
@@ -150,11 +153,11 @@ def _d4rl(path: Path, lengths: list[int], values: dict[str, Array], *, terminal:
     import h5py
 
     last = builders.last_rows(lengths)
-    with h5py.File(path.with_suffix(".hdf5"), "w") as file:
+    with h5py.File(path, "w") as file:
         for name, array in values.items():
             file[name] = array
         file["terminals"], file["timeouts"] = last & terminal, last & (not terminal)
-    return path.with_suffix(".hdf5")
+    return path
 
 
 def _cartpole(path: Path) -> Path:
@@ -232,31 +235,29 @@ def _ranks(folder: Path) -> Path:
     return folder
 
 
-TOP, WRIST = "observation.images.top", "observation.images.wrist"
-CAMERA = {TOP: (32, 32)}
 CLEAN: dict[str, Callable[[Path], Path]] = {
     "v3-small": lambda p: builders.lerobot_v3(p, lengths=[1, 2, 1, 3]).path,
     "v3-two-cameras": lambda p: (
         builders.lerobot_v3(
             p,
             cameras={TOP: (32, 32), WRIST: (48, 32)},
+            images={"observation.images.a": (16, 24)},
             features=builders.EVERY_KIND,
             episodes_per_video={TOP: 3, WRIST: 1},
+            fixed_lists=False,
         ).path
     ),
-    "v3-pictures": lambda p: (
-        builders.lerobot_v3(
-            p, images={"observation.images.a": (16, 24)}, features=builders.EVERY_KIND, fixed_lists=False
-        ).path
-    ),
-    "v3-b-frames": lambda p: (
-        builders.lerobot_v3(p, cameras=CAMERA, b_frames=2, keyframes=9, fps=25, skipped_frames={TOP: 4}).path
-    ),
-    "v3-hevc": lambda p: builders.lerobot_v3(p, cameras={TOP: (64, 64)}, codec="libx265").path,
-    "v3-av1": lambda p: builders.lerobot_v3(p, cameras={TOP: (64, 64)}, codec="libsvtav1").path,
     "v3-many-files": lambda p: (
         builders.lerobot_v3(
-            p, lengths=[5] * 9, episodes_per_file=2, episodes_per_video=4, files_per_chunk=2, cameras=CAMERA
+            p,
+            lengths=[5] * 9,
+            episodes_per_video=4,
+            files_per_chunk=2,
+            cameras={TOP: (32, 32)},
+            b_frames=2,
+            keyframes=9,
+            fps=25,
+            skipped_frames={TOP: 4},
         ).path
     ),
     "v3-arm": _v3_arm,
@@ -264,26 +265,21 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
     "v3-zero-rewards": _v3_rewards,
     "v21-chunks": lambda p: (
         builders.lerobot_v21(
-            p, lengths=[4] * 7, episodes_per_chunk=3, cameras=CAMERA, fps=30, features=builders.EVERY_KIND
+            p, lengths=[4] * 7, episodes_per_chunk=3, cameras={TOP: (64, 64)}, codec="libsvtav1", fps=30
         ).path
     ),
     "minari": lambda p: builders.minari_dataset(p).path,
     "minari-arrow": lambda p: builders.minari_dataset(p, data_format="arrow", observation="dict").path,
     "minari-parquet": lambda p: builders.minari_dataset(p, data_format="parquet", action="discrete").path,
-    "d4rl": lambda p: builders.d4rl_hdf5(p.with_suffix(".hdf5")).path,
-    "d4rl-no-timeouts": lambda p: builders.d4rl_hdf5(p.with_suffix(".hdf5"), timeouts=False).path,
+    "d4rl": lambda p: builders.d4rl_hdf5(p, timeouts=False).path,
     "d4rl-locomotion": lambda p: _d4rl(p, [1000, 400, 700], locomotion([1000, 400, 700]), terminal=False),
     "cartpole": _cartpole,
     "grid-world": _grid_world,
-    "robomimic": lambda p: (
-        builders.robomimic_hdf5(p.with_suffix(".hdf5"), lengths=[3] * 11, cameras={"top": (16, 16)}).path
-    ),
-    "robomimic-arm": lambda p: _robomimic_arm(p.with_suffix(".hdf5")),
+    "robomimic-arm": _robomimic_arm,
     "ranks": _ranks,
     "checkpoint": _checkpoint,
     "zarr-2": lambda p: builders.diffusion_zarr(p).path,
-    "zarr-3": lambda p: builders.diffusion_zarr(p, zarr_format=3, picture_dtype="float32").path,
-    "zarr-zip": lambda p: builders.diffusion_zarr(p.with_suffix(".zarr.zip")).path,
+    "zarr-zip": lambda p: builders.diffusion_zarr(p.with_suffix(".zip"), zarr_format=3, picture_dtype="float32").path,
     "zarr-pusht": _zarr_pusht,
 }
 """Name -> function that writes the dataset at a path and returns where it is."""

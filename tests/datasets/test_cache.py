@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import signal
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import DatasetStorage, open_dataset
+from ostinato.datasets import decoded as decoded_files
 from ostinato.datasets.cache import RowCache
 from ostinato.datasets.video import VideoFiles
 from ostinato.durable import files
@@ -26,10 +28,12 @@ from ostinato.errors import (
     StorageMemoryError,
 )
 
+from ..processes import CONTEXT
 from .builders import Model, lerobot_v3
 from .samples import check_processes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
@@ -37,10 +41,18 @@ LENGTHS = (17, 12, 21)
 ROWS = sum(LENGTHS)
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Model:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A dataset with two cameras; not to be changed."""
     cameras = {TOP: (32, 48), WRIST: (24, 32)}
-    return lerobot_v3(tmp_path / "data", lengths=LENGTHS, cameras=cameras, keyframes=5, b_frames=1)
+    folder = tmp_path_factory.mktemp("written") / "data"
+    return lerobot_v3(folder, lengths=LENGTHS, cameras=cameras, keyframes=5, b_frames=1)
+
+
+@pytest.fixture
+def model(written: Model, tmp_path: Path) -> Model:
+    """A copy of it."""
+    return dataclasses.replace(written, path=shutil.copytree(written.path, tmp_path / "data"))
 
 
 def agrees(dataset: DatasetStorage, model: Model, rows: Any) -> bool:
@@ -96,15 +108,15 @@ def test_the_rows_used_least_recently_leave() -> None:
 
 
 @pytest.mark.parametrize("max_bytes", [1, 60_000, 1 << 30])
-def test_frames_are_right_with_any_budget(model: Model, max_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_are_right_with_any_budget(written: Model, max_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = decoded(monkeypatch)
-    dataset = open_dataset(model.path, max_bytes=max_bytes, num_threads=2)
+    dataset = open_dataset(written.path, max_bytes=max_bytes, num_threads=2)
     generator = np.random.default_rng(0)
-    for size in generator.integers(1, 20, 30):
-        assert agrees(dataset, model, generator.integers(0, ROWS, size))
-    assert agrees(dataset, model, np.arange(ROWS))
+    for size in generator.integers(1, 20, 12):
+        assert agrees(dataset, written, generator.integers(0, ROWS, size))
+    assert agrees(dataset, written, np.arange(ROWS))
     count = len(jobs)
-    assert agrees(dataset, model, np.arange(ROWS)[::-1].copy())
+    assert agrees(dataset, written, np.arange(ROWS)[::-1].copy())
     assert (len(jobs) == count) == (max_bytes == 1 << 30), "frames that are kept are not decoded again"
     dataset.close()
 
@@ -113,7 +125,7 @@ MEMORY = """
 import sys, numpy as np, psutil, torch
 from pathlib import Path
 from tests.datasets.videos import pictures, write_video
-from tests.datasets.test_video import Spans, say
+from tests.datasets.test_video import following, say
 from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.open import Reading
 from ostinato.datasets.video import VideoColumn
@@ -121,7 +133,7 @@ path = Path(sys.argv[1])
 write_video(path, pictures(40, 240, 320), fps=30, keyframes=2, codec="mpeg4")
 budget = 96 << 20  # of 221 MB of frames
 reading = Reading(BlockCache(1), 2, 1e-4)
-spans = Spans(torch.tensor([40]), torch.zeros(1, dtype=torch.float64), 30)
+spans = following(40)
 generator = np.random.default_rng(0)
 films = [VideoColumn([path], spans, (3, 240, 320), say, reading, 30) for _ in range(24)]
 draw = lambda: torch.from_numpy((generator.integers(0, 32, 2)[:, None] + np.arange(8)).ravel())
@@ -148,11 +160,10 @@ def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
     assert resident < 1.1 + 20 / 96  # batches and decoders take memory of their own, too
 
 
-# -- every row once ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["memory", "disk"])
-def test_every_row_is_decoded_once(model: Model, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_is_decoded_once(model: Model, kind: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
+    (tmp_path / "t").mkdir()
     jobs = decoded(monkeypatch)
     dataset = open_dataset(model.path, cache=kind, max_bytes=1)
     assert agrees(dataset, model, np.array([3, 40, 3, 18]))
@@ -162,74 +173,80 @@ def test_every_row_is_decoded_once(model: Model, kind: Any, monkeypatch: pytest.
     assert len(jobs) == count
     dataset.close()
     assert agrees(dataset, model, np.arange(ROWS))
+    assert any((tmp_path / "t").iterdir()) == (kind == "disk")
+    del dataset
+    assert not list((tmp_path / "t").iterdir()), "temporary files are removed"
+
+
+def in_a_fork(work: Callable[[], bool]) -> bool:
+    """Whether work in a forked process returns true."""
+    process = os.fork()
+    if not process:
+        done = False
+        try:
+            done = work()
+        finally:
+            os._exit(0 if done else 1)
+    return os.waitpid(process, 0)[1] == 0
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
-def test_copies_and_other_processes_share_the_rows(model: Model, kind: Any) -> None:
+def test_copies_and_other_processes_share_the_rows(written: Model, kind: Any) -> None:
     names = (TOP, "observation.state")
-    columns = {name: model.columns[name] for name in names}
-    check_processes(open_dataset(model.path, cache=kind, fields=list(names)), columns)
-    dataset = open_dataset(model.path, cache=kind)
-    process = os.fork()
-    if not process:
-        os._exit(0 if agrees(dataset, model, np.arange(5, 30)) else 1)
-    assert os.waitpid(process, 0)[1] == 0
+    check_processes(
+        open_dataset(written.path, cache=kind, fields=list(names)), {name: written.columns[name] for name in names}
+    )
+    dataset = open_dataset(written.path, cache=kind)
+    assert in_a_fork(lambda: agrees(dataset, written, np.arange(5, 30)))
     column: Any = dataset.contents.columns[TOP,]
     assert column.filled.nonzero().flatten().tolist() == list(range(5, 30))
-    assert agrees(dataset, model, np.arange(ROWS))
+    assert agrees(dataset, written, np.arange(ROWS))
 
 
-def test_rows_on_disk_persist(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "cache"
-    dataset = open_dataset(model.path, cache="disk", cache_dir=folder)
+def test_rows_on_disk_persist_for_one_process(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(**options: Any) -> DatasetStorage:
+        return open_dataset(model.path, cache="disk", cache_dir=tmp_path / "cache", **options)
+
+    def is_refused() -> bool:
+        with pytest.raises(DirectoryInUseError, match="used by another process"):
+            opened()
+        return True
+
+    dataset = opened()
     assert agrees(dataset, model, np.arange(0, 30))
     dataset.close()
     del dataset
     jobs = decoded(monkeypatch)
-    dataset = open_dataset(model.path, cache="disk", cache_dir=folder)
+    dataset = opened()
     assert agrees(dataset, model, np.arange(0, 30))
     assert not jobs
     assert agrees(dataset, model, np.arange(ROWS))
     assert jobs
-    again = open_dataset(model.path, cache="disk", cache_dir=folder, fields=[WRIST])  # in the same process
-    np.testing.assert_array_equal(again[:][WRIST].numpy(), model.columns[WRIST])
+    for again in (opened(fields=[WRIST]), opened(fields=[WRIST])):  # in the same process
+        np.testing.assert_array_equal(again[:][WRIST].numpy(), model.columns[WRIST])
+    del again
+    assert in_a_fork(is_refused), "one of three datasets is still open"
 
 
-def test_temporary_files_are_removed(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
-    (tmp_path / "t").mkdir()
-    dataset = open_dataset(model.path, cache="disk")
-    assert agrees(dataset, model, np.arange(9))
-    assert list((tmp_path / "t").iterdir())
-    del dataset
-    assert not list((tmp_path / "t").iterdir())
-
-
-KILLED = """
-import sys, numpy as np, torch
-import ostinato.datasets.decoded as decoded
-from ostinato import open_dataset
-decoded._FLUSH_BYTES = 20_000
-dataset = open_dataset(sys.argv[1], cache="disk", cache_dir=sys.argv[2])
-generator = np.random.default_rng(0)
-print("open", flush=True)
-while True:
-    dataset[torch.from_numpy(generator.integers(0, len(dataset), 3))]
-    print("batch", flush=True)
-"""
+def read_forever(path: Path, folder: Path, told: Any) -> None:
+    """Decode rows in another process, which tells of each batch."""
+    decoded_files._FLUSH_BYTES = 20_000
+    dataset = open_dataset(path, cache="disk", cache_dir=folder)
+    generator = np.random.default_rng(0)
+    while True:
+        told.send(None)
+        dataset[torch.from_numpy(generator.integers(0, len(dataset), 3))]
 
 
 def test_a_killed_process_leaves_no_wrong_row(model: Model, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    command = [sys.executable, "-c", KILLED, str(model.path), str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
-        with pytest.raises(DirectoryInUseError, match="used by another process"):
-            open_dataset(model.path, cache="disk", cache_dir=folder)
-        for _ in range(60):
-            assert process.stdout.readline() == "batch\n"
-        process.send_signal(signal.SIGKILL)
+    heard, told = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=read_forever, args=(model.path, folder, told))
+    process.start()
+    for _ in range(30):
+        assert heard.recv() is None
+    process.kill()
+    process.join()
     dataset = open_dataset(model.path, cache="disk", cache_dir=folder)
     column: Any = dataset.contents.columns[TOP,]
     rows = column.filled.nonzero().flatten().numpy()
@@ -239,23 +256,16 @@ def test_a_killed_process_leaves_no_wrong_row(model: Model, tmp_path: Path) -> N
 
 
 def test_a_changed_dataset_and_other_directories_are_refused(model: Model, tmp_path: Path) -> None:
-    folder = tmp_path / "cache"
-    dataset = open_dataset(model.path, cache="disk", cache_dir=folder)
-    assert agrees(dataset, model, np.arange(4))
-    del dataset
     video = next(model.path.rglob("*.mp4"))
     status = video.stat()
-    os.utime(video, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    with pytest.raises(CheckpointError, match="have changed since"):
-        open_dataset(model.path, cache="disk", cache_dir=folder)
-    os.utime(video, ns=(status.st_atime_ns, status.st_mtime_ns))
-    for path in (model.path / "meta", model.path / "meta" / "info.json"):
-        open_dataset(path, cache="disk", cache_dir=tmp_path / path.name)
-        os.utime(video, ns=(status.st_atime_ns, status.st_mtime_ns - 1))
-        with pytest.raises(CheckpointError, match="have changed"):
-            open_dataset(path, cache="disk", cache_dir=tmp_path / path.name)
+    for path in (model.path, model.path / "meta", model.path / "meta" / "info.json"):
+        folder = tmp_path / f"cache of {path.name}"
+        open_dataset(path, cache="disk", cache_dir=folder)
+        os.utime(video, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+        with pytest.raises(CheckpointError, match="have changed since"):
+            open_dataset(path, cache="disk", cache_dir=folder)
         os.utime(video, ns=(status.st_atime_ns, status.st_mtime_ns))
-    open_dataset(model.path, cache="disk", cache_dir=folder)
+        open_dataset(path, cache="disk", cache_dir=folder)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("important")
     with pytest.raises(OptionError, match=r"thesis\.txt"):
@@ -263,7 +273,7 @@ def test_a_changed_dataset_and_other_directories_are_refused(model: Model, tmp_p
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.txt"]
 
 
-def test_damaged_files_of_the_cache(model: Model, tmp_path: Path) -> None:
+def test_damaged_files_of_the_cache(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cache"
 
     def fill() -> None:
@@ -273,11 +283,15 @@ def test_damaged_files_of_the_cache(model: Model, tmp_path: Path) -> None:
 
     fill()
     rows = next(folder.glob("observation_images_top*.bin"))
+    marks = rows.with_name(f"{rows.name}.rows")
     rows.write_bytes(rows.read_bytes()[:-100])  # cut short: its rows are decoded again
+    short, sizes = rows.stat().st_size, list[int]()
+    monkeypatch.setattr(files, "fsync_dir", lambda _: sizes.append(0 if marks.exists() else rows.stat().st_size))
     fill()
+    assert short in sizes, "the disk knows that no row is kept before the file is made anew"
+    monkeypatch.undo()
     rows.unlink()
     fill()
-    marks = rows.with_name(f"{rows.name}.rows")
     marks.write_bytes(marks.read_bytes()[:-1] + b"\x00")
     with pytest.raises(DamagedFileError, match=r"\.rows is damaged: remove"):
         fill()
@@ -289,27 +303,28 @@ def test_damaged_files_of_the_cache(model: Model, tmp_path: Path) -> None:
 
 
 def test_too_little_memory_and_disk_are_said_at_once(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    written: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     psutil = pytest.importorskip("psutil")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
     with pytest.raises(StorageMemoryError, match=r'cache="memory" needs \d+ bytes .* 1000 bytes'):
-        open_dataset(model.path, cache="memory")
-    open_dataset(model.path, cache="memory", episodes=[0], fields=["timestamp"])
-    monkeypatch.setattr(files, "free_bytes", lambda _: 1000)
-    with pytest.raises(StorageMemoryError, match=r'cache="disk" needs \d+ bytes .* 1000 bytes'):
-        open_dataset(model.path, cache="disk", cache_dir=tmp_path / "cache")
-
-
-def test_options_that_do_not_apply_are_errors(model: Model, tmp_path: Path) -> None:
-    arrays: Any = {"x": torch.zeros(3)}
-    wrong: list[tuple[Any, dict[str, Any], str]] = [
-        (model.path, {"cache": "gpu"}, 'cache must be "memory", "disk" or None'),
-        (model.path, {"cache": "memory", "cache_dir": tmp_path}, 'cache_dir is for cache="disk"'),
-        (model.path, {"cache_dir": tmp_path}, 'cache_dir is for cache="disk"'),
-        (model.path, {"tolerance_s": "0.1"}, "tolerance_s must be a positive number"),
-        (arrays, {"cache": "memory", "episode_ends": [3]}, "is in memory already"),
-    ]
-    for source, options, message in wrong:
+        open_dataset(written.path, cache="memory")
+    open_dataset(written.path, cache="memory", episodes=[0], fields=["timestamp"])
+    need = ROWS * 3 * (32 * 48 + 24 * 32)
+    for free in (need - 1, need):
+        monkeypatch.setattr(files, "free_bytes", lambda _, free=free: free)
+        if free < need:
+            with pytest.raises(StorageMemoryError, match=rf'cache="disk" needs {need} bytes .* {free} bytes'):
+                open_dataset(written.path, cache="disk", cache_dir=tmp_path / "cache", fields=[TOP, WRIST])
+        else:
+            open_dataset(written.path, cache="disk", cache_dir=tmp_path / "cache", fields=[TOP, WRIST])
+    for options, message in (
+        ({"cache": "gpu"}, 'cache must be "memory", "disk" or None'),
+        ({"cache": "memory", "cache_dir": tmp_path}, 'cache_dir is for cache="disk"'),
+        ({"cache_dir": tmp_path}, 'cache_dir is for cache="disk"'),
+        ({"tolerance_s": "0.1"}, "tolerance_s"),
+    ):
         with pytest.raises(OptionError, match=message):
-            open_dataset(source, **options)
+            open_dataset(written.path, **options)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="is in memory already"):
+        open_dataset({"x": np.zeros(3)}, cache="memory", episode_ends=[3])

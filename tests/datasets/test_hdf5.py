@@ -22,7 +22,7 @@ from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source
 from ostinato.datasets.stored import Pieces
 from ostinato.errors import DamagedFileError, KindError, OptionError, UsageError
 
-from .builders import Model, d4rl_hdf5, robomimic_hdf5
+from .builders import Model, d4rl_hdf5, last_rows, robomimic_hdf5
 from .samples import check_processes, check_rows, flat
 
 if TYPE_CHECKING:
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def kept(model: Model) -> tuple[dict[Any, Any], list[int], np.ndarray[Any, Any]]:
+def kept(model: Model, *, following: bool) -> tuple[dict[Any, Any], list[int]]:
     """Leave out the last rows of episodes that were cut off, if the model does not know the observation after them."""
-    assert model.known_next is not None
-    stops = np.array(model.ends)
+    last = last_rows(model.lengths)
     done = model.columns["next", "done"]
-    terminated = model.columns.get(("next", "terminated"), done)
-    drop = np.zeros(len(done), bool)
-    drop[stops - 1] = ~terminated[stops - 1] & ~model.known_next[stops - 1]
-    lengths = np.array(model.lengths) - drop[stops - 1]
-    columns = {key: values[~drop] for key, values in model.columns.items()}
-    ends = np.cumsum(lengths[lengths > 0]) - 1
-    flag = columns["next", "terminated"] if ("next", "terminated") in columns else columns["next", "done"]
-    truncated = columns.get(("next", "truncated"), np.zeros_like(flag)).copy()
-    truncated[ends[~flag[ends]]] = True
-    columns["next", "truncated"], columns["next", "done"] = truncated, flag | truncated
-    columns["next", "terminated"] = flag
-    return columns, lengths[lengths > 0].tolist(), ~drop
+    stops = model.columns.get(("next", "terminated"), done)
+    keep = np.ones(len(last), bool) if following else ~last | stops
+    columns = {key: values[keep] for key, values in (model.columns | model.infos).items()}
+    counts = [int(part.sum()) for part in np.split(keep, model.ends[:-1])]
+    lengths = [count for count in counts if count]
+    columns["next", "terminated"] = stops[keep]
+    columns["next", "truncated"] = last_rows(lengths) & ~stops[keep]
+    columns["next", "done"] = last_rows(lengths)
+    if not following:  # the observation after the last row is its own
+        for key in [key for key in columns if key[:2] == ("next", "observation")]:
+            now = columns[key[1:] if len(key) > 2 else "observation"]
+            columns[key] = np.where(last[keep].reshape(-1, *[1] * (now.ndim - 1)), now, columns[key])
+    return columns, lengths
 
 
 # -- D4RL --------------------------------------------------------------------------------------------------------------
@@ -69,48 +69,42 @@ def test_d4rl_rows_are_those_of_the_file(
     model = d4rl_hdf5(
         tmp_path / "a.hdf5", lengths=lengths, terminated=terminated, next_observations=following, timeouts=timeouts
     )
-    columns, counts, keep = kept(model)
-    known = model.known_next[keep]  # type: ignore[index]
-    columns["next", "observation"][~known] = columns["observation"][~known]
-    columns |= {("info", name[6:]): values[keep] for name, values in model.infos.items()}
+    found, counts = kept(model, following=following)
+    columns = {("info", key[6:]) if key in model.infos else key: values for key, values in found.items()}
     dataset = open_dataset(model.path)
     check_rows(dataset, columns, counts)
     assert flat(dataset[:]).keys() == {(key,) if isinstance(key, str) else key for key in columns}
     assert dataset.metadata == {"algorithm": "SAC", "iteration": 100, "policy/fc0/weight": [[1.0] * 3] * 2}
     said = " ".join(dataset.assumptions)
     assert ("no timeouts" in said) == (not timeouts)
-    assert ("left out" in said) == (len(keep) > sum(counts))
+    assert ("left out" in said) == (sum(model.lengths) > sum(counts))
     assert ("its own observation" in said) == (not following)
     check_processes(open_dataset(model.path, max_bytes=100), columns)
 
 
-def test_d4rl_rows_after_the_last_flag_are_an_episode(tmp_path: Path) -> None:
-    model = d4rl_hdf5(tmp_path / "a.hdf5", lengths=(6, 4, 8), terminated=(0, 1))
-    with h5py.File(model.path, "a") as file:
-        file["timeouts"][...] = False
-    dataset = open_dataset(model.path)
-    assert dataset.episode_lengths.tolist() == [6, 4, 7]
-    assert "after the last flag (8 rows)" in dataset.assumptions[0]
-    assert dataset["next", "truncated"].nonzero().flatten().tolist() == [16]
-
-
-def test_d4rl_time_limits_are_given_where_the_file_has_none(tmp_path: Path) -> None:
+def test_d4rl_ends_that_no_flag_tells(tmp_path: Path) -> None:
     model = d4rl_hdf5(tmp_path / "a.hdf5", lengths=(5, 3, 5, 5, 2), terminated=(1, 4), timeouts=False)
     dataset = open_dataset(model.path, max_episode_steps=5)
     assert dataset.episode_lengths.tolist() == [4, 3, 4, 4, 2]
     assert "after 5 steps, as max_episode_steps says" in dataset.assumptions[0]
-    whole = d4rl_hdf5(tmp_path / "b.hdf5")
-    with pytest.raises(OptionError, match="has timeouts, which say where"):
-        open_dataset(whole.path, max_episode_steps=5)
     with pytest.raises(OptionError, match="at least 1"):
         open_dataset(model.path, max_episode_steps=0)
     with pytest.raises(OptionError, match=r"filter_key is for robomimic, got filter_key='train' .* D4RL"):
         open_dataset(model.path, filter_key="train")
+    whole = d4rl_hdf5(tmp_path / "b.hdf5", terminated=(0, 1))
+    with pytest.raises(OptionError, match="has timeouts, which say where"):
+        open_dataset(whole.path, max_episode_steps=5)
+    with h5py.File(whole.path, "a") as file:
+        file["timeouts"][...] = False
+    dataset = open_dataset(whole.path)
+    assert dataset.episode_lengths.tolist() == [6, 4, 7]
+    assert "after the last flag (8 rows)" in dataset.assumptions[0]
+    assert dataset["next", "truncated"].nonzero().flatten().tolist() == [16]
     with pytest.raises(OptionError, match="mapping of arrays"):
         open_dataset({"a": torch.zeros(3)}, episode_ends=[3], max_episode_steps=3)
 
 
-def test_d4rl_other_arrays_are_kept_or_named(tmp_path: Path) -> None:
+def test_other_arrays_are_kept_or_named(tmp_path: Path) -> None:
     model = d4rl_hdf5(tmp_path / "a.hdf5", next_observations=True)
     with h5py.File(model.path, "a") as file:
         file["qpos"] = np.arange(18)[:, None]
@@ -120,6 +114,16 @@ def test_d4rl_other_arrays_are_kept_or_named(tmp_path: Path) -> None:
     dataset = open_dataset(model.path)
     check_rows(dataset, {"qpos": np.arange(18)[:, None], ("extra", "deep"): np.arange(18, dtype="i4")}, model.lengths)
     assert [line.split()[0] for line in dataset.assumptions] == ["notes", "start"]
+    model = robomimic_hdf5(tmp_path / "b.hdf5")
+    with h5py.File(model.path, "a") as file:
+        for n, length in enumerate(model.lengths):
+            file[f"data/demo_{n}/datagen_info/target"] = np.full((length, 2), n)
+            file[f"data/demo_{n}/source"] = b"human"
+        file["data/demo_1/late"] = np.zeros(model.lengths[1])
+    dataset = open_dataset(model.path)
+    target = np.repeat(np.arange(3), model.lengths)[:, None].repeat(2, 1)
+    check_rows(dataset, {("datagen_info", "target"): target}, model.lengths)
+    assert [line.split()[0] for line in dataset.assumptions[:2]] == ["late", "source"]
 
 
 def test_hdf5_objects_are_opened(tmp_path: Path) -> None:
@@ -144,28 +148,47 @@ def test_hdf5_objects_are_opened(tmp_path: Path) -> None:
         open_dataset(file)
 
 
-def test_hdf5_files_that_were_cut_short_or_changed_are_named(tmp_path: Path) -> None:
-    model = d4rl_hdf5(tmp_path / "a.hdf5", lengths=(600,), next_observations=True)
-    content = model.path.read_bytes()
-    with h5py.File(model.path) as file:
-        place = file["observations"].id.get_chunk_info(0).byte_offset
-    damaged = bytearray(content)
-    damaged[place : place + 200] = os.urandom(200)
-    model.path.write_bytes(damaged)
-    dataset = open_dataset(model.path)
-    with pytest.raises(DamagedFileError, match=r"a.hdf5, observations cannot be read, rows \["):
-        dataset["observation"]
-    for share in (0.2, 0.7, 0.99):
-        model.path.write_bytes(content[: int(len(content) * share)])
-        with pytest.raises(DamagedFileError, match=r"a.hdf5 is not a whole HDF5 file: .*truncated"):
-            open_dataset(model.path)
-    model.path.write_bytes(b"text")
-    with pytest.raises(KindError, match="not recognized"):
-        open_dataset(model.path)
-
-
-def damaged(path: Path, table: list[tuple[str, Any, str]], inside: str = "") -> None:
+@pytest.mark.parametrize(
+    ("make", "inside", "table"),
+    [
+        (
+            d4rl_hdf5,
+            "",
+            [
+                ("rewards", None, "a.hdf5 has no rewards"),
+                ("terminals", None, "a.hdf5 has no terminals"),
+                ("observations", None, "a.hdf5 has no observations"),
+                ("actions", np.zeros((17, 2)), r"a.hdf5, actions has the shape \[17, 2\].*18 rows"),
+                ("timeouts", np.zeros(17, bool), r"a.hdf5, timeouts has the shape \[17\]"),
+                ("terminals", np.repeat([0, np.nan], [4, 14]), "a.hdf5, terminals, row 4: a flag must be 0 or 1"),
+                ("timeouts", np.full(18, 2), "a.hdf5, timeouts, row 0"),
+                ("terminals", np.zeros((18, 2), bool), "one flag per row"),
+                ("infos/qpos", np.zeros((17, 2)), r"a.hdf5, infos/qpos has 17 rows, but observations has 18"),
+                ("observations", np.float32(3), "observations is one value"),
+                ("observations", np.zeros((0, 3)), "has no rows"),
+                ("rewards", [b"x"] * 18, "rewards.*tensors cannot have"),
+            ],
+        ),
+        (
+            robomimic_hdf5,
+            "data/demo_1/",
+            [
+                ("actions", None, "data/demo_1 has no actions"),
+                ("actions", np.zeros((0, 3)), "data/demo_1 has no actions: it has no rows"),
+                ("actions", np.zeros((5, 3)), "data/demo_1 has 5 actions, but its attribute num_samples says 4"),
+                ("rewards", np.zeros(3), "data/demo_1/rewards has 3 rows, but the demonstration has 4 actions"),
+                ("obs/object", np.zeros((5, 2)), "data/demo_1/obs/object has 5 rows"),
+                ("obs/object", None, "data/demo_1/obs/object is missing"),
+                ("obs/object", np.zeros((4, 3)), r"obs/object: rows are float64\[3\], those of data/demo_0"),
+                ("next_obs", None, "data/demo_1/next_obs/object is missing"),
+                ("dones", np.array([0, 0, np.nan, 1]), "data/demo_1/dones, row 2: a flag"),
+            ],
+        ),
+    ],
+)
+def test_damaged_files_are_named(make: Any, inside: str, table: list[tuple[str, Any, str]], tmp_path: Path) -> None:
     """Each array that is missing (None) or has other values is an error with words that name it."""
+    path = make(tmp_path / "a.hdf5").path
     content = path.read_bytes()
     for name, values, message in table:
         with h5py.File(path, "a") as file:
@@ -173,61 +196,31 @@ def damaged(path: Path, table: list[tuple[str, Any, str]], inside: str = "") -> 
             if values is not None:
                 file[inside + name] = values
         with pytest.raises((DamagedFileError, ValueError), match=message):
-            open_dataset(path)
+            open_dataset(path)[6]
         path.write_bytes(content)
-
-
-def test_damaged_d4rl_files_are_named(tmp_path: Path) -> None:
-    model = d4rl_hdf5(tmp_path / "a.hdf5")
-    damaged(
-        model.path,
-        [
-            ("rewards", None, "a.hdf5 has no rewards"),
-            ("terminals", None, "a.hdf5 has no terminals"),
-            ("observations", None, "a.hdf5 has no observations"),
-            ("actions", np.zeros((17, 2)), r"a.hdf5, actions has the shape \[17, 2\].*18 rows"),
-            ("rewards", np.zeros(19), r"a.hdf5, rewards has the shape \[19\].*18 rows"),
-            ("timeouts", np.zeros(17, bool), r"a.hdf5, timeouts has the shape \[17\]"),
-            ("terminals", np.repeat([0, np.nan], [4, 14]), "a.hdf5, terminals, row 4: a flag must be 0 or 1"),
-            ("timeouts", np.full(18, 2), "a.hdf5, timeouts, row 0"),
-            ("terminals", np.zeros((18, 2), bool), "one flag per row"),
-            ("infos/qpos", np.zeros((17, 2)), r"a.hdf5, infos/qpos has 17 rows, but observations has 18"),
-            ("observations", np.float32(3), "observations is one value"),
-            ("observations", np.zeros((0, 3)), "has no rows"),
-            ("rewards", [b"x"] * 18, "rewards.*tensors cannot have"),
-        ],
-    )
-    with h5py.File(model.path, "a") as file:  # objects are never loaded
-        del file["actions"]
-        actions = file.create_dataset("actions", 18, h5py.vlen_dtype(np.uint8))
+    with h5py.File(path, "a") as file:  # objects are never loaded
+        del file[f"{inside}actions"]
+        actions = file.create_dataset(f"{inside}actions", 18 if not inside else 4, h5py.vlen_dtype(np.uint8))
         actions[0] = np.frombuffer(b"cos\nsystem\n(S'false'\ntR.", np.uint8)
-    with pytest.raises(ValueError, match="actions has the dtype object"):
+    with pytest.raises(ValueError, match="object"):
+        open_dataset(path)[6]
+
+
+def test_files_that_were_cut_short_or_changed_are_named(tmp_path: Path) -> None:
+    model = d4rl_hdf5(tmp_path / "a.hdf5", lengths=(600,), next_observations=True)
+    content = model.path.read_bytes()
+    with h5py.File(model.path) as file:
+        place = file["observations"].id.get_chunk_info(0).byte_offset
+    model.path.write_bytes(content[:place] + bytes(range(200)) + content[place + 200 :])
+    with pytest.raises(DamagedFileError, match=r"a.hdf5, observations cannot be read, rows \["):
+        open_dataset(model.path)["observation"]
+    for share in (0.2, 0.7, 0.99):
+        model.path.write_bytes(content[: int(len(content) * share)])
+        with pytest.raises(DamagedFileError, match=r"a.hdf5 is not a whole HDF5 file: .*truncated"):
+            open_dataset(model.path)
+    model.path.write_bytes(b"text")
+    with pytest.raises(KindError, match="not recognized"):
         open_dataset(model.path)
-
-
-def test_damaged_robomimic_files_are_named(tmp_path: Path) -> None:
-    model = robomimic_hdf5(tmp_path / "a.hdf5")
-    damaged(
-        model.path,
-        [
-            ("actions", None, "data/demo_1 has no actions"),
-            ("actions", np.zeros((0, 3)), "data/demo_1 has no actions: it has no rows"),
-            ("actions", np.zeros((5, 3)), "data/demo_1 has 5 actions, but its attribute num_samples says 4"),
-            ("rewards", np.zeros(3), "data/demo_1/rewards has 3 rows, but the demonstration has 4 actions"),
-            ("obs/object", np.zeros((5, 2)), "data/demo_1/obs/object has 5 rows"),
-            ("obs/object", None, "data/demo_1/obs/object is missing"),
-            ("next_obs", None, "data/demo_1/next_obs/object is missing"),
-            ("dones", np.array([0, 0, np.nan, 1]), "data/demo_1/dones, row 2: a flag"),
-        ],
-        "data/demo_1/",
-    )
-    with h5py.File(model.path, "a") as file:
-        del file["data/demo_1/obs/object"]
-        file["data/demo_1/obs/object"] = np.zeros((4, 3))
-    dataset = open_dataset(model.path)
-    assert dataset[:6]["action"].shape == (6, 3)
-    with pytest.raises(DamagedFileError, match=r"data/demo_1/obs/object: rows are float64\[3\], those of data/demo_0"):
-        dataset[6]
 
 
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=4), st.none() | st.integers(1, 64))
@@ -278,14 +271,9 @@ ELEVEN = (3, 1, 2, 4, 1, 2, 3, 5, 2, 1, 4, 6)
 @pytest.mark.parametrize(("following", "cameras"), [(True, {}), (False, {"front": (12, 16)})])
 def test_robomimic_rows_are_those_of_the_file(tmp_path: Path, following: bool, cameras: Any) -> None:
     model = robomimic_hdf5(tmp_path / "a.hdf5", lengths=ELEVEN, next_observations=following, cameras=cameras)
-    columns, counts, _ = kept(model)
-    known = model.known_next
-    assert known is not None
-    for key in [key for key in columns if key[:2] == ("next", "observation")]:
-        columns[key] = columns[key].copy()
-        columns[key][~known] = columns[key[1:]][~known]
+    columns, counts = kept(model, following=following)
     dataset = open_dataset(model.path)
-    check_rows(dataset, columns | model.infos, counts)
+    check_rows(dataset, columns, counts)
     check_processes(open_dataset(model.path, max_bytes=3000), columns)
     assert counts == list(ELEVEN)
     assert dataset.metadata["env_args"]["env_name"] == "Lift"
@@ -335,16 +323,3 @@ def test_robomimic_demonstrations_that_are_not_done_were_cut_off(tmp_path: Path)
     assert dataset["next", "truncated"].nonzero().flatten().tolist() == [2, 4, 8]
     assert not dataset["next", "terminated"].any()
     assert "no dones" in dataset.assumptions[0]
-
-
-def test_robomimic_other_arrays_are_kept_or_named(tmp_path: Path) -> None:
-    model = robomimic_hdf5(tmp_path / "a.hdf5")
-    with h5py.File(model.path, "a") as file:
-        for n, length in enumerate(model.lengths):
-            file[f"data/demo_{n}/datagen_info/target"] = np.full((length, 2), n)
-            file[f"data/demo_{n}/source"] = b"human"
-        file["data/demo_1/late"] = np.zeros(model.lengths[1])
-    dataset = open_dataset(model.path)
-    target = np.repeat(np.arange(3), model.lengths)[:, None].repeat(2, 1)
-    check_rows(dataset, {("datagen_info", "target"): target}, model.lengths)
-    assert [line.split()[0] for line in dataset.assumptions[:2]] == ["late", "source"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,62 +31,29 @@ if TYPE_CHECKING:
 
 def mapping(lengths: list[int], *, flags: str = "", seed: int = 0) -> dict[str, Any]:
     """Rows that hold their own number, with flags of a kind."""
-    rows, ends = sum(lengths), np.cumsum(lengths)
+    rows, last = sum(lengths), last_rows(lengths)
     data: dict[str, Any] = {
         "observation": np.arange(rows * 3, dtype=np.float32).reshape(rows, 3),
         "row": np.arange(rows),
     }
-    last = np.isin(np.arange(rows), ends - 1)
     stops = last & (np.random.default_rng(seed).random(rows) < 0.5)
     if flags == "next":
         data["next"] = {"terminated": stops, "truncated": last & ~stops, "done": last, "reward": np.ones(rows)}
     elif flags == "terminated":
         data["terminated"] = stops
-    return data | {"episode_ends": ends}
+    return data | {"episode_ends": np.cumsum(lengths)}
 
 
 def buffer(**options: Any) -> ReplayBuffer:
     return ReplayBuffer(**{"storage": LazyTensorStorage(500), "batch_size": 8, **options})
 
 
-@pytest.mark.parametrize("make", [ReplayBuffer, TensorDictReplayBuffer])
-def test_a_dataset_without_flags_gets_them(make: Callable[..., ReplayBuffer]) -> None:
-    for name, options in (("done", {}), ("last", {"sampler": SliceSampler(slice_len=2, end_key="last")})):
-        rb = make(storage=LazyTensorStorage(100), batch_size=8, **options)
-        assert rb.load_dataset(mapping([4, 1, 3])) == 8
-        assert rb["row"].tolist() == list(range(8))
-        assert rb[name].tolist() == [False, False, False, True, True, False, False, True]
-
-
-def test_flags_of_the_dataset_stay_as_they_are() -> None:
-    data = mapping([5, 7, 2, 6], flags="next")
-    rb = buffer()
-    assert rb.load_dataset(data, batch_rows=3, fields={"obs": "observation", "next": "next"}) == 20
-    for name in ("terminated", "truncated", "done"):
-        assert rb["next", name].tolist() == data["next"][name].tolist()
-    assert rb["next", "reward"].dtype is torch.float64
-    assert sorted(rb[:]) == ["next", "obs"]
-    data = mapping([3, 3, 3, 3], flags="terminated", seed=1)
-    assert data["terminated"].any()
-    rb = buffer()
-    rb.load_dataset(data)
-    assert rb["terminated"].tolist() == data["terminated"].tolist()
-    assert rb["truncated"].tolist() == (last_rows([3] * 4) & ~data["terminated"]).tolist()
-
-
-def test_a_cut_truncates_and_does_not_terminate() -> None:
-    rb = buffer()
-    assert rb.load_dataset(mapping([5, 5], flags="next"), rows=[0, 1, 6, 7]) == 4
-    assert rb["next", "done"].tolist() == [False, True, False, True]
-    assert rb["next", "truncated"].tolist() == [False, True, False, True]
-    assert not rb["next", "terminated"].any()
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_any_selection_in_any_chunks(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(9))
+def test_any_selection_in_any_chunks_gets_flags_where_it_cuts(seed: int) -> None:
     random = np.random.default_rng(seed)
-    lengths = random.integers(1, 9, random.integers(1, 9)).tolist()
-    data = mapping(lengths, flags=["", "next", "terminated"][seed % 3], seed=seed)
+    lengths = random.integers(1, 9, random.integers(2, 9)).tolist()
+    flags = ["", "next", "terminated"][seed % 3]
+    data = mapping(lengths, flags=flags, seed=seed)
     episode = np.repeat(np.arange(len(lengths)), lengths)
     picked = random.permutation(len(lengths))[: random.integers(1, len(lengths) + 1)].tolist()
     rows = np.concatenate([np.flatnonzero(episode == number) for number in picked])
@@ -97,12 +63,22 @@ def test_any_selection_in_any_chunks(seed: int) -> None:
     starts = np.flatnonzero(kept)
     cut = np.ones(expected.shape[0], bool)
     cut[:-1] = (starts[1:] != starts[:-1] + 1) | (episode[expected[1:]] != episode[expected[:-1]])
-    rb = buffer(sampler=SliceSampler(slice_len=3, strict_length=False))
+    end_key = "last" if seed == 0 else ("next", "done") if flags == "next" else "done"
+    make = TensorDictReplayBuffer if seed > 5 else ReplayBuffer
+    episodes = Episodes(end_key="last") if seed == 0 else Episodes()
+    rb = make(storage=LazyTensorStorage(500), episodes=episodes, batch_size=8)
     chunk = int(random.integers(1, 12))
     written = rb.load_dataset(data, episodes=picked, rows=torch.from_numpy(kept), batch_rows=chunk)
     assert written == expected.shape[0]
     assert rb["row"].tolist() == expected.tolist()
     assert np.array_equal(rb["observation"].numpy(), data["observation"][expected])
+    if flags != "terminated":
+        assert rb[end_key].tolist() == cut.tolist()
+    if flags:
+        stops = (data["next"] if flags == "next" else data)["terminated"][expected]
+        path = ("next",) if flags == "next" else ()
+        assert rb[*path, "terminated"].tolist() == stops.tolist()
+        assert rb[*path, "truncated"].tolist() == (cut & ~stops).tolist(), "a cut does not terminate"
     assert rb._engine.tracker is not None
     spans = rb._engine.tracker.table(rb.storage).episodes()
     assert spans.rows.tolist() == np.diff(np.flatnonzero(cut), prepend=-1).tolist()
@@ -134,29 +110,15 @@ def test_more_rows_than_fit(storage: Callable[[int], Any]) -> None:
     assert sorted(int(rb[i]["row"]) for i in range(8)) == list(range(1, 9))
 
 
-def test_buffers_that_cannot_be_written() -> None:
-    data = mapping([4, 5])
-    with pytest.raises(UsageError, match="read-only, its storage is DatasetStorage"):
-        ReplayBuffer(storage=open_dataset(data)).load_dataset(data)
-    with pytest.raises(UsageError, match="read-only, its writer is ImmutableDatasetWriter"):
-        buffer(writer=ImmutableDatasetWriter()).load_dataset(data)
-    with pytest.raises(UsageError, match="ndim=2"):
-        buffer(storage=LazyTensorStorage(100, ndim=2)).load_dataset(data)
-
-
-def test_an_unfinished_episode_is_not_continued() -> None:
-    rb = buffer()
-    rb.extend({"row": torch.arange(3), "done": torch.zeros(3, dtype=torch.bool)})
-    data = mapping([2, 2])
-    with pytest.raises(UsageError, match="newest episode in the buffer has not ended"):
-        rb.load_dataset(data, fields=["row"])
-    assert len(rb) == 3
-    rb.extend({"row": torch.arange(1), "done": torch.ones(1, dtype=torch.bool)})
-    assert rb.load_dataset(data, fields=["row"]) == 4
-
-
-def test_trajectory_ids_do_not_join_pieces() -> None:
+def test_buffers_that_cannot_be_written_or_go_on_wrongly() -> None:
     data = {"row": np.arange(6), "episode": np.array([0, 0, 0, 1, 1, 1]), "episode_ends": [3, 6]}
+    for rb, words in (
+        (ReplayBuffer(storage=open_dataset(data)), "read-only, its storage is DatasetStorage"),
+        (buffer(writer=ImmutableDatasetWriter()), "read-only, its writer is ImmutableDatasetWriter"),
+        (buffer(storage=LazyTensorStorage(100, ndim=2)), "ndim=2"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            rb.load_dataset(data)
     rb = buffer(sampler=SliceSampler(slice_len=2, traj_key="episode"))
     with pytest.raises(SchemaError, match="trajectory id 1 in 'episode'"):
         rb.load_dataset(data, rows=[0, 3, 5])
@@ -164,6 +126,13 @@ def test_trajectory_ids_do_not_join_pieces() -> None:
     with pytest.raises(SchemaError, match="trajectory id 0 in 'episode'"):
         rb.load_dataset(data)
     assert len(rb) == 6
+    rb = buffer()
+    rb.extend({"row": torch.arange(3), "done": torch.zeros(3, dtype=torch.bool)})
+    with pytest.raises(UsageError, match="newest episode in the buffer has not ended"):
+        rb.load_dataset(data, fields=["row"])
+    assert len(rb) == 3
+    rb.extend({"row": torch.arange(1), "done": torch.ones(1, dtype=torch.bool)})
+    assert rb.load_dataset(data, fields=["row"]) == 6
 
 
 def test_wrong_options_and_sources() -> None:
@@ -185,30 +154,8 @@ def test_wrong_options_and_sources() -> None:
     assert len(rb) == 0
 
 
-def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("ostinato.durable.progress._WAIT_S", 0.0)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    buffer().load_dataset(mapping([4, 6]), batch_rows=4)
-    assert "load dataset" in capsys.readouterr().err
-    buffer().load_dataset(mapping([4, 6]), batch_rows=4, progress=False)
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.usefixtures("every_step")
-def test_progress_counts_rows_and_another_writer_is_noticed() -> None:
-    rb, seen = buffer(), []
-
-    def write(done: int, total: int) -> None:
-        seen.append((done, total))
-        if done == 8:
-            rb.extend({key: value[:1] for key, value in rb[:].items()})
-
-    with pytest.raises(UsageError, match="another thread wrote"):
-        rb.load_dataset(mapping([4, 9]), batch_rows=4, progress=write)
-    assert seen[:3] == [(0, 13), (4, 13), (8, 13)]
-
-
-def test_an_error_says_how_many_rows_were_written() -> None:
+def test_an_error_says_how_many_rows_were_written_and_another_writer_is_noticed() -> None:
     def fail(batch: Any) -> Any:
         if int(batch["row"][0]) >= 4:
             msg = "no more"
@@ -220,6 +167,9 @@ def test_an_error_says_how_many_rows_were_written() -> None:
     with pytest.raises(ValueError, match="no more") as caught:
         rb.load_dataset(mapping([4, 6]), batch_rows=4)
     assert caught.value.__notes__ == ["load_dataset: 4 of 10 rows were written before"]
+    other = buffer()
+    with pytest.raises(UsageError, match="another thread wrote"):
+        other.load_dataset(mapping([4, 9]), batch_rows=4, progress=lambda done, _: done and other.extend(other[:1]))
 
 
 # -- buffers as datasets -----------------------------------------------------------------------------------------------
@@ -245,27 +195,33 @@ def test_a_ring_is_copied_in_the_order_of_time(kind: str) -> None:
 
 def test_environments_are_copied_one_after_the_other() -> None:
     rows = torch.arange(20).reshape(5, 4)
-    data = {"row": rows, "done": torch.zeros(5, 4, dtype=torch.bool)}
-    data["done"][2] = True
-    rb = buffer()
+    done = torch.arange(5)[:, None].expand(5, 4) == 2
     source = TensorDictReplayBuffer(storage=LazyTensorStorage(24, ndim=2), batch_size=4, dim_extend=0)
-    source.extend(TensorDict(data, [5, 4]))
+    source.extend(TensorDict({"row": rows, "done": done}, [5, 4]))
+    rb = buffer()
     assert rb.load_dataset(source) == 20
-    order = rb["row"].tolist()
-    ends = torch.nonzero(rb["done"]).flatten().tolist()
-    pieces = [order[a:b] for a, b in zip([0, *(e + 1 for e in ends[:-1])], [e + 1 for e in ends], strict=True)]
-    expected = [[env + 4 * step for step in span] for span in (range(3), range(3, 5)) for env in range(4)]
-    assert sorted(pieces) == sorted(expected)
+    ends = torch.nonzero(rb["done"]).flatten() + 1
+    pieces = sorted(piece.tolist() for piece in rb["row"].tensor_split(ends)[:-1])
+    assert pieces == sorted(part[:, env].tolist() for part in (rows[:3], rows[3:]) for env in range(4))
 
 
-def test_a_single_copy_of_observations_is_read_as_two() -> None:
+def test_a_single_copy_of_observations_is_read_as_two_and_fields_are_left_out() -> None:
     source = buffer(storage=LazyTensorStorage(50, single_copy=True))
-    obs = torch.randn(13, 3)
-    done = torch.tensor([False] * 5 + [True] + [False] * 5 + [True])
-    source.extend({"observation": obs[:-1], "next": {"observation": obs[1:] + done[:, None], "done": done}})
+    obs, done = torch.arange(39.0).view(13, 3), torch.arange(12) % 6 == 5
+    following = obs[1:] + done[:, None]
+    source.extend({"observation": obs[:-1], "next": {"observation": following, "done": done}})
     rb = buffer()
     rb.load_dataset(source)
-    assert torch.equal(rb["next", "observation"], obs[1:] + done[:, None])
+    assert torch.equal(rb["next", "observation"], following)
+    rb, objects = buffer(), buffer()
+    objects.extend({**steps(0, 3, ends=(2,)), "note": [None, b"x", "y"]})
+    ragged = buffer(storage=RaggedTensorStorage(10, ragged="tokens", layout="padded"))
+    ragged.extend({**steps(0, 3, ends=(2,)), "tokens": [torch.zeros(n + 1) for n in range(3)]})
+    for other, words in ((objects, "Python objects"), (ragged, "another length")):
+        with pytest.raises(SchemaError, match=words):
+            rb.load_dataset(other)
+        assert rb.load_dataset(other, fields={"row": "row", "done": "done"}) == 3
+    assert rb["row"].tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_buffers_over_datasets_shared_ones_and_text_are_sources() -> None:
@@ -295,18 +251,3 @@ def test_a_dataset_on_disk_is_copied_frame_by_frame(tmp_path: Path) -> None:
     assert list(rb[:]["task"]) == [model.tasks[row] for row in rows]
     steps = rb.sample()["frame_index"].reshape(-1, 3)
     assert torch.equal(steps[:, 1:] - steps[:, :-1], torch.ones(8, 2, dtype=torch.int64))
-
-
-def test_fields_of_any_kind_can_be_left_out() -> None:
-    source = buffer()
-    source.extend({**steps(0, 3, ends=(2,)), "note": [None, b"x", "y"]})
-    rb = buffer()
-    with pytest.raises(SchemaError, match="Python objects"):
-        rb.load_dataset(source)
-    assert rb.load_dataset(source, fields=["row", "done"]) == 3
-    ragged = buffer(storage=RaggedTensorStorage(10, ragged="tokens", layout="padded"))
-    ragged.extend({**steps(0, 3, ends=(2,)), "tokens": [torch.zeros(n + 1) for n in range(3)]})
-    with pytest.raises(SchemaError, match="another length"):
-        rb.load_dataset(ragged)
-    assert rb.load_dataset(ragged, fields={"row": "row", "done": "done"}) == 3
-    assert rb["row"].tolist() == [0, 1, 2, 0, 1, 2]

@@ -16,6 +16,8 @@ pytest.importorskip("h5py")
 pytest.importorskip("pyarrow")
 
 import h5py
+import pyarrow as pa
+import pyarrow.parquet as pq
 from gymnasium import spaces
 from minari import MinariDataset
 from minari.data_collector import EpisodeBuffer
@@ -31,26 +33,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def write(folder: Path, space: Any, episodes: list[dict[str, Any]], kind: str, *, jpeg: bool = False) -> Path:
+def write(folder: Path, space: Any, observations: list[Any], lengths: list[int], kind: str, **options: Any) -> Path:
     """Write episodes with Minari's own storage."""
     (folder / "data").mkdir(parents=True)
     action = spaces.Box(-1, 1, (1,), np.float32)
-    storage = MinariStorage.new(folder / "data", space, action, data_format=kind, jpeg_encoding=jpeg)
+    storage = MinariStorage.new(folder / "data", space, action, data_format=kind, **options)
     storage.update_metadata({"dataset_id": folder.name, "minari_version": "0.5.3"})
-    buffers = []
-    for number, episode in enumerate(episodes):
-        steps = episode.pop("steps")
-        buffers.append(
+    storage.update_episodes(
+        [
             EpisodeBuffer(
                 id=number,
+                observations=seen,
                 actions=np.full((steps, 1), number, np.float32),
                 rewards=np.arange(steps, dtype=np.float64),
                 terminations=np.arange(steps) == steps - 1,
                 truncations=np.zeros(steps, bool),
-                **episode,
+                infos={},
             )
-        )
-    storage.update_episodes(buffers)
+            for number, (seen, steps) in enumerate(zip(observations, lengths, strict=True))
+        ]
+    )
     return folder
 
 
@@ -97,62 +99,29 @@ def test_objects_and_their_filtered_episodes_are_used(tmp_path: Path) -> None:
         open_dataset(whole.filter_episodes(lambda episode: False))
 
 
-def test_every_path_of_a_dataset_opens_it(tmp_path: Path) -> None:
-    model = minari_dataset(tmp_path / "a-v0")
-    for path in (model.path, model.path / "data", model.path / "data" / "main_data.hdf5", str(model.path)):
-        check_rows(open_dataset(path), model.columns, model.lengths)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "metadata.json").write_text("[1")
-    with pytest.raises(KindError, match="not recognized"):
-        open_dataset(tmp_path / "other")
-
-
 @pytest.mark.parametrize("kind", ["hdf5", "arrow"])
-def test_tuples_and_text(tmp_path: Path, kind: str) -> None:
+def test_tuples_texts_and_jpeg_pictures(tmp_path: Path, kind: str) -> None:
     box = spaces.Box(-9, 9, (2,), np.float32)
     space = spaces.Dict({"pair": spaces.Tuple((box, spaces.Discrete(5))), "mission": spaces.Text(20)})
-    missions = [["go left"] * 3 + ["go right"], ["wait", "wait", "é"]]
+    texts = [*["go left"] * 3, "go right", "wait", "wait", "é"]
     values = np.random.default_rng(0).random((7, 2), np.float32)
-    parts: list[dict[str, Any]] = [
-        {
-            "steps": stop - start - 1,
-            "observations": {"pair": (values[start:stop], np.arange(start, stop) % 5), "mission": texts},
-            "infos": {},
-        }
-        for start, stop, texts in ((0, 4, missions[0]), (4, 7, missions[1]))
+    parts = [
+        {"pair": (values[part], np.arange(7)[part] % 5), "mission": texts[part]} for part in (slice(4), slice(4, 7))
     ]
-    dataset = open_dataset(write(tmp_path / "a-v0", space, parts, kind))
-    now, after = [0, 1, 2, 4, 5], [1, 2, 3, 5, 6]
-    columns = {
-        ("observation", "pair", "0"): values[now],
-        ("next", "observation", "pair", "0"): values[after],
-        ("observation", "pair", "1"): np.array(now) % 5,
-        ("next", "observation", "pair", "1"): np.array(after) % 5,
-    }
+    dataset = open_dataset(write(tmp_path / "a-v0", space, parts, [3, 2], kind, jpeg_encoding=False))
+    columns: dict[Any, Any] = {}
+    for side, rows in (((), [0, 1, 2, 4, 5]), (("next",), [1, 2, 3, 5, 6])):
+        columns[*side, "observation", "pair", "0"] = values[rows]
+        columns[*side, "observation", "pair", "1"] = np.array(rows) % 5
+        assert dataset[*side, "observation", "mission"] == [texts[i] for i in rows]
     check_rows(dataset, columns, [3, 2])
-    texts = [*missions[0], *missions[1]]
-    assert dataset["observation", "mission"] == [texts[i] for i in now]
-    assert dataset["next", "observation", "mission"] == [texts[i] for i in after]
-
-
-@pytest.mark.parametrize("kind", ["hdf5", "arrow"])
-def test_jpeg_pictures_are_decoded_as_minari_decodes_them(tmp_path: Path, kind: str) -> None:
-    space = spaces.Box(0, 255, (40, 36, 3), np.uint8)
-    parts: list[dict[str, Any]] = [
-        {
-            "steps": steps,
-            "observations": np.random.default_rng(steps).integers(0, 255, (steps + 1, 40, 36, 3), np.uint8),
-            "infos": {},
-        }
-        for steps in (11, 3)
-    ]
-    path = write(tmp_path / "a-v0", space, parts, kind, jpeg=True)
+    pictures = list(np.split(np.random.default_rng(0).integers(0, 255, (16, 40, 36, 3), np.uint8), [12]))
+    path = write(
+        tmp_path / "b-v0", spaces.Box(0, 255, (40, 36, 3), np.uint8), pictures, [11, 3], kind, jpeg_encoding=True
+    )
     expected = [episode.observations for episode in MinariDataset(path / "data")]
-    columns = {
-        "observation": np.concatenate([x[:-1] for x in expected]),
-        ("next", "observation"): np.concatenate([x[1:] for x in expected]),
-    }
-    check_rows(open_dataset(path), columns, [11, 3])
+    now, after = (np.concatenate([x[part] for x in expected]) for part in (slice(-1), slice(1, None)))
+    check_rows(open_dataset(path), {"observation": now, ("next", "observation"): after}, [11, 3])
 
 
 def test_infos_that_are_no_columns_are_named(tmp_path: Path) -> None:
@@ -172,53 +141,65 @@ def test_infos_that_are_no_columns_are_named(tmp_path: Path) -> None:
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 
-def test_files_that_lack_something_are_not_opened_or_read(tmp_path: Path) -> None:
-    model = minari_dataset(tmp_path / "a-v0")
-    path = model.path / "data" / "main_data.hdf5"
-    content = path.read_bytes()
-
-    def damage(name: str, values: Any) -> None:
-        path.write_bytes(content)
-        with h5py.File(path, "a") as file:
-            del file[name]
-            if values is not None:
-                file[name] = values
-
-    for name, values, message in (
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
         ("episode_1", None, r"main_data.hdf5: episode_1 has no actions, observations, rewards"),
         ("episode_2/rewards", None, "episode_2 has no rewards"),
         ("episode_0/observations", None, "episode_0 has no observations"),
         ("episode_1/rewards", np.zeros(0), "episode_1 has no steps"),
         ("episode_0/observations", np.zeros((6, 3)), r"observations has the shape \[6, 3\].*7 rows"),
         ("episode_0/actions", [b"x"] * 6, "actions"),
-    ):
-        damage(name, values)
-        with pytest.raises((DamagedFileError, SchemaError), match=message):
-            open_dataset(model.path)
-    for name, values, message in (
-        ("observations", np.zeros((4, 3)), r"episode_1/observations.*\[4, 3\].*5 rows"),
-        ("observations", np.zeros((5, 4)), r"episode_1/observations.*\[4\].*\[3\]"),
-        ("observations", np.zeros((5, 3), "f"), "episode_1/observations.*float32"),
-        ("terminations", np.zeros(3, bool), "episode_1/terminations.*4 rows"),
-        ("infos/qpos", np.zeros((4, 2)), "episode_1/infos/qpos.*5 rows"),
-    ):
-        damage(f"episode_1/{name}", values)
-        dataset = open_dataset(model.path)
-        assert dataset[:6]["action"].shape == (6, 2)
-        with pytest.raises(DamagedFileError, match=message):
-            dataset[:]
-        dataset.close()
+        ("episode_1/observations", np.zeros((4, 3)), r"episode_1/observations.*\[4, 3\].*5 rows"),
+        ("episode_1/observations", np.zeros((5, 4)), r"episode_1/observations.*\[4\].*\[3\]"),
+        ("episode_1/observations", np.zeros((5, 3), "f"), "episode_1/observations.*float32"),
+        ("episode_1/terminations", np.zeros(3, bool), "episode_1/terminations.*4 rows"),
+        ("episode_1/infos/qpos", np.zeros((4, 2)), "episode_1/infos/qpos.*5 rows"),
+    ],
+)
+def test_files_that_lack_something_are_not_opened_or_read(tmp_path: Path, name: str, values: Any, message: str) -> None:
+    path = minari_dataset(tmp_path / "a-v0").path
+    with h5py.File(path / "data" / "main_data.hdf5", "a") as file:
+        del file[name]
+        if values is not None:
+            file[name] = values
+    with pytest.raises((DamagedFileError, SchemaError), match=message):
+        open_dataset(path)[:]
 
 
-def test_a_file_that_was_cut_short_is_named(tmp_path: Path) -> None:
+def test_damaged_files_and_metadata_are_named(tmp_path: Path) -> None:
     model = minari_dataset(tmp_path / "a-v0")
-    path = model.path / "data" / "main_data.hdf5"
-    content = path.read_bytes()
+    for path in (model.path / "data", model.path / "data" / "main_data.hdf5"):
+        check_rows(open_dataset(path), model.columns, model.lengths)
+    path = model.path / "data" / "metadata.json"
+    metadata = json.loads(path.read_text())
+    table: list[tuple[str, Any, str]] = [
+        ("observation_space", None, r"no observation_space.*runs code of others"),
+        ("action_space", '{"type": "Box"}', "action_space cannot be read"),
+        ("data_format", "csv", "data_format is 'csv'"),
+        ("total_episodes", 4, "episode_3 has no"),
+        ("total_episodes", "4", "total_episodes"),
+        ("total_steps", 17, "metadata.json says 17 steps; the episodes have 18, all used."),
+        ("total_episodes", 2, "metadata.json has 2 episodes; 1 more are left out."),
+    ]
+    for name, value, message in table:
+        path.write_text(json.dumps({key: v for key, v in {**metadata, name: value}.items() if v is not None}))
+        if message.startswith("metadata"):
+            assert open_dataset(model.path).assumptions[0] == message
+        else:
+            with pytest.raises(DamagedFileError, match=message):
+                open_dataset(model.path)
+    path.write_text("[1")
+    with pytest.raises(KindError, match="not recognized"):
+        open_dataset(model.path)
+    path.write_text(json.dumps(metadata))
+    file = model.path / "data" / "main_data.hdf5"
+    content = file.read_bytes()
     for share in (0.3, 0.999):
-        path.write_bytes(content[: int(len(content) * share)])
+        file.write_bytes(content[: int(len(content) * share)])
         with pytest.raises(DamagedFileError, match=r"main_data.hdf5 is not a whole HDF5 file: .*truncated"):
             open_dataset(model.path)
-    path.unlink()
+    file.unlink()
     with pytest.raises(DamagedFileError, match=r"main_data.hdf5 is missing"):
         open_dataset(model.path)
 
@@ -240,7 +221,8 @@ def test_a_file_that_is_being_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
 def test_damaged_episodes_of_arrow_are_named(tmp_path: Path, kind: str) -> None:
     model = minari_dataset(tmp_path / "a-v0", data_format=kind)
-    file = next((model.path / "data" / "1").glob(f"*.{kind}"))
+    folder = model.path / "data" / "1"
+    file = next(folder.glob(f"*.{kind}"))
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
     dataset = open_dataset(model.path)
@@ -250,33 +232,16 @@ def test_damaged_episodes_of_arrow_are_named(tmp_path: Path, kind: str) -> None:
     shutil.copy(next((model.path / "data" / "0").glob(f"*.{kind}")), file)
     with pytest.raises(DamagedFileError, match=r"data/1: .* has 7 rows, but metadata.json says 4 steps, which need 5"):
         dataset[6]
+    if kind == "parquet":
+        file.write_bytes(content)
+        table = pq.read_table(file)
+        at, wide = table.column_names.index("actions"), pa.array([[0.0] * 3] * len(table), pa.list_(pa.float32(), 3))
+        pq.write_table(table.set_column(at, "actions", wide), file)
+        with pytest.raises(DamagedFileError, match=r"data/1, actions.*\[2\] is expected"):
+            dataset[6]
     file.unlink()
     with pytest.raises(DamagedFileError, match=f"data/1 has no {kind} file"):
         dataset[6]
-    (model.path / "data" / "1" / "metadata.json").write_text("{}")
+    (folder / "metadata.json").write_text("{}")
     with pytest.raises(DamagedFileError, match=r"1/metadata.json does not tell the steps"):
         open_dataset(model.path)
-
-
-def test_metadata_is_checked(tmp_path: Path) -> None:
-    model = minari_dataset(tmp_path / "a-v0")
-    path = model.path / "data" / "metadata.json"
-    metadata = json.loads(path.read_text())
-
-    def opened(**changes: Any) -> Any:
-        kept = {key: value for key, value in {**metadata, **changes}.items() if value is not None}
-        path.write_text(json.dumps(kept))
-        return open_dataset(model.path)
-
-    with pytest.raises(DamagedFileError, match=r"no observation_space.*runs code of others"):
-        opened(observation_space=None)
-    with pytest.raises(DamagedFileError, match="action_space cannot be read"):
-        opened(action_space='{"type": "Box"}')
-    with pytest.raises(DamagedFileError, match="data_format is 'csv'"):
-        opened(data_format="csv")
-    with pytest.raises(DamagedFileError, match="episode_3 has no"):
-        opened(total_episodes=4)
-    with pytest.raises(DamagedFileError, match="total_episodes"):
-        opened(total_episodes="4")
-    assert opened(total_steps=17).assumptions == ("metadata.json says 17 steps; the episodes have 18, all used.",)
-    assert opened(total_episodes=2).assumptions[0] == "metadata.json has 2 episodes; 1 more are left out."

@@ -12,121 +12,70 @@ import torch
 from ostinato import Trajectory, TrajectoryReplayBuffer, open_dataset
 from ostinato.errors import CheckpointError, DamagedFileError, SchemaError
 
+from ..unit.trajectories.rollouts import rollout, serials
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def rollout(number: int, steps: int = 6, envs: int = 2, *, extra_rows: bool = False) -> Trajectory:
-    """A trajectory whose values say where they come from."""
-    random = np.random.default_rng(number)
-    serial = torch.arange(steps * envs).reshape(steps, envs) + 1000 * number
-    stops = torch.from_numpy(random.random((steps, envs)) < 0.2)
-    cuts = torch.from_numpy(random.random((steps, envs)) < 0.2) & ~stops
-
-    def flags(values: torch.Tensor) -> torch.Tensor:
-        values = values.unsqueeze(-1)
-        return torch.cat((torch.zeros_like(values[:1]), values)) if extra_rows else values
-
-    states = serial.float().unsqueeze(-1).expand(steps, envs, 3).contiguous()
-    images = (serial % 251).to(torch.uint8)[..., None, None, None].expand(steps, envs, 4, 4, 3).contiguous()
-    return Trajectory(
-        max_episode_length=steps,
-        actions=states[..., :2].contiguous(),
-        rewards=serial.float().unsqueeze(-1),
-        terminations=flags(stops),
-        truncations=flags(cuts),
-        dones=flags(stops | cuts),
-        prev_logprobs=states[..., :2].contiguous(),
-        curr_obs={"states": states, "images": images},
-        next_obs={"states": states + 0.5, "images": images},
-        forward_inputs={"chains": states.contiguous()},
-        extra={"note": "text"},
-    )
-
-
-def write(path: Path, trajectories: list[Trajectory], **options: Any) -> None:
+def write(path: Path, *trajectories: Trajectory, **options: Any) -> None:
     with TrajectoryReplayBuffer(seed=0, auto_save=True, auto_save_path=path, **options) as rb:
-        rb.add_trajectories(trajectories)
+        rb.add_trajectories(list(trajectories))
 
 
-def model(trajectories: list[Trajectory]) -> dict[str, Any]:
-    """Rows one environment after the other, and the lengths of episodes."""
-    rows, lengths = [], []
-    for one in trajectories:
-        assert one.rewards is not None
-        assert one.dones is not None
-        steps, envs = one.rewards.shape[:2]
-        dones = one.dones[-steps:, :, 0]
-        for env in range(envs):
-            rows += one.rewards[:, env, 0].long().tolist()
-            ends = [step for step in range(steps) if dones[step, env] or step == steps - 1]
-            lengths += np.diff([-1, *ends]).tolist()
-    return {"serial": rows, "lengths": lengths}
-
-
-@pytest.mark.parametrize(("format_name", "extra_rows"), [("pt", True), ("safetensors", False)])
-def test_rows_follow_each_other_by_environment(tmp_path: Path, format_name: str, extra_rows: bool) -> None:
-    trajectories = [rollout(n, steps=4 + n, envs=1 + n % 3, extra_rows=extra_rows) for n in range(5)]
-    write(tmp_path, trajectories, trajectory_format=format_name)
-    expected = model(trajectories)
+@pytest.mark.parametrize(("format_name", "epochs"), [("pt", 1), ("safetensors", 0)])
+def test_rows_follow_each_other_by_rank_and_environment(tmp_path: Path, format_name: str, epochs: int) -> None:
+    sizes = [(number, 4 + number, 1 + number % 3) for number in range(5)]
+    trajectories = [rollout(*size, epochs=epochs) for size in sizes]
+    for rank, part in ((0, slice(2)), (2, slice(2, 3)), (10, slice(3, None))):
+        write(tmp_path / f"rank_{rank}", *trajectories[part], trajectory_format=format_name)
+    columns = [serials(*size)[:, env, 0] for size in sizes for env in range(size[2])]
+    serial = torch.cat(columns)
+    flags = {"done": serial % 2 == 1, "terminated": serial % 3 == 0, "truncated": serial % 5 == 0}
+    last = torch.cat([part == part[-1] for part in columns])
+    ends = last | flags["done"] | flags["terminated"] | flags["truncated"]
     dataset = pickle.loads(pickle.dumps(open_dataset(tmp_path)))
     assert dataset.format == "rlinf"
     assert {".".join(path) for path in dataset.schema.paths} == {
-        *("observation.states", "observation.images", "next.observation.states", "next.observation.images"),
+        *("observation.states", "observation.main_images", "next.observation.states"),
         *("next.reward", "next.terminated", "next.truncated", "next.done"),
-        *("action", "prev_logprobs", "forward_inputs.chains"),
+        *("action", "prev_logprobs", "prev_values", "forward_inputs.action"),
     }
-    assert dataset["next", "reward"][:, 0].long().tolist() == expected["serial"]
-    assert dataset.episode_lengths.tolist() == expected["lengths"]
-    serial = torch.tensor(expected["serial"])
-    assert torch.equal(dataset["observation", "states"][:, 0], serial.float())
-    assert torch.equal(dataset["next", "observation", "states"][:, 0], serial + 0.5)
-    assert torch.equal(dataset["observation", "images"][:, 0, 0, 0].long(), serial % 251)
-    assert torch.equal(dataset["action"][:, 1], serial.float())
-    assert torch.equal(dataset["forward_inputs", "chains"][:, 2], serial.float())
-    ends = dataset["next", "terminated"] | dataset["next", "truncated"]
-    assert torch.equal(ends, dataset["next", "done"])
+    assert dataset.episode_lengths.tolist() == np.diff(ends.nonzero().flatten(), prepend=-1).tolist()
+    expected: dict[Any, torch.Tensor] = {
+        ("next", "reward"): serial,
+        ("observation", "states"): serial,
+        ("next", "observation", "states"): serial + 0.5,
+        "action": serial,
+        "prev_values": serial,
+    }
+    for key, values in expected.items():
+        assert torch.equal(dataset[key][:, -1], values), key
+    assert torch.equal(dataset["forward_inputs", "action"][:, 1, 0], serial.double())
+    assert torch.equal(dataset["observation", "main_images"][:, 0, 0, 1].long(), (serial.long() + 1) % 251)
+    for name, values in flags.items():
+        assert torch.equal(dataset["next", name].flatten(), values), name
 
 
-def test_ranks_are_read_in_their_order(tmp_path: Path) -> None:
-    parts = [[rollout(0), rollout(1)], [rollout(2)], [rollout(3)]]
-    for rank, part in zip((0, 2, 10), parts, strict=True):
-        write(tmp_path / f"rank_{rank}", part)
-    dataset = open_dataset(tmp_path)
-    assert dataset["next", "reward"][:, 0].long().tolist() == model(sum(parts, []))["serial"]  # noqa: RUF017
-
-
-def test_pickled_trajectories_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, [rollout(0)], trajectory_format="pkl", allow_pickle=True)
-    with pytest.raises(CheckpointError, match="allow-pickle"):
-        open_dataset(tmp_path)
-
-
-def test_fields_that_differ_or_have_one_name(tmp_path: Path) -> None:
-    other = rollout(1)
-    other.versions = torch.zeros(6, 2, 1)
-    write(tmp_path / "more", [rollout(0), other])
-    dataset = open_dataset(tmp_path / "more")
+def test_fields_that_differ_and_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for name, values, message in (
+        ("versions", torch.zeros(6, 2, 1), ""),
+        ("actions", torch.zeros(6, 2, 7), "actions is float32"),
+        ("extra", {"action": torch.zeros(6, 2, 1)}, "two fields would be 'action'"),
+    ):
+        other = rollout(1, **{name: values})
+        write(tmp_path / name, *([other] if name == "extra" else [rollout(0), other]))
+        if message:
+            with pytest.raises(SchemaError, match=message):
+                open_dataset(tmp_path / name)
+    dataset = open_dataset(tmp_path / "versions")
     assert ("versions",) not in dataset.schema.paths
     assert any("versions" in sentence for sentence in dataset.assumptions)
-    other = rollout(1)
-    other.actions = torch.zeros(6, 2, 7)
-    write(tmp_path / "wide", [rollout(0), other])
-    with pytest.raises(SchemaError, match="actions is float32"):
-        open_dataset(tmp_path / "wide")
-    other = rollout(0)
-    other.extra = {"action": torch.zeros(6, 2, 1)}
-    write(tmp_path / "twice", [other])
-    with pytest.raises(SchemaError, match="two fields would be 'action'"):
-        open_dataset(tmp_path / "twice")
-
-
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    write(tmp_path, [rollout(0), rollout(1)])
-    file = next(tmp_path.glob("trajectory_1_*"))
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DamagedFileError, match="trajectory_1_"):
-        open_dataset(tmp_path)
-    file.unlink()
-    with pytest.raises(DamagedFileError, match="trajectory_1_"):
-        open_dataset(tmp_path)
+    write(tmp_path / "pkl", rollout(0), trajectory_format="pkl", allow_pickle=True)
+    with pytest.raises(CheckpointError, match="allow-pickle"):
+        open_dataset(tmp_path / "pkl")
+    file = next((tmp_path / "versions").glob("trajectory_1_*"))
+    for damage in (lambda: file.write_bytes(file.read_bytes()[:-100]), file.unlink):
+        damage()
+        with pytest.raises(DamagedFileError, match="trajectory_1_"):
+            open_dataset(tmp_path / "versions")

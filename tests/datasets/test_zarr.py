@@ -46,11 +46,10 @@ def test_every_number_is_that_of_the_arrays(tmp_path: Path, version: int, suffix
     check_processes(open_dataset(model.path, max_bytes=100), columns)
 
 
-@pytest.mark.parametrize(("version", "suffix"), [(2, ".zarr"), (3, ".zarr.zip")])
-def test_groups_are_opened(tmp_path: Path, version: int, suffix: str) -> None:
-    model = diffusion_zarr(tmp_path / f"a{suffix}", zarr_format=version)
-    store: Any = zarr.storage.ZipStore(model.path) if suffix.endswith("zip") else str(model.path)
-    check_rows(open_dataset(zarr.open_group(store, mode="r")), model.columns, model.lengths)
+@pytest.mark.parametrize("version", [2, 3])
+def test_groups_are_opened(tmp_path: Path, version: int) -> None:
+    model = diffusion_zarr(tmp_path / "a.zarr", zarr_format=version)
+    check_rows(open_dataset(zarr.open_group(str(model.path), mode="r")), model.columns, model.lengths)
     memory: dict[str, Any] = {}
     group = zarr.open_group(memory, mode="w", zarr_format=version)  # type: ignore[arg-type]
     for name, values in model.columns.items():
@@ -60,11 +59,10 @@ def test_groups_are_opened(tmp_path: Path, version: int, suffix: str) -> None:
     dataset = open_dataset(group)
     check_rows(dataset, model.columns, model.lengths)
     assert dataset.metadata == {"seed": [3, 4]}
-    outer = zarr.open_group(str(tmp_path / "b.zarr"), mode="w", zarr_format=2)
+    outer = zarr.open_group(str(tmp_path / "b.zarr"), mode="w", zarr_format=version)  # type: ignore[arg-type]
     outer.create_group("in")
-    if suffix == ".zarr":
-        shutil.copytree(model.path, tmp_path / "b.zarr" / "in" / "ner")
-        check_rows(open_dataset(outer["in/ner"]), model.columns, model.lengths)
+    shutil.copytree(model.path, tmp_path / "b.zarr" / "in" / "ner")
+    check_rows(open_dataset(outer["in/ner"]), model.columns, model.lengths)
     with pytest.raises(DamagedFileError, match=r"b.zarr has no meta/episode_ends"):
         open_dataset(tmp_path / "b.zarr")
 
@@ -133,7 +131,7 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path, suffix: str, where: st
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_damaged_chunks_are_named_when_they_are_read(tmp_path: Path, version: int) -> None:
+def test_damaged_files_are_named(tmp_path: Path, version: int) -> None:
     model = diffusion_zarr(tmp_path / "a.zarr", zarr_format=version)
     chunk = model.path / "data" / "state" / ("1.0" if version == 2 else "c/1/0")
     content = chunk.read_bytes()
@@ -146,23 +144,18 @@ def test_damaged_chunks_are_named_when_they_are_read(tmp_path: Path, version: in
     chunk.unlink()
     dataset = open_dataset(model.path)
     assert dataset.assumptions[0] == "1 of 4 chunks of data/state are not stored; Zarr reads their rows as 0.0."
-
-
-def test_damaged_descriptions_and_archives_are_named(tmp_path: Path) -> None:
-    model = diffusion_zarr(tmp_path / "a.zarr", zarr_format=2)
-    path = model.path / "data" / "state" / ".zarray"
+    path = model.path / "data" / "state" / (".zarray" if version == 2 else "zarr.json")
     text = path.read_text()
     path.write_text(text[:20])
     with pytest.raises(DamagedFileError, match=r"a.zarr: data/state: its description is not JSON"):
         open_dataset(model.path)
-    path.write_text(text.replace('"blosc"', '"unheard of"'))
-    with pytest.raises(DamagedFileError, match=r"data/state cannot be opened: .*unheard of.*codec"):
+    path.write_text(text.replace('"blosc"', '"unheard of"').replace('"zstd"', '"unheard of"'))
+    with pytest.raises(DamagedFileError, match=r"data/state cannot be opened: .*unheard of"):
         open_dataset(model.path)
-    archive = diffusion_zarr(tmp_path / "b.zarr.zip")
-    content = archive.path.read_bytes()
-    archive.path.write_bytes(content[: len(content) // 2])
+    archive = diffusion_zarr(tmp_path / "b.zarr.zip").path
+    archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
     with pytest.raises(DamagedFileError, match=r"b.zarr.zip is not a whole zip archive"):
-        open_dataset(archive.path)
+        open_dataset(archive)
     with zipfile.ZipFile(tmp_path / "c.zip", "w") as other:
         other.writestr("readme", "text")
     with pytest.raises(KindError, match="not recognized"):

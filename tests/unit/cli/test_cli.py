@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
-import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer
-from tests.command import START, run_here, run_process
+from tests.command import START, fails, run_here, run_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,33 +34,16 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-def test_version() -> None:
-    from importlib.metadata import version
-
-    import ostinato as package
-
-    assert package.__version__ == version("ostinato")
-    done = run_process("--version")
-    assert (done.returncode, done.stdout) == (0, f"ostinato {package.__version__}\n")
-    done = run_process("--version", start="import runpy; runpy.run_module('ostinato', run_name='__main__')")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"ostinato {package.__version__}\n", "")
-
-
-def test_an_interrupt_ends_quietly(saved: Path, tmp_path: Path) -> None:
+def test_an_interrupt_ends_quietly(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        pytest.skip("jobs in the background ignore interrupts, and so do the processes that they start")
-    arguments = ["view", str(saved), "--headless", "--output", str(tmp_path / "viz.png")]
-    command = [sys.executable, "-W", "ignore", "-c", START, *arguments]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for _ in range(4):
-            process.stdout.readline()  # the commands are shown: it waits for one
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "")
+
+    class Interrupted(io.StringIO):
+        def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin", Interrupted())
+    done = run_here("view", saved, "--headless", "--output", tmp_path / "viz.png")
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_a_pipe_that_is_closed_early_prints_no_traceback(saved: Path) -> None:
@@ -68,47 +52,53 @@ def test_a_pipe_that_is_closed_early_prints_no_traceback(saved: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-EACH = """
-import sys
-from ostinato.cli.main import main
-for line in {commands!r}:
-    sys.argv = ["ostinato", *line]
-    try:
-        main()
-    except SystemExit:
-        pass
-"""
 """Runs several commands in one process."""
 
 
 def test_output_that_is_no_terminal_has_no_colours_and_any_encoding(saved: Path) -> None:
-    commands = [["inspect", str(saved)], ["verify", str(saved)], ["--help"], ["inspect", "nowhere"]]
-    done = run_process(start=EACH.format(commands=commands), PYTHONIOENCODING="ascii", TERM="xterm-256color")
+    commands = [["inspect", str(saved)], ["verify", str(saved)], ["--version"], ["--help"], ["inspect", "nowhere"]]
+    start = f"""
+import runpy, sys
+for line in {commands!r}:
+    sys.argv = ["ostinato", *line]
+    try:
+        runpy.run_module("ostinato", run_name="__main__")
+    except SystemExit:
+        pass
+"""
+    done = run_process(start=start, PYTHONIOENCODING="ascii", TERM="xterm-256color")
     assert "4 of 100 rows" in done.stdout
+    assert f"ostinato {version('ostinato')}\n" in done.stdout
     assert "Usage" in done.stdout
     assert "nowhere" in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_wrong_usage_exits_with_2() -> None:
+def test_errors_are_one_line_and_wrong_usage_exits_with_2(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    pytest.importorskip("matplotlib")
     for arguments in (("fly",), ("inspect",), ("demo", "--seed", "-1"), ("demo", "--steps", "many")):
-        done = run_here(*arguments)
-        assert done.returncode == 2
-        assert "Traceback" not in done.stderr
+        assert "Traceback" not in fails(2, "", *arguments).stderr
+    done = fails(1, "a [red]wonder[/red]", "inspect", tmp_path / "a [red]wonder[/red]")  # what users name is no markup
+    assert done.stderr.startswith("error: there is no directory ")
+    (tmp_path / "file").write_text("mine")
+    fails(1, "", "demo", tmp_path / "file" / "inside")
+    for name in ("checkpoint", "demo.png", "report.json"):
+        (tmp_path / "file").rename(tmp_path / name)
+        fails(1, f"{name} exists: give --overwrite", "demo", tmp_path)
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
+        (tmp_path / name).rename(tmp_path / "file")
 
 
 def test_inspect_prints_every_field(saved: Path) -> None:
-    done = run_here("inspect", str(saved))
-    assert done.returncode == 0
-    lines = done.stdout.splitlines()
+    lines = run_here("inspect", str(saved)).stdout.splitlines()
     assert lines[0] == str(saved)
     assert lines[1].startswith("4 of 100 rows")
     assert "2 drawn" in lines[1]
-    obs = next(line.split() for line in lines if line.strip().startswith("obs"))
-    assert obs == ["obs", "float32[3]", "48", "B", "0", "5.5", "11", "0"]
-    reward = next(line.split() for line in lines if line.strip().startswith("next.reward"))
-    assert reward == ["next.reward", "float32", "16", "B", "0", "1", "2", "1"]
+    rows = {line.split()[0]: line.split() for line in lines if line.strip()}
+    assert rows["obs"] == ["obs", "float32[3]", "48", "B", "0", "5.5", "11", "0"]
+    assert rows["next.reward"] == ["next.reward", "float32", "16", "B", "0", "1", "2", "1"]
     report = json.loads(run_here("inspect", "--json", str(saved)).stdout)
     assert (report["rows"], report["capacity"], report["verified"]) == (4, 100, True)
     assert [field["name"] for field in report["fields"]] == ["obs", "next.reward"]
@@ -144,10 +134,7 @@ def flip_a_byte(saved: Path) -> Path:
 
 def test_a_damaged_file_is_one_red_line_and_exit_1(saved: Path) -> None:
     file = flip_a_byte(saved)
-    done = run_here("inspect", str(saved), FORCE_COLOR="1", TERM="xterm")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert file.name in done.stderr
-    assert done.stderr.count("\n") == 1
+    done = fails(1, file.name, "inspect", saved, FORCE_COLOR="1", TERM="xterm")
     assert done.stderr.startswith("\x1b[1;31merror: ")
 
 
@@ -200,24 +187,8 @@ def test_one_is_singular(tmp_path: Path) -> None:
     assert "1 of 1 row, 1 episode" in run_here("inspect", str(tmp_path / "one")).stdout
 
 
-def test_one_thing_has_one_name_in_every_command() -> None:
-    import typer
-
-    from ostinato.cli.commands import app
-
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    assert set(commands) == set(WORDS)
-    takes = {
-        name: " ".join(one.metavar for one in command.params if one.param_type_name == "argument")
-        for name, command in commands.items()
-    }
-    others = {"demo": "OUTPUT", "top": "NAME", **dict.fromkeys(("merge", "split", "convert"), "PATH OUTPUT")}
-    assert takes == {name: others.get(name, "PATH") for name in commands}
-    names = {option for command in commands.values() for one in command.params for option in one.opts}
-    assert {"--trajectory", "--plots", "--output-dir", "--source", "--num-chunks"}.isdisjoint(names)
-
-
 WORDS: dict[str, tuple[str, ...]] = {
+    "": ("demo", "inspect"),
     "demo": ("OUTPUT", "--overwrite", "--seed", "--steps", "--prioritized", "--n-step"),
     "inspect": ("--json", "--quick", "data/pusht"),
     "verify": ("PATH", "--json", "--allow-pickle"),
@@ -229,57 +200,28 @@ WORDS: dict[str, tuple[str, ...]] = {
     "convert": ("PATH", "OUTPUT", "--format", "--fields", "--overwrite"),
     "view": ("--replay-dir", "--camera", "--headless", "--save-image", "--no-display", "--web", "data/pusht"),
     "plot": ("--output", "report.png", "data/pusht"),
-    "top": (),
+    "top": ("NAME",),
 }
 
 
 def test_help_names_options_gives_an_example_and_fits_into_80_columns() -> None:
-    for command, words in {"": ("demo", "inspect"), **WORDS}.items():
-        done = run_here(*command.split(), "--help")
-        assert done.returncode == 0
+    for command, words in WORDS.items():
+        wide, narrow = (run_here(*command.split(), "--help", COLUMNS=columns).stdout for columns in ("200", "80"))
         for word in ("Usage", "Example", f"ostinato {command}", *words):
-            assert word in done.stdout, (command, word)
-        narrow = run_here(*command.split(), "--help", COLUMNS="80").stdout
+            assert word in wide, (command, word)
         assert "\N{HORIZONTAL ELLIPSIS}" not in narrow
         assert max(map(len, narrow.splitlines())) <= 80
 
 
-def test_errors_of_the_system_are_one_line_and_exit_1(tmp_path: Path) -> None:
-    done = run_here("inspect", str(tmp_path / "a [red]wonder[/red]"))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: there is no directory ")
-    assert "a [red]wonder[/red]" in done.stderr, "what users name is no markup"
-    assert done.stderr.count("\n") == 1
-    pytest.importorskip("gymnasium")
-    pytest.importorskip("matplotlib")
-    (tmp_path / "file").write_text("")
-    done = run_here("demo", str(tmp_path / "file" / "inside"))
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-
-
-@pytest.mark.parametrize("name", ["checkpoint", "demo.png", "report.json"])
-def test_the_demo_replaces_nothing_without_a_flag(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("gymnasium")
-    pytest.importorskip("matplotlib")
-    (tmp_path / name).write_text("mine")
-    done = run_here("demo", str(tmp_path))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"{name} exists: give --overwrite" in done.stderr
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
-
-
 @pytest.mark.parametrize(
-    ("missing", "arguments", "extra"),
-    [("typer", ("--help",), "cli"), ("rich.table", ("--help",), "cli"), ("gymnasium", ("demo",), "demo"),
-     ("matplotlib", ("demo",), "viz")],
-)  # fmt: skip
+    ("missing", "extra"), [("typer", "cli"), ("rich.table", "cli"), ("gymnasium", "demo"), ("matplotlib", "viz")]
+)
 def test_a_missing_extra_says_what_to_install(
-    missing: str, arguments: tuple[str, ...], extra: str, tmp_path: Path
+    missing: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = f"import sys; sys.modules[{missing!r}] = None\n{START}"
-    extra_arguments = (str(tmp_path / "out"),) if arguments == ("demo",) else ()
-    done = run_process(*arguments, *extra_arguments, start=start)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert f"pip install 'ostinato[{extra}]'" in done.stderr
+    monkeypatch.setitem(sys.modules, missing, None)
+    if extra == "cli":
+        for name in [name for name in sys.modules if name.startswith("ostinato.cli")]:
+            monkeypatch.delitem(sys.modules, name)
+    fails(1, f"pip install 'ostinato[{extra}]'", "demo", tmp_path / "out")
     assert not (tmp_path / "out").exists(), "nothing is written before the packages are found"

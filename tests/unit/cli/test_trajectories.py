@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ import torch
 
 from ostinato import LazyTensorStorage, ReplayBuffer, Trajectory, TrajectoryReplayBuffer, open_dataset
 from ostinato.tools import merge
+from tests.command import fails
 from tests.command import run_here as ostinato
+from tests.unit.tools.test_merge_split_convert import tree
 from tests.unit.trajectories.rollouts import files, rollout
 
 pytest.importorskip("typer")
+
+TORCHRL = Path(__file__).parents[2] / "data" / "torchrl_0_14"
 
 
 def answer(*arguments: object) -> Any:
@@ -23,11 +28,15 @@ def answer(*arguments: object) -> Any:
     return json.loads(done.stdout)
 
 
+def store(path: Path, *numbers: int, **options: Any) -> Path:
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, **options) as buffer:
+        buffer.add_trajectories([rollout(number, 3, 2) for number in numbers])
+    return path
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "saved") as buffer:
-        buffer.add_trajectories([rollout(number, 3, 2) for number in range(4)])
-    return tmp_path / "saved"
+    return store(tmp_path / "saved", *range(4))
 
 
 def test_sample_prints_keys_shapes_and_dtypes(saved: Path) -> None:
@@ -54,6 +63,10 @@ def test_inspect_and_verify(saved: Path) -> None:
     whole = ostinato("verify", saved)
     assert whole.returncode == 0
     assert whole.stdout.splitlines()[-1] == "no damage found"
+    (saved / "trajectory_9_stray.pt").write_bytes(b"")
+    lines = ostinato("inspect", saved).stdout.splitlines()
+    assert lines[0] == str(saved)
+    assert any(line.startswith("1 trajectory file not in the index") and "stray" in line for line in lines)
 
 
 def test_verify_names_each_damaged_file_and_exits_with_1(saved: Path) -> None:
@@ -62,7 +75,8 @@ def test_verify_names_each_damaged_file_and_exits_with_1(saved: Path) -> None:
     data[len(data) // 2] ^= 1  # one bit of a picture: sizes and headers still fit
     (saved / names[0]).write_bytes(data)
     (saved / names[2]).unlink()
-    (saved / "trajectory_9_stray.pt").write_bytes(b"")
+    for number in range(4):
+        (saved / f"trajectory_9_stray{number}.pt").write_bytes(b"")
     meta = json.loads((saved / "metadata.json").read_text())
     (saved / "metadata.json").write_text(json.dumps(meta | {"total_samples": 99}))
     done = ostinato("verify", saved)
@@ -70,18 +84,16 @@ def test_verify_names_each_damaged_file_and_exits_with_1(saved: Path) -> None:
     damaged = [line for line in done.stdout.splitlines() if line.startswith("damaged:")]
     assert [line.split()[1].rstrip(":") for line in damaged] == ["metadata.json", names[0], names[2]]
     assert "checksum" in damaged[1] or "differs" in damaged[1]
-    assert "1 trajectory file not in the index" in done.stdout
+    line = next(line for line in done.stdout.splitlines() if "not in the index" in line)
+    assert line.startswith("4 trajectory files not in the index")
+    assert line.count("stray") == 3, "three are named"
     report = json.loads(ostinato("verify", saved, "--json").stdout)
     assert [item["trajectory_id"] for item in report["damage"]] == [None, 0, 2]
     assert ostinato("verify", saved.parent / "nowhere").returncode == 1
 
 
 def test_pickles_without_a_checksum_are_not_checked_and_not_damaged(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    with TrajectoryReplayBuffer(
-        auto_save=True, auto_save_path=path, trajectory_format="pkl", allow_pickle=True
-    ) as buffer:
-        buffer.add_trajectories([rollout(1)])
+    path = store(tmp_path / "s", 1, trajectory_format="pkl", allow_pickle=True)
     (path / "ostinato_store.jsonl").unlink()  # as RLinf writes it
     done = ostinato("verify", path)
     assert done.returncode == 1
@@ -92,32 +104,20 @@ def test_pickles_without_a_checksum_are_not_checked_and_not_damaged(tmp_path: Pa
     done = ostinato("doctor", path)
     assert (done.returncode, done.stdout.splitlines()[0]) == (1, f"{path}: trajectories, not read")
     assert "ostinato convert --allow-pickle" in " ".join(done.stdout.split())
-    done = ostinato("sample", "--load-path", path)
-    assert (done.returncode, "give --allow-pickle" in done.stderr) == (1, True)
+    fails(1, "give --allow-pickle", "sample", "--load-path", path)
 
 
 def test_merge_split_and_convert(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "ranks").mkdir()
-    saved.rename(tmp_path / "ranks" / "rank_0")
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "ranks" / "rank_1") as buffer:
-        buffer.add_trajectories([rollout(number, 3, 2) for number in (10, 11)])
-    merged = answer("merge", "--source-path", tmp_path / "ranks", "--save-path", tmp_path / "merged", "--copy")
+    saved.rename(tmp_path / "rank_0")
+    store(tmp_path / "rank_1", 10, 11)
+    merged = answer("merge", "--source-path", tmp_path, "--save-path", tmp_path / "merged", "--copy")
     assert (merged["trajectories"], merged["total_samples"], merged["how"]) == (6, 36, "copied")
-    again = ostinato("merge", "--source-path", tmp_path / "ranks", "--save-path", tmp_path / "merged")
-    assert again.returncode == 1
-    assert "exists and is not empty" in again.stderr
-    both = ostinato("merge", tmp_path / "ranks", tmp_path / "new", "--copy", "--move")
-    assert (both.returncode, "exclude each other" in both.stderr) == (2, True)
-    moved = answer("merge", tmp_path / "ranks", tmp_path / "moved", "--move")
+    fails(1, "exists and is not empty", "merge", "--source-path", tmp_path, "--save-path", tmp_path / "merged")
+    moved = answer("merge", tmp_path, tmp_path / "moved", "--move")
     assert (moved["trajectories"], moved["how"]) == (6, "moved")
-    assert not list((tmp_path / "ranks").rglob("*.pt"))
+    assert not list(tmp_path.glob("rank*/*.pt"))
     part = answer("split", "--source-path", tmp_path / "merged", "--save-path", tmp_path / "part", "--split-count", "2")
     assert (part["trajectories"], part["how"]) == (2, "linked")
-    few = ostinato("split", "--source-path", tmp_path / "merged", "--save-path", tmp_path / "x", "--split-count", "30")
-    assert few.returncode == 1
-    assert "split_count must be in [1, 6]" in few.stderr
-    both = ostinato("split", tmp_path / "merged", tmp_path / "x", "--split-count", 1, "--copy", "--move")
-    assert (both.returncode, "exclude each other" in both.stderr) == (2, True)
     assert answer("split", tmp_path / "merged", tmp_path / "y", "--split-count", 6, "--move")["how"] == "moved"
     assert not list((tmp_path / "merged").rglob("*.pt"))
     fast = answer("convert", tmp_path / "part", tmp_path / "fast")
@@ -149,50 +149,40 @@ def test_a_batch_beyond_memory_is_one_line_and_no_traceback(saved: Path, number:
         buffer.load_checkpoint(saved)
         buffer.clear()
         buffer.add_trajectories([Trajectory(rewards=torch.zeros(3, 1, 1), actions=wide)])
-    done = ostinato("sample", "--load-path", saved, "--num-chunks", number)
-    assert (done.returncode, done.stdout) == (1 if number == 10**7 else 2, "")
-    assert "num-samples" in done.stderr
+    fails(1 if number == 10**7 else 2, "num-samples", "sample", "--load-path", saved, "--num-chunks", number)
 
 
 def test_a_merge_names_the_ranks_that_got_more_meanwhile(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "ranks").mkdir()
-    saved.rename(tmp_path / "ranks" / "rank_0")
+    saved.rename(tmp_path / "rank_0")
 
     def late(done: int, _: int) -> None:
-        if not done:
-            return
-        with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "ranks" / "rank_1") as buffer:
-            buffer.add_trajectories([rollout(9)])
-        raise OSError("stop")
+        if done:
+            store(tmp_path / "rank_1", 9)
+            raise OSError("stop")
 
     with pytest.raises(OSError, match="stop"):
-        merge(tmp_path / "ranks", tmp_path / "t", move=True, progress=late)
-    done = ostinato("merge", tmp_path / "ranks", tmp_path / "t", "--move")
+        merge(tmp_path, tmp_path / "t", move=True, progress=late)
+    done = ostinato("merge", tmp_path, tmp_path / "t", "--move")
     assert done.returncode == 0
-    assert f"{tmp_path}/ranks/rank_1 has trajectories that were added during the move" in done.stdout
+    assert f"{tmp_path}/rank_1 has trajectories that were added during the move" in done.stdout
 
 
 def test_convert_takes_checkpoints_of_torchrl(tmp_path: Path, saved: Path) -> None:
-    data = Path(__file__).parents[2] / "data" / "torchrl_0_14"
-    report = answer("convert", data / "tree", tmp_path / "ours")
+    ours = tmp_path / "ours"
+    report = answer("convert", TORCHRL / "tree", ours)
     assert (report["rows"], report["capacity"], report["storage"]) == (4, 6, "LazyTensorStorage")
     assert "numbers as keys" in report["notes"][0]
-    assert answer("inspect", tmp_path / "ours")["rows"] == 4
-    assert ostinato("convert", data / "tree", tmp_path / "ours").returncode == 1
-    assert answer("convert", data / "tree", tmp_path / "ours", "--overwrite")["rows"] == 4
-    assert ostinato("convert", data / "tree", saved, "--overwrite").returncode == 1, "no checkpoint is there"
-    done = ostinato("convert", data / "list.pt", tmp_path / "list")
-    assert done.returncode == 0
-    assert "3 of 3 rows" in done.stdout
-    for wrong in (
-        (data / "tree", tmp_path / "wrong", "--format", "pt"),
-        (saved, tmp_path / "wrong", "--ndim", "1"),
+    assert answer("inspect", ours)["rows"] == 4
+    assert answer("convert", TORCHRL / "tree", ours, "--overwrite")["rows"] == 4
+    assert "3 of 3 rows" in ostinato("convert", TORCHRL / "list.pt", tmp_path / "list").stdout
+    for status, words, *wrong in (
+        (1, "overwrite", TORCHRL / "tree", ours),
+        (1, "", TORCHRL / "tree", saved, "--overwrite"),  # no checkpoint is there
+        (2, "--format", TORCHRL / "tree", tmp_path / "wrong", "--format", "pt"),
+        (2, "--ndim", saved, tmp_path / "wrong", "--ndim", "1"),
+        (1, "ndim=1, got ndim=2", TORCHRL / "ring", tmp_path / "wrong", "--ndim", "2"),
     ):
-        done = ostinato("convert", *wrong)
-        assert done.returncode == 2
-    done = ostinato("convert", data / "ring", tmp_path / "wrong", "--ndim", "2")
-    assert done.returncode == 1
-    assert "ndim=1, got ndim=2" in " ".join(done.stderr.split())
+        fails(status, words, "convert", *wrong)
     assert not (tmp_path / "wrong").exists()
 
 
@@ -202,33 +192,28 @@ def test_every_command_says_what_lies_at_a_path_that_it_cannot_use(command: str,
     ranks.mkdir()
     saved.rename(ranks / "rank_0")
     (tmp_path / "empty").mkdir()
-    opens = command in {"inspect", "sample", "view", "plot"}  # as one dataset
-    for path, words in (
-        *([] if opens else [(ranks, "give one of rank_0 in it, or merge them first (ostinato merge)")]),
-        (tmp_path / "empty", "has neither trajectories nor a checkpoint that dumps() wrote"),
-        (tmp_path / "nowhere", "there is no directory"),
-    ):
-        done = ostinato(command, path, *more)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert words in done.stderr
-        assert done.stderr.count("\n") == 1
+    fails(1, "has neither trajectories nor a checkpoint that dumps() wrote", command, tmp_path / "empty", *more)
+    fails(1, "there is no directory", command, tmp_path / "nowhere", *more)
+    if command in {"verify", "compact", "convert"}:  # the others open it as one dataset
+        fails(1, "give one of rank_0 in it, or merge them first (ostinato merge)", command, ranks, *more)
 
 
 def test_wrong_usage_and_the_other_kind_of_directory(saved: Path, tmp_path: Path) -> None:
     ReplayBuffer(storage=LazyTensorStorage(4)).dumps(tmp_path / "buffer")
-    new, torchrl = tmp_path / "new", Path(__file__).parents[2] / "data" / "torchrl_0_14" / "tree"
+    new = tmp_path / "new"
     table: list[tuple[int, str, tuple[object, ...]]] = [
-        (2, "", ("sample", "--load-path", saved, "--cache-size", "3")),
-        (2, "", ("inspect", tmp_path / "buffer", "--allow-pickle")),
+        (2, "--cache-size", ("sample", "--load-path", saved, "--cache-size", "3")),
+        (2, "--allow-pickle", ("inspect", tmp_path / "buffer", "--allow-pickle")),
         (2, "--format must be one of pt, pkl, safetensors", ("convert", saved, new, "--format", "h5")),
-        (2, "", ("merge", saved, new, "--save-path", new)),
+        (2, "exclude each other", ("merge", saved, new, "--copy", "--move")),
+        (2, "exclude each other", ("split", saved, new, "--split-count", 1, "--copy", "--move")),
         (2, "--save-path", ("merge", saved)),
-        (2, "", ("split", saved, new, "--save-path", new, "--split-count", 1)),
         (2, "--save-path", ("split", saved, "--split-count", 1)),
+        (1, "split_count must be in [1, 4]", ("split", saved, new, "--split-count", 30)),
         (1, "holds no rows", ("sample", tmp_path / "buffer")),
         (1, "give --format", ("convert", tmp_path / "buffer", new)),
         (1, "is a directory of trajectories", ("compact", saved)),
-        (1, "ostinato convert", ("verify", torchrl)),
+        (1, "ostinato convert", ("verify", TORCHRL / "tree")),
         (1, "is a file", ("inspect", saved / files(saved)[0])),
     ]
     for command, name, more in (
@@ -239,28 +224,22 @@ def test_wrong_usage_and_the_other_kind_of_directory(saved: Path, tmp_path: Path
     ):
         table += [(2, "given twice", (command, saved, name, saved, *more)), (2, name, (command, *more))]
     for status, words, arguments in table:
-        done = ostinato(*arguments)
-        assert (done.returncode, words in " ".join(done.stderr.replace("│", "").split())) == (status, True), arguments
+        fails(status, words, *arguments)
     assert not new.exists()
 
 
 def test_no_command_takes_anything_away_without_a_flag(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "ranks").mkdir()
-    one = saved.rename(tmp_path / "ranks" / "rank_0")
-    ReplayBuffer(storage=LazyTensorStorage(4)).dumps(tmp_path / "buffer")
-
-    def contents() -> dict[Path, bytes]:
-        roots = (tmp_path / "ranks", tmp_path / "buffer")
-        return {path: path.read_bytes() for root in roots for path in root.rglob("*") if path.is_file()}
-
-    before = contents()
+    one = tmp_path / "ranks" / "rank_0"
+    shutil.copytree(saved, one)
+    ReplayBuffer(storage=LazyTensorStorage(4)).dumps(tmp_path / "ranks" / "buffer")
+    before = tree(tmp_path / "ranks")
     for command in (
         ("merge", tmp_path / "ranks", tmp_path / "merged"),
         ("split", one, tmp_path / "part", "--split-count", 2),
         ("convert", one, tmp_path / "converted"),
-        ("compact", tmp_path / "buffer"),
+        ("compact", tmp_path / "ranks" / "buffer"),
         *((name, one) for name in ("sample", "inspect", "verify")),
     ):
         done = ostinato(*command)
         assert done.returncode == 0, done.stderr
-        assert contents() == before, command
+        assert tree(tmp_path / "ranks") == before, command

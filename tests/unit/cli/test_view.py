@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, ReplayBuffer
+from ostinato.viz import TrajectoryFolder
+from tests.command import fails
 from tests.command import run_here as ostinato
 from tests.unit.viz.rollouts import file_of, store
 
@@ -33,9 +35,6 @@ def test_one_picture_and_exit(path: Path, tmp_path: Path) -> None:
         assert output.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     first = output.read_bytes()
     options = ("--save-image", "--no-display", "--output", output, "--episode", 2, "--step", 3, "--batch", 1)
-    kept = ostinato("view", path, *options)
-    assert (kept.returncode, output.read_bytes()) == (1, first)
-    assert f"{output} exists: give --overwrite" in kept.stderr
     assert ostinato("view", path, *options, "--overwrite").returncode == 0
     assert output.read_bytes() != first
 
@@ -68,30 +67,22 @@ def test_options_that_exclude_each_other_are_usage_errors(path: Path) -> None:
         ("--headless --episode 9", "there is no trajectory 9"),
         ("--headless --step 3", "must be below 3 and 2"),
     ):
-        done = ostinato("view", path, *options.split())
-        assert done.returncode == 2
-        assert words in " ".join(done.stderr.replace("│", "").split())
+        fails(2, words, "view", path, *options.split())
 
 
-def test_what_cannot_be_read_is_one_line(tmp_path: Path, path: Path) -> None:
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
-    for place, words in (("gone", "there is no directory"), ("empty", "neither trajectories nor a checkpoint")):
-        for command in (("view", tmp_path / place, "--headless"), ("plot", tmp_path / place)):
-            done = ostinato(*command)
-            assert done.returncode == 1
-            assert done.stderr.startswith("error: ")
-            assert words in done.stderr
-    pickled = store(tmp_path / "p", form="pkl")
-    assert "--allow-pickle" in ostinato("view", pickled, "--headless").stderr
-    assert ostinato("view", path, "--headless", "--output", tmp_path / "no" / "x.png").returncode == 1
-    assert ostinato("view").returncode == 2
-    assert "give one of a" in ostinato("view", tmp_path, "--headless").stderr, "a directory of ranks"
     pytest.importorskip("matplotlib").use("agg")
-    done = ostinato("view", path, "--output", tmp_path / "x.png")
-    assert (done.returncode, "cannot open a window" in done.stderr) == (1, True)
-
-
-def test_broken_trajectories_do_not_stop_it(path: Path, tmp_path: Path) -> None:
+    for words, *arguments in (
+        ("there is no directory", "view", tmp_path / "gone", "--headless"),
+        ("there is no directory", "plot", tmp_path / "gone"),
+        ("neither trajectories nor a checkpoint", "view", tmp_path / "empty", "--headless"),
+        ("--allow-pickle", "view", store(tmp_path / "p", form="pkl"), "--headless"),
+        ("directory", "view", path, "--headless", "--output", tmp_path / "no" / "x.png"),
+        ("give one of a", "view", tmp_path, "--headless"),  # a directory of ranks
+        ("cannot open a window", "view", path, "--output", tmp_path / "x.png"),
+    ):
+        assert fails(1, words, *arguments).stderr.startswith("error: ")
     name = file_of(path, 0).name
     file_of(path, 0).unlink()
     options = ("--save-image", "--no-display", "--output", tmp_path / "x.png", "--overwrite")
@@ -99,41 +90,26 @@ def test_broken_trajectories_do_not_stop_it(path: Path, tmp_path: Path) -> None:
     assert (done.returncode, (tmp_path / "x.png").exists()) == (1, True), "the picture says the same"
     assert f"{name} is missing" in done.stderr
     assert ostinato("view", path, *options, "--episode", 1).returncode == 0
+    monkeypatch.chdir(path)
+    assert TrajectoryFolder(".").title.startswith("a, 3 trajectories")
 
 
 def test_plot_and_view_of_a_checkpoint(tmp_path: Path, path: Path) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(10))
     rb.extend({"obs": torch.rand(5, 2), "done": torch.tensor([0, 0, 1, 0, 1]).bool(), "reward": torch.rand(5)})
     rb.dumps(tmp_path / "ck")
+    output = tmp_path / "report.png"
     for place in (tmp_path / "ck", path):
-        done = ostinato("plot", place, "--output", tmp_path / "report.png", "--overwrite")
+        done = ostinato("plot", place, "--output", output, "--overwrite")
         assert done.returncode == 0, done.stderr
-        assert (tmp_path / "report.png").stat().st_size > 20_000
+        assert output.stat().st_size > 20_000
     done = ostinato("view", tmp_path / "ck", "--save-image", "--no-display", "--output", tmp_path / "x.png")
     assert done.returncode == 0, done.stderr
     assert ostinato("plot", tmp_path / "ck", "--output", tmp_path / "x.pdf").returncode == 1
-    before = (tmp_path / "report.png").read_bytes()
-    for command in (
-        ("plot", path, "--output", tmp_path / "report.png"),
-        ("view", path, "--headless", "--output", tmp_path / "report.png"),
-        ("view", path, "--save-image", "--output", tmp_path / "report.png"),
-        ("view", path, "--rerun", "--output", tmp_path / "report.png"),
-    ):
-        done = ostinato(*command)
-        assert (done.returncode, (tmp_path / "report.png").read_bytes()) == (1, before)
-        assert "give --overwrite" in done.stderr
-
-
-def test_a_directory_is_named_where_a_dot_was_given(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ostinato.viz import SavedBuffer, TrajectoryFolder
-
-    monkeypatch.chdir(path)
-    assert TrajectoryFolder(".").title.startswith("a, 3 trajectories")
-    rb = ReplayBuffer(storage=LazyTensorStorage(10))
-    rb.extend({"obs": torch.rand(1, 2)})
-    rb.dumps(path / "ck")
-    monkeypatch.chdir(path / "ck")
-    assert SavedBuffer(".").title == "ck, 1 of 10 rows, 1 block"
+    before = output.read_bytes()
+    for command, *options in (("plot",), ("view", "--headless"), ("view", "--save-image"), ("view", "--rerun")):
+        fails(1, "give --overwrite", command, path, *options, "--output", output)
+        assert output.read_bytes() == before
 
 
 def test_a_port_in_use_is_an_error(path: Path) -> None:
@@ -142,7 +118,5 @@ def test_a_port_in_use_is_an_error(path: Path) -> None:
     pytest.importorskip("uvicorn")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = ostinato("view", path, "--web", "--port", port)
-    assert done.returncode == 1
-    assert f"port {port} cannot be opened" in done.stderr
+        done = fails(1, f"port {port} cannot be opened", "view", path, "--web", "--port", port)
     assert "give another --port" in done.stderr

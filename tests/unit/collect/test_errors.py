@@ -41,64 +41,49 @@ def step(steps: VectorEnvRecorder, ends: np.ndarray = NO, info: Any = None, **ch
     return steps.add_step(**given, truncated=ends, info=info)
 
 
-BUFFERS: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "rows of reset steps": (
-        {"ndim": 2},
-        {"autoreset_mode": "NEXT_STEP"},
-        r"episodes=Episodes\(mask_key='mask'\), or use ndim=1",
-    ),
-    "environments that follow each other": (
+BUFFERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"ndim": 2}, {"autoreset_mode": "NEXT_STEP"}, r"episodes=Episodes\(mask_key='mask'\), or use ndim=1"),
+    (
         {"sample_unit": NStep(3, 0.9)},
         {},
         r"rows of 2 environments .* episodes=Episodes\(traj_key='env', end_key=\['terminated', 'truncated'\]\)",
     ),
-    "an end overlooked": (
+    (
         {"ndim": 2, "sample_unit": SequenceUnit(3, done_key="terminated")},
         {},
         r"must use both end flags of episodes, it uses 'terminated': .* episodes=Episodes\(\)",
     ),
-    "an end of another name": (
+    (
         {"ndim": 2, "episodes": Episodes()},
         {"keys": {"truncated": "timeout"}},
         r"it uses 'terminated': .*Episodes\(end_key=\['terminated', 'timeout'\]\)",
     ),
-    "a mode that there is not": (
-        {},
-        {"autoreset_mode": "SOMETIMES"},
-        "autoreset_mode must be one of .*got 'SOMETIMES'",
-    ),
-    "no environments": ({}, {"num_envs": 0}, "num_envs must be an integer of at least 1, got 0"),
-    "a layout that there is not": ({}, {"layout": "wide"}, r"layout must be one of \['flat', 'ted'\], got 'wide'"),
-    "a part that there is not": (
-        {},
-        {"keys": {"observation": "o"}},
-        r"keys must name parts of a step, .*got \['observation'\]",
-    ),
-    "one name twice": ({}, {"keys": {"obs": "reward"}}, "parts of a step must have different names"),
-    "fixed episodes": ({"ndim": 2, "episodes": Episodes(ends=torch.ones(4))}, {}, "describes stored rows only"),
-}
+    ({}, {"autoreset_mode": "SOMETIMES"}, "autoreset_mode must be one of .*got 'SOMETIMES'"),
+    ({}, {"num_envs": 0}, "num_envs must be an integer of at least 1, got 0"),
+    ({}, {"layout": "wide"}, "layout"),
+    ({}, {"keys": {"observation": "o"}}, r"keys must name parts of a step, .*got \['observation'\]"),
+    ({}, {"keys": {"obs": "reward"}}, "parts of a step must have different names"),
+    ({"ndim": 2, "episodes": Episodes(ends=torch.ones(4))}, {}, "describes stored rows only"),
+]
 
 
-@pytest.mark.parametrize("name", BUFFERS)
-def test_a_buffer_that_would_mix_episodes_raises_at_once(name: str) -> None:
-    made, options, message = BUFFERS[name]
+@pytest.mark.parametrize(("made", "options", "message"), BUFFERS)
+def test_a_buffer_that_would_mix_episodes_raises_at_once(made: Any, options: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         VectorEnvRecorder(buffer(**made), **{"num_envs": 2, "autoreset_mode": "SAME_STEP", **options})
 
 
 def test_a_capacity_below_the_windows_raises_with_the_numbers() -> None:
-    for ndim, fits in ((1, 40), (2, 37)):
-        options: dict[str, Any] = {
-            "ndim": ndim,
-            "sample_unit": SequenceUnit(8, burn_in=2),
-            "episodes": Episodes(**ONE_EACH),
-        }
-        VectorEnvRecorder(buffer(fits, **options), 4, "SAME_STEP")
-        message = (
-            rf"max_size={fits - 1} holds 9 steps of each of 4 environment\(s\), a window has 10: use max_size >= 40"
-        )
+    unit, episodes = SequenceUnit(8, burn_in=2), Episodes(**ONE_EACH)
+    for ndim, fits, options, span in (
+        (1, 40, {"sample_unit": unit, "episodes": episodes}, 10),
+        (2, 37, {"sample_unit": unit, "episodes": episodes}, 10),
+        (1, 4, {"sampler": SliceSampler(slice_len=1), "episodes": episodes}, 1),
+    ):
+        VectorEnvRecorder(buffer(fits, ndim, **options), 4, "SAME_STEP")
+        message = rf"max_size={fits - 1} holds {span - 1} steps of each of 4 .* has {span}: use max_size >= {4 * span}"
         with pytest.raises(CapacityError, match=message):
-            VectorEnvRecorder(buffer(fits - 1, **options), 4, "SAME_STEP")
+            VectorEnvRecorder(buffer(fits - 1, ndim, **options), 4, "SAME_STEP")
 
 
 def test_another_sampler_and_another_number_of_environments_raise() -> None:
@@ -129,36 +114,27 @@ def test_other_buffers_and_environments_without_a_mode_raise() -> None:
         VectorEnvRecorder.for_env(buffer(), Old())
 
 
-CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "environments": ({"obs": np.ones((3, 3))}, SchemaError, r"obs must be of 2 environment\(s\), .*got shape \[3, 3\]"),
-    "shape": ({"obs": np.ones((2, 4))}, SchemaError, r"obs must have shape \[2, 3\], as before, got \[2, 4\]"),
-    "dtype": ({"obs": np.ones((2, 3)) + 0j}, SchemaError, "field 'obs' must be float64, got complex128"),
-    "rewards": (
-        {"reward": np.array([0, 1e300])},
-        SchemaError,
-        r"'reward' must be float32, got float64 .*1e\+300 at \[1\]",
-    ),
-    "entries": ({"obs": {"a": np.ones((2, 3))}}, SchemaError, "the entries of earlier observations"),
-    "reward": ({"reward": np.ones((2, 2))}, SchemaError, r"reward must hold one value per environment, shape \[2\]"),
-    "text": ({"obs": np.array(["a", "b"])}, KindError, "field 'obs' holds a numpy array of dtype"),
-    "extra": ({"extra": {"obs": np.ones(2)}}, SchemaError, "two parts of a step have the name 'obs'"),
-    "no last observation": ({"ends": YES}, UsageError, r"environment\(s\) \[1\] ended, and info\['final_obs'\] has no"),
-    "the last of another": (
-        {"ends": YES, "info": {"final_obs": np.ones((2, 3)), "_final_obs": ~YES}},
-        UsageError,
-        r"environment\(s\) \[1\] ended",
-    ),
-    "shape of the last": (
+CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"obs": np.ones((3, 3))}, SchemaError, r"obs must be of 2 environment\(s\), .*got shape \[3, 3\]"),
+    ({"obs": np.ones((2, 4))}, SchemaError, r"obs must have shape \[2, 3\], as before, got \[2, 4\]"),
+    ({"obs": np.ones((2, 3)) + 0j}, SchemaError, "field 'obs' must be float64, got complex128"),
+    ({"reward": np.array([0, 1e300])}, SchemaError, r"'reward' must be float32, got float64 .*1e\+300 at \[1\]"),
+    ({"obs": {"a": np.ones((2, 3))}}, SchemaError, "the entries of earlier observations"),
+    ({"reward": np.ones((2, 2))}, SchemaError, r"reward must hold one value per environment, shape \[2\]"),
+    ({"obs": np.array(["a", "b"])}, KindError, "field 'obs' holds a numpy array of dtype"),
+    ({"extra": {"obs": np.ones(2)}}, SchemaError, "two parts of a step have the name 'obs'"),
+    ({"ends": YES}, UsageError, r"environment\(s\) \[1\] ended, and info\['final_obs'\] has no"),
+    ({"ends": YES, "info": {"final_obs": np.ones((2, 3)), "_final_obs": ~YES}}, UsageError, r"\[1\] ended"),
+    (
         {"ends": YES, "info": {"final_obs": np.ones((2, 4))}},
         SchemaError,
         r"info\['final_obs'\] of environment 1 must have shape \[3\], got \[4\]",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_bad_step_changes_nothing(name: str) -> None:
-    changed, kind, message = CALLS[name]
+@pytest.mark.parametrize(("changed", "kind", "message"), CALLS)
+def test_a_bad_step_changes_nothing(changed: dict[str, Any], kind: type[Exception], message: str) -> None:
     rb = buffer(ndim=1 + len(changed) % 2)
     steps = begun(rb)
     for first in (True, False):

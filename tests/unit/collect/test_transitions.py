@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,9 +26,15 @@ from ostinato import (
 from ostinato.errors import CastWarning, SchemaError
 from tests.unit.collect.envs import MODES, Transition, actions_for, log, make, run
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 ENVS, COUNT, GAMMA = 3, 40, 0.5
 CASES = list(product(MODES, ["flat", "ted"], [1, 2]))
 ENDS = {"flat": ["terminated", "truncated"], "ted": [("next", "terminated"), ("next", "truncated")]}
+
+
+NAMES = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
 
 
 def buffer(mode: str, layout: str, ndim: int, capacity: int = 1_000, **options: Any) -> ReplayBuffer:
@@ -52,8 +58,13 @@ def columns(rows: Any, layout: str) -> dict[str, torch.Tensor]:
         return dict(rows.items())
     following = rows["next"]
     flat = {"obs": rows["observation"], "action": rows["action"], "next_obs": following["observation"]}
-    flat |= {name: following[name].squeeze(-1) for name in ("reward", "terminated", "truncated", "done")}
-    return flat | {name: rows[name] for name in ("env", "mask", "index", "gamma", "steps_to_next_obs") if name in rows}
+    flat |= {name: following[name].squeeze(-1) for name in ("reward", "terminated", "truncated")}
+    return flat | {name: rows[name] for name in ("mask", "steps_to_next_obs") if name in rows}
+
+
+def _transition(flat: dict[str, torch.Tensor], i: int) -> Transition:
+    values: list[Any] = [flat[name][i].tolist() for name in NAMES]
+    return Transition(*(tuple(value) if isinstance(value, list) else value for value in values))
 
 
 def stored(rb: ReplayBuffer, layout: str) -> list[list[Transition]]:
@@ -67,13 +78,6 @@ def stored(rb: ReplayBuffer, layout: str) -> list[list[Transition]]:
         if "mask" not in flat or flat["mask"][i]:
             out[int(flat["obs"][i, 0])].append(_transition(flat, i))
     return out
-
-
-def _transition(flat: dict[str, torch.Tensor], i: int) -> Transition:
-    names = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
-    obs, action, reward, after, terminated, truncated = (flat[name][i] for name in names)
-    ends = bool(terminated), bool(truncated)
-    return Transition(tuple(obs.tolist()), int(action), float(reward), tuple(after.tolist()), *ends)
 
 
 @pytest.mark.parametrize(("mode", "layout", "ndim"), CASES)
@@ -97,83 +101,79 @@ def test_rows_are_what_really_happened(mode: str, layout: str, ndim: int) -> Non
 @pytest.mark.parametrize(("mode", "layout", "ndim"), CASES)
 def test_windows_stay_in_one_episode(mode: str, layout: str, ndim: int) -> None:
     actions = actions_for(COUNT, ENVS)
-    for capacity in (24, 1_000):
-        rb = buffer(mode, layout, ndim, capacity, sample_unit=NStep(3, GAMMA))
-        run(VectorEnvRecorder(rb, ENVS, mode), make(ENVS, mode), actions)
-        truth = {row.obs: row for rows in stored(rb, layout) for row in rows}
-        batch = columns(rb.sample(1_000), layout)
-        seen = set()
-        for i in range(1_000):
-            got, k = _transition(batch, i), int(batch["steps_to_next_obs"][i])
-            env, episode, step = got.obs
-            path = [truth[env, episode, step + j] for j in range(k)]
-            seen.add(got.obs)
-            assert got.reward == pytest.approx(sum(GAMMA**j * row.reward for j, row in enumerate(path)))
-            assert got.action == path[0].action
-            assert got[3:] == path[-1][3:]
-            assert k == 3 or path[-1].terminated or path[-1].truncated or (env, episode, step + k) not in truth
-        assert seen == set(truth), "every transition can be drawn, and no other row"
+    rb = buffer(mode, layout, ndim, 24 if layout == "ted" else 1_000, sample_unit=NStep(3, GAMMA))
+    run(VectorEnvRecorder(rb, ENVS, mode), make(ENVS, mode), actions)
+    truth = {row.obs: row for rows in stored(rb, layout) for row in rows}
+    batch = columns(rb.sample(800), layout)
+    seen = set()
+    for i in range(800):
+        got, k = _transition(batch, i), int(batch["steps_to_next_obs"][i])
+        env, episode, step = got.obs
+        path = [truth[env, episode, step + j] for j in range(k)]
+        seen.add(got.obs)
+        assert got.reward == pytest.approx(sum(GAMMA**j * row.reward for j, row in enumerate(path)))
+        assert got.action == path[0].action
+        assert got[3:] == path[-1][3:]
+        assert k == 3 or path[-1].terminated or path[-1].truncated or (env, episode, step + k) not in truth
+    assert seen == set(truth), "every transition can be drawn, and no other row"
+
+
+SLICES = {"slice_len": 2, "truncated_key": None}
+SAMPLERS: dict[str, Callable[[], Sampler]] = {
+    "slices": lambda: SliceSampler(**SLICES),  # type: ignore[arg-type]
+    "slices once": lambda: SliceSamplerWithoutReplacement(**SLICES),  # type: ignore[arg-type]
+    "rows": RandomSampler,
+    "rows once": SamplerWithoutReplacement,
+    "priorities": lambda: PrioritizedSampler(1_000, 0.7, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(("mode", "ndim"), [("NEXT_STEP", 1), ("NEXT_STEP", 2), ("SAME_STEP", 1)])
+def test_no_sampler_draws_a_row_that_is_no_transition(mode: str, ndim: int, name: str) -> None:
+    rb = buffer(mode, "flat", ndim, sampler=SAMPLERS[name]())
+    run(VectorEnvRecorder(rb, ENVS, mode), make(ENVS, mode), actions_for(COUNT, ENVS))
+    truth = {row.obs for rows in stored(rb, "flat") for row in rows}
+    places = [tuple(place) for _ in range(20) for place in rb.sample(100)["obs"].tolist()]
+    if "slices" in name:
+        truth = {place for place in truth if (*place[:2], 1.0) in truth}
+        for first, second in zip(places[::2], places[1::2], strict=True):
+            assert second == (*first[:2], first[2] + 1)
+    assert set(places) == truth
 
 
 @pytest.mark.parametrize(("mode", "ndim"), list(product(MODES, [1, 2])))
-def test_no_sampler_draws_a_row_that_is_no_transition(mode: str, ndim: int) -> None:
-    slices = {"slice_len": 2, "truncated_key": None}
-    samplers: list[Sampler] = [
-        SliceSampler(**slices),  # type: ignore[arg-type]
-        SliceSamplerWithoutReplacement(**slices),  # type: ignore[arg-type]
-        RandomSampler(),
-        SamplerWithoutReplacement(),
-        PrioritizedSampler(1_000, 0.7, 0.5),
-    ]
-    for sampler in samplers:
-        rb = buffer(mode, "flat", ndim, sampler=sampler)
-        run(VectorEnvRecorder(rb, ENVS, mode), make(ENVS, mode), actions_for(COUNT, ENVS))
-        truth = {row.obs for rows in stored(rb, "flat") for row in rows}
-        places = [tuple(place) for _ in range(40) for place in rb.sample(100)["obs"].tolist()]
-        if isinstance(sampler, (SliceSampler, SliceSamplerWithoutReplacement)):
-            truth = {place for place in truth if (*place[:2], 1.0) in truth}
-            for first, second in zip(places[::2], places[1::2], strict=True):
-                assert second == (*first[:2], first[2] + 1)
-        assert set(places) == truth
-
-
-@pytest.mark.parametrize(("mode", "ndim"), list(product(MODES, [1, 2])))
-def test_entries_of_a_dict_observation_are_fields(mode: str, ndim: int) -> None:
-    rb, actions = buffer(mode, "ted", ndim), actions_for(COUNT, ENVS)
-    run(VectorEnvRecorder(rb, ENVS, mode), make(ENVS, mode, nested=True), actions)
+def test_dict_observations_more_fields_and_indices(mode: str, ndim: int) -> None:
+    rb, env = buffer(mode, "ted", ndim), make(ENVS, mode, nested=True)
+    steps = VectorEnvRecorder.for_env(rb, env, keys={"action": "a"}, reward_dtype=torch.float64)
+    assert repr(steps) == f"VectorEnvRecorder(num_envs=3, autoreset_mode='{mode}', layout='ted')"
+    assert repr(VectorEnvRecorder(rb, ENVS, MODES[mode].value, layout="ted")) == repr(steps)
+    steps.reset(env.reset()[0])
+    actions, over = actions_for(COUNT, ENVS), np.zeros(ENVS, bool)
+    for action in actions:
+        obs, reward, terminated, truncated, info = env.step(action)
+        hidden = torch.from_numpy(action).view(ENVS, 1) + 0.5
+        index = steps.add_step(action, obs, reward, terminated, truncated, info, extra={"hidden": hidden})
+        if ndim == 2:
+            assert index.shape == (ENVS, 2)
+            assert rb.storage.read((index[:, 0], index[:, 1]))["a"].tolist() == action.tolist()
+        else:
+            idle = over if mode == "NEXT_STEP" else np.zeros(ENVS, bool)
+            assert torch.equal(index < 0, torch.from_numpy(idle)), "no row for an environment that resets"
+            assert rb.storage.read(index[index >= 0])["a"].tolist() == action[~idle].tolist()
+        over = terminated | truncated
+        if mode == "DISABLED" and over.any():
+            steps.reset(env.reset(options={"reset_mask": over.copy()})[0], over)
     keys: list[Any] = ["where", ("next", "where"), ("next", "goal", "far")]
     obs, after, far = (rb.storage.read(key).reshape(-1, 3) for key in keys)
     assert torch.equal(far, -after), "the last observation of every entry is the true one"
+    assert torch.equal(rb.storage.read("hidden"), rb.storage.read("a")[..., None] + 0.5)
+    assert rb.storage.read(("next", "reward")).dtype is torch.float64
     kept = torch.ones(len(rb), dtype=torch.bool)
     if mode == "NEXT_STEP" and ndim == 2:
         kept = rb.storage.read("mask").reshape(-1)
     got = {tuple(now): tuple(then) for now, then in zip(obs[kept].tolist(), after[kept].tolist(), strict=True)}
     assert got == {row.obs: row.next_obs for rows in log(ENVS, mode, actions) for row in rows}
-
-
-@pytest.mark.parametrize("ndim", [1, 2])
-def test_the_index_leads_to_each_environments_row(ndim: int) -> None:
-    rb = buffer("NEXT_STEP", "flat", ndim)
-    env, steps = make(ENVS, "NEXT_STEP"), VectorEnvRecorder(rb, ENVS, "NEXT_STEP")
-    steps.reset(env.reset()[0])
-    idle = np.zeros(ENVS, bool)
-    for action in actions_for(COUNT, ENVS):
-        obs, reward, terminated, truncated, info = env.step(action)
-        index = steps.add_step(action, obs, reward, terminated, truncated, info)
-        if ndim == 1:
-            assert torch.equal(index < 0, torch.from_numpy(idle)), "no row for an environment that resets"
-            assert rb.storage.read(index[index >= 0])["action"].tolist() == action[~idle].tolist()
-        else:
-            assert index.shape == (ENVS, 2)
-            assert rb.storage.read((index[:, 0], index[:, 1]))["action"].tolist() == action.tolist()
-        idle = terminated | truncated
-
-
-def test_the_mode_is_read_off_the_environment() -> None:
-    for mode in MODES:
-        steps = VectorEnvRecorder.for_env(buffer(mode, "flat", 2), make(ENVS, mode))
-        assert repr(steps) == f"VectorEnvRecorder(num_envs=3, autoreset_mode='{mode}', layout='flat')"
-        assert repr(VectorEnvRecorder(buffer(mode, "flat", 2), ENVS, MODES[mode].value)) == repr(steps)
 
 
 @pytest.mark.parametrize("ndim", [1, 2])
@@ -219,22 +219,6 @@ def test_a_buffer_that_was_loaded_does_not_go_on_with_its_old_episodes(ndim: int
     assert (batch["truncated"] | batch["terminated"])[newest].all()
 
 
-def test_more_fields_and_other_names() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(100))
-    env = make(ENVS, "SAME_STEP")
-    steps = VectorEnvRecorder.for_env(
-        rb, env, keys={"obs": ("state", "now"), "action": "a"}, reward_dtype=torch.float64
-    )
-    steps.reset(env.reset()[0])
-    action = np.arange(ENVS)
-    steps.add_step(action, *env.step(action), extra={"hidden": torch.arange(6.0).view(3, 2)})
-    rows = rb[:]
-    assert set(rows) == {"state", "a", "reward", "next_obs", "terminated", "truncated", "hidden"}
-    assert rows["hidden"].tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert rows["reward"].dtype is torch.float64
-    assert rows["state"]["now"].tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
-
-
 def test_environments_in_processes_give_the_same_rows() -> None:
     gym = pytest.importorskip("gymnasium")
     kept = []
@@ -251,9 +235,9 @@ def test_environments_in_processes_give_the_same_rows() -> None:
     assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
 
 
-def test_values_that_do_not_fit_leave_steps_and_buffer_as_they_were() -> None:
+def test_values_that_do_not_fit_leave_steps_and_buffer_as_they_were_and_others_are_cast() -> None:
     rb = buffer("SAME_STEP", "flat", 1)
-    steps = VectorEnvRecorder(rb, 2, "SAME_STEP")
+    steps = VectorEnvRecorder(rb, 2, "SAME_STEP", reward_dtype=torch.float16)
     steps.reset(np.zeros((2, 3), np.uint8))
     no, yes = np.zeros(2, bool), np.ones(2, bool)
     bad = [
@@ -264,22 +248,10 @@ def test_values_that_do_not_fit_leave_steps_and_buffer_as_they_were() -> None:
         with pytest.raises(SchemaError, match=message):
             steps.add_step(np.zeros(2), obs, np.zeros(2), ends, no, info)
     assert len(rb) == 0
-    steps.add_step(np.zeros(2), np.full((2, 3), 7.0), np.zeros(2), no, no)
-    assert rb[:]["next_obs"].tolist() == [[7, 7, 7]] * 2
-
-
-@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
-def test_results_of_other_dtypes_are_cast_to_those_before(mode: str) -> None:
-    rb = buffer(mode, "flat", 1)
-    steps = VectorEnvRecorder(rb, 2, mode, reward_dtype=torch.float16)
-    steps.reset(np.zeros((2, 3), np.float32))
-    no, yes = np.zeros(2, bool), np.ones(2, bool)
-    steps.add_step(np.zeros(2, np.int32), np.full((2, 3), 0.1), [1, 2], no, no)
-    info = {"final_obs": np.full((2, 3), 0.3)} if mode == "SAME_STEP" else {}
+    steps.add_step(np.zeros(2, np.int32), np.full((2, 3), 7.0), np.zeros(2), no, no)
     with pytest.warns(CastWarning, match="'reward' is stored as float16"):
-        steps.add_step([1, 0], np.full((2, 3), 0.2), np.array([0.1, 0]), yes, no, info)
+        steps.add_step([1, 0], np.full((2, 3), 8.0), np.array([0.1, 0]), yes, no, {"final_obs": np.full((2, 3), 9.0)})
     rows = rb[:]
-    assert rows["obs"].dtype is rows["next_obs"].dtype is torch.float32
+    assert rows["obs"].dtype is rows["next_obs"].dtype is torch.uint8
     assert (rows["action"].dtype, rows["reward"].dtype) == (torch.int32, torch.float16)
-    after = [0.1, 0.1, 0.3, 0.3] if mode == "SAME_STEP" else [0.1, 0.1, 0.2, 0.2]
-    assert rows["next_obs"][:, 0].tolist() == torch.tensor(after).tolist()
+    assert rows["next_obs"][:, 0].tolist() == [7, 7, 9, 9]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import doctest
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -52,10 +54,15 @@ def test_the_time_limit_truncates_and_does_not_terminate() -> None:
     collector.close()
 
 
-def test_evaluation_plays_each_seed_once() -> None:
+def test_evaluation_plays_each_seed_once_and_sizes_are_those_of_the_environment() -> None:
     assert evaluate(upright, [5, 6, 7]) == [500.0, 500.0, 500.0]
     falling = evaluate(lambda observations: torch.ones(len(observations), dtype=torch.int64), [5, 6, 7])
     assert all(8 <= value <= 11 for value in falling)
+    from gymnasium.spaces import Box, Discrete
+
+    high = np.array([2.0, 1e6, np.inf, 0.5])
+    env = SimpleNamespace(observation_space=Box(-high, high, dtype=np.float64), action_space=Discrete(3))
+    assert EnvSpec.of(env) == EnvSpec(4, 3, (2.0, 1.0, 1.0, 8.0))
 
 
 def test_goals_bootstrap_on_truncation_but_not_on_termination() -> None:
@@ -92,19 +99,19 @@ def test_settings_are_checked_and_short_runs_shrink_the_phases() -> None:
     settings: dict[str, Any]
     for settings, message in (
         ({"steps": 0}, "steps must be at least 1, got 0"),
-        ({"n_step": 0}, "n_step must be at least 1, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"tau": 0.0}, "tau must be above 0"),
         ({"gamma": 1.5}, "gamma must be at most 1"),
-        ({"steps": 500}, "warmup_steps must be below steps=500"),
+        ({"steps": 500, "warmup_steps": 500}, "warmup_steps must be below steps=500"),
     ):
         with pytest.raises(OptionError, match=message):
             DqnConfig(**settings)
     for steps in (1, 10, 9_999, 10_000):
-        config = DqnConfig().over(steps)
+        config, whole = DqnConfig().over(steps), DqnConfig()
         assert config.steps == steps
         assert config.warmup_steps < steps
-        assert (config.warmup_steps == DqnConfig().warmup_steps) == (steps >= 10_000)
+        for name in ("warmup_steps", "explore_steps", "validate_every"):
+            assert getattr(config, name) == max(name != "warmup_steps", getattr(whole, name) * steps // 10_000), name
 
 
 def test_the_example_runs() -> None:

@@ -43,8 +43,10 @@ def chain(tmp_path: Path) -> tuple[ReplayBuffer, Path]:
     return rb, tmp_path / "chain"
 
 
-def test_the_chain_is_shown(chain: tuple[ReplayBuffer, Path]) -> None:
-    _, path = chain
+def test_the_chain_is_shown_and_a_fold_that_fails_leaves_it(
+    chain: tuple[ReplayBuffer, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rb, path = chain
     report = inspect_checkpoint(path)
     (rows,) = (found for found in report.chains if found.name == NAME)
     assert [(link.kind, link.rows, link.runs) for link in rows.links] == [("base", 15_000, 1)] + [("patch", 40, 1)] * 4
@@ -52,6 +54,20 @@ def test_the_chain_is_shown(chain: tuple[ReplayBuffer, Path]) -> None:
     assert (fields["id"].minimum, fields["id"].maximum, fields["id"].rows) == (0, 15_159, 15_160)
     assert report.nbytes == sum(file.stat().st_size for file in path.iterdir())
     assert inspect_checkpoint(path, read_data=False).chains == report.chains
+    assert f"{NAME}: base of 15,000 rows" in run_here("inspect", "--quick", path).stdout
+    before = sorted(file.name for file in path.iterdir())
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(directory, "write_manifest", fail)
+    with pytest.raises(OSError, match="No space"):
+        compact(path)
+    monkeypatch.undo()
+    assert sorted(file.name for file in path.iterdir()) == before
+    other = make()
+    other.loads(path)
+    same_state(snapshot(other), snapshot(rb))
 
 
 def test_folding_changes_nothing_but_the_files(chain: tuple[ReplayBuffer, Path]) -> None:
@@ -66,25 +82,11 @@ def test_folding_changes_nothing_but_the_files(chain: tuple[ReplayBuffer, Path])
     fill(rb, range(9))
     rb.dumps(path, incremental=True)
     assert [len(found.links) for found in inspect_checkpoint(path).chains if found.name == NAME] == [2]
-    assert compact(path).patches > 0
+    for status, words in ((0, "merged"), (0, "no patches")):
+        done = run_here("compact", path)
+        assert (done.returncode, words in done.stdout) == (status, True)
     assert compact(path).patches == 0
-
-
-def test_folding_that_fails_leaves_the_chain(chain: tuple[ReplayBuffer, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    rb, path = chain
-    before = sorted(file.name for file in path.iterdir())
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(directory, "write_manifest", fail)
-    with pytest.raises(OSError, match="No space"):
-        compact(path)
-    monkeypatch.undo()
-    assert sorted(file.name for file in path.iterdir()) == before
-    other = make()
-    other.loads(path)
-    same_state(snapshot(other), snapshot(rb))
+    assert run_here("compact", path / "nowhere").returncode == 1
 
 
 def test_a_damaged_patch_is_found_by_every_reader(chain: tuple[ReplayBuffer, Path]) -> None:
@@ -120,13 +122,3 @@ def test_ensembles_are_folded_and_verified(tmp_path: Path) -> None:
     both.dumps(tmp_path / "save", incremental=True)
     assert not verify(tmp_path / "save").damage
     assert compact(tmp_path / "save").patches > 0
-
-
-def test_the_command_merges_patches(chain: tuple[ReplayBuffer, Path]) -> None:
-    _, path = chain
-    assert f"{NAME}: base of 15,000 rows" in run_here("inspect", "--quick", path).stdout
-    done = run_here("compact", path)
-    assert (done.returncode, "merged" in done.stdout) == (0, True)
-    assert "no patches" in run_here("compact", path).stdout
-    assert run_here("compact", path / "nowhere").returncode == 1
-    assert "ostinato compact runs/checkpoint" in run_here("compact", "--help").stdout

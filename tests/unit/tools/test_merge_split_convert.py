@@ -53,23 +53,36 @@ def tree(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
 
 
-@pytest.mark.usefixtures("every_step")
+def flip(path: Path, number: int) -> Path:
+    """Change one bit of a trajectory, whose sizes and headers still fit."""
+    file = path / files(path)[number]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    return file
+
+
 @pytest.mark.parametrize(("form", "how"), [("pt", "linked"), ("safetensors", "moved"), ("pkl", "copied")])
-def test_merge_interleaves_by_id_and_renumbers(tmp_path: Path, form: str, how: str) -> None:
+def test_merge_interleaves_by_id_and_renumbers(
+    tmp_path: Path, form: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target, synced = tmp_path / "s", tmp_path / "t", set()
     for rank, numbers in ((0, [1, 2, 3]), (1, [4]), (10, [5, 6])):
-        write(tmp_path / "s" / f"rank_{rank}", numbers, form, seed=rank + 5)
-    before = tree(tmp_path / "s")
-    seen: list[tuple[int, int]] = []
-    report = merge(tmp_path / "s", tmp_path / "t", **WAYS[how], progress=lambda *now: seen.append(now))
+        write(source / f"rank_{rank}", numbers, form, seed=rank + 5)
+    before = tree(source)
+    monkeypatch.setattr(merge_split, "fsync_dir", lambda path: synced.add((path.name, target.exists())))
+    report = merge(source, target, **WAYS[how])
     assert (report.trajectories, report.total_samples, report.how) == (6, 24, how)
-    assert seen == [(done, 6) for done in range(7)]
-    assert owners(tmp_path / "t") == dict(enumerate([1, 4, 5, 2, 6, 3]))
-    assert files(tmp_path / "t")[1] == f"trajectory_1_w-4_0.{form}"
-    meta = json.loads((tmp_path / "t" / "metadata.json").read_text())
+    if how == "moved":
+        assert {("t.partial", False), *((f"rank_{rank}", False) for rank in (0, 1, 10))} <= synced
+        assert (tmp_path.name, True) in synced
+    assert owners(target) == dict(enumerate([1, 4, 5, 2, 6, 3]))
+    assert files(target)[1] == f"trajectory_1_w-4_0.{form}"
+    meta = json.loads((target / "metadata.json").read_text())
     assert meta == {"trajectory_format": form, "size": 6, "total_samples": 24, "trajectory_counter": 6, "seed": 5}
-    assert not verify(tmp_path / "t", allow_pickle=True).damage
-    assert tree(tmp_path / "s") == (before if how != "moved" else {})
-    check_sharing(tmp_path / "s", tmp_path / "t", how)
+    assert not verify(target, allow_pickle=True).damage
+    assert tree(source) == (before if how != "moved" else {})
+    check_sharing(source, target, how)
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -163,40 +176,33 @@ def refused(tmp_path: Path, words: str, work: Any, error: type[Exception] = Chec
 
 @pytest.mark.parametrize(("how", "form"), [("linked", "pt"), ("copied", "pkl"), ("moved", "safetensors")])
 def test_errors_change_nothing(tmp_path: Path, how: str, form: str) -> None:
-    write(tmp_path / "s" / "rank_0", [1, 2], form)
+    one, target = tmp_path / "s" / "rank_0", tmp_path / "t"
+    write(one, [1, 2], form)
     write(tmp_path / "s" / "rank_1", [3], form)
     write(tmp_path / "mixed" / "rank_0", [1])
     write(tmp_path / "mixed" / "rank_1", [2], "safetensors")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("")
-    refused(tmp_path, "different formats", lambda: merge(tmp_path / "mixed", tmp_path / "t", **WAYS[how]))
+    refused(tmp_path, "different formats", lambda: merge(tmp_path / "mixed", target, **WAYS[how]))
     refused(tmp_path, "exists and is not empty", lambda: merge(tmp_path / "s", tmp_path / "taken", **WAYS[how]))
-    refused(tmp_path, "no directories rank_0", lambda: merge(tmp_path / "s" / "rank_0", tmp_path / "t", **WAYS[how]))
-    refused(tmp_path, "does not exist", lambda: merge(tmp_path / "nowhere", tmp_path / "t", **WAYS[how]))
-    one = tmp_path / "s" / "rank_0"
-    refused(tmp_path, r"split_count must be in \[1, 2\]", lambda: split(one, tmp_path / "t", 3, **WAYS[how]))
-    refused(tmp_path, "split_count must be at least 1", lambda: split(one, tmp_path / "t", 0, **WAYS[how]), OptionError)
-    both: Any = {"copy": True, "move": True}
-    refused(tmp_path, "exclude each other", lambda: merge(tmp_path / "s", tmp_path / "t", **both), OptionError)
-    refused(tmp_path, "exclude each other", lambda: split(one, tmp_path / "t", 1, **both), OptionError)
+    refused(tmp_path, "no directories rank_0", lambda: merge(one, target, **WAYS[how]))
+    refused(tmp_path, "does not exist", lambda: merge(tmp_path / "nowhere", target, **WAYS[how]))
+    refused(tmp_path, r"split_count must be in \[1, 2\]", lambda: split(one, target, 3, **WAYS[how]))
+    refused(tmp_path, "split_count must be at least 1", lambda: split(one, target, 0, **WAYS[how]), OptionError)
+    refused(tmp_path, "exclude each other", lambda: merge(tmp_path / "s", target, copy=True, move=True), OptionError)
+    if how == "moved":
+        lock = DirectoryLock(one)
+        lock.acquire()
+        refused(tmp_path, "is being saved to", lambda: merge(tmp_path / "s", target, move=True))
+        lock.release()
     path = one / files(one)[1]
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     for _ in ("with our list", "without it", "the file is missing"):
-        refused(tmp_path, "nothing was touched", lambda: merge(tmp_path / "s", tmp_path / "t", **WAYS[how]))
-        refused(tmp_path, "nothing was touched", lambda: split(one, tmp_path / "t", 2, **WAYS[how]))
+        refused(tmp_path, "nothing was touched", lambda: merge(tmp_path / "s", target, **WAYS[how]))
+        refused(tmp_path, "nothing was touched", lambda: split(one, target, 2, **WAYS[how]))
         if not (one / "ostinato_store.jsonl").exists():
             path.unlink(missing_ok=True)
         (one / "ostinato_store.jsonl").unlink(missing_ok=True)
-
-
-def test_a_directory_in_use_is_not_moved(tmp_path: Path) -> None:
-    write(tmp_path / "s" / "rank_0", [1])
-    lock = DirectoryLock(tmp_path / "s" / "rank_0")
-    lock.acquire()
-    with pytest.raises(CheckpointError, match="is being saved to"):
-        merge(tmp_path / "s", tmp_path / "t", move=True)
-    lock.release()
-    assert owners(tmp_path / "s" / "rank_0") == {0: 1}
 
 
 def test_a_move_that_stops_goes_on_with_the_same_command_alone(tmp_path: Path) -> None:
@@ -236,15 +242,6 @@ def test_a_move_that_stops_goes_on_with_the_same_command_alone(tmp_path: Path) -
     assert [damage.trajectory_id for damage in verify(tmp_path / "t").damage] == [0], "by the checksum of its source"
 
 
-def flip(path: Path, number: int) -> Path:
-    """Change one bit of a trajectory, whose sizes and headers still fit."""
-    file = path / files(path)[number]
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-    return file
-
-
 @contextmanager
 def stopping_after(at: int) -> Iterator[None]:
     """Let no more than some trajectories be renamed."""
@@ -261,61 +258,42 @@ def stopping_after(at: int) -> Iterator[None]:
         yield
 
 
-def stop_merge(root: Path, at: int) -> None:
-    """Begin to move, and stop after some files."""
-
-    with stopping_after(at), pytest.raises(CheckpointError, match="stopped after"):
-        merge(root / "s", root / "t", move=True)
-
-
-def stop_before_the_lists(root: Path) -> None:
-    """Move all files, and stop before the lists of the sources are brought up to date."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merge_split, "_finish", lambda *_args, **_options: (_ for _ in ()).throw(OSError("disk on fire")))
-        with pytest.raises(OSError, match="disk on fire"):
-            merge(root / "s", root / "t", move=True)
-
-
-def add(path: Path, number: int, weights: str) -> None:
-    """Save one more: a new process would, while a merge stands still."""
+def add(path: Path, number: int) -> None:
+    """Save one more, as a new process would while a merge stands still; the same weights acted: names come again."""
     with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path) as buffer:
-        buffer.add_trajectories([rollout(number, 2, model_weights_id=weights)])
+        buffer.add_trajectories([rollout(number, 2, model_weights_id="w_0")])
 
 
 @pytest.mark.parametrize("stopped_at", [1, 4, None])
 def test_what_came_while_a_merge_stood_still_stays_in_its_source_and_on_its_list(
-    tmp_path: Path, stopped_at: int | None
+    tmp_path: Path, stopped_at: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for rank, numbers in ((0, [1, 2]), (1, [3, 4, 5])):
-        for number in numbers:  # the same weights acted: names may come again
-            add(tmp_path / "s" / f"rank_{rank}", number, "w_0")
-    if stopped_at is None:
-        stop_before_the_lists(tmp_path)
+    source, target = tmp_path / "s", tmp_path / "t"
+    for rank, number in ((0, 1), (0, 2), (1, 3), (1, 4), (1, 5)):
+        add(source / f"rank_{rank}", number)
+    if stopped_at is None:  # before the lists of the sources are brought up to date
+        monkeypatch.setattr(merge_split, "_finish", lambda *_args, **_options: int("disk on fire"))
+        with pytest.raises(ValueError, match="disk on fire"):
+            merge(source, target, move=True)
+        monkeypatch.undo()
     else:
-        stop_merge(tmp_path, stopped_at)
-    add(tmp_path / "s" / "rank_0", 6, "w_0")
-    add(tmp_path / "s" / "rank_2", 7, "w_0")
-    report = merge(tmp_path / "s", tmp_path / "t", move=True)
+        with stopping_after(stopped_at), pytest.raises(CheckpointError, match="stopped after"):
+            merge(source, target, move=True)
+    add(source / "rank_0", 6)
+    add(source / "rank_2", 7)
+    report = merge(source, target, move=True)
     assert (report.resumed, report.trajectories) == (True, 5)
-    assert report.sources == tuple(str(tmp_path / "s" / rank) for rank in ("rank_0", "rank_1"))
-    assert report.left == tuple(str(tmp_path / "s" / rank) for rank in ("rank_0", "rank_2"))
-    assert owners(tmp_path / "t") == dict(enumerate([1, 3, 2, 4, 5]))
-    assert list(owners(tmp_path / "s" / "rank_0").values()) == [6]
-    assert list(owners(tmp_path / "s" / "rank_2").values()) == [7]
-    assert not (tmp_path / "s" / "rank_1").exists()
-    for path in (tmp_path / "t", tmp_path / "s" / "rank_0", tmp_path / "s" / "rank_2"):
-        report_of_all = verify(path)
-        assert (report_of_all.damage, report_of_all.unlisted) == ((), ())
-    again = merge(tmp_path / "s", tmp_path / "u", move=True)
+    assert report.sources == tuple(str(source / rank) for rank in ("rank_0", "rank_1"))
+    assert report.left == tuple(str(source / rank) for rank in ("rank_0", "rank_2"))
+    assert owners(target) == dict(enumerate([1, 3, 2, 4, 5]))
+    assert list(owners(source / "rank_0").values()) == [6]
+    assert list(owners(source / "rank_2").values()) == [7]
+    assert not (source / "rank_1").exists()
+    for path in (target, source / "rank_0", source / "rank_2"):
+        found = verify(path)
+        assert (found.damage, found.unlisted) == ((), ())
+    again = merge(source, tmp_path / "u", move=True)
     assert (again.trajectories, again.left) == (2, ())
-
-
-def test_a_merge_takes_off_lists_with_the_older_misspelt_index(tmp_path: Path) -> None:
-    write(tmp_path / "s" / "rank_0", [1, 2])
-    (tmp_path / "s" / "rank_0" / "ostinato_store.jsonl").unlink()
-    (tmp_path / "s" / "rank_0" / "trajectory_index.json").rename(tmp_path / "s" / "rank_0" / "trajector_index.json")
-    assert merge(tmp_path / "s", tmp_path / "t", move=True).trajectories == 2
-    assert not list((tmp_path / "s").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -345,43 +323,44 @@ def test_convert_keeps_everything_but_the_format(tmp_path: Path, source: str, ta
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s", "t"]
 
 
+def swap(first: Path, second: Path) -> None:
+    aside = first.rename(first.with_name("aside"))
+    second.rename(first)
+    aside.rename(second)
+
+
 @pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
-def test_convert_and_merge_raise_for_a_file_of_another_shape_than_its_index(tmp_path: Path, form: str) -> None:
-    write(tmp_path / "rank_0", [1, 2], form)
-    write(tmp_path / "long", [1, 2], form)
-    index = json.loads((tmp_path / "rank_0" / "trajectory_index.json").read_text())
-    index["trajectory_index"]["1"] |= {"shape": [3, 2, 1], "num_samples": 6}
-    (tmp_path / "rank_0" / "trajectory_index.json").write_text(json.dumps(index))
-    (tmp_path / "rank_0" / "ostinato_store.jsonl").unlink()
-    to = "pt" if form != "pt" else "safetensors"
-    with pytest.raises(DamagedFileError, match=r"holds \[2, 2, .*the index says \[3, 2, 1\]"):
-        convert(tmp_path / "rank_0", tmp_path / "t", to, allow_pickle=True)
-    assert not (tmp_path / "t").exists()
-    if form != "pkl":
-        with pytest.raises(DamagedFileError, match=r"the index says \[3, 2, 1\].*nothing was touched"):
-            merge(tmp_path, tmp_path / "t")
-
-
-@pytest.mark.parametrize("form", ["pt", "safetensors"])
 def test_damage_is_found_without_lists_of_ours(tmp_path: Path, form: str) -> None:
-    write(tmp_path / "s" / "rank_0", [1, 2], form)
     one = tmp_path / "s" / "rank_0"
+    write(one, [1, 2], form)
     (one / "ostinato_store.jsonl").unlink()  # as RLinf writes it: no checksums
+    index = one / "trajectory_index.json"
+    text = index.read_text()
+    value = json.loads(text)
+    value["trajectory_index"]["1"] |= {"shape": [3, 2, 1], "num_samples": 6}
+    index.write_text(json.dumps(value))
+    to = "pt" if form != "pt" else "safetensors"
+    words = r"the index says \[3, 2, 1\]"
+    with pytest.raises(DamagedFileError, match=rf"holds \[2, 2, .*{words}"):
+        convert(one, tmp_path / "t", to, allow_pickle=True)
+    if form == "pkl":
+        return
+    refused(tmp_path, f"{words}.*nothing was touched", lambda: merge(tmp_path / "s", tmp_path / "t"), DamagedFileError)
+    index.write_text(text)
     assert not verify(one).damage
     first, second = (one / name for name in files(one))
-    first.rename(one / "x")
-    second.rename(first)
-    (one / "x").rename(second)
+    swap(first, second)
     damage = verify(one).damage
     assert [item.trajectory_id for item in damage] == [0, 1]
     assert all("files were swapped" in item.problem for item in damage)
     refused(tmp_path, "files were swapped", lambda: merge(tmp_path / "s", tmp_path / "t"), DamagedFileError)
+    swap(first, second)
     if form == "pt":  # a zip archive has checksums of its own
-        first.rename(one / "x")
-        second.rename(first)
-        (one / "x").rename(second)
         flip(one, 0)
         assert [item.trajectory_id for item in verify(one).damage] == [0]
-    shutil.rmtree(one)
+    else:
+        index.rename(one / "trajector_index.json")  # an older, misspelt name
+        assert merge(tmp_path / "s", tmp_path / "t", move=True).trajectories == 2
+        assert not list((tmp_path / "s").iterdir())
     with pytest.raises(CheckpointError):
-        verify(one)
+        verify(tmp_path / "nowhere")

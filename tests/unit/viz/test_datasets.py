@@ -62,11 +62,11 @@ def source(data: dict[str, Any], **changes: Any) -> DatasetSource:
 
 
 def test_fields_get_their_roles_by_the_names_that_datasets_use() -> None:
-    roles = source(robot()).roles
+    roles = source({**robot(), "next": np.zeros(ROWS)}).roles
     assert (roles.reward, roles.action, dict(roles.ends)) == (("next.reward",), ("action",), {"done": ("done",)})
     assert list(roles.current) == ["observation.state", "observation.images.top", "observation.images.wrist"]
     assert not roles.following
-    assert list(roles.extra) == ["timestamp"]
+    assert list(roles.extra) == ["timestamp", "next"]
     roles = source(nested()).roles
     assert (roles.reward, roles.action) == (("next", "reward"), ("action",))
     assert set(roles.ends) == {"terminated", "truncated"}
@@ -91,8 +91,10 @@ def test_a_frame_has_all_cameras_and_the_vectors_beside_them() -> None:
     assert dict(one.facts)["done"] == "yes"
 
 
-def test_next_observations_and_curves_of_an_episode() -> None:
-    made = source(nested())
+def test_next_observations_curves_and_texts_of_an_episode() -> None:
+    codes = torch.tensor([0] * 5 + [1] + [0, 1, 2, 3, 4, 4, 4, 4])
+    task = TextColumn(["lift", "push", "a", "b", "c"], TensorColumn(codes))
+    made = source(nested(), texts={("task",): task})
     seen = read_frame(made, Position(2, 0))
     assert seen.current.traces[0].values[:, 0].tolist() == list(range(6, 14))
     assert seen.following.traces[0].values[:, 0].tolist() == list(range(7, 15))
@@ -104,26 +106,13 @@ def test_next_observations_and_curves_of_an_episode() -> None:
     assert [made.returns(index) for index in range(3)] == made.all_returns() == [10.0, 5.0, 76.0]
     assert [made.extent(index) for index in range(3)] == [(5, 1), (1, 1), (8, 1)]
     assert made.title == "pusht, 14 rows, 3 episodes, arrays"
-
-
-def test_ids_are_the_numbers_of_the_episodes_in_the_dataset() -> None:
-    dataset = open_dataset(nested(), episode_ends=np.cumsum(LENGTHS), episodes=[2, 0])
-    made = DatasetSource(dataset, "x")
-    assert made.ids == (2, 0)
-    assert made.find(0) == 1
-    assert made.find(1) is None
+    texts = [made.open(index).facts for index in range(3)]
+    assert texts == [(("task", text),) for text in ("lift", "push", "lift / push / a / ... (5 in all)")]
+    assert dict(read_frame(made, Position(1, 0)).facts)["task"] == "push"
+    made = DatasetSource(open_dataset(nested(), episode_ends=np.cumsum(LENGTHS), episodes=[2, 0]), "x")
+    assert (made.ids, made.find(0), made.find(1)) == ((2, 0), 1, None)
     assert made.open(0).name == "episode 2"
     assert read_frame(made, Position(1, 0)).current.traces[0].values[:, 0].tolist() == list(range(5))
-
-
-def test_the_texts_of_an_episode_are_facts() -> None:
-    codes = torch.tensor([0] * 5 + [1] + [0, 1, 2, 3, 4, 4, 4, 4])
-    task = TextColumn(["lift", "push", "a", "b", "c"], TensorColumn(codes))
-    made = source(nested(), texts={("task",): task})
-    assert made.open(0).facts == (("task", "lift"),)
-    assert made.open(1).facts == (("task", "push"),)
-    assert made.open(2).facts == (("task", "lift / push / a / ... (5 in all)"),)
-    assert dict(read_frame(made, Position(1, 0)).facts)["task"] == "push"
 
 
 class Broken:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,26 +15,20 @@ from ostinato.viz.figures import thin
 from tests.unit.viz.rollouts import store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytest.importorskip("matplotlib")
 
 
+X = tuple(float(i) for i in range(10))
+
+
 def scene() -> FigureSpec:
     """One panel of each kind."""
-    x = tuple(float(i) for i in range(10))
-    curves = Curves(
-        "return",
-        "step",
-        "return",
-        (Line("a", x, x), Line("b", x, x, "second", "beads"), Line("c", x, x, "quiet", "dots")),
-        (Level(5.0, "half"),),
-        (Mark(9.0, 9.0, "end"),),
-        (0.0, 10.0),
-    )
-    points = Points("where", "x", "y", "age", x, x, x, (Level(3.0, "end", "x"), Level(4.0)))
-    bars = Bars("ages", "age", "rows", (*x, 10.0), (Stack("low", x), Stack("high", x, "third")))
+    lines = (Line("a", X, X), Line("b", X, X, "second", "beads"), Line("c", X, X, "quiet", "dots"))
+    curves = Curves("return", "step", "return", lines, (Level(5.0, "half"),), (Mark(9.0, 9.0, "end"),), (0.0, 10.0))
+    points = Points("where", "x", "y", "age", X, X, X, (Level(3.0, "end", "x"), Level(4.0)))
+    bars = Bars("ages", "age", "rows", (*X, 10.0), (Stack("low", X), Stack("high", X, "third")))
     return FigureSpec("A title", "and a subtitle", ((curves,), (points, bars)))
 
 
@@ -49,36 +43,32 @@ def test_the_file_is_a_png_of_the_size_that_is_asked_for(tmp_path: Path) -> None
     path = draw(scene(), tmp_path / "out.png", size=(800, 600))
     assert path == tmp_path / "out.png"
     assert size_of(path) == (800, 600)
-    first = draw(scene(), path).read_bytes()
-    assert size_of(path) == (1600, 1000)
-    assert draw(scene(), str(path)).read_bytes() == first, "drawing is deterministic, and replaces"
+    first = path.read_bytes()
+    assert draw(scene(), str(path), size=(800, 600)).read_bytes() == first, "drawing is deterministic, and replaces"
     other = FigureSpec("A title", "and a subtitle", scene().rows[:1])
     assert draw(other, path).read_bytes() != first
+    assert size_of(path) == (1600, 1000)
     for name, size in (("out.pdf", (800, 600)), ("out", (800, 600)), ("out.png", (100, 600))):
         with pytest.raises(OptionError, match=r"end in \.png and size must be at least 200 x 200"):
             draw(scene(), tmp_path / name, size=size)
 
 
-def test_invalid_figures_raise() -> None:
-    wrong: list[tuple[Callable[[], object], str]] = [
-        (lambda: Line("return", (1.0, 2.0), (1.0,)), "'return' must have series of equal length, got 2 and 1"),
-        (lambda: Points("where", "x", "y", "age", (0.0,), (0.0,), (1.0, 2.0)), "got 1 and 2"),
-        (lambda: Bars("ages", "age", "rows", (0.0, 1.0, 2.0), (Stack("rows", (3.0, 4.0, 5.0)),)), "got 2 and 3"),
-        (lambda: Film("camera", (np.zeros((4, 4, 3), dtype=np.uint8),), ()), "series of equal length"),
-        (lambda: FigureSpec("nothing", "", ()), "each must have a panel"),
-        (lambda: FigureSpec("nothing", "", ((),)), "each must have a panel"),
-    ]
-    for make, message in wrong:
-        with pytest.raises(OptionError, match=message):
-            make()
-
-
-def test_thin_keeps_at_most_so_many() -> None:
+def test_thin_keeps_at_most_so_many_and_invalid_figures_raise() -> None:
     for count, most in ((0, 5), (3, 5), (5, 5), (6, 5), (1000, 7)):
         kept = list(thin(count, most))
         assert len(kept) == (count if count <= most else min(len(kept), most))
         assert kept[:1] == ([0] if count else [])
         assert all(0 <= i < count for i in kept)
+    wrong: list[tuple[Any, tuple[Any, ...], str]] = [
+        (Line, ("return", (1.0, 2.0), (1.0,)), "'return' must have series of equal length, got 2 and 1"),
+        (Points, ("where", "x", "y", "age", (0.0,), (0.0,), (1.0, 2.0)), "got 1 and 2"),
+        (Bars, ("ages", "age", "rows", (0.0, 1.0, 2.0), (Stack("rows", (3.0, 4.0, 5.0)),)), "got 2 and 3"),
+        (Film, ("camera", (np.zeros((4, 4, 3), dtype=np.uint8),), ()), "series of equal length"),
+        (FigureSpec, ("nothing", "", ((),)), "each must have a panel"),
+    ]
+    for kind, values, message in wrong:
+        with pytest.raises(OptionError, match=message):
+            kind(*values)
 
 
 def test_frames_need_no_matplotlib_and_pyplot_is_left_alone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from ostinato.errors import DamagedFileError, OptionError
 from ostinato.viz import TrajectoryFolder
@@ -50,33 +51,27 @@ def test_every_step_of_every_environment_is_there(tmp_path: Path) -> None:
                 assert stamps == {step: (2, step, env * 50 + camera * 10 + 5 * following) for step in range(4)}
 
 
-def test_one_camera_and_errors(tmp_path: Path) -> None:
+def test_one_camera_and_errors_that_leave_what_was_there(tmp_path: Path) -> None:
     from ostinato.viz.rerun_export import export
 
     path = store(tmp_path / "a")
     source = TrajectoryFolder(path)
-    found = read(export(source, 1, tmp_path / "out.rrd", camera="wrist_images"))
+    target = export(source, 1, tmp_path / "out.rrd", camera="wrist_images")
+    found = read(target)
     assert "/current/wrist_images" in found
     assert "/current/main_images" not in found
+    for size, shown in ((64, True), (65, False)):
+        states = {"states": torch.zeros(2, 1, size)}
+        wide = TrajectoryFolder(store(tmp_path / str(size), [(2, 1)], curr_obs=states, next_obs=None))
+        assert ("/current/states" in read(export(wide, 0, target))) == shown, size
+    before = target.read_bytes()
     for name in ("out.png", "gone/out.rrd"):
         with pytest.raises(OptionError, match=r"must end in \.rrd"):
             export(source, 0, tmp_path / name)
-    file_of(path, 0).unlink()
-    with pytest.raises(DamagedFileError, match="missing"):
-        export(source, 0, tmp_path / "broken.rrd")
-    assert not (tmp_path / "broken.rrd").exists()
-
-
-def test_a_trajectory_that_breaks_leaves_the_file_that_was_there(tmp_path: Path) -> None:
-    from ostinato.viz.rerun_export import export
-
-    path = store(tmp_path / "a")
-    source = TrajectoryFolder(path)
-    target = tmp_path / "out.rrd"
-    target.write_bytes(b"before")
     source.open(2)
-    file_of(path, 2).unlink()  # its header is in the cache, its pictures are not
-    with pytest.raises(DamagedFileError, match="missing"):
-        export(source, 2, target)
-    assert target.read_bytes() == b"before"
+    for number in (0, 2):  # the header of the second is in the cache, its pictures are not
+        file_of(path, number).unlink()
+        with pytest.raises(DamagedFileError, match="missing"):
+            export(source, number, target)
+    assert target.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["out.rrd"]

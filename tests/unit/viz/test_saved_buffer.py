@@ -61,29 +61,30 @@ def test_episodes_are_shown_row_by_row(tmp_path: Path) -> None:
     assert [source.returns(index) for index in range(3)] == [3.0, 10.0, 6.0]
 
 
-def test_a_full_ring_begins_with_its_oldest_row(tmp_path: Path) -> None:
-    saved(tmp_path / "a", [6, 5, 4], capacity=10, sampler=SliceSampler(num_slices=2, end_key=("next", "done")))
-    source = SavedBuffer(tmp_path / "a")
-    assert [source.extent(index)[0] for index in range(3)] == [1, 5, 4]
-    assert read_frame(source, Position(0)).current.traces[0].values.tolist() == [[1.0, 5.0]]
-    assert source.ages.sum() == 45
+def dumped(path: Path, rows: Any, capacity: int = 20, **options: Any) -> SavedBuffer:
+    """The saved buffer that holds these rows."""
+    rb = ReplayBuffer(storage=LazyTensorStorage(capacity, **options))
+    rb.extend(rows)
+    rb.dumps(path)
+    return SavedBuffer(path)
+
+
+def current(source: SavedBuffer) -> list[Any]:
+    """The first number of each row, by episode."""
+    found = [read_frame(source, Position(index)).current.traces[0].values for index in range(len(source.ids))]
+    return [values[:, 0].tolist() for values in found]
 
 
 def test_rows_without_episodes_are_shown_in_blocks(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(3000))
-    rb.extend({"obs": torch.arange(3500.0)[:, None]})
-    rb.dumps(tmp_path / "a")
-    source = SavedBuffer(tmp_path / "a")
+    source = dumped(tmp_path / "a", {"obs": torch.arange(3500.0)[:, None]}, 3000)
     assert source.unit == "block"
     assert [source.extent(index)[0] for index in range(3)] == [1000, 1000, 1000]
     assert read_frame(source, Position(1, 2)).current.traces[0].values[2, 0] == 1502
     assert source.returns(0) is None
     assert read_frame(source, Position()).following.note == "not stored"
-    rb = ReplayBuffer(storage=LazyTensorStorage(13_000))
     action = torch.arange(12_500) + 1_000_000
-    rb.extend({"obs": torch.zeros(12_500, 1), "action": action, "reward": action / 10})
-    rb.dumps(tmp_path / "b")
-    source = SavedBuffer(tmp_path / "b")
+    rows = {"obs": torch.zeros(12_500, 1), "action": action, "reward": action / 10}
+    source = dumped(tmp_path / "b", rows, 13_000)
     facts = dict(read_frame(source, Position(12, 345)).facts)
     assert (facts["slot"], facts["rows since"], facts["action"]) == ("12345", "154", "1012345")
     assert facts["reward"] == "101234.5"
@@ -97,74 +98,51 @@ def test_rows_without_episodes_are_shown_in_blocks(tmp_path: Path) -> None:
     assert source.field_bytes() == {"obs": 72, "late": 36}
 
 
-def test_priorities_are_shown_where_there_are_some(tmp_path: Path) -> None:
-    rb = saved(tmp_path / "plain", [3])
-    assert SavedBuffer(tmp_path / "plain").priorities is None
-    rb = saved(tmp_path / "a", [3, 5], sampler=PrioritizedSampler(100, alpha=0.7, beta=0.5))
-    rb.update_priority(torch.arange(8), torch.arange(8.0) + 1)
-    rb.sample(4)
-    rb.dumps(tmp_path / "a")
-    source = SavedBuffer(tmp_path / "a")
-    assert [dict(read_frame(source, Position(1, step)).facts)["priority"] for step in range(5)] == list("45678")
-    assert source.history == "4 rows drawn so far, 0.5 for each row written (counted in all, not row by row)"
-    assert source.history in report(source).subtitle
-    assert SavedBuffer(tmp_path / "plain").history == "no row drawn so far"
-
-
 def test_images_single_tensors_and_environments(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(20, codec={"pixels": "zlib", "done": "zlib"}))
     pixels = torch.arange(6, dtype=torch.uint8)[:, None, None, None].expand(6, 3, 16, 16).contiguous()
-    rb.extend({"pixels": pixels, "next_pixels": pixels + 100, "reward": torch.ones(6), "done": torch.arange(6) == 2})
-    rb.dumps(tmp_path / "a")
-    source = SavedBuffer(tmp_path / "a")
+    rows: dict[str, Any] = {
+        "pixels": pixels,
+        "next_pixels": pixels + 100,
+        "reward": torch.ones(6),
+        "done": torch.arange(6) == 2,
+    }
+    source = dumped(tmp_path / "a", rows, codec={"pixels": "zlib", "done": "zlib"})
     assert [source.extent(index)[0] for index in range(len(source.ids))] == [3, 3]
     shown = read_frame(source, Position(1, 1))
     assert read_stamp(shown.current.pictures[0].pixels) == (4, 4, 4)
     assert read_stamp(shown.following.pictures[0].pixels) == (104, 104, 104)
-    rb = ReplayBuffer(storage=LazyTensorStorage(20, single_copy=True))
     obs = torch.arange(6.0)[:, None]
-    rb.extend({"observation": obs[:5], "next": {"observation": obs[1:], "done": torch.zeros(5, 1, dtype=torch.bool)}})
-    rb.dumps(tmp_path / "single")
-    shown = read_frame(SavedBuffer(tmp_path / "single"), Position(0, 1))
+    rows = {"observation": obs[:5], "next": {"observation": obs[1:], "done": torch.zeros(5, 1, dtype=torch.bool)}}
+    shown = read_frame(dumped(tmp_path / "single", rows, single_copy=True), Position(0, 1))
     assert shown.current.traces[0].values[:, 0].tolist() == [0, 1, 2, 3, 4]
     assert shown.following.traces[0].values[:, 0].tolist() == [1, 2, 3, 4, 5]
-    rb = ReplayBuffer(storage=LazyTensorStorage(20))
-    rb.extend(torch.arange(5.0)[:, None])
-    rb.dumps(tmp_path / "b")
-    assert read_frame(SavedBuffer(tmp_path / "b"), Position()).current.traces[0].name == "(data)"
+    shown = read_frame(dumped(tmp_path / "b", torch.arange(5.0)[:, None]), Position())
+    assert shown.current.traces[0].name == "(data)"
     rb = ReplayBuffer(storage=LazyTensorStorage(40, ndim=2), dim_extend=1)
     flags = torch.zeros(2, 4, 1, dtype=torch.bool)
     flags[1, 1] = True
     rb.extend({"obs": torch.arange(8.0).reshape(2, 4, 1), "done": flags})
     rb.dumps(tmp_path / "c")
-    source = SavedBuffer(tmp_path / "c")
-    found = [
-        read_frame(source, Position(index)).current.traces[0].values[:, 0].tolist() for index in range(len(source.ids))
-    ]
-    assert sorted(found) == [[0, 1, 2, 3], [4, 5], [6, 7]]
+    assert sorted(current(SavedBuffer(tmp_path / "c"))) == [[0, 1, 2, 3], [4, 5], [6, 7]]
 
 
-def test_a_checkpoint_without_fields_raises(tmp_path: Path) -> None:
+def test_which_episodes_there_are(tmp_path: Path) -> None:
+    saved(tmp_path / "ring", [6, 5, 4], capacity=10, sampler=SliceSampler(num_slices=2, end_key=("next", "done")))
+    source = SavedBuffer(tmp_path / "ring")
+    assert [source.extent(index)[0] for index in range(3)] == [1, 5, 4]
+    assert read_frame(source, Position(0)).current.traces[0].values.tolist() == [[1.0, 5.0]], "the oldest row"
+    assert source.ages.sum() == 45
+    rb = ReplayBuffer(storage=LazyTensorStorage(20), sampler=SliceSampler(num_slices=1, traj_key="run"), batch_size=2)
+    rb.extend({"obs": torch.arange(6.0)[:, None], "run": torch.tensor([7, 8, 7, 8, 7, 8])})
+    rb.dumps(tmp_path / "keys")
+    assert current(SavedBuffer(tmp_path / "keys")) == [[0, 2, 4], [1, 3, 5]]
     rb = ReplayBuffer(storage=ListStorage(10))
     rb.extend(["a", "b"])
     rb.dumps(tmp_path / "objects")
-    with pytest.raises(CheckpointError, match="Python objects"):
-        SavedBuffer(tmp_path / "objects")
     ReplayBuffer(storage=LazyTensorStorage(10)).dumps(tmp_path / "empty")
-    with pytest.raises(CheckpointError, match="no rows"):
-        SavedBuffer(tmp_path / "empty")
-    with pytest.raises(CheckpointError):
-        SavedBuffer(tmp_path)
-
-
-def test_the_episode_key_of_a_buffer_counts(tmp_path: Path) -> None:
-    sampler = SliceSampler(num_slices=1, traj_key="run")
-    rb = ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=2)
-    rb.extend({"obs": torch.arange(6.0)[:, None], "run": torch.tensor([7, 8, 7, 8, 7, 8])})
-    rb.dumps(tmp_path / "a")
-    source = SavedBuffer(tmp_path / "a")
-    found = [read_frame(source, Position(index), "obs").current.traces[0].values[:, 0].tolist() for index in range(2)]
-    assert found == [[0, 2, 4], [1, 3, 5]]
+    for name, words in (("objects", "Python objects"), ("empty", "no rows"), ("", "")):
+        with pytest.raises(CheckpointError, match=words):
+            SavedBuffer(tmp_path / name)
 
 
 def panels(scene: Any) -> dict[str, Any]:
@@ -172,17 +150,25 @@ def panels(scene: Any) -> dict[str, Any]:
 
 
 def test_the_report_of_a_checkpoint(tmp_path: Path) -> None:
+    saved(tmp_path / "plain", [3])
+    plain = SavedBuffer(tmp_path / "plain")
+    assert (plain.priorities, plain.history) == (None, "no row drawn so far")
     rb = saved(tmp_path / "a", [3, 5, 2], sampler=PrioritizedSampler(100, alpha=0.7, beta=0.5))
     rb.update_priority(torch.arange(10), torch.arange(10.0) + 1)
+    rb.sample(5)
     rb.dumps(tmp_path / "a")
-    found = panels(report(SavedBuffer(tmp_path / "a")))
+    source = SavedBuffer(tmp_path / "a")
+    assert [dict(read_frame(source, Position(1, step)).facts)["priority"] for step in range(5)] == list("45678")
+    assert source.history == "5 rows drawn so far, 0.5 for each row written (counted in all, not row by row)"
+    scene = report(source)
+    assert source.history in scene.subtitle
+    found = panels(scene)
     returns = found["Return of each episode"]
     assert isinstance(returns, Curves)
     assert returns.lines[0].y == (3.0, 10.0, 6.0)
-    for title in ("Steps of each episode", "Priorities", "Age of rows"):
+    for title, count in (("Steps of each episode", 3), ("Priorities", 10), ("Age of rows", 10)):
         assert isinstance(found[title], Bars)
-    assert sum(found["Priorities"].stacks[0].counts) == 10
-    assert sum(found["Steps of each episode"].stacks[0].counts) == 3
+        assert sum(found[title].stacks[0].counts) == count
     shares = found["Bytes by field"]
     assert isinstance(shares, Shares)
     assert dict(zip(shares.names, shares.values, strict=True))["observation"] == 80
@@ -192,6 +178,18 @@ def test_the_report_of_a_checkpoint(tmp_path: Path) -> None:
     scene = report(SavedBuffer(tmp_path / "a"))
     assert "mean return 8 \u00b7 1 without readable rewards" in scene.subtitle
     assert panels(scene)["Return of each episode"].lines[0].y == (10.0, 6.0)
+
+
+@pytest.mark.parametrize("rows", [1, 29, 2_500])
+def test_bars_over_whole_numbers_are_equally_wide_and_even(rows: int, tmp_path: Path) -> None:
+    source = dumped(tmp_path / "a", {"obs": torch.zeros(rows, 1)}, rows)
+    bars = panels(report(source))["Age of rows"]  # each age once
+    counts = bars.stacks[0].counts
+    assert sum(counts) == rows
+    assert len(counts) <= 31
+    assert len(set(counts[: rows // int(max(counts))])) == 1
+    assert bars.edges[0] >= -0.5
+    assert f"max {rows - 1:,}" in bars.stacks[0].label
 
 
 def test_the_report_of_trajectories(tmp_path: Path) -> None:
@@ -212,10 +210,8 @@ def test_an_episode_of_very_many_rows_keeps_its_spikes_in_few_points(tmp_path: P
     rows = 100_000
     reward = torch.zeros(rows)
     reward[[5, 77_777]] = torch.tensor([-3.0, 9.0])
-    rb = ReplayBuffer(storage=LazyTensorStorage(rows))
-    rb.extend({"obs": torch.arange(float(rows))[:, None], "reward": reward, "done": torch.arange(rows) % 2 == 2})
-    rb.dumps(tmp_path / "a")
-    source = SavedBuffer(tmp_path / "a")
+    data = {"obs": torch.arange(float(rows))[:, None], "reward": reward, "done": torch.zeros(rows, dtype=torch.bool)}
+    source = dumped(tmp_path / "a", data, rows)
     shown = read_frame(source, Position(0, 50_000))
     assert shown.timeline is not None
     assert shown.timeline.reward is not None
@@ -225,17 +221,3 @@ def test_an_episode_of_very_many_rows_keeps_its_spikes_in_few_points(tmp_path: P
     assert abs(found.steps[found.values[:, 0].argmax()] - 77_777) <= 100
     assert read_frame(source, Position(0, 50_001)).timeline is shown.timeline  # read once, not at every step
     assert len(shown.current.traces[0].steps) <= 2_000
-
-
-@pytest.mark.parametrize("rows", [1, 29, 2_500])
-def test_bars_over_whole_numbers_are_equally_wide_and_even(rows: int, tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(rows))
-    rb.extend({"obs": torch.zeros(rows, 1)})
-    rb.dumps(tmp_path / "a")
-    bars = panels(report(SavedBuffer(tmp_path / "a")))["Age of rows"]  # each age once
-    counts = bars.stacks[0].counts
-    assert sum(counts) == rows
-    assert len(counts) <= 31
-    assert len(set(counts[: rows // int(max(counts))])) == 1
-    assert bars.edges[0] >= -0.5
-    assert f"max {rows - 1:,}" in bars.stacks[0].label

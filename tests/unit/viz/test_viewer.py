@@ -35,8 +35,13 @@ class Keys:
 
         self.source = TrajectoryFolder(path)
         self.navigator = Navigator(self.source)
+
+        class Canvas(FigureCanvasAgg):
+            def draw_idle(self, *args: Any, **options: Any) -> None:
+                """Draw later, as canvases on a screen do: here, never."""
+
         figure = Figure(figsize=(9.6, 6.6), dpi=50)
-        self.canvas = FigureCanvasAgg(figure)
+        self.canvas = Canvas(figure)
         self.window = Window(figure, self.source, self.navigator, **options)
 
     def press(self, *keys: str) -> tuple[int, ...]:
@@ -72,26 +77,29 @@ def test_keys_move_as_the_document_says(path: Path) -> None:
     from ostinato.viz.viewer import _across, _packed
 
     keys = Keys(path)
-    assert keys.left() == (0, 0, 0)
-    assert keys.right() == (0, 0, 5)
-    assert keys.press("right") == (0, 1, 0)
-    assert keys.press("n") == (0, 2, 0)
-    assert keys.press("right") == (1, 0, 0), "over the end"
-    assert keys.press("left") == (0, 2, 0), "and back"
-    assert keys.press("p") == (0, 1, 0)
-    assert keys.press("up", "up") == (2, 0, 0)
-    assert keys.press("up") == (2, 0, 0)
-    assert "no further step" in keys.texts()
-    assert keys.press("end") == (2, 3, 0)
-    assert keys.press("b") == (2, 3, 50)
-    assert keys.right() == (2, 3, 55)
-    assert keys.press("v") == (2, 3, 0)
-    assert keys.press("home") == (2, 0, 0)
-    assert keys.press("down") == (1, 0, 0)
-    assert keys.press("x", "f1") == (1, 0, 0)
-    keys.press("right")
+    assert (keys.left(), keys.right()) == ((0, 0, 0), (0, 0, 5))
+    for key, *place in (
+        ("right", 0, 1, 0),
+        ("n", 0, 2, 0),
+        ("right", 1, 0, 0),  # over the end
+        ("left", 0, 2, 0),  # and back
+        ("p", 0, 1, 0),
+        ("up", 1, 0, 0),
+        ("up", 2, 0, 0),
+        ("up", 2, 0, 0),
+        ("end", 2, 3, 0),
+        ("b", 2, 3, 50),
+        ("v", 2, 3, 0),
+        ("home", 2, 0, 0),
+        ("down", 1, 0, 0),
+        ("x", 1, 0, 0),
+        ("right", 1, 1, 0),
+    ):
+        assert keys.press(key) == tuple(place), key
     for words in ("trajectory 1 (2 of 3)", "step: 1 of 2", "batch: 0 of 1", "reward: 1.01", "done: yes", "action: ["):
         assert words in keys.texts()
+    assert keys.press("end", "up", "up", "end", "right") == (2, 3, 0)
+    assert "no further step" in keys.texts()
     assert _packed((("a", "1"), ("b", "2"))) == ["a: 1     b: 2"]
     assert _packed(tuple(("word", "x" * 100) for _ in range(5)))[-1].endswith("     ..."), "no room for all"
     figure, counts = keys.window.figure, set()
@@ -110,24 +118,21 @@ def test_the_text_box_jumps_and_keys_typed_there_do_not_move(path: Path, tmp_pat
     keys.type("2")
     assert keys.left() == (2, 0, 0)
     keys.type("99")
-    assert keys.left() == (2, 0, 0)
     assert "there is no trajectory 99: ids are 0 to 2, 3 in all" in keys.texts()
-    keys.type("-1")
-    keys.type("pq1", "left")
+    keys.type("p1", "left")
     assert keys.left() == (2, 0, 0)
-    texts = ("\u00b2", "9" * 5000, "1 2", "n")
+    texts = ("\u00b2", "9" * 5000, "1 2")
     for text in texts:
         keys.window._submit(text)
         assert "there is no trajectory" in keys.texts()
     said: list[str] = []
     run_prompt(keys.source, keys.navigator, tmp_path / "x.png", [f"j {text}" for text in texts], said.append)
-    assert all("there is no trajectory" in answer or "no command" in answer for answer in said[-4:])
+    assert all("there is no trajectory" in answer or "no command" in answer for answer in said[-3:])
     keys.type("2")
     assert keys.press("right") == (2, 1, 0), "after Enter keys move again"
     keys.type("1", "escape")
     assert keys.left() == (2, 1, 0), "Esc leaves the box without a jump"
     assert not keys.window.closed
-    assert keys.press("down") == (1, 0, 0)
 
 
 def test_s_saves_and_q_and_escape_end(path: Path, tmp_path: Path) -> None:
@@ -150,7 +155,9 @@ def test_s_saves_and_q_and_escape_end(path: Path, tmp_path: Path) -> None:
     assert (tmp_path / "viz.png").read_bytes() != first
 
 
-def test_all_cameras_and_broken_files_are_drawn(path: Path) -> None:
+def test_cameras_broken_files_and_states_are_drawn(path: Path, tmp_path: Path) -> None:
+    from ostinato.viz.viewer import FrameFigure
+
     file_of(path, 1).unlink()
     keys = Keys(path, camera="*")
     assert len(keys.window.frame_figure.pictures) == 8
@@ -158,21 +165,15 @@ def test_all_cameras_and_broken_files_are_drawn(path: Path) -> None:
     assert keys.window.frame_figure.pictures == []
     assert any("missing" in text.get_text() for axes in keys.window.figure.axes for text in axes.texts)
     assert keys.press("up") == (2, 0, 0)
-
-
-def test_states_are_drawn_as_lines(tmp_path: Path) -> None:
-    from ostinato.viz.viewer import FrameFigure
-
     drawing = FrameFigure.headless()
-    drawing.show(read_frame(TrajectoryFolder(store(tmp_path / "a", images=False)), Position(2)))
-    lines = [
-        line for axes in drawing.figure.axes for line in axes.get_lines() if axes.get_title(loc="left") == "states"
-    ]
-    assert [list(line.get_ydata()) for line in lines[:3]] == [[0, 1, 2, 3], [0, 2, 4, 6], [2, 2, 2, 2]]
+    drawing.show(read_frame(TrajectoryFolder(store(tmp_path / "states", images=False)), Position(2)))
+    panels = [axes for axes in drawing.figure.axes if axes.get_title(loc="left") == "states"]
+    lines = [list(line.get_ydata()) for line in panels[0].get_lines()]
+    assert lines[:3] == [[0, 1, 2, 3], [0, 2, 4, 6], [2, 2, 2, 2]]
     drawing.show(read_frame(TrajectoryFolder(store(tmp_path / "b", [(1, 1)], images=False)), Position()))
-    lines = [line for axes in drawing.figure.axes for line in axes.get_lines() if len(line.get_xdata()) == 1]
-    assert len(lines) == 3 + 3 + 4 + 1  # states of both observations, action, reward
-    assert all(line.get_marker() == "o" for line in lines), "one step alone is seen"
+    alone = [line for axes in drawing.figure.axes for line in axes.get_lines() if len(line.get_xdata()) == 1]
+    assert len(alone) == 3 + 3 + 4 + 1  # states of both observations, action, reward
+    assert all(line.get_marker() == "o" for line in alone), "one step alone is seen"
 
 
 def test_a_window_without_a_display_raises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,21 +218,21 @@ def test_a_window_on_a_virtual_display(path: Path) -> None:
     pytest.importorskip("tkinter")
     if shutil.which("xvfb-run") is None:
         pytest.skip("xvfb-run is needed for a real window")
-    code = (
-        "import sys; from ostinato.viz import *; from ostinato.viz.viewer import open_window\n"
-        "import matplotlib; matplotlib.use('TkAgg'); import matplotlib.pyplot as plt\n"
-        "from matplotlib.backend_bases import KeyEvent\n"
-        "source = TrajectoryFolder(sys.argv[1]); navigator = Navigator(source)\n"
-        "def drive():\n"
-        "    canvas = plt.gcf().canvas\n"
-        "    for key in ('right', 'q'): KeyEvent('key_press_event', canvas, key)._process()\n"
-        "show = plt.show\n"
-        "def timed(**more):\n"
-        "    timer = plt.gcf().canvas.new_timer(interval=200); timer.single_shot = True\n"
-        "    timer.add_callback(drive); timer.start(); show(**more)\n"
-        "plt.show = timed\n"
-        "open_window(source, navigator); print(tuple(navigator.position))\n"
-    )
+    code = """
+import sys; from ostinato.viz import *; from ostinato.viz.viewer import open_window
+import matplotlib; matplotlib.use('TkAgg'); import matplotlib.pyplot as plt
+from matplotlib.backend_bases import KeyEvent
+source = TrajectoryFolder(sys.argv[1]); navigator = Navigator(source)
+def drive():
+    canvas = plt.gcf().canvas
+    for key in ('right', 'q'): KeyEvent('key_press_event', canvas, key)._process()
+show = plt.show
+def timed(**more):
+    timer = plt.gcf().canvas.new_timer(interval=200); timer.single_shot = True
+    timer.add_callback(drive); timer.start(); show(**more)
+plt.show = timed
+open_window(source, navigator); print(tuple(navigator.position))
+"""
     command = ["xvfb-run", "-a", sys.executable, "-c", code, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.stdout == "(0, 1, 0)\n", done.stderr
