@@ -97,22 +97,17 @@ def use(rb: ReplayBuffer) -> None:
 # -- while the first buffer is in use ----------------------------------------------------------------------------------
 
 
-def refused_elsewhere(first: ReplayBuffer) -> None:
-    other = buffer()
-    refused(lambda: buffer(first.sampler, 0))
-    refused(lambda: other.set_sampler(first.sampler))
-    assert type(other.sampler) is RandomSampler
-    if not first.sampler.counting:
-        refused(lambda: other.view(sampler=first.sampler))
-        refused(lambda: first.view(sampler=first.sampler))
-
-
 @pytest.mark.parametrize("make", BOUND.values(), ids=BOUND)
 def test_a_sampler_serves_one_buffer_and_begins_anew_when_that_is_gone(make: Callable[[], Sampler]) -> None:
     """It draws what a new one draws, in a buffer that is empty or over a storage with rows."""
-    first, same = buffer(make()), buffer(make())
+    first, same, other = buffer(make()), buffer(make()), buffer()
     sampler = first.sampler
-    refused_elsewhere(first)
+    refused(lambda: buffer(sampler, 0))
+    refused(lambda: other.set_sampler(sampler))
+    assert type(other.sampler) is RandomSampler
+    if not sampler.counting:
+        refused(partial(other.view, sampler=sampler))
+        refused(partial(first.view, sampler=sampler))
     assert draws(first) == draws(same)
     first.extend(rows(6, 6))
     use(first)
@@ -134,9 +129,7 @@ def test_a_sampler_serves_one_buffer_and_begins_anew_when_that_is_gone(make: Cal
 def test_parts_without_a_state_of_rows_are_shared(make: Callable[[], Sampler]) -> None:
     sampler, writer = make(), RoundRobinWriter()
     first, second = buffer(sampler, writer=writer), buffer(sampler, 18, writer=writer)
-    view = second.view(sampler=sampler)
-    first.set_sampler(sampler)
-    for rb, count in ((first, 6), (second, 18), (view, 18)):
+    for rb, count in ((first, 6), (second, 18), (second.view(sampler=sampler), 18)):
         assert set(rb.sample(300)["x"].tolist()) == set(range(count))
 
 
@@ -157,36 +150,25 @@ def test_a_writer_of_another_buffer_raises_and_begins_anew_when_that_is_gone(wri
         assert sorted(again[:]["x"].tolist()) == [2, 3, 4, 5]
 
 
-def test_a_delayed_buffer_raises_at_its_first_use() -> None:
-    first = buffer(SamplerWithoutReplacement())
-    rb = buffer(first.sampler, 0, delayed_init=True)
+def test_buffers_that_are_not_made_yet_or_any_more_have_no_sampler() -> None:
+    sampler = SamplerWithoutReplacement(drop_last=True)
+    with pytest.raises(ValueError, match="batch") as failed:
+        ReplayBuffer(storage=LazyTensorStorage(ROWS), sampler=sampler)
+    first: Any = buffer(sampler)
+    assert failed.value is not None  # its traceback refers to the buffer that could not be made
+    rb = buffer(sampler, 0, delayed_init=True)
     refused(lambda: rb.extend(rows()))
-    del first
-    rb.extend(rows())
+    gc.disable()
+    try:
+        first.cycle = first
+        del first
+        rb.extend(rows())  # garbage in a cycle is not in use
+    finally:
+        gc.enable()
     assert len(rb) == 6
 
 
 # -- when the first buffer is gone -------------------------------------------------------------------------------------
-
-
-def test_garbage_in_a_cycle_is_not_in_use() -> None:
-    sampler = SamplerWithoutReplacement()
-    gc.disable()
-    try:
-        rb: Any = buffer(sampler)
-        rb.cycle = rb
-        del rb
-        assert len(buffer(sampler, 3)) == 3
-    finally:
-        gc.enable()
-
-
-def test_a_buffer_that_could_not_be_made_has_no_sampler() -> None:
-    sampler = SamplerWithoutReplacement(drop_last=True)
-    with pytest.raises(ValueError, match="batch") as failed:
-        ReplayBuffer(storage=LazyTensorStorage(ROWS), sampler=sampler)
-    assert buffer(sampler).sampler is sampler
-    assert failed.value is not None  # its traceback refers to the buffer
 
 
 # -- copies, shared buffers and checkpoints ----------------------------------------------------------------------------
@@ -215,7 +197,6 @@ def test_a_sampler_with_a_state_keeps_it_in_its_first_buffer(loaded: bool, tmp_p
     assert set(over.sample()["x"].tolist()) == {5}
     with pytest.raises(KindError, match="generator"):
         buffer(sampler, generator="seed")
-    assert sampler.default_priority == 70.0
     again = buffer(sampler, 8)
     assert sampler.default_priority == 70.0
     assert set(again.sample(500)["x"].tolist()) == set(range(8))
