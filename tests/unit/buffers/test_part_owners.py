@@ -34,7 +34,6 @@ from ostinato import (
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
-from ostinato.buffers import part_owners
 from ostinato.errors import KindError, OptionError
 
 if TYPE_CHECKING:
@@ -146,8 +145,7 @@ def test_a_writer_of_another_buffer_raises_and_begins_anew_when_that_is_gone(wri
     again = buffer(writer=writer, storage=LazyTensorStorage(4), count=3)
     again.extend(rows(3, 3))
     assert len(again) == 4
-    if isinstance(writer, TensorDictMaxValueWriter):
-        assert sorted(again[:]["x"].tolist()) == [2, 3, 4, 5]
+    assert not isinstance(writer, TensorDictMaxValueWriter) or sorted(again[:]["x"].tolist()) == [2, 3, 4, 5]
 
 
 def test_buffers_that_are_not_made_yet_or_any_more_have_no_sampler() -> None:
@@ -180,8 +178,8 @@ def test_copies_have_samplers_of_their_own(copied: Callable[[Any], Any]) -> None
     view = rb.view(sampler=SamplerWithoutReplacement())
     for one, sampler in zip(copied([rb, view]), (rb.sampler, view.sampler), strict=True):
         assert one.sampler is not sampler
-        refused(partial(buffer, one.sampler))
-        refused(partial(buffer, sampler))
+        for used in (one.sampler, sampler):
+            refused(partial(buffer, used))
 
 
 @pytest.mark.parametrize("loaded", [True, False])
@@ -208,19 +206,7 @@ def test_a_buffer_that_is_shared_keeps_its_sampler() -> None:
     rb = buffer(sampler).share()
     refused(lambda: buffer(sampler))
     rb.update_priority(torch.arange(6), torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 70.0]))
-    copied = pickle.dumps(sampler)
     del rb
     again = buffer(sampler)
     sampler.alpha = 0.5  # which raises while priorities are shared
     assert set(again.sample(500)["x"].tolist()) == set(range(6))
-    assert type(pickle.loads(copied)) is PrioritizedSampler
-
-
-def test_nothing_is_left_of_parts_that_are_gone() -> None:
-    gc.collect()
-    before = len(part_owners._owners)
-    rb = buffer(PrioritizedSampler(ROWS, 1.0, 1.0))
-    assert len(part_owners._owners) == before + 1
-    del rb
-    gc.collect()
-    assert len(part_owners._owners) <= before

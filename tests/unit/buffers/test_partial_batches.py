@@ -23,7 +23,6 @@ from ostinato import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
-    SliceSampler,
     TensorDictReplayBuffer,
 )
 from ostinato.errors import EmptyBufferError, OptionError, WaitTimeoutError
@@ -141,19 +140,6 @@ def test_limited_rows_give_what_is_left(sampler: Any, rows: int, limiter: RateLi
     assert set(torch.bincount(torch.cat([first, rest])).tolist()) == {6 // rows}
     with pytest.raises(kind):
         rb.sample(min_batch=1, **options)
-
-
-def test_slices_stay_whole() -> None:
-    limiter = RateLimiter(samples_per_insert=1, min_diff=0, max_diff=100)
-    rb = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(50), sampler=SliceSampler(slice_len=4), batch_size=16, rate_limiter=limiter
-    )
-    rows = TensorDict({"x": torch.arange(10), "episode": torch.zeros(10, dtype=torch.int64)}, [10])
-    rb.extend(rows)
-    assert len(rb.sample(timeout_s=0.0, min_batch=1)) == 8
-    with pytest.raises(WaitTimeoutError):
-        rb.sample(timeout_s=0.0, min_batch=1)
-    assert counts(rb) == (10, 8)
 
 
 def test_what_min_batch_does_not_go_with() -> None:

@@ -115,24 +115,6 @@ def test_rows_overwritten_after_they_were_made_ready_are_marked_stale() -> None:
         assert not rb.sample(return_info=True)[1]["stale"].any()
 
 
-def test_errors_of_transforms_reach_the_caller_one_by_one() -> None:
-    calls = itertools.count(1)
-
-    def fail_on_some(batch: Any) -> Any:
-        if next(calls) in (3, 5, 6):
-            raise ZeroDivisionError
-        return batch
-
-    rb, expected = make(2, transform=fail_on_some), make(0)
-    for i in range(1, 9):
-        ids = read_ids(expected.sample())
-        if i in (3, 5, 6):
-            with pytest.raises(ZeroDivisionError):
-                rb.sample()
-        else:
-            assert read_ids(rb.sample()) == ids
-
-
 def test_what_is_changed_while_batches_wait_applies_to_the_next() -> None:
     rb, plain = make(3), make(0)
     assert read_ids(rb.sample()) == read_ids(plain.sample())

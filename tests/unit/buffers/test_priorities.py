@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from functools import partial
 from typing import Any
@@ -112,25 +113,6 @@ def test_updates_for_rows_that_are_gone_are_dropped_and_counted(change: str) -> 
     assert rb.stats().stale_updates == 8
 
 
-def test_prefetched_batches_keep_their_generations() -> None:
-    """Batches wait in the queue while their rows are replaced: their priorities reach no new row."""
-    rb = keyed(table(range(16), td_error=torch.ones(16)), 16, prefetch=2, batch_size=8)
-    rb.sample()  # fills the queue
-    rb.extend(table(range(100, 116), td_error=torch.full((16,), 2.0)))
-    for _ in range(2):
-        batch, info = rb.sample(return_info=True)
-        replaced = batch["obs"] < 100
-        assert torch.equal(info["stale"], replaced), "a row gathered after the write is the new row"
-        batch["td_error"] = torch.where(replaced, 50.0, 2.0)
-        rb.update_tensordict_priority(batch)
-    assert priorities(rb) == [2.0] * 16
-    batch = rb.sample()
-    assert bool((batch["obs"] >= 100).all())
-    batch["td_error"] = torch.full((8,), 5.0)
-    rb.update_tensordict_priority(batch)
-    assert 5.0 in priorities(rb)
-
-
 # -- forms of index and priority --------------------------------------------------------------------------------------
 
 
@@ -138,8 +120,8 @@ FORMS: list[tuple[Any, Any]] = [
     ([1, 3], [2.0, 5.0]),
     (range(1, 4, 2), np.array([2, 5])),
     (np.array([1, 3], dtype=np.uint8), torch.tensor([2, 5])),
-    (torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, 0.0, 5.0])[::2]),
-    (torch.tensor([1, 9, 3, 9])[::2], torch.tensor([2.0, 5.0], dtype=torch.bfloat16, requires_grad=True)),
+    (torch.tensor([1, 9, 3, 9])[::2], torch.tensor([2.0, 0.0, 5.0])[::2]),
+    (torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, 5.0], dtype=torch.bfloat16, requires_grad=True)),
     (torch.tensor([[1], [3]]), torch.tensor([[2.0], [5.0]])),
     (torch.tensor([1, 3]), torch.tensor([2.0, 5.0])),
 ]
@@ -176,39 +158,32 @@ def test_of_equal_indices_the_last_one_wins() -> None:
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_bad_priorities_are_named_by_position_and_change_nothing(bad: float) -> None:
-    rb = plain(8, 8)
+    rb, first = plain(8, 8), keyed()
     rb.extend(torch.arange(2))  # slots 0 and 1 hold other rows now
     index, generations = torch.arange(8), torch.arange(1, 9)
     given = torch.tensor([bad, 2.0, 2.0, 2.0, 2.0, bad, 2.0, bad])
-    with pytest.raises(PriorityError, match=r"at the positions \[5, 7\] of 8: pass absolute errors"):
-        rb.update_priority(index, given, generations)
-    with pytest.raises(ValueError, match="finite and at least 0"):
-        rb.update_priority(0, bad)
+    raises(
+        (lambda: rb.update_priority(index, given, generations), PriorityError, r"at the positions \[5, 7\] of 8: pass"),
+        (lambda: rb.update_priority(0, bad), ValueError, "finite and at least 0"),
+        (lambda: first.extend(table([0, 1], td_error=[1.0, bad])), PriorityError, r"at the positions \[1\] of 2"),
+    )
     assert (priorities(rb), rb.sampler.default_priority) == ([1.0] * 8, 1.0)
     assert rb.stats().stale_updates == 0, "a call that is refused counts nothing"
     rb.update_priority(index[:2], given[:2], generations[:2])
     assert rb.stats().stale_updates == 2, "what stale rows were to get does not matter"
-    first = keyed()
-    with pytest.raises(PriorityError, match=r"at the positions \[1\] of 2"):
-        first.extend(table([0, 1], td_error=[1.0, bad]))
     first.extend(TensorDict({"other": torch.zeros(2)}, [2]))  # the refused rows fixed no form either
     assert first.stats().rows_written == 2
 
 
 def test_slots_without_a_row_have_no_generation_and_take_no_priority() -> None:
-    rb, stale = plain(5, writer=RoundRobinWriter(track_generations=True)), 0
+    rb = plain(5, writer=RoundRobinWriter(track_generations=True))
     assert rb.writer.generations_of(torch.tensor([-3, -1, 0, 4, 5, 7, 8, 100])).tolist() == [-1, -1, 1, 5, *[-1] * 4]
     for slot, generation in itertools.product((5, 8, 100, -1, -3), (0, 1, 5, 9)):
-        try:
+        with contextlib.suppress(SlotError):  # or it is counted as stale
             rb.update_priority([slot], [3.0], [generation])
-            stale += 1
-        except SlotError:
-            pass
-        assert rb.stats().stale_updates == stale
     with pytest.raises(SlotError, match="index 5 is out of range for 5 rows"):
         rb.update_priority([5], 3.0)
-    assert priorities(rb) == [1.0] * 5
-    assert rb.sampler.default_priority == 1.0
+    assert (priorities(rb), rb.sampler.default_priority) == ([1.0] * 5, 1.0)
 
 
 def test_rows_that_the_writer_did_not_keep_are_left_out() -> None:
@@ -229,7 +204,6 @@ def test_where_every_row_is_kept_no_update_takes_a_negative_index(index: Any) ->
     calls: list[Any] = [
         lambda: rb.update_priority(index, torch.full((n,), 3.0).squeeze()),
         lambda: rb.update_priority(index, 3.0, torch.ones(n, dtype=torch.int64)),
-        lambda: rb.mark_update(index),
         lambda: rb.delete(index),
         lambda: rb.update_if_present(index=index, generation=[1] * n, priority=3.0),
         lambda: plain(5, shared=True).update_priority(index, 3.0),
@@ -257,7 +231,7 @@ def test_a_priority_for_each_pair_of_rows_is_refused() -> None:
     assert priorities(rb) == [0.0, 0.75, 1.0, 1.0, 1.0]
 
 
-def test_trajectories_and_windows_get_one_priority_each() -> None:
+def test_trajectories_get_one_priority_each() -> None:
     data = TensorDict({"agent": {"error": torch.arange(12.0).view(4, 3)}}, [4, 3])
     rb = keyed(data, reduction="mean", priority_key=("agent", "error"))
     assert priorities(rb) == [1.0, 4.0, 7.0, 10.0]
@@ -267,18 +241,21 @@ def test_trajectories_and_windows_get_one_priority_each() -> None:
     rb.update_tensordict_priority(batch)
     for slot in batch["index"][:, 0].tolist():
         assert priorities(rb)[slot] == slot + 2.0
-    square = ReplayBuffer(storage=LazyTensorStorage(5), sampler=PrioritizedSampler(5, **OPTIONS))
-    square.extend({"obs": torch.zeros(3, 3, 2), "reward": torch.zeros(3, 3)})
-    unit = SequenceUnit(3, done_key="done")
-    windows = ReplayBuffer(storage=LazyTensorStorage(9), sampler=PrioritizedSampler(9, **OPTIONS), sample_unit=unit)
+
+
+def test_as_many_steps_as_items_are_no_pairs_of_rows() -> None:
+    rows, windows = (
+        ReplayBuffer(storage=LazyTensorStorage(9), sampler=PrioritizedSampler(9, **OPTIONS), sample_unit=unit)
+        for unit in (None, SequenceUnit(3, done_key="done"))
+    )
+    rows.extend({"reward": torch.zeros(3, 3)})
     windows.extend({"obs": torch.arange(9.0), "done": torch.zeros(9, dtype=torch.bool)})
-    for one in (square, windows):  # as many steps as items are no pairs of rows
+    for one in (rows, windows):
         one.update_priority(torch.arange(3), torch.arange(9.0).reshape(3, 3))
         assert priorities(one)[:3] == [2.0, 5.0, 8.0]
-    windows.update_priority(torch.arange(9), torch.tensor([0.0] * 4 + [1.0] + [0.0] * 4))
-    _, info = windows.sample(2, return_info=True)  # two windows, one for each priority
-    windows.update_priority(info, torch.tensor([3.0, 7.0]))
-    assert max(priorities(windows)) == 7.0
+    _, info = windows.sample(2, return_info=True)
+    windows.update_priority(info, torch.tensor([30.0, 70.0]))  # one for each of two windows
+    assert max(priorities(windows)) == 70.0
 
 
 REFUSED: list[tuple[Any, Any, Any, type[Exception], str]] = [
@@ -354,16 +331,6 @@ def test_the_batch_must_have_its_keys() -> None:
 # -- edits, exchanged parts, two dimensions ---------------------------------------------------------------------------
 
 
-def test_a_sampler_that_meets_rows_gives_them_equal_priorities() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8))
-    rb.extend(torch.arange(5))
-    rb.set_sampler(PrioritizedSampler(8, **OPTIONS))
-    over = ReplayBuffer(storage=TensorStorage(torch.arange(5)), sampler=PrioritizedSampler(5, **OPTIONS))
-    for one in (rb, over):
-        assert priorities(one) == [1.0] * 5
-        assert set(one.sample(64).tolist()) == set(range(5))
-
-
 def test_two_dimensions_take_pairs_and_tensors_of_pairs() -> None:
     rb = plain(0, 10, storage=LazyTensorStorage(10, ndim=2))
     index = rb.extend(torch.arange(12).view(3, 4))  # 3 lanes, 4 steps: room for 12
@@ -376,11 +343,10 @@ def test_two_dimensions_take_pairs_and_tensors_of_pairs() -> None:
     _, info = rb.sample(64, return_info=True)
     rb.update_priority(info, torch.full((64,), 9.0))
     assert set(torch.tensor(priorities(rb)).view(4, 3)[info["index"]].tolist()) == {9.0}
-    assert rb.stats().stale_updates == 0
-    with pytest.raises(KindError, match=r"a pair \(step, environment\)"):
-        rb.update_priority([0, 1, 2], 1.0)
-    with pytest.raises(SlotError, match=r"environments must be in \[0, 3\)"):
-        rb.update_priority((0, 3), 1.0)
+    raises(
+        (lambda: rb.update_priority([0, 1, 2], 1.0), KindError, r"a pair \(step, environment\)"),
+        (lambda: rb.update_priority((0, 3), 1.0), SlotError, r"environments must be in \[0, 3\)"),
+    )
 
 
 # -- saving -----------------------------------------------------------------------------------------------------------

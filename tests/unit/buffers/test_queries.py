@@ -105,20 +105,6 @@ def test_expressions_select_trajectories_of_batches_and_of_buffers() -> None:
     assert ((traj.length < 5) | never)(one)
 
 
-def test_expressions_know_their_keys_and_show_themselves() -> None:
-    one = (traj.reward.sum() > 1) & ~(traj["a", "b"] < 2).any()
-    assert set(one.required_keys() or ()) == {"reward", ("a", "b")}
-    assert repr(one) == "TrajectoryPredicate(((traj.reward.sum() > 1) & ~(traj[('a', 'b')] < 2).any()))"
-    assert (traj.length > 1).required_keys() == frozenset()
-    assert (TrajectoryPredicate(lambda _: True) | one).required_keys() is None
-    assert [repr(x) for x in (traj, traj.a, traj.a.sum(), traj.a > 1)] == [
-        "traj",
-        "FieldExpression(traj.a)",
-        "ScalarExpression(traj.a.sum())",
-        "ElementwisePredicate((traj.a > 1))",
-    ]
-
-
 def test_misuse() -> None:
     ambiguous = r"ambiguous as a trajectory filter. Call .any\(\) or .all\(\)"
     batch, without, rb, plain = rows(), TensorDict({"x": torch.zeros(3)}, [3]), make(), make()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -34,13 +32,9 @@ from .refusals import raises
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 SOON = 0.05
-LIMITED: dict[str, Any] = {"rate_limiter": RateLimiter()}
-
-
 LONG = 20.0
 """Longer than any of these tests should wait; a failure, not a hang, when something is lost."""
 
@@ -188,36 +182,19 @@ def test_a_batch_on_its_way_is_in_the_checkpoint() -> None:
     assert states[0]["flow"]["drawn"] == 0
 
 
-def test_queued_draws_of_rows_that_are_gone_are_dropped_at_a_load() -> None:
-    rb, other = (
-        ReplayBuffer(storage=LazyTensorStorage(4), sampler=LimitedSampler(1), batch_size=2, prefetch=1, **LIMITED)
-        for _ in range(2)
+def test_another_limiter_holds_after_a_load_and_never_hangs() -> None:
+    rb, other, without = (
+        ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8, rate_limiter=limiter)
+        for limiter in (RateLimiter(8.0, 100.0, 10), RateLimiter(0.5, 20.0, 10), None)
     )
-    rb.extend(torch.arange(4))
-    first = rb.sample().tolist()  # the other two are drawn ahead
-    rb.extend(torch.arange(4, 6))  # rows 0 and 1 are replaced
-    other.load_state_dict(rb.state_dict())
-    rest: list[int] = []
-    with contextlib.suppress(WaitTimeoutError):
-        while True:
-            rest += other.sample(timeout_s=SOON).tolist()
-    assert max(Counter(first + rest).values()) == 1
-
-
-def test_another_limiter_holds_after_a_load_and_never_hangs(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8, rate_limiter=RateLimiter(8.0, 100.0, 10))
     rb.extend(torch.arange(20))
-    rb.dumps(tmp_path / "saved")
-    other = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8, rate_limiter=RateLimiter(0.5, 20.0, 10))
     with pytest.warns(UserWarning, match=r"error_buffer=100.0 \(now 20.0\), samples_per_insert=8.0 \(now 0.5\)"):
-        other.loads(tmp_path / "saved")
+        other.load_state_dict(rb.state_dict())
     other.extend(torch.arange(4), timeout_s=0)  # the balance begins in the middle: both sides may go on
     other.sample(timeout_s=0)
-    without = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8)
-    without.loads(tmp_path / "saved")
+    without.load_state_dict(rb.state_dict())
     without.extend(torch.arange(50))
-    without.dumps(tmp_path / "without")
-    other.loads(tmp_path / "without")
+    other.load_state_dict(without.state_dict())
     other.sample(timeout_s=0)
 
 
@@ -226,9 +203,9 @@ def test_two_dimensional_queues_count_cells() -> None:
     rows = torch.arange(10).reshape(5, 2)
     rb.extend(rows[:3])
     with pytest.raises(WaitTimeoutError, match="room for 2 of 4 rows"):
-        rb.extend(rows[3:], timeout_s=SOON)
+        rb.extend(rows[3:], timeout_s=0)
     assert rb.sample().tolist() == [0, 1, 2, 3]
-    rb.extend(rows[3:], timeout_s=SOON)
+    rb.extend(rows[3:], timeout_s=0)
     assert rb.sample(6).tolist() == [4, 5, 6, 7, 8, 9]
 
 
@@ -264,7 +241,6 @@ def test_what_cannot_go_together_is_refused() -> None:
         (lambda: rb.extend(rows), OptionError, "never fits into a queue of 8"),
         (lambda: rb.sample(9), OptionError, "a full buffer is good for 8 draws"),
         (lambda: ReplayBufferEnsemble(rb, plain), OptionError, "an ensemble does not know of"),
-        (lambda: ReplayBufferEnsemble(made(**LIMITED), plain), OptionError, "does not know of"),
     )
 
 
@@ -324,14 +300,12 @@ def test_what_is_said_to_be_missing_is_just_enough(limiter: RateLimiter, written
 
 def test_calls_that_could_never_go_ahead_are_refused() -> None:
     flow = Flow(RateLimiter(2.0, 10.0, 5))
-    flow.check_write(10, None)
-    flow.check_draw(20, None)
+    flow.check_write(10, 10)
+    flow.check_draw(20, 20)
     wide = r"a write of 11 rows .* by 2 each, more than the band \[0, 20\] is wide"
     raises(
         (lambda: flow.check_write(11, None), OptionError, wide),
         (lambda: flow.check_draw(21, None), OptionError, "a batch of 21 rows moves the balance by 1 each"),
-        (lambda: flow.check_write(9, 8), OptionError, "never fits into a queue of 8"),
-        (lambda: flow.check_draw(17, 16), OptionError, "a full buffer is good for 16 draws"),
     )
 
 
@@ -354,16 +328,13 @@ def test_bad_options_are_refused() -> None:
 
 
 def test_counts_come_back_under_the_same_rules_only() -> None:
-    flow = Flow(RateLimiter(2.0, 10.0, 5, timeout_s=1.0))
+    flow, other = Flow(RateLimiter(2.0, 10.0, 5, timeout_s=1.0)), Flow(RateLimiter(4.0, 10.0, 5))
     flow.wrote(9)
     flow.drew(7)
-    state = flow.state_dict()
     same = Flow(RateLimiter(2.0, 10.0, 5, timeout_s=9.0))
-    assert same.load_state_dict(state, 9) is None
+    assert same.load_state_dict(flow.state_dict(), 9) is None
     assert (same.written, same.drawn) == (9, 7)
-    other = Flow(RateLimiter(4.0, 10.0, 5))
-    assert other.load_state_dict(state, 9) == "samples_per_insert=2.0 (now 4.0)"
-    low, high = other.limiter.band
-    assert 4.0 * other.written - other.drawn == (low + high) / 2
+    assert other.load_state_dict(flow.state_dict(), 9) == "samples_per_insert=2.0 (now 4.0)"
+    assert 4.0 * other.written - other.drawn == sum(other.limiter.band) / 2
     assert other.load_state_dict(None, 3) is None
     assert (other.written, other.drawn) == (3, 0)

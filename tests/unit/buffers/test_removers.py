@@ -21,7 +21,6 @@ from ostinato import (
     RandomSampler,
     ReplayBuffer,
     ReservoirWriter,
-    StackSampler,
     TensorDictMaxValueWriter,
 )
 from ostinato.errors import OptionError
@@ -193,23 +192,3 @@ def test_what_does_not_go_with_a_remover() -> None:
         (lambda: ReplayBuffer(storage=LazyTensorStorage(4), remover="lifo").share(), OptionError, "ring order"),
     )
     assert rb.sampler is sampler
-
-
-@pytest.mark.parametrize(("remover", "sampler"), [("lifo", ConsumingSampler(2)), ("fifo", StackSampler(2))])
-def test_rows_of_a_batch_that_is_being_made_can_be_replaced(remover: str, sampler: Any) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler, batch_size=4, remover=remover)
-    rb.extend(torch.arange(6))
-    made: list[torch.Tensor] = []
-
-    def write_meanwhile(batch: torch.Tensor) -> torch.Tensor:
-        made.append(batch)
-        if len(made) == 1:
-            rb.sample()  # the second and last draw of the same rows is delivered first
-            rb.extend(torch.arange(10, 12))
-        return batch
-
-    rb.append_transform(write_meanwhile)
-    assert sorted(rb.sample().tolist()) == sorted(made[1].tolist())
-    rb.extend(torch.arange(20, 23))
-    assert len(rb) == 4
-    assert 22 in rb.sample().tolist()  # a remover may have replaced the others by it

@@ -129,31 +129,24 @@ def test_rows_without_a_member_are_refused() -> None:
 class Holding:
     """Keeps rows back until it has two of them, and returns the sum of both."""
 
-    def __init__(self) -> None:
-        self.kept: list[TensorDict] = []
+    kept: TensorDict | None = None
 
     def forward(self, data: Any) -> Any:
         return data
 
     def inv(self, data: TensorDict) -> Any:
-        self.kept.append(data)
-        if len(self.kept) < 2:
-            return None
-        first, second = self.kept[0][:1], self.kept[1][:1]
-        self.kept = []
-        return first.set("id", first["id"] + second["id"])
+        first, self.kept = self.kept, data if self.kept is None else None
+        return None if first is None else first[:1].set("id", first["id"][:1] + data["id"][:1])
 
 
 def test_transforms_that_hold_rows_back() -> None:
-    members = [TensorDictReplayBuffer(storage=LazyTensorStorage(4)) for _ in range(2)]
-    members[0].append_transform(Holding())
-    rb = ReplayBufferEnsemble(*members, routing_key="task")
+    rb, whole = ensemble(2), ensemble(transform=Holding())
+    rb[0].append_transform(Holding())
     names = rb.extend(rows([0, 1, 0]))
     assert names["index"].tolist() == [-1, 0, -1]
     assert names["index_generation"].tolist() == [0, 1, 0]
     assert rb.extend(rows([0, 0], 10))["index"].tolist() == [-1, -1]
-    assert [ids(member) for member in members] == [[10], [1]]
-    whole = ensemble(transform=Holding())
+    assert [ids(member) for member in rb.members] == [[10], [1]]
     assert whole.extend(rows([1, 2])).batch_size == (0,)
     assert whole.extend(rows([1, 2], 5))["buffer_ids"].tolist() == [1]
     assert ids(whole[1]) == [5]
@@ -194,7 +187,7 @@ def test_updates_reach_the_rows_that_are_still_there_or_none_of_any_member() -> 
 
 
 def test_updates_of_samples_with_versions_and_nested_fields() -> None:
-    rb = tracked(capacity=8, batch_size=4, sample_from_all=True)
+    rb = tracked(8, batch_size=4, sample_from_all=True)
     for member in rb.members:
         member.set_sampler(SamplerWithoutReplacement())  # no slot twice in a batch
     data = rows([0, 1] * 6).set("state", TensorDict({"h": torch.zeros(12, 2)}, [12]))
@@ -210,7 +203,7 @@ def test_updates_of_samples_with_versions_and_nested_fields() -> None:
         version_key="version",
         version=torch.tensor([[2, 2], [0, 0]]),
     )
-    assert not result.updated[1].any()
+    assert result.updated.tolist() == [[True, True], [False, False]]
     assert result.version_rejected is not None
     assert result.version_rejected.tolist() == [[False, False], [True, True]]
     assert torch.equal(rb[0][:]["state", "h"][slots[0]], values[0])

@@ -60,14 +60,11 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "order with repetitions": lambda s: s["sampler"]["state"].update(order=torch.zeros(7, dtype=torch.int64)),
     "no order": lambda s: s["sampler"]["state"].update(order=None),
     "drawn more than there are": lambda s: s["sampler"]["state"].update(at=8),
-    "drawn less than none": lambda s: s["sampler"]["state"].update(at=-1),
     "more rows than columns hold": lambda s: s["storage"]["state"].update(rows=8),
     "cursor beyond": lambda s: s["writer"]["state"].update(cursor=10**9),
     "negative cursor": lambda s: s["writer"]["state"].update(cursor=-3),
     "a missing column": lambda s: s["storage"]["state"]["columns"].popitem(),
-    "a column of another dtype": lambda s: s["storage"]["state"]["columns"].update(
-        {k: v.to(torch.float16) for k, v in s["storage"]["state"]["columns"].items()}
-    ),
+    "a column of another dtype": lambda s: s["storage"]["state"]["columns"].update({("id",): torch.zeros(7)}),
     "queued slots beyond": lambda s: s.update(
         pending=[{"slots": torch.tensor([50]), "weights": None, "last": False, "rng": None}], batch_size=3
     ),

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
-from ostinato.errors import SchemaError, SlotError
+from ostinato.errors import SlotError
 
 from ...tags import read_ids, table
 
@@ -119,12 +119,3 @@ def test_samples_are_flat_and_carry_pairs_as_their_index() -> None:
     assert torch.equal(torch.stack(info["index"], 1), batch["index"])
     assert torch.equal(batch["index"], torch.stack([batch["id"] % 100 % 3, batch["id"] // 100], 1))
     assert len(set(read_ids(batch.exclude("index")))) > 6
-
-
-def test_a_list_of_steps_must_agree() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), dim_extend=0)
-    for first in (0, 3):
-        rb.extend([table(grid(4, step, 1)[:, 0]) for step in range(first, first + 3)])
-        assert ids(rb[:]) == grid(4, first, 3).t().tolist()
-    with pytest.raises((SchemaError, TypeError)):
-        rb.extend([table(grid(4, 0, 1)[:, 0]), table(grid(3, 0, 1)[:, 0])])
