@@ -15,7 +15,6 @@ from ostinato import (
     OfflineToOnlineReplayBuffer,
     PrioritizedSampler,
     ReplayBuffer,
-    SamplerWithoutReplacement,
     TensorDictReplayBuffer,
     open_dataset,
     prefill_replay_buffer,
@@ -27,6 +26,7 @@ from ostinato.errors import (
     OptionError,
     UsageError,
 )
+from ostinato.testing import ResumeContract
 
 from ...sharing import AVAILABLE
 from ...stats.chi_square import p_value
@@ -140,45 +140,46 @@ def test_prioritized_members_get_weights_and_priorities() -> None:
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["prioritized", "pass", "foreign"])
-def test_it_goes_on_with_its_own_generators(kind: str, tmp_path: Path) -> None:
-    def make() -> OfflineToOnlineReplayBuffer:
-        torch.manual_seed(0)
-        makers: dict[str, Any] = {"prioritized": ranked, "foreign": lambda: Foreign(10)}
+class TestResume(ResumeContract):
+    """With the state of the dataset's sampler, and the share that is carried from batch to batch."""
+
+    def make(self, capacity: int) -> Any:
         return OfflineToOnlineReplayBuffer(
-            makers.get(kind, lambda: dataset(sampler=SamplerWithoutReplacement()))(),
-            online_capacity=30,
+            ranked(),
+            online_buffer=TensorDictReplayBuffer(storage=LazyTensorStorage(capacity)),
             offline_fraction=0.3,
             batch_size=5,
             rounding="carry",
-            generator=None if kind == "foreign" else torch.Generator().manual_seed(3),
+            generator=torch.Generator().manual_seed(3),
         )
 
-    def step(rb: OfflineToOnlineReplayBuffer, number: int) -> tuple[list[int], int]:
-        row = {"id": torch.tensor([1000 + number])}
-        rb.extend(row if kind == "pass" else TensorDict(row, [1]))
-        ids = rb.sample()["id"].long()
-        if kind == "prioritized":
-            rb.offline_buffer.update_priority([number % 20], 5.0)
-        return ids.tolist() if kind != "foreign" else [], int((ids < 1000).sum())
+    def rows(self, count: int, start: int) -> Any:
+        return TensorDict({"id": torch.arange(1000 + start, 1000 + start + count)}, [count])
 
-    rb, reference = make(), make()
-    torch.manual_seed(0)
-    expected = [step(reference, number) for number in range(6)]
-    assert [count for _, count in expected] == [2, 1, 2, 1, 2, 1]
-    for point, door in enumerate(["dumps", "state_dict", "pickle"]):
-        other = make()
-        if kind == "prioritized":
-            other.offline_buffer.update_priority(range(20), 2.0)  # is replaced by what was saved
-        if door == "pickle":
-            other = pickle.loads(pickle.dumps(rb))
-        elif door == "state_dict":
-            other.load_state_dict(rb.state_dict())
-        else:
-            rb.dumps(tmp_path / "saved", incremental=True)
-            other.loads(tmp_path / "saved")
-        assert [step(other, number) for number in range(point, 6)] == expected[point:]
-        assert step(rb, point) == expected[point]
+    def use(self, buffer: Any) -> Any:
+        batch = buffer.sample()
+        buffer.update_priority(batch, batch["id"] % 7)
+        return batch["id"], batch["priority_weight"]
+
+
+@pytest.mark.parametrize("door", ["dumps", "state_dict", "pickle"])
+def test_the_share_of_a_dataset_that_draws_by_itself_goes_on(door: str, tmp_path: Path) -> None:
+    def make() -> OfflineToOnlineReplayBuffer:
+        made = OfflineToOnlineReplayBuffer(Foreign(10), online_capacity=9, offline_fraction=0.3, rounding="carry")
+        made.extend(TensorDict({"id": torch.ones(3)}, [3]))
+        return made
+
+    rb, other = make(), make()
+    counts = [int((rb.sample(5)["id"] == 0).sum()) for _ in range(3)]
+    if door == "pickle":
+        other = pickle.loads(pickle.dumps(rb))
+    elif door == "state_dict":
+        other.load_state_dict(rb.state_dict())
+    else:
+        rb.dumps(tmp_path / "saved")
+        other.loads(tmp_path / "saved")
+    assert counts == [2, 1, 2]
+    assert [int((one.sample(5)["id"] == 0).sum()) for one in (rb, other) for _ in range(2)] == [1, 2, 1, 2]
 
 
 def test_a_checkpoint_is_one_of_the_online_buffer_with_more(tmp_path: Path) -> None:

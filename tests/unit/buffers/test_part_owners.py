@@ -172,16 +172,6 @@ def test_buffers_that_are_not_made_yet_or_any_more_have_no_sampler() -> None:
 # -- copies, shared buffers and checkpoints ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda rb: pickle.loads(pickle.dumps(rb))])
-def test_copies_have_samplers_of_their_own(copied: Callable[[Any], Any]) -> None:
-    rb = buffer(PrioritizedSampler(ROWS, 1.0, 1.0))
-    view = rb.view(sampler=SamplerWithoutReplacement())
-    for one, sampler in zip(copied([rb, view]), (rb.sampler, view.sampler), strict=True):
-        assert one.sampler is not sampler
-        for used in (one.sampler, sampler):
-            refused(partial(buffer, used))
-
-
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_sampler_with_a_state_keeps_it_in_its_first_buffer(loaded: bool, tmp_path: Any) -> None:
     """A copy, or one that was loaded before: new rows get its largest priority. So it is if the buffer was not made."""
@@ -199,14 +189,3 @@ def test_a_sampler_with_a_state_keeps_it_in_its_first_buffer(loaded: bool, tmp_p
     assert sampler.default_priority == 70.0
     assert set(again.sample(500)["x"].tolist()) == set(range(8))
 
-
-@pytest.mark.usefixtures("needs_native")
-def test_a_buffer_that_is_shared_keeps_its_sampler() -> None:
-    sampler = PrioritizedSampler(ROWS, 1.0, 1.0, eps=0.0)
-    rb = buffer(sampler).share()
-    refused(lambda: buffer(sampler))
-    rb.update_priority(torch.arange(6), torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 70.0]))
-    del rb
-    again = buffer(sampler)
-    sampler.alpha = 0.5  # which raises while priorities are shared
-    assert set(again.sample(500)["x"].tolist()) == set(range(6))

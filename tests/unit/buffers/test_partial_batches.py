@@ -80,18 +80,6 @@ def test_snapshots_say_what_the_call_does(name: str, limiter: RateLimiter, calls
         assert able == done
 
 
-def test_prefetched_batches_can_be_sampled() -> None:
-    limiter = RateLimiter(samples_per_insert=1, error_buffer=8, min_size_to_sample=8)
-    rb = buffer(batch_size=4, prefetch=2, rate_limiter=limiter)
-    rb.extend(torch.arange(8))
-    rb.sample()  # the band holds one more, which is drawn ahead
-    assert rb.stats().prefetch_ready <= 1
-    assert (rb.can_sample(), rb.can_sample(5)) == (True, False)
-    rb.sample(timeout_s=10.0)
-    assert not rb.can_sample()
-    rb.close()
-
-
 # -- partial batches --------------------------------------------------------------------------------------------------
 
 

@@ -198,25 +198,6 @@ def test_ids_count_whatever_else_ends_episodes() -> None:
     assert names(masked.query()) == [(0, 0, 3)]
 
 
-@pytest.mark.parametrize("tracked", [False, True])
-def test_only_needed_fields_are_read(tracked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch, ids = LazyTensorStorage.fetch, ("collector", "traj_ids")
-    read: list[tuple[str, ...]] = []
-
-    def note(self: Any, requests: Any, **options: Any) -> Any:
-        read.extend(self.schema.leaves[request.leaf].path for request in requests)
-        return fetch(self, requests, **options)
-
-    rb = make(LazyTensorStorage(20), sampler=SliceSampler(num_slices=2, traj_key=ids) if tracked else None)
-    rb.extend(rows())
-    rb.query()  # the table of episodes begins when it is needed
-    monkeypatch.setattr(LazyTensorStorage, "fetch", note)
-    for predicate, more in ((traj.length > 4, []), (traj.reward.sum() > 14, [("next", "reward")])):
-        read.clear()
-        assert names(rb.query(predicate)) == [(4, 0, 5)]
-        assert read == [*([] if tracked else [ids]), *more]
-
-
 class Doubles:
     """Doubles `next.reward`, says so, and counts its calls."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, tensorclass
+from tensordict import TensorDict
 
 from ostinato import (
     LazyTensorStorage,
@@ -23,11 +23,6 @@ from ostinato import (
 from ostinato.errors import KeyMissingError, KindError, UsageError
 
 from .refusals import raises
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
 
 
 def _buffer(rows: int = 10, **options: Any) -> ReplayBuffer:
@@ -158,14 +153,8 @@ def test_insert_index_is_that_of_the_next_add() -> None:
     )
 
 
-def test_other_data_and_include_info_of_tensordict_buffers() -> None:
+def test_include_info_is_going_away() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
-    for error in (KindError, ValueError):
-        with pytest.raises(error, match="only accepts TensorDictBase subclasses"):
-            rb.extend(torch.zeros(3))
-    for rows in (Step(torch.zeros(3), batch_size=[3]), [Step(torch.zeros(()), batch_size=[])]):  # type: ignore[call-arg]
-        with pytest.raises(KindError, match=r"only accepts TensorDictBase subclasses .* got (Step|list)"):
-            rb.extend(rows)  # its samples would have no field for the index
     rb.extend(TensorDict({"a": torch.arange(10)}, [10]))
     for given in (True, False):
         with pytest.warns(UserWarning, match="include_info is going to be deprecated"):

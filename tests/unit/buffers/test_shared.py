@@ -258,15 +258,6 @@ def test_rows_that_are_not_whole_are_left_out(ranked: bool) -> None:
     check_rows(other.sample())
 
 
-def test_queued_draws_are_as_if_never_made() -> None:
-    old, new, plain = (make_saved(shared=True, ranked=False, prefetch=depth) for depth in (3, None, None))
-    for rb in (old, plain):
-        fill(rb, 20)
-        rb.sample()
-    new.load_state_dict(old.state_dict())
-    assert torch.equal(new.sample()["id"], plain.sample()["id"])
-
-
 def test_rows_replaced_while_they_are_copied_are_copied_again() -> None:
     rb = make(8, fill=8, ranked=True)
     storage, ring, copy_rows = rb.storage, ring_of(rb), rb.storage.gather

@@ -202,15 +202,17 @@ def keep_the_lock(rb: ReplayBuffer, pipe: Any) -> None:
 
 
 def test_a_lock_that_is_not_given_back_is_named() -> None:
-    rb = make(16, fill=16, ranked=True)
+    rb, state = make(16, fill=16, ranked=True), make(16, fill=4, ranked=True).state_dict()
     mine, other = multiprocessing.get_context("fork").Pipe()
     child = start(keep_the_lock, rb, other)
     pid = mine.recv()
     ring_of(rb).lock.timeout_ms = 100
-    with pytest.raises(UsageError, match=f"by process {pid}: let that process go on"):
-        rb.sample()
+    for call in (rb.sample, lambda: rb.load_state_dict(state)):
+        with pytest.raises(UsageError, match=f"by process {pid}: let that process go on"):
+            call()
     mine.send("go on")
     end(child)
+    assert ids_of(rb) == list(range(16))
     check_rows(rb.sample())
 
 

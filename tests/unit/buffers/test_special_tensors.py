@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 import torch
-from tensordict import TensorDict
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from ostinato import (
     LazyTensorStorage,
-    ListStorage,
     PrioritizedReplayBuffer,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    TensorStorage,
     Trajectory,
     TrajectoryReplayBuffer,
 )
@@ -92,19 +89,6 @@ def test_rows_are_stored_as_plain_numbers(make: Callable[[], Tensor]) -> None:
         assert not found.requires_grad
         assert found.grad_fn is None
     assert rb[:]["x"][:5].tolist() == base()[[1, 0, 1, 2, 3]].tolist()
-
-
-def test_rows_of_lists_and_tensordicts_have_no_graph() -> None:
-    make = MADE["subclass with a graph"]
-    buffers = [ReplayBuffer(storage=kind(8), batch_size=2) for kind in (ListStorage, ListStorage, LazyTensorStorage)]
-    buffers[0].extend([{"x": make()}, {"x": make()}])
-    for rb in buffers[1:]:
-        rb.extend(TensorDict({"x": make()}, [4]))
-    buffers.append(ReplayBuffer(storage=TensorStorage({"x": make()}), batch_size=2))
-    for rb in buffers:
-        for row in (rb[0], rb[1], rb.sample()):
-            assert not row["x"].requires_grad
-    assert type(buffers[2].sample()["x"]) is Tensor
 
 
 @pytest.mark.usefixtures("needs_native")  # torch asks the subclass itself

@@ -64,7 +64,9 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "cursor beyond": lambda s: s["writer"]["state"].update(cursor=10**9),
     "negative cursor": lambda s: s["writer"]["state"].update(cursor=-3),
     "a missing column": lambda s: s["storage"]["state"]["columns"].popitem(),
-    "a column of another dtype": lambda s: s["storage"]["state"]["columns"].update({("id",): torch.zeros(7)}),
+    "columns of another dtype": lambda s: s["storage"]["state"].update(
+        columns={k: v.to(torch.float16) for k, v in s["storage"]["state"]["columns"].items()}
+    ),
     "queued slots beyond": lambda s: s.update(
         pending=[{"slots": torch.tensor([50]), "weights": None, "last": False, "rng": None}], batch_size=3
     ),
