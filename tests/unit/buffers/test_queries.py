@@ -57,15 +57,13 @@ def make(storage: Any = None, **options: Any) -> ReplayBuffer:
 def test_a_trajectory_has_fields_as_attributes_and_can_be_indexed_and_stacked() -> None:
     data = rows()
     data["next", "obs"] = data["obs"] + 1
-    one, other = Trajectory(data[:3]), Trajectory(data[4:8])
+    one = Trajectory(data[:3])
     assert torch.equal(one.obs, data["obs"][:3]), "of two fields of a name, the one at the root"
     assert torch.equal(one["next", "reward"], one.get("reward"))
     assert (one.length, float(one.total_reward), one.get("unknown", 5)) == (3, 6, 5)
-    assert repr(one) == "Trajectory(length=3, keys=['collector', 'next', 'obs'])"
     assert (type(one[1:]), one[1:].length, one[1].batch_size) == (Trajectory, 2, torch.Size([]))
-    both = lazy_stack([one, other])  # type: ignore[list-item]
-    assert [both[i].length for i in range(2)] == [3, 4]  # type: ignore[union-attr]
-    assert one.clone().data is not one.data
+    both: Any = lazy_stack([one, one[1:]])  # type: ignore[list-item]
+    assert (both[0].length, both[1].length) == (3, 2)
     raises(
         (lambda: one.unknown, AttributeError, "no entry 'unknown' in its data"),
         (lambda: Trajectory(TensorDict({}, [2, 3])), SchemaError, "single batch dimension"),
@@ -115,7 +113,6 @@ def test_misuse() -> None:
         (lambda: (traj.length > 1) and (traj.length < 5), KindError, r"combine predicates with & \| ~"),
         (lambda: 1 < traj.length < 5, KindError, r"write \(a < x\) & \(x < b\)"),
         (lambda: filter_trajectories(batch, traj.reward > 1), KindError, ambiguous),
-        (lambda: (traj.reward > 1)(None), KindError, ambiguous),
         (lambda: filter_trajectories(batch, 3), KindError, "a traj expression or a function"),  # type: ignore[arg-type]
         (lambda: filter_trajectories(batch, traj.unknown.sum() > 1), KeyMissingError, "Key 'unknown' not found"),
         (lambda: traj._private, AttributeError, "_private"),
@@ -123,7 +120,7 @@ def test_misuse() -> None:
         (lambda: next(iter_trajectories(TensorDict({}, [2, 3]))), SchemaError, "single batch dimension"),
         (lambda: next(iter_trajectories(batch, "nope")), KeyMissingError, "trajectory_key 'nope' not found"),
         (lambda: next(iter_trajectories(without)), KeyMissingError, "Cannot split data into trajectories"),
-        (lambda: rb.query(traj.reward > 1), KindError, "ambiguous"),
+        (lambda: rb.query(traj.reward > 1), KindError, ambiguous),
         (lambda: rb.query(of_reward), AttributeError, "no entry 'obs'"),
         (lambda: rb.query(trajectory_key="nope"), KeyMissingError, "trajectory_key 'nope' not found"),
         (lambda: rb.query(traj.nope.sum() > 1), KeyMissingError, "Key 'nope' not found in trajectory"),

@@ -111,21 +111,21 @@ def test_a_state_of_something_else_raises_and_changes_nothing() -> None:
 
 
 def test_wrong_arguments() -> None:
-    buffers = ReplayBufferEnsemble(ReplayBuffer(), ReplayBuffer())
+    buffers: Any = ReplayBufferEnsemble(ReplayBuffer(), ReplayBuffer())
+    wrong: Any = "many"
     raises(
-        (lambda: LinearScheduler(torch.zeros(1), "beta", 1.0, 4), KindError, "only supports Sampler class"),  # type: ignore[arg-type]
+        (lambda: LinearScheduler(wrong, "beta", 1.0, 4), KindError, "only supports Sampler class"),
         (lambda: LinearScheduler(make(), "gamma", 1.0, 4), OptionError, "does not have an attribute gamma"),
         (lambda: StepScheduler(make(), "reduction"), OptionError, "has reduction='max'"),
         (lambda: StepScheduler(buffers, "beta"), OptionError, "does not have an attribute beta"),
         (lambda: StepScheduler(make(), "beta", mode="linear"), OptionError, "mode: linear"),
         (lambda: StepScheduler(make(), "beta", n_steps=0), OptionError, "n_steps"),
         (lambda: StepScheduler(make(), "beta", min_value=2, max_value=1), OptionError, "min_value"),
-        (lambda: StepScheduler(make(), "beta", gamma="many"), KindError, "gamma"),  # type: ignore[arg-type]
+        (lambda: StepScheduler(make(), "beta", gamma=wrong), KindError, "gamma"),
         (lambda: LinearScheduler(make(), "beta", 1.0, 0), OptionError, "num_steps"),
-        (lambda: LinearScheduler(make(), "beta", "many", 10), KindError, "final_value"),  # type: ignore[arg-type]
-        (lambda: LambdaScheduler(make(), "beta", "many"), KindError, "lambda_fn"),  # type: ignore[arg-type]
-        (lambda: SchedulerList(3), KindError, "takes schedulers, got int"),  # type: ignore[arg-type]
-        (lambda: SchedulerList([3]), KindError, "takes schedulers, got int"),  # type: ignore[list-item]
+        (lambda: LinearScheduler(make(), "beta", wrong, 10), KindError, "final_value"),
+        (lambda: LambdaScheduler(make(), "beta", wrong), KindError, "lambda_fn"),
+        (lambda: SchedulerList(wrong), KindError, "takes schedulers, got str"),
     )
     scheduler = StepScheduler(make(), "beta", -1.0, mode="additive")
     with pytest.raises(OptionError, match="beta"):
