@@ -28,12 +28,14 @@ from ostinato.errors import (
 )
 from ostinato.testing import ResumeContract
 
+from ...processes import CONTEXT
 from ...sharing import AVAILABLE
 from ...stats.chi_square import p_value
 from .refusals import raises
 
 if TYPE_CHECKING:
     from pathlib import Path
+assert CONTEXT is not None  # its fork server has imported torch before a contract starts a process
 
 
 def plain(capacity: int = 50, **options: Any) -> ReplayBuffer:

@@ -323,7 +323,8 @@ def test_the_batch_must_have_its_keys() -> None:
     assert set(rb[:].keys()) == {"obs"}, "own keys are not stored"
     rb.set_sampler(RandomSampler())
     uniform = rb.sample()
-    for call in (lambda: rb.update_priority([0], [1.0]), lambda: rb.update_tensordict_priority(uniform)):
+    calls: list[Any] = [lambda: rb.update_priority([0], [1.0]), lambda: rb.update_tensordict_priority(uniform)]
+    for call in calls:
         with pytest.warns(UserWarning, match="RandomSampler has no priorities"):
             call()
 

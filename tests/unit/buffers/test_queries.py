@@ -62,7 +62,7 @@ def test_a_trajectory_has_fields_as_attributes_and_can_be_indexed_and_stacked() 
     assert torch.equal(one["next", "reward"], one.get("reward"))
     assert (one.length, float(one.total_reward), one.get("unknown", 5)) == (3, 6, 5)
     assert (type(one[1:]), one[1:].length, one[1].batch_size) == (Trajectory, 2, torch.Size([]))
-    both: Any = lazy_stack([one, one[1:]])  # type: ignore[list-item]
+    both: Any = lazy_stack([one, one[1:]])
     assert (both[0].length, both[1].length) == (3, 2)
     raises(
         (lambda: one.unknown, AttributeError, "no entry 'unknown' in its data"),

@@ -79,7 +79,8 @@ def test_one_row_nested_keys_and_dimensions() -> None:
 
 def test_names_of_written_rows_set_their_priorities_unless_they_were_replaced() -> None:
     def priorities() -> list[list[float]]:
-        return [member.sampler.priorities[:2].tolist() for member in rb.members]
+        samplers: list[Any] = [member.sampler for member in rb.members]
+        return [sampler.priorities[:2].tolist() for sampler in samplers]
 
     rb = ensemble(2, 4, ranked=True)
     names = rb.extend(rows([0, 1, 0, 1]).set("td_error", torch.tensor([3.0, 1.0, 4.0, 1.0])))

@@ -49,7 +49,9 @@ pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers w
 @pytest.mark.parametrize(("ranked", "prefetch"), [(False, None), (True, None), (True, 2)])
 def test_one_process_alone_meets_no_difference(ranked: bool, prefetch: int | None) -> None:
     """Sizes of batches around the capacity, more rows than fit, and one row at a time: same slots, rows and draws."""
-    private, shared = both = [make_saved(shared=one, ranked=ranked, capacity=50, prefetch=prefetch) for one in (0, 1)]
+    private, shared = both = [
+        make_saved(shared=one, ranked=ranked, capacity=50, prefetch=prefetch) for one in (False, True)
+    ]
     number = 0
     for size in (30, 1, 7, 50, 3, 120, 1):
         batch = rows(range(number, number + size))

@@ -38,7 +38,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save, "PIECE_BYTES", 4096)
 
 
-def at_each_piece(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
+def at_each_piece(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object]) -> None:
     """Let something happen after each piece that a save writes, at the same moments in every run."""
     plain = save.Snapshot._take
     count = 0

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
-from ostinato.errors import SlotError
+from ostinato.errors import SchemaError, SlotError
 
 from ...tags import read_ids, table
 
@@ -105,6 +105,8 @@ def test_slices_are_views_and_cells_beyond_those_present_are_refused() -> None:
     for index in outside:
         with pytest.raises(SlotError):
             rb[index]
+    with pytest.raises(SchemaError, match=r"use add\(\) for one step"):
+        rb.extend(table(grid(4, 0, 1)[:, 0]))
     rb[1, 2]["obs"].fill_(-1.0)
     rb[:, 0]["obs"].fill_(-2.0)
     assert bool((rb[:]["obs"][1, 2] == -1.0).all())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path  # noqa: TC003 (Hypothesis reads annotations)
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -40,7 +39,13 @@ from ostinato.errors import (
 from ostinato.testing import ResumeContract
 
 from ...effort import examples
+from ...processes import CONTEXT
 from .refusals import raises
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+assert CONTEXT is not None  # its fork server has imported torch before a contract starts a process
 
 CAPACITY = 13
 
