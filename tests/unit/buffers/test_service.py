@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, tensorclass
+from tensordict import TensorDict
 
 from ostinato import (
     LazyTensorStorage,
@@ -20,17 +20,9 @@ from ostinato import (
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
-from ostinato.errors import CheckpointError, KeyMissingError, KindError, UsageError
+from ostinato.errors import KeyMissingError, KindError, UsageError
 
 from .refusals import raises
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
 
 
 def _buffer(rows: int = 10, **options: Any) -> ReplayBuffer:
@@ -58,20 +50,10 @@ def test_shutdown_ends_sampling_and_keeps_rows() -> None:
         (ReplayBuffer.as_remote, UsageError, "RayReplayBuffer"),
     )
     assert rb[:].tolist() == list(range(10))
-
-
-def test_synchronize_raises_the_error_of_a_batch() -> None:
-    def fail(_: Any) -> Any:
-        msg = "no"
-        raise ValueError(msg)
-
-    rb = _buffer(batch_size=2, prefetch=2)
-    rb.sample()
-    rb.append_transform(fail)
-    with pytest.raises(ValueError, match="no"):
-        rb.sample()
-    with pytest.raises(ValueError, match="no"):
-        rb.synchronize()
+    broken = _buffer(batch_size=2, prefetch=2, transform=lambda batch: 1 // 0)
+    for call in (broken.sample, broken.synchronize):
+        with pytest.raises(ZeroDivisionError):
+            call()
 
 
 def test_stats_read_as_a_mapping() -> None:
@@ -80,22 +62,16 @@ def test_stats_read_as_a_mapping() -> None:
     rb.extend(torch.arange(15))
     rb.sample()
     stats = rb.stats()
-    assert isinstance(stats, dict)
     theirs = {"size": 10, "write_count": 15, "prefetch_queue_size": 3, "initialized": True, "capacity": 10}
     assert theirs.items() <= stats.items()
-    assert stats["utilization"] == 1.0
-    assert (stats["rows"], stats.rows, stats["rows_drawn"]) == (10, 10, 4)
+    assert (stats["utilization"], stats["rows"], stats.rows, stats["rows_drawn"]) == (1.0, 10, 10, 4)
     assert json.loads(json.dumps(stats)) == stats
     again = pickle.loads(pickle.dumps(stats))
     assert again == stats
-    assert dict(again) == dict(stats)
     assert again.row_age_mean == stats["row_age_mean"]
-
-
-def test_stats_do_not_make_a_delayed_buffer() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), delayed_init=True)
-    stats = rb.stats()
-    assert (stats["initialized"], stats["capacity"], stats["size"], rb.initialized) == (False, 10, 0, False)
+    delayed = ReplayBuffer(storage=LazyTensorStorage(10), delayed_init=True)
+    stats = delayed.stats()  # which does not make its parts
+    assert (stats["initialized"], stats["capacity"], stats["size"], delayed.initialized) == (False, 10, 0, False)
     assert "capacity" not in ReplayBuffer(storage=lambda: LazyTensorStorage(10), delayed_init=True).stats()
 
 
@@ -133,54 +109,33 @@ def test_next_is_one_pass_and_begins_again() -> None:
         while (batch := rb.next()) is not None:
             seen += batch.tolist()
         assert sorted(seen) == list(range(10))
-    rb.next()
-    assert len(pickle.loads(pickle.dumps(rb))) == 10
     with pytest.raises(UsageError, match=r"Cannot iterate over the replay buffer\. Batch_size was not specified"):
         _buffer().next()
 
 
-def test_write_count_may_go_on_after_empty() -> None:
+def test_what_empty_and_write_all_leave() -> None:
     rb = _buffer()
     rb.empty(empty_write_count=False)
     rb.extend(torch.arange(3))
     assert (rb.write_count, len(rb)) == (13, 3)
     rb.empty()
     assert rb.write_count == 0
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), dim_extend=0)
+    rb.extend(TensorDict({"a": torch.zeros(10)}, [10]))
+    rb.write_all(TensorDict({"a": torch.ones(4)}, [4]))
+    assert rb["a"].tolist() == [1.0] * 4 + [0.0] * 6
+    with pytest.raises(UsageError, match="dim_extend cannot be reset"):
+        rb.dim_extend = 1
 
 
 def test_mark_update_gives_the_default_priority() -> None:
     rb = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(4), batch_size=200)
     index = rb.extend(torch.arange(4))
     rb.update_priority(index, torch.tensor([0.0, 0.0, 0.0, 5.0]))
-    assert set(rb.sample().tolist()) == {3}
     rb.mark_update(index[:1])
     assert set(rb.sample().tolist()) == {0, 3}
     assert rb.prioritized_sampler is rb.sampler
     _buffer().mark_update(0)
-
-
-def test_rows_are_written_for_as_many_as_there_are() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(10))
-    rb.extend(TensorDict({"a": torch.zeros(10), "b": torch.zeros(10)}, [10]))
-    rb.write_all(TensorDict({"a": torch.ones(4), "b": torch.ones(4)}, [4]))
-    assert rb["a"].sum() == 4
-    rb.update_({"a": torch.full((10,), 2.0), "b": torch.full((10,), 2.0)}, keys_to_update=["a"])
-    assert (rb["a"].sum(), rb["b"].sum()) == (20, 4)
-    rb.dim_extend = 0
-    with pytest.raises(UsageError, match="dim_extend cannot be reset"):
-        rb.dim_extend = 1
-
-
-def test_other_names_of_saving_and_states_of_writers(tmp_path: Path) -> None:
-    rb = _buffer()
-    for save, load in (("save", "load"), ("dump", "loads")):
-        again = _buffer(0)
-        getattr(rb, save)(tmp_path / save)
-        getattr(again, load)(tmp_path / save)
-        assert again[:].tolist() == rb[:].tolist()
-    rb.writer.dumps(tmp_path / "writer")
-    with pytest.raises(CheckpointError, match="RoundRobinWriter, not of a TensorDictMaxValueWriter"):
-        TensorDictMaxValueWriter(rank_key="key").loads(tmp_path / "writer")
 
 
 def test_insert_index_is_that_of_the_next_add() -> None:
@@ -198,14 +153,8 @@ def test_insert_index_is_that_of_the_next_add() -> None:
     )
 
 
-def test_other_data_and_include_info_of_tensordict_buffers() -> None:
+def test_include_info_is_going_away() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
-    for error in (KindError, ValueError):
-        with pytest.raises(error, match="only accepts TensorDictBase subclasses"):
-            rb.extend(torch.zeros(3))
-    for rows in (Step(torch.zeros(3), batch_size=[3]), [Step(torch.zeros(()), batch_size=[])]):  # type: ignore[call-arg]
-        with pytest.raises(KindError, match=r"only accepts TensorDictBase subclasses .* got (Step|list)"):
-            rb.extend(rows)  # its samples would have no field for the index
     rb.extend(TensorDict({"a": torch.arange(10)}, [10]))
     for given in (True, False):
         with pytest.warns(UserWarning, match="include_info is going to be deprecated"):

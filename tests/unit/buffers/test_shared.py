@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -47,25 +46,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 
 
-def pair(capacity: int, *, ranked: bool, **options: Any) -> list[ReplayBuffer]:
-    """A private buffer and a shared one, of the same seed."""
-    return [
-        ReplayBuffer(
-            storage=LazyTensorStorage(capacity),
-            sampler=PrioritizedSampler(capacity, 0.7, 0.5, 1e-3) if ranked else RandomSampler(),
-            generator=torch.Generator().manual_seed(3),
-            batch_size=16,
-            shared=shared,
-            **options,
-        )
-        for shared in (False, True)
-    ]
-
-
 @pytest.mark.parametrize(("ranked", "prefetch"), [(False, None), (True, None), (True, 2)])
 def test_one_process_alone_meets_no_difference(ranked: bool, prefetch: int | None) -> None:
     """Sizes of batches around the capacity, more rows than fit, and one row at a time: same slots, rows and draws."""
-    private, shared = both = pair(50, ranked=ranked, prefetch=prefetch)
+    private, shared = both = [
+        make_saved(shared=one, ranked=ranked, capacity=50, prefetch=prefetch) for one in (False, True)
+    ]
     number = 0
     for size in (30, 1, 7, 50, 3, 120, 1):
         batch = rows(range(number, number + size))
@@ -80,24 +66,18 @@ def test_one_process_alone_meets_no_difference(ranked: bool, prefetch: int | Non
             assert told.keys() == info.keys()
             assert all(torch.equal(told[key], info[key]) for key in told)
             if ranked:
-                new = torch.rand(16)
+                new = torch.rand(8)
                 private.update_priority(told, new)
                 shared.update_priority(info, new)
                 assert torch.equal(private.sampler.priorities, shared.sampler.priorities)  # type: ignore[attr-defined]
     if prefetch:
         assert shared.sample(return_info=True)[1]["stale"].all()
-        assert shared.stats().stale_rows == 16
-        shared.empty()
-        with pytest.raises(EmptyBufferError):
-            shared.sample()
-        return
-    one, two = private.stats(), shared.stats()
-    for name in ("rows", "capacity", "rows_written", "rows_drawn", "row_age_mean", "stale_updates", "draws_per_insert"):
-        assert getattr(one, name) == getattr(two, name), name
-    for index in (slice(None), torch.tensor([3, 3, 1])):
-        assert torch.equal(private[index]["wide"], shared[index]["wide"])
-    assert torch.equal(private["id"], shared["id"])
-    assert private.cursor == shared.cursor
+        assert shared.stats().stale_rows == 8
+    else:
+        same_counts(private, shared, "rows", "capacity", "rows_drawn", "stale_updates", "draws_per_insert")
+        assert torch.equal(private[torch.tensor([3, 3, 1])]["wide"], shared[torch.tensor([3, 3, 1])]["wide"])
+        assert torch.equal(private["id"], shared["id"])
+        assert private.cursor == shared.cursor
     check_ring(shared)
     shared.empty()
     assert (len(shared), shared.write_count) == (0, 0)
@@ -106,8 +86,13 @@ def test_one_process_alone_meets_no_difference(ranked: bool, prefetch: int | Non
     with pytest.raises(SchemaError):
         shared.extend({"other": torch.zeros(3)})  # the schema stays
     shared.extend(rows(range(10, 12)))
-    assert set(shared.sample()["id"].tolist()) <= {10, 11}
+    assert set(shared.sample()["id"].tolist()) == {10, 11}
     check_ring(shared)
+
+
+def same_counts(one: ReplayBuffer, other: ReplayBuffer, *names: str) -> None:
+    for name in ("rows_written", "row_age_mean", *names):
+        assert getattr(one.stats(), name) == getattr(other.stats(), name), name
 
 
 def test_rows_bring_their_priorities_and_late_ones_fall_out() -> None:
@@ -123,7 +108,7 @@ def test_rows_bring_their_priorities_and_late_ones_fall_out() -> None:
     rb.update_tensordict_priority(batch)
     assert (sampler.priorities.tolist(), rb.stats().stale_updates) == ([1.0] * 20, 8)
     raises(
-        (lambda: rb.update_priority([0, 1, 2], [1.0, -1.0, float("nan")]), PriorityError, "at the positions"),
+        (lambda: rb.update_priority([0, 1, 2], [1.0, -1.0, float("nan")]), PriorityError, r"at the positions \[1, 2\]"),
         (lambda: rb.update_priority([0, 20], 2.0), SlotError, "index 20 is out of range"),
         (lambda: rb.update_priority([0, -1, 4], 2.0), SlotError, "index -1 is out of range"),
     )
@@ -190,29 +175,23 @@ def test_what_does_not_go_together_is_refused() -> None:
 
 def test_what_it_cannot_do_changes_nothing() -> None:
     rb = make(8, fill=3, ranked=True)
-    rows_3 = rb.sampler.state_dict()
+    state = rb.sampler.state_dict()
     raises(
         (lambda: rb.__setitem__(0, rows([1])), OstinatoError, "edited in place"),
         (lambda: rb.set_at_("id", torch.tensor(1), 0), OstinatoError, "edited in place"),
-        (lambda: rb.update_({"id": torch.zeros(3)}), OstinatoError, "edited in place"),
         (lambda: rb.set_sampler(RandomSampler()), OstinatoError, "other processes have them too"),
         (lambda: rb.set_writer(rb.writer), OstinatoError, "other processes have them too"),
         (lambda: rb.set_storage(LazyTensorStorage(3)), OstinatoError, "other processes have them too"),
         (lambda: rb.storage.state_dict(), OstinatoError, "saved with the buffer"),
-        (lambda: rb.storage.prepare_edit(torch.tensor([0]), rows([1]), (1,)), OstinatoError, "edited in place"),
         (lambda: setattr(rb.sampler, "alpha", 0.1), OstinatoError, "alpha of a shared buffer"),
-        (lambda: rb.sampler.load_state_dict(rows_3), OstinatoError, "load into the buffer"),
+        (lambda: rb.sampler.load_state_dict(state), OstinatoError, "load into the buffer"),
         (lambda: ReplayBufferEnsemble(rb), OstinatoError, "belong to one process"),
         (lambda: rb.extend({"id": torch.zeros(2)}), SchemaError, "rows must have the keys"),
         (lambda: rb[7], OstinatoError, "out of range"),
         (lambda: pickle.dumps(rb), UsageError, "an argument of multiprocessing"),
-        (lambda: copy.deepcopy(rb), UsageError, "an argument of multiprocessing"),
     )
     assert ids_of(rb) == [0, 1, 2]
     check_ring(rb)
-
-
-RANKED = pytest.mark.parametrize("ranked", [False, True], ids=["uniform", "prioritized"])
 
 
 def make_saved(*, shared: bool, ranked: bool, capacity: int = 20, alpha: float = 0.7, **options: Any) -> ReplayBuffer:
@@ -254,20 +233,18 @@ def test_sampling_goes_on_bit_for_bit(
     else:
         new.load_state_dict(old.state_dict())
     assert len(new) == len(old) == min(count, 20)
-    if not count:
-        return
-    for name in ("rows_written", "rows_drawn", "row_age_mean"):
-        assert getattr(new.stats(), name) == getattr(old.stats(), name)
-    for i in range(6):
+    if count:
+        same_counts(new, old, "rows_drawn")
+    for i in range(6 if count else 0):
         one, two = old.sample(), new.sample()
         check_rows(two)
         assert torch.equal(one["id"], two["id"])
         for rb in (old, new):
             rb.extend(rows(range(100 + 3 * i, 103 + 3 * i)))
-    assert torch.equal(old[:]["id"], new[:]["id"])
+        assert torch.equal(old[:]["id"], new[:]["id"])
 
 
-@RANKED
+@pytest.mark.parametrize("ranked", [False, True], ids=["uniform", "prioritized"])
 def test_rows_that_are_not_whole_are_left_out(ranked: bool) -> None:
     old, new, other = (make_saved(shared=shared, ranked=ranked) for shared in (True, True, False))
     fill(old, 26)
@@ -281,15 +258,6 @@ def test_rows_that_are_not_whole_are_left_out(ranked: bool) -> None:
         assert sorted(old.sampler.priorities.tolist())[4:] == sorted(new.sampler.priorities.tolist())  # type: ignore[attr-defined]
     check_ring(new)
     check_rows(other.sample())
-
-
-def test_queued_draws_are_as_if_never_made() -> None:
-    old, new, plain = (make_saved(shared=True, ranked=False, prefetch=depth) for depth in (3, None, None))
-    for rb in (old, plain):
-        fill(rb, 20)
-        rb.sample()
-    new.load_state_dict(old.state_dict())
-    assert torch.equal(new.sample()["id"], plain.sample()["id"])
 
 
 def test_rows_replaced_while_they_are_copied_are_copied_again() -> None:
@@ -317,27 +285,25 @@ def test_rows_replaced_while_they_are_copied_are_copied_again() -> None:
 
 
 def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
-    rb, fitting = make_saved(shared=True, ranked=True), make_saved(shared=False, ranked=True)
-    fill(rb, 12)
-    fill(fitting, 20)
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"ranked": False}, "sampler is a RandomSampler"),
-        ({"capacity": 40}, "room for 20"),
-        ({"alpha": 0.5}, "alpha=0.5"),
-        ({"prefetch": 2}, "queued draws"),
-    ]
-    for options, words in cases:
+    def filled(count: int, **options: Any) -> ReplayBuffer:
         other = make_saved(**{"shared": False, "ranked": True, **options})
-        fill(other, 30)
+        fill(other, count)
         other.sample()
-        with pytest.raises(CheckpointError, match=words):
-            rb.load_state_dict(other.state_dict())
-    narrow = make_saved(shared=False, ranked=True)
+        return other
+
+    rb, fitting, narrow = filled(12, shared=True), filled(20), make_saved(shared=False, ranked=True)
     narrow.extend({"id": torch.arange(3)})
-    with pytest.raises(CheckpointError, match="load into a buffer with the same schema"):
-        rb.load_state_dict(narrow.state_dict())
-    with pytest.raises(CheckpointError, match="not the state of a replay buffer"):
-        rb.load_state_dict({"storage": {}})
+    cases: list[tuple[Any, str]] = [
+        (filled(30, ranked=False).state_dict(), "sampler is a RandomSampler"),
+        (filled(30, capacity=40).state_dict(), "room for 20"),
+        (filled(30, alpha=0.5).state_dict(), "alpha=0.5"),
+        (filled(30, prefetch=2).state_dict(), "queued draws"),
+        (narrow.state_dict(), "load into a buffer with the same schema"),
+        ({"storage": {}}, "not the state of a replay buffer"),
+    ]
+    for state, words in cases:
+        with pytest.raises(CheckpointError, match=words):
+            rb.load_state_dict(state)
     serial, _ = ring_of(rb).reserve(2)
     with pytest.raises(UsageError, match="while no process writes"):
         rb.load_state_dict(fitting.state_dict())

@@ -25,31 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 
 
-RANKED = pytest.mark.parametrize("ranked", [False, True], ids=["uniform", "prioritized"])
-
-
 LEAST_P = 1e-4
-
-
-def write(rb: ReplayBuffer, first: int, batches: int, size: int) -> None:
-    torch.set_num_threads(1)
-    for i in range(batches):
-        rb.extend(rows(range(first + i * size, first + (i + 1) * size)))
-
-
-def test_children_write_into_one_buffer() -> None:
-    rb = make(2000, ranked=True)
-    children = [start(write, rb, 10_000 * (i + 1), 40, 16) for i in range(2)]
-    while any(child.is_alive() for child in children):
-        if len(rb):
-            check_rows(rb.sample())
-        time.sleep(0.002)
-    for child in children:
-        end(child)
-    wanted = [10_000 * (i + 1) + j for i in range(2) for j in range(640)]
-    assert sorted(ids_of(rb)) == wanted  # each row once
-    assert rb.stats().rows_written - 1 == rb.write_count == len(wanted)  # (the example was emptied away)
-    check_ring(rb)
 
 
 def die_writing(rb: ReplayBuffer, size: int) -> None:
@@ -226,15 +202,17 @@ def keep_the_lock(rb: ReplayBuffer, pipe: Any) -> None:
 
 
 def test_a_lock_that_is_not_given_back_is_named() -> None:
-    rb = make(16, fill=16, ranked=True)
+    rb, state = make(16, fill=16, ranked=True), make(16, fill=4, ranked=True).state_dict()
     mine, other = multiprocessing.get_context("fork").Pipe()
     child = start(keep_the_lock, rb, other)
     pid = mine.recv()
     ring_of(rb).lock.timeout_ms = 100
-    with pytest.raises(UsageError, match=f"by process {pid}: let that process go on"):
-        rb.sample()
+    for call in (rb.sample, lambda: rb.load_state_dict(state)):
+        with pytest.raises(UsageError, match=f"by process {pid}: let that process go on"):
+            call()
     mine.send("go on")
     end(child)
+    assert ids_of(rb) == list(range(16))
     check_rows(rb.sample())
 
 

@@ -38,7 +38,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save, "PIECE_BYTES", 4096)
 
 
-def at_each_piece(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
+def at_each_piece(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object]) -> None:
     """Let something happen after each piece that a save writes, at the same moments in every run."""
     plain = save.Snapshot._take
     count = 0
@@ -74,7 +74,6 @@ def _act(rb: ReplayBuffer, verb: str, maker: str, count: int) -> None:
     ("maker", "verb"),
     [
         ("memory", "extend"),
-        ("columns", "extend"),
         ("mapped", "extend"),
         ("memory", "edit"),
         ("columns", "field"),
@@ -89,21 +88,17 @@ def test_no_way_to_change_rows_reaches_the_save(
 ) -> None:
     rb, other = buffer(MAKERS[maker]()), buffer(MAKERS[maker]())
     fill(rb, range(CAPACITY))
-    expected = snapshot(rb)
     at_each_piece(monkeypatch, lambda count: _act(rb, verb, maker, count))
-    rb.dumps(tmp_path / "save", incremental=verb == "extend")
-    other.loads(tmp_path / "save")
-    CheckpointReader(tmp_path / "save", format_name="ostinato-buffer").verify()
-    same_state(snapshot(other), expected)
-    if verb == "extend":  # a chain holds what was there while rows were replaced
+    for _ in range(2 if verb == "extend" else 1):  # a chain holds what was there while rows were replaced
         expected = snapshot(rb)
-        rb.dumps(tmp_path / "save", incremental=True)
+        rb.dumps(tmp_path / "save", incremental=verb == "extend")
         other.loads(tmp_path / "save")
+        CheckpointReader(tmp_path / "save", format_name="ostinato-buffer").verify()
         same_state(snapshot(other), expected)
 
 
 def test_a_load_waits_for_a_save_of_the_same_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rb = buffer(LazyTensorStorage(CAPACITY))
+    rb, other = (buffer(LazyTensorStorage(CAPACITY)) for _ in range(2))
     fill(rb, range(10))
     rb.dumps(tmp_path / "first")
     fill(rb, range(10, CAPACITY))
@@ -113,30 +108,24 @@ def test_a_load_waits_for_a_save_of_the_same_buffer(tmp_path: Path, monkeypatch:
     rb.dumps(tmp_path / "second")
     loader.join(10)
     assert len(rb) == 10
-    other = buffer(LazyTensorStorage(CAPACITY))
     other.loads(tmp_path / "second")
     same_state(snapshot(other), expected)
 
 
 def test_a_write_goes_on_where_the_save_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full while a writer puts rows down is the save's trouble, not the writer's."""
-    rb = buffer(LazyTensorStorage(CAPACITY))
+    rb, other = (buffer(LazyTensorStorage(CAPACITY)) for _ in range(2))
     fill(rb, range(CAPACITY))
     rb.dumps(tmp_path / "save")
 
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", refuse)
-
-    def act(_: int) -> None:
-        fill(rb, range(5000, 5000 + CAPACITY))
-
-    at_each_piece(monkeypatch, act)
-    with pytest.raises(MemoryError, match=r"bytes needed"):
-        rb.dumps(tmp_path / "save")
-    monkeypatch.undo()
-    assert read_ids(rb[torch.arange(CAPACITY)])[0] >= 5000
-    other: ReplayBuffer = buffer(LazyTensorStorage(CAPACITY))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", refuse)
+        at_each_piece(patch, lambda _: fill(rb, range(5000, 5000 + CAPACITY)))
+        with pytest.raises(MemoryError, match=r"bytes needed"):
+            rb.dumps(tmp_path / "save")
+    assert read_ids(rb[:])[0] >= 5000
     other.loads(tmp_path / "save")
     assert read_ids(other[:]) == list(range(CAPACITY))

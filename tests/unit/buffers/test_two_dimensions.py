@@ -8,12 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from ostinato import (
-    LazyMemmapStorage,
-    LazyTensorStorage,
-    ReplayBuffer,
-    TensorDictReplayBuffer,
-)
+from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from ostinato.errors import SchemaError, SlotError
 
 from ...tags import read_ids, table
@@ -36,10 +31,6 @@ def grid(lanes: int, first: int, steps: int) -> torch.Tensor:
     return torch.arange(first, first + steps)[None] + 100 * torch.arange(lanes)[:, None]
 
 
-def lanes_first(rb: ReplayBuffer, lanes: int, first: int, steps: int) -> torch.Tensor:
-    return rb.extend(table(grid(lanes, first, steps)))
-
-
 def ids(batch: Any) -> list[list[int]]:
     read_ids(batch)
     return batch["id"].tolist()  # type: ignore[no-any-return]
@@ -48,11 +39,10 @@ def ids(batch: Any) -> list[list[int]]:
 @pytest.mark.parametrize(("asked", "lanes", "effective"), [(10, 4, 12), (12, 4, 12), (1, 4, 4), (13, 1, 13)])
 def test_the_capacity_rounds_up_to_whole_steps(asked: int, lanes: int, effective: int) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(asked, ndim=2))
-    lanes_first(rb, lanes, 0, 1)
-    assert rb.storage.capacity == effective
-    assert rb.storage.max_size == asked
+    rb.extend(table(grid(lanes, 0, 1)))
+    assert (rb.storage.capacity, rb.storage.max_size) == (effective, asked)
     assert f"capacity={effective}" in repr(rb.storage)
-    lanes_first(rb, lanes, 1, 40)
+    rb.extend(table(grid(lanes, 1, 40)))
     assert len(rb) == effective
 
 
@@ -60,10 +50,10 @@ def test_the_capacity_rounds_up_to_whole_steps(asked: int, lanes: int, effective
 def test_batches_of_any_length_follow_a_deque_in_each_lane(storage: str, steps: int) -> None:
     rb = ReplayBuffer(storage=STORAGES[storage](15))
     assert rb.dim_extend == 1
-    slots = [0] * 5
-    first = 0
-    for count in (2, steps, 3):
-        index = lanes_first(rb, 3, first, count)
+    slots, first = [0] * 5, 0
+    for count in (2, steps, 3, 1):
+        data = grid(3, first, count)  # with `add` one step of all lanes
+        index = rb.add(table(data[:, 0])) if count == 1 else rb.extend(table(data))
         for step in range(first, first + count):
             slots[step % 5] = step
         first += count
@@ -72,16 +62,6 @@ def test_batches_of_any_length_follow_a_deque_in_each_lane(storage: str, steps: 
         assert ids(rb[:]) == [[100 * lane + step for step in present] for lane in range(3)]
         assert ids(rb.storage[:]) == [[100 * lane + step for lane in range(3)] for step in present]
         assert (len(rb), rb.storage.shape, rb.storage.num_envs) == (3 * len(present), (len(present), 3), 3)
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-def test_add_takes_one_step_of_all_lanes(dim: int) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), dim_extend=dim)
-    for step in range(5):
-        slots = rb.add(table(grid(4, step, 1)[:, 0]))
-        assert slots.tolist() == [[step % 3, lane] for lane in range(4)]
-    expected = grid(4, 0, 5)[:, [3, 4, 2]]
-    assert ids(rb[:]) == (expected if dim == 1 else expected.t()).tolist()
 
 
 INDICES: dict[str, Any] = {
@@ -108,9 +88,7 @@ def test_indices_address_the_dimensions_of_the_data(case: str, dim: int, storage
         data = data.t()
         if case == "mask":
             index = index.t()
-        if case == "cells":
-            index = (index[1], index[0])
-        if case in {"cell", "window"}:
+        if case in {"cell", "cells", "window"}:
             index = tuple(reversed(index))
     rb.extend(table(data))
     assert ids(rb[index]) == data[index].tolist()
@@ -122,11 +100,13 @@ def test_indices_address_the_dimensions_of_the_data(case: str, dim: int, storage
 
 def test_slices_are_views_and_cells_beyond_those_present_are_refused() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(40, ndim=2))
-    lanes_first(rb, 4, 0, 3)
+    rb.extend(table(grid(4, 0, 3)))
     outside: list[Any] = [(4, 0), (0, 3), 4, (0, 0, 0), torch.tensor([4])]
     for index in outside:
         with pytest.raises(SlotError):
             rb[index]
+    with pytest.raises(SchemaError, match=r"use add\(\) for one step"):
+        rb.extend(table(grid(4, 0, 1)[:, 0]))
     rb[1, 2]["obs"].fill_(-1.0)
     rb[:, 0]["obs"].fill_(-2.0)
     assert bool((rb[:]["obs"][1, 2] == -1.0).all())
@@ -135,20 +115,9 @@ def test_slices_are_views_and_cells_beyond_those_present_are_refused() -> None:
 
 def test_samples_are_flat_and_carry_pairs_as_their_index() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=50)
-    rb.extend(TensorDict(table(grid(4, 0, 3)), [4, 3]))
-    rb.add(TensorDict(table(grid(4, 3, 1)[:, 0]), [4]))
+    rb.extend(TensorDict(table(grid(4, 0, 4)), [4, 4]))
     batch, info = rb.sample(return_info=True)
     assert batch.batch_size == (50,)
     assert torch.equal(torch.stack(info["index"], 1), batch["index"])
     assert torch.equal(batch["index"], torch.stack([batch["id"] % 100 % 3, batch["id"] // 100], 1))
     assert len(set(read_ids(batch.exclude("index")))) > 6
-    assert rb[:].batch_size == (4, 3)
-
-
-def test_a_list_of_steps_must_agree() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), dim_extend=0)
-    for first in (0, 3):
-        rb.extend([table(grid(4, step, 1)[:, 0]) for step in range(first, first + 3)])
-        assert ids(rb[:]) == grid(4, first, 3).t().tolist()
-    with pytest.raises((SchemaError, TypeError)):
-        rb.extend([table(grid(4, 0, 1)[:, 0]), table(grid(3, 0, 1)[:, 0])])
