@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato import LazyTensorStorage, ReplayBuffer, RoundRobinWriter, Sampler, Storage, Writer
+from ostinato import LazyTensorStorage, ReplayBuffer, RoundRobinWriter, Sampler, Storage
 from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
 from ostinato.protocols import Draw, Picks, Run
-from ostinato.testing import SamplerContract, StorageContract, WriterContract
+from ostinato.testing import SamplerContract, StorageContract
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,52 +138,10 @@ class TestNewestHalf(SamplerContract):
         return NewestHalf()
 
 
-class Reservoir(Writer):
-    """Keeps a uniform sample of all rows ever offered (Vitter 1985, algorithm R)."""
-
-    def __init__(self) -> None:
-        self._random = random.Random(0)
-        self._offered = 0
-
-    def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Picks:
-        kept = [-1] * rows
-        owner: dict[int, int] = {}
-        for row in range(rows):
-            full = self._offered >= ring.capacity
-            slot = self._random.randrange(self._offered + 1) if full else self._offered
-            self._offered += 1
-            if slot < ring.capacity:
-                if slot in owner:
-                    kept[owner[slot]] = -1
-                owner[slot], kept[row] = row, slot
-        slots, picked = (torch.tensor(list(x), dtype=torch.int64) for x in (owner.keys(), owner.values()))
-        return Picks(slots, picked, torch.tensor(kept))
-
-    def begin(self, rows: int) -> None:
-        self._offered = rows
-
-    def clear(self) -> None:
-        self._offered = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"offered": self._offered, "random": self._random.getstate()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._offered = state["offered"]
-        version, internal, gauss = state["random"]
-        self._random.setstate((version, tuple(internal), gauss))
-
-
-class TestReservoir(WriterContract):
-    def make(self) -> Writer:
-        return Reservoir()
-
-
 def make() -> ReplayBuffer:
     return ReplayBuffer(
         storage=NumpyStorage(6),
         sampler=NewestHalf(),
-        writer=Reservoir(),
         batch_size=8,
         generator=torch.Generator().manual_seed(0),
     )
@@ -206,17 +163,6 @@ def test_own_parts_work_together_and_are_saved(tmp_path: Path) -> None:
         assert suite.ids(rb.storage, other.sample()) == suite.ids(rb.storage, rb.sample())
         rows = suite.rows(torch.arange(100 + step, 105 + step))
         assert other.extend(rows).tolist() == rb.extend(rows).tolist()
-
-
-def test_own_parts_prefetch() -> None:
-    suite = TestNumpyStorage()
-    rb = ReplayBuffer(storage=NumpyStorage(6), batch_size=8, prefetch=2)
-    for first in range(0, 40, 4):
-        rb.extend(suite.rows(torch.arange(first, first + 4)))
-        batch, info = rb.sample(return_info=True)
-        now = suite.ids(rb.storage, rb[info["index"]])
-        for got, present, stale in zip(suite.ids(rb.storage, batch), now, info["stale"].tolist(), strict=True):
-            assert stale or got == present
 
 
 def test_the_suites_do_not_import_pytest() -> None:
@@ -261,20 +207,20 @@ class Placing(RoundRobinWriter):
         return self.placement
 
 
+def picks(slots: list[int], rows: Tensor) -> Picks:
+    return Picks(torch.tensor(slots, device="cpu"), rows, torch.tensor(slots, device="cpu"))
+
+
 @pytest.mark.parametrize(
     ("placement", "error", "words"),
     [
         (Run(0, 3, 6), SlotError, "must place the 2 rows given, got a run that skips 0 and writes 3"),
-        (Run(0, 2, 6, 1), SlotError, "must place the 2 rows given, got a run that skips 1 and writes 2"),
+        (Run(0, 2, 6, 1), SlotError, "must place the 2 rows given"),
         (Run(0, 3, 6, -1), SlotError, "must place the 2 rows given"),
-        (Picks(torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor([0, 1])), SlotError, r"in \[0, 2\), for each"),
-        (Picks(torch.tensor([0, 1]), torch.tensor([0, -1]), torch.tensor([0, 1])), SlotError, r"in \[0, 2\), for each"),
-        (Picks(torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([0, 1])), SlotError, "for each of its 2 slots"),
-        (
-            Picks(torch.tensor([0, 1]), torch.tensor([0, 1], device="meta"), torch.tensor([0, 1])),
-            KindError,
-            "slots must have values",
-        ),
+        (picks([0, 1], torch.tensor([0, 2], device="cpu")), SlotError, r"in \[0, 2\), for each"),
+        (picks([0, 1], torch.tensor([0, -1], device="cpu")), SlotError, r"in \[0, 2\), for each"),
+        (picks([0, 1], torch.tensor([0], device="cpu")), SlotError, "for each of its 2 slots"),
+        (picks([0, 1], torch.tensor([0, 1], device="meta")), KindError, "slots must have values"),
     ],
 )
 def test_placements_of_own_writers_are_checked_before_rows_are_read(

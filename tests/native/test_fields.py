@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,33 +22,6 @@ def test_fields_are_numbered_in_order(native: ModuleType) -> None:
     fields.gather([address(slots_of([5, 0]))], 2, [address(out) for out in outs])
     for out, offset in zip(outs, (8, 0, 4), strict=True):
         np.testing.assert_array_equal(out, memory[[5, 0], offset : offset + 4])
-
-
-def smaps_flags(at: int) -> list[str]:
-    """What the system notes about the mapping that holds an address."""
-    inside = False
-    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
-        words = line.split()
-        if line[0] in "0123456789abcdef" and "-" in words[0]:
-            begin, end = (int(part, 16) for part in words[0].split("-"))
-            inside = begin <= at < end
-        elif inside and words[0] == "VmFlags:":
-            return words[1:]
-    return []
-
-
-@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages here")
-def test_whole_pages_inside_a_range_are_advised(native: ModuleType) -> None:
-    page = mmap.PAGESIZE
-    with mmap.mmap(-1, 16 * page) as memory:
-        view = np.frombuffer(memory, np.uint8)
-        begin = address(view)
-        del view
-        if not smaps_flags(begin):
-            pytest.skip("this system does not say what it noted")
-        native.advise_huge_pages(begin + 4 * page + 1, 4 * page)
-        advised = [i for i in range(16) if "hg" in smaps_flags(begin + i * page)]
-    assert advised == [5, 6, 7]
 
 
 def test_impossible_layouts_and_calls_raise(native: ModuleType) -> None:

@@ -88,19 +88,12 @@ def test_a_leaf_of_zero_is_never_drawn(native: ModuleType, leaves: list[float]) 
     tree.load(address(values_of(leaves)), len(leaves))
     bounds = np.cumsum(leaves) / sum(leaves)
     edges = [0.0, -0.0, 5e-324, math.nextafter(1, 0), 1.0, 0.5]
+    beyond = [-1.0, 2.0, math.inf, -math.inf, 1e300, math.nan]  # a broken promise must not read foreign memory
     near = [math.nextafter(b, side) for b in bounds.tolist() for side in (0.0, 2.0)]
     uniforms = [min(max(u, 0.0), 1.0) for u in [*edges, *bounds.tolist(), *near]]
-    slots, values = draw(tree, uniforms)
+    slots, values = draw(tree, [*uniforms, *beyond])
     assert all(leaves[slot] > 0 for slot in slots)
     np.testing.assert_array_equal(values, [leaves[slot] for slot in slots])
-
-
-def test_numbers_outside_the_unit_interval_stay_inside_the_mass(native: ModuleType) -> None:
-    """Callers promise [0, 1]; a broken promise must not read foreign memory."""
-    tree = native.SumTree(100)
-    write(tree, [40, 60], [1.0, 1.0])
-    slots, _ = draw(tree, [-1.0, 2.0, math.inf, -math.inf, 1e300, math.nan])
-    assert set(slots) <= {40, 60}
 
 
 @pytest.mark.parametrize("n", [100, 40_000])
