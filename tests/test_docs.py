@@ -178,18 +178,6 @@ def test_pages_say_what_to_install_for_tensordicts(page: Path) -> None:
             assert re.search(r"pip install [^`\n]*(tensordict|torchrl)", text[: match.start()]), match[0]
 
 
-@pytest.mark.parametrize("page", ["docs/compat/torchrl.md", "docs/architecture.md"])
-def test_tables_list_each_argument_and_each_module_once(page: str) -> None:
-    tables = re.findall(
-        r"^\| (?:argument|module \| contents) .*\n((?:\|.*\n)+)", (ROOT / page).read_text(), re.MULTILINE
-    )
-    assert len(tables) > 10
-    for table in tables:
-        names = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
-        assert names
-        assert len(set(names)) == len(names), [name for name in names if names.count(name) > 1]
-
-
 @pytest.mark.parametrize("language", ELSEWHERE)
 def test_blocks_that_need_another_library_run_elsewhere(language: str) -> None:
     assert pages_of(language)
@@ -210,6 +198,8 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not target.startswith(("http://", "https://", "mailto:")):
             there = page.parent / target if target else page
             assert there.exists(), f"{page.name} links to {target}"
+            if anchor and there.suffix == ".py":
+                assert f"def {anchor}(" in there.read_text(), f"{page.name} links to {target}#{anchor}"
             if anchor and there.suffix == ".md":
                 assert anchor in anchors(there), f"{page.name} links to {target}#{anchor}"
 
@@ -264,11 +254,6 @@ def test_numbers_in_words_are_those_of_the_table_of_benchmarks() -> None:
     assert said in recipe, f"the table says: {said}"
 
 
-def test_tests_named_in_readme_exist() -> None:
-    for target in re.findall(r"\((tests/[^)#]+)#([\w]+)\)", (ROOT / "README.md").read_text()):
-        assert f"def {target[1]}(" in (ROOT / target[0]).read_text(), f"README names {target[0]}:{target[1]}"
-
-
 def modules() -> list[str]:
     """Modules of the package that can be imported without extras."""
     names = [m.name for m in pkgutil.walk_packages(ostinato.__path__, "ostinato.")]
@@ -284,17 +269,6 @@ def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.M
     module = importlib.import_module(name)
     result = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert result.failed == 0
-
-
-def test_every_public_name_has_a_docstring() -> None:
-    for name in ostinato.__all__:
-        thing = getattr(ostinato, name)
-        assert thing.__doc__, name
-        for method, value in getattr(thing, "__dict__", {}).items():
-            if callable(value) and not method.startswith("_"):
-                assert value.__doc__ or any(
-                    getattr(getattr(base, method, None), "__doc__", None) for base in thing.__mro__[1:]
-                ), f"{name}.{method}"
 
 
 def test_no_machine_paths_in_the_tree() -> None:

@@ -66,7 +66,9 @@ class Watch:
             self.seen.append(f"{event} {arguments!r}"[:200])
         if event == "open" and isinstance(arguments[0], (str, bytes)):
             path = os.path.realpath(os.fsdecode(arguments[0]))
-            if not path.startswith((self._root, *map(os.path.realpath, (sys.prefix, sys.base_prefix)), "/proc", "/sys")):
+            if not path.startswith(
+                (self._root, *map(os.path.realpath, (sys.prefix, sys.base_prefix)), "/proc", "/sys")
+            ):
                 self.seen.append(f"opened {path}")
 
 

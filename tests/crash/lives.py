@@ -57,8 +57,6 @@ def _buffer(storage: Any = None, **options: Any) -> ReplayBuffer:
 
 
 BUFFERS: dict[str, Callable[[], ReplayBuffer]] = {
-    "slices": lambda: _buffer(sampler=SliceSampler(slice_len=4, end_key=END)),
-    "prioritized": lambda: _buffer(sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5)),
     "prioritized slices": lambda: _buffer(
         sampler=PrioritizedSliceSampler(CAPACITY, 0.7, 0.5, slice_len=4, end_key=END)
     ),
@@ -191,8 +189,6 @@ def leave(manner: str) -> None:
     rb.sample()
     if manner == "held":
         globals()["kept"] = rb
-    elif manner == "cycle":
-        rb.__dict__["itself"] = rb
     elif manner == "error":
         raise SystemExit(3)
 
@@ -202,36 +198,7 @@ def _slow(batch: Any) -> Any:
     return batch
 
 
-def dropped(_: str) -> None:
-    """Buffers that nobody holds take their threads, files and memory with them."""
-
-    def make() -> None:
-        rb = _buffer(LazyMemmapStorage(CAPACITY), prefetch=2)
-        rb.extend(rows(0, 7, 1000))
-        rb.sample()
-
-    def held() -> tuple[int, int, int]:
-        gc.collect()
-        process = psutil.Process()
-        for _ in range(1500):
-            if process.num_threads() <= threads:
-                break
-            time.sleep(0.02)
-        return process.num_threads(), process.num_fds(), len(list(Path(tempfile.gettempdir()).iterdir()))
-
-    with tempfile.TemporaryDirectory() as place:
-        tempfile.tempdir = place
-        make()
-        threads = psutil.Process().num_threads()
-        time.sleep(0.2)
-        before = held()
-        for _turn in range(50):
-            make()
-        after = held()
-    assert all(now <= then + 1 for now, then in zip(after, before, strict=True)), (before, after)
-
-
-LIVES = {each.__name__: each for each in (wraps, trajectories, episodes, workers, leave, dropped)}
+LIVES = {each.__name__: each for each in (wraps, trajectories, episodes, workers, leave)}
 
 if __name__ == "__main__":
     LIVES[sys.argv[1]](sys.argv[2])

@@ -91,18 +91,6 @@ def test_a_reader_goes_from_the_start_page_through_the_tutorial(browser: Browser
         assert "5-save-and-look" not in page.url
 
 
-def test_search_finds_a_class_and_opens_it(browser: Browser, address: str) -> None:
-    with opened(browser, address) as page:
-        page.keyboard.press("/")
-        page.locator(".md-search__input").fill("PrioritizedSampler")
-        found = page.locator('.md-search-result__link[href*="reference/samplers"]').first
-        found.wait_for(timeout=30_000)
-        found.click()
-        page.wait_for_url("**/reference/samplers/**")
-        heading = page.locator('[id="ostinato.PrioritizedSampler"]')
-        assert heading.is_visible()
-
-
 @pytest.mark.parametrize(
     ("words", "guides"),
     [

@@ -8,9 +8,11 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ostinato.errors import EmptyBufferError, OstinatoError
 from ostinato.testing.views import bits, raises
@@ -131,7 +133,7 @@ class ResumeContract(ABC):
 
 
 class BufferContract(ResumeContract):
-    """Requirements on buffers beyond `ResumeContract`: wrong calls change nothing, and threads see whole rows."""
+    """Requirements on buffers besides `ResumeContract`: edits, wrong calls that change nothing, whole rows."""
 
     def wrong_rows(self) -> Any:
         """Return rows that `extend` must not take; None where it takes all rows."""
@@ -150,6 +152,22 @@ class BufferContract(ResumeContract):
             calls["a priority of NaN"] = lambda: buffer.update_priority([0, 1], [1.0, float("nan")])
             calls["two priorities of three rows"] = lambda: buffer.update_priority([0, 1, 2], [1.0, 2.0])
         return calls
+
+    def edit(self, buffer: Any) -> None:
+        """Replace two rows, and delete one, as far as the buffer allows that."""
+        for member in getattr(buffer, "members", [buffer]):
+            with suppress(OstinatoError):
+                member[torch.tensor([1, 0], device="cpu")] = self.rows(2, 700)
+            with suppress(OstinatoError):
+                member.delete(torch.tensor([2], device="cpu"))
+
+    def test_an_edited_buffer_continues(self) -> None:
+        """A checkpoint of a buffer with replaced and deleted rows has everything."""
+        buffer, loaded = self.fill(), self.make(self.capacity)
+        self.edit(buffer)
+        with _saved(buffer) as path:
+            loaded.loads(path)
+        assert self.go_on(loaded) == self.go_on(buffer)
 
     def test_wrong_calls_change_nothing(self) -> None:
         """Each raises an error of Ostinato, and the buffer continues as one that was not called."""
