@@ -42,7 +42,7 @@ class _LosesItsPlace(SamplerWithoutReplacement):
 
 
 class _Broken(Registered):
-    """Its state is lost, it takes all numbers of rows, and its batches are torn."""
+    """Its state is lost, a wrong call does not raise, and its batches are torn."""
 
     name = "SamplerWithoutReplacement"
 
@@ -52,14 +52,18 @@ class _Broken(Registered):
         return buffer
 
     def wrong_calls(self, buffer: Any) -> Any:
-        return {"sample(2)": lambda: buffer.sample(2)}
+        return {"len": lambda: len(buffer)}
 
     def check(self, batch: Any) -> None:
         batch["t"] += 1
         super().check(batch)
 
 
-@pytest.mark.parametrize("test", ["a_loaded_buffer_continues", "wrong_calls_change_nothing", "threads_see_whole_rows"])
+LAWS = ("a_loaded_buffer_continues", "another_process_continues", "a_load_replaces_other_rows")
+LAWS += ("an_edited_buffer_continues", "wrong_calls_change_nothing", "threads_see_whole_rows")
+
+
+@pytest.mark.parametrize("test", LAWS)
 def test_the_contract_finds_the_bug(test: str) -> None:
     with pytest.raises(AssertionError):
         getattr(_Broken(), f"test_{test}")()

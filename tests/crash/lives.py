@@ -25,7 +25,6 @@ from ostinato import (
     PrioritizedSliceSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
-    SliceSampler,
     Trajectory,
     TrajectoryReplayBuffer,
 )
@@ -129,24 +128,6 @@ def _sample(buffer: TrajectoryReplayBuffer) -> None:
         pass
 
 
-def episodes(count: str) -> None:
-    """So many episodes in a mapped buffer, drawn by slices."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
-    number = int(count)
-    rb = ReplayBuffer(
-        storage=LazyMemmapStorage(3 * number), sampler=SliceSampler(slice_len=3, end_key=END), batch_size=96
-    )
-    for start in range(0, 3 * number, 3 * number // 10):
-        rb.extend(rows(start, 3, 3 * number // 10))
-    with tempfile.TemporaryDirectory(dir=os.environ.get("OSTINATO_TEST_PLACE")) as place:
-        rb.dumps(Path(place) / "a")
-        rb.loads(Path(place) / "a")
-    for _ in range(20):
-        t = rb.sample()["t"].view(-1, 3)
-        assert bool((t[:, 0] % 3 == 0).all())
-        assert bool((t.diff(dim=1) == 1).all())
-
-
 def _work(rb: ReplayBuffer, answers: Any) -> None:
     """What a worker does with a buffer: all of it."""
     rb.sample()
@@ -198,7 +179,7 @@ def _slow(batch: Any) -> Any:
     return batch
 
 
-LIVES = {each.__name__: each for each in (wraps, trajectories, episodes, workers, leave)}
+LIVES = {each.__name__: each for each in (wraps, trajectories, workers, leave)}
 
 if __name__ == "__main__":
     LIVES[sys.argv[1]](sys.argv[2])

@@ -47,10 +47,6 @@ def test_a_store_of_a_hundred_thousand_trajectories_needs_few_open_files(quick_p
     assert live("trajectories", "100000", place=quick_path, patience_s=1700) == 0
 
 
-def test_a_hundred_thousand_episodes_need_few_open_files(quick_path: Path) -> None:
-    assert live("episodes", "100000", place=quick_path) == 0
-
-
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
