@@ -57,6 +57,7 @@ class Watch:
         self.on = False
         self.seen: list[str] = []
         self._root = str(root)
+        self._own = [sys.prefix, sys.base_prefix, str(Path(torch.__file__).parents[1])]
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -66,9 +67,7 @@ class Watch:
             self.seen.append(f"{event} {arguments!r}"[:200])
         if event == "open" and isinstance(arguments[0], (str, bytes)):
             path = os.path.realpath(os.fsdecode(arguments[0]))
-            if not path.startswith(
-                (self._root, *map(os.path.realpath, (sys.prefix, sys.base_prefix)), "/proc", "/sys")
-            ):
+            if not path.startswith((self._root, *self._own, "/proc", "/sys")):
                 self.seen.append(f"opened {path}")
 
 
