@@ -6,6 +6,7 @@ it from threads and gives it wrong calls, and `contracts/test_combinations.py` c
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -142,6 +143,7 @@ class Scale(torch.nn.Module):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64, device="cpu"))
 
     def forward(self, batch: Any) -> Any:
+        assert isinstance(self.seen, torch.Tensor)
         self.seen += 1
         return batch
 
@@ -206,13 +208,11 @@ def _parts() -> dict[str, Callable[[int], Any]]:
     found: dict[str, Callable[[int], Any]] = {}
     for name in SAMPLERS:
         size = 2 if name == "QueueSampler" else BATCH  # of the rows of a queue each is drawn once
-        found[name] = lambda n, name=name, size=size: make(n, sampler=name, batch_size=size)
-    for name in UNITS:
-        found[f"unit {name}"] = lambda n, name=name: make(n, sample_unit=name)
-    for name in STORAGES:
-        found[f"storage {name}"] = lambda n, name=name: make(n, storage=name)
-    for name in WRITERS:
-        found[f"writer {name}"] = lambda n, name=name: make(n, writer=name)
+        found[name] = partial(make, sampler=name, batch_size=size)
+    for option, names in (("unit", UNITS), ("storage", STORAGES), ("writer", WRITERS)):
+        for name in names:
+            part: dict[str, Any] = {"sample_unit" if option == "unit" else option: name}
+            found[f"{option} {name}"] = partial(make, **part)
     for name in ("unit none", "unit Transition", "storage LazyTensorStorage", "storage TensorStorage"):
         del found[name]
     for name in ("writer RoundRobinWriter", "writer ImmutableDatasetWriter"):

@@ -59,7 +59,7 @@ class _Broken(Registered):
         super().check(batch)
 
 
-LAWS = ("a_loaded_buffer_continues", "another_process_continues", "a_load_replaces_other_rows")
+LAWS: tuple[str, ...] = ("a_loaded_buffer_continues", "another_process_continues", "a_load_replaces_other_rows")
 LAWS += ("an_edited_buffer_continues", "wrong_calls_change_nothing", "threads_see_whole_rows")
 
 

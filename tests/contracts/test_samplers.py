@@ -15,6 +15,8 @@ from tests.contracts.suites import suites
 from tests.registry import SAMPLERS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ostinato.protocols import View
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -77,7 +79,10 @@ class Reading(SamplerContract):
         return view._replace(stored=_Stored(view.ring))
 
 
-_READING = {"staleness": StalenessAwareSampler, "prompt groups": partial(PromptGroupSampler, samples_per_group=1)}
+_READING: dict[str, Callable[[], Sampler]] = {
+    "staleness": StalenessAwareSampler,
+    "prompt groups": partial(PromptGroupSampler, samples_per_group=1),
+}
 globals().update(suites(Reading, _READING, __name__))
 
 

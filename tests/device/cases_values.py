@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from ostinato.core.records import View
 
 CPU = torch.device("cpu")
-LEFT_OUT = ("Stack", "Heap", "Consuming", "Streaming", "Prompt", "Staleness", "RandomSampler, each once")
+LEFT_OUT: tuple[str, ...] = (
+    "Stack",
+    "Heap",
+    "Consuming",
+    "Streaming",
+    "Prompt",
+    "Staleness",
+    "RandomSampler, each once",
+)
 LEFT_OUT += ("SamplerWithoutReplacement", "SliceSamplerWithoutReplacement")
 """Samplers that keep their account on the host, or shuffle in another way on a device."""
 

@@ -9,6 +9,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +145,7 @@ class BufferContract(ResumeContract):
 
     def wrong_calls(self, buffer: Any) -> dict[str, Any]:
         """Return calls by name, each of which must raise an `OstinatoError`."""
-        calls = {f"sample({size!r})": lambda size=size: buffer.sample(size) for size in (0, -1, 2.5, "4")}
+        calls: dict[str, Any] = {f"sample({size!r})": partial(buffer.sample, size) for size in (0, -1, 2.5, "4")}
         rows = self.wrong_rows()
         if rows is not None:
             calls["extend"] = lambda: buffer.extend(rows)
