@@ -11,160 +11,19 @@ from dataclasses import astuple, dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-import torch
-from tensordict import TensorDict
-from torch import Tensor
-
-from ostinato import (
-    CompressedListStorage,
-    ConsumingSampler,
-    DeltaTimestamps,
-    FrameStack,
-    HeapSampler,
-    Hindsight,
-    ImmutableDatasetWriter,
-    LazyMemmapStorage,
-    LazyStackStorage,
-    LazyTensorStorage,
-    LimitedSampler,
-    ListStorage,
-    NStep,
-    PrioritizedSampler,
-    PrioritizedSliceSampler,
-    PromptGroupSampler,
-    QueueSampler,
-    RaggedTensorStorage,
-    RandomSampler,
-    ReservoirWriter,
-    RoundRobinWriter,
-    SamplerWithoutReplacement,
-    SequenceUnit,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
-    StackSampler,
-    StalenessAwareSampler,
-    StreamingSliceSampler,
-    TensorDictMaxValueWriter,
-    TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
-    TensorStorage,
-    Transition,
-)
+from ostinato import QueueSampler
+from tests.registry import CAPACITY, STORAGES, UNITS, WRITERS, make, rows
+from tests.registry import SAMPLERS as ALL_SAMPLERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-CAPACITY = 24
-LENGTH = 6
-"""Steps of an episode."""
 LANES = 2
-
-
-def _reward(batch: Any) -> Tensor:
-    reached: Tensor = batch["next", "achieved_goal"] == batch["desired_goal"]
-    return reached.float()
-
-
-def rows(count: int, start: int = 0, lanes: int = 1) -> TensorDict:
-    """Return steps of episodes of `LENGTH` rows, `[count]` or `[count, lanes]`; `t` numbers all rows."""
-    step = torch.arange(start, start + count)
-    t = step if lanes == 1 else step[:, None] * lanes + torch.arange(lanes)
-    step = step if lanes == 1 else step[:, None].expand(count, lanes)
-    done = step % LENGTH == LENGTH - 1
-    place = t.float()[..., None]
-    after = (t + lanes).float()[..., None]
-    flat = {
-        "t": t,
-        "step": step,
-        "obs": place,
-        "tokens": t[..., None].expand(*t.shape, 2).contiguous(),
-        "achieved_goal": place,
-        "desired_goal": place.new_full(place.shape, -1.0),
-    }
-    following = {
-        "obs": after,
-        "achieved_goal": after,
-        "desired_goal": flat["desired_goal"].clone(),
-        "reward": torch.ones(t.shape),
-        "done": done.contiguous(),
-    }
-    batch = list(t.shape)
-    return TensorDict({**flat, "next": TensorDict(following, batch)}, batch)
-
-
-SAMPLERS: dict[str, Callable[[], Any]] = {
-    "RandomSampler": RandomSampler,
-    "SamplerWithoutReplacement": SamplerWithoutReplacement,
-    "PrioritizedSampler": lambda: PrioritizedSampler(CAPACITY, 0.7, 0.5),
-    "SliceSampler": lambda: SliceSampler(slice_len=3, end_key=("next", "done")),
-    "SliceSamplerWithoutReplacement": lambda: SliceSamplerWithoutReplacement(slice_len=3, end_key=("next", "done")),
-    "PrioritizedSliceSampler": lambda: PrioritizedSliceSampler(
-        CAPACITY, 0.7, 0.5, slice_len=3, end_key=("next", "done")
-    ),
-    "LimitedSampler": lambda: LimitedSampler(2),
-    "QueueSampler": QueueSampler,
-    "StreamingSliceSampler": lambda: StreamingSliceSampler(slice_len=3, end_key=("next", "done")),
-    "ConsumingSampler": lambda: ConsumingSampler(2),
-    "StalenessAwareSampler": lambda: StalenessAwareSampler(version_key="t"),
-    "PromptGroupSampler": lambda: PromptGroupSampler(num_groups=1, group_key="desired_goal"),
-    "StackSampler": StackSampler,
-    "HeapSampler": lambda: HeapSampler(CAPACITY),
-    "StackSampler, max_times_sampled": lambda: StackSampler(2),
-    "HeapSampler, max_times_sampled": lambda: HeapSampler(CAPACITY, max_times_sampled=2),
-}
+SAMPLERS = {name: part for name, part in ALL_SAMPLERS.items() if part.law}
 LEAVING = {"ConsumingSampler", "StackSampler, max_times_sampled", "HeapSampler, max_times_sampled"}
 """Samplers whose rows leave the buffer."""
 COUNTING = {"LimitedSampler", "QueueSampler", *LEAVING}
 """Samplers that use rows up."""
-UNITS: dict[str, Callable[[], Any]] = {
-    "none": lambda: None,
-    "Transition": Transition,
-    "NStep": lambda: NStep(3, 0.5),
-    "SequenceUnit": lambda: SequenceUnit(3, burn_in=1),
-    "SequenceUnit, strict": lambda: SequenceUnit(3, "strict"),
-    "FrameStack": lambda: FrameStack(2, ["obs"]),
-    "Hindsight": lambda: Hindsight(_reward),
-    "DeltaTimestamps": lambda: DeltaTimestamps(steps={"obs": [-1, 0]}),
-    "NStep + FrameStack": lambda: [NStep(3, 0.5), FrameStack(2, ["obs"])],
-}
-STORAGES: dict[str, Callable[[], Any]] = {
-    "ListStorage": lambda: ListStorage(CAPACITY),
-    "CompressedListStorage": lambda: CompressedListStorage(CAPACITY),
-    "LazyStackStorage": lambda: LazyStackStorage(CAPACITY),
-    "TensorStorage": lambda: TensorStorage(rows(CAPACITY)),
-    "LazyTensorStorage": lambda: LazyTensorStorage(CAPACITY),
-    "LazyTensorStorage, ndim=2": lambda: LazyTensorStorage(CAPACITY, ndim=2),
-    "LazyMemmapStorage": lambda: LazyMemmapStorage(CAPACITY),
-    "LazyTensorStorage, codec": lambda: LazyTensorStorage(CAPACITY, codec={"obs": "zlib", ("next", "obs"): "zlib"}),
-    "RaggedTensorStorage": lambda: RaggedTensorStorage(CAPACITY, ragged="tokens", layout="nested"),
-    "LazyTensorStorage, single_copy": lambda: LazyTensorStorage(CAPACITY, single_copy=True),
-}
-WRITERS: dict[str, Callable[[], Any]] = {
-    "RoundRobinWriter": RoundRobinWriter,
-    "TensorDictRoundRobinWriter": TensorDictRoundRobinWriter,
-    "TensorDictMaxValueWriter": lambda: TensorDictMaxValueWriter(rank_key="t"),
-    "ReservoirWriter": ReservoirWriter,
-    "ImmutableDatasetWriter": ImmutableDatasetWriter,
-}
-
-_LAWS = {
-    "RandomSampler": "uniform",
-    "SamplerWithoutReplacement": "once per pass",
-    "PrioritizedSampler": "by priority",
-    "SliceSampler": "episode, then start, uniform",
-    "SliceSamplerWithoutReplacement": "each episode once per pass",
-    "PrioritizedSliceSampler": "start by priority",
-    "LimitedSampler": "uniform, at most n times",
-    "QueueSampler": "once, in order",
-    "StreamingSliceSampler": "new slices once, then as SliceSampler",
-    "ConsumingSampler": "uniform, n times, then rows leave",
-    "StalenessAwareSampler": "by staleness",
-    "PromptGroupSampler": "group, then rows, uniform",
-    "StackSampler": "newest first",
-    "HeapSampler": "greatest priority first",
-    "StackSampler, max_times_sampled": "newest first, n times, then rows leave",
-    "HeapSampler, max_times_sampled": "greatest priority first, n times, then rows leave",
-}
 _STORAGE_KINDS = {
     "ListStorage": "lists",
     "CompressedListStorage": "lists",
@@ -245,7 +104,7 @@ class Cell:
     def law(self) -> str:
         """The law by which it draws."""
         among = ", among whole windows" if self.unit == "SequenceUnit, strict" else ""
-        return f"{_LAWS[self.sampler]}{among}"
+        return f"{SAMPLERS[self.sampler].law}{among}"
 
 
 CELLS = [Cell(s, u, st, w) for st in STORAGES for w in WRITERS for s in SAMPLERS for u in UNITS]
@@ -272,25 +131,22 @@ def spread(cells: Iterable[Cell], every: int) -> list[Cell]:
     return chosen
 
 
-def build(cell: Cell) -> TensorDictReplayBuffer:
-    """Make the buffer of a cell, and fill it beyond its capacity where the writer writes."""
-    lanes = LANES if "ndim=2" in cell.storage else 1
-    fixed = cell.writer == "ImmutableDatasetWriter"
-    buffer = TensorDictReplayBuffer(
-        storage=STORAGES[cell.storage](),
-        sampler=SAMPLERS[cell.sampler](),
-        writer=None if fixed else WRITERS[cell.writer](),
-        sample_unit=UNITS[cell.unit](),
-        batch_size=12,
-        dim_extend=0,
-        generator=torch.Generator().manual_seed(0),
-    )
+def empty(cell: Cell, **options: Any) -> Any:
+    """Make the buffer of a cell; a dataset is filled by another writer before it gets its own."""
+    writer = "RoundRobinWriter" if cell.writer == "ImmutableDatasetWriter" else cell.writer
+    parts = {"storage": cell.storage, "sampler": cell.sampler, "sample_unit": cell.unit, "writer": writer}
+    return make(CAPACITY, **{"batch_size": 12, **parts, **options})
+
+
+def build(cell: Cell, **options: Any) -> Any:
+    """Make the buffer of a cell, and fill it beyond its capacity."""
+    buffer, lanes = empty(cell, **options), LANES if "ndim=2" in cell.storage else 1
     for start in range(0, 40, 8):
         if isinstance(buffer.sampler, QueueSampler) and buffer.sampler.rows_left + 8 * lanes > CAPACITY:
             buffer.sample(buffer.sampler.rows_left + 8 * lanes - CAPACITY)
         buffer.extend(rows(8, start, lanes))
-    if fixed:
-        buffer.set_writer(WRITERS[cell.writer]())
+    if cell.writer == "ImmutableDatasetWriter":
+        buffer.set_writer(WRITERS[cell.writer](CAPACITY))
     return buffer
 
 

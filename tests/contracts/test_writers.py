@@ -17,47 +17,34 @@ from ostinato import (
 )
 from ostinato.protocols import Run
 from ostinato.testing import WriterContract
+from tests.contracts.suites import suites
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ostinato.protocols import Ring
 
 
-class TestRoundRobin(WriterContract):
-    def make(self) -> Writer:
-        return RoundRobinWriter()
+WRITERS: dict[str, Callable[[], Writer]] = {
+    "RoundRobinWriter": RoundRobinWriter,
+    "TensorDictRoundRobinWriter": TensorDictRoundRobinWriter,
+    "ReservoirWriter": lambda: ReservoirWriter(generator=torch.Generator().manual_seed(0)),
+}
 
 
-class TestTensorDictRoundRobin(WriterContract):
-    def make(self) -> Writer:
-        return TensorDictRoundRobinWriter()
+def ranks(suite: object, rows: int) -> torch.Tensor:
+    return (torch.arange(rows, device="cpu") * 7 % 5).to(torch.float32)[:, None]
 
 
-class TestImmutable(WriterContract):
-    read_only = True
-
-    def make(self) -> Writer:
-        return ImmutableDatasetWriter()
+def equal_ranks(suite: object, rows: int) -> torch.Tensor:
+    return torch.zeros(rows, 2, dtype=torch.float32, device="cpu")
 
 
-class TestMaxValue(WriterContract):
-    def make(self) -> Writer:
-        return TensorDictMaxValueWriter()
-
-    def scores(self, rows: int) -> torch.Tensor:
-        return (torch.arange(rows) * 7 % 5).to(torch.float32)[:, None]
-
-
-class TestMaxValueOfEqualRanks(WriterContract):
-    def make(self) -> Writer:
-        return TensorDictMaxValueWriter("r", "max")
-
-    def scores(self, rows: int) -> torch.Tensor:
-        return torch.zeros(rows, 2)
-
-
-class TestReservoir(WriterContract):
-    def make(self) -> Writer:
-        return ReservoirWriter(generator=torch.Generator().manual_seed(0))
+globals().update(suites(WriterContract, WRITERS, __name__))
+globals().update(suites(WriterContract, {"read-only": ImmutableDatasetWriter}, __name__, read_only=True))
+globals().update(suites(WriterContract, {"ranked": TensorDictMaxValueWriter}, __name__, scores=ranks))
+_OF_TWO = {"equal ranks": lambda: TensorDictMaxValueWriter("r", "max")}
+globals().update(suites(WriterContract, _OF_TWO, __name__, scores=equal_ranks))
 
 
 class _NoWrap(RoundRobinWriter):
@@ -80,9 +67,6 @@ class _Gap(RoundRobinWriter):
     [(_NoWrap, "test_batches_of_any_size_are_placed"), (_Gap, "test_rows_fill_the_slots_without_gaps")],
 )
 def test_the_contract_finds_the_bug(writer: type[Writer], law: str) -> None:
-    class Suite(WriterContract):
-        def make(self) -> Writer:
-            return writer()
-
+    (suite,) = suites(WriterContract, {"broken": writer}, __name__).values()
     with pytest.raises(AssertionError):
-        getattr(Suite(), law)()
+        getattr(suite(), law)()

@@ -1,6 +1,6 @@
 """A process that forks savers, kills them at random moments, and says as JSON what was found afterwards.
 
-`python -m tests.crash.killer FOLDER TRIALS SEED SAVE LOAD`
+`python -m tests.crash.killer FOLDER TRIALS SEED INCREMENTAL`
 """
 
 from __future__ import annotations
@@ -14,48 +14,35 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
 
-from ostinato import (
-    LazyTensorStorage,
-    ListStorage,
-    PrioritizedSampler,
-    ReplayBufferEnsemble,
-    SamplerWithoutReplacement,
-    TensorDictReplayBuffer,
-)
-from tests.crash.kinds import fingerprint, go_on, read_all, seeded
-from tests.crash.modes import LOADS, SAVES
+from ostinato import ListStorage, ReplayBufferEnsemble
+from tests.crash.fuzz import state_of
+from tests.registry import make, registered, seeded
 
-ROWS = 20_000
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROWS, OBJECTS = 20_000, 300
 """So many that a save is mostly writing, and not only names and manifests."""
-OBJECTS = 300
-
-
-def _prioritized() -> Any:
-    sampler = PrioritizedSampler(ROWS, 0.7, 0.5)
-    return TensorDictReplayBuffer(storage=LazyTensorStorage(ROWS), sampler=sampler, batch_size=64, generator=seeded())
-
-
-def _single() -> Any:
-    storage = LazyTensorStorage(ROWS, single_copy=True)
-    return TensorDictReplayBuffer(
-        storage=storage, sampler=SamplerWithoutReplacement(), batch_size=64, generator=seeded()
-    )
-
-
-def _list() -> Any:
-    return TensorDictReplayBuffer(storage=ListStorage(OBJECTS), batch_size=64, generator=seeded())
 
 
 def _ensemble() -> Any:
-    return ReplayBufferEnsemble(_prioritized(), _single(), p=[1, 2], batch_size=64, generator=seeded(1))
+    members = [BUFFERS[name]() for name in ("prioritized", "single copy")]
+    return ReplayBufferEnsemble(*members, p=[1, 2], batch_size=64, generator=seeded(1))
 
 
-BUFFERS = {"prioritized": _prioritized, "single copy": _single, "list": _list, "ensemble": _ensemble}
+BUFFERS: dict[str, Callable[[], Any]] = {
+    "prioritized": lambda: make(ROWS, sampler="PrioritizedSampler", batch_size=64),
+    "single copy": lambda: make(
+        ROWS, storage="LazyTensorStorage, single_copy", sampler="SamplerWithoutReplacement", batch_size=64
+    ),
+    "list": lambda: make(OBJECTS, storage="ListStorage", batch_size=64),
+    "ensemble": _ensemble,
+}
 
 
 def _write(rb: Any, serial: int) -> None:
@@ -66,23 +53,19 @@ def _write(rb: Any, serial: int) -> None:
         obs = (t[:, None] + torch.arange(16)).float()
         following = TensorDict({"obs": obs + 1, "done": t % 50 == 49}, [count])
         member.extend(TensorDict({"t": t, "obs": obs, "next": following}, [count]))
-    go_on(rb, 2)
-
-
-def _print_of(rb: Any) -> str:
-    return fingerprint(rb.state_dict(), read_all(rb))
+    registered("ensemble" if hasattr(rb, "members") else "prefetch").use(rb)
 
 
 class Trials:
     """Saves of one kind of buffer into one directory, each killed."""
 
-    def __init__(self, name: str, folder: Path, save: str, load: str) -> None:
+    def __init__(self, name: str, folder: Path, incremental: bool) -> None:
         self.name, self.path, self.make = name, folder / name.replace(" ", "-"), BUFFERS[name]
-        self.save, self.load = SAVES[save], LOADS[load]
+        self.incremental = incremental
         rb = self.make()
         for serial in range(8):
             _write(rb, serial)
-        rb.dumps(self.path, **self.save)
+        rb.dumps(self.path, incremental=self.incremental)
         self.current, self.serial = rb, 8
         self.took = [self._timed() for _ in range(3)]
         self.turns = self.inside = self.old = self.new = 0
@@ -90,15 +73,15 @@ class Trials:
 
     def _timed(self) -> float:
         started = time.perf_counter()
-        self.current.dumps(self.path, **self.save)
+        self.current.dumps(self.path, incremental=self.incremental)
         return time.perf_counter() - started
 
     def run(self, rng: random.Random) -> None:
         """Write on, save in a fork, kill it, and compare what is there with the state before and after."""
-        before = _print_of(self.current)
+        before = state_of(self.current)
         _write(self.current, self.serial)
         self.serial += 1
-        after = _print_of(self.current)
+        after = state_of(self.current)
         # some kills shall fall right behind the commit; the next ones come earlier when too many were too late
         late = self.turns - self.inside > 0.1 * self.turns
         delay = rng.random() * (0.8 if late else 1.1) * statistics.median(self.took[-5:])
@@ -106,8 +89,8 @@ class Trials:
         self.inside += inside
         self.turns += 1
         found = self.make()
-        found.loads(self.path, **self.load)
-        now = _print_of(found)
+        found.loads(self.path)
+        now = state_of(found)
         self.old += now == before
         self.new += now == after
         if now not in {before, after}:
@@ -132,7 +115,7 @@ class Trials:
         if child == 0:
             try:
                 os.write(say, b"b")
-                self.current.dumps(self.path, **self.save)
+                self.current.dumps(self.path, incremental=self.incremental)
                 os.write(say, b"e")
                 signal.pause()
             finally:
@@ -149,11 +132,11 @@ class Trials:
         return said == b"b"
 
 
-def main(folder: str, count: int, seed: int, save: str, load: str) -> dict[str, Any]:
+def main(folder: str, count: int, seed: int, incremental: bool) -> dict[str, Any]:
     """Kill so many savers of all kinds, in turn."""
     torch.set_num_threads(1)  # threads of torch do not outlive a fork
     rng = random.Random(seed)
-    trials = [Trials(name, Path(folder), save, load) for name in BUFFERS]
+    trials = [Trials(name, Path(folder), incremental) for name in BUFFERS]
     for turn in range(count):
         trials[turn % len(trials)].run(rng)
     sums = {key: sum(getattr(each, key) for each in trials) for key in ("inside", "old", "new")}
@@ -161,5 +144,5 @@ def main(folder: str, count: int, seed: int, save: str, load: str) -> dict[str, 
 
 
 if __name__ == "__main__":
-    _, folder, count, seed, save, load = sys.argv
-    sys.stdout.write(json.dumps(main(folder, int(count), int(seed), save, load)))
+    _, folder, count, seed, incremental = sys.argv
+    sys.stdout.write(json.dumps(main(folder, int(count), int(seed), incremental == "True")))

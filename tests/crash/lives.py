@@ -25,7 +25,6 @@ from ostinato import (
     PrioritizedSliceSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
-    SliceSampler,
     Trajectory,
     TrajectoryReplayBuffer,
 )
@@ -57,8 +56,6 @@ def _buffer(storage: Any = None, **options: Any) -> ReplayBuffer:
 
 
 BUFFERS: dict[str, Callable[[], ReplayBuffer]] = {
-    "slices": lambda: _buffer(sampler=SliceSampler(slice_len=4, end_key=END)),
-    "prioritized": lambda: _buffer(sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5)),
     "prioritized slices": lambda: _buffer(
         sampler=PrioritizedSliceSampler(CAPACITY, 0.7, 0.5, slice_len=4, end_key=END)
     ),
@@ -131,24 +128,6 @@ def _sample(buffer: TrajectoryReplayBuffer) -> None:
         pass
 
 
-def episodes(count: str) -> None:
-    """So many episodes in a mapped buffer, drawn by slices."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
-    number = int(count)
-    rb = ReplayBuffer(
-        storage=LazyMemmapStorage(3 * number), sampler=SliceSampler(slice_len=3, end_key=END), batch_size=96
-    )
-    for start in range(0, 3 * number, 3 * number // 10):
-        rb.extend(rows(start, 3, 3 * number // 10))
-    with tempfile.TemporaryDirectory(dir=os.environ.get("OSTINATO_TEST_PLACE")) as place:
-        rb.dumps(Path(place) / "a")
-        rb.loads(Path(place) / "a")
-    for _ in range(20):
-        t = rb.sample()["t"].view(-1, 3)
-        assert bool((t[:, 0] % 3 == 0).all())
-        assert bool((t.diff(dim=1) == 1).all())
-
-
 def _work(rb: ReplayBuffer, answers: Any) -> None:
     """What a worker does with a buffer: all of it."""
     rb.sample()
@@ -191,8 +170,6 @@ def leave(manner: str) -> None:
     rb.sample()
     if manner == "held":
         globals()["kept"] = rb
-    elif manner == "cycle":
-        rb.__dict__["itself"] = rb
     elif manner == "error":
         raise SystemExit(3)
 
@@ -202,36 +179,7 @@ def _slow(batch: Any) -> Any:
     return batch
 
 
-def dropped(_: str) -> None:
-    """Buffers that nobody holds take their threads, files and memory with them."""
-
-    def make() -> None:
-        rb = _buffer(LazyMemmapStorage(CAPACITY), prefetch=2)
-        rb.extend(rows(0, 7, 1000))
-        rb.sample()
-
-    def held() -> tuple[int, int, int]:
-        gc.collect()
-        process = psutil.Process()
-        for _ in range(1500):
-            if process.num_threads() <= threads:
-                break
-            time.sleep(0.02)
-        return process.num_threads(), process.num_fds(), len(list(Path(tempfile.gettempdir()).iterdir()))
-
-    with tempfile.TemporaryDirectory() as place:
-        tempfile.tempdir = place
-        make()
-        threads = psutil.Process().num_threads()
-        time.sleep(0.2)
-        before = held()
-        for _turn in range(50):
-            make()
-        after = held()
-    assert all(now <= then + 1 for now, then in zip(after, before, strict=True)), (before, after)
-
-
-LIVES = {each.__name__: each for each in (wraps, trajectories, episodes, workers, leave, dropped)}
+LIVES = {each.__name__: each for each in (wraps, trajectories, workers, leave)}
 
 if __name__ == "__main__":
     LIVES[sys.argv[1]](sys.argv[2])

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.crash.kinds import KINDS, extend, fill, fingerprint
-from tests.crash.modes import LOADS, WAYS
+from tests.crash.fuzz import state_of
 from tests.crash.mutations import MANIFEST, sign
+from tests.registry import registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,38 +21,34 @@ if TYPE_CHECKING:
 from ostinato.errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]
-MANY, FEW = 10_000, 120
+MANY = 10_000
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs limits of POSIX")
 
 
-def run(folder: Path, manner: str, count: int, seed: int, way: tuple[str, str]) -> dict[str, Any]:
-    """Try so many mutations in a process of its own; return what became of them."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.crash.fuzz", manner, str(folder), str(count), str(seed)]
+@pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.parametrize(("manner", "refused"), [("damaged", 0.9), ("signed", 0.5)])
+@pytest.mark.parametrize(
+    ("count", "seed"), [(70, 11), pytest.param(MANY, 12, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_no_mutation_does_harm(
+    manner: str, refused: float, incremental: bool, count: int, seed: int, tmp_path: Path
+) -> None:
+    """So many mutations in a process of its own."""
+    if count < MANY and (manner == "damaged") == incremental:
+        pytest.skip("each manner and each way of saving once")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.crash.fuzz", manner, tmp_path, count, seed, incremental]
     # each thread's heap would reserve 64 MiB of the address space, which is limited
     environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
-    done = subprocess.run([*command, *way], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    last = (folder / "last").read_text().strip() if (folder / "last").exists() else "nothing"
+    done = subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    last = (tmp_path / "last").read_text().strip() if (tmp_path / "last").exists() else "nothing"
     assert done.returncode == 0, f"it died at {last}:\n{done.stderr[-3000:]}"
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-@pytest.mark.parametrize(("manner", "refused", "way"), [("damaged", 0.9, WAYS[0]), ("signed", 0.5, WAYS[1])])
-def test_no_mutation_does_harm(manner: str, refused: float, way: tuple[str, str], tmp_path: Path) -> None:
-    found = run(tmp_path, manner, FEW, 11, way)
+    found = json.loads(done.stdout)
     assert not found["wrong"], "\n".join(found["wrong"][:20])
-    assert found["refused"] >= refused * FEW
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("manner", ["damaged", "signed"])
-def test_no_mutation_of_many_does_harm(manner: str, way: tuple[str, str], tmp_path: Path) -> None:
-    found = run(tmp_path, manner, MANY, 12, way)
-    assert not found["wrong"], "\n".join(found["wrong"][:20])
-    assert found["refused"] + found["loaded"] == MANY
+    assert found["refused"] >= refused * count
+    assert found["refused"] + found["loaded"] == count
 
 
 ROWS = "rows.0"
@@ -109,50 +105,47 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("load", LOADS)
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A checkpoint of a prioritized buffer."""
+    registered("transform").fill().dumps(tmp_path / "a")
+    return tmp_path / "a"
+
+
 @pytest.mark.parametrize("what", HOSTILE)
-def test_hostile_manifests_with_fitting_checksums(what: str, load: str, tmp_path: Path) -> None:
-    fill(KINDS["prioritized"]()).dumps(tmp_path / "a")
+def test_hostile_manifests_with_fitting_checksums(what: str, saved: Path) -> None:
     change, message = HOSTILE[what]
-    path = tmp_path / "a" / MANIFEST
-    body = json.loads(path.read_bytes())["body"]
+    body = json.loads((saved / MANIFEST).read_bytes())["body"]
     change(body)
-    path.write_bytes(sign(body, "ostinato-buffer"))
-    _refused(tmp_path / "a", message, load)
+    (saved / MANIFEST).write_bytes(sign(body, "ostinato-buffer"))
+    _refused(saved, message)
 
 
-@pytest.mark.parametrize("load", LOADS)
-def test_keys_given_twice(load: str, tmp_path: Path) -> None:
+def test_keys_given_twice(saved: Path) -> None:
     """A reader that took the first and a checksum that took the last could be told different things."""
-    fill(KINDS["prioritized"]()).dumps(tmp_path / "a")
-    path = tmp_path / "a" / MANIFEST
-    text = path.read_bytes()
-    path.write_bytes(text.replace(b'"rows_drawn":', b'"rows_drawn":0,"rows_drawn":', 1))
-    _refused(tmp_path / "a", "twice", load)
+    text = (saved / MANIFEST).read_bytes()
+    (saved / MANIFEST).write_bytes(text.replace(b'"rows_drawn":', b'"rows_drawn":0,"rows_drawn":', 1))
+    _refused(saved, "twice")
 
 
-@pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("name", ["data", MANIFEST])
-def test_links_are_refused(name: str, load: str, tmp_path: Path) -> None:
-    fill(KINDS["prioritized"]()).dumps(tmp_path / "a")
-    path = (
-        tmp_path / "a" / name
-        if name == MANIFEST
-        else max((tmp_path / "a").glob("*.bin"), key=lambda file: file.name.startswith(("rows", "0.t", "0_t")))
-    )
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    _refused(tmp_path / "a", "symbolic link", load)
+def test_links_are_refused(name: str, saved: Path) -> None:
+    rows = max(saved.glob("*.bin"), key=lambda file: file.name.startswith(("rows", "0.t", "0_t")))
+    path = saved / name if name == MANIFEST else rows
+    path.rename(saved.parent / "elsewhere")
+    path.symlink_to(saved.parent / "elsewhere")
+    _refused(saved, "symbolic link")
 
 
-def _refused(path: Path, message: str, load: str) -> None:
-    used, fresh = KINDS["prioritized"](), KINDS["prioritized"]()
-    extend(used, 500, 10)
-    before = fingerprint(used.state_dict())
+def _refused(path: Path, message: str) -> None:
+    contract = registered("transform")
+    used, fresh = (contract.make(contract.capacity) for _ in range(2))
+    contract.extend(used, 10, 500)
+    before = state_of(used)
     for rb in (used, fresh):
         with pytest.raises(CheckpointError, match=message):
-            rb.loads(path, **LOADS[load])
-    assert fingerprint(used.state_dict()) == before
+            rb.loads(path)
+    assert state_of(used) == before
     assert len(fresh) == 0
-    extend(fresh, 0, 5)
+    contract.extend(fresh, 5, 0)
     assert fresh[:]["t"].tolist() == list(range(5))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +14,7 @@ from ostinato.compat.isaacgymenvs import ReplayBuffer as AmpBuffer
 from ostinato.compat.objectrl import ReplayBuffer as ObjectBuffer
 from ostinato.core.records import Draw
 from ostinato.testing import StorageContract
+from tests import registry
 from tests.device.backend import DEVICE, DeviceTensor, MixedDevicesError, no_wait
 
 if TYPE_CHECKING:
@@ -24,6 +24,17 @@ if TYPE_CHECKING:
     from ostinato.core.records import View
 
 CPU = torch.device("cpu")
+LEFT_OUT: tuple[str, ...] = (
+    "Stack",
+    "Heap",
+    "Consuming",
+    "Streaming",
+    "Prompt",
+    "Staleness",
+    "RandomSampler, each once",
+)
+LEFT_OUT += ("SamplerWithoutReplacement", "SliceSamplerWithoutReplacement")
+"""Samplers that keep their account on the host, or shuffle in another way on a device."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,25 +44,13 @@ def own_chance() -> Iterator[None]:
 
 
 def rows(first: int, count: int, device: torch.device) -> dict[str, Any]:
-    """Rows of episodes of seven, numbered."""
-    number = torch.arange(first, first + count, device=device)
-    end = number % 7 == 6
-    return {
-        "obs": number[:, None].float() * torch.ones(3, device=device),
-        "next_obs": (number + 1 + 100 * end)[:, None].float() * torch.ones(3, device=device),
-        "reward": number.float() / 8,
-        "done": end,
-        "id": number,
-        "version": number // 10,
-        "achieved": number.float(),
-        "next_achieved": number.float() + 1,
-        "desired": -number.float(),
-    }
+    """Rows of episodes, numbered, as a dict on a device."""
 
+    def moved(value: Any) -> Any:
+        return {k: moved(v) for k, v in value.items()} if isinstance(value, dict) else value.to(device)
 
-def reward(batch: Any) -> torch.Tensor:
-    made: torch.Tensor = (batch["next_achieved"] == batch["desired"]).float()
-    return made
+    made = registry.rows(count, first).to_dict()
+    return moved({**made, "id": made["t"], "version": made["t"] // 10})  # type: ignore[no-any-return]
 
 
 def on_cpu(value: Any) -> Any:
@@ -88,51 +87,31 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-_slices = partial(ostinato.SliceSampler, slice_len=4, end_key="done")
-_by_priority = partial(ostinato.PrioritizedSampler, 60, 0.7, 0.5)
-_hindsight = partial(ostinato.Hindsight, reward, goal_key="desired", achieved_goal_key="achieved")
-PARTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "uniform": dict,
-    "in order": lambda: {"sampler": ostinato.SamplerWithoutReplacement(shuffle=False)},
-    "endless": lambda: {"sampler": ostinato.SamplerWithoutReplacement(shuffle=False, endless=True)},
-    "prioritized": lambda: {"sampler": _by_priority()},
-    "stratified": lambda: {"sampler": _by_priority(stratified=True)},
-    "priorities within": lambda: {"sampler": _by_priority(max_priority_within_buffer=True)},
-    "queue": lambda: {"sampler": ostinato.QueueSampler()},
-    "limited": lambda: {"sampler": ostinato.LimitedSampler(8)},
-    "slices": lambda: {"sampler": _slices(truncated_key=None)},
-    "slices, padded": lambda: {"sampler": _slices(strict_length=False, pad_output=True)},
-    "slices, span": lambda: {"sampler": _slices(span=True)},
-    "slices, ids": lambda: {"sampler": ostinato.SliceSampler(num_slices=4, traj_key="version")},
-    "slices in order": lambda: {
-        "sampler": ostinato.SliceSamplerWithoutReplacement(slice_len=4, end_key="done", shuffle=False)
+PARTS: dict[str, dict[str, str]] = {
+    **{
+        name: {"sampler": name}
+        for name in registry.SAMPLERS
+        if name.endswith("in order") or not name.startswith(LEFT_OUT)
     },
-    "prioritized slices": lambda: {
-        "sampler": ostinato.PrioritizedSliceSampler(60, 0.7, 0.5, slice_len=4, end_key="done", strict_length=False)
-    },
-    "n-step": lambda: {"sample_unit": ostinato.NStep(3, 0.9)},
-    "n-step, prioritized": lambda: {"sample_unit": ostinato.NStep(3, 0.9), "sampler": _by_priority()},
-    "sequence": lambda: {"sample_unit": ostinato.Sequence(3, burn_in=1, bootstrap=1, done_key="done")},
-    "sequence, strict": lambda: {"sample_unit": ostinato.Sequence(3, "strict", done_key="done")},
-    "sequence, include_reset": lambda: {"sample_unit": ostinato.Sequence(3, "include_reset", done_key="done")},
-    "frames": lambda: {"sample_unit": ostinato.FrameStack(3, ["obs"])},
-    "frames, zeros": lambda: {"sample_unit": ostinato.FrameStack(3, ["obs"], padding="zeros", merge=True)},
-    "hindsight, future": lambda: {"sample_unit": _hindsight(strategy="future")},
-    "hindsight, random": lambda: {"sample_unit": _hindsight(strategy="random")},
-    "reservoir": lambda: {"writer": ostinato.ReservoirWriter(generator=torch.Generator().manual_seed(1))},
-    "best rows": lambda: {"writer": ostinato.TensorDictMaxValueWriter(rank_key="reward"), "sampler": _by_priority()},
-    "versions": lambda: {"version_key": "version"},
+    **{name: {"sample_unit": name} for name in registry.UNITS if name not in {"none", "Transition"}},
+    "NStep, prioritized": {"sample_unit": "NStep", "sampler": "PrioritizedSampler"},
+    "ReservoirWriter": {"writer": "ReservoirWriter"},
+    "TensorDictMaxValueWriter": {"writer": "TensorDictMaxValueWriter", "sampler": "PrioritizedSampler"},
 }
 
 
-def script(rb: Any, device: torch.device, size: int = 16) -> list[Any]:
+def make(device: Any, parts: dict[str, Any], **options: Any) -> TensorDictReplayBuffer:
+    storage = LazyTensorStorage(60, device=device, **options)
+    return registry.make(60, storage=storage, batch_size=15, **{"generator": None, **parts})
+
+
+def script(rb: Any, device: torch.device, size: int = 15) -> list[Any]:
     """Write, draw, edit and learn; return everything that came back."""
     torch.manual_seed(0)
     seen: list[Any] = []
 
     def some(first: int, count: int) -> Any:
-        data = rows(first, count, device)
-        return TensorDict(data, [count], device=device) if rb.writer.collections_only else data
+        return TensorDict(rows(first, count, device), [count], device=device)
 
     for first in range(0, 90, 30):
         seen.append(rb.extend(some(first, 30)))
@@ -243,20 +222,29 @@ def test_the_device_is_one() -> None:
 
 @pytest.mark.parametrize("parts", PARTS)
 def test_parts(parts: str) -> None:
-    check(lambda device: ReplayBuffer(storage=LazyTensorStorage(60, device=device), batch_size=16, **PARTS[parts]()))
+    check(lambda device: make(device, PARTS[parts]))
 
 
-@pytest.mark.parametrize("parts", ["uniform", "prioritized", "slices", "n-step", "frames", "sequence, strict"])
+SINGLE = ("RandomSampler", "PrioritizedSampler", "SliceSampler", "NStep", "FrameStack", "SequenceUnit, strict")
+
+
+@pytest.mark.parametrize("parts", SINGLE)
 def test_single_copies(parts: str) -> None:
-    def make(device: torch.device) -> ReplayBuffer:
-        storage = LazyTensorStorage(60, device=device, single_copy=True)
-        return ReplayBuffer(storage=storage, batch_size=16, **PARTS[parts]())
-
-    check(make)
+    check(lambda device: make(device, PARTS[parts], single_copy=True))
 
 
-def test_the_device_of_the_first_rows() -> None:
-    check(lambda device: ReplayBuffer(storage=LazyTensorStorage(60, device="auto"), batch_size=16))
+def test_plain_rows_on_the_device_of_the_first_ones() -> None:
+    def run(device: torch.device) -> Any:
+        rb = ReplayBuffer(storage=LazyTensorStorage(60, device="auto"), batch_size=16)
+        rb.extend(rows(0, 90, device))
+        rb.add(_first(rows(90, 1, device)))
+        return [rb.sample(), rb[:]]
+
+    run_on_both(run)
+
+
+def _first(value: Any) -> Any:
+    return {key: _first(each) for key, each in value.items()} if isinstance(value, dict) else value[0]
 
 
 def test_samples_moved_to_the_cpu_and_to_the_device() -> None:
@@ -264,7 +252,8 @@ def test_samples_moved_to_the_cpu_and_to_the_device() -> None:
         torch.manual_seed(0)
         storage = LazyTensorStorage(60, device=here)
         rb = ReplayBuffer(storage=storage, batch_size=16, transform=ostinato.ToDevice(there))
-        rb.extend(rows(0, 30, here))
+        data = rows(0, 30, here)
+        rb.extend({"id": data["id"], "obs": data["obs"]})
         return rb.sample()
 
     one = {key: value.clone() for key, value in sample(DEVICE, "cpu").items()}  # before anything else waits
@@ -283,14 +272,12 @@ def run_on_both(run: Callable[[torch.device], Any]) -> None:
 
 def test_two_dimensions() -> None:
     def run(device: torch.device) -> Any:
-        storage = LazyTensorStorage(60, device=device, ndim=2)
-        rb = TensorDictReplayBuffer(storage=storage, sampler=_by_priority(), batch_size=16, dim_extend=0)
+        rb = make(device, {"sampler": "PrioritizedSampler"}, ndim=2)
         seen: list[Any] = []
-        for first in range(0, 90, 30):
-            data = rows(first, 30, device)
-            grid = {key: value.reshape(6, 5, *value.shape[1:]) for key, value in data.items()}
-            seen += [rb.extend(TensorDict(grid, [6, 5], device=device)), rb.sample()]
-        rb.update_priority(seen[-1]["index"], torch.ones(16, device=device))
+        for first in range(0, 18, 6):
+            seen += [rb.extend(TensorDict({"t": rows(first, 30, device)["t"].view(6, 5)}, [6, 5], device=device))]
+            seen += [rb.sample()]
+        rb.update_priority(seen[-1]["index"], torch.ones(15, device=device, dtype=torch.float32))
         return [*seen, rb[2], rb[:, 1], rb[2, 3], rb.sample()]
 
     run_on_both(run)
@@ -350,7 +337,11 @@ def test_the_memory_of_objectrl(
 def test_checkpoints_move_between_devices(tmp_path: Path) -> None:
     for number, (source, target) in enumerate([(DEVICE, CPU), (CPU, DEVICE), (DEVICE, DEVICE)]):
         rb, other = (
-            ReplayBuffer(storage=LazyTensorStorage(60, device=device), sampler=_by_priority(), batch_size=16)
+            ReplayBuffer(
+                storage=LazyTensorStorage(60, device=device),
+                sampler=registry.SAMPLERS["PrioritizedSampler"].make(60),
+                batch_size=16,
+            )
             for device in (source, target)
         )
         rb.extend(rows(0, 70, source))
@@ -367,7 +358,7 @@ def test_checkpoints_move_between_devices(tmp_path: Path) -> None:
 
 def test_rows_of_a_device_reach_storages_on_the_cpu() -> None:
     for storage in (LazyTensorStorage(60), ostinato.LazyMemmapStorage(60), LazyTensorStorage(60, single_copy=True)):
-        rb = ReplayBuffer(storage=storage, sampler=_by_priority(), batch_size=16)
+        rb = ReplayBuffer(storage=storage, sampler=registry.SAMPLERS["PrioritizedSampler"].make(60), batch_size=16)
         rb.extend(rows(0, 70, DEVICE))
         _batch, info = rb.sample(return_info=True)
         assert sorted(rb[:]["id"].tolist()) == list(range(10, 70))

@@ -88,18 +88,10 @@ def test_the_command_writes_everything(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "report.json").read_text())
     assert (summary["config"]["seed"], summary["steps"] <= 300) == (3, True)
-    final, kept = (f"mean return {summary[name]:.1f}, lowest" for name in ("final_return", "kept_return"))
-    assert (
-        f"Final agent (step {summary['steps']}): {final} {min(summary['final_returns']):.0f}, in 20 new episodes"
-        in done.stdout
-    )
-    if summary["kept_step"] != summary["steps"]:
-        assert (
-            f"Kept agent (step {summary['kept_step']}): {kept} {min(summary['kept_returns']):.0f}, in the same episodes"
-            in done.stdout
-        )
-    assert "in 10 other episodes" in done.stdout
-    assert "samples/s" in done.stdout
+    for name in ("final", "kept"):
+        returns = summary[f"{name}_returns"]
+        told = f"mean return {summary[f'{name}_return']:.1f}, lowest {min(returns):.0f}, in"
+        assert told in done.stdout or (name == "kept" and summary["kept_step"] == summary["steps"])
     assert "batches of both buffers are equal" in done.stdout
     assert (out / "demo.png").stat().st_size > 20_000
     assert run_here("inspect", str(out / "checkpoint")).returncode == 0
@@ -129,11 +121,7 @@ def test_a_prioritized_run_with_three_steps(tmp_path: Path) -> None:
     seen = inspect_checkpoint(tmp_path / "checkpoint").priorities
     assert seen is not None
     assert (seen.rows, seen.minimum) == (250, float(sampler.priorities.min()))
-    scene = training_figure(report)
-    assert "updates of 128 3-step returns" in scene.subtitle
-    panel = scene.rows[1][2]
-    assert isinstance(panel, Bars)
-    assert panel.title.startswith("Priorities")
+    (panel,) = [panel for panel in training_figure(report).rows[1] if isinstance(panel, Bars)]
     assert sum(sum(stack.counts) for stack in panel.stacks) == 250
 
 

@@ -71,18 +71,6 @@ def load(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def run_apart(name: str, directory: Path, *arguments: str) -> str:
-    """Run an example in a process of its own and return what it prints."""
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
-    return subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True).stdout
-
-
-def printed(capsys: pytest.CaptureFixture[str], name: str, *arguments: str) -> str:
-    """Run an example in this process and return what it prints."""
-    load(name).main(list(arguments))
-    return capsys.readouterr().out
-
-
 def check_picture(path: Path) -> None:
     """Check that a picture is there, and is not an empty sheet."""
     image = importlib.import_module("PIL.Image").open(path)
@@ -101,7 +89,8 @@ def test_an_example_shows_progress_and_ends_with_a_picture(
     text = capsys.readouterr().out
     assert f"python examples/{name}.py --quick" in re.sub(" +", " ", text)
     assert all(part in text for part in ("pip install 'ostinato[", "--seed", "--steps", "--quick", "--picture"))
-    text = printed(capsys, name, "--quick", "--picture", str(picture))
+    load(name).main(["--quick", "--picture", str(picture)])
+    text = capsys.readouterr().out
     if name == "shared_writers" and "is not possible here" in text:
         pytest.skip("needs shared memory and the native extension")
     lines = text.splitlines()
@@ -130,7 +119,8 @@ def test_every_example_is_tested_and_in_the_gallery() -> None:
 
 @pytest.mark.ray
 def test_actors_and_one_learner_work_together(tmp_path: Path) -> None:
-    text = run_apart(RAY, tmp_path, "--quick")
+    command = [sys.executable, str(EXAMPLES / f"{RAY}.py"), "--quick"]
+    text = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     assert text.splitlines()[-1] == f"picture: {RAY}.png"
     check_picture(tmp_path / f"{RAY}.png")
     assert PROGRESS.search(text)
@@ -150,3 +140,21 @@ def test_priorities_save_replays() -> None:
     }
     assert all(error < 1e-3 for runs in counts.values() for _, error in runs)
     assert min(count for count, _ in counts["uniform"]) > 4 * max(count for count, _ in counts["prioritized"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_memory_needs_a_network_that_remembers_and_a_burn_in() -> None:
+    example = load("recurrent_burn_in")
+    for name, runs in example.run(example.Settings(), 2).items():
+        for _, turns in (run[-1] for run in runs):
+            assert turns >= 0.95 if name == "recurrent, burn-in" else turns <= 0.65
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_hindsight_learns_where_nothing_else_does() -> None:
+    example = load("hindsight_bit_flip")
+    with_it, without = example.run(example.Settings(), 1).values()
+    assert with_it[0][-1][1] >= 0.95
+    assert without[0][-1][1] <= 0.05

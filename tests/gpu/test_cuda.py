@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -18,18 +16,7 @@ from ostinato import (
 )
 from ostinato.compat.objectrl import ReplayBuffer as ObjectBuffer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-
-
-@pytest.fixture
-def no_sync() -> Iterator[None]:
-    """Make any wait of the host for the device an error."""
-    torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 def rows(count: int, device: str = "cuda") -> dict[str, torch.Tensor]:

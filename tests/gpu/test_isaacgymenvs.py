@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,18 +10,7 @@ import torch
 from ostinato.compat.isaacgymenvs import ReplayBuffer
 from ostinato.errors import UsageError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-
-
-@pytest.fixture
-def no_sync() -> Iterator[None]:
-    """Make any wait of the host for the device an error."""
-    torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 def rows(first: int, count: int) -> dict[str, torch.Tensor]:

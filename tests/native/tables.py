@@ -50,6 +50,19 @@ class Table:
         """All registered memory, gaps between fields included."""
         return [block.tobytes() for block in self.memory]
 
+    def check(self, expected: list[Bytes]) -> None:
+        """Fail unless the fields hold these rows."""
+        for got, want in zip(self.contents(), expected, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+    def restore(self, contents: list[Bytes]) -> None:
+        """Write rows back into the memory of each field."""
+        for segments, content in zip(self.views, contents, strict=True):
+            at = 0
+            for segment in segments:
+                segment[:] = content[at : at + len(segment)]
+                at += len(segment)
+
     def batches(self, rows: int, seed: int = 1) -> list[Bytes]:
         """Source rows for every field."""
         return [noise(rows, size, seed + f) for f, size in enumerate(self.sizes)]

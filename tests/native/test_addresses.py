@@ -67,10 +67,6 @@ def windows(native: ModuleType) -> Any:
     return _keep(made, memory)
 
 
-def module(native: ModuleType) -> Any:
-    return native
-
-
 _KEPT: list[Any] = []
 
 
@@ -80,97 +76,82 @@ def _keep(made: Any, *memory: Any) -> Any:
 
 
 GENERATIONS = (AT, ROWS, 0, 0, 0, 0)
-
-CALLS: list[tuple[Callable[[ModuleType], Any], str, tuple[Any, ...], set[int]]] = [
-    (fields, "add", ([(AT, ROWS)], 8, 8), set()),
-    (fields, "gather", ([AT], 2, [AT]), set()),
-    (fields, "gather_each", ([AT], [2], [AT]), set()),
-    (fields, "write_run", (0, 2, 0, [AT]), set()),
-    (fields, "scatter", (AT, AT, 2, [AT]), {1}),
-    (module, "advise_huge_pages", (AT, 8), set()),
-    (module, "choose_slots", (AT, AT, 2, ROWS, AT), set()),
-    (windows, "add", (AT, 0, 8, 8, 0, 0), set()),
-    (windows, "read", ([AT], [0], [0], [1], 2, [AT]), set()),
-    (module, "weigh_rows", (AT, AT, 2, 1, 1, True, AT), set()),
-    (module, "shuffle_draw", (AT, 0, ROWS, 2, AT, AT), set()),
-    (module, "read_ranges", (AT, AT, AT, AT, 2, 0), set()),
-    (single_copy, "add_group", (AT, 8, 8), set()),
-    (single_copy, "add_chunk", ([AT],), set()),
-    (single_copy, "guard", (AT, 8), set()),
-    (single_copy, "compare", (0, 2, [AT], [AT], AT, AT), set()),
-    (single_copy, "link_run", (0, 2, 0, [AT], AT, AT), {5}),
-    (single_copy, "set_rows", (AT, 2, [AT]), set()),
-    (single_copy, "link_rows", (AT, 2), set()),
-    (single_copy, "gather", ([0], AT, AT, 2, [AT]), {2}),
-    (tree, "set", (AT, AT, 2), set()),
-    (tree, "get", (AT, 2, AT), set()),
-    (tree, "draw", (AT, 2, AT, AT), set()),
-    (tree, "sample", (AT, 2, 0.5, GENERATIONS, AT, AT, True, AT), set()),
-    (tree, "update", (AT, AT, True, 2, AT, GENERATIONS, AT, AT, ROWS, 1e-3, 0.5, False), {4, 7}),
-    (tree, "leaves", (AT, 2), set()),
-    (tree, "load", (AT, 2), set()),
-    (episodes, "ahead", (AT, 2, AT), set()),
-    (episodes, "behind", (AT, 2, AT), set()),
-    (episodes, "ended", (AT, 2, AT), set()),
-    (episodes, "shift", (AT, AT, 2, AT), set()),
-    (episodes, "window", (AT, 2, 1, 1, 1, AT, AT), set()),
-    (episodes, "slices", (AT, 2, 2, AT), set()),
-    (episodes, "steps", (AT, 2, 2, AT, True, AT, AT, AT, AT, AT), set()),
-    (episodes, "stack", (AT, 2, 2, False, AT, 0), set()),
-    (episodes, "spans", (AT, AT, AT, AT), set()),
-    (episodes, "draw", (0, AT, 2, AT), set()),
-    (episodes, "draw_episodes", (0, AT, 2, AT), set()),
-    (ring, "generations_of", (AT, 2, AT), set()),
-    (ring, "changed", (AT, 2, 0, AT), set()),
-    (ring, "committed_slots", (AT, 2), set()),
-]
-"""Object, method, good arguments, and the positions of addresses that may be 0."""
-
-OBJECTS = ("Batches.", "Direct.", "DirectWindows.", "TrackedEpisodes.", "open_exchange", "check_leaves")
-"""Entry points that take tensors and other objects: see test_native_batches.py, test_direct.py, test_leaf_check.py."""
-BELOW = {"Episodes.save", "Episodes.load", "Episodes.record_write", "SingleCopy.__init__", "SharedRing.__init__"}
-NUMBERS = {
-    "Episodes": "__init__ add_need clear start_rows start_episodes",
-    "SingleCopy": "add_field detach_run",
-    "SumTree": "__init__ set_run",
-    "WindowReader": "__init__",
-    "SharedRing": "bytes_for reserve is_current commit abandon add writers state unchanged_since count clear",
-    "": "make_shared_memory kept_bytes",
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "Fields": fields,
+    "SingleCopy": single_copy,
+    "SumTree": tree,
+    "Episodes": episodes,
+    "SharedRing": ring,
+    "WindowReader": windows,
+    "": lambda native: native,
 }
-"""Entry points that take numbers alone."""
+NUMBERS: dict[str, Any] = {"rows": ROWS, "total": ROWS, "row_bytes": 8, "stride": 8, "nbytes": 8, "limit": 2}
+NUMBERS |= dict.fromkeys(("n", "k", "width", "length"), 2) | dict.fromkeys(("before", "after", "dilation", "cells"), 1)
+NUMBERS |= {"widths": [1], "counts": [2], "fields": [0], "single": True}
+"""Arguments that are no addresses, by name; the others are 0."""
+OPTIONAL = {
+    "Fields.scatter": {"rows"},
+    "WindowReader.add": {"other"},
+    "WindowReader.read": {"picks", "weights"},
+    "SingleCopy.link_run": {"equals_side"},
+    "SingleCopy.gather": {"pick"},
+    "SumTree.update": {"expected", "hidden"},
+    "Episodes.record_write": {"ends", "ids", "mask"},
+    "Episodes.stack": {"valid"},
+}
+"""Addresses that may be 0, which are left out."""
+APART = {"Episodes.save", "Episodes.load"}
+UNCALLED = {"advise_huge_pages", "read_ranges", "SingleCopy.add_chunk"}
+"""Entry points that need more than zeros."""
 
 
-def nulled(arguments: tuple[Any, ...], optional: set[int]) -> Iterator[tuple[Any, ...]]:
+def argument(owner: str, name: str, kind: str) -> Any:
+    """A good argument for a type of the stub."""
+    if "Address" not in kind or name in OPTIONAL.get(owner, ()):
+        nothing = {"bool": False, "list": [0]}.get(kind.partition("[")[0], 0)
+        return nothing if "Address" in kind else NUMBERS.get(name, nothing)
+    if kind.startswith("tuple"):
+        return GENERATIONS
+    if "tuple" in kind:
+        return [(AT, ROWS)]
+    return [AT] if kind.startswith("list") else AT
+
+
+def entry_points() -> Iterator[tuple[str, list[Any]]]:
+    """The functions and methods of the stub that take addresses, with good arguments."""
+    for node in ast.parse(STUB.read_text()).body:
+        owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for function in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if not isinstance(function, ast.FunctionDef) or function.name.startswith("__"):
+                continue
+            arguments = [arg for arg in function.args.args if arg.annotation is not None]
+            name, kinds = owner + function.name, [ast.unparse(arg.annotation) for arg in arguments if arg.annotation]
+            if name not in APART and "Address" in "".join(kinds):
+                yield name, [argument(name, arg.arg, kind) for arg, kind in zip(arguments, kinds, strict=True)]
+
+
+def nulled(arguments: list[Any]) -> Iterator[list[Any]]:
     """The arguments with one address after the other replaced by 0."""
+    nulls = {str([(AT, ROWS)]): [(0, ROWS)], str([AT]): [0], str(AT): 0, str(GENERATIONS): (0, *GENERATIONS[1:])}
     for at, value in enumerate(arguments):
-        put: list[Any] = []
-        if at not in optional and type(value) is int and value == AT:
-            put = [0]
-        elif value == [AT]:
-            put = [[0]]
-        elif isinstance(value, list) and value == [(AT, ROWS)]:
-            put = [[(0, ROWS)]]
-        elif value == GENERATIONS:
-            put = [(0, *GENERATIONS[1:])]
-        for other in put:
-            yield (*arguments[:at], other, *arguments[at + 1 :])
+        if str(value) in nulls:
+            yield [*arguments[:at], nulls[str(value)], *arguments[at + 1 :]]
 
 
-@pytest.mark.parametrize(("make", "name", "arguments", "optional"), CALLS, ids=lambda x: x if type(x) is str else "")
-def test_a_null_address_raises(
-    native: ModuleType, make: Any, name: str, arguments: tuple[Any, ...], optional: set[int]
-) -> None:
-    if not hasattr(make(native), name):
+@pytest.mark.parametrize(("name", "arguments"), [*entry_points()], ids=lambda x: x if type(x) is str else "")
+def test_a_null_address_raises(native: ModuleType, name: str, arguments: list[Any]) -> None:
+    owner, _, method = name.rpartition(".")
+    if not hasattr(MAKERS[owner](native), method):
         pytest.skip(f"{name} is not on this platform")
-    calls = list(nulled(arguments, optional))
-    assert calls
+    calls = list(nulled(arguments))
+    assert calls or name in OPTIONAL
     for call in calls:
         MEMORY[:] = 0
         with pytest.raises(ValueError, match=r"address"):
-            getattr(make(native), name)(*call)
+            getattr(MAKERS[owner](native), method)(*call)
         assert not MEMORY.any(), "something was written"
-    if name not in {"advise_huge_pages", "read_ranges", "add_chunk"}:
-        getattr(make(native), name)(*arguments)  # with all addresses it works
+    if name not in UNCALLED:
+        getattr(MAKERS[owner](native), method)(*arguments)  # with all addresses it works
     MEMORY[:] = 0
 
 
@@ -212,28 +193,3 @@ def test_nothing_to_do_needs_no_address(native: ModuleType) -> None:
     native.shuffle_draw(0, 0, 0, 0, 0, 0)
     tree(native).sample(AT, 2, 0.5, (0, 0, 0, 1, 1, 0), AT, AT, True, AT)  # generations in the order of the ring
     MEMORY[:] = 0
-
-
-CLASSES = {
-    "fields": "Fields",
-    "single_copy": "SingleCopy",
-    "tree": "SumTree",
-    "episodes": "Episodes",
-    "ring": "SharedRing",
-    "windows": "WindowReader",
-}
-
-
-def test_every_entry_point_is_covered() -> None:
-    found = set()
-    for node in ast.parse(STUB.read_text()).body:
-        if isinstance(node, ast.FunctionDef):
-            found.add(node.name)
-        elif isinstance(node, ast.ClassDef):
-            methods = [method for method in node.body if isinstance(method, ast.FunctionDef)]
-            found |= {f"{node.name}.{m.name}" for m in methods if len(m.args.args) > 1 and "__e" not in m.name}
-    covered = {name if make is module else f"{CLASSES[make.__name__]}.{name}" for make, name, _, _ in CALLS}
-    assert covered | BELOW <= found
-    plain = {f"{owner}.{name}".lstrip(".") for owner, names in NUMBERS.items() for name in names.split()}
-    rest = found - covered - BELOW - plain
-    assert {name for name in rest if not name.startswith(OBJECTS)} == set()

@@ -47,69 +47,6 @@ def filled(native: ModuleType, capacity: int, length: int) -> Any:
     return table
 
 
-def test_runs_and_slots_outside_write_nothing(native: ModuleType) -> None:
-    for sizes in ((0, 1), (2**30 + 1, 1), (10, 0), (10, 3), (10, 11)):
-        with pytest.raises(ValueError, match="capacity"):
-            native.Episodes(*sizes)
-    table, out = native.Episodes(10, 1), np.full(8, -7, dtype=np.int64)
-    record(table, 4)
-    for run in ((-1, 1, 0), (10, 1, 0), (4, -1, 0), (4, 11, 0), (4, 1, -1), (4, 3, 2), (5, 1, 0), (4, 2**62, 0)):
-        with pytest.raises((IndexError, ValueError), match=r"out of range|a run must"):
-            table.record_write(*run, 0, 0, 0)
-    assert (table.present, table.cursor, table.rows) == (4, 4, 4)
-    for bad in (-1, 10, -(2**63), 2**63 - 1):
-        slots = slots_of([3, bad])
-        at, to = address(slots), address(out)
-        for name, arguments in (
-            ("ahead", (at, 2, to)),
-            ("behind", (at, 2, to)),
-            ("ended", (at, 2, to)),
-            ("shift", (at, at, 2, to)),
-            ("window", (at, 2, 0, 1, 1, to, to)),
-        ):
-            with pytest.raises(IndexError, match=f"^index {bad} is out of range for 10 rows$"):
-                getattr(table, name)(*arguments)
-    assert (out == -7).all()
-    handle = table.add_need(6)
-    for name in ("draw", "draw_episodes"):
-        getattr(table, name)(handle, 0, 0, 0)
-        with pytest.raises(IndexError, match=r"^no row has 5 rows after it$"):
-            getattr(table, name)(handle, address(out), 1, address(out))
-
-
-def test_counts_that_make_no_sense_are_refused(native: ModuleType) -> None:
-    table = native.Episodes(10, 1)
-    with pytest.raises(ValueError, match=r"^need must be at least 1, got 0$"):
-        table.add_need(0)
-    handle = table.add_need(2)
-    for name, arguments in (
-        ("ahead", (0, -1, 0)),
-        ("behind", (0, -1, 0)),
-        ("ended", (0, -1, 0)),
-        ("shift", (0, 0, -1, 0)),
-        ("window", (0, -1, 0, 0, 1, 0, 0)),
-        ("draw", (handle, 0, -1, 0)),
-        ("draw_episodes", (handle, 0, -1, 0)),
-    ):
-        with pytest.raises(ValueError, match=r"^n must be at least 0, got -1$"):
-            getattr(table, name)(*arguments)
-    for span in ((-1, 0, 1), (0, -1, 1), (0, 0, 0), (2**31, 0, 1), (0, 2**63 - 1, 1)):
-        with pytest.raises(ValueError, match=r"^before and after must be in"):
-            table.window(0, 0, *span, 0, 0)
-    for name, width, rest in (
-        ("slices", 0, (0,)),
-        ("steps", 2**31, (0, True, 0, 0, 0, 0, 0)),
-        ("stack", 0, (False, 0, 0)),
-        ("stack", 1, (True, 0, 0)),
-    ):
-        with pytest.raises(ValueError, match=r"n must be at least 0 and .* in \[1, 2\*\*31\)"):
-            getattr(table, name)(0, 0, width, *rest)
-    for other in (-1, handle + 1):
-        for method, others in (("start_rows", ()), ("start_episodes", ()), ("draw", (0, 0, 0))):
-            with pytest.raises(ValueError, match=f"no need is registered as number {other}"):
-                getattr(table, method)(other, *others)
-
-
 def test_any_number_draws_a_row(native: ModuleType) -> None:
     """Callers promise 63 bits; a broken promise must not read foreign memory."""
     table = filled(native, 100, 7)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 
-from .tables import address, make, noise, slots_of
+from .tables import address, noise, slots_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -24,62 +21,3 @@ def test_fields_are_numbered_in_order(native: ModuleType) -> None:
     fields.gather([address(slots_of([5, 0]))], 2, [address(out) for out in outs])
     for out, offset in zip(outs, (8, 0, 4), strict=True):
         np.testing.assert_array_equal(out, memory[[5, 0], offset : offset + 4])
-
-
-def smaps_flags(at: int) -> list[str]:
-    """What the system notes about the mapping that holds an address."""
-    inside = False
-    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
-        words = line.split()
-        if line[0] in "0123456789abcdef" and "-" in words[0]:
-            begin, end = (int(part, 16) for part in words[0].split("-"))
-            inside = begin <= at < end
-        elif inside and words[0] == "VmFlags:":
-            return words[1:]
-    return []
-
-
-@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages here")
-def test_whole_pages_inside_a_range_are_advised(native: ModuleType) -> None:
-    page = mmap.PAGESIZE
-    with mmap.mmap(-1, 16 * page) as memory:
-        view = np.frombuffer(memory, np.uint8)
-        begin = address(view)
-        del view
-        if not smaps_flags(begin):
-            pytest.skip("this system does not say what it noted")
-        native.advise_huge_pages(begin + 4 * page + 1, 4 * page)
-        advised = [i for i in range(16) if "hg" in smaps_flags(begin + i * page)]
-    assert advised == [5, 6, 7]
-
-
-def test_impossible_layouts_and_calls_raise(native: ModuleType) -> None:
-    fields = native.Fields()
-    for rows, row_bytes, stride, message in (
-        (4, -1, 8, "row_bytes must be at least 0 and stride at least row_bytes, got -1 and 8"),
-        (4, 8, 7, "row_bytes must be at least 0 and stride at least row_bytes, got 8 and 7"),
-        (-1, 8, 8, "rows of a segment must be at least 0 and fit the address space, got -1"),
-        (2**62, 8, 8, "rows of a segment must be at least 0 and fit the address space"),
-    ):
-        with pytest.raises(ValueError, match=f"^{message}"):
-            fields.add([(4096, rows)], row_bytes, stride)
-    assert fields.count == 0
-    fields = make(native, "columns", [4, 4, 4], [6]).fields
-    calls: list[tuple[str, tuple[object, ...], str]] = [
-        ("gather", ([0], 0, [0, 0]), "outs must hold 3 addresses .number of fields., got 2"),
-        ("gather", ([0, 0], 0, [0, 0, 0]), "indices must hold 1 or 3 entries .number of fields., got 2"),
-        ("gather", ([0], -1, [0, 0, 0]), "n must be at least 0, got -1"),
-        ("gather_each", ([0], [], [0, 0, 0]), "counts must hold 1 or 3 entries .number of fields., got 0"),
-        ("gather_each", ([0], [0, -1, 0], [0, 0, 0]), "n must be at least 0, got -1"),
-        ("write_run", (0, 0, 0, [0]), "srcs must hold 3 addresses .number of fields., got 1"),
-        ("write_run", (0, -1, 0, [0, 0, 0]), "n must be at least 0, got -1"),
-        ("write_run", (0, 0, -2, [0, 0, 0]), "skip must be at least 0, got -2"),
-        ("scatter", (0, 0, 0, [0]), "srcs must hold 3 addresses .number of fields., got 1"),
-        ("scatter", (0, 0, -1, [0, 0, 0]), "n must be at least 0, got -1"),
-    ]
-    for name, arguments, message in calls:
-        with pytest.raises(ValueError, match=f"^{message}$"):
-            getattr(fields, name)(*arguments)
-    for indices in (["0"], [-8], (0,)):
-        with pytest.raises(TypeError):
-            fields.gather(indices, 0, [0, 0, 0])

@@ -45,14 +45,12 @@ def test_every_piece_is_its_bytes(native: ModuleType, contents: list[tuple[int, 
     assert found == [contents[number][1][at : at + width] for number, at, width in pieces]
 
 
-def test_the_first_piece_beyond_the_end_is_told(native: ModuleType, contents: list[tuple[int, bytes]]) -> None:
+def test_short_files_and_errors_are_told(native: ModuleType, contents: list[tuple[int, bytes]]) -> None:
     fd, data = contents[0]
     reached, found = read(native, [fd] * 4, [10, 40, 49_990, 60_000], [5, 5, 20, 5])
     assert reached == (2, 0)
     assert found[:2] == [data[10:15], data[40:45]]
 
-
-def test_errors_and_bad_numbers(native: ModuleType) -> None:
     reached, _ = read(native, [10_000], [0], [4])
     assert reached == (0, 9)  # EBADF
     with pytest.raises(ValueError, match="at least 0"):

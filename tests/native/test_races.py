@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from tests.threads import together
+
 from .tables import LAYOUTS, address, in_columns, make, runs_beside
 
 if TYPE_CHECKING:
@@ -28,27 +30,6 @@ if TYPE_CHECKING:
 SIZES = (68, 24, 4, 1, 400)
 CAPACITY = 512
 RUNS = 60
-
-
-def run_together(*works: Callable[[], object]) -> None:
-    """Run functions at the same time, a thread each, and raise what any of them raised."""
-    errors: list[BaseException] = []
-    together = threading.Barrier(len(works))
-
-    def guarded(work: Callable[[], object]) -> None:
-        try:
-            together.wait()
-            work()
-        except BaseException as error:  # raised again below
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 class Ring:
@@ -117,7 +98,7 @@ def test_a_batch_whose_generations_are_unchanged_is_not_torn(native: ModuleType,
         for _ in range(RUNS):
             ring.sample(random, 256)
 
-    run_together(write, lambda: read(1), lambda: read(2))
+    together(write, lambda: read(1), lambda: read(2))
 
 
 def test_next_observations_are_read_while_others_are_written(native: ModuleType) -> None:
@@ -154,7 +135,7 @@ def test_next_observations_are_read_while_others_are_written(native: ModuleType)
             table.gather([0], address(asked), 0, 256, [address(out)])
             np.testing.assert_array_equal(out, expected[asked])
 
-    run_together(write, lambda: read(1), lambda: read(2))
+    together(write, lambda: read(1), lambda: read(2))
 
 
 def test_draws_run_side_by_side_and_updates_under_the_lock(native: ModuleType) -> None:
@@ -182,8 +163,8 @@ def test_draws_run_side_by_side_and_updates_under_the_lock(native: ModuleType) -
             tree.draw(address(uniforms), 2048, address(slots), address(values))
             assert (values > 0).all()
 
-    run_together(lambda: work(1), lambda: work(2))
-    run_together(lambda: draw(tree, 3), lambda: draw(tree, 4))
+    together(lambda: work(1), lambda: work(2))
+    together(lambda: draw(tree, 3), lambda: draw(tree, 4))
 
 
 def test_large_calls_let_other_threads_run(native: ModuleType) -> None:
@@ -235,8 +216,8 @@ def test_episodes_are_read_side_by_side_and_recorded_under_the_lock(native: Modu
                 read(seed)
 
     table.record_write(0, rows, 0, address(ends), 0, 0)
-    run_together(write, read_locked)
-    run_together(lambda: read(1), lambda: read(2))
+    together(write, read_locked)
+    together(lambda: read(1), lambda: read(2))
 
 
 def test_a_ring_of_several_processes_in_one(native: ModuleType) -> None:
@@ -288,7 +269,7 @@ def test_a_ring_of_several_processes_in_one(native: ModuleType) -> None:
             np.testing.assert_array_equal(out[: len(slots)][same], wanted[same])
             ring.unchanged_since(written)
 
-    run_together(
+    together(
         lambda: write(rings[0], 0),
         lambda: write(rings[1], 1),
         lambda: clear(rings[2]),

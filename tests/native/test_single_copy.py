@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -108,44 +108,6 @@ def test_sources_in_guarded_memory_are_not_compared(native: ModuleType) -> None:
     at = [address(other)] * 2
     assert rows.table.compare(0, 4, at, [address(source)] * 2, address(flags), address(flags) + 4) == -1
     assert rows.table.compare(0, 4, at, at, address(flags), address(flags) + 4) == 4
-
-
-def test_impossible_calls_raise(native: ModuleType) -> None:
-    rows = Rows(native, 4, 1, 2)
-    table, at, flags = rows.table, [4096, 4096], np.zeros(8, np.uint8)
-    slots = slots_of([0, 4])
-    calls: list[tuple[type[Exception], Any]] = [
-        (ValueError, lambda: table.add_group(0, 8, 4)),
-        (ValueError, lambda: table.add_group(4096, 4, 8)),
-        (ValueError, lambda: table.add_field(3, 0, 1)),
-        (ValueError, lambda: table.add_field(0, 20, 8)),
-        (ValueError, lambda: table.add_chunk([])),
-        (ValueError, lambda: table.add_chunk([0])),
-        (IndexError, lambda: table.compare(4, 1, at, at, address(flags), address(flags))),
-        (ValueError, lambda: table.compare(0, -1, at, at, address(flags), address(flags))),
-        (ValueError, lambda: table.compare(0, 1, at[:1], at, address(flags), address(flags))),
-        (IndexError, lambda: table.detach_run(0, 5, 0)),
-        (IndexError, lambda: table.detach_run(-1, 1, 0)),
-        (IndexError, lambda: table.link_run(0, 5, 0, at, address(flags), 0)),
-        (ValueError, lambda: table.link_run(0, 1, 0, [0, 0], address(flags), 0)),
-        (IndexError, lambda: table.set_rows(address(slots), 2, at)),
-        (ValueError, lambda: table.set_rows(address(slots), 1, at[:1])),
-        (IndexError, lambda: table.link_rows(address(slots), 2)),
-        (ValueError, lambda: table.gather([2], address(slots), 0, 1, [4096])),
-        (ValueError, lambda: table.gather([0], address(slots), 0, 1, [])),
-    ]
-    for error, call in calls:
-        with pytest.raises(error):
-            call()
-    for sizes in ((0, 1, 1), (2**31, 1, 1), (4, 0, 1), (4, 5, 1), (4, 1, 0)):
-        with pytest.raises(ValueError, match="capacity must be in"):
-            native.SingleCopy(*sizes, 4096)
-    source = noise(1, sum(SIZES), 3)
-    with pytest.raises(RuntimeError, match="no side row is left"):
-        table.set_rows(address(slots_of([0])), 1, [address(source)] * 2)
-    rows.reserve(4)
-    with pytest.raises(ValueError, match="every slot already"):
-        table.add_chunk([4096])
 
 
 def test_choices(native: ModuleType) -> None:

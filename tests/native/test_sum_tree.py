@@ -88,19 +88,12 @@ def test_a_leaf_of_zero_is_never_drawn(native: ModuleType, leaves: list[float]) 
     tree.load(address(values_of(leaves)), len(leaves))
     bounds = np.cumsum(leaves) / sum(leaves)
     edges = [0.0, -0.0, 5e-324, math.nextafter(1, 0), 1.0, 0.5]
+    beyond = [-1.0, 2.0, math.inf, -math.inf, 1e300, math.nan]  # a broken promise must not read foreign memory
     near = [math.nextafter(b, side) for b in bounds.tolist() for side in (0.0, 2.0)]
     uniforms = [min(max(u, 0.0), 1.0) for u in [*edges, *bounds.tolist(), *near]]
-    slots, values = draw(tree, uniforms)
+    slots, values = draw(tree, [*uniforms, *beyond])
     assert all(leaves[slot] > 0 for slot in slots)
     np.testing.assert_array_equal(values, [leaves[slot] for slot in slots])
-
-
-def test_numbers_outside_the_unit_interval_stay_inside_the_mass(native: ModuleType) -> None:
-    """Callers promise [0, 1]; a broken promise must not read foreign memory."""
-    tree = native.SumTree(100)
-    write(tree, [40, 60], [1.0, 1.0])
-    slots, _ = draw(tree, [-1.0, 2.0, math.inf, -math.inf, 1e300, math.nan])
-    assert set(slots) <= {40, 60}
 
 
 @pytest.mark.parametrize("n", [100, 40_000])
@@ -116,26 +109,6 @@ def test_of_equal_slots_the_last_wins(native: ModuleType, n: int) -> None:
     assert tree.total == total_of(model.tolist())
 
 
-def test_impossible_sizes_are_refused(native: ModuleType) -> None:
-    for capacity in (0, -1, 2**48 + 1):
-        with pytest.raises(ValueError, match=r"^capacity must be in \[1, 2\*\*48\], got"):
-            native.SumTree(capacity)
-    tree = native.SumTree(10)
-    for name, arguments in (("set", (0, 0, -1)), ("get", (0, -1, 0)), ("draw", (0, -1, 0, 0))):
-        with pytest.raises(ValueError, match=r"^n must be at least 0, got -1$"):
-            getattr(tree, name)(*arguments)
-    for name, run in (("set_run", (0, 11, 1.0)), ("leaves", (address(np.zeros(11)), 11)), ("load", (0, -1))):
-        with pytest.raises(ValueError, match=r"^a run must have 0 to 10 leaves \(capacity\), got"):
-            getattr(tree, name)(*run)
-    for start in (-1, 10):
-        with pytest.raises(IndexError):
-            tree.set_run(start, 1, 1.0)
-    for leaf, total in ((0.0, "0"), (1.7e308, "inf")):
-        tree.set_run(0, 10, leaf)
-        with pytest.raises(ValueError, match=f"priorities must sum to a finite number above 0, got {total}"):
-            draw(tree, [0.5])
-
-
 def test_the_maximum_is_kept_up_from_the_first_question_on(native: ModuleType) -> None:
     tree, before = native.SumTree(1000), native.SumTree(1000).nbytes
     write(tree, [999, 5], [2.0, 1.0])
@@ -146,22 +119,3 @@ def test_the_maximum_is_kept_up_from_the_first_question_on(native: ModuleType) -
     assert tree.maximum == 1.5
     tree.clear()
     assert tree.maximum == 0.0
-
-
-def test_bad_slots_and_values_change_nothing(native: ModuleType) -> None:
-    tree, out = native.SumTree(10), np.zeros(1)
-    for bad in (-1, 10, 2**63 - 1):
-        with pytest.raises(IndexError, match=f"^index {bad} is out of range for 10 rows$"):
-            write(tree, [3, bad], [1.0, 1.0])
-        at = slots_of([bad])
-        with pytest.raises(IndexError):
-            tree.get(address(at), 1, address(out))
-    for value in (-1.0, math.nan, math.inf, -math.inf, -5e-324):
-        numbers = values_of([1.0, value])
-        with pytest.raises(ValueError, match=r"^values must be finite and at least 0, got .* at position 1$"):
-            write(tree, [3, 4], [1.0, value])
-        for name, run in (("set_run", (0, 3, value)), ("load", (address(numbers), 2))):
-            with pytest.raises(ValueError, match="values must be finite"):
-                getattr(tree, name)(*run)
-    assert tree.total == 0.0
-    assert not leaves_of(tree, 10).any()

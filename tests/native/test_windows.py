@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,31 +47,3 @@ def test_all_sources_are_read_in_one_pass(native: ModuleType, n: int, width: int
     np.testing.assert_array_equal(outs[1], packed[at, 8:])
     np.testing.assert_array_equal(outs[2], packed[many][:, :, 8:])
     np.testing.assert_array_equal(outs[3], np.where(pick[:, :, None], other[many], wide[many]))
-
-
-def test_wrong_calls_raise_and_write_nothing(native: ModuleType) -> None:
-    rows, out = np.ones((ROWS, 2), np.float32), np.zeros((2, 2), np.float32)
-    reader = native.WindowReader(ROWS)
-    reader.add(address(rows), 0, 8, 8, 0, 0)
-    for bad in (-1, ROWS):
-        with pytest.raises(IndexError, match=f"index {bad} is out of range for {ROWS} rows"):
-            reader.read([address(np.array([0, bad]))], [0], [0], [1], 2, [address(out)])
-    at = address(np.array([0, 1]))
-    for slots, picks, widths, n, outs, message in (
-        ([at], [0], [0], 2, [address(out)], "at least one row"),
-        ([at], [0], [1], -1, [address(out)], "n must be at least 0"),
-        ([at], [0], [1], 2, [], "1 sources and 1 batches, got 1 and 0"),
-        ([at], [], [1], 2, [address(out)], "one entry for each source"),
-        ([at], [at], [1], 2, [address(out)], "other must be an address"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            reader.read(slots, picks, [0] * len(slots), widths, n, outs)
-    assert not out.any()
-    for row_bytes, stride, number_bytes, message in (
-        (-1, 8, 0, "at least 0"),
-        (8, 4, 0, "stride at least row_bytes"),
-        (6, 8, 4, "multiple of the size"),
-        (8, 8, 2, "number_bytes must be 0, 4 or 8"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            reader.add(address(rows), 0, row_bytes, stride, 0, number_bytes)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.threads import together
 
 from ostinato._backend import backend, load_native, use_backend
 from ostinato._optional import require
@@ -99,20 +100,20 @@ def test_a_block_chooses_what_is_made_inside() -> None:
 
 
 def test_a_block_waits_for_that_of_another_thread() -> None:
-    begun, may_end, seen = threading.Event(), threading.Event(), []
+    begun, ended, seen = threading.Event(), [False], []
 
-    def other() -> None:
-        begun.set()
+    def first() -> None:
         with use_backend("torch"):
-            seen.append(may_end.is_set())
+            begun.set()
+            threading.Event().wait(0.05)  # the other thread may come meanwhile, and must not get in
+            ended[0] = True
 
-    with use_backend("torch"):
-        thread = threading.Thread(target=other)
-        thread.start()
-        begun.wait(10)
-        thread.join(0.05)
-        may_end.set()
-    thread.join(10)
+    def second() -> None:
+        assert begun.wait(10)
+        with use_backend("torch"):
+            seen.append(ended[0])
+
+    together(first, second)
     assert seen == [True]
 
 

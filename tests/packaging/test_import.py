@@ -61,6 +61,7 @@ def test_a_buffer_loads_only_its_own_parts() -> None:
     modules = loaded("import torch", "from ostinato import LazyTensorStorage, ReplayBuffer")
     assert len(modules) < len(loaded("", "import torch")) / 5
     packages = {name.split(".")[1] for name in modules if name.startswith("ostinato.")}
+    assert not {"pytest", "hypothesis"} & loaded("import torch", "import ostinato.testing")
     assert not packages & {"collect", "compat", "distributed", "testing", "tools", "trajectories", "viz", "demo", "cli"}
 
 

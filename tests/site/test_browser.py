@@ -40,11 +40,9 @@ CUT_OFF = """() => [...document.querySelectorAll('article *')].filter(element =>
 
 
 @contextmanager
-def opened(
-    browser: Browser, address: str, path: str = "", *, width: int = 1280, scheme: str = "light"
-) -> Iterator[Page]:
+def opened(browser: Browser, address: str, path: str = "", *, width: int = 1280) -> Iterator[Page]:
     """A page in a fresh context; at the end it must have had no errors and asked no other host."""
-    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)  # type: ignore[arg-type]
+    context = browser.new_context(viewport={"width": width, "height": 844})
     page = context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
@@ -91,18 +89,6 @@ def test_a_reader_goes_from_the_start_page_through_the_tutorial(browser: Browser
         assert "5-save-and-look" not in page.url
 
 
-def test_search_finds_a_class_and_opens_it(browser: Browser, address: str) -> None:
-    with opened(browser, address) as page:
-        page.keyboard.press("/")
-        page.locator(".md-search__input").fill("PrioritizedSampler")
-        found = page.locator('.md-search-result__link[href*="reference/samplers"]').first
-        found.wait_for(timeout=30_000)
-        found.click()
-        page.wait_for_url("**/reference/samplers/**")
-        heading = page.locator('[id="ostinato.PrioritizedSampler"]')
-        assert heading.is_visible()
-
-
 @pytest.mark.parametrize(
     ("words", "guides"),
     [
@@ -122,20 +108,6 @@ def test_search_finds_the_guide_first(browser: Browser, address: str, words: str
         results.first.wait_for(timeout=30_000)
         found = [str(item.locator("a").first.get_attribute("href")) for item in results.all()[: len(guides)]]
         assert {urlsplit(urljoin(page.url, link)).path.strip("/") for link in found} == guides
-
-
-def test_dark_mode_follows_the_system_and_the_switch(browser: Browser, address: str) -> None:
-    background = "() => getComputedStyle(document.body).backgroundColor"
-    with opened(browser, address, scheme="dark") as page:
-        dark = page.evaluate(background)
-        page.locator('label.md-header__button[for="__palette_1"]').click()
-        light = page.evaluate(background)
-        page.locator('label.md-header__button[for="__palette_2"]').click()
-        assert page.evaluate(background) == dark != light
-        page.reload()
-        assert page.evaluate(background) == dark  # the choice is kept
-    with opened(browser, address) as page:
-        assert page.evaluate(background) == light
 
 
 @pytest.mark.parametrize("path", KINDS, ids=lambda path: path.strip("/") or "start")

@@ -27,7 +27,9 @@ TESTS: dict[str, dict[str, list[str]]] = {
             "unit/durable/test_kills.py::test_a_killed_first_save_leaves_nothing_that_loads",
             "crash/test_kills.py::test_a_killed_save_leaves_the_old_state_or_the_new",
         ],
-        "training, with checkpoints": ["crash/test_resume.py::test_every_combination_goes_on_bit_for_bit"],
+        "training, with checkpoints": [
+            "contracts/test_combinations.py::test_every_combination_keeps_its_law_and_resumes_or_is_refused"
+        ],
         "training, with `LazyMemmapStorage`": [
             "unit/storages/test_memmap.py::test_a_flushed_storage_opens_again_with_its_rows",
             "unit/storages/test_memmap.py::test_files_of_a_run_that_never_flushed_are_not_taken_for_rows",

@@ -14,7 +14,7 @@ Each test method states one requirement in its docstring. The tests need no plug
 """
 
 from ostinato._backend import use_backend
-from ostinato.testing.buffers import ResumeContract
+from ostinato.testing.buffers import BufferContract, ResumeContract
 from ostinato.testing.samplers import SamplerContract
 from ostinato.testing.storages import StorageContract
 from ostinato.testing.units import UnitContract
@@ -22,6 +22,7 @@ from ostinato.testing.views import make_view
 from ostinato.testing.writers import WriterContract
 
 __all__ = [
+    "BufferContract",
     "ResumeContract",
     "SamplerContract",
     "StorageContract",

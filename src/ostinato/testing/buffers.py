@@ -7,20 +7,21 @@ import pickle
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.errors import OstinatoError
-from ostinato.testing.views import raises
+from ostinato.errors import EmptyBufferError, OstinatoError
+from ostinato.testing.views import bits, raises
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ResumeContract"]
+__all__ = ["BufferContract", "ResumeContract"]
 
 _OF_THIS_LIFE = ("index_generation", "anchor_generation")
 """Keys that count the writes of one buffer object: a load into a buffer with rows counts on."""
@@ -67,9 +68,9 @@ class ResumeContract(ABC):
 
     def go_on(self, buffer: Any) -> list[Any]:
         """Use a buffer, write to it and use it again; return the bits of all that it gave."""
-        found = [_bits(self.use(buffer)) for _ in range(3)]
+        found = [bits(self.use(buffer), _OF_THIS_LIFE) for _ in range(3)]
         self.extend(buffer, 6, 1000)
-        found += [_bits(self.use(buffer)) for _ in range(3)]
+        found += [bits(self.use(buffer), _OF_THIS_LIFE) for _ in range(3)]
         return [*found, len(buffer)]
 
     # -- tests -----------------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ class ResumeContract(ABC):
         """A process that only has the checkpoint continues alike."""
         buffer = self.fill()
         with _saved(buffer) as path, ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
-            assert pool.submit(_load_and_go_on, type(self), path).result() == self.go_on(buffer)
+            assert pool.submit(_load_and_go_on, self, path).result() == self.go_on(buffer)
 
     def test_a_failed_load_changes_nothing(self) -> None:
         """A damaged checkpoint raises, and the buffer continues with what it had."""
@@ -132,11 +133,79 @@ class ResumeContract(ABC):
         assert self.go_on(larger[2]) == expected
 
 
-def _load_and_go_on(contract: type[ResumeContract], path: Path) -> list[Any]:
-    made = contract()
-    buffer = made.make(made.capacity)
+class BufferContract(ResumeContract):
+    """Requirements on buffers besides `ResumeContract`: edits, wrong calls that change nothing, whole rows."""
+
+    def wrong_rows(self) -> Any:
+        """Return rows that `extend` must not take; None where it takes all rows."""
+        return None
+
+    def check(self, batch: Any) -> None:
+        """Fail if fields of different rows are mixed. Override it where a field follows from another one."""
+
+    def wrong_calls(self, buffer: Any) -> dict[str, Any]:
+        """Return calls by name, each of which must raise an `OstinatoError`."""
+        calls: dict[str, Any] = {f"sample({size!r})": partial(buffer.sample, size) for size in (0, -1, 2.5, "4")}
+        rows = self.wrong_rows()
+        if rows is not None:
+            calls["extend"] = lambda: buffer.extend(rows)
+        if getattr(buffer.sampler, "prioritized", False):
+            calls["a priority of NaN"] = lambda: buffer.update_priority([0, 1], [1.0, float("nan")])
+            calls["two priorities of three rows"] = lambda: buffer.update_priority([0, 1, 2], [1.0, 2.0])
+        return calls
+
+    def edit(self, buffer: Any) -> None:
+        """Replace two rows, and delete one, as far as the buffer allows that."""
+        for member in getattr(buffer, "members", [buffer]):
+            with suppress(OstinatoError):
+                member[torch.tensor([1, 0], device="cpu")] = self.rows(2, 700)
+            with suppress(OstinatoError):
+                member.delete(torch.tensor([2], device="cpu"))
+
+    def test_an_edited_buffer_continues(self) -> None:
+        """A checkpoint of a buffer with replaced and deleted rows has everything."""
+        buffer, loaded = self.fill(), self.make(self.capacity)
+        self.edit(buffer)
+        with _saved(buffer) as path:
+            loaded.loads(path)
+        assert self.go_on(loaded) == self.go_on(buffer)
+
+    def test_wrong_calls_change_nothing(self) -> None:
+        """Each raises an error of Ostinato, and the buffer continues as one that was not called."""
+        twin, buffer = self.fill(), self.fill()
+        for name, call in self.wrong_calls(buffer).items():
+            try:
+                with raises(OstinatoError):
+                    call()
+            except AssertionError as error:
+                error.args = (f"{name}: {error}",)
+                raise
+        assert self.go_on(buffer) == self.go_on(twin)
+
+    def test_threads_see_whole_rows(self) -> None:
+        """Two threads write, sample and learn at the same time; `check` holds for every batch."""
+        buffer = self.make(self.capacity)
+        self.extend(buffer, 6, 0)
+
+        def work(first: int) -> None:
+            for start in range(first, first + 48, 6):
+                self.extend(buffer, 6, start)
+                for _ in range(3):
+                    try:
+                        self.check(self.use(buffer)[0])
+                    except EmptyBufferError:  # the other thread has drawn the rows for the last time
+                        break
+
+        with ThreadPoolExecutor(2) as pool:
+            for each in [pool.submit(work, first) for first in (1000, 2000)]:
+                each.result(60)
+        assert len(buffer) <= self.capacity * len(getattr(buffer, "members", [buffer]))
+
+
+def _load_and_go_on(contract: ResumeContract, path: Path) -> list[Any]:
+    buffer = contract.make(contract.capacity)
     buffer.loads(path)
-    return made.go_on(buffer)
+    return contract.go_on(buffer)
 
 
 @contextmanager
@@ -148,20 +217,3 @@ def _saved(buffer: Any) -> Iterator[Path]:
         yield folder / "saved"
     finally:
         shutil.rmtree(folder)
-
-
-def _bits(value: Any) -> Any:
-    """Return nested tuples that are equal where types, shapes and all bits are."""
-    if hasattr(value, "to_dict"):
-        value = value.to_dict()
-    if isinstance(value, torch.Tensor) and value.is_nested:
-        value = list(value.unbind())
-    if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes() if len(flat) else b""
-    if isinstance(value, dict):
-        kept = {str(key): item for key, item in value.items() if key not in _OF_THIS_LIFE}
-        return tuple((key, _bits(item)) for key, item in sorted(kept.items()))
-    if isinstance(value, list | tuple):
-        return tuple(_bits(item) for item in value)
-    return repr(value)
