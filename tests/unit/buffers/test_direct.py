@@ -34,7 +34,7 @@ CAPACITY = 37
 
 
 def general(kind: Any) -> Any:
-    """Return a class of buffers without direct calls: an override of what finishes batches and accepts rows ends them."""
+    """Return a class of buffers without direct calls: overrides of what accepts rows and finishes batches end them."""
 
     class General(kind):  # type: ignore[misc]
         def _accept(self, data: Any) -> Any:
