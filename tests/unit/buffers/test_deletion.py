@@ -255,6 +255,20 @@ def test_another_sampler_goes_on_without_the_deleted_rows() -> None:
         rb.set_writer(ReservoirWriter())
 
 
+def test_an_emptied_buffer_forgets_the_order_in_which_rows_leave() -> None:
+    used, new = (ReplayBuffer(storage=LazyTensorStorage(3), remover="fifo") for _ in range(2))
+    used.extend(torch.arange(3))
+    used.delete([1, 2])
+    used.extend(torch.arange(2))
+    used.extend(torch.arange(1))
+    used.empty()
+    for rb in (used, new):
+        rb.extend(torch.arange(1))
+        rb.delete([0])
+        rb.extend(torch.arange(1))
+    assert used.extend(torch.arange(3)).tolist() == new.extend(torch.arange(3)).tolist()
+
+
 @pytest.mark.parametrize("kind", ["uniform", "prioritized", "limited", "stack", "heap"])
 def test_a_buffer_of_another_size_takes_deleted_rows_over(kind: str) -> None:
     rb = make(kind)

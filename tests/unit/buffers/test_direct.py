@@ -14,14 +14,12 @@ from tensordict import TensorDict
 from ostinato import (
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     NStep,
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
     SliceSampler,
-    TensorDictReplayBuffer,
 )
 from ostinato._backend import backend, use_backend
 from ostinato.errors import OstinatoError, SchemaError
@@ -33,20 +31,14 @@ pytestmark = pytest.mark.skipif(not backend.exchange, reason="the native extensi
 CAPACITY = 37
 
 
-def general(kind: Any) -> Any:
-    """Return a class of buffers without direct calls: overrides of what accepts rows and finishes batches end them."""
+class General(ReplayBuffer):
+    """A buffer without direct calls: an override of what finishes batches and accepts rows ends them."""
 
-    class General(kind):  # type: ignore[misc]
-        def _accept(self, data: Any) -> Any:
-            return super()._accept(data)
+    def _accept(self, data: Any) -> Any:
+        return super()._accept(data)
 
-        def _finish(self, data: Any, ticket: Any, notes: Any) -> Any:
-            return super()._finish(data, ticket, notes)
-
-    return General
-
-
-General = general(ReplayBuffer)
+    def _finish(self, data: Any, ticket: Any, notes: Any) -> Any:
+        return super()._finish(data, ticket, notes)
 
 
 def rows(rng: np.random.Generator, n: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -224,61 +216,6 @@ def test_common_buffers_have_direct_calls() -> None:
         assert rb._engine.direct is calls
 
 
-@pytest.mark.filterwarnings("ignore:update_priority")
-@pytest.mark.parametrize(("key", "prioritized"), [("td_error", True), ("reward", True), ("td_error", False)])
-def test_buffers_of_tensordicts_agree(key: str, prioritized: bool) -> None:
-    rng = np.random.default_rng(0)
-    made = []
-    for kind in (TensorDictReplayBuffer, general(TensorDictReplayBuffer)):
-        sampler = PrioritizedSampler(CAPACITY, 0.6, 0.4) if prioritized else RandomSampler()
-        generator = torch.Generator().manual_seed(1)
-        storage = LazyTensorStorage(CAPACITY)
-        made.append(kind(storage=storage, sampler=sampler, batch_size=6, generator=generator, priority_key=key))
-    for step in range(30):
-        data = as_tensors(rows(rng, 5))
-        found = []
-        for rb in made:
-            first = rb.extend(TensorDict(data, batch_size=[5]))
-            batch, info = rb.sample(return_info=True)
-            batch.set(key, torch.arange(6.0) + step)
-            rb.update_tensordict_priority(batch)
-            back = rb.extend(batch.exclude(key) if key == "td_error" else batch)
-            one = rb.add(rb.sample()[0].exclude("td_error"))
-            found.append((first, batch, info, back, one, rb.sample(), rb.stats().stale_updates))
-            with pytest.raises(TypeError):
-                rb.extend(data)
-        assert same(*found), step
-    assert made[0]._engine.direct is not None
-    assert made[1]._engine.direct is None
-
-
-def test_draws_of_other_buffers_take_the_general_way() -> None:
-    class Doubled(LazyTensorStorage):
-        def gather(self, slots: torch.Tensor, *, pin: bool = False) -> Any:
-            payload = super().gather(slots, pin=pin)
-            for leaf in payload.flat.leaves:
-                leaf.mul_(2)
-            return payload
-
-    cases: list[dict[str, Any]] = [
-        {"storage": Doubled(10)},
-        {"storage": ListStorage(10)},
-        {"sampler": PrioritizedSampler(10, 0.6, 0.4, stratified=True)},
-        {"prefetch": 1},
-        {"transform": lambda batch: batch * 2},
-        {"collate_fn": lambda batch: batch * 2},
-    ]
-    for options in cases:
-        with ReplayBuffer(batch_size=2, **{"storage": LazyTensorStorage(10), **options}) as rb:
-            rb.extend(torch.full((4,), 3))
-            calls = rb._engine.direct
-            assert calls is None or calls.sample(2) is None or rb.transform.steps
-            doubled = {"storage", "transform", "collate_fn"} & {*options} and not isinstance(rb.storage, ListStorage)
-            assert rb.sample().tolist() == [6 if doubled else 3] * 2
-            rb.append_transform(lambda batch: batch + 100)
-            assert rb.sample().min() >= 100
-
-
 def test_torch_without_the_exchange_gives_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As before torch 2.10."""
 
@@ -317,7 +254,7 @@ def test_memory_of_a_batch_is_used_again_only_when_all_views_are_gone() -> None:
 
 
 def filled(*, general: bool = False, **options: Any) -> ReplayBuffer:
-    rb: ReplayBuffer = (General if general else ReplayBuffer)(
+    rb = (General if general else ReplayBuffer)(
         storage=LazyTensorStorage(50), generator=torch.Generator().manual_seed(1), batch_size=8, **options
     )
     rb.extend(as_tensors(rows(np.random.default_rng(0), 50)))

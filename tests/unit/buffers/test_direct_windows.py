@@ -63,22 +63,6 @@ def test_the_direct_calls_apply() -> None:
         assert found.has_more_info == (parts != "episodes alone"), "slices and units have more info than slots"
 
 
-def test_other_windows_are_drawn_in_the_general_way() -> None:
-    cases: list[dict[str, Any]] = [
-        {"sampler": SliceSampler(slice_len=2, end_key="done", strict_length=False)},
-        {"sampler": SliceSampler(slice_len=2, end_key="done", span=1)},
-        {"sample_unit": FrameStack(2, ["obs"], padding="zeros")},
-        {"sample_unit": FrameStack(1, ["image"])},
-        {"sample_unit": NStep(2, 0.9), "episodes": Episodes("done", mask_key="truncated")},
-    ]
-    for options in cases:
-        rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=6, **options)
-        for _ in range(2):
-            rb.extend(rows(np.random.default_rng(0), 30))
-            rb.sample()
-        assert rb._engine.direct is None or rb._engine.direct.sample(6) is None
-
-
 @pytest.mark.parametrize("parts", ["slices", "n-step"])
 def test_no_window_is_torn_while_rows_are_replaced(parts: str) -> None:
     """Rows say their number in every element, episodes have ten rows."""

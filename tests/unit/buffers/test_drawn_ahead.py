@@ -6,7 +6,6 @@ come out. So nothing may depend on when the thread copies the rows.
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,6 @@ from ...tags import same_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from multiprocessing.connection import Connection
     from pathlib import Path
 
 SIZE = 20
@@ -190,58 +188,6 @@ def test_ensembles_and_views_keep_rows_drawn_ahead() -> None:
             batch, info = one.sample(return_info=True)
             expected, given = model.sample()
             same_state([batch, told(info)], [expected, told(given)])
-
-
-CASES = [(depth, size) for depth in (0, 1, 2, 4) for size in (20, 10_000)]
-"""Batches made ahead, and capacities: a full ring, and one that grows."""
-
-
-def made(depth: int, size: int) -> ReplayBuffer:
-    return ReplayBuffer(
-        storage=LazyTensorStorage(size),
-        sampler=PrioritizedSampler(size, 0.7, 0.5),
-        batch_size=8,
-        prefetch=depth or None,
-        generator=torch.Generator().manual_seed(1),
-    )
-
-
-def turn(rb: ReplayBuffer, step: int) -> list[torch.Tensor]:
-    rb.extend({"t": torch.arange(2 * step, 2 * step + 2)})
-    batch, info = rb.sample(return_info=True)
-    rb.update_priority(info["index"], (batch["t"] % 13 + 1).float(), generation=info["index_generation"])
-    return [batch["t"], info["index"], info["priority_weight"], info.get("stale", torch.zeros(8)).bool()]
-
-
-def live(path: Path, steps: Connection) -> None:
-    buffers = [made(*case) for case in CASES]
-    for step in range(1_000_000):
-        for number, rb in enumerate(buffers):
-            turn(rb, step)
-            if step % 3 == 2:
-                rb.dumps(path / str(number))
-        steps.send(step)
-
-
-def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    """A process is killed; what its checkpoints continue with are the batches of a run that was never interrupted."""
-    context = multiprocessing.get_context("fork")
-    steps, end = context.Pipe(duplex=False)
-    child = context.Process(target=live, args=(tmp_path, end), daemon=True)
-    child.start()
-    while steps.poll(60.0) and steps.recv() < 15:
-        pass
-    child.kill()  # within the next steps, and maybe a save
-    child.join()
-    for number, case in enumerate(CASES):
-        again, whole = made(*case), made(*case)
-        again.loads(tmp_path / str(number))
-        first = again.write_count // 2
-        assert first >= 14
-        for step in range(first):
-            turn(whole, step)
-        for step in range(first, first + 20):
-            same_state(turn(again, step), turn(whole, step))
 
 
 def test_queued_objects_come_out_of_a_checkpoint(tmp_path: Path) -> None:
