@@ -100,7 +100,7 @@ def test_a_flipped_byte_of_a_patch_is_found_or_does_no_harm(tmp_path: Path) -> N
         rb.dumps(tmp_path / "save", incremental=True)
     modes: list[dict[str, Any]] = [{}, {"verify": False}, {"mmap": True}]
     file, size = patched(tmp_path / "save", 5)
-    for place in [*range(file.stat().st_size), None]:
+    for place in [*range(0, file.stat().st_size, 3), None]:
         shutil.copytree(tmp_path / "save", path)
         again, other = make(), make()
         again.loads(path)
