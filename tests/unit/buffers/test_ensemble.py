@@ -470,22 +470,6 @@ def test_the_next_batch_of_an_iteration() -> None:
             call()
 
 
-def test_another_generator() -> None:
-    rb, other = (pair(batch_size=6, generator=seeded(seed), prefetch=2) for seed in (0, 5))
-    rb.sample()
-    rb.set_rng(seeded(5))
-    assert [rb.sample()["id"].tolist() for _ in range(4)] == [other.sample()["id"].tolist() for _ in range(4)]
-    for call in (rb.set_rng, lambda wrong: pair(generator=wrong)):
-        with pytest.raises(KindError, match="generator"):
-            call(3)  # type: ignore[arg-type]
-    batches = []
-    for _ in range(2):
-        rb.set_rng(None)
-        torch.manual_seed(3)
-        batches.append(rb.sample()["id"].tolist())
-    assert batches[0] == batches[1]
-
-
 def test_prefetched_rows_that_were_replaced_are_marked() -> None:
     rb = ReplayBufferEnsemble(plain(0), plain(100), sample_from_all=True, batch_size=4, prefetch=1)
     rb.sample()
@@ -493,6 +477,12 @@ def test_prefetched_rows_that_were_replaced_are_marked() -> None:
     batch, info = rb.sample(return_info=True)
     assert info["stale"].tolist() == [[False, False], [True, True]]
     assert (batch["id"][1] < 200).all()
+    batches = []
+    for _ in range(2):
+        rb.set_rng(None)  # torch's generator; batches made ahead are dropped
+        torch.manual_seed(3)
+        batches.append(rb.sample()["id"].tolist())
+    assert batches[0] == batches[1]
     rb.empty()
     for member in rb.members:
         member.extend({"id": torch.full((5,), 7)})
@@ -528,6 +518,8 @@ def test_refused_constructions() -> None:
         return ReplayBufferEnsemble(storages=storages, samplers=samplers, writers=writers, **options)
 
     raises(
+        (lambda: pair(generator=3), KindError, "generator"),
+        (lambda: pair().set_rng(3), KindError, "generator"),  # type: ignore[arg-type]
         (ReplayBufferEnsemble, OptionError, "storages= is missing"),
         (lambda: ReplayBufferEnsemble(one, "b"), KindError, "ReplayBuffers, got str at 1"),  # type: ignore[arg-type]
         (lambda: ReplayBufferEnsemble(one, one), OptionError, "only once"),
