@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,13 +89,13 @@ def test_rows_are_refused_by_name_and_nothing_changes(storage: str) -> None:
         same_state(snapshot(rb), before)
     for data, error, words in wrong:
         row = {key: value[0] if isinstance(value, torch.Tensor) else value for key, value in data.items()}
-        raises((lambda row=row: rb.add(row), error, ""))
+        raises((partial(rb.add, row), error, ""))
         if "extra" not in data:
-            raises((lambda data=data: rb.__setitem__(slice(3), data), OstinatoError, words))
+            raises((partial(rb.__setitem__, slice(3), data), OstinatoError, words))
     for index in (slice(0, 2), torch.tensor([0, 1])):
-        raises((lambda index=index: rb.__setitem__(index, rows([9])), SchemaError, ""))  # one row is not repeated
+        raises((partial(rb.__setitem__, index, rows([9])), SchemaError, ""))  # one row is not repeated
     for value in (torch.zeros(5), torch.zeros(5, 3) + 0j, torch.zeros(4, 3), 1.0):
-        raises((lambda value=value: rb.set_("obs", value), SchemaError, ""))
+        raises((partial(rb.set_, "obs", value), SchemaError, ""))
     raises((lambda: rb.set_at_("obs", torch.zeros(1, 3), [5]), SlotError, ""))
     same_state(snapshot(rb), before)
     assert rb.extend(table(torch.arange(5, 7))).tolist() == [5, 6]

@@ -137,7 +137,7 @@ def test_every_read(kind: str, incremental: bool, tmp_path: Path, monkeypatch: p
         there = rb.storage.laid_out or kind == "list"
         for number in range(1, reads + 1, 1 if reads < 20 else 5):
             calls[:] = [0, number]
-            stays(rb, lambda rb=rb: rb.loads(tmp_path / "save"), OSError)
+            stays(rb, functools.partial(rb.loads, tmp_path / "save"), OSError)
             assert there or not rb.storage.laid_out
 
 

@@ -94,8 +94,8 @@ def test_rows_are_those_of_a_model(kind: str) -> None:
                 gone = sorted(slot for slot in picks if slot in rows)
             elif deed == "late" and rows and old:
                 gone = list(rows)[:1]
-                late, generations = torch.tensor([*old[-3:], (gone[0], rows[gone[0]][1])]).unbind(1)
-                assert rb.delete(late, generations).tolist() == [False] * (len(late) - 1) + [True]
+                late, said = torch.tensor([*old[-3:], (gone[0], rows[gone[0]][1])]).unbind(1)
+                assert rb.delete(late, said).tolist() == [False] * (len(late) - 1) + [True]
             elif deed == "draw":
                 try:
                     batch, info = rb.sample(max(1, len(picks)), return_info=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -94,13 +95,13 @@ def test_parts_are_stacked_and_their_rows_named() -> None:
 
 
 def test_rows_of_two_dimensions_are_named_by_step_and_environment() -> None:
-    members = [ReplayBuffer(storage=LazyTensorStorage(12, ndim=2)) for _ in range(2)]
+    members = [TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2), dim_extend=1) for _ in range(2)]
     for base, member in enumerate(members):
-        member.extend({"id": torch.arange(12).view(3, 4) + 100 * base})
+        member.extend(TensorDict({"id": torch.arange(12).view(3, 4) + 100 * base}, [3, 4]))
     rb = ReplayBufferEnsemble(*members, generator=seeded())
-    batch, info = rb.sample(6, return_info=True)
-    step, env = info["index"]["index"].unbind(-1)
-    assert torch.equal(env * 4 + step + 100 * info["index"]["buffer_ids"], batch["id"])
+    batch = rb.sample(6)
+    step, env = batch["index", "index"].unbind(-1)
+    assert torch.equal(env * 4 + step + 100 * batch["index", "buffer_ids"], batch["id"])
     assert rb[:, 1:3, 0]["id"].tolist() == [[4, 8], [104, 108]]
 
 
@@ -200,7 +201,7 @@ def test_weights_choose_members_and_may_change() -> None:
     rb.sampler.p = "sampleable"
     for weights in ("best", [1.0], [-1.0, 2.0], [0.0, 0.0], [float("nan"), 1.0]):
         with pytest.raises(OptionError):
-            rb.sampler.p = weights  # type: ignore[assignment]
+            rb.sampler.p = weights
         assert rb.sampler.p == "sampleable"
 
 
@@ -345,14 +346,11 @@ def test_rows_are_read_by_member_and_index() -> None:
 
 def test_an_ensemble_is_written_through_its_members() -> None:
     rb = pair()
+    row = {"id": torch.zeros(1)}
     for write in (rb.add, rb.extend):
         raises(
-            (
-                lambda write=write: write(TensorDict({"id": torch.zeros(1)}, [1])),
-                UsageError,
-                r"disabled.*ensemble\[i\]",
-            ),
-            (lambda write=write: write({"id": torch.zeros(1)}), KindError, r"ensemble\[i\]"),
+            (partial(write, TensorDict(row, [1])), UsageError, r"disabled.*ensemble\[i\]"),
+            (partial(write, row), KindError, r"ensemble\[i\]"),
         )
     rb[1].extend({"id": torch.tensor([777])})
     assert 777 in rb[1]["id"]

@@ -110,7 +110,7 @@ def test_shutdown_ends_sampling_and_not_the_members() -> None:
 def test_submitted_updates_arrive_in_order(prefetch: int | None) -> None:
     rb = _pair(prefetch=prefetch)
     index = _names([0, 1, 1], [2, 3, 4])
-    options = {"index": index, "generation": rb.writer.generations_of(index)}
+    options: dict[str, Any] = {"index": index, "generation": rb.writer.generations_of(index)}
     for value in range(20):
         last = rb.submit_update_if_present(**options, patch={"obs": torch.full((3,), float(value))})
     rb.synchronize()

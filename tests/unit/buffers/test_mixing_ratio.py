@@ -202,7 +202,7 @@ def steps(base: int, **options: Any) -> ReplayBuffer:
 
 
 def test_slices_stay_whole_and_need_a_length() -> None:
-    def members(**options: int) -> list[ReplayBuffer]:
+    def members(**options: Any) -> list[ReplayBuffer]:
         return [steps(100 * i, sampler=SliceSampler(end_key="done", **options)) for i in range(2)]
 
     rb = ReplayBufferEnsemble(*members(slice_len=4), ratio=0.3, batch_size=20)
