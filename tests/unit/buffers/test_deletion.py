@@ -35,6 +35,7 @@ from ostinato.errors import (
     SchemaError,
     SlotError,
     UsageError,
+    WaitTimeoutError,
 )
 
 from .refusals import raises
@@ -174,6 +175,9 @@ def test_another_sampler_goes_on_without_the_deleted_rows() -> None:
     rb.delete([1, 4])
     for kind in [*SAMPLERS, "uniform"]:
         rb.set_sampler(SAMPLERS[kind](CAPACITY))
+        if kind == "queue":
+            with pytest.raises(WaitTimeoutError):  # a queue makes writers wait, the others do not
+                rb.extend(torch.arange(CAPACITY), timeout_s=0.0)
         assert len(rb) == 4
         assert set(rb.sample(4).tolist()) <= {0, 2, 3, 5}
     rb.delete([0])
