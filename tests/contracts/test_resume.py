@@ -82,3 +82,17 @@ class _Forgetful(_Registered):
 def test_the_contract_notices_a_state_that_is_lost() -> None:
     with pytest.raises(AssertionError):
         _Forgetful().test_a_loaded_buffer_continues()
+
+
+class _Trusting(_Registered):
+    name = "uniform"
+
+    def make(self, capacity: int) -> Any:
+        buffer = super().make(capacity)
+        buffer.loads = lambda path: None
+        return buffer
+
+
+def test_the_contract_notices_a_load_that_takes_damaged_files() -> None:
+    with pytest.raises(AssertionError):
+        _Trusting().test_a_failed_load_changes_nothing()

@@ -192,9 +192,15 @@ class _Global(RandomSampler):
         return Draw(torch.randint(0, view.rows, (batch_size,)))
 
 
+class _Unable(RandomSampler):
+    def can_sample(self, *_: Any, **__: Any) -> bool:
+        return False
+
+
 @pytest.mark.parametrize(
     ("sampler", "law"),
     [
+        (_Unable, "test_a_bare_storage_can_be_sampled"),
         (_NeverLast, "test_every_row_is_reachable"),
         (_Strided, "test_slots_are_in_range"),
         (_Global, "test_one_seed_one_sequence"),

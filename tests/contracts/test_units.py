@@ -44,3 +44,12 @@ class TestDeltaTimestamps(UnitContract):
 class TestHindsight(UnitContract):
     def make(self) -> SampleUnit:
         return Hindsight(lambda batch: torch.zeros(len(batch["reward"])), goal_key="goal")
+
+
+def test_the_contract_names_a_maker_that_returns_no_unit() -> None:
+    class Suite(UnitContract):
+        def make(self) -> SampleUnit:
+            return None  # type: ignore[return-value]
+
+    with pytest.raises(TypeError, match="make"):
+        Suite().test_slots_read_are_in_range()
