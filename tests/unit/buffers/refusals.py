@@ -13,7 +13,7 @@ __all__ = ["raises"]
 
 
 def raises(*cases: tuple[Callable[[], object], type[Exception], str]) -> None:
-    """Fail unless each call raises its error with these words."""
+    """Fail unless each call raises its error with these words, or with any where these are empty."""
     for call, error, words in cases:
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=words or None):
             call()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +13,9 @@ from ostinato import (
     LazyTensorStorage,
     ListStorage,
     PrioritizedReplayBuffer,
-    RandomSampler,
     ReplayBuffer,
-    RoundRobinWriter,
     SamplerWithoutReplacement,
     SliceSampler,
-    TensorDictMaxValueWriter,
-    TensorDictRoundRobinWriter,
 )
 from ostinato.durable import read_manifest
 from ostinato.durable.manifest import FORMAT_VERSION
@@ -28,55 +24,25 @@ from ostinato.tools import inspect_checkpoint, verify
 
 from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-    from ostinato import Sampler, Writer
-
-
-SAMPLERS: dict[str, Callable[[], Sampler]] = {
-    "random": RandomSampler,
-    "epochs": SamplerWithoutReplacement,
-    "in order": lambda: SamplerWithoutReplacement(shuffle=False),
-    "drop last": lambda: SamplerWithoutReplacement(drop_last=True),
-}
-
-
-WRITERS: dict[str, Callable[[], Writer]] = {
-    "ring": RoundRobinWriter,
-    "tensordict ring": TensorDictRoundRobinWriter,
-    "max value": lambda: TensorDictMaxValueWriter("id"),
-}
-
-
-def whole(storage: str, sampler: str = "random", writer: str = "ring", prefetch: int = 0) -> ReplayBuffer:
-    return buffer(
-        storage,
-        7,
-        sampler=SAMPLERS[sampler](),
-        writer=WRITERS[writer](),
-        batch_size=3,
-        prefetch=prefetch,
-        generator=torch.Generator().manual_seed(0),
-    )
+def whole(storage: str) -> ReplayBuffer:
+    return buffer(storage, 7, batch_size=3, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("storage", list(STORAGES))
 def test_a_second_save_does_not_need_the_first(storage: str, tmp_path: Path) -> None:
     """Save A, load A, delete A, save B twice, load B."""
-    rb = whole(storage)
+    rb, second, third = (whole(storage) for _ in range(3))
     fill(rb, range(5))
     rb.dumps(tmp_path / "a")
-    second = whole(storage)
     second.loads(tmp_path / "a")
     shutil.rmtree(tmp_path / "a")
     assert read_ids(second[:]) == list(range(5))
     second.dumps(tmp_path / "b")
-    before = sum(1 for _ in (tmp_path / "b").iterdir())
+    before = len(list((tmp_path / "b").iterdir()))
     fill(second, [5])
     second.dumps(str(tmp_path / "b"))
-    assert sum(1 for _ in (tmp_path / "b").iterdir()) == before, "files of the first save stay behind"
-    third = whole(storage)
+    assert len(list((tmp_path / "b").iterdir())) == before, "files of the first save stay behind"
     third.loads(str(tmp_path / "b"))
     assert read_ids(third[:]) == list(range(6))
 
@@ -92,32 +58,21 @@ def test_tensor_storages_read_each_others_saves(tmp_path: Path) -> None:
             assert read_ids(other[:]) == read_ids(rb[:])
 
 
-def test_the_generator_is_restored_and_the_global_one_left_alone(tmp_path: Path) -> None:
-    rb = whole("packed")
-    fill(rb, range(7))
-    rb.sample()
-    rb.dumps(tmp_path / "save")
-    expected = [read_ids(rb.sample()) for _ in range(4)]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        before = torch.get_rng_state()
-        for generator in (torch.Generator().manual_seed(9), None):
-            other = buffer("packed", 7, batch_size=3, generator=generator)
-            other.loads(tmp_path / "save")
-            assert [read_ids(other.sample()) for _ in range(4)] == expected
-        assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_counters_and_ages_are_restored(tmp_path: Path) -> None:
+def test_generator_counters_and_ages_are_restored_and_the_global_generator_left_alone(tmp_path: Path) -> None:
     rb = whole("packed")
     fill(rb, range(9))
     rb[torch.tensor([0])] = rows([50])
     rb.sample()
     rb.dumps(tmp_path / "save")
-    other = whole("packed")
-    other.loads(tmp_path / "save")
-    assert other.stats() == rb.stats()
-    assert (other.stats().rows_written, other.stats().rows_drawn, other.stats().row_age_max) == (9, 3, 7)
+    stats, expected = rb.stats(), [read_ids(rb.sample()) for _ in range(4)]
+    assert (stats.rows_written, stats.rows_drawn, stats.row_age_max) == (9, 3, 7)
+    before = torch.get_rng_state()
+    for generator in (torch.Generator().manual_seed(9), None):
+        other = buffer("packed", 7, batch_size=3, generator=generator)
+        other.loads(tmp_path / "save")
+        assert other.stats() == stats
+        assert [read_ids(other.sample()) for _ in range(4)] == expected
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_an_empty_save_leaves_lanes_and_device_open() -> None:
@@ -143,7 +98,7 @@ def test_other_objects_need_pickle_on_both_sides(tmp_path: Path) -> None:
     def make(*, allow: bool) -> ReplayBuffer:
         return ReplayBuffer(storage=ListStorage(20, allow_pickle=allow), collate_fn=lambda items: items)
 
-    rb = make(allow=False)
+    rb, other, allowed, strict = (make(allow=allow) for allow in (False, False, True, False))
     rb.extend([1, 2])
     rb.dumps(tmp_path / "save")
     rb.add(Thing(5))
@@ -151,17 +106,16 @@ def test_other_objects_need_pickle_on_both_sides(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="allow_pickle=True"):
             rb.dumps(path)
     assert not (tmp_path / "new" / "manifest.json").exists()
-    other = make(allow=False)
     other.loads(tmp_path / "save")
     assert other[:] == [1, 2], "a save that fails keeps the one before"
-    allowed, strict, other = make(allow=True), make(allow=False), make(allow=True)
     allowed.extend([1, Thing(5)])
     allowed.dumps(tmp_path / "save")
     with pytest.raises(CheckpointError, match="unpickling executes code"):
         strict.loads(tmp_path / "save")
     assert len(strict) == 0
-    other.loads(tmp_path / "save")
-    assert other[1].value == 5
+    allowed.empty()
+    allowed.loads(tmp_path / "save")
+    assert allowed[1].value == 5
 
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "format-1.0"

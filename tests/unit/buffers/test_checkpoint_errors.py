@@ -10,11 +10,7 @@ import pytest
 import torch
 
 from ostinato import (
-    LazyMemmapStorage,
     LazyTensorStorage,
-    LimitedSampler,
-    ListStorage,
-    NStep,
     PrioritizedSampler,
     QueueSampler,
     ReplayBuffer,
@@ -23,10 +19,9 @@ from ostinato import (
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
-    Storage,
+    TensorDictMaxValueWriter,
 )
 from ostinato.buffers.checkpoint import load as checkpoint
-from ostinato.buffers.checkpoint import load as mixing_state
 from ostinato.buffers.engine import LocalEngine
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointReader
@@ -34,28 +29,41 @@ from ostinato.durable.blocks import BlockReader
 from ostinato.errors import CheckpointError, StorageMemoryError
 from ostinato.transforms import Compose
 
+from ...registry import CAPACITY, registered, seeded
 from ...tags import buffer, fill, same_state, snapshot
-from .test_checkpoint import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 
+def used(kind: str, start: int = 0) -> ReplayBuffer:
+    """Return a buffer of the registry that was filled beyond its capacity and learned from."""
+    contract = registered(kind)
+    rb: ReplayBuffer = contract.make(CAPACITY)
+    for first in range(start, start + CAPACITY + 6, 6):
+        contract.extend(rb, 6, first)
+        contract.use(rb)
+    return rb
+
+
 def test_saves_of_other_parts_are_refused_by_name(tmp_path: Path) -> None:
-    rb, passes, used = whole("packed"), whole("packed", sampler="epochs"), whole("packed")
+    def whole(storage: str, sampler: Any = None, writer: Any = None) -> ReplayBuffer:
+        return buffer(storage, 7, sampler=sampler, writer=writer)
+
+    rb, passes, other_rows = whole("packed"), whole("packed", SamplerWithoutReplacement()), whole("packed")
     fill(rb, range(5), "tensordict")
     rb.dumps(tmp_path / "save")
     fill(passes, range(5))
     passes.dumps(tmp_path / "passes")
-    fill(used, range(3), "tuple")
+    fill(other_rows, range(3), "tuple")
     for path, other, message in (
-        ("save", whole("packed", sampler="epochs"), "is a RandomSampler, this buffer's a SamplerWithoutReplacement"),
-        ("save", whole("packed", writer="max value"), "writer is a RoundRobinWriter"),
+        ("save", passes, "is a RandomSampler, this buffer's a SamplerWithoutReplacement"),
+        ("save", whole("packed", writer=TensorDictMaxValueWriter("id")), "writer is a RoundRobinWriter"),
         ("save", whole("list"), r"storage is a LazyTensorStorage \(tensors\).*ListStorage"),
         ("save", buffer(LazyTensorStorage(10, ndim=2)), "ndim=1.*ndim=2"),
-        ("save", used, "holds.*the storage"),
-        ("passes", whole("packed", sampler="in order"), "shuffle=True"),
+        ("save", other_rows, "holds.*the storage"),
+        ("passes", whole("packed", SamplerWithoutReplacement(shuffle=False)), "shuffle=True"),
     ):
         before = snapshot(other)
         with pytest.raises(CheckpointError, match=message):
@@ -64,59 +72,14 @@ def test_saves_of_other_parts_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    rb = whole("packed")
+    rb = used("storage ListStorage")
     for wrong in (tmp_path / "missing", tmp_path):
         with pytest.raises((CheckpointError, FileNotFoundError), match=r"missing|checkpoint|manifest"):
             rb.loads(wrong)
     (tmp_path / "notes.txt").write_text("mine")
-    fill(rb, range(3))
     with pytest.raises(CheckpointError, match="other files"):
         rb.dumps(tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-LOADED: dict[str, Callable[[int], Storage]] = {
-    "packed": LazyTensorStorage,
-    "columns": lambda size: LazyTensorStorage(size, packed=False),
-    "single": lambda size: LazyTensorStorage(size, single_copy={"next_obs": "obs"}),
-    "mapped": LazyMemmapStorage,
-    "list": ListStorage,
-}
-
-
-PARTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "uniform": dict,
-    "passes": lambda: {"sampler": SamplerWithoutReplacement(), "prefetch": 2},
-    "prioritized": lambda: {"sampler": PrioritizedSampler(20, 0.6, 0.4)},
-    "queue": lambda: {"sampler": QueueSampler(), "prefetch": 1},
-    "limited": lambda: {"sampler": LimitedSampler(3)},
-    "windows": lambda: {"sample_unit": NStep(3, 0.9), "prefetch": 2},
-}
-
-
-def rows(first: int, count: int) -> Any:
-    t = torch.arange(float(first), float(first + count))
-    return {"obs": t, "next_obs": t + 1, "reward": t * 2, "done": t % 5 == 4, "wide": t[:, None].expand(-1, 90).clone()}
-
-
-def make(storage: str = "packed", parts: str = "uniform") -> ReplayBuffer:
-    generator = torch.Generator().manual_seed(4)
-    return ReplayBuffer(storage=LOADED[storage](20), **{"batch_size": 4, "generator": generator, **PARTS[parts]()})
-
-
-def fill_two(rb: ReplayBuffer, first: int, count: int) -> None:
-    data = rows(first, count)
-    if isinstance(rb.storage, ListStorage):
-        rb.extend([{key: value[i] for key, value in data.items()} for i in range(count)])
-    else:
-        rb.extend(data)
-
-
-def used(storage: str = "packed", parts: str = "uniform", *, first: int = 0, count: int = 17) -> ReplayBuffer:
-    rb = make(storage, parts)
-    fill_two(rb, first, count)
-    rb.sample()
-    return rb
 
 
 def stays(rb: ReplayBuffer, load: Callable[[], object], error: type[BaseException]) -> None:
@@ -125,30 +88,29 @@ def stays(rb: ReplayBuffer, load: Callable[[], object], error: type[BaseExceptio
     with pytest.raises(error):
         load()
     same_state(snapshot(rb), before)
-    now = [ticket.draw.slots for ticket in rb._pipeline.tickets]
-    assert all(torch.equal(one, other) for one, other in zip(now, held, strict=True))
+    same_state([ticket.draw.slots for ticket in rb._pipeline.tickets], held)
 
 
-STEPS = {
-    "transforms": (Compose, "load_state_dict"),
-    "parts": (checkpoint, "_load_parts"),
-    "end": (checkpoint, "end_load"),
-    "queued draws": (LocalEngine, "retake"),
-    "counts": (checkpoint, "_end_load"),
-}
+STEPS: list[tuple[Any, str]] = [
+    (Compose, "load_state_dict"),
+    (checkpoint, "_load_parts"),
+    (checkpoint, "end_load"),
+    (LocalEngine, "retake"),
+    (checkpoint, "_end_load"),
+]
 
 
-@pytest.mark.parametrize("parts", list(PARTS))
-@pytest.mark.parametrize("step", list(STEPS))
-def test_every_step(step: str, parts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+KINDS = ("PrioritizedSampler", "SliceSamplerWithoutReplacement", "PrioritizedSliceSampler", "storage ListStorage")
+KINDS += ("NStep, single_copy", "SliceSampler, mapped", "SequenceUnit, ndim=2", "writer TensorDictMaxValueWriter")
+KINDS += ("ReservoirWriter, PrioritizedSampler", "prefetch", "prefetch, Hindsight", "max_bytes", "remover")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step fails before it does its work, or after."""
-    turn = list(STEPS).index(step) + list(PARTS).index(parts)
-    for late in (False, True):
-        storage = ("packed", "single", "mapped", "list")[(turn + late) % (3 if parts == "windows" else 4)]
-        rb, other = used(storage, parts), used(storage, parts, first=100, count=9)
-        state = other.state_dict()
-        where, name = STEPS[step]
-        real = getattr(where, name)
+    rb, state = used(kind), used(kind, 120).state_dict()
+    for number, (where, name) in enumerate(STEPS):
+        late, real = number % 2 == KINDS.index(kind) % 2, getattr(where, name)
 
         def breaks(*args: Any, late: bool = late, real: Any = real, **options: Any) -> Any:
             monkeypatch.undo()
@@ -158,18 +120,23 @@ def test_every_step(step: str, parts: str, monkeypatch: pytest.MonkeyPatch) -> N
 
         monkeypatch.setattr(where, name, breaks)
         stays(rb, functools.partial(rb.load_state_dict, state), MemoryError)
-        fill_two(rb, 200, 1)
+        registered(kind).extend(rb, 2, 200)
         rb.sample()
 
 
 @pytest.mark.parametrize(
-    ("storage", "incremental"),
-    [("packed", True), ("columns", False), ("single", True), ("mapped", False), ("list", False)],
+    ("kind", "incremental"),
+    [
+        ("PrioritizedSampler", True),
+        ("NStep, single_copy", True),
+        ("SliceSampler, mapped", False),
+        ("storage ListStorage", False),
+    ],
 )
-def test_every_read(storage: str, incremental: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = used(storage, "prioritized", first=100)
+def test_every_read(kind: str, incremental: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = used(kind, 120)
     other.dumps(tmp_path / "save")
-    fill_two(other, 130, 2)
+    registered(kind).extend(other, 2, 150)
     other.dumps(tmp_path / "save", incremental=incremental)
     real, calls = BlockReader.read_into, [0, 0]
 
@@ -181,45 +148,34 @@ def test_every_read(storage: str, incremental: bool, tmp_path: Path, monkeypatch
         real(self, view)
 
     monkeypatch.setattr(BlockReader, "read_into", counted)
-    for laid_out in (True, False):
+    for make in (lambda: registered(kind).make(CAPACITY), lambda: used(kind)):
         calls[:] = [0, 0]
-        make(storage, "prioritized").loads(tmp_path / "save")
-        for number in range(1, calls[0] + 1, 1 if calls[0] < 20 else 5):
+        make().loads(tmp_path / "save")
+        reads, rb = calls[0], make()
+        assert reads > 0
+        there = rb.storage.laid_out or kind == "storage ListStorage"
+        for number in range(1, reads + 1, 1 if reads < 20 else 5):
             calls[:] = [0, number]
-            rb = used(storage, "prioritized") if laid_out else make(storage, "prioritized")
-            calls[0] = 0
-            if laid_out:
-                try:
-                    before = snapshot(rb)
-                    rb.loads(tmp_path / "save")
-                except OSError:
-                    same_state(snapshot(rb), before)
-            else:
-                with pytest.raises(OSError, match="gone"):
-                    rb.loads(tmp_path / "save")
-                assert len(rb) == 0
-                assert not rb.storage.laid_out or storage == "list"
+            stays(rb, functools.partial(rb.loads, tmp_path / "save"), OSError)
+            assert there or not rb.storage.laid_out
 
 
-@pytest.mark.parametrize(("storage", "verify"), [("packed", True), ("mapped", False), ("list", True)])
+@pytest.mark.parametrize(("kind", "verify"), [("PrioritizedSampler", True), ("SliceSampler, mapped", False), ("storage ListStorage", True)])
 def test_another_save_in_the_middle_of_a_load(
-    storage: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Either the checkpoint that was opened is loaded, or nothing."""
-    other = used(storage, first=100)
+    other = used(kind, 120)
+    real = CheckpointReader.record
     for at in range(6):
         other.dumps(tmp_path / "save")
-        rb, calls = used(storage), [0]
-        before = rb[:]["obs"].clone()
-        expected = other[:]["obs"].clone()
-        real = CheckpointReader.record
+        rb, calls = used(kind), [0]
+        before, expected = (each[:]["t"].clone() for each in (rb, other))
 
-        def saves_over(
-            self: CheckpointReader, name: str, at: int = at, calls: list[int] = calls, real: Any = real
-        ) -> Any:
+        def saves_over(self: CheckpointReader, name: str, at: int = at, calls: list[int] = calls) -> Any:
             calls[0] += 1
             if calls[0] == at + 1:
-                fill_two(other, 300 + at, 3)
+                registered(kind).extend(other, 3, 300 + at)
                 other.dumps(tmp_path / "save")
             return real(self, name)
 
@@ -227,9 +183,9 @@ def test_another_save_in_the_middle_of_a_load(
         try:
             rb.loads(tmp_path / "save", verify=verify)
         except CheckpointError:
-            assert torch.equal(rb[:]["obs"], before)
+            assert torch.equal(rb[:]["t"], before)
         else:
-            assert torch.equal(rb[:]["obs"], expected)
+            assert torch.equal(rb[:]["t"], expected)
         monkeypatch.undo()
 
 
@@ -237,31 +193,24 @@ def test_another_save_in_the_middle_of_a_load(
 def test_members_of_ensembles_all_or_none(
     step: str, mmap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def both(first: int, count: int) -> ReplayBufferEnsemble:
-        members = [used(parts="prioritized", first=first), used(parts="uniform", first=first + 50, count=count)]
-        generator = torch.Generator().manual_seed(1)
-        made = ReplayBufferEnsemble(*members, batch_size=4, generator=generator, prefetch=2)
+    def both(first: int) -> ReplayBufferEnsemble:
+        members = [used(kind, first) for kind in ("PrioritizedSampler", "prefetch")]
+        made = ReplayBufferEnsemble(*members, batch_size=4, generator=seeded(1), prefetch=2)
         made.sample()
         return made
 
-    rb, other = both(0, 11), both(100, 13)
+    rb, other = both(0), both(120)
     other.dumps(tmp_path / "save")
     before, real = rb.state_dict(), LazyTensorStorage.load_state_dict
 
-    def second(self: LazyTensorStorage, state: dict[str, Any]) -> None:
-        if self is rb.members[1].storage:
-            monkeypatch.undo()
-            raise MemoryError
-        real(self, state)
-
-    def breaks(*_: Any) -> None:
+    def breaks(self: Any, *state: Any) -> None:
+        if step == "member" and self is not rb.members[1].storage:
+            return real(self, *state)
         monkeypatch.undo()
         raise MemoryError
 
-    if step == "member":
-        monkeypatch.setattr(LazyTensorStorage, "load_state_dict", second)
-    else:
-        monkeypatch.setattr(mixing_state, step, breaks)
+    where: Any = LazyTensorStorage if step == "member" else checkpoint
+    monkeypatch.setattr(where, "load_state_dict" if step == "member" else step, breaks)
     with pytest.raises(MemoryError):
         rb.loads(tmp_path / "save", mmap=mmap)
     same_state(rb.state_dict(), before)
@@ -270,7 +219,7 @@ def test_members_of_ensembles_all_or_none(
 
 
 def test_too_little_memory_for_a_copy_is_said_before_anything_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    rb, other = used(), used(first=100)
+    rb, other = (used("PrioritizedSampler", start) for start in (0, 120))
     state = other.state_dict()
 
     class Full:
@@ -280,7 +229,7 @@ def test_too_little_memory_for_a_copy_is_said_before_anything_changes(monkeypatc
     stays(rb, lambda: rb.load_state_dict(state), StorageMemoryError)
     rb.empty()
     rb.load_state_dict(state)
-    assert torch.equal(rb[:]["obs"], other[:]["obs"])
+    assert torch.equal(rb[:]["t"], other[:]["t"])
 
 
 CASES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Any], object]]] = {
@@ -311,11 +260,7 @@ CASES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Any], object]]] =
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_state_that_no_load_takes_is_not_committed(case: str, tmp_path: Path) -> None:
     options, spoil = CASES[case]
-
-    def make_one() -> ReplayBuffer:
-        return ReplayBuffer(storage=LazyTensorStorage(16), batch_size=4, **options())
-
-    rb = make_one()
+    rb, other = (ReplayBuffer(storage=LazyTensorStorage(16), batch_size=4, **options()) for _ in range(2))
     saved: list[tuple[Any, str]] = [(rb, "one")]
     if case != "queue":
         saved.append((ReplayBufferEnsemble(rb, batch_size=4), "both"))
@@ -331,6 +276,22 @@ def test_a_state_that_no_load_takes_is_not_committed(case: str, tmp_path: Path) 
             with pytest.raises(CheckpointError, match="cannot be saved"):
                 each.dumps(tmp_path / name, incremental=incremental)
     assert {file: file.read_bytes() for file in tmp_path.glob("*/*")} == before
-    other = make_one()
     other.loads(tmp_path / "one")
     same_state(snapshot(other), good)
+
+
+def test_counts_and_deleted_rows_that_contradict_each_other_are_refused() -> None:
+    rb, other = (ReplayBuffer(storage=LazyTensorStorage(8)) for _ in range(2))
+    rb.extend(torch.arange(4))
+    rb.empty()
+    rb.extend(torch.arange(3))
+    state = rb.state_dict()
+    other.load_state_dict(state)
+    state["stamps"]["base"] += 1
+    with pytest.raises(CheckpointError, match="3 rows, of which 2 were written"):
+        other.load_state_dict(state)
+    rb.delete([1])
+    rb.extend(torch.arange(3, 5))  # room for more generations than there are rows
+    rb.delete([0])
+    other.load_state_dict(rb.state_dict())
+    assert sorted(other.sample(64).unique().tolist()) == [2, 3, 4]

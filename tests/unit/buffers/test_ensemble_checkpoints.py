@@ -11,41 +11,30 @@ from tensordict import TensorDict
 from ostinato import (
     LazyTensorStorage,
     ListStorage,
-    PrioritizedSampler,
-    RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    ReservoirWriter,
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
 from ostinato.errors import CheckpointError
 
+from ...combinations import rows
+from ...registry import STATEFUL
 from ...tags import same_state
+from .refusals import raises
 from .test_ensemble import seeded
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def made(count: int = 12, *, capacity: int = 10, storage: Any = LazyTensorStorage, **options: Any) -> Any:
-    """A prioritized member, one in passes with a reservoir, and a uniform one; `count` rows were written to each."""
-    parts: list[dict[str, Any]] = [
-        {"sampler": PrioritizedSampler(capacity, 0.7, 0.5)},
-        {"sampler": SamplerWithoutReplacement(), "writer": ReservoirWriter(generator=seeded(3))},
-        {"sampler": RandomSampler()},
-    ]
-    members = [TensorDictReplayBuffer(storage=storage(capacity), **part) for part in parts]
+def made(count: int = 12, **options: Any) -> ReplayBufferEnsemble:
+    """A prioritized member, one with a reservoir, and one in passes; `count` rows were written to each."""
+    members = [STATEFUL[name].make(10) for name in ("prioritized", "reservoir", "passes")]
     rb = ReplayBufferEnsemble(*members, **{"generator": seeded(1), "batch_size": 6, "p": [1, 2, 3], **options})
-    if count:
-        write(rb, count)
+    for member in members:
+        member.extend(rows(count))
     return rb
-
-
-def write(rb: Any, count: int) -> None:
-    for base, member in enumerate(rb.members):
-        ids = torch.arange(count) + 100 * base
-        member.extend(TensorDict({"id": ids, "obs": ids[:, None].float()}, [count]))
 
 
 def smaller(name: str) -> Any:
@@ -56,13 +45,15 @@ def smaller(name: str) -> Any:
         return made(2, num_buffer_sampled=2)
     if name == "law":
         return made(2, sample_from_all=True, p=None)
-    rb = made(2)
+    rb, passes = made(2), SamplerWithoutReplacement
     odd: dict[str, ReplayBuffer] = {
-        "capacity": TensorDictReplayBuffer(storage=LazyTensorStorage(5)),
-        "sampler": TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement()),
-        "storage": TensorDictReplayBuffer(storage=ListStorage(10)),
-        "transform": TensorDictReplayBuffer(storage=LazyTensorStorage(10), transform=torch.nn.Linear(1, 1)),
-        "form": TensorDictReplayBuffer(storage=LazyTensorStorage(10)),
+        "capacity": TensorDictReplayBuffer(storage=LazyTensorStorage(5), sampler=passes()),
+        "sampler": TensorDictReplayBuffer(storage=LazyTensorStorage(10)),
+        "storage": TensorDictReplayBuffer(storage=ListStorage(10), sampler=passes()),
+        "transform": TensorDictReplayBuffer(
+            storage=LazyTensorStorage(10), sampler=passes(), transform=torch.nn.Linear(1, 1)
+        ),
+        "form": TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=passes()),
     }
     if name == "form":
         odd[name].extend(TensorDict({"other": torch.zeros(3)}, [3]))
@@ -84,12 +75,11 @@ def test_buffers_and_ensembles_do_not_load_each_other(tmp_path: Path) -> None:
     rb = made()
     rb.dumps(tmp_path / "all")
     rb[0].dumps(tmp_path / "one")
-    with pytest.raises(CheckpointError, match="ostinato-ensemble"):
-        rb[0].loads(tmp_path / "all")
-    with pytest.raises(CheckpointError, match="ostinato-buffer"):
-        rb.loads(tmp_path / "one")
-    with pytest.raises(CheckpointError, match="this is not the state of an ensemble"):
-        rb.load_state_dict(rb[0].state_dict())
+    raises(
+        (lambda: rb[0].loads(tmp_path / "all"), CheckpointError, "ostinato-ensemble"),
+        (lambda: rb.loads(tmp_path / "one"), CheckpointError, "ostinato-buffer"),
+        (lambda: rb.load_state_dict(rb[0].state_dict()), CheckpointError, "this is not the state of an ensemble"),
+    )
 
 
 def test_damaged_states_are_refused() -> None:

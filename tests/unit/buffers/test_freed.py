@@ -11,27 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from ostinato import (
     FrameStack,
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
-    NStep,
-    PrioritizedReplayBuffer,
-    PrioritizedSampler,
     QueueSampler,
     RateLimiter,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    SamplerWithoutReplacement,
-    SliceSampler,
-    TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
 from ostinato._backend import backend as used_backend
 from ostinato.errors import OstinatoError
+
+from ...combinations import rows as combined
+from ...registry import STATEFUL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,67 +36,39 @@ SIZE = 2000
 """Rows of a buffer: their memory and that of the priorities is big."""
 
 
-def stored(**options: Any) -> LazyTensorStorage:
-    return LazyTensorStorage(SIZE, **options)
-
-
 def plain(**options: Any) -> ReplayBuffer:
-    options.setdefault("storage", stored())
-    return ReplayBuffer(batch_size=4, **options)
-
-
-def ranked() -> PrioritizedSampler:
-    return PrioritizedSampler(SIZE, 0.6, 0.4)
+    return TensorDictReplayBuffer(**{"storage": LazyTensorStorage(SIZE), "batch_size": 4, **options})
 
 
 def ensemble(**options: Any) -> ReplayBufferEnsemble:
-    return ReplayBufferEnsemble(plain(), PrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=stored()), **options)
+    return ReplayBufferEnsemble(plain(), STATEFUL["prioritized"].make(SIZE), **options)
 
 
-MADE: dict[str, Callable[[], Any]] = {
-    "plain": plain,
-    "list": lambda: plain(storage=ListStorage(SIZE), collate_fn=torch.stack),
-    "prefetch": lambda: plain(prefetch=2),
-    "transform": lambda: plain(prefetch=2, transform=lambda data: data),
-    "prioritized": lambda: plain(sampler=ranked(), prefetch=2),
-    "tensordict": lambda: TensorDictReplayBuffer(storage=stored(), batch_size=4),
-    "tensordict prioritized": lambda: TensorDictPrioritizedReplayBuffer(
-        alpha=0.6, beta=0.4, storage=stored(), batch_size=4, prefetch=3
-    ),
-    "n-step": lambda: plain(sample_unit=NStep(2, gamma=0.9)),
-    "frames": lambda: plain(sample_unit=FrameStack(2, ["obs"]), prefetch=1),
-    "slices": lambda: plain(sampler=SliceSampler(slice_len=2), prefetch=2),
-    "passes": lambda: plain(sampler=SamplerWithoutReplacement(), prefetch=2),
-    "single copy": lambda: plain(storage=stored(single_copy=True)),
-    "files": lambda: plain(storage=LazyMemmapStorage(SIZE), prefetch=2),
-    "queue": lambda: plain(sampler=QueueSampler(), rate_limiter=RateLimiter(timeout_s=0.0)),
-    "queue ahead": lambda: plain(sampler=QueueSampler(), prefetch=2, rate_limiter=RateLimiter(timeout_s=0.0)),
-    "two dimensions": lambda: plain(storage=stored(ndim=2)),
-    "delayed": lambda: plain(transform_factory=lambda: lambda data: data),
-    "view": lambda: plain().view(sampler=ranked(), prefetch=2),
-    "ensemble": lambda: ensemble(batch_size=4),
-    "ensemble ahead": lambda: ensemble(batch_size=4, prefetch=2),
-    "shared": lambda: plain(shared=True),
-    "shared ahead": lambda: plain(shared=True, prefetch=2),
-    "shared prioritized": lambda: plain(shared=True, sampler=ranked()),
+def view(capacity: int) -> ReplayBuffer:
+    return plain().view(sampler=STATEFUL["prioritized"].make(capacity).sampler, prefetch=2)
+
+
+REGISTERED = ["list", "prioritized", "prefetch, prioritized", "passes", "slices", "n-step", "frames", "mapped", "queue"]
+REGISTERED += ["single copy", "environments", "codec", "heap that pops", "remover"]
+MADE: dict[str, Callable[[int], Any]] = {
+    **{name: STATEFUL[name].make for name in REGISTERED},
+    "transform ahead": lambda n: plain(prefetch=2, transform=lambda data: data),
+    "windows ahead": lambda n: plain(sample_unit=FrameStack(2, ["obs"]), prefetch=1),
+    "files ahead": lambda n: plain(storage=LazyMemmapStorage(n), prefetch=2),
+    "queue ahead": lambda n: plain(sampler=QueueSampler(), prefetch=2, rate_limiter=RateLimiter(timeout_s=0.0)),
+    "delayed": lambda n: plain(transform_factory=lambda: lambda data: data),
+    "view ahead": view,
+    "ensemble": lambda n: ensemble(batch_size=4),
+    "ensemble ahead": lambda n: ensemble(batch_size=4, prefetch=2),
+    "shared": lambda n: plain(shared=True),
+    "shared ahead": lambda n: plain(shared=True, prefetch=2),
+    "shared prioritized": lambda n: plain(shared=True, sampler=STATEFUL["prioritized"].make(n).sampler),
 }
+"""Makers of empty buffers of a capacity; `ahead` in a name: a thread makes batches."""
 
 
 def rows(rb: Any) -> Any:
-    data: dict[str, Any] = {
-        "obs": torch.rand(12, 3),
-        "next_obs": torch.rand(12, 3),
-        "reward": torch.rand(12),
-        "version": torch.arange(12),
-        "done": torch.arange(12) % 4 == 3,
-    }
-    if isinstance(rb, TensorDictReplayBuffer):
-        return TensorDict(data, [12])
-    if isinstance(rb.storage, ListStorage):
-        return list(data["obs"])
-    if isinstance(rb, ReplayBuffer) and rb.storage.ndim == 2:
-        return {key: value.reshape(6, 2, *value.shape[1:]) for key, value in data.items()}
-    return data
+    return combined(12 // rb.storage.ndim, 0, rb.storage.ndim)
 
 
 def write(rb: Any, _: Path) -> None:
@@ -120,9 +87,7 @@ def draw(rb: Any, path: Path) -> None:
 
 def iterate(rb: Any, path: Path) -> None:
     write(rb, path)
-    for number, _ in enumerate(rb):
-        if number == 1:
-            break
+    next(iter(rb))
     write(rb, path)
     rb.next()
 
@@ -203,15 +168,14 @@ def gone(refs: list[weakref.ref[Any]], before: tuple[int, int], *, within_s: flo
 def test_a_dropped_buffer_is_freed_at_once(name: str, tmp_path: Path) -> None:
     if name.startswith("shared") and used_backend.native is None:
         pytest.skip("sharing needs the native extension")
-    ahead = name in {"prefetch", "transform", "prioritized", "frames", "slices", "passes", "files", "view"}
-    ahead = ahead or name.endswith("ahead") or name == "tensordict prioritized"
+    ahead = "ahead" in name or "prefetch" in name
     gc.collect()
     memory = big_memory()
     gc.disable()
     try:
         for use in (draw, iterate, save, fail, share, close):
             before = held()
-            rb = MADE[name]()
+            rb = MADE[name](SIZE)
             refs = parts_of(rb)
             try:
                 use(rb, tmp_path / use.__name__)

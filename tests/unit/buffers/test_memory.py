@@ -55,15 +55,14 @@ def test_neither_side_sees_what_the_other_does_to_its_tensors(storage: str) -> N
 
 def test_fields_of_a_sample_do_not_share_memory() -> None:
     """An edit in place of one field changes no other one, although small fields are stored together."""
-    for storage in ("packed", "mapped"):
-        rb = buffer(storage, 8, batch_size=6)
-        fill(rb, range(5))
-        batch = rb.sample()
-        untouched = {key: batch[key].clone() for key in ("id", "wide")}
-        batch["obs"].fill_(99.0)
-        batch["next"]["obs"].fill_(99.0)
-        assert all(torch.equal(batch[key], value) for key, value in untouched.items())
-        assert all(leaf.is_contiguous() for leaf in (batch["obs"], batch["next"]["obs"], batch["id"]))
+    rb = buffer("packed", 8, batch_size=6)
+    fill(rb, range(5))
+    batch = rb.sample()
+    untouched = {key: batch[key].clone() for key in ("id", "wide")}
+    batch["obs"].fill_(99.0)
+    batch["next"]["obs"].fill_(99.0)
+    assert all(torch.equal(batch[key], value) for key, value in untouched.items())
+    assert all(leaf.is_contiguous() for leaf in (batch["obs"], batch["next"]["obs"], batch["id"]))
 
 
 @pytest.mark.parametrize("storage", ["packed", "list"])
@@ -160,12 +159,11 @@ def test_slices_are_views_and_tensor_indices_copies() -> None:
     for storage in ("packed", "columns"):
         rb = buffer(storage, 8)
         fill(rb, range(5))
-        for index in (slice(1, 3), slice(None), ..., slice(None, None, 2), 2, "obs"):
-            view = rb[index] if index == "obs" else rb[index]["obs"]
-            view.add_(1.0)
-            assert torch.equal(rb[index] if index == "obs" else rb[index]["obs"], view), f"rb[{index}] is not a view"
-            view.sub_(1.0)
-        assert read_ids(rb[:]) == list(range(5))
-        for single in (torch.tensor([1, 2]), [1, 2], torch.tensor([True] * 5)):
-            rb[single]["obs"].add_(1.0)
-            assert read_ids(rb[:]) == list(range(5)), f"rb[{single}] is not a copy"
+        for index in (slice(1, 3), slice(None), ..., slice(None, None, 2), 2):
+            before = rb[index]["obs"].clone()
+            rb[index]["obs"].add_(1.0)
+            assert torch.equal(rb[index]["obs"], before + 1), f"rb[{index}] is not a view"
+            rb["obs"].copy_(rows(range(5))["obs"])
+        for copied in (torch.tensor([1, 2]), [1, 2], torch.tensor([True] * 5)):
+            rb[copied]["obs"].add_(1.0)
+            assert read_ids(rb[:]) == list(range(5)), f"rb[{copied}] is not a copy"

@@ -26,6 +26,7 @@ from ostinato import (
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, SchemaError, UsageError
 
 from ...effort import examples
+from .refusals import raises
 from .test_ensemble import plain, seeded, tds
 
 if TYPE_CHECKING:
@@ -148,33 +149,32 @@ def test_a_failed_draw_is_not_counted() -> None:
 
 @pytest.mark.parametrize(("make", "key"), [(plain, ("info", "source")), (tds, "source")])
 def test_the_source_of_each_row_is_a_field(make: Any, key: Any) -> None:
-    seen: list[Any] = []
-
     def source(batch: Any) -> Any:
         return batch["info"]["source"] if isinstance(key, tuple) else batch["source"]
 
     def check(batch: Any) -> Any:
-        seen.append(source(batch))
+        assert source(batch).tolist() == [0, 0, 0, 1, 1, 1]
         return batch
 
     rb = ReplayBufferEnsemble(make(0), make(100), ratio=0.5, source_key=key, transform=check, batch_size=6)
-    found = source(rb.sample())
-    assert found.dtype is torch.int64
-    assert found.tolist() == seen[0].tolist() == [0, 0, 0, 1, 1, 1]
+    assert source(check(rb.sample())).dtype is torch.int64
     parts = ReplayBufferEnsemble(make(0), make(100), sample_from_all=True, source_key=key)
     assert source(pickle.loads(pickle.dumps(parts)).sample(4)).tolist() == [[0, 0], [1, 1]]
 
 
 def test_sources_that_cannot_be_named_are_refused() -> None:
-    with pytest.raises(SchemaError, match="'id' already"):
-        pair(source_key="id").sample(4)
     numbers = [ReplayBuffer(storage=LazyTensorStorage(4)) for _ in range(2)]
     for rb in numbers:
         rb.extend(torch.arange(4))
-    with pytest.raises(KindError, match="needs batches with fields"):
-        ReplayBufferEnsemble(*numbers, ratio=0.5, source_key="source").sample(4)
-    with pytest.raises(OptionError, match="a key is"):
-        pair(source_key=3)
+    raises(
+        (lambda: pair(source_key="id").sample(4), SchemaError, "'id' already"),
+        (lambda: pair(source_key=3), OptionError, "a key is"),
+        (
+            lambda: ReplayBufferEnsemble(*numbers, ratio=0.5, source_key="s").sample(4),
+            KindError,
+            "needs batches with fields",
+        ),
+    )
 
 
 def test_priorities_reach_the_member_of_each_row() -> None:
@@ -201,9 +201,11 @@ def steps(base: int, **options: Any) -> ReplayBuffer:
     return rb
 
 
-def test_slices_stay_whole() -> None:
-    members = [steps(100 * i, sampler=SliceSampler(slice_len=4, end_key="done")) for i in range(2)]
-    rb = ReplayBufferEnsemble(*members, ratio=0.3, batch_size=20)
+def test_slices_stay_whole_and_need_a_length() -> None:
+    def members(**options: Any) -> list[ReplayBuffer]:
+        return [steps(100 * i, sampler=SliceSampler(end_key="done", **options)) for i in range(2)]
+
+    rb = ReplayBufferEnsemble(*members(slice_len=4), ratio=0.3, batch_size=20)
     counts = []
     for _ in range(10):
         batch = rb.sample()
@@ -211,19 +213,14 @@ def test_slices_stay_whole() -> None:
         counts.append(offline(batch))
     assert set(counts) == {4, 8}
     assert sum(counts) == 60
-    with pytest.raises(OptionError, match="divisible by slice_len=4, got 18"):
-        rb.sample(18)
     assert not rb.can_sample(18)
-
-
-def test_slices_need_a_length() -> None:
-    members = [steps(100 * i, sampler=SliceSampler(num_slices=2, end_key="done")) for i in range(2)]
-    assert ReplayBufferEnsemble(*members, sample_from_all=True).sample(8)["id"].shape == (2, 4)
-    rb = ReplayBufferEnsemble(*members, ratio=0.5)
-    with pytest.raises(OptionError, match="give slice_len"):
-        rb.sample(8)
-    with pytest.raises(OptionError, match="member 0"):
-        ReplayBufferEnsemble(*members, ratio=0.5, batch_size=8)
+    numbered = members(num_slices=2)
+    assert ReplayBufferEnsemble(*numbered, sample_from_all=True).sample(8)["id"].shape == (2, 4)
+    raises(
+        (lambda: rb.sample(18), OptionError, "divisible by slice_len=4, got 18"),
+        (lambda: ReplayBufferEnsemble(*numbered, ratio=0.5).sample(8), OptionError, "give slice_len"),
+        (lambda: ReplayBufferEnsemble(*numbered, ratio=0.5, batch_size=8), OptionError, "member 0"),
+    )
 
 
 def test_members_of_other_fields_kinds_and_shapes_are_named() -> None:
