@@ -79,18 +79,6 @@ def test_diagrams_are_what_their_script_draws(tmp_path: Path, monkeypatch: pytes
         assert (drawn - kept).abs().mean() < 1, f"{name}.png is not what diagrams.py draws: run `make pictures`"
 
 
-def test_the_tree_of_the_picture_draws_what_it_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(str(DOCS / "pictures"))
-    draws = importlib.import_module("draws")
-    figure = draws.sum_tree()
-    texts = " ".join(text.get_text() for text in figure.axes[0].texts)
-    passed, leaf, left, row = re.findall(r"([\d.]+) in its first rows, \1 \+ (\d+) > ([\d.]+): row (\d+)", texts)[0]
-    assert float(passed) <= float(left) < float(passed) + float(leaf)
-    assert f"P(row {row}) = {leaf}/" in texts
-    assert draws.save(draws.hindsight(), tmp_path / "hindsight.png").read_bytes()[:4] == b"\x89PNG"
-
-
 OPTIONS: dict[str, Any] = {
     "PrioritizedSampler": lambda: PrioritizedSampler(100, 0.6, 0.4),
     "PrioritizedSliceSampler": lambda: PrioritizedSliceSampler(100, 0.6, 0.4, slice_len=2),

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.core.records import Picks, Run, ring_range
+from ostinato.core.records import Picks, Run
 from ostinato.core.ring import Ring
 
 STEPS = st.lists(
@@ -85,18 +85,6 @@ def test_rows_brought_along_have_ages() -> None:
     full = Ring(3, after=10)
     full.take_over(3, 1)
     assert full.generations(torch.arange(3)).tolist() == [13, 11, 12]
-
-
-@given(capacity=st.integers(1, 9), start=st.integers(0, 8), rows=st.integers(0, 9), skip=st.integers(0, 20))
-def test_placements_name_slots_and_positions(capacity: int, start: int, rows: int, skip: int) -> None:
-    start, rows = start % capacity, min(rows, capacity)
-    run, wrapped = Run(start, rows, capacity, skip), [(start + i) % capacity for i in range(-skip, rows)]
-    assert run.slots().tolist() == ring_range(start, rows, capacity).tolist() == wrapped[skip:]
-    assert run.positions().tolist() == wrapped
-    assert run.total == len(wrapped)
-    picks = Picks(torch.tensor([4, 2]), torch.tensor([0, 2]), torch.tensor([4, -1, 2]))
-    assert picks.positions().tolist() == [4, -1, 2]
-    assert picks.total == 3
 
 
 @pytest.mark.parametrize("edited", [False, True])

@@ -36,6 +36,7 @@ def test_one_dimension_follows_numpy(rows: int, data: st.DataObject) -> None:
             st.slices(rows).filter(lambda s: s.step is None or s.step > 0),
             st.lists(ints, min_size=1, max_size=5),
             arrays.arrays(np.bool_, rows),
+            arrays.arrays(np.uint8, st.integers(0, 5), elements=st.integers(0, rows - 1)),  # an index, not a mask
             arrays.arrays(np.int32, st.integers(0, 5), elements=ints),
             arrays.arrays(np.int64, st.tuples(st.integers(1, 3), st.integers(1, 3)), elements=ints),
             st.just(...),
@@ -71,8 +72,3 @@ def test_indices_out_of_range_and_other_things_raise() -> None:
     for index in others:
         with pytest.raises((KindError, SlotError)):
             select(index, (3,), CPU)
-
-
-def test_a_tensor_of_bytes_is_an_index_not_a_mask() -> None:
-    """Torch takes uint8 for a mask, with a warning; a replay index of small integers is an index."""
-    assert chosen(torch.tensor([1, 1, 0], dtype=torch.uint8), (3,)).tolist() == [1, 1, 0]

@@ -97,19 +97,20 @@ def test_the_form_of_other_batch_sizes_is_not_remembered() -> None:
 
 def test_rows_of_different_kinds_are_not_stacked() -> None:
     x, y = torch.zeros(2), torch.zeros(3)
-    cases: list[list[Any]] = [
-        [{"a": x}, {"b": x}],
-        [{"a": x}, x],
-        [{"a": x}, {"a": x, "b": x}],
-        [x, y],
-        [x, None],
-        [TensorDict({"a": x}), TensorDict({"b": x})],
-    ]
-    for rows in cases:
+    cases: list[list[Any]] = [[{"a": x}, {"b": x}], [{"a": x}, x], [{"a": x}, {"a": x, "b": x}], [x, y], [x, None]]
+    for rows in [*cases, [TensorDict({"a": x}), TensorDict({"b": x})]]:
         with pytest.raises((KindError, SchemaError)):
             stack(rows)
     assert [int(td["a"]) for td in unstack(TensorDict({"a": torch.arange(3)}, [3]))] == [0, 1, 2]
-    assert unstack(range(2)) == [0, 1]
+
+
+def test_rows_are_nested_up_to_100_deep() -> None:
+    deep: Any = 1
+    for _ in range(101):
+        deep = [deep]
+    assert str(map_leaves(deep, lambda leaf: leaf + 1)) == str(deep).replace("1", "2")
+    with pytest.raises(KindError, match="nested more than 100 deep"):
+        map_leaves([deep], lambda leaf: leaf)
 
 
 def tree_of(kind: str, name: str | None = None, keys: list[Any] | None = None) -> dict[str, Any]:
@@ -120,23 +121,23 @@ def leaf_of(dtype: str, shape: list[Any], path: list[str]) -> dict[str, Any]:
     return {"leaves": [{"path": path, "dtype": dtype, "shape": shape}], "tree": None}
 
 
-HOSTILE: dict[str, Any] = {
-    "not a dict": 5,
-    "no leaves": {"tree": None},
-    "a class that is not imported": tree_of("tensorclass", "os:system"),
-    "a function for a class": tree_of("namedtuple", "builtins:eval"),
-    "no dtype": leaf_of("nn", [], []),
-    "negative shape": leaf_of("float32", [-1], []),
-    "fractional shape": leaf_of("float32", [1.5], []),
-    "other paths": leaf_of("float32", [], ["a"]),
-    "unknown kind": tree_of("set"),
-    "keys without children": tree_of("dict", keys=["a"]),
-    "a list as a key": {"leaves": [], "tree": {**tree_of("dict", keys=[["a"]])["tree"], "children": [None]}},
-}
+HOSTILE: list[Any] = [
+    5,
+    {"tree": None},
+    tree_of("tensorclass", "os:system"),  # a class that is not imported
+    tree_of("namedtuple", "builtins:eval"),
+    leaf_of("nn", [], []),
+    leaf_of("float32", [-1], []),
+    leaf_of("float32", [1.5], []),
+    leaf_of("float32", [], ["a"]),
+    tree_of("set"),
+    tree_of("dict", keys=["a"]),  # without children
+    {"leaves": [], "tree": {**tree_of("dict", keys=[["a"]])["tree"], "children": [None]}},
+]
 
 
 def test_hostile_schemas_are_refused_and_nothing_is_imported() -> None:
-    for case in HOSTILE.values():
+    for case in HOSTILE:
         with pytest.raises(CheckpointError):
             Schema.from_json(case)
     tree: Any = None

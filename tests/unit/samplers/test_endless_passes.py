@@ -84,6 +84,7 @@ def test_what_excludes_each_other_is_refused() -> None:
 def test_swaps_side_by_side_are_swaps_one_by_one(rows: int, room: int, first: int, count: int, seed: int) -> None:
     generator = seeded(seed)
     randoms = torch.randint(0, 2**63 - 1, (count,), generator=generator)
+    randoms[0] = 2**63 - 1
     model = torch.randperm(rows, generator=generator)
     order = torch.cat((model, torch.arange(rows, rows + room + 1)))
     steps = (first % rows + torch.arange(count)) % rows
@@ -127,18 +128,6 @@ def test_a_device_draws_whole_passes_whoever_knows_the_place(script: list[tuple[
             other.load(passes.order[: passes.rows].clone(), passes.position)
             passes = other
     assert sorted(passes.order[:15].tolist()) == list(range(15))
-
-
-@pytest.mark.parametrize("unseen", [False, True])
-def test_every_row_is_equally_likely_first(unseen: bool) -> None:
-    passes, generator = DevicePasses(8, CPU), seeded()
-    passes.record(8)
-    if unseen:
-        passes.leave_host()
-    counts = torch.zeros(8)
-    for _ in range(800):
-        counts[passes.draw(8, generator)[0]] += 1
-    assert float(((counts - 100) ** 2 / 100).sum()) < 29.9  # chi-square, 7 degrees of freedom: 1e-4
 
 
 def test_a_sampler_tells_the_device_of_writes() -> None:

@@ -75,20 +75,6 @@ def test_iteration_ends_with_the_last_row() -> None:
     assert sorted(row for batch in buffer for row in batch.tolist()) == [6, 6, 7, 7]
 
 
-def test_rows_of_a_batch_that_could_not_be_made_are_drawn_again() -> None:
-    def fail(batch: Any) -> Any:
-        msg = "no batch"
-        raise ValueError(msg)
-
-    buffer = make()
-    buffer.extend(torch.arange(5))
-    buffer.append_transform(fail)
-    with pytest.raises(ValueError, match="no batch"):
-        buffer.sample()
-    assert len(buffer) == 5
-    assert buffer.extend(torch.tensor([9])).tolist() == [5]  # no slot is free
-
-
 def test_a_batch_that_is_being_made_keeps_its_slots() -> None:
     written: list[int] = []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +49,7 @@ KINDS: dict[str, Any] = {
 }
 CALLS = st.lists(
     st.tuples(
-        st.sampled_from(["write", "write", "draw", "draw", "fail", "priorities", "edit", "load", "pickle"]),
+        st.sampled_from(["write", "write", "draw", "draw", "fail", "priorities", "edit", "load"]),
         st.lists(st.integers(0, CAPACITY - 1), min_size=1, max_size=CAPACITY),
     ),
     max_size=30,
@@ -132,6 +131,7 @@ class Model:
             with pytest.raises(ValueError):
                 self.rb.sample(len(picks))
             self.failing.raises = False
+            assert not self.rb.sampler.ran_out
 
     def priorities(self, picks: list[int]) -> None:
         if self.kind not in {"max", "min"}:
@@ -155,10 +155,6 @@ class Model:
         state = self.rb.state_dict()
         self.rb = make(self.kind, self.most, transform=self.failing)
         self.rb.load_state_dict(state)
-
-    def pickle(self, _: list[int]) -> None:
-        self.rb = pickle.loads(pickle.dumps(self.rb))
-        self.load([])
 
     def check(self) -> None:
         if self.most is not None:
@@ -211,19 +207,18 @@ def test_late_priorities_do_not_reach_another_row_and_the_default_is_the_largest
     assert sampler.default_priority == 1.0
 
 
-@pytest.mark.parametrize("deleted", [[0, 6, 7], [3, 5]])
-def test_a_loaded_stack_has_all_rows_after_writes_to_deleted_slots(deleted: list[int]) -> None:
+def test_a_loaded_stack_has_all_rows_after_writes_to_deleted_slots() -> None:
     one, other = (ReplayBuffer(storage=LazyTensorStorage(8), sampler=StackSampler()) for _ in range(2))
     one.extend(torch.arange(8))
-    one.delete(deleted)
+    one.delete([0, 6, 7])
     other.load_state_dict(one.state_dict())
     for rb in (one, other):
         rb.extend(torch.arange(10, 13))
-    assert other.sample(len(one)).tolist() == one.sample(len(one)).tolist()
+    assert other.sample(8).tolist() == one.sample(8).tolist()
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_rows_that_were_there_before(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["stack", "min"])
+def test_rows_that_were_there_before_and_windows_that_are_whole(kind: str) -> None:
     storage = LazyTensorStorage(CAPACITY)
     storage.set(range(4), torch.arange(4))
     rb = ReplayBuffer(storage=storage, sampler=KINDS[kind](None), batch_size=2)
@@ -232,13 +227,8 @@ def test_rows_that_were_there_before(kind: str) -> None:
     other.set(range(2), torch.arange(10, 12))
     rb.set_storage(other)
     assert rb.sample().tolist() == ([11, 10] if kind == "stack" else [10, 11])
-
-
-@pytest.mark.parametrize("kind", ["stack", "max"])
-def test_windows_start_where_they_are_whole(kind: str) -> None:
     rb = make(kind, None, batch_size=2, sample_unit=SequenceUnit(2, "strict"), episodes=Episodes(end_key="done"))
-    done = torch.tensor([False, False, True, False, False])
-    rb.extend({"x": torch.arange(5), "done": done})
+    rb.extend({"x": torch.arange(5), "done": torch.tensor([False, False, True, False, False])})
     first = rb.sample()["x"].reshape(2, 2)[:, 0].tolist()
     assert first == ([3, 1] if kind == "stack" else [0, 1])
     with pytest.raises(TooFewRowsError):
@@ -266,7 +256,7 @@ def test_states_of_other_options_and_damaged_ones() -> None:
             make("max", 2).load_state_dict(state)
 
 
-@pytest.mark.parametrize(("kind", "most"), [("stack", None), ("stack", 1), ("max", 1), ("min", None)])
+@pytest.mark.parametrize(("kind", "most"), [("stack", 1), ("max", 1), ("min", None)])
 def test_a_buffer_of_another_size(kind: str, most: int | None) -> None:
     rb = make(kind, most)
     rb.extend(torch.arange(8))  # a full ring, whose oldest row is in slot 2
@@ -280,6 +270,12 @@ def test_a_buffer_of_another_size(kind: str, most: int | None) -> None:
     assert big.sample(3).tolist() == rb.sample(3).tolist()
 
 
+def five_rows() -> LazyTensorStorage:
+    storage = LazyTensorStorage(5)
+    storage.set(range(5), torch.arange(5))
+    return storage
+
+
 WRONG: list[tuple[Callable[[], Any], type[Exception]]] = [
     (lambda: StackSampler(0), OptionError),
     (lambda: StackSampler(1.5), KindError),  # type: ignore[arg-type]
@@ -290,19 +286,20 @@ WRONG: list[tuple[Callable[[], Any], type[Exception]]] = [
     (lambda: ReplayBuffer(sampler=StackSampler(1), writer=ReservoirWriter()), KindError),
     (lambda: ReplayBufferEnsemble(make("stack", 1), make("stack", 1), batch_size=2), OptionError),
     (lambda: ReplayBuffer(storage=LazyTensorStorage(8), sampler=HeapSampler(4)).extend(torch.arange(5)), SlotError),
+    (lambda: HeapSampler(4).sample(five_rows(), 1), SlotError),
     (lambda: HeapSampler(4).update_priority([0], float("nan")), PriorityError),
     (lambda: make("stack", 1, sample_unit=SequenceUnit(2)), OptionError),
     (lambda: make("max", 1, batch_size=2, prefetch=2), OptionError),
 ]
 
 
-@pytest.mark.parametrize(("call", "error"), WRONG)
-def test_wrong_options_and_parts_that_do_not_go_together(call: Callable[[], Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        call()
+def test_wrong_options_and_parts_that_do_not_go_together() -> None:
+    for call, error in WRONG:
+        with pytest.raises(error):
+            call()
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "consuming"])
+@pytest.mark.parametrize("kind", ["stack", "max", "consuming"])
 def test_a_buffer_that_is_emptied_during_a_draw_delivers_it(kind: str) -> None:
     rb = make(kind, 1, batch_size=2)
     rb.extend(torch.arange(4))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato import Episodes, LazyTensorStorage, ReplayBuffer, SliceSampler, TensorStorage
+from ostinato import Episodes, LazyTensorStorage, ReplayBuffer, SliceSampler
 from ostinato.errors import KeyMissingError, OptionError
 
 
@@ -94,15 +94,6 @@ def test_an_edit_of_a_step_divides() -> None:
     rb.empty()
     rb.extend(batch([(0, 4), (0, 5)]))
     assert rb.sample()["step"].tolist() == [4, 5] * 3
-
-
-def test_on_a_bare_storage() -> None:
-    storage = TensorStorage(batch([(0, 0), (1, 7), (0, 1), (1, 8), (0, 3), (1, 9)]))
-    sampler = SliceSampler(slice_len=2, traj_key="traj", step_key="step", fragmented=True)
-    seen = {tuple(p) for s in range(20) for p in sampler.sample(storage, 4)[0][0].view(-1, 2).tolist()}
-    assert seen == {(0, 2), (1, 3), (3, 5)}
-    assert sampler.fragmented
-    assert sampler.step_key == "step"
 
 
 def test_the_usual_trajectory_key_is_found() -> None:

@@ -34,12 +34,10 @@ from ostinato.errors import (
 
 from ...episodes import Log, batch_of
 from ...windows import reward_of
-from .rings import buffer, leaves_of, slices
+from .rings import leaves_of, slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ostinato.core.records import Plan, View
 
 
 def filled(unit: Any = None, rows: int = 20, size: int = 4, change: Any = None, **options: Any) -> ReplayBuffer:
@@ -225,40 +223,6 @@ def test_units_combine_in_any_order(units: list[SampleUnit]) -> None:
     assert list(first[1]) == list(second[1])
     rows = next((unit.rows for unit in units if isinstance(unit, SequenceUnit)), 1)
     assert all(value.shape[0] == 4 * rows for value in first[1].values())
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])
-def test_stacks_are_filled_with_zeros_whatever_the_dtype(dtype: torch.dtype) -> None:
-    rb = buffer(20, 32, sample_unit=FrameStack(3, ["obs"], padding="zeros"))
-    rb.extend({"obs": torch.ones(10, 2).to(dtype), "done": torch.arange(10) % 5 == 4})
-    stacks = rb.sample()["obs"].float()
-    assert bool((stacks[:, -1] == 1).all())
-    assert bool((stacks == 0).any())
-
-
-class Later(SampleUnit):
-    """Of one's own: the row after the one drawn, with what the dice say of it."""
-
-    rank = 5
-    episodes = Episodes()
-
-    def roll(self, records: int, view: View, generator: torch.Generator | None) -> torch.Tensor:
-        return torch.rand(records, generator=generator)
-
-    def expand(self, plan: Plan, view: View, dice: torch.Tensor | None) -> Plan:
-        assert view.episodes is not None
-        assert dice is not None
-        moved = plan._replace(records=view.episodes.shift(plan.records, 1))
-        return moved._replace(fields={"dice": dice})
-
-
-def test_a_unit_of_ones_own() -> None:
-    rb = filled(Later(), size=30)
-    batch = rb.sample()
-    assert batch["dice"].shape == (30,)
-    assert (batch["t"] > 0).any()
-    with pytest.raises(OptionError, match="only one unit of a list can need random numbers"):
-        filled([Later(), Hindsight(reward_of)]).sample()
 
 
 def test_fields_of_a_batch_share_no_memory() -> None:
