@@ -58,13 +58,9 @@ def test_rows_written_in_a_pass_join_it_and_after_its_end_the_next() -> None:
     first = sampler.draw(make_view(4, 9), 3, generator).slots.tolist()
     rest = sampler.draw(make_view(6, 9), 3, generator).slots.tolist()  # ends the pass of six
     assert sorted(first + rest) == [0, 1, 2, 3, 4, 5]
-    assert sorted(sampler.draw(make_view(9, 9), 9, generator).slots.tolist()) == list(range(9))
-    passes = sampler.draw(make_view(50, 50), 500, generator).slots.view(10, 50)
+    passes = sampler.draw(make_view(9, 9), 90, generator).slots.view(10, 9)
     assert len({tuple(one.tolist()) for one in passes}) == 10, "each pass is shuffled anew"
-    assert "endless=True, drawn=0 of 50" in repr(sampler)
-
-
-def test_what_excludes_each_other_is_refused() -> None:
+    assert "endless=True, drawn=0 of 9" in repr(sampler)
     with pytest.raises(OptionError, match="endless=True has no last batch"):
         SamplerWithoutReplacement(drop_last=True, endless=True)
     with pytest.raises(OptionError, match="up to 2147483647 rows, got a capacity of 2147483648"):

@@ -55,7 +55,6 @@ ONE_VARIANT: list[Callable[..., Any]] = [
     partial(PrioritizedSliceSampler, 10, 0.6, 0.4, slice_len=2),
     partial(SamplerEnsemble, RandomSampler()),
     ConsumingSampler,
-    LazyTensorStorage,
     StalenessAwareSampler,
     partial(PromptGroupSampler, num_groups=2),
     partial(StreamingSliceSampler, slice_len=2),

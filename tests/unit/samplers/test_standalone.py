@@ -117,7 +117,9 @@ def test_a_storage_that_was_never_in_a_buffer(kind: type[Storage]) -> None:
     storage.set(range(6), [{"x": i} for i in range(6)] if kind is ListStorage else {"x": torch.arange(6)})
     index, _ = PrioritizedSampler(8, 1.0, 1.0).sample(storage, 4)
     rows = storage.get(index)
-    assert [int(row["x"]) if kind is ListStorage else int(row) for row in (rows if kind is ListStorage else rows["x"])] == (
+    assert [
+        int(row["x"]) if kind is ListStorage else int(row) for row in (rows if kind is ListStorage else rows["x"])
+    ] == (
         index.tolist()  # type: ignore[union-attr]
     )
 
