@@ -106,10 +106,11 @@ def test_the_device_is_that_of_the_storage() -> None:
     rb.extend(torch.arange(3))
     other = PrioritizedSampler(5, 0.6, 0.4, device="cuda:1")
     assert other.device == torch.device("cuda:1")
+    with pytest.raises(OptionError, match="device of its storage, cpu, .* was made with device='cu"):
+        rb.set_sampler(other)
     late = ReplayBuffer(storage=LazyTensorStorage(5), sampler=other)
-    for call in (lambda: rb.set_sampler(other), lambda: late.extend(torch.arange(3))):
-        with pytest.raises(OptionError, match=r"device of its storage, cpu, .* made with device='cu[^:]*:.*"):
-            call()
+    with pytest.raises(OptionError, match="leave device out"):
+        late.extend(torch.arange(3))
     assert len(late) == 0
 
 
