@@ -182,12 +182,19 @@ def test_publish_writes_data_and_tables(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     for name in ("README.md", "docs/benchmarks.md"):
         (tmp_path / name).write_text(f"before\n\n{BEGIN}\n\nold\n{END}\n\nafter\n")
-    libraries = tuple(Library(name, name.upper(), "1") for name in ("ostinato", "limit-packed", *README_PEERS))
+    libraries = tuple(
+        Library(name, name.upper(), "1") for name in dict.fromkeys(("ostinato", "limit-packed", "sb3", *README_PEERS))
+    )
     results = {library.name: result(20, 10, 40) for library in libraries} | {"sb3": RESULTS["sb3"]}
     targets = (AtMost(1e-6), TimesPeer("tianshou", 2))
     judged = tuple(target.judge(seen()) for target in targets)
     sections = tuple(Section(name, f"work {name}", "C", results, judged) for name in README_WORKS)
-    report = Report({"cpu": "a CPU"}, {"rounds": 3, "quick": False, "only": "all"}, libraries, sections)
+    report = Report(
+        {"cpu": "a CPU", "cores": "2", "system": "Linux", "python": "3.11"},
+        {"rounds": 3, "quick": False, "only": "all"},
+        libraries,
+        sections,
+    )
     publish(report, tmp_path)
     found = Published.read(tmp_path / "benchmarks" / "published.json")
     assert found == Published.of(Report.from_json(json.loads(json.dumps(report.to_json()))))

@@ -66,9 +66,29 @@ BUFFERS: dict[str, Callable[[], Any]] = {
     "shared": lambda: _dicts(shared=True),
 }
 METHODS = (
-    "__getitem__ add append_transform delete dumps extend insert_transform load_state_dict loads mark_update query sample "
-    "set_ set_rng set_sampler set_storage set_writer update_ update_priority update_tensordict_priority view write_all"
-).split()
+    "__getitem__",
+    "add",
+    "append_transform",
+    "delete",
+    "dumps",
+    "extend",
+    "insert_transform",
+    "load_state_dict",
+    "loads",
+    "mark_update",
+    "query",
+    "sample",
+    "set_",
+    "set_rng",
+    "set_sampler",
+    "set_storage",
+    "set_writer",
+    "update_",
+    "update_priority",
+    "update_tensordict_priority",
+    "view",
+    "write_all",
+)
 
 
 def _private() -> re.Pattern[str]:
@@ -82,18 +102,19 @@ def _private() -> re.Pattern[str]:
 
 
 def _check(calls: Iterator[Callable[[], Any]]) -> int:
-    private, raised = _private(), 0
+    errors, private = list[Exception](), _private()
     for call in calls:
         try:
             call()
         except Exception as error:
-            raised += 1
-            text = str(error)
-            for name in PUBLIC:
-                text = text.replace(name, "")
-            assert not private.search(text), f"{type(error).__name__}: {error}"
-            assert not type(error).__name__.startswith("_"), repr(error)
-    return raised
+            errors.append(error)
+    for error in errors:
+        text = str(error)
+        for name in PUBLIC:
+            text = text.replace(name, "")
+        assert not private.search(text), f"{type(error).__name__}: {error}"
+        assert not type(error).__name__.startswith("_"), repr(error)
+    return len(errors)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -78,15 +78,6 @@ def test_no_memory_is_spent_while_rows_are_written_in_ring_order() -> None:
     assert ring.generations(torch.tensor([2, 3, 4, 99, 10**9])).tolist() == [3, 101, 5, 100, 0]
 
 
-def test_rows_brought_along_have_ages() -> None:
-    ring = Ring(5)
-    ring.take_over(3, 3)
-    assert ring.generations(torch.arange(5)).tolist() == [1, 2, 3, 0, 0]
-    full = Ring(3, after=10)
-    full.take_over(3, 1)
-    assert full.generations(torch.arange(3)).tolist() == [13, 11, 12]
-
-
 @pytest.mark.parametrize("edited", [False, True])
 def test_rows_that_could_not_be_stored_are_taken_back(edited: bool) -> None:
     ring = Ring(4)

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -16,8 +14,6 @@ from ostinato._backend import backend
 
 native = backend.native
 pytestmark = pytest.mark.skipif(native is None, reason="the native extension is switched off or not installed")
-
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
 def check(values: list[Any], form: list[Tensor] | None = None) -> list[int] | None:
@@ -27,21 +23,6 @@ def check(values: list[Any], form: list[Tensor] | None = None) -> list[int] | No
     shapes = [torch.Size(x.shape) for x in form]
     found: list[int] | None = native.check_leaves(values, [x.dtype for x in form], shapes, Tensor)
     return found
-
-
-forms = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(1, 3), max_size=3))
-
-
-@given(form=st.lists(forms, min_size=1, max_size=6), data=st.data())
-def test_one_leaf_of_another_form_is_enough(form: list[tuple[torch.dtype, list[int]]], data: st.DataObject) -> None:
-    values = [torch.zeros(shape, dtype=dtype) for dtype, shape in form]
-    asked = list(values)
-    at = data.draw(st.integers(0, len(form) - 1))
-    dtype, shape = data.draw(forms)
-    asked[at] = torch.zeros(shape, dtype=dtype)
-    assert check(values) == [value.data_ptr() for value in values]
-    same = dtype is values[at].dtype and asked[at].shape == values[at].shape
-    assert (check(values, asked) is not None) is same
 
 
 class Wrapped(Tensor):
@@ -73,6 +54,8 @@ def odd_leaves() -> list[tuple[str, Any]]:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_odd_leaves_give_none() -> None:
     plain = torch.zeros(2, 3)
+    for other in (torch.zeros(2, 3, dtype=torch.int32), torch.zeros(3, 2), torch.zeros(6), torch.zeros(2, 3, 1)):
+        assert check([plain, other], [plain, plain]) is None
     for name, leaf in odd_leaves():
         for values in ([plain, leaf], [leaf, plain]):
             assert check(values, [plain, plain]) is None, name

@@ -50,16 +50,6 @@ def test_draws_are_uniform_among_the_rows_left() -> None:
     assert 1e-4 < p_value([pairs[pair] for pair in expected], list(expected.values())) < 1 - 1e-4
 
 
-def test_a_large_batch_is_in_random_order() -> None:
-    buffer, orders = make(), Counter[tuple[int, ...]]()
-    for _ in range(600):
-        buffer.empty()
-        buffer.extend(torch.arange(4))
-        orders[tuple(buffer.sample(4).tolist())] += 1
-    assert len(orders) == 24
-    assert 1e-4 < p_value(list(orders.values())) < 1 - 1e-4
-
-
 def test_iteration_ends_with_the_last_row() -> None:
     buffer = make(2, batch_size=4)
     buffer.extend(torch.arange(6))

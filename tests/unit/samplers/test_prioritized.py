@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from ostinato import (
     LazyTensorStorage,
     PrioritizedSampler,
     ReplayBuffer,
-    TensorDictReplayBuffer,
 )
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError, SlotError
 from ostinato.testing.views import make_view
@@ -106,7 +104,7 @@ def test_the_device_is_that_of_the_storage() -> None:
     rb.extend(torch.arange(3))
     other = PrioritizedSampler(5, 0.6, 0.4, device="cuda:1")
     assert other.device == torch.device("cuda:1")
-    with pytest.raises(OptionError, match="device of its storage, cpu, .* was made with device='cu"):
+    with pytest.raises(OptionError, match=r"device of its storage, cpu, .* was made with device='cu"):
         rb.set_sampler(other)
     late = ReplayBuffer(storage=LazyTensorStorage(5), sampler=other)
     with pytest.raises(OptionError, match="leave device out"):
@@ -167,16 +165,6 @@ def test_too_large_priorities_are_refused_before_sums_overflow() -> None:
         rb.sample()
 
 
-def test_stratified_draws_take_one_row_from_each_part_of_the_sum() -> None:
-    rb = filled(8, stratified=True)
-    for _ in range(20):
-        assert rb.sample(8).tolist() == list(range(8)), "equal priorities: one from each slot"
-    rb.update_priority(7, 8.0)
-    drawn = rb.sample(15)
-    assert (drawn == 7).sum() == 8
-    assert drawn.tolist() == sorted(drawn.tolist())
-
-
 def test_damaged_state_is_refused_and_changes_nothing() -> None:
     rb = filled(3)
     whole = rb.state_dict()
@@ -213,16 +201,6 @@ def test_bad_values_on_a_device_have_no_effect_and_are_told_later(bad: tuple[int
     sampler.raise_deferred()
 
 
-def test_weights_have_the_dtype_asked_for_and_first_priorities_are_real_numbers() -> None:
-    for weights in (torch.float16, torch.float32, torch.float64):
-        assert filled(4, dtype=weights).sample(return_info=True)[1]["priority_weight"].dtype is weights
-    for dtype in (torch.bool, torch.int8, torch.bfloat16, torch.complex64):
-        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 1.0, 1.0), batch_size=2)
-        rows = TensorDict({"x": torch.zeros(2), "td_error": torch.ones(2).to(dtype)}, [2])
-        if dtype.is_complex:
-            with pytest.raises(TypeError, match="must be real numbers"):
-                rb.extend(rows)
-            assert len(rb) == 0
-        else:
-            rb.extend(rows)
-            assert priorities(rb) == [1.0, 1.0]
+def test_weights_have_the_dtype_asked_for() -> None:
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        assert filled(4, dtype=dtype).sample(return_info=True)[1]["priority_weight"].dtype is dtype

@@ -117,27 +117,6 @@ def test_rounding_never_leads_to_a_zero() -> None:
         assert torch.equal(drawn[0][1], drawn[-1][1])
 
 
-def test_trees_of_one_content_agree_to_the_last_bit_whatever_came_before() -> None:
-    """Those of both kinds, and one that got the values at once: sums do not drift."""
-    random = torch.Generator().manual_seed(7)
-    ours, other = make(KINDS[0], 70_001), make(KINDS[-1], 70_001)
-    for n in (1, 300, 20_000, 200_000):
-        slots = torch.randint(0, 70_001, (n,), generator=random)
-        values = torch.rand(n, dtype=torch.float64, generator=random) ** 9
-        start = int(torch.randint(0, 70_001, (), generator=random))
-        for tree in (ours, other):
-            tree.set(slots, values)
-            tree.set_run(start, n % 70_001, 0.125)
-        assert (ours.total, ours.minimum, ours.maximum) == (other.total, other.minimum, other.maximum)
-        uniforms = torch.rand(5000, dtype=torch.float64, generator=random)
-        fresh = make(KINDS[0], 70_001)
-        fresh.load(ours.leaves())
-        assert fresh.total == ours.total
-        for tree in (other, fresh):
-            for got, want in zip(ours.draw(uniforms), tree.draw(uniforms), strict=True):
-                assert torch.equal(got, want)
-
-
 @kinds
 def test_a_load_replaces_everything_and_an_empty_tree_cannot_be_drawn_from(kind: Kind) -> None:
     tree = make(kind, 100)

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 def make(prompts: Any = (), rewards: Any = None, *, batch_size: int = 4, capacity: int = 100, **given: Any) -> Any:
     """Return a buffer with rows of these prompts."""
-    buffer = {name: given.pop(name) for name in ("version_key", "episodes") if name in given}
+    episodes = given.pop("episodes", None)
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(capacity),
         sampler=PromptGroupSampler(**{"group_key": "prompt", "reward_key": "reward", **given}),
         batch_size=batch_size,
         generator=torch.Generator().manual_seed(0),
-        **buffer,
+        episodes=episodes,
     )
     if len(prompts):
         rb.extend(rows(prompts, rewards))
@@ -167,16 +167,13 @@ def test_edits_through_views_need_cache_groups_false(cache: bool) -> None:
     assert pairs == ({(0, 1), (2, 3)} if cache else set(itertools.combinations(range(4), 2)))
 
 
-def test_with_ages_and_masks() -> None:
-    rb = make(num_groups=2, version_key="version")
-    rb.extend(rows([0, 0, 1, 1, 2, 2, 0, 0], version=torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])))
-    assert {int(row) for _ in range(20) for row in rb.sample(max_age=0)["row"]} == {4, 5, 6, 7}
-    masked = make(num_groups=1, batch_size=2, episodes=Episodes("done", mask_key="valid"))
-    masked.extend(rows([0, 0, 0, 1], done=torch.ones(4).bool(), valid=torch.tensor([True, True, False, False])))
-    assert {int(row) for _ in range(20) for row in masked.sample()["row"]} == {0, 1}
-    masked.set_("valid", torch.zeros(4, dtype=torch.bool))
+def test_masked_rows_are_in_no_group() -> None:
+    rb = make(num_groups=1, batch_size=2, episodes=Episodes("done", mask_key="valid"))
+    rb.extend(rows([0, 0, 0, 1], done=torch.ones(4).bool(), valid=torch.tensor([True, True, False, False])))
+    assert {int(row) for _ in range(20) for row in rb.sample()["row"]} == {0, 1}
+    rb.set_("valid", torch.zeros(4, dtype=torch.bool))
     with pytest.raises(EmptyBufferError):
-        masked.sample()
+        rb.sample()
 
 
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [

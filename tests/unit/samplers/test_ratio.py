@@ -26,6 +26,11 @@ def mix(ratio: Any, members: int = 2, **options: Any) -> SamplerEnsemble:
     return SamplerEnsemble(*(RandomSampler() for _ in range(members)), ratio=ratio, **options)
 
 
+def after(sampler: SamplerEnsemble) -> Any:
+    """What a checkpoint holds of it, as its file does."""
+    return json.loads(json.dumps(sampler.state_dict()["ratio"]))
+
+
 def counts(sampler: SamplerEnsemble, size: int, rows: list[int] | None = None) -> list[int]:
     """Draw a batch and return the rows of each member."""
     split = sampler.plan(size, rows or [100] * len(sampler), None)
@@ -36,11 +41,6 @@ def counts(sampler: SamplerEnsemble, size: int, rows: list[int] | None = None) -
         found[member] = count
     assert sum(found) == size
     return found
-
-
-def after(sampler: SamplerEnsemble) -> Any:
-    """What a checkpoint holds of it, as its file does."""
-    return json.loads(json.dumps(sampler.state_dict()["ratio"]))
 
 
 @examples(3)
@@ -106,25 +106,6 @@ def test_nearest_rounds_each_batch_on_its_own() -> None:
     sampler = mix(0.3, rounding="nearest")
     assert [counts(sampler, 5)[0] for _ in range(4)] == [2, 2, 2, 2]
     assert "rounding='nearest'" in repr(sampler)
-
-
-@examples(2)
-@given(
-    st.sampled_from([0.3, [1, 2, 4], {0: 0.9, 7: "1/7"}, halves]),
-    st.lists(st.integers(1, 50), min_size=1, max_size=12),
-    st.randoms(use_true_random=False),
-)
-def test_batches_that_are_dropped_in_any_order_leave_no_trace(ratio: Any, sizes: list[int], rng: Any) -> None:
-    sampler = mix(ratio, 3 if isinstance(ratio, list) else 2)
-    before, owed = after(sampler), []
-    for size in sizes:
-        split = sampler.plan(size, [9] * len(sampler), None)
-        sampler.drew(split.owed)
-        owed.append(split.owed)
-    rng.shuffle(owed)
-    for one in owed:
-        sampler.undrew(one)
-    assert after(sampler) == before
 
 
 def test_members_without_rows_are_made_up_for_by_the_others_and_owed_nothing() -> None:

@@ -107,21 +107,23 @@ def test_draws_are_those_of_the_sampler_in_a_buffer_and_go_on_from_a_saved_state
     assert drawn(loaded, rb.storage, 6) == drawn(sampler, rb.storage, 6)
 
 
-@pytest.mark.parametrize("kind", [LazyTensorStorage, ListStorage])
-def test_a_storage_that_was_never_in_a_buffer(kind: type[Storage]) -> None:
-    storage = kind(8)
+def test_a_storage_that_was_never_in_a_buffer() -> None:
+    storage = ListStorage(8)
     for sampler in (RandomSampler(), PrioritizedSampler(4, 1.0, 1.0), SliceSampler(slice_len=2)):
         with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
             sampler.sample(storage, 2)
         assert not sampler.can_sample(storage, 2)
-    storage.set(range(6), [{"x": i} for i in range(6)] if kind is ListStorage else {"x": torch.arange(6)})
+    storage.set(range(6), [{"x": i} for i in range(6)])
     index, _ = PrioritizedSampler(8, 1.0, 1.0).sample(storage, 4)
-    rows = storage.get(index)
-    assert [
-        int(row["x"]) if kind is ListStorage else int(row) for row in (rows if kind is ListStorage else rows["x"])
-    ] == (
-        index.tolist()  # type: ignore[union-attr]
-    )
+    assert [int(row["x"]) for row in storage.get(index)] == index.tolist()  # type: ignore[union-attr]
+    wide = TensorStorage({"next": {"done": torch.zeros(4, 3, dtype=torch.bool)}})
+    for rows, words in (
+        (storage, "Could not get a tensordict out of the storage, which is required for Slic"),
+        (wide, "Expected the end-of-trajectory signal to be 1-dimensional"),
+    ):
+        with pytest.raises(EpisodesError, match=words) as caught:
+            SliceSampler(slice_len=2).sample(rows, 2)
+    assert isinstance(caught.value, (RuntimeError, TypeError))  # what TorchRL raises for streams and units
 
 
 # -- priorities -------------------------------------------------------------------------------------------------------
@@ -143,11 +145,7 @@ def test_rows_without_a_priority_get_the_default_one() -> None:
         RandomSampler().update_priority(torch.tensor([1]), 1.0)
 
 
-@pytest.mark.parametrize("make", [lambda: PrioritizedSampler(4, 1.0, 1.0), lambda: HeapSampler(4)])
-def test_bad_indices_and_priorities_change_nothing(make: Any) -> None:
-    sampler = make()
-    sampler.extend(range(4))
-    sampler.update_priority(range(4), [1.0, 2.0, 3.0, 4.0])
+def test_bad_indices_and_priorities_change_nothing() -> None:
     bad: list[tuple[Any, Any, type[Exception], str]] = [
         ([4], 1.0, SlotError, "slot 4 is out of range: .* keeps priorities for max_capacity=4"),
         ([-1, 1], [5.0, 2.0], SlotError, r"index -1 is out of range: .* as in rb\[-1\]"),
@@ -158,10 +156,13 @@ def test_bad_indices_and_priorities_change_nothing(make: Any) -> None:
         ([0], "much", KindError, "real numbers"),
         (torch.tensor([[0, 1]]), 1.0, UsageError, "storage should be provided"),
     ]
-    for index, priority, error, match in bad:
-        with pytest.raises(error, match=match):
-            sampler.update_priority(index, priority)
-        assert sampler.priorities.tolist() == [1.0, 2.0, 3.0, 4.0]
+    for sampler in (PrioritizedSampler(4, 1.0, 1.0), HeapSampler(4)):
+        sampler.extend(range(4))
+        sampler.update_priority(range(4), [1.0, 2.0, 3.0, 4.0])
+        for index, priority, error, match in bad:
+            with pytest.raises(error, match=match):
+                sampler.update_priority(index, priority)
+            assert sampler.priorities.tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_a_storage_may_be_smaller_than_the_sampler_but_not_its_rows_more() -> None:
@@ -175,27 +176,6 @@ def test_a_storage_may_be_smaller_than_the_sampler_but_not_its_rows_more() -> No
     assert not sampler.can_sample(bare(3), 1)
     with pytest.raises(PriorityError):
         sampler.sample(bare(3), 1)
-
-
-def test_indices_and_priorities_of_many_forms() -> None:
-    line = bare(6, 6)
-    rb = ReplayBuffer(storage=LazyTensorStorage(6, ndim=2))
-    rb.extend({"x": torch.arange(6).view(2, 3)})
-    pair = (torch.tensor([0, 1]), torch.tensor([1, 1]))
-    two = [1, 1 + rb.storage.num_envs]
-    seven = [7.0, 7.0]
-    forms: list[tuple[Storage, Any, Any, list[int]]] = [
-        *((line, index, seven, [1, 4]) for index in (range(1, 5, 3), (torch.tensor([1, 4]),))),
-        (line, torch.tensor([1, 4], dtype=torch.int32).numpy(), 7, [1, 4]),
-        (line, [1, 4], torch.full((2, 1), 7.0), [1, 4]),
-        (line, [1, 4], torch.tensor([[7.0, 1.0, 0.0], [2.0, 7.0, 0.0]]), [1, 4]),
-        *((rb.storage, index, seven, two) for index in (torch.stack(pair, 1), pair)),
-    ]
-    for storage, index, priority, slots in forms:
-        sampler = PrioritizedSampler(6, 1.0, 1.0)
-        sampler.sample(storage, 1)
-        sampler.update_priority(index, priority, storage=storage)
-        assert (sampler.priorities == 7).nonzero().flatten().tolist() == slots
 
 
 # -- slices and fields ------------------------------------------------------------------------------------------------
@@ -238,19 +218,6 @@ def test_samplers_say_whether_a_batch_can_be_drawn() -> None:
         SamplerWithoutReplacement(drop_last=True).sample(storage, 7)
     with pytest.raises(UsageError, match="The batch-size must be divisible by the slice length"):
         SliceSampler(slice_len=4).can_sample(storage, 9)
-
-
-def test_rows_that_do_not_tell_their_episodes() -> None:
-    rb = ReplayBuffer(storage=ListStorage(4))
-    rb.extend([1, 2, 3])
-    wide = TensorStorage({"next": {"done": torch.zeros(4, 3, dtype=torch.bool)}})
-    for storage, words in (
-        (rb.storage, "Could not get a tensordict out of the storage, which is required for Slic"),
-        (wide, "Expected the end-of-trajectory signal to be 1-dimensional"),
-    ):
-        with pytest.raises(EpisodesError, match=words) as caught:
-            SliceSampler(slice_len=2).sample(storage, 2)
-    assert isinstance(caught.value, (RuntimeError, TypeError))  # what TorchRL raises for streams and units
 
 
 def test_samplers_that_read_fields_read_a_bare_storage_each_time() -> None:
@@ -316,16 +283,14 @@ def test_an_ensemble_samples_its_members(tmp_path: Path) -> None:
     for (member, rows), index, number in zip(storages.get(found), found["index"], found["buffer_ids"], strict=True):
         assert member == number
         assert torch.equal(rows["x"], index)
-    assert mix.can_sample(storages, 8)
-    assert not mix.can_sample(storages, 7)
-    with pytest.raises(OptionError, match="The batch size must be divisible by num_buffer_sampled"):
-        mix.sample(storages, 7)
-    with pytest.raises(OptionError, match="one storage for each of the 2 samplers, got 1"):
-        mix.sample([bare(4)], 8)
+    assert (mix.can_sample(storages, 8), mix.can_sample(storages, 7)) == (True, False)
+    for given_, size, words in (
+        (storages, 7, "divisible by num_buffer_sampled"),
+        ([bare(4)], 8, "one storage for each"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            mix.sample(given_, size)
     mix.dumps(tmp_path)
     again = SamplerEnsemble(SamplerWithoutReplacement(), RandomSampler())
     again.loads(tmp_path)
     assert repr(again[0]) == repr(mix[0])
-    every: Any = SamplerEnsemble(RandomSampler(), RandomSampler(), sample_from_all=True)
-    assert every.can_sample(storages, 4)
-    assert not every.can_sample(StorageEnsemble(bare(4), LazyTensorStorage(8)), 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,7 +27,6 @@ from ostinato.errors import (
 )
 
 from ...effort import examples
-from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,21 +101,17 @@ def test_new_windows_come_first_each_once(calls: list[Any], length: int, larger:
 
 
 def test_after_the_queue_draws_are_those_of_a_slice_sampler() -> None:
-    counts: Counter[int] = Counter()
     buffer, plain = make(2, capacity=20), SliceSampler(slice_len=2, end_key="done")
     buffer.extend(rows(0, [False, False, True, False, False, False, False, True]))
     with pytest.raises(UsageError, match="divisible by the slice length, slice_len=2"):
         buffer.sample(3)
     assert [buffer.sample()["t"].tolist() for _ in range(3)] == [[0, 1], [3, 4], [5, 6]]  # row 7 is in no window
-    for _ in range(1500):
-        counts[int(buffer.sample()["t"][0])] += 1
-    assert 1e-4 < p_value([counts[row] for row in (0, 1, 3, 4, 5, 6)], [4, 4, 2, 2, 2, 2]) < 1 - 1e-4
     buffer.extend(rows(8, [False, True]))
     generator: Any = buffer._engine.generator
     same = torch.Generator().set_state(generator.get_state())
-    found = buffer.sample(8)["t"].view(4, 2)
+    found = buffer.sample(80)["t"].view(40, 2)
     assert found[0].tolist() == [8, 9]
-    assert found[1:, 0].tolist() == plain.draw(buffer._engine.view(), 6, same).slots.tolist()
+    assert found[1:, 0].tolist() == plain.draw(buffer._engine.view(), 78, same).slots.tolist()
 
 
 def test_flags_and_masks_are_those_of_slices() -> None:

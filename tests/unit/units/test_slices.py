@@ -60,14 +60,3 @@ def test_another_slice_length_begins_another_pass() -> None:
     check_slices(log, *rb.sample(10, return_info=True), length=5)
     with pytest.raises(EmptyBufferError, match="has the 9 rows of a slice"):
         rb.sample(18)
-
-
-@pytest.mark.parametrize("prefetch", [0, 3])
-def test_a_pass_has_every_episode_once(prefetch: int) -> None:
-    log = Log(60, longest=6, seed=4)
-    sampler = SliceSamplerWithoutReplacement(slice_len=2, end_keys=ENDS)
-    rb = written(log, buffer(60, 6, sampler=sampler, prefetch=prefetch), 60)
-    want = sorted(log.rows[slots[0]].episode for slots, _ in log.episodes() if len(slots) > 1)
-    for _ in range(2):
-        drawn = [number for batch in rb for number in batch["episode"].view(-1, 2)[:, 0].tolist()]
-        assert sorted(drawn) == want
