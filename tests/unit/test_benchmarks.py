@@ -6,23 +6,18 @@ import importlib
 import io
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # other packages install a folder of this name: ours must come first
 
-from benchmarks import data  # noqa: E402
-from benchmarks.adapter import Setup  # noqa: E402
 from benchmarks.coordinator import SEATS  # noqa: E402
-from benchmarks.peers._limits import Table as LimitTable  # noqa: E402
 from benchmarks.published import (  # noqa: E402
     BEGIN,
     END,
@@ -135,23 +130,6 @@ def test_every_library_answers_for_every_workload() -> None:
             assert said, f"{seat.name} says nothing about {load.name}"
         known = {load.family for load in WORKLOADS}
         assert {name.partition(".")[0] for name in adapter.WORKLOADS} <= known
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the limits are compiled")
-@pytest.mark.parametrize("packed", [True, False])
-def test_limits_move_the_bytes(packed: bool, tmp_path: Path) -> None:
-    """What a limit writes is what it reads: the batches in turn, at a cursor that starts anew at the ring's end."""
-    index = np.array([4, 1, 7, 2, 3, 0, 6, 5])
-    batches = data.pool(data.transitions, 4)
-    table = LimitTable(Setup("dict", 10, 4, tmp_path), data.transitions, packed=packed, reads=4, writes=4)
-    write, read = table.along(index).call("limit_write"), table.call("limit_indexed")
-    for first, second in zip(batches[::2], batches[1::2], strict=True):
-        write()
-        write()
-        for rows in index.reshape(2, 4):
-            read()
-            for key, found in table.target.items():
-                assert np.array_equal(found, np.concatenate([first[key], second[key]])[rows])
 
 
 def test_quick_run_of_ostinato(tmp_path: Path) -> None:

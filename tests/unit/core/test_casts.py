@@ -163,7 +163,6 @@ ENTRANCES: dict[str, Callable[[ReplayBuffer, Any], Any]] = {
 LAYOUTS: dict[str, Callable[[], ReplayBuffer]] = {
     "mapped": lambda: ReplayBuffer(storage=LazyMemmapStorage(8)),
     "shared": lambda: ReplayBuffer(storage=LazyTensorStorage(8), shared=backend.native is not None),
-    "environments": lambda: ReplayBuffer(storage=LazyTensorStorage(8, ndim=2)),
     "single copy": lambda: ReplayBuffer(storage=LazyTensorStorage(8, single_copy={"next": "x"})),
 }
 CASES: dict[str, tuple[torch.dtype, Any, str]] = {
@@ -194,15 +193,11 @@ def test_each_entrance_casts_by_the_table(entrance: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_storages_of_other_layouts_and_late_fields_cast_by_the_table(layout: str) -> None:
-    shape = (1, 2) if layout == "environments" else (2,)
-    names = ["x", "next"] if layout == "single copy" else ["x"]
     for stored, value, wanted in CASES.values():
-        rb = LAYOUTS[layout]()
-        rb.extend({name: torch.zeros(shape, dtype=stored) for name in names})
-        rows = {name: value.reshape(shape) for name in names}
-        assert done(functools.partial(rb.extend, rows)) == wanted
+        rb, late = LAYOUTS[layout](), ReplayBuffer(storage=LazyTensorStorage(8))
+        rb.extend(dict.fromkeys(("x", "next"), torch.zeros(2, dtype=stored)))
+        assert done(functools.partial(rb.extend, {"x": value, "next": value})) == wanted
         assert len(rb) == (2 if wanted == "raises" else 4)
-        late = ReplayBuffer(storage=LazyTensorStorage(8))
         late.extend({"id": torch.arange(2)})
         late.write_all({"id": torch.arange(2), "x": torch.zeros(2, dtype=stored)})
         assert done(functools.partial(late.write_all, {"id": torch.arange(2), "x": value})) == wanted

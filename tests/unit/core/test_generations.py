@@ -68,16 +68,6 @@ def test_generations_follow_a_list_of_serial_numbers(steps: list[tuple[str, Any]
             assert newer.tolist() == [generation > serial or generation == 0 for generation in model]
 
 
-def test_no_memory_is_spent_while_rows_are_written_in_ring_order() -> None:
-    ring = Ring(10**12)
-    for start in range(0, 100, 10):
-        ring.record(Run(start, 10, 10**12))
-    assert ring.nbytes == 0
-    ring.record_edit(torch.tensor([3]))
-    assert 0 < ring.nbytes <= 8 * 200
-    assert ring.generations(torch.tensor([2, 3, 4, 99, 10**9])).tolist() == [3, 101, 5, 100, 0]
-
-
 @pytest.mark.parametrize("edited", [False, True])
 def test_rows_that_could_not_be_stored_are_taken_back(edited: bool) -> None:
     ring = Ring(4)

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato import LazyTensorStorage, LimitedSampler, QueueSampler, ReplayBuffer
-from ostinato.core.records import Draw, Picks, Run, View
+from ostinato import LazyTensorStorage, LimitedSampler, QueueSampler, ReplayBuffer, TensorStorage
+from ostinato.core.records import Draw, Run, View
 from ostinato.core.ring import Ring
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 
@@ -155,21 +155,6 @@ def test_limited_batches_follow_the_law_of_single_draws() -> None:
     assert 1e-4 < p_value([seen[i] for i in range(3)], [expected[i] for i in range(3)]) < 1 - 1e-4
 
 
-def test_limited_takes_rows_of_any_writer_and_rows_that_were_there() -> None:
-    sampler, stamps = LimitedSampler(1), Ring(CAPACITY)
-    stamps.take_over(4, 4)
-    view = View(4, CAPACITY, 4, stamps, torch.device("cpu"))
-    sampler.begin(view)
-    assert sorted(sampler.draw(view, 4, None).slots.tolist()) == [0, 1, 2, 3]
-    picks = Picks(torch.tensor([2, 0, 2]), torch.tensor([0, 1, 2]), torch.tensor([2, 0, 2]))
-    stamps.record(picks)
-    sampler.record(picks)
-    assert sampler.draws_left == 2
-    assert sorted(sampler.draw(view, 2, None).slots.tolist()) == [0, 2]
-    sampler.clear()
-    assert (sampler.rows_left, sampler.draws_left) == (0, 0)
-
-
 def test_states_of_other_rows_or_options_are_refused() -> None:
     ring, queue = Held(LimitedSampler(2)), Held(QueueSampler())
     for each in (ring, queue):
@@ -193,7 +178,9 @@ def test_states_of_other_rows_or_options_are_refused() -> None:
         LimitedSampler(1.5)  # type: ignore[arg-type]
 
 
-def test_consumed_rows_that_are_marked_as_updated_return() -> None:
+def test_rows_that_were_there_are_limited_and_consumed_ones_return_if_they_are_marked_as_updated() -> None:
+    limited = ReplayBuffer(storage=TensorStorage(torch.arange(4)), sampler=LimitedSampler(1), batch_size=4)
+    assert sorted(limited.sample().tolist()) == [0, 1, 2, 3]
     rb = ReplayBuffer(storage=LazyTensorStorage(6), consume_after_n_samples=1, batch_size=6)
     rb.extend(torch.arange(6))
     rb.sample()

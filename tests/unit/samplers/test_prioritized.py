@@ -86,19 +86,6 @@ def test_a_sampler_smaller_than_the_storage_takes_the_rows_that_it_has_room_for(
     assert type(full.sampler).__name__ == "RandomSampler"
 
 
-def test_a_sampler_larger_than_the_storage_samples_as_one_of_its_size() -> None:
-    batches = []
-    for room in (5, 2**30):
-        generator = torch.Generator().manual_seed(0)
-        sampler = PrioritizedSampler(room, 0.6, 0.4)
-        rb = ReplayBuffer(storage=LazyTensorStorage(5), sampler=sampler, batch_size=32, generator=generator)
-        rb.update_priority(rb.extend(torch.arange(5)), torch.arange(5.0))
-        batches.append(rb.sample().tolist())
-    assert batches[0] == batches[1]
-    assert sampler.max_size == sampler.max_capacity == 2**30
-    assert sampler.nbytes < 10_000
-
-
 def test_the_device_is_that_of_the_storage() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(5), sampler=PrioritizedSampler(5, 0.6, 0.4, device="cpu"), batch_size=2)
     rb.extend(torch.arange(3))

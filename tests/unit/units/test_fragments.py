@@ -95,13 +95,6 @@ def test_a_missing_step_divides_if_asked_for_and_so_does_an_edit() -> None:
     assert drawn(divided) == {(4, 5)}
 
 
-def test_the_usual_trajectory_key_is_found() -> None:
-    rb = make(6, traj_key=None, step_key="step_count")
-    rows = batch([(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)])
-    rb.extend({"collector": {"traj_ids": rows["traj"]}, "step_count": rows["step"][:, None]})
-    assert rb.sample()["step_count"].view(-1, 3).tolist() == [[0, 1, 2]] * 2
-
-
 def test_options_without_steps_are_refused() -> None:
     bad: list[tuple[dict[str, Any], str]] = [
         ({"step_key": None}, "step_key must be provided when fragmented=True"),

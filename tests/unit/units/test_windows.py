@@ -158,17 +158,15 @@ def test_every_slice_is_what_the_log_says(name: str, tmp_path: Path) -> None:
     run()
 
 
-@pytest.mark.parametrize(
-    ("options", "window"),
-    [
-        ({"sample_unit": NStep(9, 0.9)}, 9),
-        ({"sample_unit": SequenceUnit(3, burn_in=2, bootstrap=1, dilation=2)}, 11),
-        ({"sample_unit": FrameStack(9, ["obs"])}, 9),
-        ({"sample_unit": [NStep(5, 0.9), FrameStack(5, ["obs"])]}, 9),
-        ({"sampler": SliceSampler(slice_len=9, end_keys=ENDS)}, 9),
-    ],
-    ids=str,
-)
+LARGE: list[tuple[dict[str, Any], int]] = [
+    ({"sample_unit": NStep(9, 0.9)}, 9),
+    ({"sample_unit": SequenceUnit(3, burn_in=2, bootstrap=1, dilation=2)}, 11),
+    ({"sample_unit": [NStep(5, 0.9), FrameStack(5, ["obs"])]}, 9),
+    ({"sampler": SliceSampler(slice_len=9, end_keys=ENDS)}, 9),
+]
+
+
+@pytest.mark.parametrize(("options", "window"), LARGE, ids=str)
 def test_a_ring_without_room_for_a_window_of_each_environment_is_refused(options: dict[str, Any], window: int) -> None:
     with pytest.raises(CapacityError, match=rf"8 steps of each of 1 .* takes {window}: use max_size >= {window}"):
         buffer(8, **options)
