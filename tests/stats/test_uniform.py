@@ -74,23 +74,3 @@ def test_orders_are_uniform_when_rows_join_in_mid_pass() -> None:
         left = sorted(set(range(6)) - set(first))
         seen[tuple(left.index(i) for i in rest)] += 1
     assert LOW < p_value([seen[order] for order in itertools.permutations(range(4))]) < HIGH
-
-
-# -- while rows are written ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("per_step", [1, 3])
-def test_a_wrapping_ring_is_passed_over_once_per_pass(per_step: int) -> None:
-    """Rows that replace others in mid-pass take over the turn of their slot."""
-    rb = buffer("packed", 12, sampler=SamplerWithoutReplacement(), batch_size=4, generator=seeded())
-    fill(rb, range(12), "tensor")
-    written = 12
-    for _ in range(5):
-        slots: list[int] = []
-        for _ in range(3):
-            fill(rb, range(written, written + per_step), "tensor")
-            written += per_step
-            batch, info = rb.sample(return_info=True)
-            assert read_ids(batch) == read_ids(rb[info["index"]])
-            slots += info["index"].tolist()
-        assert sorted(slots) == list(range(12))

@@ -24,6 +24,8 @@ from ostinato import (
     TensorDictReplayBuffer,
 )
 from ostinato._backend import backend
+from ostinato._optional import require_installed
+from ostinato.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -147,3 +149,10 @@ def test_errors_of_constructors() -> None:
                 yield partial(cls, *[object()] * 3)
 
     assert _check(calls()) > 50
+
+
+def test_a_package_that_is_installed_but_not_imported_is_not_asked_for() -> None:
+    assert "turtledemo" not in sys.modules
+    require_installed("turtledemo", "viz", "a plot", "print the numbers")
+    with pytest.raises(MissingExtraError, match=r"pip install 'ostinato\[viz\]', or print the numbers"):
+        require_installed("no_such_package", "viz", "a plot", "print the numbers")

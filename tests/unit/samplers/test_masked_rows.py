@@ -18,6 +18,7 @@ from ostinato import (
     SequenceUnit,
 )
 from ostinato.errors import EmptyBufferError, SlotError
+from ostinato.testing.views import make_view
 
 from ...episodes import Log
 
@@ -49,8 +50,12 @@ def test_rows_hidden_by_a_caller_stay_hidden_beside_a_mask() -> None:
     assert set(rb.sample()["row"].tolist()) == {0, 2, 3, 4, 6, 7}
     sampler.show(slots, rb._engine.view())
     assert set(rb.sample()["row"].tolist()) == {0, 1, 2, 3, 4, 6, 7}
+    sampler.hide(slots, rb._engine.view())
     with pytest.raises(SlotError):
         sampler.hide(torch.tensor([2, 8]), rb._engine.view())
+    larger = sampler.draw(make_view(10, 10), 400, torch.Generator().manual_seed(0)).slots
+    assert set(larger.tolist()) == {0, 2, 3, 4, 6, 7, 8, 9}, "also in a larger buffer"
+    sampler.show(slots, rb._engine.view())
     assert set(rb.sample()["row"].tolist()) == {0, 1, 2, 3, 4, 6, 7}
 
 

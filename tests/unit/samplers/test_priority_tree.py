@@ -77,20 +77,6 @@ def test_a_tree_holds_what_a_list_holds(capacity: int, data: st.DataObject) -> N
             assert bool((values_drawn > 0).all())
 
 
-@kinds
-@pytest.mark.parametrize("zeros", [0, 450])
-def test_sorted_numbers_cover_the_mass_evenly(kind: Kind, zeros: int) -> None:
-    """One number in each of n equal parts: every slot is drawn n * P times, give or take one (stratified draws)."""
-    random = torch.Generator().manual_seed(0)
-    tree, leaves = make(kind, 500), torch.rand(500, dtype=torch.float64, generator=random) ** 6 + 1e-3
-    leaves[torch.randperm(500, generator=random)[:zeros]] = 0.0
-    tree.load(leaves)
-    slots, _ = tree.draw((torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000)
-    assert bool((slots.diff() >= 0).all())
-    counts = torch.bincount(slots, minlength=500)
-    assert bool(((counts - leaves / leaves.sum() * 10_000).abs() <= 1).all())
-
-
 def test_rounding_never_leads_to_a_zero() -> None:
     """Values of very different size, zeros between and behind them, numbers next to every bound."""
     random = torch.Generator().manual_seed(4)

@@ -162,7 +162,6 @@ def test_with_masks_and_windows() -> None:
 
 
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: make([]).sample(), EmptyBufferError, "Cannot sample from an empty storage"),
     (lambda: make([1], version_key="v").sample(), KeyMissingError, "Could not find key 'v' in the replay buffer"),
     (lambda: make([[1, 2]]).sample(), SchemaError, "one number for each row"),
     (lambda: make([1], max_staleness=-2), OptionError, "or -1 for no limit"),
@@ -171,13 +170,13 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: make([1], staleness_weight_fn=torch.sum).sample(), SchemaError, "one weight for each of 1 rows"),
     (lambda: make([1], staleness_weight_fn=lambda s: -s - 1).sample(), PriorityError, "at least 0"),
     (lambda: make([1], staleness_weight_fn=lambda s: s * 0).sample(), PriorityError, "not all of them 0"),
+    (lambda: setattr(StalenessAwareSampler(), "consumer_version", 2**70), OptionError, "consumer_version"),
+    (lambda: StalenessAwareSampler().sample(filled_list(), 1), KindError, "Plain ListStorage is not supported"),
     (
         lambda: StalenessAwareSampler().check_state({"consumer_version": "1", "max_staleness": 0}, 4),
         CheckpointError,
         "damaged",
     ),
-    (lambda: setattr(StalenessAwareSampler(), "consumer_version", 2**70), OptionError, "consumer_version"),
-    (lambda: StalenessAwareSampler().sample(filled_list(), 1), KindError, "Plain ListStorage is not supported"),
 ]
 
 
