@@ -82,7 +82,6 @@ def test_a_schema_tells_its_fields_and_takes_batches_of_any_size() -> None:
     for shape, size in (((4, 2), None), ((2, 3), (3,))):
         with pytest.raises(SchemaError):
             schema.flatten({"a": torch.zeros(shape)}, size, 1)
-    assert describe(batch[:, None], 1).flatten(TensorDict(batch, [4]).unsqueeze(1), None, 1).batch == (4,)
 
 
 def test_rows_of_different_kinds_are_not_stacked() -> None:

@@ -37,6 +37,7 @@ from ostinato.errors import (
     TooFewRowsError,
     WaitTimeoutError,
 )
+from ostinato.testing import make_view
 
 from ...effort import examples
 
@@ -133,7 +134,6 @@ class Model:
             with pytest.raises(ValueError):
                 self.rb.sample(len(picks))
             self.failing.raises = False
-            assert not self.rb.sampler.ran_out
 
     def priorities(self, picks: list[int]) -> None:
         if self.kind not in {"max", "min"}:
@@ -266,12 +266,6 @@ def test_a_buffer_of_another_size(kind: str, most: int | None) -> None:
     assert big.sample(3).tolist() == rb.sample(3).tolist()
 
 
-def five_rows() -> LazyTensorStorage:
-    storage = LazyTensorStorage(5)
-    storage.set(range(5), torch.arange(5))
-    return storage
-
-
 WRONG: list[tuple[Callable[[], Any], type[Exception]]] = [
     (lambda: StackSampler(0), OptionError),
     (lambda: StackSampler(1.5), KindError),  # type: ignore[arg-type]
@@ -282,7 +276,7 @@ WRONG: list[tuple[Callable[[], Any], type[Exception]]] = [
     (lambda: ReplayBuffer(sampler=StackSampler(1), writer=ReservoirWriter()), KindError),
     (lambda: ReplayBufferEnsemble(make("stack", 1), make("stack", 1), batch_size=2), OptionError),
     (lambda: ReplayBuffer(storage=LazyTensorStorage(8), sampler=HeapSampler(4)).extend(torch.arange(5)), SlotError),
-    (lambda: HeapSampler(4).sample(five_rows(), 1), SlotError),
+    (lambda: HeapSampler(4).begin(make_view(5, 5)), SlotError),
     (lambda: HeapSampler(4).update_priority([0], float("nan")), PriorityError),
     (lambda: make("stack", 1, sample_unit=SequenceUnit(2)), OptionError),
     (lambda: make("max", 1, batch_size=2, prefetch=2), OptionError),
@@ -307,3 +301,13 @@ def test_a_buffer_that_is_emptied_during_a_draw_delivers_it(kind: str) -> None:
     rb.append_transform(empty_meanwhile)
     assert rb.sample().shape == (2,)
     assert len(rb) == 0
+
+
+def test_the_last_row_of_a_draw_that_failed_is_left() -> None:
+    failing = Failing()
+    rb = make("stack", 1, batch_size=1, transform=failing)
+    rb.extend(torch.arange(1))
+    failing.raises = True
+    with pytest.raises(ValueError):
+        rb.sample()
+    assert not rb.sampler.ran_out

@@ -128,14 +128,14 @@ def test_no_permutation_is_made_before_it_is_needed() -> None:
 @pytest.mark.parametrize(
     ("sampler", "each"),
     [
-        (StalenessAwareSampler(version_key="x"), 24),
+        (StalenessAwareSampler(5000, version_key="x"), 32),
         (PromptGroupSampler(num_groups=1, group_key="y"), 0),
         (PromptGroupSampler(num_groups=1, group_key="y", strategy="reward", reward_key="x"), 0),
         (StreamingSliceSampler(slice_len=1, end_key="done"), 0),
     ],
 )
 def test_memory_is_counted(sampler: Sampler, each: int) -> None:
-    """Versions, sums and weights take 24 bytes for each row; groups and streams at most 32."""
+    """Versions, slots, sums and weights take 32 bytes for each row; groups and streams at most as many."""
     rb = ReplayBuffer(storage=LazyTensorStorage(1000), sampler=sampler, batch_size=4)
     rb.extend({"x": torch.arange(1000), "y": torch.zeros(1000), "done": torch.ones(1000, dtype=torch.bool)})
     rb.sample()
