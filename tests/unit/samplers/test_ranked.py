@@ -37,7 +37,6 @@ from ostinato.errors import (
     TooFewRowsError,
     WaitTimeoutError,
 )
-from ostinato.testing import make_view
 
 from ...effort import examples
 
@@ -276,7 +275,6 @@ WRONG: list[tuple[Callable[[], Any], type[Exception]]] = [
     (lambda: ReplayBuffer(sampler=StackSampler(1), writer=ReservoirWriter()), KindError),
     (lambda: ReplayBufferEnsemble(make("stack", 1), make("stack", 1), batch_size=2), OptionError),
     (lambda: ReplayBuffer(storage=LazyTensorStorage(8), sampler=HeapSampler(4)).extend(torch.arange(5)), SlotError),
-    (lambda: HeapSampler(4).begin(make_view(5, 5)), SlotError),
     (lambda: HeapSampler(4).update_priority([0], float("nan")), PriorityError),
     (lambda: make("stack", 1, sample_unit=SequenceUnit(2)), OptionError),
     (lambda: make("max", 1, batch_size=2, prefetch=2), OptionError),
