@@ -103,6 +103,10 @@ def _private() -> re.Pattern[str]:
     return re.compile(rf"\b({'|'.join(sorted(compound | {'Lifecycle', 'Sampling'} - PUBLIC))})\b")
 
 
+def _call(rb: Any, name: str, *args: Any) -> Any:
+    return getattr(rb, name)(*args)
+
+
 def _check(calls: Iterator[Callable[[], Any]]) -> int:
     errors, private = list[Exception](), _private()
     for call in calls:
@@ -110,12 +114,12 @@ def _check(calls: Iterator[Callable[[], Any]]) -> int:
             call()
         except Exception as error:
             errors.append(error)
-    for error in errors:
-        text = str(error)
+    for found in errors:
+        text = str(found)
         for name in PUBLIC:
             text = text.replace(name, "")
-        assert not private.search(text), f"{type(error).__name__}: {error}"
-        assert not type(error).__name__.startswith("_"), repr(error)
+        assert not private.search(text), f"{type(found).__name__}: {found}"
+        assert not type(found).__name__.startswith("_"), repr(found)
     return len(errors)
 
 
@@ -133,8 +137,8 @@ def test_errors_of_buffers(kind: str, tmp_path: Path, monkeypatch: pytest.Monkey
                 yield partial(getattr(rb, name), no_such_option=1)
         for name in METHODS:
             for wrong in WRONG:
-                yield lambda name=name, wrong=wrong: getattr(rb, name)(wrong)
-                yield lambda name=name, wrong=wrong: getattr(rb, name)(wrong, wrong)
+                yield partial(_call, rb, name, wrong)
+                yield partial(_call, rb, name, wrong, wrong)
 
     assert _check(calls()) > len(METHODS)
 
@@ -145,7 +149,7 @@ def test_errors_of_constructors() -> None:
         for name in ostinato.__all__:
             cls: Any = getattr(ostinato, name)
             if inspect.isclass(cls) and not issubclass(cls, BaseException) and not re.search("Ray|Sharded", name):
-                yield partial(cls, no_such_option=1)
+                yield partial(cls, no_such_option=1)  # type: ignore[call-arg]
                 yield partial(cls, *[object()] * 3)
 
     assert _check(calls()) > 50

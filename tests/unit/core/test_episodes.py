@@ -152,7 +152,9 @@ def test_tables_know_what_a_list_of_all_rows_knows(history: tuple[int, int, int,
     for number, batch in enumerate(written):
         if number == len(written) // 2:
             tables = [copied(source, kind) for source, kind in zip(tables, KINDS[::-1], strict=True)]
-        run = model.clear() if batch is None else model.write(*batch)
+        run = None if batch is None else model.write(*batch)
+        if run is None:
+            model.clear()
         for table in tables:
             if run is None:
                 table.clear()

@@ -79,9 +79,10 @@ def test_a_schema_tells_its_fields_and_takes_batches_of_any_size() -> None:
     schema = describe({"a": torch.zeros(2, 3)}, 1)
     for size in (2, 5, 2, 1):  # the last expected shapes are kept for speed
         assert schema.flatten({"a": torch.zeros(size, 3)}, None, 1).batch == (size,)
-    for shape, size in (((4, 2), None), ((2, 3), (3,))):
+    wrong: list[tuple[tuple[int, ...], Any]] = [((4, 2), None), ((2, 3), (3,))]
+    for shape, lead in wrong:
         with pytest.raises(SchemaError):
-            schema.flatten({"a": torch.zeros(shape)}, size, 1)
+            schema.flatten({"a": torch.zeros(shape)}, lead, 1)
 
 
 def test_rows_of_different_kinds_are_not_stacked() -> None:

@@ -109,11 +109,9 @@ def test_a_load_replaces_everything_and_an_empty_tree_cannot_be_drawn_from(kind:
     tree.set_run(0, 100, 9.0)
     tree.load(doubles([1.0, 2.0]))
     assert tree.leaves(3).tolist() == [1.0, 2.0, 0.0]
-    assert (tree.total, tree.minimum, tree.maximum) == (3.0, 1.0, 2.0)
-    assert not tree.known_empty
+    assert (tree.total, tree.minimum, tree.maximum, tree.known_empty) == (3.0, 1.0, 2.0, False)
     tree.load(doubles([]))
-    assert (tree.total, tree.minimum, tree.maximum) == (0.0, math.inf, 0.0)
-    assert tree.known_empty
+    assert (tree.total, tree.minimum, tree.maximum, tree.known_empty) == (0.0, math.inf, 0.0, True)
     with pytest.raises(ValueError, match=r"^the priorities must sum to a finite number above 0, got 0\.0: nothing can"):
         tree.draw(doubles([0.5]))
     tree.set_run(0, 100, 1.7e308)
@@ -130,13 +128,13 @@ def test_bad_slots_values_and_tensors_change_nothing(kind: Kind) -> None:
         with pytest.raises(SlotError, match=rf"^slot {bad} at position 0"):
             tree.get(integers([bad]))
     for value in (-1.0, math.nan, math.inf):
-        for call in (
-            lambda value=value: tree.set(integers([3, 4]), doubles([1, value])),
-            lambda value=value: tree.set_run(0, 2, value),
-            lambda value=value: tree.load(doubles([1, value])),
+        for refused in (
+            partial(tree.set, integers([3, 4]), doubles([1, value])),
+            partial(tree.set_run, 0, 2, value),
+            partial(tree.load, doubles([1, value])),
         ):
             with pytest.raises(OptionError, match=rf"^priorities must be finite and at least 0, got {value}"):
-                call()
+                refused()
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: tree.get(one.int()), r"^slots must be a torch.int64 tensor \[n\] on cpu, got torch.int32 \[1\]"),
         (lambda: tree.set(one, torch.ones(1)), r"^values must be a torch.float64 tensor"),
