@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ostinato import SamplerWithoutReplacement
-from ostinato.samplers.uniform import _shuffle_draw
 from ostinato.testing import make_view
 
 from ..tags import STORAGES, buffer, fill, read_ids
@@ -75,47 +74,3 @@ def test_orders_are_uniform_when_rows_join_in_mid_pass() -> None:
         left = sorted(set(range(6)) - set(first))
         seen[tuple(left.index(i) for i in rest)] += 1
     assert LOW < p_value([seen[order] for order in itertools.permutations(range(4))]) < HIGH
-
-
-@pytest.mark.parametrize("total", [1, 5, 1000])
-def test_the_compiled_shuffle_and_its_stand_in_agree_step_by_step(total: int) -> None:
-    """The fallback is run by itself beside whatever draws here: the same randoms give the same order."""
-    sampler, generator, same = SamplerWithoutReplacement(), seeded(7), seeded(7)
-    order, at = torch.arange(total), 0
-    view = make_view(total, total)
-    for size in (1, 3, 7, 40, 1000, 1000, 13, 1000, 1000):
-        got = sampler.draw(view, size, generator).slots
-        at = 0 if at == total else at
-        count = min(size, total - at)
-        expected = _shuffle_draw(order, at, total, torch.randint(0, 2**63 - 1, (count,), generator=same))
-        at += count
-        assert torch.equal(got, expected)
-    assert torch.equal(sampler.state_dict()["order"], order)
-    assert sorted(order.tolist()) == list(range(total))
-
-
-def test_rounding_of_the_largest_randoms_stays_inside() -> None:
-    order = torch.arange(5)
-    drawn = _shuffle_draw(order, 0, 5, torch.full((5,), 2**63 - 1))
-    assert sorted(drawn.tolist()) == list(range(5))
-    assert _shuffle_draw(torch.arange(5), 0, 5, torch.zeros(5, dtype=torch.int64)).tolist() == list(range(5))
-
-
-# -- while rows are written ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("per_step", [1, 3])
-def test_a_wrapping_ring_is_passed_over_once_per_pass(per_step: int) -> None:
-    """Rows that replace others in mid-pass take over the turn of their slot."""
-    rb = buffer("packed", 12, sampler=SamplerWithoutReplacement(), batch_size=4, generator=seeded())
-    fill(rb, range(12), "tensor")
-    written = 12
-    for _ in range(5):
-        slots: list[int] = []
-        for _ in range(3):
-            fill(rb, range(written, written + per_step), "tensor")
-            written += per_step
-            batch, info = rb.sample(return_info=True)
-            assert read_ids(batch) == read_ids(rb[info["index"]])
-            slots += info["index"].tolist()
-        assert sorted(slots) == list(range(12))

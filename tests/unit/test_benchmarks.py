@@ -6,30 +6,24 @@ import importlib
 import io
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # other packages install a folder of this name: ours must come first
 
-from benchmarks import data  # noqa: E402
-from benchmarks.adapter import Setup  # noqa: E402
 from benchmarks.coordinator import SEATS  # noqa: E402
-from benchmarks.peers._limits import Table as LimitTable  # noqa: E402
 from benchmarks.published import (  # noqa: E402
     BEGIN,
     END,
     README_PEERS,
     README_WORKS,
     Published,
-    markdown,
     publish,
     tables,
     with_table,
@@ -80,17 +74,6 @@ def seen(results: dict[str, Result] = RESULTS) -> Seen:
     return Seen("uniform.dict", {"uniform.dict": results, "smaller": SMALLER, "gone": {"ostinato": Result()}})
 
 
-def report() -> Report:
-    """Return a report of one workload that some libraries lack and one is missing for."""
-    libraries = tuple(Library(name, name.upper(), "1") for name in RESULTS)
-    gone = Library("tianshou", "TIANSHOU", "", "ModuleNotFoundError: No module named 'tianshou'")
-    targets = (AtMost(30e-6), AtMost(1e-6), TimesPeer("tianshou", 2))
-    results = RESULTS | {"tianshou": Result(missing=gone.missing)}
-    section = Section("uniform.dict", "sample", "C", results, tuple(t.judge(seen(results)) for t in targets))
-    machine = {"cpu": "a CPU", "cores": "2", "system": "Linux", "python": "3.11"}
-    return Report(machine, {"rounds": 3, "quick": False}, (*libraries, gone), (section,))
-
-
 @pytest.mark.parametrize(
     ("target", "measured", "met"),
     [
@@ -138,40 +121,6 @@ def test_readme_names_the_ratios_of_the_table() -> None:
         assert re.search(rf"{claim} (faster )?at {words_after}", text), f"README should say: {claim} at {words_after}"
 
 
-def whole_report() -> Report:
-    """Return a report of all workloads of README, with the libraries of its columns, in three rounds."""
-    libraries = tuple(Library(name, name.upper(), "1") for name in ("ostinato", "limit-packed", *README_PEERS))
-    results = {library.name: result(20, 10, 40) for library in libraries}
-    sections = tuple(Section(name, f"work {name}", "C", results) for name in README_WORKS)
-    return Report(report().machine, {"rounds": 3, "quick": False, "only": "all"}, libraries, sections)
-
-
-def folder_to_publish(folder: Path) -> Path:
-    """Return a folder with pages that have the marks of the tables."""
-    for name in ("README.md", "docs/benchmarks.md"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(f"before\n\n{BEGIN}\n\nold\n{END}\n\nafter\n")
-    (folder / "benchmarks").mkdir()
-    return folder
-
-
-def test_publish_writes_data_and_tables(tmp_path: Path) -> None:
-    written = publish(whole_report(), folder_to_publish(tmp_path))
-    assert sorted(path.name for path in written) == ["README.md", "benchmarks.md", "published.json"]
-    found = Published.read(tmp_path / "benchmarks" / "published.json")
-    assert found == Published.of(Report.from_json(json.loads(json.dumps(whole_report().to_json()))))
-    times = found.works[0].times["torchrl"]
-    assert (times.median_s, *times.range_s, *times.quartiles_s) == pytest.approx((20e-6, 10e-6, 40e-6, 15e-6, 30e-6))
-    lacking = whole_report()
-    with pytest.raises(ValueError, match="README's table needs"):
-        publish(Report(lacking.machine, lacking.settings, lacking.libraries, lacking.sections[1:]), tmp_path)
-    page = (tmp_path / "docs" / "benchmarks.md").read_text()
-    assert page.startswith("before\n")
-    assert page.endswith("after\n")
-    assert "old" not in page
-    assert "| work uniform.dict | **20 us** | 20 us | 1.00x | 20 us (1.00x) |" in page
-
-
 def test_every_library_answers_for_every_workload() -> None:
     """An adapter either does a workload or says why not, whether or not its library is installed."""
     for seat in SEATS:
@@ -181,23 +130,6 @@ def test_every_library_answers_for_every_workload() -> None:
             assert said, f"{seat.name} says nothing about {load.name}"
         known = {load.family for load in WORKLOADS}
         assert {name.partition(".")[0] for name in adapter.WORKLOADS} <= known
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the limits are compiled")
-@pytest.mark.parametrize("packed", [True, False])
-def test_limits_move_the_bytes(packed: bool, tmp_path: Path) -> None:
-    """What a limit writes is what it reads: the batches in turn, at a cursor that starts anew at the ring's end."""
-    index = np.array([4, 1, 7, 2, 3, 0, 6, 5])
-    batches = data.pool(data.transitions, 4)
-    table = LimitTable(Setup("dict", 10, 4, tmp_path), data.transitions, packed=packed, reads=4, writes=4)
-    write, read = table.along(index).call("limit_write"), table.call("limit_indexed")
-    for first, second in zip(batches[::2], batches[1::2], strict=True):
-        write()
-        write()
-        for rows in index.reshape(2, 4):
-            read()
-            for key, found in table.target.items():
-                assert np.array_equal(found, np.concatenate([first[key], second[key]])[rows])
 
 
 def test_quick_run_of_ostinato(tmp_path: Path) -> None:
@@ -223,16 +155,37 @@ def test_quick_run_of_ostinato(tmp_path: Path) -> None:
     assert "dict (quick: 50,000 rows)" in done.stdout
 
 
-def test_printed_and_markdown_tables_list_everyone() -> None:
+def test_publish_writes_data_and_tables(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "docs").mkdir()
+    for name in ("README.md", "docs/benchmarks.md"):
+        (tmp_path / name).write_text(f"before\n\n{BEGIN}\n\nold\n{END}\n\nafter\n")
+    libraries = tuple(
+        Library(name, name.upper(), "1") for name in dict.fromkeys(("ostinato", "limit-packed", "sb3", *README_PEERS))
+    )
+    results = {library.name: result(20, 10, 40) for library in libraries} | {"sb3": RESULTS["sb3"]}
+    targets = (AtMost(1e-6), TimesPeer("tianshou", 2))
+    judged = tuple(target.judge(seen()) for target in targets)
+    sections = tuple(Section(name, f"work {name}", "C", results, judged) for name in README_WORKS)
+    report = Report(
+        {"cpu": "a CPU", "cores": "2", "system": "Linux", "python": "3.11"},
+        {"rounds": 3, "quick": False, "only": "all"},
+        libraries,
+        sections,
+    )
+    publish(report, tmp_path)
+    found = Published.read(tmp_path / "benchmarks" / "published.json")
+    assert found == Published.of(Report.from_json(json.loads(json.dumps(report.to_json()))))
+    times = found.works[0].times["ostinato"]
+    assert (times.median_s, *times.range_s, *times.quartiles_s) == pytest.approx((20e-6, 10e-6, 40e-6, 15e-6, 30e-6))
+    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert page.startswith("before\n")
+    assert page.endswith("after\n")
+    assert "old" not in page
+    assert "| work uniform.dict | **20 us** | 20 us | 1.00x |" in page
     console = Console(file=io.StringIO(), width=160)
-    print_report(report(), console)
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
-    assert text.index("LIMIT-PACKED") < text.index("OSTINATO ") < text.index("CPPRB") < text.index("TORCHRL")
+    print_report(report, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "not here: SB3 (no such thing)" in text
     assert "missed  at most 1 us: 20 us" in text
     assert "not judged  >= 2x tianshou: not measured: tianshou" in text
-    lines = markdown(Published.of(report())).splitlines()
-    assert lines[0] == "| work | Ostinato | limit | vs limit | TORCHRL | CPPRB |"
-    assert lines[2] == "| sample | **20 us** | 10 us | 2.00x | 200 us (10x) | 50 us (2.50x) |"
-    assert "Not measured there: TIANSHOU." in lines[-1]

@@ -33,24 +33,20 @@ def test_a_batch_of_one_shard_takes_the_sum_of_its_costs() -> None:
     assert delayed.latencies_s == pytest.approx([2 * (1e-4 + 2e-3 + 1e-3 + 1e-4 + 1e-2)] * 10)
 
 
-def test_a_busy_shard_and_a_busy_limiter_are_the_ceiling() -> None:
+def test_a_busy_shard_and_a_busy_limiter_are_the_ceiling_and_a_seed_repeats() -> None:
     shard = run(COSTS, Fleet(1, 256, learners=50, age_s=0.0), 40)
     assert shard.calls / shard.seconds == pytest.approx(1000, rel=0.1)
     limited = run(COSTS, Fleet(100, 32, learners=10, writers=100, limiter=True), 100)
     assert limited.row()["limiter_calls_per_s"] == pytest.approx(1000, rel=0.1)
-
-
-def test_a_seed_repeats_a_simulation() -> None:
     costs = dataclasses.replace(COSTS, wire=[1e-3, 2e-3, 9e-3])
     first, again, other = (run(costs, Fleet(20, 64, 4, learners=2, writers=3), 40, seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
-def test_the_table_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_is_written(tmp_path: Path) -> None:
     COSTS.save(tmp_path / "costs.json")
     files = ["--costs", str(tmp_path / "costs.json"), "--json", str(tmp_path / "table.json")]
     assert main(["--shards", "4", "--batches", "20", *files]) == 0
     table = json.loads((tmp_path / "table.json").read_text())["table"]
     assert table["4 shards, batch 256, prefetch 32"]["calls_per_batch"] < 2
-    assert "4 shards, batch 2048, prefetch 8" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato._backend import backend
+from ostinato._backend import Backend, backend
 
 pytestmark = pytest.mark.skipif(not backend.exchange, reason="torch's exchange API is missing")
 
@@ -28,20 +28,15 @@ def make(rows: int = 100) -> tuple[list[torch.Tensor], Any]:
     return columns, native.Batches(fields, columns)
 
 
-@pytest.mark.parametrize("n", [0, 7, 1000])
-def test_gather_makes_ordinary_tensors(n: int) -> None:
+def test_gather_makes_ordinary_tensors() -> None:
     columns, batches = make()
-    slots = torch.randint(0, 100, (n,))
-    for column, found in zip(columns, batches.gather(slots), strict=True):
-        assert type(found) is torch.Tensor
-        assert found.dtype is column.dtype
-        assert found.is_contiguous()
-        assert not found.requires_grad
-        assert torch.equal(found, column[slots])
-
-
-def test_new_tensors_do_what_tensors_do() -> None:
-    _, batches = make()
+    for n in (0, 7, 1000):
+        slots = torch.randint(0, 100, (n,))
+        for column, found in zip(columns, batches.gather(slots), strict=True):
+            assert type(found) is torch.Tensor
+            assert found.dtype is column.dtype
+            assert found.is_contiguous()
+            assert torch.equal(found, column[slots])
     found = batches.gather(torch.arange(50))[0]
     found.clone().requires_grad_().sum().backward()
     found.add_(1)
@@ -52,30 +47,25 @@ def test_new_tensors_do_what_tensors_do() -> None:
         assert batches.gather(torch.arange(5))[0].is_inference()
 
 
-@pytest.mark.parametrize(
-    "slots", [torch.zeros(3), torch.zeros(3, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int64), 3,
-              torch.arange(10)[::2], torch.zeros(3, dtype=torch.int64, device="meta")]
-)  # fmt: skip
-def test_slots_of_another_form_raise(slots: Any) -> None:
+def test_slots_of_another_form_and_columns_that_are_no_memory_raise() -> None:
     columns, batches = make()
-    with pytest.raises(ValueError, match="slots must be a contiguous int64 tensor"):
-        batches.gather(slots)
+    odd: list[Any] = [torch.zeros(3), torch.zeros(3).int(), torch.zeros(3, 1).long(), 3, torch.arange(10)[::2]]
+    for slots in [*odd, torch.zeros(3, dtype=torch.int64, device="meta")]:
+        with pytest.raises(ValueError, match="slots must be a contiguous int64 tensor"):
+            batches.gather(slots)
     for slot in (-1, 100, 2**62, -(2**63)):
         with pytest.raises(IndexError, match="out of range"):
             batches.gather(torch.tensor([3, slot]))
     each = [torch.randint(0, 100, (n,)) for n in (3, 0, 5, 8)]
     for column, at, found in zip(columns, each, batches.gather_each(each), strict=True):
         assert torch.equal(found, column[at])
-
-
-def test_columns_that_are_no_memory_raise() -> None:
     native: Any = backend.installed
-    for columns in ([torch.rand(3, device="meta")], [torch.rand(3).to_sparse()], [], [torch.rand(())]):
+    held = torch.rand(3)
+    for wrong in ([torch.rand(3, device="meta")], [held.to_sparse()], [], [torch.rand(())]):
         fields = native.Fields()
-        held = torch.rand(3)
         fields.add([(held.data_ptr(), 3)], 4, 4)
         with pytest.raises(ValueError, match="column"):
-            native.Batches(fields, columns)
+            native.Batches(fields, wrong)
 
 
 def test_outs_are_checked_in_order() -> None:
@@ -111,8 +101,8 @@ def test_memory_kept_for_later_batches_is_bounded() -> None:
 
 
 def test_a_closed_exchange_refuses_other_capsules() -> None:
-    native: Any = backend.installed
     with pytest.raises((ValueError, TypeError)):
-        native.open_exchange(torch.Tensor, object())
+        backend.installed.open_exchange(torch.Tensor, object())  # type: ignore[union-attr]
     _columns, batches = make()  # which own the memory
     assert len(batches.gather(torch.arange(2))) == 4
+    assert not Backend(None).exchange, "without the extension there is none"

@@ -51,28 +51,22 @@ def test_a_ring_of_environments(rows: list[list[int]], full: bool, data: Any) ->
     assert int(got[2].sum()) == values.numel()
 
 
-def test_forms_of_the_cursor() -> None:
+def test_forms_of_the_cursor_and_errors() -> None:
+    rows = torch.zeros(5, dtype=torch.bool)
     cursors: list[Any] = [2, torch.tensor([0, 1, 2]), torch.tensor(2), range(3)]
     for cursor in cursors:
-        start, stop, _ = find_start_stop_traj(end=torch.zeros(5, dtype=torch.bool), at_capacity=True, cursor=cursor)
+        start, stop, _ = find_start_stop_traj(end=rows, at_capacity=True, cursor=cursor)
         assert (start.tolist(), stop.tolist()) == ([[3]], [[2]])
-
-
-def test_errors() -> None:
-    rows = torch.zeros(3, dtype=torch.bool)
-    cases: tuple[dict[str, Any], ...] = ({}, {"trajectory": rows, "end": rows})
-    for given_ in cases:
-        with pytest.raises(KindError, match="Exactly one of `trajectory` and `end` must be provided"):
-            find_start_stop_traj(at_capacity=False, **given_)
-    with pytest.raises(UsageError, match="at least 1-dimensional"):
-        find_start_stop_traj(end=rows[0], at_capacity=False)
-    with pytest.raises(UsageError, match=r"empty \(T=0\) input"):
-        find_start_stop_traj(trajectory=rows[:0], at_capacity=True)
-    for cursor, message in (
-        (torch.zeros(0), "must not be an empty tensor"),
-        (range(0), "must not be an empty range"),
-        (1.5, "should be an integer or a 1d tensor or a range"),
-        (3, r"must be a step in \[0, 3\)"),
-    ):
-        with pytest.raises(UsageError, match=f"cursor {message}"):
-            find_start_stop_traj(end=rows, at_capacity=True, cursor=cursor)  # type: ignore[arg-type]
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({}, KindError, "Exactly one of `trajectory` and `end` must be provided"),
+        ({"trajectory": rows, "end": rows}, KindError, "Exactly one"),
+        ({"end": rows[0]}, UsageError, "at least 1-dimensional"),
+        ({"trajectory": rows[:0]}, UsageError, r"empty \(T=0\) input"),
+        ({"end": rows, "cursor": torch.zeros(0)}, UsageError, "must not be an empty tensor"),
+        ({"end": rows, "cursor": range(0)}, UsageError, "must not be an empty range"),
+        ({"end": rows, "cursor": 1.5}, UsageError, "should be an integer or a 1d tensor or a range"),
+        ({"end": rows, "cursor": 5}, UsageError, r"must be a step in \[0, 5\)"),
+    ]
+    for options, error, message in wrong:
+        with pytest.raises(error, match=message):
+            find_start_stop_traj(at_capacity=True, **options)

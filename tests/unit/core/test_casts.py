@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from ostinato._backend import backend
@@ -22,9 +21,9 @@ from ostinato.errors import CastWarning, SchemaError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
 DOCS = Path(__file__).parents[3] / "docs" / "casts.md"
 CLASSES: dict[str, Rule] = {"=": "exact", "~": "usual", "w": "rounds", "c": "checked", "x": "never"}
+REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 KINDS = ["tensor", "array", "scalar", "number"]
 
 
@@ -33,25 +32,18 @@ def documented() -> dict[tuple[torch.dtype, torch.dtype], Rule]:
     """Read the table of the documentation."""
     lines = [line.strip("| ").split(" | ") for line in DOCS.read_text().splitlines() if re.match(r"\| `\w+` \|", line)]
     lines = [line for line in lines if len(line) == len(DTYPES) + 1]
-    names = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
-    order = [names[line[0].strip("` ")] for line in lines]
+    order = [getattr(torch, line[0].strip("` ")) for line in lines]
     return {
-        (names[line[0].strip("` ")], to): CLASSES[x.strip()]
-        for line in lines
-        for to, x in zip(order, line[1:], strict=True)
+        (source, stored): CLASSES[x.strip()]
+        for source, line in zip(order, lines, strict=True)
+        for stored, x in zip(order, line[1:], strict=True)
     }
 
 
 def outcome(value: Any, stored: torch.dtype) -> str:
     """Tell by Python's exact arithmetic what a dtype makes of a number: `kept`, `rounded` or `lost`."""
     if isinstance(value, complex):
-        if not stored.is_complex:
-            return "lost"
-        parts = {
-            outcome(part, torch.float32 if stored is torch.complex64 else torch.float64)
-            for part in (value.real, value.imag)
-        }
-        return "lost" if "lost" in parts else "rounded" if "rounded" in parts else "kept"
+        return outcome(value.real, REAL[stored]) if stored in REAL else "lost"  # all of them have an imaginary part 0
     if stored is torch.bool:
         return "kept" if value in (0, 1) else "lost"
     if not stored.is_floating_point and not stored.is_complex:
@@ -60,23 +52,20 @@ def outcome(value: Any, stored: torch.dtype) -> str:
         return "kept" if whole and info.min <= value <= info.max else "lost"
     if value != value or abs(value) == float("inf"):
         return "kept"
-    real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(stored, stored)
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return "lost"  # no dtype has such integers
     wide = torch.float64 if isinstance(value, float) else torch.uint64 if value >= 2**63 else torch.int64
-    found = torch.tensor(value, dtype=wide).to(real).item()
+    found = torch.tensor(value, dtype=wide).to(REAL.get(stored, stored)).item()
     return "lost" if abs(found) == float("inf") else "kept" if found == value else "rounded"
 
 
 def expected(value: Any, source: torch.dtype, stored: torch.dtype) -> str:
     """Tell what a write does, by the documented class: `silent`, `warns` or `raises`."""
     found, result = documented()[source, stored], outcome(value, stored)
-    if found == "never":
-        return "raises"
     if found == "exact":
         assert result == "kept"
         return "silent"
-    if result == "lost" or (found == "checked" and result != "kept"):
+    if found == "never" or result == "lost" or (found == "checked" and result != "kept"):
         return "raises"
     return "warns" if found == "rounds" and result == "rounded" else "silent"
 
@@ -98,76 +87,51 @@ def tempting(source: torch.dtype, stored: torch.dtype) -> list[Any]:
     if source is torch.bool:
         return [False, True]
     found: list[Any] = [0, 1, 2, 3]
-    for dtype in (source, stored):
-        real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
-        if real is torch.bool:
-            continue
+    for real in {REAL.get(dtype, dtype) for dtype in (source, stored)} - {torch.bool}:
         if real.is_floating_point:
             info = torch.finfo(real)
             digits = 2 ** (1 - int(np.log2(info.eps)))
-            found += [
-                digits,
-                digits + 1,
-                digits * 4,
-                info.max,
-                info.max * 0.75,
-                info.tiny,
-                1 + info.eps,
-                0.5,
-                -0.5,
-                1.5,
-            ]
+            found += [digits, digits + 1, digits * 4, info.max, info.max * 0.75, info.tiny, 1 + info.eps, 0.5, -1.5]
             found += [float("inf"), float("-inf"), float("nan")]
         else:
             low, high = torch.iinfo(real).min, torch.iinfo(real).max
-            found += [low, low + 1, low - 1, high, high - 1, high + 1, high // 3, -1]
-    whole = not source.is_floating_point and not source.is_complex
+            found += [low, low - 1, high, high + 1, high // 3, -1]
     kept = [x for x in found if outcome(x, source) == "kept"]
-    return [int(x) if whole else complex(x, 0) if source.is_complex else float(x) for x in kept]
+    number = complex if source.is_complex else float if source.is_floating_point else int
+    return [number(x) for x in kept]
 
 
 def given_as(kind: str, value: Any, source: torch.dtype) -> Any:
-    """Return a number of a dtype in a kind of data; None if it has no such kind."""
+    """Return a number of a dtype in a kind of data; as a tensor if it has no such kind."""
     tensor = torch.tensor(value, dtype=source)
-    if kind == "tensor":
+    if kind == "number" and source in {torch.bool, torch.int64, torch.float64, torch.complex128}:
+        return value
+    if kind in {"tensor", "number"} or source is torch.bfloat16:
         return tensor
-    if kind == "number":
-        native = {torch.bool, torch.int64, torch.float64, torch.complex128}
-        return value if source in native else None
-    if source is torch.bfloat16:
-        return None
     return tensor.numpy() if kind == "array" else tensor.numpy()[()]
 
 
-def buffer(stored: torch.dtype) -> ReplayBuffer:
+def buffer(stored: torch.dtype, rows: int = 1) -> ReplayBuffer:
     rb = ReplayBuffer(storage=LazyTensorStorage(64), batch_size=2)
-    rb.add({"x": torch.zeros((), dtype=stored)})
+    rb.extend({"x": torch.zeros(rows, dtype=stored)})
     return rb
-
-
-def test_the_documented_table_is_that_of_the_code() -> None:
-    table = documented()
-    assert set(table) == {(source, stored) for source in DTYPES for stored in DTYPES}
-    assert {pair: rule(*pair) for pair in table} == table
 
 
 @pytest.mark.parametrize("source", DTYPES, ids=str)
 def test_each_pair_of_dtypes_does_what_is_documented(source: torch.dtype) -> None:
     """Each value in one kind of data, and those that do the same as a batch; where none is read, dtypes decide."""
-    for stored in DTYPES:
-        if stored is source:
-            continue
+    assert {pair: rule(*pair) for pair in documented()} == documented()
+    for stored in set(DTYPES) - {source}:
         groups: dict[str, list[Any]] = {}
         for number, value in enumerate(tempting(source, stored)):
-            kinds = [data for kind in KINDS if (data := given_as(kind, value, source)) is not None]
             rb, wanted = buffer(stored), expected(value, source, stored)
             groups.setdefault(wanted, []).append(value)
-            assert done(functools.partial(rb.add, {"x": kinds[number % len(kinds)]})) == wanted, (stored, value)
-            assert len(rb) == (1 if wanted == "raises" else 2)
+            assert done(functools.partial(rb.add, {"x": given_as(KINDS[number % 4], value, source)})) == wanted
+            assert len(rb) == (1 if wanted == "raises" else 2), (stored, value)
         for wanted, values in groups.items():
             rb, batch = buffer(stored), torch.tensor(values, dtype=source)
             assert done(functools.partial(rb.extend, {"x": batch})) == wanted
-            held: Tensor = rb[1:]["x"]
+            held = rb[1:]["x"]
             assert held.dtype is stored
             if wanted != "raises":
                 assert torch.equal(held.nan_to_num(7), batch.to(stored).nan_to_num(7))
@@ -176,24 +140,34 @@ def test_each_pair_of_dtypes_does_what_is_documented(source: torch.dtype) -> Non
         assert done(meta) == by_dtype
 
 
+def spread(value: Any) -> list[dict[str, Any]]:
+    return [{"x": one} for one in value]
+
+
+def tensordicts(value: Any) -> TensorDict:
+    return TensorDict({"x": torch.as_tensor(value)}, [2])
+
+
 ENTRANCES: dict[str, Callable[[ReplayBuffer, Any], Any]] = {
     "extend": lambda rb, value: rb.extend({"x": value}),
-    "extend a list": lambda rb, value: rb.extend([{"x": one} for one in value]),
-    "extend a TensorDict": lambda rb, value: rb.extend(TensorDict({"x": torch.as_tensor(value)}, [2])),
-    "extend a list of TensorDicts": lambda rb, value: rb.extend(
-        [TensorDict({"x": torch.as_tensor(one)}) for one in value]
-    ),
+    "extend a list": lambda rb, value: rb.extend(spread(value)),
+    "extend a TensorDict": lambda rb, value: rb.extend(tensordicts(value)),
+    "extend a list of TensorDicts": lambda rb, value: rb.extend(list(tensordicts(value))),
     "items": lambda rb, value: rb.__setitem__(slice(0, 2), {"x": value}),
-    "items of a list": lambda rb, value: rb.__setitem__(slice(0, 2), [{"x": one} for one in value]),
+    "items of a list": lambda rb, value: rb.__setitem__(slice(0, 2), spread(value)),
     "write_all": lambda rb, value: rb.write_all({"x": value}),
     "a field": lambda rb, value: rb.__setitem__("x", value),
     "set_at_": lambda rb, value: rb.set_at_("x", value, slice(0, 2)),
     "update_": lambda rb, value: rb.update_({"x": value}),
 }
+LAYOUTS: dict[str, Callable[[], ReplayBuffer]] = {
+    "mapped": lambda: ReplayBuffer(storage=LazyMemmapStorage(8)),
+    "shared": lambda: ReplayBuffer(storage=LazyTensorStorage(8), shared=backend.native is not None),
+    "single copy": lambda: ReplayBuffer(storage=LazyTensorStorage(8, single_copy={"next": "x"})),
+}
 CASES: dict[str, tuple[torch.dtype, Any, str]] = {
     "float64": (torch.float32, np.array([0.1, 0.2]), "silent"),
     "integers in range": (torch.int8, np.array([1, -128]), "silent"),
-    "whole floats": (torch.int64, np.array([1.0, 3.0]), "silent"),
     "half precision": (torch.float16, np.array([0.1, 0.2]), "warns"),
     "a fraction": (torch.int64, np.array([1.0, 0.5]), "raises"),
     "out of range": (torch.uint8, np.array([1, 256]), "raises"),
@@ -202,87 +176,63 @@ CASES: dict[str, tuple[torch.dtype, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("entrance", ENTRANCES)
-def test_each_entrance_casts_by_the_table(entrance: str, case: str) -> None:
-    stored, value, wanted = CASES[case]
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
-    rb.extend({"x": torch.zeros(2, dtype=stored)})
-    before = (rb[:]["x"].clone(), rb.write_count)
-    assert done(lambda: ENTRANCES[entrance](rb, value)) == wanted
-    if wanted == "raises":
-        assert torch.equal(rb[:]["x"], before[0])
-        assert rb.write_count == before[1]
-    else:
-        assert torch.equal(rb[-2:]["x"], torch.from_numpy(value).to(stored))
-    assert rb[:]["x"].dtype is stored
-    assert done(lambda: ENTRANCES[entrance](rb, value)) == ("silent" if wanted == "warns" else wanted), "warned once"
-
-
-@pytest.mark.parametrize("option", ["ndim", "single copy", "shared", "mapped", "added later"])
-def test_storages_of_other_layouts_cast_by_the_table(option: str) -> None:
-    if option == "shared" and backend.native is None:
-        pytest.skip("shared buffers need the compiled extension")
-    layouts: dict[str, dict[str, Any]] = {"ndim": {"ndim": 2}, "single copy": {"single_copy": {"next": "x"}}}
-    options = layouts.get(option, {})
-    lead = (1, 2) if option == "ndim" else (2,)
-
-    def rows(x: Any) -> dict[str, Any]:
-        return {"x": x.reshape(lead), "next": x.reshape(lead)} if option == "single copy" else {"x": x.reshape(lead)}
-
+def test_each_entrance_casts_by_the_table(entrance: str) -> None:
     for stored, value, wanted in CASES.values():
-        storage = (LazyMemmapStorage if option == "mapped" else LazyTensorStorage)(8, **options)
-        rb = ReplayBuffer(storage=storage, batch_size=2, shared=option == "shared")
-        if option == "added later":
-            rb.extend({"id": torch.arange(2)})
-            rb.write_all({"id": torch.arange(2), "x": torch.zeros(2, dtype=stored)})
-            assert done(functools.partial(rb.write_all, {"id": torch.arange(2), "x": value})) == wanted
-            continue
-        rb.extend(rows(torch.zeros(2, dtype=stored)))
-        assert done(functools.partial(rb.extend, rows(value))) == wanted
+        rb, write = buffer(stored, 2), ENTRANCES[entrance]
+        before = (rb[:]["x"].clone(), rb.write_count)
+        assert done(functools.partial(write, rb, value)) == wanted
+        if wanted == "raises":
+            assert torch.equal(rb[:]["x"], before[0])
+            assert rb.write_count == before[1]
+        else:
+            assert torch.equal(rb[-2:]["x"], torch.from_numpy(value).to(stored))
+        assert rb[:]["x"].dtype is stored
+        assert done(functools.partial(write, rb, value)) == ("silent" if wanted == "warns" else wanted), "warned once"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_storages_of_other_layouts_and_late_fields_cast_by_the_table(layout: str) -> None:
+    for stored, value, wanted in CASES.values():
+        rb, late = LAYOUTS[layout](), ReplayBuffer(storage=LazyTensorStorage(8))
+        rb.extend(dict.fromkeys(("x", "next"), torch.zeros(2, dtype=stored)))
+        assert done(functools.partial(rb.extend, {"x": value, "next": value})) == wanted
         assert len(rb) == (2 if wanted == "raises" else 4)
+        late.extend({"id": torch.arange(2)})
+        late.write_all({"id": torch.arange(2), "x": torch.zeros(2, dtype=stored)})
+        assert done(functools.partial(late.write_all, {"id": torch.arange(2), "x": value})) == wanted
 
 
 def test_rows_of_a_list_may_mix_kinds_and_dtypes() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=2)
     rb.extend({"r": torch.zeros(1), "n": torch.zeros(1, dtype=torch.int64)})
-    rb.extend(
-        [
-            {"r": 1, "n": np.int8(1)},
-            {"r": 0.5, "n": True},
-            {"r": np.float64(0.25), "n": 2**60 + 1},
-            {"r": torch.tensor(2), "n": torch.tensor(3.0)},
-            {"r": np.array(True), "n": np.uint8(4)},
-        ]
-    )
-    assert rb[1:]["r"].tolist() == [1.0, 0.5, 0.25, 2.0, 1.0]
-    assert rb[1:]["n"].tolist() == [1, 1, 2**60 + 1, 3, 4]
-    rows = [TensorDict({"r": 1.0, "n": torch.tensor(2**60 + 1)}), TensorDict({"r": 1, "n": torch.tensor(5.0)})]
+    rows: list[Any] = [
+        {"r": 1, "n": np.int8(1)},
+        {"r": np.float64(0.25), "n": 2**60 + 1},
+        {"r": torch.tensor(2), "n": torch.tensor(3.0)},
+        {"r": np.array(True), "n": True},
+    ]
     rb.extend(rows)
-    assert rb[6:]["n"].tolist() == [2**60 + 1, 5], "torch would stack them as float32"
+    rb.extend([TensorDict({"r": 1.0, "n": torch.tensor(2**60 + 1)}), TensorDict({"r": 1, "n": torch.tensor(5.0)})])
+    assert rb[1:]["r"].tolist() == [1.0, 0.25, 2.0, 1.0, 1.0, 1.0]
+    assert rb[1:]["n"].tolist() == [1, 2**60 + 1, 3, 1, 2**60 + 1, 5], "torch would stack the last two as float32"
     wide = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
     wide.add({"x": np.float64(0.0), "n": np.uint64(0)})
     wide.add({"x": 0.1, "n": 2**64 - 1})
     wide.extend([{"x": 0.1, "n": 2**64 - 1}])
     assert wide[1:]["x"].tolist() == [0.1, 0.1], "Python's numbers are not rounded on the way"
     assert wide[1:]["n"].tolist() == [2**64 - 1] * 2
-    with pytest.raises(SchemaError, match=r"'n' must be int64.*0\.5"):
-        rb.extend([{"r": 1, "n": 1}, {"r": 1, "n": 0.5}])
 
 
 def test_numbers_that_no_stored_dtype_has_raise_with_what_was_given_and_what_to_do() -> None:
-    for stored in (np.int64(0), np.int8(0), np.bool_(0), np.float32(0)):
-        rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
-        rb.add({"x": stored})
-        for value in (2**63, -(2**63) - 1, 10**400):
-            with pytest.raises(SchemaError, match=rf"field 'x' must be {stored.dtype}, got a Python int of \d+ bits"):
-                rb.add({"x": value})
-        assert len(rb) == 1
+    for stored in (torch.int64, torch.int8, torch.bool, torch.float32):
+        for value in (2**63, 10**400):
+            with pytest.raises(SchemaError, match=r"field 'x' must be \w+, got a Python int of \d+ bits"):
+                buffer(stored).add({"x": value})
     with pytest.raises(TypeError, match=r"field 'x' holds the number 1e\+300"):
         ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2).add({"x": 1e300})
-    for one, other in ((torch.float8_e4m3fn, torch.float32), (torch.float32, torch.float8_e4m3fn)):
-        with pytest.raises(SchemaError, match="never cast"):
-            buffer(one).add({"x": torch.zeros((), dtype=other)})
+    with pytest.raises(SchemaError, match="never cast"):
+        buffer(torch.float8_e4m3fn).add({"x": torch.zeros(())})
     rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
     rb.extend({"action": torch.zeros(2, 2, dtype=torch.int32)})
     with pytest.raises(SchemaError) as caught:
@@ -296,12 +246,10 @@ def test_numbers_that_no_stored_dtype_has_raise_with_what_was_given_and_what_to_
 
 def test_the_warning_names_field_dtypes_and_the_line_that_wrote() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
-    rb.extend(
-        TensorDict({"n": {"x": torch.zeros(2, dtype=torch.float16)}, "y": torch.zeros(2, dtype=torch.float16)}, [2])
-    )
-    rows = TensorDict({"n": {"x": torch.full((2,), 0.1)}, "y": torch.full((2,), 0.1)}, [2])
+    half = torch.zeros(2, dtype=torch.float16)
+    rb.extend(TensorDict({"n": {"x": half}, "y": half}, [2]))
     with pytest.warns(CastWarning) as caught:
-        rb.extend(rows)
+        rb.extend(TensorDict({"n": {"x": torch.full((2,), 0.1)}, "y": torch.full((2,), 0.1)}, [2]))
     assert [str(w.message).split(":")[0] for w in caught] == [
         "field ('n', 'x') is stored as float16, to which the float32 values written are rounded",
         "field 'y' is stored as float16, to which the float32 values written are rounded",

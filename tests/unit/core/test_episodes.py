@@ -1,4 +1,4 @@
-"""The episode table, native and in NumPy, against a log that knows every row ever written."""
+"""The episode table, native and in NumPy, against a list of every row ever written."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ from ostinato.core.records import Run
 from ostinato.errors import CapacityError, CheckpointError, EmptyBufferError, OptionError, SlotError
 
 from ...effort import examples
-from .episode_log import Batch, Log, clamp_window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
     from torch import Tensor
 
 Kind: TypeAlias = Literal["native", "torch"]
 KINDS: list[Kind] = ["native", "torch"] if backend.native is not None else ["torch"]
 kinds = pytest.mark.parametrize("kind", KINDS)
-NEEDS = (1, 2, 3, 7)
-TOP = 2**63 - 1
 
 
 def make(kind: Kind, capacity: int, lanes: int = 1) -> EpisodeTable:
@@ -45,150 +42,129 @@ def randoms_of_ranks(total: int) -> Tensor:
     return integers([-(-(rank << 63) // total) for rank in range(total)])
 
 
-@st.composite
-def batches(draw: st.DrawFn, capacity: int, lanes: int, *, by_id: bool) -> Batch:
-    """A batch of up to two and a half rings: of whole steps of all lanes, or of some trajectories."""
-    most = max(1, 5 * capacity // 2)
-    rows = draw(
-        st.one_of(st.integers(0, min(most, 6)), st.integers(1, most), st.sampled_from([capacity, capacity + 1]))
-    )
-    rows = rows if by_id else rows // lanes * lanes
-    share = draw(st.sampled_from([0.0, 0.05, 0.3, 1.0]))
-    random = draw(st.randoms(use_true_random=False))
-    ends = [random.random() < share for _ in range(rows)] if draw(st.booleans()) else None
-    ids, names = None, [-(2**63), 0, 1, 7, 2**63 - 1][: draw(st.integers(1, 5))]
-    if by_id and draw(st.booleans()):
-        ids = [names[i % len(names)] for i in range(rows)]
-    elif by_id:
-        ids = [random.choice(names) for _ in range(rows)]
-    masked = draw(st.sampled_from([0.0, 0.1, 0.9]))
-    mask = [random.random() >= masked for _ in range(rows)] if masked else None
-    return Batch(rows, ends, ids, mask)
+def plain_state(table: EpisodeTable) -> dict[str, Any]:
+    return {name: x.tolist() if isinstance(x, torch.Tensor) else x for name, x in table.state_dict().items()}
+
+
+class Model:
+    """Every row ever written, by number: its stream, whether it ends an episode, whether it is in one."""
+
+    def __init__(self, capacity: int, lanes: int, start: int) -> None:
+        self.capacity, self.lanes, self.start = capacity, lanes, start
+        self.rows: list[tuple[Hashable, bool, bool]] = []
+
+    def slot(self, number: int) -> int:
+        return (self.start + number) % self.capacity
+
+    def write(self, ends: list[bool], ids: list[int] | None, mask: list[bool]) -> Run:
+        first, skip = len(self.rows), max(0, len(ends) - self.capacity)
+        for i, (end, valid) in enumerate(zip(ends, mask, strict=True)):
+            stream = ("lane", self.slot(first + i) % self.lanes) if ids is None else ("id", ids[i])
+            self.rows.append((stream, end, valid))
+        return Run(self.slot(first + skip), len(ends) - skip, self.capacity, skip)
+
+    def clear(self) -> None:
+        self.start, self.rows = self.slot(len(self.rows)), []
+
+    def episodes(self) -> list[tuple[list[int], bool]]:
+        """Slots of the rows present of each episode, by the age of the first, and whether it has ended."""
+        found: list[list[int]] = []
+        going: dict[Hashable, list[int]] = {}
+        for number, (stream, end, valid) in enumerate(self.rows):
+            if valid and stream not in going:
+                going[stream] = []
+                found.append(going[stream])
+            if valid:
+                going[stream].append(number)
+            if end or not valid:
+                going.pop(stream, None)
+        oldest = len(self.rows) - self.capacity
+        present = sorted(kept for line in found if (kept := [number for number in line if number >= oldest]))
+        return [([self.slot(number) for number in line], self.rows[line[-1]][1]) for line in present]
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[int, int, int, list[Batch | None]]:
-    """Capacity, lanes, first slot, and what is written; None: the table is cleared."""
+def histories(draw: st.DrawFn) -> tuple[int, int, int, list[Any]]:
+    """Capacity, lanes, first slot, and ends, ids and masks of what is written; None: the table is cleared."""
     lanes = draw(st.sampled_from([1, 1, 2, 3]))
     capacity = lanes * draw(st.integers(1, 30 // lanes))
-    style = draw(st.sampled_from(["lanes", "ids", "both"]))
-    written: list[Batch | None] = []
+    random, written = draw(st.randoms(use_true_random=False)), list[Any]()
     for _ in range(draw(st.integers(1, 8))):
-        by_id = style == "ids" or (style == "both" and draw(st.booleans()))
-        written.append(draw(batches(capacity, lanes, by_id=by_id)))
-        if draw(st.integers(0, 15)) == 0:
-            written.append(None)
+        by_id, share, masked = (
+            draw(st.booleans()),
+            draw(st.sampled_from([0.0, 0.05, 0.3, 1.0])),
+            random.choice([0, 0, 0.3]),
+        )
+        most = draw(st.sampled_from([6, capacity, capacity + 1, 5 * capacity // 2]))
+        rows = range(random.randint(0, most) // lanes * lanes)
+        names = [-(2**63), 0, 1, 7, 2**63 - 1][: random.randint(1, 5)]
+        ids = [random.choice(names) for _ in rows] if by_id else None
+        written.append(([random.random() < share for _ in rows], ids, [random.random() >= masked for _ in rows]))
+        written += [None] * (random.random() < 0.05)
     return capacity, lanes, draw(st.integers(0, capacity // lanes - 1)) * lanes, written
 
 
-def check_rows(table: EpisodeTable, log: Log) -> None:
+def check_rows(table: EpisodeTable, model: Model) -> None:
     """Every answer about every slot."""
-    slots = torch.arange(log.capacity)
-    ahead, behind, windows = [], [], []
-    for slot in range(log.capacity):
-        others, at = log.of(slot)
-        ahead.append(len(others) - 1 - at if others else -1)
-        behind.append(at)
-        windows.append((others or [slot], max(at, 0)))
-    assert table.ahead(slots).tolist() == ahead
-    assert table.behind(slots).tolist() == behind
-    assert table.ended(slots).tolist() == [log.ended(slot) for slot in range(log.capacity)]
-    for before, after, dilation in ((0, 0, 1), (1, 2, 1), (0, 4, 3), (5, 0, 2), (2, 2, 2**31 - 1)):
-        found, valid = table.window(slots.repeat_interleave(2)[::2], before, after, dilation)
-        offsets = [k * dilation for k in range(-before, after + 1)]
-        expected = [clamp_window(others, at, offsets) for others, at in windows]
-        assert list(zip(found.tolist(), valid.tolist(), strict=True)) == expected
-    check_windows(table, log, windows)
-    for step in (0, 1, -1, 4, -(2**63), 2**63 - 1):
-        expected_slots = [clamp_window(others, at, [step])[0][0] for others, at in windows]
-        assert table.shift(slots, step).tolist() == expected_slots
+    slots = torch.arange(model.capacity)
+    places = {slot: (line, at, ended) for line, ended in model.episodes() for at, slot in enumerate(line)}
+    found = [places.get(slot, ([slot], -1, False)) for slot in range(model.capacity)]
+    assert table.ahead(slots).tolist() == [len(line) - 1 - at if at >= 0 else -1 for line, at, _ in found]
+    assert table.behind(slots).tolist() == [at for _, at, _ in found]
+    assert table.ended(slots).tolist() == [ended and at == len(line) - 1 for line, at, ended in found]
+    for before, after, dilation in ((1, 2, 2), (2, 2, 2**31 - 1)):
+        rows, valid = table.window(slots.repeat_interleave(2)[::2], before, after, dilation)
+        for (line, at, _), row, inside in zip(found, rows.tolist(), valid.tolist(), strict=True):
+            wanted = [max(at, 0) + k * dilation for k in range(-before, after + 1)]
+            assert inside == [0 <= w < len(line) for w in wanted]
+            assert row == [line[min(max(w, 0), len(line) - 1)] for w in wanted]
+    assert table.shift(slots, 2**63 - 1).tolist() == [line[-1] for line, _, _ in found]
+    assert table.shift(slots, -(2**63)).tolist() == [line[0] for line, _, _ in found]
 
 
-def check_windows(table: EpisodeTable, log: Log, windows: list[tuple[list[int], int]]) -> None:
-    """Slices, the windows of n-step transitions and stacks of frames from or up to every slot."""
-    slots = torch.arange(log.capacity)
-    for width, dtype in ((1, torch.float32), (3, torch.float64), (5, torch.float32)):
-        expected = [clamp_window(others, at, list(range(width))) for others, at in windows]
-        rows, valid = (torch.tensor([pair[k] for pair in expected]) for k in range(2))
-        powers = 0.9 ** torch.arange(width + 1, dtype=dtype)
-        found = table.steps(slots, powers)
-        assert torch.equal(table.slices(slots, width).view(-1, width), rows)
-        assert torch.equal(found.rows, rows)
-        assert torch.equal(found.weights, valid * powers[:width])
-        assert torch.equal(found.steps, valid.sum(1))
-        assert torch.equal(found.discounts, powers[valid.sum(1)].float())
-        assert torch.equal(found.last, rows[:, -1])
-    for k, then in ((1, False), (2, True), (4, False), (4, True)):
-        expected = [clamp_window(others, at, [min(i + then, 0) for i in range(1 - k, 1)]) for others, at in windows]
-        found_rows, marks = table.stack(slots, k, then=then, marked=True)
-        assert found_rows.view(-1, k).tolist() == [rows for rows, _ in expected]
-        assert marks is not None
-        assert marks.tolist() == [inside for _, inside in expected]
-        assert table.stack(slots, k, then=then)[1] is None
-
-
-def check_counts(table: EpisodeTable, log: Log) -> None:
+def check_counts(table: EpisodeTable, model: Model) -> None:
     """Counts, spans, and that every start is drawn by exactly its share of the random numbers."""
-    spans = log.spans()
-    assert [tuple(x) for x in zip(*(x.tolist() for x in table.episodes()), strict=True)] == spans
+    lines = model.episodes()
+    spans = [(line[0], len(line), ended) for line, ended in lines]
+    assert list(zip(*(x.tolist() for x in table.episodes()[:3]), strict=True)) == spans
     assert table.count == len(spans)
-    assert table.rows == sum(rows for _, rows, _, _ in spans)
-    assert table.masked == len(log.row_at) - table.rows
-    for need in NEEDS:
-        starts, expected = table.starts(need), log.starts(need)
-        every = sorted(slot for slots in expected.values() for slot in slots)
+    assert table.rows == sum(rows for _, rows, _ in spans)
+    assert table.masked == min(len(model.rows), model.capacity) - table.rows
+    for need in (1, 2, 7):
+        starts, expected = table.starts(need), [line[: len(line) - need + 1] for line, _ in lines if len(line) >= need]
+        every = sorted(slot for line in expected for slot in line)
         assert (starts.rows, starts.episodes) == (len(every), len(expected))
-        assert torch.nonzero(starts.allowed(torch.arange(log.capacity))).flatten().tolist() == every
-        if not every:
-            with pytest.raises(EmptyBufferError):
-                starts.draw(integers([0]))
-            continue
-        assert sorted(starts.draw(randoms_of_ranks(len(every))).tolist()) == every
-        episodes = randoms_of_ranks(len(expected))
-        low = starts.draw_episodes(torch.cat([episodes, torch.zeros_like(episodes)])).tolist()
-        high = starts.draw_episodes(torch.cat([episodes, torch.full_like(episodes, TOP)])).tolist()
-        assert sorted(low) == sorted(slots[0] for slots in expected.values())
-        assert sorted(high) == sorted(slots[-1] for slots in expected.values())
+        assert torch.nonzero(starts.allowed(torch.arange(model.capacity))).flatten().tolist() == every
+        if every:
+            assert sorted(starts.draw(randoms_of_ranks(len(every))).tolist()) == every
+            episodes = randoms_of_ranks(len(expected))
+            for place, number in ((0, 0), (-1, 2**63 - 1)):
+                drawn = starts.draw_episodes(torch.cat([episodes, torch.full_like(episodes, number)])).tolist()
+                assert sorted(drawn) == sorted(line[place] for line in expected)
 
 
 @examples(1)
-@given(history=histories(), seed=st.integers(0, 2**32))
-def test_tables_know_what_a_log_of_all_rows_knows(history: tuple[int, int, int, list[Batch | None]], seed: int) -> None:
-    """Tables of both kinds, and halfway copies of each in both; equal random numbers draw the same rows from all."""
+@given(history=histories())
+def test_tables_know_what_a_list_of_all_rows_knows(history: tuple[int, int, int, list[Any]]) -> None:
+    """Tables of both kinds, and halfway a copy of each in the other kind; all have one state."""
     capacity, lanes, start, written = history
-    tables, log = [make(kind, capacity, lanes) for kind in KINDS], Log(capacity, lanes)
-    log.cursor = start  # the first run may begin anywhere
-    for table in tables:
-        table.starts(2)  # one need is known from the beginning, the others from the first check on
+    tables, model = [make(kind, capacity, lanes) for kind in KINDS], Model(capacity, lanes, start)
     for number, batch in enumerate(written):
         if number == len(written) // 2:
-            tables = [copied(source, kind) for source in tables for kind in KINDS]
-        run = None if batch is None else log.write(batch)
+            tables = [copied(source, kind) for source, kind in zip(tables, KINDS[::-1], strict=True)]
+        run = None if batch is None else model.write(*batch)
+        if run is None:
+            model.clear()
         for table in tables:
-            if run is None or batch is None:
+            if run is None:
                 table.clear()
             else:
-                table.record(run, *batch.tensors())
-        if batch is None:
-            log.forget()
-        for table in tables[:: max(1, len(tables) - 1)]:
-            check_rows(table, log)
-            check_counts(table, log)
-        drawn = [(repr(table), draws(table, torch.Generator().manual_seed(seed))) for table in tables]
-        assert drawn == drawn[:1] * len(tables)
-        states = [plain_state(table) for table in tables]
-        assert states == states[:1] * len(states)
-
-
-def draws(table: EpisodeTable, generator: torch.Generator) -> list[list[int]]:
-    """Random draws of starts, of rows alike and of episodes alike."""
-    out = []
-    for need in NEEDS:
-        starts = table.starts(need)
-        if starts.rows:
-            randoms = torch.randint(-(2**63), TOP, (50,), generator=generator)
-            out += [starts.draw(randoms).tolist(), starts.draw_episodes(randoms).tolist()]
-    return out
+                dtypes = (torch.bool, torch.int64, torch.bool)
+                given_ = zip(batch, dtypes, strict=True)
+                table.record(run, *(None if x is None else torch.tensor(x, dtype=dtype) for x, dtype in given_))
+            check_rows(table, model)
+            check_counts(table, model)
+        assert plain_state(tables[0]) == plain_state(tables[-1])
 
 
 def copied(source: EpisodeTable, kind: Kind) -> EpisodeTable:
@@ -200,56 +176,38 @@ def copied(source: EpisodeTable, kind: Kind) -> EpisodeTable:
     return table
 
 
-def plain_state(table: EpisodeTable) -> dict[str, Any]:
-    return {name: x.tolist() if isinstance(x, torch.Tensor) else x for name, x in table.state_dict().items()}
-
-
 @kinds
-@pytest.mark.parametrize("step", [7, 1000])
-def test_an_endless_episode_outlives_the_ring(kind: Kind, step: int) -> None:
-    """One episode, many wraps: it keeps its number, the newest `capacity` rows, and never memory of more."""
-    table, cursor, sizes = make(kind, 64), 0, set()
-    for turn in range(1, 41):
-        skip = max(0, step - 64)
-        table.record(Run((cursor + skip) % 64, step - skip, 64, skip), torch.zeros(step, dtype=torch.bool))
-        cursor, held = (cursor + step) % 64, min(turn * step, 64)
-        assert [x.tolist() for x in table.episodes()] == [[(cursor - held) % 64], [held], [False], [1]]
-        sizes.add(table.nbytes)
-    assert max(sizes) <= 2 * min(sizes)
-
-
-@kinds
-def test_records_and_streams_that_are_over_take_no_memory(kind: Kind) -> None:
-    """A thousand ids that never end, 50 at a time in the ring: what is gone is used again."""
-    table = make(kind, 100)
-    table.starts(2)
-    sizes = []
+def test_an_endless_episode_and_streams_that_are_over_take_no_memory(kind: Kind) -> None:
+    """One episode, many wraps; then a thousand ids that never end, 50 at a time in the ring."""
+    for step in (7, 1000):
+        table, cursor, sizes = make(kind, 64), 0, []
+        for turn in range(1, 41):
+            skip = max(0, step - 64)
+            table.record(Run((cursor + skip) % 64, step - skip, 64, skip), torch.zeros(step, dtype=torch.bool))
+            cursor, held = (cursor + step) % 64, min(turn * step, 64)
+            assert [x.tolist() for x in table.episodes()] == [[(cursor - held) % 64], [held], [False], [1]]
+            sizes.append(table.nbytes)
+        assert max(sizes) <= 2 * min(sizes)
+    table, sizes = make(kind, 100), []
     for i in range(500):
         table.record(Run(4 * i % 100, 4, 100), None, integers([2 * i, 2 * i, 2 * i + 1, 2 * i + 1]))
         sizes.append(table.nbytes)
     assert table.count == 50
     assert sizes[-1] == sizes[100]
-    assert table.state_dict()["serials"].numel() <= 52
 
 
 @kinds
 def test_what_does_not_fit_is_refused_and_changes_nothing(kind: Kind) -> None:
     table = make(kind, 8, 2)
     table.record(Run(0, 4, 8), torch.tensor([False, False, True, False]))
-    before = plain_state(table)
-    flags = torch.zeros(2, dtype=torch.bool)
+    before, flags = plain_state(table), torch.zeros(2, dtype=torch.bool)
     for run in (Run(6, 2, 8), Run(4, 2, 9), Run(4, 9, 8), Run(8, 2, 8), Run(5, 2, 8, 1), Run(-4, 2, 8), Run(4, -1, 8)):
         with pytest.raises(OptionError, match=r"a run in a ring of 8|recorded in ring order: slot 4 is next"):
             table.record(run, torch.zeros(max(run.total, 0), dtype=torch.bool))
-    for bad in (flags[:1], flags.view(1, 2), flags.int(), flags.to("meta")):
-        for place in (0, 2):
-            given_ = [None, None, None]
-            given_[place] = bad  # type: ignore[call-overload]
-            with pytest.raises(OptionError, match=r"must be a torch\.bool tensor \[2\], got"):
-                table.record(Run(4, 2, 8), *given_)
-    for ids in (torch.zeros(2, dtype=torch.int32), integers([1, 2, 3])):
-        with pytest.raises(OptionError, match=r"must be a torch\.int64 tensor \[2\], got"):
-            table.record(Run(4, 2, 8), None, ids)
+    bad: list[list[Any]] = [[x] for x in (flags[:1], flags.view(1, 2), flags.int(), flags.to("meta"))]
+    for given_ in [*bad, [None, None, flags.int()], [None, integers([1, 2, 3])], [None, flags.int()]]:
+        with pytest.raises(OptionError, match=r"must be a torch\.(bool|int64) tensor \[2\], got"):
+            table.record(Run(4, 2, 8), *given_)
     assert plain_state(table) == before
     for capacity, lanes in ((8, 1), (10, 2)):
         with pytest.raises(CheckpointError, match=rf"capacity 8 and 2 environments, this one {capacity} and {lanes}"):
@@ -261,23 +219,17 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(kind: Kind) -> None:
 
 @kinds
 def test_bad_questions_are_refused(kind: Kind) -> None:
-    table = make(kind, 8)
+    table, at = make(kind, 8), integers([0])
     table.record(Run(0, 4, 8), None)
-    at, starts = integers([0]), table.starts(5)
-    for slot in (-1, 8, 2**40):
-        bad = integers([3, slot])
-        asks: list[Callable[[Tensor], object]] = [table.ahead, table.behind, table.ended, table.starts(2).allowed]
-        for ask in asks:
+    starts = table.starts(5)
+    asks: list[Callable[[Tensor], object]] = [table.ahead, table.behind, table.ended, table.starts(2).allowed]
+    asks += [partial(table.window, before=0, after=1), partial(table.shift, steps=1)]
+    for ask in asks:
+        for slot in (-1, 8, 2**40):
             with pytest.raises(SlotError, match=rf"^slot {slot} at position 1 is outside \[0, 8\)"):
-                ask(bad)
-        for ask in (partial(table.window, before=0, after=1), partial(table.shift, steps=1)):
-            with pytest.raises(SlotError):
-                ask(bad)
+                ask(integers([3, slot]))
     calls: list[tuple[Callable[[], object], str]] = [
-        *(
-            (partial(table.window, at, *counts), "before and after must be in")
-            for counts in ((-1, 0), (0, -1), (0, 0, 0), (2**31, 0), (0, 2**31), (0, 0, 2**31))
-        ),
+        *((partial(table.window, at, *counts), "before and after") for counts in ((-1, 0), (0, 0, 0), (0, 2**31))),
         (lambda: table.ahead(at.int()), r"^slots must be a torch\.int64 tensor \[n\]"),
         (lambda: table.shift(at, integers([1, 2])), r"^steps must be a torch\.int64 tensor \[1\]"),
         (lambda: table.starts(0), "need must be at least 1"),
@@ -325,13 +277,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(kind: Kind) -> None:
     table.record(Run(2, 6, 8), torch.tensor([False, False, True, False, False, False]))
     table.record(Run(0, 4, 8), None)
     whole, before = table.state_dict(), plain_state(table)
-    assert {name: before[name] for name in ("episode", "serials", "keys", "status", "free")} == {
-        "episode": [2, 1, 3, 1, 3, 1, 3, 1],
-        "serials": [0, 2, 3, 4],  # free, of lane 1, ended, of lane 0
-        "keys": [0, 1, 0, 0],
-        "status": [0, 0, 1, 0],
-        "free": [0],
-    }
+    assert before["serials"] == [0, 2, 3, 4], "free, of lane 1, ended, of lane 0"
     for damage in damages(whole):
         with pytest.raises(CheckpointError, match="damaged"):
             table.load_state_dict(damage)

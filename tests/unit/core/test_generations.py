@@ -9,7 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.core.records import Picks, Run, ring_range
+from ostinato import LazyTensorStorage, PrioritizedSampler, ReplayBuffer
+from ostinato._backend import backend
+from ostinato.core.records import Picks, Run
 from ostinato.core.ring import Ring
 
 STEPS = st.lists(
@@ -68,37 +70,6 @@ def test_generations_follow_a_list_of_serial_numbers(steps: list[tuple[str, Any]
             assert newer.tolist() == [generation > serial or generation == 0 for generation in model]
 
 
-def test_no_memory_is_spent_while_rows_are_written_in_ring_order() -> None:
-    ring = Ring(10**12)
-    for start in range(0, 100, 10):
-        ring.record(Run(start, 10, 10**12))
-    assert ring.nbytes == 0
-    ring.record_edit(torch.tensor([3]))
-    assert 0 < ring.nbytes <= 8 * 200
-    assert ring.generations(torch.tensor([2, 3, 4, 99, 10**9])).tolist() == [3, 101, 5, 100, 0]
-
-
-def test_rows_brought_along_have_ages() -> None:
-    ring = Ring(5)
-    ring.take_over(3, 3)
-    assert ring.generations(torch.arange(5)).tolist() == [1, 2, 3, 0, 0]
-    full = Ring(3, after=10)
-    full.take_over(3, 1)
-    assert full.generations(torch.arange(3)).tolist() == [13, 11, 12]
-
-
-@given(capacity=st.integers(1, 9), start=st.integers(0, 8), rows=st.integers(0, 9), skip=st.integers(0, 20))
-def test_placements_name_slots_and_positions(capacity: int, start: int, rows: int, skip: int) -> None:
-    start, rows = start % capacity, min(rows, capacity)
-    run, wrapped = Run(start, rows, capacity, skip), [(start + i) % capacity for i in range(-skip, rows)]
-    assert run.slots().tolist() == ring_range(start, rows, capacity).tolist() == wrapped[skip:]
-    assert run.positions().tolist() == wrapped
-    assert run.total == len(wrapped)
-    picks = Picks(torch.tensor([4, 2]), torch.tensor([0, 2]), torch.tensor([4, -1, 2]))
-    assert picks.positions().tolist() == [4, -1, 2]
-    assert picks.total == 3
-
-
 @pytest.mark.parametrize("edited", [False, True])
 def test_rows_that_could_not_be_stored_are_taken_back(edited: bool) -> None:
     ring = Ring(4)
@@ -115,3 +86,13 @@ def test_rows_that_could_not_be_stored_are_taken_back(edited: bool) -> None:
     ring.record(Run(2, 2, 4))
     found = ring.generations(torch.arange(4)).tolist()
     assert found[2:] == [serial + 2, serial + 3]
+
+
+@pytest.mark.skipif(backend.native is None, reason="processes share buffers through the native extension")
+def test_the_first_row_of_a_shared_ring_has_a_generation_that_is_current() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 1.0, 1.0), batch_size=1, shared=True)
+    rb.extend(torch.arange(1))
+    _, info = rb.sample(return_info=True)
+    rb.update_priority(info, 5.0)
+    assert rb.sampler.state_dict()["priorities"].tolist() == [5.0]
+    assert rb.stats().stale_updates == 0

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -16,8 +14,6 @@ from ostinato._backend import backend
 
 native = backend.native
 pytestmark = pytest.mark.skipif(native is None, reason="the native extension is switched off or not installed")
-
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
 def check(values: list[Any], form: list[Tensor] | None = None) -> list[int] | None:
@@ -27,21 +23,6 @@ def check(values: list[Any], form: list[Tensor] | None = None) -> list[int] | No
     shapes = [torch.Size(x.shape) for x in form]
     found: list[int] | None = native.check_leaves(values, [x.dtype for x in form], shapes, Tensor)
     return found
-
-
-forms = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(1, 3), max_size=3))
-
-
-@given(form=st.lists(forms, min_size=1, max_size=6), data=st.data())
-def test_one_leaf_of_another_form_is_enough(form: list[tuple[torch.dtype, list[int]]], data: st.DataObject) -> None:
-    values = [torch.zeros(shape, dtype=dtype) for dtype, shape in form]
-    asked = list(values)
-    at = data.draw(st.integers(0, len(form) - 1))
-    dtype, shape = data.draw(forms)
-    asked[at] = torch.zeros(shape, dtype=dtype)
-    assert check(values) == [value.data_ptr() for value in values]
-    same = dtype is values[at].dtype and asked[at].shape == values[at].shape
-    assert (check(values, asked) is not None) is same
 
 
 class Wrapped(Tensor):
@@ -57,18 +38,15 @@ def odd_leaves() -> list[tuple[str, Any]]:
         ("subclass", plain.as_subclass(Wrapped)),
         ("parameter", torch.nn.Parameter(plain.clone(), requires_grad=False)),
         ("gradient", torch.zeros(2, 3, requires_grad=True)),
-        ("result with gradient", torch.zeros(2, 3, requires_grad=True) * 1),
         ("strided", torch.zeros(3, 2).t()),
         ("expanded", torch.zeros(1, 3).expand(2, 3)),
         ("negative view", torch._neg_view(plain)),
         ("meta", torch.zeros(2, 3, device="meta")),
         ("sparse", plain.to_sparse()),
-        ("sparse rows", plain.to_sparse_csr()),
         ("zero tensor", torch._efficientzerotensor((2, 3))),
         ("freed memory", freed),
         ("nested", torch.nested.nested_tensor([torch.zeros(3), torch.zeros(3)])),
         ("array", np.zeros((2, 3), np.float32)),
-        ("number", 1.0),
         ("none", None),
     ]
 
@@ -76,6 +54,8 @@ def odd_leaves() -> list[tuple[str, Any]]:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_odd_leaves_give_none() -> None:
     plain = torch.zeros(2, 3)
+    for other in (torch.zeros(2, 3, dtype=torch.int32), torch.zeros(3, 2), torch.zeros(6), torch.zeros(2, 3, 1)):
+        assert check([plain, other], [plain, plain]) is None
     for name, leaf in odd_leaves():
         for values in ([plain, leaf], [leaf, plain]):
             assert check(values, [plain, plain]) is None, name
@@ -86,22 +66,21 @@ def test_odd_leaves_give_none() -> None:
     assert check([]) == []
 
 
-def test_wrong_arguments_raise() -> None:
+def test_wrong_arguments_raise_and_other_shapes_and_types_do_no_harm() -> None:
     assert native is not None
     x = torch.zeros(2)
     for values, dtypes, shapes in (([x], [], [x.shape]), ([x], [x.dtype], []), ([], [x.dtype], [x.shape])):
         with pytest.raises(ValueError, match=r"^values, dtypes and shapes must have the same length$"):
             native.check_leaves(values, dtypes, shapes, Tensor)
-    with pytest.raises(AttributeError):
-        native.check_leaves([], [], [], int)
-    with pytest.raises(TypeError):
-        native.check_leaves([], [], [], Tensor(2))
+    for wrong, error in ((int, AttributeError), (x, TypeError)):
+        with pytest.raises(error):
+            native.check_leaves([], [], [], wrong)
     base = torch.arange(24.0).view(4, 6)
     assert native.check_leaves([base[1:3]], [torch.float32], [(2, 6)], Tensor) == [base.data_ptr() + 24]
     assert native.check_leaves([base], [torch.float32], [[4, 6]], Tensor) is None
     wrapped = x.as_subclass(Wrapped)
-    assert native.check_leaves([wrapped], [torch.float32], [torch.Size([2])], Wrapped) == [wrapped.data_ptr()]
-    assert check([torch.zeros(2), torch.zeros(3)]) is not None, "another type in between does no harm"
+    assert native.check_leaves([wrapped], [torch.float32], [x.shape], Wrapped) == [wrapped.data_ptr()]
+    assert check([x, torch.zeros(3)]) is not None
 
 
 class Rude(TorchFunctionMode):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato import LazyTensorStorage, LimitedSampler, QueueSampler, ReplayBuffer
-from ostinato.core.records import Draw, Picks, Run, View
+from ostinato import LazyTensorStorage, LimitedSampler, QueueSampler, ReplayBuffer, TensorStorage
+from ostinato.core.records import Draw, Run, View
 from ostinato.core.ring import Ring
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 
@@ -154,45 +155,32 @@ def test_limited_batches_follow_the_law_of_single_draws() -> None:
     assert 1e-4 < p_value([seen[i] for i in range(3)], [expected[i] for i in range(3)]) < 1 - 1e-4
 
 
-def test_limited_takes_rows_of_any_writer_and_rows_that_were_there() -> None:
-    sampler, stamps = LimitedSampler(1), Ring(CAPACITY)
-    stamps.take_over(4, 4)
-    view = View(4, CAPACITY, 4, stamps, torch.device("cpu"))
-    sampler.begin(view)
-    assert sorted(sampler.draw(view, 4, None).slots.tolist()) == [0, 1, 2, 3]
-    picks = Picks(torch.tensor([2, 0, 2]), torch.tensor([0, 1, 2]), torch.tensor([2, 0, 2]))
-    stamps.record(picks)
-    sampler.record(picks)
-    assert sampler.draws_left == 2
-    assert sorted(sampler.draw(view, 2, None).slots.tolist()) == [0, 2]
-    sampler.clear()
-    assert (sampler.rows_left, sampler.draws_left) == (0, 0)
-
-
 def test_states_of_other_rows_or_options_are_refused() -> None:
-    ring = Held(LimitedSampler(2))
-    ring.write(3)
+    ring, queue = Held(LimitedSampler(2)), Held(QueueSampler())
+    for each in (ring, queue):
+        each.write(3)
     ring.draw(4)
-    state = ring.sampler.state_dict()
-    with pytest.raises(CheckpointError, match=r"max_times_sampled=2\), this one has 3"):
-        LimitedSampler(3).check_state(state, 3)
-    with pytest.raises(CheckpointError, match="not those of 4 rows"):
-        LimitedSampler(2).check_state(state, 4)
-    with pytest.raises(CheckpointError, match="damaged"):
-        LimitedSampler(2).check_state({**state, "order": torch.tensor([0, 0])}, 3)
+    state, saved = ring.sampler.state_dict(), queue.sampler.state_dict()
+    wrong: list[tuple[Any, dict[str, Any], int, str]] = [
+        (LimitedSampler(3), state, 3, r"max_times_sampled=2\), this one has 3"),
+        (LimitedSampler(2), state, 4, "not those of 4 rows"),
+        (LimitedSampler(2), {**state, "order": torch.tensor([0, 0])}, 3, "damaged"),
+        (QueueSampler(), {**saved, "waiting": 4}, 3, "queue's state is damaged"),
+        (QueueSampler(), {**saved, "returned": torch.tensor([3])}, 3, "queue's state is damaged"),
+        (QueueSampler(), {**saved, "sizes": torch.tensor([1])}, 3, "queue's state is damaged"),
+    ]
+    for sampler, given_, rows, words in wrong:
+        with pytest.raises(CheckpointError, match=words):
+            sampler.check_state(given_, rows)
     with pytest.raises(OptionError, match="at least 1, got 0"):
         LimitedSampler(0)
     with pytest.raises(KindError, match=r"must be an integer, got 1\.5"):
         LimitedSampler(1.5)  # type: ignore[arg-type]
-    queue = Held(QueueSampler())
-    queue.write(3)
-    saved = queue.sampler.state_dict()
-    for change in ({"waiting": 4}, {"returned": torch.tensor([3])}, {"sizes": torch.tensor([1])}):
-        with pytest.raises(CheckpointError, match="queue's state is damaged"):
-            QueueSampler().check_state({**saved, **change}, 3)
 
 
-def test_consumed_rows_that_are_marked_as_updated_return() -> None:
+def test_rows_that_were_there_are_limited_and_consumed_ones_return_if_they_are_marked_as_updated() -> None:
+    limited = ReplayBuffer(storage=TensorStorage(torch.arange(4)), sampler=LimitedSampler(1), batch_size=4)
+    assert sorted(limited.sample().tolist()) == [0, 1, 2, 3]
     rb = ReplayBuffer(storage=LazyTensorStorage(6), consume_after_n_samples=1, batch_size=6)
     rb.extend(torch.arange(6))
     rb.sample()

@@ -58,13 +58,9 @@ def test_rows_written_in_a_pass_join_it_and_after_its_end_the_next() -> None:
     first = sampler.draw(make_view(4, 9), 3, generator).slots.tolist()
     rest = sampler.draw(make_view(6, 9), 3, generator).slots.tolist()  # ends the pass of six
     assert sorted(first + rest) == [0, 1, 2, 3, 4, 5]
-    assert sorted(sampler.draw(make_view(9, 9), 9, generator).slots.tolist()) == list(range(9))
-    passes = sampler.draw(make_view(50, 50), 500, generator).slots.view(10, 50)
+    passes = sampler.draw(make_view(9, 9), 90, generator).slots.view(10, 9)
     assert len({tuple(one.tolist()) for one in passes}) == 10, "each pass is shuffled anew"
-    assert "endless=True, drawn=0 of 50" in repr(sampler)
-
-
-def test_what_excludes_each_other_is_refused() -> None:
+    assert "endless=True, drawn=0 of 9" in repr(sampler)
     with pytest.raises(OptionError, match="endless=True has no last batch"):
         SamplerWithoutReplacement(drop_last=True, endless=True)
     with pytest.raises(OptionError, match="up to 2147483647 rows, got a capacity of 2147483648"):
@@ -84,6 +80,7 @@ def test_what_excludes_each_other_is_refused() -> None:
 def test_swaps_side_by_side_are_swaps_one_by_one(rows: int, room: int, first: int, count: int, seed: int) -> None:
     generator = seeded(seed)
     randoms = torch.randint(0, 2**63 - 1, (count,), generator=generator)
+    randoms[0] = 2**63 - 1
     model = torch.randperm(rows, generator=generator)
     order = torch.cat((model, torch.arange(rows, rows + room + 1)))
     steps = (first % rows + torch.arange(count)) % rows
@@ -127,18 +124,6 @@ def test_a_device_draws_whole_passes_whoever_knows_the_place(script: list[tuple[
             other.load(passes.order[: passes.rows].clone(), passes.position)
             passes = other
     assert sorted(passes.order[:15].tolist()) == list(range(15))
-
-
-@pytest.mark.parametrize("unseen", [False, True])
-def test_every_row_is_equally_likely_first(unseen: bool) -> None:
-    passes, generator = DevicePasses(8, CPU), seeded()
-    passes.record(8)
-    if unseen:
-        passes.leave_host()
-    counts = torch.zeros(8)
-    for _ in range(800):
-        counts[passes.draw(8, generator)[0]] += 1
-    assert float(((counts - 100) ** 2 / 100).sum()) < 29.9  # chi-square, 7 degrees of freedom: 1e-4
 
 
 def test_a_sampler_tells_the_device_of_writes() -> None:

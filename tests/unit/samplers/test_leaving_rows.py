@@ -13,12 +13,10 @@ from ostinato import (
     ImmutableDatasetWriter,
     LazyTensorStorage,
     NStep,
-    PrioritizedReplayBuffer,
     RateLimiter,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
-    TensorDictMaxValueWriter,
 )
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, WaitTimeoutError
 
@@ -42,7 +40,7 @@ def test_draws_are_uniform_among_the_rows_left() -> None:
     pairs: Counter[tuple[int, ...]] = Counter()
     buffer = make(batch_size=2, capacity=40)
     sampler = buffer.sampler
-    for _ in range(760):  # 2 of 20 are drawn one by one, not from an order of all
+    for _ in range(500):  # 2 of 20 are drawn one by one, not from an order of all
         buffer.set_sampler(sampler)
         buffer.empty()
         buffer.extend(torch.arange(20))
@@ -50,16 +48,6 @@ def test_draws_are_uniform_among_the_rows_left() -> None:
     same, other = 5 * 4 * 2, 25 * 2
     expected = {(a, b): same if a == b else other for a in range(4) for b in range(4)}
     assert 1e-4 < p_value([pairs[pair] for pair in expected], list(expected.values())) < 1 - 1e-4
-
-
-def test_a_large_batch_is_in_random_order() -> None:
-    buffer, orders = make(), Counter[tuple[int, ...]]()
-    for _ in range(1200):
-        buffer.empty()
-        buffer.extend(torch.arange(4))
-        orders[tuple(buffer.sample(4).tolist())] += 1
-    assert len(orders) == 24
-    assert 1e-4 < p_value(list(orders.values())) < 1 - 1e-4
 
 
 def test_iteration_ends_with_the_last_row() -> None:
@@ -73,20 +61,6 @@ def test_iteration_ends_with_the_last_row() -> None:
         next(iter(buffer))
     buffer.extend(torch.arange(6, 8))
     assert sorted(row for batch in buffer for row in batch.tolist()) == [6, 6, 7, 7]
-
-
-def test_rows_of_a_batch_that_could_not_be_made_are_drawn_again() -> None:
-    def fail(batch: Any) -> Any:
-        msg = "no batch"
-        raise ValueError(msg)
-
-    buffer = make()
-    buffer.extend(torch.arange(5))
-    buffer.append_transform(fail)
-    with pytest.raises(ValueError, match="no batch"):
-        buffer.sample()
-    assert len(buffer) == 5
-    assert buffer.extend(torch.tensor([9])).tolist() == [5]  # no slot is free
 
 
 def test_a_batch_that_is_being_made_keeps_its_slots() -> None:
@@ -130,38 +104,22 @@ def test_a_rate_limiter_waits_for_whole_batches() -> None:
 
 EXCLUDED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: make(prefetch=2), OptionError, "Prefetching is not supported when consume_after_n_samples is set"),
-    (
-        lambda: ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, prefetch=1).set_sampler(ConsumingSampler()),
-        OptionError,
-        "Prefetching",
-    ),
     (lambda: make(2**70), OptionError, "consume_after_n_samples must be below"),
     (lambda: make(0), OptionError, "must be a positive integer, got 0"),
     (lambda: make(True), KindError, "must be a positive integer, got True"),
     (lambda: ConsumingSampler(1.5), KindError, "max_sample_count must be a positive integer"),  # type: ignore[arg-type]
     (lambda: make(sampler=SamplerWithoutReplacement()), OptionError, "only supports the default RandomSampler"),
-    (
-        lambda: PrioritizedReplayBuffer(alpha=1, beta=1, storage=LazyTensorStorage(4), consume_after_n_samples=1),
-        OptionError,
-        "only supports the default RandomSampler",
-    ),
     (lambda: make(sampler=ConsumingSampler(2)), OptionError, "conflicts with the provided ConsumingSampler"),
-    (
-        lambda: ReplayBuffer(storage=LazyTensorStorage(4, ndim=2)).set_sampler(ConsumingSampler()),
-        OptionError,
-        "1-dimensional",
-    ),
     (lambda: make().set_storage(LazyTensorStorage(4, ndim=2)), OptionError, "1-dimensional"),
-    (lambda: make().set_writer(ImmutableDatasetWriter()), KindError, "requires a writer"),
-    (
-        lambda: ReplayBuffer(storage=LazyTensorStorage(4, single_copy=True), sampler=ConsumingSampler()),
-        OptionError,
-        "ring order only",
-    ),
-    (lambda: make(writer=TensorDictMaxValueWriter(rank_key="a")), KindError, "requires a writer"),
+    (lambda: make().set_storage(LazyTensorStorage(4, single_copy=True)), OptionError, "ring order only"),
     (lambda: make(writer=ImmutableDatasetWriter()), KindError, "requires a writer"),
     (lambda: make(sample_unit=NStep(2, 0.9)), OptionError, "counts the draws of single rows"),
     (lambda: ReplayBufferEnsemble(make(), make()), OptionError, "uses its rows up"),
+    (
+        lambda: ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, prefetch=1).set_sampler(ConsumingSampler()),
+        OptionError,
+        "Prefetching",
+    ),
 ]
 
 

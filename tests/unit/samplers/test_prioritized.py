@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from ostinato import (
     LazyTensorStorage,
     PrioritizedSampler,
     ReplayBuffer,
-    TensorDictReplayBuffer,
 )
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError, SlotError
 from ostinato.testing.views import make_view
@@ -45,28 +43,21 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_capacity": 2.5}, KindError, "max_capacity must be an integer"),
     ({"alpha": -0.1}, OptionError, r"alpha must be greater or equal than 0, got alpha=-0\.1"),
     ({"alpha": "much"}, OptionError, "alpha must be"),
-    ({"beta": -1.0}, OptionError, "beta must be greater or equal to 0, got beta=-1.0"),
     ({"beta": 40}, OptionError, r"beta must be in \[0, 2\], .* got beta=40"),
-    ({"alpha": 6.0}, OptionError, r"alpha must be in \[0, 2\]"),
     ({"eps": -1e-9}, OptionError, "eps must be"),
     ({"dtype": torch.int64}, OptionError, "dtype must be a floating dtype"),
     ({"reduction": "sum"}, OptionError, r"reduction must be one of .*got 'sum'"),
 ]
 
 
-def test_options_out_of_range_are_refused() -> None:
+def test_options_out_of_range_are_refused_also_if_they_are_set_later() -> None:
     for options, error, words in WRONG:
         with pytest.raises(error, match=words):
             PrioritizedSampler(**{"max_capacity": 10, "alpha": 0.6, "beta": 0.4, **options})
-
-
-def test_exponents_set_later_are_checked_too() -> None:
     sampler = PrioritizedSampler(10, 0.6, 0.4)
-    with pytest.raises(OptionError, match="alpha"):
-        sampler.alpha = -1
-    for wrong in (math.nan, 40, -0.1):
-        with pytest.raises(OptionError, match="beta"):
-            sampler.beta = wrong
+    for name, wrong in (("alpha", -1), ("beta", math.nan), ("beta", 40)):
+        with pytest.raises(OptionError, match=name):
+            setattr(sampler, name, wrong)
     assert (sampler.alpha, sampler.beta) == (0.6, 0.4)
     sampler.beta, sampler.alpha = 1.0000001, -5e-17  # a schedule whose last step was rounded
     assert (sampler.alpha, sampler.beta) == (0.0, 1.0000001)
@@ -80,48 +71,27 @@ def test_a_sampler_smaller_than_the_storage_takes_the_rows_that_it_has_room_for(
         rb.extend(torch.arange(2))
     assert (len(rb), rb.stats()) == (3, before)
     rb.add(torch.tensor(3))
-    assert isinstance(SlotError(), IndexError)
     with pytest.raises(IndexError, match="max_capacity=4 rows: give it the max_size"):
         rb.add(torch.tensor(4))
     assert set(rb.sample().tolist()) == {0, 1, 2, 3}
-    rb.empty()
-    rb.extend(torch.arange(4))
     full = ReplayBuffer(storage=LazyTensorStorage(7))
     full.extend(torch.arange(5))
-    small = ReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 0.6, 0.4))
     for call in (
         lambda: full.set_sampler(PrioritizedSampler(4, 0.6, 0.4)),
         lambda: ReplayBuffer(storage=full.storage, sampler=PrioritizedSampler(4, 0.6, 0.4)),
-        lambda: small.set_storage(full.storage),
+        lambda: rb.set_storage(full.storage),
     ):
         with pytest.raises(SlotError, match="max_capacity=4"):
             call()
     assert type(full.sampler).__name__ == "RandomSampler"
 
 
-def test_a_sampler_larger_than_the_storage_samples_as_one_of_its_size() -> None:
-    batches = []
-    for room in (5, 2**30):
-        generator = torch.Generator().manual_seed(0)
-        sampler = PrioritizedSampler(room, 0.6, 0.4)
-        rb = ReplayBuffer(storage=LazyTensorStorage(5), sampler=sampler, batch_size=32, generator=generator)
-        rb.update_priority(rb.extend(torch.arange(5)), torch.arange(5.0))
-        batches.append(rb.sample().tolist())
-    assert batches[0] == batches[1]
-    assert sampler.max_size == sampler.max_capacity == 2**30
-    assert sampler.nbytes < 10_000
-
-
 def test_the_device_is_that_of_the_storage() -> None:
-    assert PrioritizedSampler(5, 0.6, 0.4).device == torch.device("cpu")
     rb = ReplayBuffer(storage=LazyTensorStorage(5), sampler=PrioritizedSampler(5, 0.6, 0.4, device="cpu"), batch_size=2)
     rb.extend(torch.arange(3))
-    rb.sample()
     other = PrioritizedSampler(5, 0.6, 0.4, device="cuda:1")
     assert other.device == torch.device("cuda:1")
-    with pytest.raises(
-        OptionError, match="on the device of its storage, cpu, and the sampler was made with device='cu"
-    ):
+    with pytest.raises(OptionError, match=r"device of its storage, cpu, .* was made with device='cu"):
         rb.set_sampler(other)
     late = ReplayBuffer(storage=LazyTensorStorage(5), sampler=other)
     with pytest.raises(OptionError, match="leave device out"):
@@ -162,14 +132,12 @@ def test_draws_are_those_of_torchs_random_numbers() -> None:
     assert torch.equal(drawn, torch.searchsorted(bounds, random * 36, right=True))
 
 
-@pytest.mark.parametrize(
-    ("reduction", "expected"),
-    [("max", [4.0, 9.0]), ("min", [1.0, 0.0]), ("mean", [2.5, 3.0]), ("median", [2.0, 0.0])],
-)
-def test_priorities_of_items_with_steps_are_reduced(reduction: str, expected: list[float]) -> None:
-    rb = filled(2, reduction=reduction)
-    rb.update_priority([0, 1], torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, 3.0, 9.0, 0.0]]))
-    assert priorities(rb) == expected
+def test_priorities_of_items_with_steps_are_reduced() -> None:
+    expected = {"max": [4.0, 9.0], "min": [1.0, 0.0], "mean": [2.5, 3.0], "median": [2.0, 0.0]}
+    for reduction, wanted in expected.items():
+        rb = filled(2, reduction=reduction)
+        rb.update_priority([0, 1], torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, 3.0, 9.0, 0.0]]))
+        assert priorities(rb) == wanted
 
 
 def test_too_large_priorities_are_refused_before_sums_overflow() -> None:
@@ -182,16 +150,6 @@ def test_too_large_priorities_are_refused_before_sums_overflow() -> None:
     rb.sampler.alpha = 2.0  # type: ignore[attr-defined]
     with pytest.raises(PriorityError, match="alpha=2"):
         rb.sample()
-
-
-def test_stratified_draws_take_one_row_from_each_part_of_the_sum() -> None:
-    rb = filled(8, stratified=True)
-    for _ in range(20):
-        assert rb.sample(8).tolist() == list(range(8)), "equal priorities: one from each slot"
-    rb.update_priority(7, 8.0)
-    drawn = rb.sample(15)
-    assert (drawn == 7).sum() == 8
-    assert drawn.tolist() == sorted(drawn.tolist())
 
 
 def test_damaged_state_is_refused_and_changes_nothing() -> None:
@@ -230,19 +188,6 @@ def test_bad_values_on_a_device_have_no_effect_and_are_told_later(bad: tuple[int
     sampler.raise_deferred()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_weights_have_the_dtype_asked_for(dtype: torch.dtype) -> None:
-    assert filled(4, dtype=dtype).sample(return_info=True)[1]["priority_weight"].dtype is dtype
-
-
-def test_first_priorities_are_real_numbers() -> None:
-    for dtype in (torch.bool, torch.int8, torch.bfloat16, torch.complex64):
-        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 1.0, 1.0), batch_size=2)
-        rows = TensorDict({"x": torch.zeros(2), "td_error": torch.ones(2).to(dtype)}, [2])
-        if dtype.is_complex:
-            with pytest.raises(TypeError, match="must be real numbers"):
-                rb.extend(rows)
-            assert len(rb) == 0
-        else:
-            rb.extend(rows)
-            assert priorities(rb) == [1.0, 1.0]
+def test_weights_have_the_dtype_asked_for() -> None:
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        assert filled(4, dtype=dtype).sample(return_info=True)[1]["priority_weight"].dtype is dtype

@@ -6,7 +6,7 @@ import json
 import math
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +19,16 @@ from ostinato.errors import CheckpointError, EmptyBufferError, KindError, Option
 
 from ...effort import examples
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 HALF = Fraction(1, 2)
 
 
 def mix(ratio: Any, members: int = 2, **options: Any) -> SamplerEnsemble:
     return SamplerEnsemble(*(RandomSampler() for _ in range(members)), ratio=ratio, **options)
+
+
+def after(sampler: SamplerEnsemble) -> Any:
+    """What a checkpoint holds of it, as its file does."""
+    return json.loads(json.dumps(sampler.state_dict()["ratio"]))
 
 
 def counts(sampler: SamplerEnsemble, size: int, rows: list[int] | None = None) -> list[int]:
@@ -41,62 +43,38 @@ def counts(sampler: SamplerEnsemble, size: int, rows: list[int] | None = None) -
     return found
 
 
-def after(sampler: SamplerEnsemble) -> Any:
-    """What a checkpoint holds of it, as its file does."""
-    return json.loads(json.dumps(sampler.state_dict()["ratio"]))
-
-
-SHARES = st.one_of(
-    st.floats(0, 1),
-    st.fractions(0, 1, max_denominator=1000),
-    st.decimals(0, 1, places=4),
-    st.sampled_from(["1/3", "0.1", 0, 1]),
-)
-
-
 @examples(3)
-@given(SHARES, st.lists(st.integers(1, 300), min_size=1, max_size=30))
-def test_of_two_members_each_has_its_share_up_to_half_a_row_after_every_batch(share: Any, sizes: list[int]) -> None:
-    sampler, exact = mix(share), Fraction(str(share))
-    drawn = due = Fraction(0)
+@given(
+    st.lists(st.integers(0, 9), min_size=2, max_size=6).filter(any),
+    st.lists(st.integers(1, 300), min_size=1, max_size=30),
+)
+def test_no_batch_is_a_row_off_and_the_sums_stay_close(weights: list[int], sizes: list[int]) -> None:
+    members = len(weights)
+    sampler, drawn, due = mix(weights, members), [0] * members, [Fraction(0)] * members
     for size in sizes:
-        count = counts(sampler, size)[0]
-        assert count in (math.floor(size * exact), math.ceil(size * exact))
-        drawn, due = drawn + count, due + size * exact
-        assert abs(drawn - due) <= HALF
-
-
-@examples(1)
-@given(st.lists(st.integers(0, 9), min_size=2, max_size=6).filter(any), st.integers(1, 64))
-def test_of_many_members_no_batch_is_a_row_off_and_the_sum_stays_close(weights: list[int], size: int) -> None:
-    sampler, drawn = mix(weights, len(weights)), [0] * len(weights)
-    for batch in range(1, 60):
         for i, count in enumerate(counts(sampler, size)):
             share = Fraction(size * weights[i], sum(weights))
             assert count in (math.floor(share), math.ceil(share))
-            drawn[i] += count
-            assert abs(drawn[i] - batch * share) < 2
+            drawn[i], due[i] = drawn[i] + count, due[i] + share
+            assert abs(drawn[i] - due[i]) <= (HALF if members == 2 else 2)
 
 
 def test_shares_are_the_numbers_that_were_written() -> None:
-    for share in (0.1, np.float32(0.1), np.float64(0.1), Decimal("0.1"), "0.1", Fraction(1, 10)):
+    for share in (0.1, np.float32(0.1), Decimal("0.1"), "0.1", Fraction(1, 10)):
         sampler = mix(share)
         assert sampler.ratio == [Fraction(1, 10), Fraction(9, 10)]
-        assert [counts(sampler, 10) for _ in range(5)] == [[1, 9]] * 5
+        assert counts(sampler, 10) == [1, 9]
     weights: list[Any] = [[1, 3], (0.25, 0.75), torch.tensor([0.5, 1.5]), np.array([2, 6]), ["1/4", "3/4"]]
-    for given_ in weights:
-        assert mix(given_).ratio == [Fraction(1, 4), Fraction(3, 4)]
+    assert [mix(given_).ratio for given_ in weights] == [[Fraction(1, 4), Fraction(3, 4)]] * 5
 
 
-@examples(1)
-@given(st.integers(1, 100))
-def test_a_mapping_is_a_line_between_its_steps(size: int) -> None:
+def test_a_mapping_is_a_line_between_its_steps() -> None:
     points = {3: Fraction(1), 7: Fraction(1, 5), 9: Fraction(1, 2)}
     line = [Fraction(twentieths, 20) for twentieths in (20, 20, 20, 20, 16, 12, 8, 4, 7, 10, 10)]
     sampler, drawn, due = mix(points), 0, Fraction(0)
     for share in line:
         assert sampler.ratio == [share, 1 - share]
-        drawn, due = drawn + counts(sampler, size)[0], due + size * share
+        drawn, due = drawn + counts(sampler, 33)[0], due + 33 * share
         assert abs(drawn - due) <= HALF
     assert sampler.ratio_step == len(line)
 
@@ -105,21 +83,12 @@ def halves(step: int) -> list[Fraction]:
     return [Fraction(1, 2 + step), 1 - Fraction(1, 2 + step)]
 
 
-def test_a_function_is_called_with_the_number_of_batches_drawn_before() -> None:
+def test_a_function_is_called_with_the_number_of_batches_drawn_before_or_of_calls_of_step() -> None:
     sampler = mix(halves)
     assert [counts(sampler, 12)[0] for _ in range(3)] == [6, 4, 3]
-    wrong: list[tuple[Callable[[int], Any], type[Exception]]] = [
-        (lambda _: [0.5], OptionError),
-        (lambda _: float("nan"), OptionError),
-        (lambda _: None, KindError),
-        (lambda _: 1.5, OptionError),
-    ]
-    for function, error in wrong:
+    for wrong, error in (([0.5], OptionError), (None, KindError), (1.5, OptionError)):
         with pytest.raises(error, match="at step 0"):
-            mix(function).plan(4, [1, 1], None)
-
-
-def test_steps_are_counted_by_calls_if_asked_to() -> None:
+            mix(lambda _, wrong=wrong: wrong).plan(4, [1, 1], None)
     sampler = mix({0: 1.0, 10: 0.0}, ratio_steps="calls")
     assert counts(sampler, 10) == counts(sampler, 10) == [10, 0]
     sampler.step()
@@ -131,34 +100,12 @@ def test_steps_are_counted_by_calls_if_asked_to() -> None:
         sampler.step(-1)
     with pytest.raises(UsageError, match="ratio_steps"):
         mix(0.5).step()
-    with pytest.raises(UsageError, match="ratio="):
-        SamplerEnsemble(RandomSampler()).step()
 
 
 def test_nearest_rounds_each_batch_on_its_own() -> None:
     sampler = mix(0.3, rounding="nearest")
     assert [counts(sampler, 5)[0] for _ in range(4)] == [2, 2, 2, 2]
-    carried = mix(0.3)
-    assert sorted(counts(carried, 5)[0] for _ in range(4)) == [1, 1, 2, 2]
-
-
-@examples(2)
-@given(
-    st.sampled_from([0.3, [1, 2, 4], {0: 0.9, 7: "1/7"}, halves]),
-    st.lists(st.integers(1, 50), min_size=1, max_size=12),
-    st.randoms(use_true_random=False),
-)
-def test_batches_that_are_dropped_in_any_order_leave_no_trace(ratio: Any, sizes: list[int], rng: Any) -> None:
-    sampler = mix(ratio, 3 if isinstance(ratio, list) else 2)
-    before, owed = after(sampler), []
-    for size in sizes:
-        split = sampler.plan(size, [9] * len(sampler), None)
-        sampler.drew(split.owed)
-        owed.append(split.owed)
-    rng.shuffle(owed)
-    for one in owed:
-        sampler.undrew(one)
-    assert after(sampler) == before
+    assert "rounding='nearest'" in repr(sampler)
 
 
 def test_members_without_rows_are_made_up_for_by_the_others_and_owed_nothing() -> None:
@@ -170,17 +117,13 @@ def test_members_without_rows_are_made_up_for_by_the_others_and_owed_nothing() -
         assert counts(sampler, 6) == [1, 2, 3]
 
 
-def test_small_members_wait_for_min_rows() -> None:
+def test_small_members_wait_for_min_rows_and_fill_takes_any_member() -> None:
     sampler = mix(0.5, min_rows=[1, 8], when_empty="fill")
     assert counts(sampler, 10, [3, 7]) == [10, 0]
     assert counts(sampler, 10, [3, 8]) == [5, 5]
+    assert "min_rows=[1, 8]" in repr(sampler)
     with pytest.raises(EmptyBufferError, match=r"members \[1\]"):
         mix(0.5, min_rows=8, when_empty="raise").plan(10, [8, 7], None)
-    assert "min_rows=[1, 8]" in repr(sampler)
-    assert "rounding='nearest', ratio_steps='calls'" in repr(mix(0.5, rounding="nearest", ratio_steps="calls"))
-
-
-def test_fill_takes_any_member_where_no_other_has_a_share() -> None:
     assert counts(mix(0.0, when_empty="fill"), 4, [3, 0]) == [4, 0]
     with pytest.raises(EmptyBufferError, match="no other member has p > 0"):
         mix(0.0).plan(4, [3, 0], None)
@@ -198,21 +141,20 @@ def test_a_schedule_of_ever_new_denominators_keeps_the_carry_small() -> None:
 
 
 def test_the_ratio_may_be_set_at_any_time() -> None:
-    sampler = mix(0.5)
+    sampler, plain = mix(0.5), SamplerEnsemble(RandomSampler())
     sampler.share = 0.25
     assert counts(sampler, 8) == [2, 6]
     sampler.ratio = [3, 1]
     assert sampler.share == 0.75
+    assert plain.share is None
     with pytest.raises(OptionError, match="set ratio"):
         sampler.p = [1, 1]
     with pytest.raises(UsageError, match="ratio="):
-        SamplerEnsemble(RandomSampler()).ratio = 0.5
-    assert SamplerEnsemble(RandomSampler()).share is None
+        plain.ratio = 0.5
 
 
 REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (1.5, {}, OptionError, r"in \[0, 1\]"),
-    (float("nan"), {}, OptionError, "finite"),
     ("half", {}, OptionError, "finite"),
     ([0, 0], {}, OptionError, "must not be 0"),
     ([1, -1], {}, OptionError, "at least 0"),
@@ -220,10 +162,9 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (True, {}, KindError, "True"),
     ({}, {}, OptionError, "empty mapping"),
     ({-1: 0.5}, {}, OptionError, "steps"),
-    ({0: 2.0}, {}, OptionError, r"in \[0, 1\]"),
     (object(), {}, KindError, "got object"),
-    (0.5, {"rounding": "up"}, OptionError, "rounding must be one of 'carry', 'nearest'"),
-    (0.5, {"ratio_steps": "days"}, OptionError, "ratio_steps must be one of"),
+    (0.5, {"rounding": "up"}, OptionError, "rounding"),
+    (0.5, {"ratio_steps": "days"}, OptionError, "ratio_steps"),
     (0.5, {"num_buffer_sampled": 4}, UsageError, "one or the other"),
     (0.5, {"min_rows": 0}, OptionError, "min_rows"),
     (0.5, {"min_rows": 1.5}, KindError, "min_rows"),
@@ -242,7 +183,6 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"steps": "calls"}, "ratio_steps"),
     ({"points": None}, "functions are not saved"),
     ({"points": [[0, ["1/2", "1/3"]]]}, "no shares"),
-    ({"points": []}, "damaged"),
     ({"step": -1}, "steps"),
     ({"carry": ["1/2", "0"]}, "damaged"),
     ({"carry": ["x", "0"]}, "does not fit"),
@@ -257,21 +197,5 @@ def test_states_of_others_are_refused_and_change_nothing() -> None:
         with pytest.raises(CheckpointError, match=words):
             sampler.load_state_dict({**sampler.state_dict(), "ratio": {**before, **change}})
         assert after(sampler) == before
-    parts = SamplerEnsemble(RandomSampler(), RandomSampler())
     with pytest.raises(CheckpointError, match="equal parts, this one by a ratio"):
-        mix(0.5).load_state_dict(parts.state_dict())
-    with pytest.raises(CheckpointError, match="a ratio, this one by equal parts"):
-        parts.load_state_dict(mix(0.5).state_dict())
-
-
-def test_bare_storages_are_drawn_by_the_ratio_and_slices_stay_whole() -> None:
-    from ostinato import SliceSampler, TensorStorage
-
-    storages = [TensorStorage({"id": torch.arange(12), "done": torch.arange(12) % 6 == 5}) for _ in range(2)]
-    sampler = SamplerEnsemble(*(SliceSampler(slice_len=3, end_key="done") for _ in range(2)), ratio=0.5)
-    index, info = sampler.sample(storages, 9)
-    assert [len(part) for part in index["index"]] == [6, 3]
-    assert index["buffer_ids"].tolist() == [0, 1]
-    assert len(info["parts"]) == 2
-    assert sampler.can_sample(storages, 6)
-    assert not sampler.can_sample(storages, 10)
+        sampler.load_state_dict(SamplerEnsemble(RandomSampler(), RandomSampler()).state_dict())

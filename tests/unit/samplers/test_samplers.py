@@ -10,10 +10,13 @@ import torch
 
 from ostinato import (
     ConsumingSampler,
+    LazyTensorStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     PromptGroupSampler,
     RandomSampler,
+    ReplayBuffer,
+    Sampler,
     SamplerEnsemble,
     SamplerWithoutReplacement,
     SliceSampler,
@@ -25,15 +28,6 @@ from ostinato.testing import make_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def test_the_printed_draws_of_the_documents() -> None:
-    """After manual_seed(0), `sample()` of five of ten rows gives these digits."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        view = make_view(10, 10)
-        drawn = [RandomSampler().draw(view, size, None).slots.tolist() for size in (5, 3, 5)]
-    assert drawn == [[4, 9, 3, 0, 3], [9, 7, 3], [7, 3, 1, 6, 6]]
 
 
 def test_random_sampling_without_replacement_is_the_other_class() -> None:
@@ -100,20 +94,15 @@ def test_states_that_are_not_permutations_are_refused() -> None:
     """Compiled code swaps entries of the order without looking: it must be a permutation of the rows."""
     sampler, other = SamplerWithoutReplacement(), SamplerWithoutReplacement()
     sampler.draw(make_view(5, 9), 2, None)
-    damages: list[dict[str, object]] = [
-        {"order": torch.arange(3)},
-        {"order": torch.tensor([1, 2, 3, 4, 5])},
-        {"order": torch.zeros(5, dtype=torch.int64)},
-        {"order": torch.arange(5, dtype=torch.int32)},
-        {"order": torch.arange(5).view(5, 1)},
-        {"order": None},
-        {"at": 6},
-        {"at": -1},
-        {"rows": 4},
-        {"shuffle": False},
-        {"drop_last": True},
-        {"endless": True},
+    orders = [
+        torch.arange(3),
+        torch.tensor([1, 2, 3, 4, 5]),
+        torch.zeros(5, dtype=torch.int64),
+        torch.arange(5).int(),
+        None,
     ]
+    damages: list[dict[str, object]] = [{"order": order} for order in [*orders, torch.arange(5).view(5, 1)]]
+    damages += [{"at": 6}, {"at": -1}, {"rows": 4}, {"shuffle": False}, {"drop_last": True}, {"endless": True}]
     for damage in damages:
         with pytest.raises(CheckpointError):
             other.load_state_dict({**sampler.state_dict(), **damage})
@@ -134,3 +123,20 @@ def test_no_permutation_is_made_before_it_is_needed() -> None:
     same = torch.Generator().manual_seed(0)
     torch.randint(0, 2**63 - 1, (4,), generator=same)
     assert torch.equal(generator.get_state(), same.get_state())
+
+
+@pytest.mark.parametrize(
+    ("sampler", "each"),
+    [
+        (StalenessAwareSampler(5000, version_key="x"), 32),
+        (PromptGroupSampler(num_groups=1, group_key="y"), 0),
+        (PromptGroupSampler(num_groups=1, group_key="y", strategy="reward", reward_key="x"), 0),
+        (StreamingSliceSampler(slice_len=1, end_key="done"), 0),
+    ],
+)
+def test_memory_is_counted(sampler: Sampler, each: int) -> None:
+    """Versions, slots, sums and weights take 32 bytes for each row; groups and streams at most as many."""
+    rb = ReplayBuffer(storage=LazyTensorStorage(1000), sampler=sampler, batch_size=4)
+    rb.extend({"x": torch.arange(1000), "y": torch.zeros(1000), "done": torch.ones(1000, dtype=torch.bool)})
+    rb.sample()
+    assert 1000 * (each or 4) <= sampler.nbytes <= 1000 * (each or 32)

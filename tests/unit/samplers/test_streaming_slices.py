@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,7 +27,6 @@ from ostinato.errors import (
 )
 
 from ...effort import examples
-from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,21 +101,17 @@ def test_new_windows_come_first_each_once(calls: list[Any], length: int, larger:
 
 
 def test_after_the_queue_draws_are_those_of_a_slice_sampler() -> None:
-    counts: Counter[int] = Counter()
     buffer, plain = make(2, capacity=20), SliceSampler(slice_len=2, end_key="done")
     buffer.extend(rows(0, [False, False, True, False, False, False, False, True]))
     with pytest.raises(UsageError, match="divisible by the slice length, slice_len=2"):
         buffer.sample(3)
     assert [buffer.sample()["t"].tolist() for _ in range(3)] == [[0, 1], [3, 4], [5, 6]]  # row 7 is in no window
-    for _ in range(1500):
-        counts[int(buffer.sample()["t"][0])] += 1
-    assert 1e-4 < p_value([counts[row] for row in (0, 1, 3, 4, 5, 6)], [4, 4, 2, 2, 2, 2]) < 1 - 1e-4
     buffer.extend(rows(8, [False, True]))
     generator: Any = buffer._engine.generator
     same = torch.Generator().set_state(generator.get_state())
-    found = buffer.sample(8)["t"].view(4, 2)
+    found = buffer.sample(80)["t"].view(40, 2)
     assert found[0].tolist() == [8, 9]
-    assert found[1:, 0].tolist() == plain.draw(buffer._engine.view(), 6, same).slots.tolist()
+    assert found[1:, 0].tolist() == plain.draw(buffer._engine.view(), 78, same).slots.tolist()
 
 
 def test_flags_and_masks_are_those_of_slices() -> None:
@@ -128,30 +122,23 @@ def test_flags_and_masks_are_those_of_slices() -> None:
     assert info["collector", "mask"].shape == (6,)
     assert info["next", "truncated"].flatten()[:3].tolist() == [False, False, True]
     assert info["is_init"].flatten()[:3].tolist() == [True, False, False]
-    buffer.extend(rows(4, [False] * 6) | {"is_init": torch.zeros(6, dtype=torch.bool)})
-    batch, info = buffer.sample(return_info=True)
-    assert batch["t"].tolist() == list(range(4, 10))
-    assert bool(info["collector", "mask"].all())
 
 
 def test_interleaved_episodes_have_windows_of_their_own() -> None:
     buffer = make(2, capacity=20, end_key=None, traj_key="episode")
-    episode = torch.tensor([0, 1, 0, 1, 2, 0, 1, 0])
-    buffer.extend({"t": torch.arange(8), "episode": episode})
-    assert [buffer.sample()["t"].tolist() for _ in range(3)] == [[0, 2], [1, 3], [5, 7]]
+    buffer.extend({"t": torch.arange(8), "episode": torch.tensor([0, 1, 0, 1, 2, 0, 1, 0])})
+    assert buffer.sample(6)["t"].tolist() == [0, 2, 1, 3, 5, 7]
     buffer.extend({"t": torch.arange(8, 10), "episode": torch.tensor([2, 1])})
-    assert [buffer.sample()["t"].tolist() for _ in range(2)] == [[4, 8], [6, 9]]
+    assert buffer.sample(4)["t"].tolist() == [4, 8, 6, 9]
 
 
 def test_masked_rows_divide_windows() -> None:
     buffer = make(2, end_key=None, episodes=Episodes("done", mask_key="valid"))
     buffer.extend(rows(0, [False] * 6, valid=torch.tensor([True, True, True, False, True, True])))
     assert [buffer.sample()["t"].tolist() for _ in range(2)] == [[0, 1], [4, 5]]
-    buffer.extend(rows(6, [False] * 2, valid=torch.zeros(2, dtype=torch.bool)))
-    assert buffer.sampler.windows_left == 0  # type: ignore[attr-defined]
 
 
-def test_edits_of_ends_drop_windows_and_end_streams() -> None:
+def test_edits_of_ends_drop_windows_and_rows_that_were_there_before_are_in_no_window() -> None:
     buffer = make(2)
     buffer.extend(rows(0, [False] * 5))
     buffer.set_at_("done", torch.tensor([True]), [0])  # the window 0, 1 is in two episodes now
@@ -159,44 +146,32 @@ def test_edits_of_ends_drop_windows_and_end_streams() -> None:
     buffer.set_at_("done", torch.tensor([True]), [4])  # the stream ends: row 4 is in no window
     buffer.extend(rows(5, [False] * 2))
     assert buffer.sample()["t"].tolist() == [5, 6]
-
-
-def test_rows_that_were_there_before_are_in_no_window() -> None:
-    old = make(2)
-    old.extend(rows(0, [False] * 5))
-    buffer = make(2)
-    buffer.set_storage(old.storage)
-    buffer.extend(rows(5, [False] * 2))
-    assert buffer.sample()["t"].tolist() == [5, 6]
-    buffer.empty()
+    other = make(2)
+    other.set_storage(buffer.storage)
+    other.extend(rows(7, [False] * 2))
+    assert other.sample()["t"].tolist() == [7, 8]
+    other.empty()
     with pytest.raises(EmptyBufferError):
-        buffer.sample()
+        other.sample()
 
 
-@pytest.mark.parametrize(
-    ("build", "error", "message"),
-    [
-        (lambda: StreamingSliceSampler(slice_len=1.5), KindError, "slice_len must be a positive integer"),  # type: ignore[arg-type]
-        (lambda: StreamingSliceSampler(slice_len=True), KindError, "slice_len must be a positive integer"),
-        (lambda: StreamingSliceSampler(slice_len=0), OptionError, "slice_len must be a positive integer"),
-        (lambda: make(3, capacity=2), CapacityError, "max_size >= 3"),
-        (
-            lambda: ReplayBuffer(storage=LazyTensorStorage(9, ndim=2), sampler=StreamingSliceSampler(slice_len=2)),
-            UsageError,
-            "requires a one-dimensional storage",
-        ),
-        (
-            lambda: ReplayBuffer(
-                storage=LazyTensorStorage(9), sampler=StreamingSliceSampler(slice_len=2), writer=ReservoirWriter()
-            ),
-            OptionError,
-            "order in which they came",
-        ),
-    ],
-)
-def test_errors(build: Callable[[], Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        build()
+def streaming(storage: LazyTensorStorage, **options: Any) -> ReplayBuffer:
+    return ReplayBuffer(storage=storage, sampler=StreamingSliceSampler(slice_len=2), **options)
+
+
+ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: StreamingSliceSampler(slice_len=1.5), KindError, "slice_len must be a positive integer"),  # type: ignore[arg-type]
+    (lambda: StreamingSliceSampler(slice_len=0), OptionError, "slice_len must be a positive integer"),
+    (lambda: make(3, capacity=2), CapacityError, "max_size >= 3"),
+    (lambda: streaming(LazyTensorStorage(9, ndim=2)), UsageError, "requires a one-dimensional storage"),
+    (lambda: streaming(LazyTensorStorage(9), writer=ReservoirWriter()), OptionError, "order in which they came"),
+]
+
+
+def test_errors() -> None:
+    for build, error, message in ERRORS:
+        with pytest.raises(error, match=message):
+            build()
 
 
 def test_states_are_checked(tmp_path: Path) -> None:
@@ -212,7 +187,6 @@ def test_states_are_checked(tmp_path: Path) -> None:
         StreamingSliceSampler(slice_len=3).load_state_dict(state)
     with pytest.raises(CheckpointError, match="same options"):
         StreamingSliceSampler(slice_len=3).check_state(state, 4)
-    with pytest.raises(CheckpointError, match="damaged"):
-        sampler.check_state({**state, "queue": torch.tensor([[9, 1]])}, 4)
-    with pytest.raises(CheckpointError, match="damaged"):
-        sampler.check_state({**state, "places": torch.tensor([2], dtype=torch.int32)}, 4)
+    for damage in ({"queue": torch.tensor([[9, 1]])}, {"places": torch.tensor([2], dtype=torch.int32)}):
+        with pytest.raises(CheckpointError, match="damaged"):
+            sampler.check_state({**state, **damage}, 4)

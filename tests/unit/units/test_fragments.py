@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato import Episodes, LazyTensorStorage, ReplayBuffer, SliceSampler, TensorStorage
+from ostinato import Episodes, LazyTensorStorage, ReplayBuffer, SliceSampler
 from ostinato.errors import KeyMissingError, OptionError
 
 
@@ -77,39 +77,22 @@ def test_slices_are_those_of_a_plain_scan(seed: int, one_by_one: bool) -> None:
         assert {tuple(piece) for piece in (start + 9 - age).view(-1, 3).tolist()} == allowed
 
 
-def test_without_fragmented_a_missing_step_does_not_divide() -> None:
+def drawn(rb: ReplayBuffer, length: int = 2) -> set[tuple[int, ...]]:
+    return {*map(tuple, rb.sample(300)["step"].view(-1, length).tolist())}
+
+
+def test_a_missing_step_divides_if_asked_for_and_so_does_an_edit() -> None:
     rows = batch([(0, 0), (0, 1), (0, 5), (0, 6)])
     plain, divided = make(4, fragmented=False), make(4, slice_len=2)
     plain.extend(rows)
     divided.extend(rows)
-    assert {*map(tuple, plain.sample(300)["step"].view(-1, 3).tolist())} == {(0, 1, 5), (1, 5, 6)}
-    assert {*map(tuple, divided.sample(300)["step"].view(-1, 2).tolist())} == {(0, 1), (5, 6)}
-
-
-def test_an_edit_of_a_step_divides() -> None:
-    rb = make(4, slice_len=2)
-    rb.extend(batch([(0, 0), (0, 1), (0, 2), (0, 3)]))
-    rb[1:2] = {"traj": torch.tensor([0]), "step": torch.tensor([9])}
-    assert {*map(tuple, rb.sample(300)["step"].view(-1, 2).tolist())} == {(2, 3)}
-    rb.empty()
-    rb.extend(batch([(0, 4), (0, 5)]))
-    assert rb.sample()["step"].tolist() == [4, 5] * 3
-
-
-def test_on_a_bare_storage() -> None:
-    storage = TensorStorage(batch([(0, 0), (1, 7), (0, 1), (1, 8), (0, 3), (1, 9)]))
-    sampler = SliceSampler(slice_len=2, traj_key="traj", step_key="step", fragmented=True)
-    seen = {tuple(p) for s in range(20) for p in sampler.sample(storage, 4)[0][0].view(-1, 2).tolist()}
-    assert seen == {(0, 2), (1, 3), (3, 5)}
-    assert sampler.fragmented
-    assert sampler.step_key == "step"
-
-
-def test_the_usual_trajectory_key_is_found() -> None:
-    rb = make(6, traj_key=None, step_key="step_count")
-    rows = batch([(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)])
-    rb.extend({"collector": {"traj_ids": rows["traj"]}, "step_count": rows["step"][:, None]})
-    assert rb.sample()["step_count"].view(-1, 3).tolist() == [[0, 1, 2]] * 2
+    assert drawn(plain, 3) == {(0, 1, 5), (1, 5, 6)}
+    assert drawn(divided) == {(0, 1), (5, 6)}
+    divided[1:2] = {"traj": torch.tensor([0]), "step": torch.tensor([9])}
+    assert drawn(divided) == {(5, 6)}
+    divided.empty()
+    divided.extend(batch([(0, 4), (0, 5)]))
+    assert drawn(divided) == {(4, 5)}
 
 
 def test_options_without_steps_are_refused() -> None:
@@ -123,8 +106,5 @@ def test_options_without_steps_are_refused() -> None:
             SliceSampler(slice_len=2, fragmented=True, **options)
     with pytest.raises(OptionError, match="step_key='step' divides trajectories: give traj_key"):
         Episodes(step_key="step")
-    rb = make(4)
     with pytest.raises(KeyMissingError, match="no field 'step' "):
-        rb.extend({"traj": torch.zeros(2, dtype=torch.int64)})
-    with pytest.raises(KeyMissingError, match="no field"):
-        make(4, traj_key=None).extend({"step": torch.zeros(2, dtype=torch.int64)})
+        make(4).extend({"traj": torch.zeros(2, dtype=torch.int64)})

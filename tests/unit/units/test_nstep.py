@@ -41,8 +41,7 @@ def named(count: int = 20, **names: str) -> dict[str, Any]:
 def test_a_dict_of_next_observations_is_that_of_the_last_step() -> None:
     t = torch.arange(20.0)
     rb = buffer(50, sample_unit=NStep(3, 0.9))
-    after = {"reward": torch.ones(20), "done": t == 19}
-    rb.extend({"obs": {"x": t, "y": t}, "next_obs": {"x": t + 1, "y": t + 1}, **after})
+    rb.extend({**named(), "obs": {"x": t, "y": t}, "next_obs": {"x": t + 1, "y": t + 1}})
     batch = rb.sample()
     for name in ("x", "y"):
         assert torch.equal(batch["next_obs"][name], batch["obs"][name] + batch["steps_to_next_obs"])
@@ -54,24 +53,23 @@ def test_a_dict_of_next_observations_is_that_of_the_last_step() -> None:
 
 @pytest.mark.parametrize("name", ["obs_next", "obs2", "nextobs"])
 def test_a_next_observation_of_another_name_raises_before_anything_is_stored(name: str) -> None:
-    rb = buffer(50, sample_unit=NStep(3, 0.9))
+    rb, rows = buffer(50, sample_unit=NStep(3, 0.9)), named(next_obs=name)
     words = f"'{name}' looks like one: name all fields after the step, next_keys=\\['done', '{name}'\\]"
-    with pytest.raises(SchemaError, match=words):
-        rb.extend(named(next_obs=name))
-    with pytest.raises(SchemaError, match=words):
-        rb.add({key: value[0] for key, value in named(next_obs=name).items()})
+    for write in (lambda: rb.extend(rows), lambda: rb.add({key: value[0] for key, value in rows.items()})):
+        with pytest.raises(SchemaError, match=words):
+            write()
     with pytest.raises(KeyMissingError, match="'reward'"):
         rb.extend(named(reward="rew"))
     assert len(rb) == 0
     assert not rb.storage.laid_out
     after = {"reward": torch.ones(20), "done": torch.zeros(20, dtype=torch.bool)}
     nested = {"obs": torch.zeros(20, 2), name: torch.zeros(20, 2), "next": after}
-    for rows in ({**named(), "goal": torch.zeros(20), "goal_next": torch.zeros(20)}, nested):
+    for other in ({**named(), "goal": torch.zeros(20), "goal_next": torch.zeros(20)}, nested):
         with pytest.raises(SchemaError, match="looks like one"):
-            buffer(50, sample_unit=NStep(3, 0.9)).extend(rows)
+            rb.extend(other)
     unit = NStep(3, 0.9, next_keys=["done", name])
     rb = buffer(50, sample_unit=unit)
-    rb.extend(named(next_obs=name))
+    rb.extend(rows)
     batch = rb.sample()
     assert torch.equal(batch[name], batch["obs"] + batch["steps_to_next_obs"])
     assert repr(unit) == f"NStep(n=3, gamma=0.9, moves=['done', '{name}'])"
@@ -86,40 +84,34 @@ def test_rows_without_a_next_observation_say_so() -> None:
             match=r"rows have 'obs': name it beside the flags, next_keys=\['done'\], or give these alone",
         ):
             buffer(50, sample_unit=unit).extend(rows)
-    unit = NStep(3, 0.9, next_keys=())
-    assert repr(unit) == "NStep(n=3, gamma=0.9, moves=[])"
-    rb = buffer(50, sample_unit=unit)
-    rb.extend(rows)
-    assert set(rb.sample()) == {"obs", "reward", "done", "gamma", "steps_to_next_obs"}
-    del rows["obs"]
-    rb = buffer(50, sample_unit=NStep(3, 0.9))
-    rb.extend(rows)  # rewards and flags alone
-    assert repr(rb.sample_unit) == "NStep(n=3, gamma=0.9, moves=['done'])"
+    alone = {"reward": rows["reward"], "done": rows["done"]}
+    for unit, given, moves in ((NStep(3, 0.9, next_keys=()), rows, []), (NStep(3, 0.9), alone, ["done"])):
+        rb = buffer(50, sample_unit=unit)
+        rb.extend(given)
+        assert set(rb.sample()) == {*given, "gamma", "steps_to_next_obs"}
+        assert repr(unit) == f"NStep(n=3, gamma=0.9, moves={moves})"
 
 
 def test_rows_that_are_there_are_checked_when_the_unit_meets_them() -> None:
     storage, unit = TensorStorage(named(next_obs="obs_next")), NStep(3, 0.9)
-    with pytest.raises(SchemaError, match="'obs_next' looks like one"):
-        ReplayBuffer(storage=storage, sample_unit=unit)
-    whole = ReplayBuffer(storage=storage)
-    with pytest.raises(SchemaError, match="'obs_next' looks like one"):
-        whole.view(sample_unit=unit)
     rb = buffer(50, sample_unit=unit)
     rb.extend(named())
-    with pytest.raises(SchemaError, match="'obs_next' looks like one"):
-        rb.set_storage(storage)
+    for call in (
+        lambda: ReplayBuffer(storage=storage, sample_unit=unit),
+        lambda: ReplayBuffer(storage=storage).view(sample_unit=unit),
+        lambda: rb.set_storage(storage),
+    ):
+        with pytest.raises(SchemaError, match="'obs_next' looks like one"):
+            call()
     assert repr(unit) == "NStep(n=3, gamma=0.9, moves=['next_obs', 'done'])"
     assert len(rb) == 20
 
 
 @pytest.mark.parametrize("by_unit", [True, False])
-@pytest.mark.parametrize("name", ["terminals", "over"])
-def test_the_flag_that_ends_episodes_is_that_of_the_last_step(name: str, by_unit: bool) -> None:
-    t = torch.arange(40)
-    options: dict[str, Any] = {"sample_unit": NStep(3, 0.9, done_key=name)}
-    if not by_unit:
-        options = {"sample_unit": NStep(3, 0.9), "episodes": Episodes(end_key=name)}
-    rb = buffer(50, **options)
+def test_the_flag_that_ends_episodes_is_that_of_the_last_step(by_unit: bool) -> None:
+    t, name = torch.arange(40), "over"
+    unit = NStep(3, 0.9, done_key=name) if by_unit else NStep(3, 0.9)
+    rb = buffer(50, sample_unit=unit, episodes=None if by_unit else Episodes(end_key=name))
     rb.extend({"obs": t.float(), "next_obs": t + 1.0, "reward": torch.ones(40), name: t % 10 == 9})
     batch = rb.sample(300)
     assert torch.equal(batch[name], batch["next_obs"] % 10 == 0)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from ostinato import (
-    Hindsight,
-    LazyTensorStorage,
+    DeltaTimestamps,
     NStep,
     ReplayBuffer,
     SliceSampler,
@@ -39,13 +38,14 @@ def test_a_larger_buffer_and_a_state_without_episodes_read_them_off_the_rows() -
         assert found.closed.tolist() == [ended for _, ended in log.episodes()]
 
 
-def test_damaged_passes_and_queued_draws_are_refused() -> None:
-    def sampled(sampler: Any, prefetch: int = 0) -> ReplayBuffer:
-        rb = buffer(40, 12, sampler=sampler, prefetch=prefetch)
-        Log(40, longest=6, seed=1).extend(rb, 40)
-        rb.sample()
-        return rb
+def sampled(sampler: Any, prefetch: int = 0) -> ReplayBuffer:
+    rb = buffer(40, 12, sampler=sampler, prefetch=prefetch)
+    Log(40, longest=6, seed=1).extend(rb, 40)
+    rb.sample()
+    return rb
 
+
+def test_damaged_passes_and_queued_draws_are_refused() -> None:
     state = sampled(SliceSamplerWithoutReplacement(slice_len=2, end_keys=ENDS)).sampler.state_dict()
     damages: list[dict[str, Any]] = [
         {"firsts": torch.zeros(3)},
@@ -59,10 +59,17 @@ def test_damaged_passes_and_queued_draws_are_refused() -> None:
         with pytest.raises(CheckpointError):
             SliceSamplerWithoutReplacement(slice_len=2, end_keys=ENDS).load_state_dict({**state, **damage})
     padded: dict[str, Any] = {"slice_len": 6, "end_keys": ENDS, "strict_length": False, "pad_output": True}
-    state = sampled(SliceSampler(**padded), prefetch=2).state_dict()
-    state["pending"][0]["pad"] = 1
+    queued = sampled(SliceSampler(**padded), prefetch=2).state_dict()
+    queued["pending"][0]["pad"] = 1
     with pytest.raises(CheckpointError, match="damaged"):
-        buffer(40, 12, sampler=SliceSampler(**padded), prefetch=2).load_state_dict(state)
+        buffer(40, 12, sampler=SliceSampler(**padded), prefetch=2).load_state_dict(queued)
+    other = buffer(100, 4, sample_unit=NStep(2, 0.9), prefetch=2)
+    saved = buffer(100, 4, sample_unit=DeltaTimestamps(steps={"t": [0]}), prefetch=2)
+    saved.extend(steps())
+    saved.sample()
+    with pytest.raises(CheckpointError, match="same sample_unit"):
+        other.load_state_dict(saved.state_dict())
+    assert len(other) == 0
 
 
 def test_episodes_saved_by_other_keys_are_read_anew(tmp_path: Path) -> None:
@@ -73,18 +80,3 @@ def test_episodes_saved_by_other_keys_are_read_anew(tmp_path: Path) -> None:
     loaded.loads(tmp_path / "a")
     batch = loaded.sample()
     assert torch.equal(batch["obs"] // 10, (batch["next_obs"] - 1) // 10)
-
-
-def test_queued_draws_of_another_unit_are_refused(tmp_path: Path) -> None:
-    def hindsight() -> Hindsight:
-        return Hindsight(lambda batch: batch["reward"], goal_key="goal", achieved_goal_key="obs")
-
-    data = {**steps(), "goal": torch.zeros(40)}
-    saved = ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=hindsight(), batch_size=4, prefetch=2)
-    saved.extend(data)
-    saved.sample()
-    saved.dumps(tmp_path / "a")
-    other = buffer(100, 4, sample_unit=NStep(2, 0.9), prefetch=2)
-    with pytest.raises(CheckpointError, match="same sample_unit"):
-        other.loads(tmp_path / "a")
-    assert len(other) == 0

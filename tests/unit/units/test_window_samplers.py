@@ -92,7 +92,7 @@ def test_only_rows_that_may_be_drawn_are_drawn(name: str, sampler: str, tmp_path
         if buffers[-1].sampler.prioritized:
             check_values(buffers[-1], log, need)
 
-    @examples(0.25)
+    @examples(0.15)
     @given(histories())
     def run(history: dict[str, Any]) -> None:
         replay(history, unit._replace(check=check), make, tmp_path, need)
@@ -132,7 +132,7 @@ def test_slices_by_priority_are_what_the_log_says(name: str, tmp_path: Path) -> 
 
     case = Case(lambda: None, check)
 
-    @examples(0.5)
+    @examples(0.2)
     @given(histories())
     def run(history: dict[str, Any]) -> None:
         replay(history, case, make, tmp_path, need if strict else 1, learn=False)
@@ -140,7 +140,7 @@ def test_slices_by_priority_are_what_the_log_says(name: str, tmp_path: Path) -> 
     run()
 
 
-@pytest.mark.parametrize(("shuffle", "prefetch"), [(False, 2), (True, 0), (True, 2)])
+@pytest.mark.parametrize(("shuffle", "prefetch"), [(False, 2), (True, 0)])
 def test_a_pass_has_every_strict_window_once(shuffle: bool, prefetch: int) -> None:
     log = Log(50, longest=8, masked=0.1, seed=6)
     rb = ReplayBuffer(

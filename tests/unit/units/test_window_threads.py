@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import itertools
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from ostinato import (
     SequenceUnit,
 )
 from ostinato.errors import EmptyBufferError
+
+from ..background import in_background
 
 LENGTH = 5
 
@@ -48,36 +52,18 @@ def test_every_window_is_whole_while_others_write(boundary: Any, prefetch: int) 
     )
     for stream in (0, 1):
         rb.extend(rows(stream, 0, 2 * LENGTH))
-    stop, failures = threading.Event(), []
     written = [2 * LENGTH, 2 * LENGTH]
+    sizes = itertools.cycle((1, 7, 3, 30, 2, 70, 5))
 
     def write(stream: int) -> None:
-        sizes = (1, 7, 3, 30, 2, 70, 5)
-        try:
-            turn = 0
-            while not stop.is_set():
-                count = sizes[turn % len(sizes)]
-                rb.extend(rows(stream, written[stream], count))
-                written[stream] += count
-                turn += 1
-        except Exception as error:  # shown by the main thread
-            failures.append(error)
+        count = next(sizes)
+        rb.extend(rows(stream, written[stream], count))
+        written[stream] += count
 
-    threads = [threading.Thread(target=write, args=(stream,)) for stream in (0, 1)]
-    for thread in threads:
-        thread.start()
     drawn, until = 0, time.monotonic() + 60
-    try:
-        while (drawn < 40 or min(written) <= 256) and not failures:
+    with in_background(partial(write, 0), partial(write, 1)):
+        while drawn < 40 or min(written) <= 256:
             assert time.monotonic() < until, "the ring was to wrap"
-            try:
-                batch, info = rb.sample(return_info=True)
-            except EmptyBufferError:
-                continue  # for a moment no episode was long enough
-            check_windows(batch, info)
-            drawn += 1
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not failures
+            with contextlib.suppress(EmptyBufferError):  # for a moment no episode was long enough
+                check_windows(*rb.sample(return_info=True))
+                drawn += 1
