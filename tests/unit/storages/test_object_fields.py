@@ -27,10 +27,8 @@ from ostinato import (
     ListStorage,
     NStep,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     ReservoirWriter,
     SequenceUnit,
-    TED2Flat,
     TensorDictReplayBuffer,
     TensorStorage,
 )
@@ -42,7 +40,6 @@ from ostinato.tools import inspect_checkpoint
 from ostinato.transforms import Cast, Compose, Rename, ToDevice
 
 from ...effort import examples
-from ...tags import same_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,17 +133,16 @@ def test_rows_of_tensordicts_give_stacks() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=ReservoirWriter())
     rb.extend(letters(0, 50))
     check(rb[:])
-    words, x = [["a", "b", "c"], ["d", "e", "f"]], torch.arange(2)
+    words, note = [["a", "b", "c"], ["d", "e", "f"]], {"k": [1]}
     wide, rb = (TensorDictReplayBuffer(storage=LazyTensorStorage(4)) for _ in range(2))
     wide.extend(TensorDict({"x": torch.zeros(2, 3), "w": words}, [2, 3]))
     assert (wide["w"], wide[1]["w"]) == (words, words[1]), "batch dimensions of the row are kept"
-    note = {"k": [1]}
-    rb.extend(TensorDict({"x": x, "a": {"b": ["c", "d"]}, "one": NonTensorData(note, batch_size=[2])}, [2]))
+    rb.extend(TensorDict({"a": {"b": ["c", "d"]}, "one": NonTensorData(note, batch_size=[2])}, [2]))
     note["k"].append(2)
     assert rb["one"] == [{"k": [1]}] * 2, "one object for all rows, of which the caller may change his"
     assert rb[:]["a", "b"] == ["c", "d"]
     messages = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=8)
-    messages.extend(Message(x=x, text=["a", "b"], batch_size=[2]))
+    messages.extend(Message(x=torch.arange(2), text=["a", "b"], batch_size=[2]))
     batch = messages.sample()
     assert isinstance(batch, Message)
     assert list(batch.text) == ["ab"[i] for i in batch.x.tolist()]
@@ -176,27 +172,27 @@ def test_two_dimensions_in_either_order() -> None:
 
 
 def test_windows_hold_the_text_of_their_rows() -> None:
-    def make(**options: Any) -> ReplayBuffer:
+    def sample(**options: Any) -> Any:
         rb = TensorDictReplayBuffer(storage=LazyTensorStorage(30), batch_size=12, **options)
         data = letters(0, 20)
         data["reward"], data["done"] = torch.ones(20), torch.arange(20) % 5 == 4
         rb.extend(data)
-        return rb
+        return rb.sample()
 
-    check(make(sample_unit=SequenceUnit(3, burn_in=1)).sample())
-    batch = make(transform=Compose(Rename({"prompt": "q"}), Cast(torch.float32, "x"), ToDevice("cpu"))).sample()
+    check(sample(sample_unit=SequenceUnit(3, burn_in=1)))
+    batch = sample(transform=Compose(Rename({"prompt": "q"}), Cast(torch.float32, "x"), ToDevice("cpu")))
     assert list(batch["q"]) == [f"p{int(i)}" for i in batch["x"]]
-    steps = make(sample_unit=NStep(3, 0.9)).sample()
+    steps = sample(sample_unit=NStep(3, 0.9))
     check(steps)
     assert list(steps["next_prompt"]) == [f"p{i}" for i in (steps["x"] + steps["steps_to_next_obs"]).tolist()]
-    stacked = make(sample_unit=FrameStack(2, ["x"])).sample()
+    stacked = sample(sample_unit=FrameStack(2, ["x"]))
     assert list(stacked["prompt"]) == [f"p{i}" for i in stacked["x"][:, -1].tolist()]
     for unit in (FrameStack(2, ["prompt"]), NStep(2, 0.9, reward_key="prompt")):
         with pytest.raises(KindError, match=r"'prompt'.*Python objects"):
-            make(sample_unit=unit).sample()
+            sample(sample_unit=unit)
 
 
-REFUSED: list[tuple[Any, str]] = [
+WRONG: list[tuple[Any, str]] = [
     ({"p": "a", "x": torch.zeros(2)}, "'p'.*one for each row"),
     ({"p": ["a"], "x": torch.zeros(2)}, "'p'.*a list of 1"),
     ({"p": np.array([["a"], ["b"]]), "x": torch.zeros(2)}, r"'p'.*\[2, 1\]"),
@@ -208,35 +204,21 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 def test_text_that_does_not_fit_raises_and_changes_nothing() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(3))
+    rb, bare = (ReplayBuffer(storage=LazyTensorStorage(3)) for _ in range(2))
     for text in (np.array([1, "a"], dtype=object), None, object()):
         with pytest.raises(OstinatoError, match="'p'"):
             rb.extend({"p": text, "x": torch.zeros(2)})
         assert not rb.storage.laid_out
-    with pytest.raises(KindError, match="'p' of a row is a list of text"):
-        rb.add({"p": ["a", "b"], "x": 1.0})
     rb.extend({"p": ["u", "v"], "x": torch.ones(2)})
-    for rows, message in REFUSED:
+    for rows, message in WRONG:
         for write in (rb.extend, lambda data: rb.__setitem__(slice(0, 2), data)):
             with pytest.raises(OstinatoError, match=message):
                 write(rows)
             assert (len(rb), rb["p"], rb["x"].tolist(), rb.cursor) == (2, ["u", "v"], [1, 1], 2)
-    bare = ReplayBuffer(storage=LazyTensorStorage(3))
     bare.extend({"x": torch.ones(2)})
-    for rows in ({"x": torch.ones(2), "p": ["a", "b"]}, TensorDict({"x": torch.ones(2), "p": ["a", "b"]}, [2])):
-        with pytest.raises(KindError, match="'p' is text"):
-            bare[:] = rows
+    with pytest.raises(KindError, match="'p' is text"):
+        bare[:] = {"x": torch.ones(2), "p": ["a", "b"]}
     assert list(bare[:]) == ["x"]
-
-
-def test_ensembles_stack_text() -> None:
-    members = [ReplayBuffer(storage=LazyTensorStorage(8)) for _ in range(2)]
-    for first, member in zip((0, 100), members, strict=True):
-        member.extend(letters(first, first + 5))
-    batch = ReplayBufferEnsemble(*members, batch_size=12).sample()
-    assert batch["x"].shape == (2, 6)
-    for numbers, prompts in zip(batch["x"].tolist(), batch["prompt"], strict=True):
-        assert list(prompts) == [f"p{i}" for i in numbers]
 
 
 # -- on disk --------------------------------------------------------------------------------------------------------
@@ -261,11 +243,15 @@ def test_checkpoints_hold_text(storage: str, tmp_path: Path) -> None:
         assert again[:]["prompt"] == rb[:]["prompt"]
         check(again[:])
     for made, options in (
-        (LazyTensorStorage(9, packed=False), {}),
-        (LazyMemmapStorage(7), {}),
-        (STORAGES["single copy"](5), {}),
-        (LazyTensorStorage(5), {"mmap": True}),
-    ) if storage == "packed" else ():
+        (
+            (LazyTensorStorage(9, packed=False), {}),
+            (LazyMemmapStorage(7), {}),
+            (STORAGES["single copy"](5), {}),
+            (LazyTensorStorage(5), {"mmap": True}),
+        )
+        if storage == "packed"
+        else ()
+    ):
         again = saved(made, tmp_path, **options)
         again.extend(letters(8, 10))
         check(again[:])
@@ -314,41 +300,21 @@ def test_damaged_columns_of_text_raise() -> None:
 
 
 def test_flushed_directories_reopen_with_text(tmp_path: Path) -> None:
-    rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=tmp_path), batch_size=4)
+    def reopened() -> LazyMemmapStorage:
+        return LazyMemmapStorage(5, scratch_dir=tmp_path, existsok=True)
+
+    rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=tmp_path))
     for first in (0, 4):
         rb.extend(letters(first, first + 4))
         rb.storage.flush()  # type: ignore[attr-defined]
-        storage = LazyMemmapStorage(5, scratch_dir=tmp_path, existsok=True)
-        check(ReplayBuffer(storage=storage)[:])
-        assert storage["prompt"] == rb["prompt"]
-    rb.set_at_("prompt", ["changed"], [1])
-    assert not (tmp_path / "manifest.json").exists(), "an edit ends the flush"
+        check(reopened()[:])
+        assert reopened()["prompt"] == rb["prompt"]
+    rb.storage.prepare_field(("prompt",), torch.tensor([1]), ["changed"], (1,))()
+    assert len(reopened()) == 0, "an edit ends the flush"
     rb[0:1] = TensorDict({**letters(0, 1), "meta": NonTensorData(THING, batch_size=[1])}, [1])
     with pytest.raises(CheckpointError, match=r"'object \d.meta'"):
         rb.storage.flush()  # type: ignore[attr-defined]
-    assert not (tmp_path / "manifest.json").exists()
-
-
-def test_keys_of_any_length_are_saved(tmp_path: Path) -> None:
-    for length, single_copy in ((1023, True), (1023, False), (20_000, True)):
-        key = "k" * length
-        pair: Any = {f"next_{key}": key} if single_copy else False
-        rb, again = (ReplayBuffer(storage=LazyTensorStorage(4, single_copy=pair)) for _ in range(2))
-        rb.extend({key: torch.ones(3), f"next_{key}": torch.zeros(3), f"{key} text": ["a", "b", "c"]})
-        if not single_copy:
-            rb[:] = {**rb[:], f"{key} late": torch.ones(3)}
-        rb.dumps(tmp_path / f"{length} {single_copy}")
-        again.loads(tmp_path / f"{length} {single_copy}")
-        same_state(again[:], rb[:])
-
-
-def test_hooks_do_not_take_text(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(4))
-    rb.register_save_hook(TED2Flat())
-    rb.extend(letters(0, 2))
-    with pytest.raises(CheckpointError, match="'prompt'"):
-        rb.dumps(tmp_path / "saved")
-    assert not (tmp_path / "saved").exists()
+    assert len(reopened()) == 0
 
 
 # -- every kind of leaf that a TensorDict can hold ------------------------------------------------------------------
@@ -465,15 +431,15 @@ def wrote(rb: ReplayBuffer, kind: str) -> bool:
     assert len(rb) == first + 2
     reads = [(rb.storage[first + i], rows[i]) for i in range(2)]
     reads += [(rb[first : first + 2], rows)] if not isinstance(rb.storage, ListStorage) else []
-    for found, given in reads:
-        if show(found) != show(given):  # cast, as docs/casts.md says
+    for found, written in reads:
+        if show(found) != show(written):  # cast, as docs/casts.md says
             assert first
-            assert torch.equal(found["leaf"], given["leaf"].to(found["leaf"].dtype))
+            assert torch.equal(found["leaf"], written["leaf"].to(found["leaf"].dtype))
     return True
 
 
 @pytest.mark.filterwarnings("ignore")
-@examples(1)
+@examples(0.75)
 @given(st.sampled_from(list(LEAVES)), st.sampled_from(list(LEAVES)), st.sampled_from(["packed", "mapped", "list"]))
 def test_rows_of_two_kinds_of_leaves_do_not_mix(one: str, two: str, storage: str) -> None:
     rb = ReplayBuffer(storage=STORAGES[storage](4))
@@ -507,27 +473,22 @@ def test_rows_without_tensors(tmp_path: Path) -> None:
 
     for storage in (LazyTensorStorage, LazyMemmapStorage):
         rb = TensorDictReplayBuffer(storage=storage(6), batch_size=4)
-        assert rb.extend(rows(0, 4)).tolist() == [0, 1, 2, 3]
+        rb.extend(rows(0, 4))
         assert rb.add(rows(4, 5)[0]) == 4
         rb.extend(rows(5, 7))
         rb[:2] = rows(90, 92)
         assert rb["text"] == list(rb[:]["text"]) == ["90", "91", "2", "3", "4", "5"]
-        assert list(rb[[2, 3]]["text"]) == ["2", "3"]
         rb.dumps(tmp_path / storage.__name__)
         again = saved(storage(6), tmp_path / storage.__name__)
         for each in (rb, again):
             batch = each.sample()
             assert list(batch["text"]) == [rb["text"][i] for i in batch["index"]]
         assert again.extend(rows(7, 8)).tolist() == [1]
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(6), batch_size=4)
+    rb, lists = TensorDictReplayBuffer(storage=LazyTensorStorage(6)), ReplayBuffer(storage=LazyTensorStorage(6))
     rb.extend(TensorDict({}, [3]))
     assert rb[:].batch_size == (3,)
-    assert list(rb.sample().keys()) == ["index"]
-    lists = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=3)
-    for wrong, message in (({}, "no fields"), (NonTensorData("x", batch_size=[4]), "give them a name")):
-        with pytest.raises(SchemaError, match=message):
-            lists.extend(wrong)
     lists.extend({"name": ["a", "b"], "of": ["c", "d"]})
-    with pytest.raises(SchemaError):
-        lists.extend({"name": ["a", "b"], "of": ["c"]})
+    for wrong in ({}, NonTensorData("x", batch_size=[4]), {"name": ["a", "b"], "of": ["c"]}):
+        with pytest.raises(SchemaError):
+            lists.extend(wrong)
     assert lists[:] == {"name": ["a", "b"], "of": ["c", "d"]}

@@ -48,16 +48,6 @@ def writer(rb: ReplayBuffer, size: int, most: int) -> Callable[[], None]:
     return write
 
 
-@pytest.mark.parametrize(("size", "most"), [(8, 2 * CAPACITY), (3000, 1)])
-def test_batches_are_whole_while_rows_are_written(size: int, most: int) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY, single_copy=True), batch_size=64)
-    rb.extend(tagged(torch.arange(CAPACITY), size))
-
-    with in_background(writer(rb, size, most), lambda: sample(rb)):
-        for _ in range(60):
-            sample(rb)
-
-
 @pytest.mark.filterwarnings("ignore:single_copy saves little")  # an edit makes rows lie apart, and there are few
 def test_batches_are_whole_while_rows_are_edited() -> None:
     """An edit gives side rows to rows whose own stamps do not change: their gathers notice it by themselves."""
