@@ -137,14 +137,14 @@ def test_fsync_dir_passes_real_errors_on(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_new_directory_takes_the_place_of_whatever_is_there(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "full").mkdir()
+    for name in ("empty", "target", "full"):
+        (tmp_path / name).mkdir()
     (tmp_path / "full" / "old").touch()
     (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
     for name in ("empty", "full", "file", "link", "none"):
         with new_directory(tmp_path / name, overwrite=True) as place:
             (place / "new").touch()
         assert [path.name for path in (tmp_path / name).iterdir()] == ["new"]
         assert not (tmp_path / name).is_symlink()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "full", "link", "none"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "full", "link", "none", "target"]

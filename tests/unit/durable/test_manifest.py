@@ -68,12 +68,6 @@ def test_size_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_manifest(tmp_path, format_name="example")
 
 
-def test_no_checkpoint(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(CheckpointError, match="no checkpoint at"):
-            read_manifest(folder, format_name="example")
-
-
 def test_versions(tmp_path: Path) -> None:
     node: dict[str, Any] = {"format": "example", "version": [1, 7], "body": {}}
     write_text(tmp_path, signed(node))
@@ -120,10 +114,12 @@ def test_damaged_text(tmp_path: Path) -> None:
             read_manifest(tmp_path, format_name="example")
 
 
-def test_a_link_is_refused(tmp_path: Path) -> None:
+def test_links_and_folders_without_a_manifest_are_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(CheckpointError, match="no checkpoint at"):
+            read_manifest(folder, format_name="example")
     (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
     write_manifest(tmp_path / "a", BODY, format_name="example")
-    (tmp_path / "b" / "manifest.json").symlink_to(tmp_path / "a" / "manifest.json")
+    (tmp_path / "manifest.json").symlink_to(tmp_path / "a" / "manifest.json")
     with pytest.raises(DamagedFileError, match="symbolic link"):
-        read_manifest(tmp_path / "b", format_name="example")
+        read_manifest(tmp_path, format_name="example")

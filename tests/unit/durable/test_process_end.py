@@ -39,6 +39,6 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 def test_a_program_may_just_end(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", PROGRAM, tmp_path], timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", PROGRAM, tmp_path], timeout=240, check=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "rollouts"]
     assert ids_on_disk(tmp_path / "rollouts") == [0, 1, 2]

@@ -117,22 +117,17 @@ def test_full_rings_of_another_capacity(saved: Any, loaded: Any, tmp_path: Path)
             buffer("zlib").loads(tmp_path)
 
 
-def test_incremental_saves_and_failed_loads(tmp_path: Path) -> None:
-    rb, again, other = buffer("zlib"), buffer("zlib"), buffer("zlib")
-    rb.extend(rows(0, 10))
-    rb.dumps(tmp_path)
+def test_incremental_saves_continue_and_are_not_mapped(tmp_path: Path) -> None:
+    rb, again = buffer("zlib"), buffer("zlib")
+    for first in (0, 10):
+        rb.extend(rows(first, 10))
+        rb.dumps(tmp_path, incremental=True)
+    again.loads(tmp_path)
+    same(rb[:], again[:])
     with pytest.raises(CheckpointError, match="cannot be mapped: load it with mmap=False"):
         buffer(None).loads(tmp_path, mmap=True)
     with pytest.raises(OptionError, match="mmap=True needs"):
         buffer("zlib").loads(tmp_path, mmap=True)
-    rb.extend(rows(10, 4))
-    rb.dumps(tmp_path, incremental=True)
-    again.loads(tmp_path)
-    same(rb[:], again[:])
-    other.extend({"obs": rows(5, 3)["obs"]})
-    with pytest.raises(CheckpointError):
-        other.loads(tmp_path)
-    same(other[:], {"obs": rows(5, 3)["obs"]})
 
 
 def test_a_damaged_value_raises_when_it_is_read() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -215,23 +214,6 @@ def test_a_list_storage_moves_rows_to_its_device() -> None:
     assert (storage[0]["a"].device.type, storage[0]["text"]) == ("meta", "x")
     kept.set(0, torch.zeros(2, device="meta"))
     assert kept[0].device.type == "meta", "without device= rows stay where they are"
-
-
-def test_the_base_class_takes_a_capacity_and_a_checkpointer(tmp_path: Path) -> None:
-    own: Any = type("Own", (Storage,), dict.fromkeys(Storage.__abstractmethods__))
-    assert own(5, compilable=True).capacity == 5
-    for error, arguments in ((CapacityError, (0,)), (KindError, (5, 3))):
-        with pytest.raises(error):
-            own(*arguments)
-    calls: list[Any] = []
-    saver: Any = SimpleNamespace(dumps=lambda *given: calls.append(given), loads=lambda *given: calls.append(given))
-    storage = LazyTensorStorage(3)
-    storage.checkpointer = saver
-    storage.dumps(tmp_path / "a")
-    storage.loads(tmp_path / "b")
-    assert calls == [(storage, tmp_path / "a"), (storage, tmp_path / "b")]
-    with pytest.raises(CheckpointError, match="has no save_hooks"):
-        ReplayBuffer(storage=storage).dumps(tmp_path / "c")
 
 
 def test_an_ensemble_reads_and_loads_rows_of_its_storages(tmp_path: Path) -> None:

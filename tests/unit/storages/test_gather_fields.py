@@ -139,14 +139,3 @@ def test_storages_without_fields_say_so() -> None:
         ListStorage(4).fetch([Request(0, torch.tensor([0]))])
     with pytest.raises(UsageError, match="holds no rows"):
         LazyTensorStorage(4).fetch([Request(0, torch.tensor([0]))])
-
-
-@pytest.mark.usefixtures("needs_native")  # registrations are native
-def test_sets_of_fields_are_registered_once_and_few_are_kept() -> None:
-    storage = stored({f"f{i:03}": torch.zeros(ROWS) for i in range(100)}, packed=True)
-    table = storage._table
-    slots = torch.tensor([1, 2])
-    for leaf in range(100):
-        for _ in range(2):
-            storage.fetch([Request(leaf, slots)])
-    assert 0 < len(table._forms) <= 64  # type: ignore[union-attr]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from ostinato import LazyStackStorage, ReplayBuffer, SamplerWithoutReplacement, TensorDictReplayBuffer
 from ostinato.errors import KindError, OptionError, SchemaError
@@ -71,20 +71,6 @@ def test_stack_dim_counts_among_the_batch_dimensions() -> None:
     wrong.set(0, TensorDict({"a": torch.zeros(3)}, [3]))
     with pytest.raises(SchemaError, match="stack_dim=2"):
         wrong[:]
-
-
-def test_tensorclasses_and_lazy_stacks_are_rows() -> None:
-    class Fields:
-        tokens: torch.Tensor
-
-    Answer: Any = tensorclass(Fields)  # noqa: N806 (a class)
-    storage = LazyStackStorage(4)
-    storage.set(0, Answer(tokens=torch.arange(3)))
-    storage.set(1, Answer(tokens=torch.arange(5)))
-    assert [len(row.tokens) for row in storage[:].unbind(0)] == [3, 5]
-    other = LazyStackStorage(4)
-    other.set(range(4), LazyStackedTensorDict.lazy_stack(sequences()))
-    assert [len(row["tokens"]) for row in other] == LENGTHS
 
 
 def test_options_and_rows_that_raise() -> None:

@@ -151,24 +151,21 @@ def test_rows_of_tensordicts_give_stacks() -> None:
 def test_two_dimensions_in_either_order() -> None:
     data = TensorDict({"p": [["a", "b", "c"], ["d", "e", "f"]], "x": torch.arange(6).view(2, 3)}, [2, 3])
     forms: list[Any] = [data, {"p": [list(row) for row in data["p"]], "x": data["x"]}]
-    for rows in forms:
-        steps, lanes = (
-            ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=8, dim_extend=dim) for dim in (0, 1)
-        )
-        steps.extend(rows)
-        assert steps["p"] == data["p"]
-        assert steps[:, 2]["p"] == ["c", "f"]
-        lanes.extend(rows)
-        assert lanes.storage["p"] == [["a", "d"], ["b", "e"], ["c", "f"]]
-        for rb in (lanes, ReplayBuffer(storage=TensorStorage(data, ndim=2), batch_size=8)):
-            batch = rb.sample()
-            assert list(batch["p"]) == ["abcdef"[i] for i in batch["x"].tolist()]
-    with pytest.warns(UserWarning, match="stored as one row"):
-        TensorDictReplayBuffer(storage=LazyTensorStorage(4)).add(data[0])
+    for rows, dim in zip(forms * 2, (0, 0, 1, 1), strict=True):
+        rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=8, dim_extend=dim)
+        rb.extend(rows)
+        assert rb.storage["p"] == ([["a", "d"], ["b", "e"], ["c", "f"]] if dim else data["p"])
+        assert rb[:, 2]["p"] == ["c", "f"]
+        batch = rb.sample()
+        assert list(batch["p"]) == ["abcdef"[i] for i in batch["x"].tolist()]
     for text in (["a", "b"], [["a"], ["b", "c"]], "a", np.array(["a", "b"])):
         with pytest.raises(OstinatoError, match="'p'"):
-            lanes.extend({"x": torch.zeros(2, 2), "p": text})
-    assert len(lanes) == 6
+            rb.extend({"x": torch.zeros(2, 2), "p": text})
+    assert len(rb) == 6
+    batch = ReplayBuffer(storage=TensorStorage(data, ndim=2), batch_size=8).sample()
+    assert list(batch["p"]) == ["abcdef"[i] for i in batch["x"].tolist()]
+    with pytest.warns(UserWarning, match="stored as one row"):
+        TensorDictReplayBuffer(storage=LazyTensorStorage(4)).add(data[0])
 
 
 def test_windows_hold_the_text_of_their_rows() -> None:

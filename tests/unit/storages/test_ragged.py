@@ -10,7 +10,6 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 from ostinato import (
-    LazyStackStorage,
     ListStorage,
     ReplayBuffer,
     ReplayBufferEnsemble,
@@ -117,16 +116,3 @@ def test_other_rows_need_a_collate_fn_and_the_error_says_so() -> None:
     members = ReplayBufferEnsemble(*twins, p=[0.5, 0.5], batch_size=4)
     with pytest.raises(KindError, match="give the ensemble a collate_fn"):
         members.sample()
-
-
-@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage])
-@pytest.mark.parametrize("length", [2, 5])
-def test_rows_of_a_checkpoint_stack_with_new_ones(storage: Any, length: int) -> None:
-    """Loaded rows are on the CPU, new ones name no device."""
-    first, second = ReplayBuffer(storage=storage(10)), ReplayBuffer(storage=storage(10))
-    first.extend(TensorDict({"x": torch.zeros(3, 2), "in": {"y": torch.zeros(3)}}, [3]))
-    second.load_state_dict(first.state_dict())
-    second.add(TensorDict({"x": torch.ones(length), "in": {"y": torch.tensor(1.0)}}, []))
-    batch = second.sample(64)
-    assert {len(row["x"]) for row in batch.unbind(0)} == {2, length}
-    assert set(batch["in", "y"].tolist()) == {0, 1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -57,22 +56,6 @@ def test_rows_come_back(make: Callable[[int], Storage], tmp_path: Path) -> None:
             assert len(again) == 4
             assert type(again[:]) is type(storage[:])
             same_state(*(x.to_tensordict() if is_tensorclass(x) else x for x in (again[:], given)))
-
-
-@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-def test_states_go_through_torch_save(make: Callable[[int], Storage]) -> None:
-    for count in (0, 4):
-        storage, file = make(6), io.BytesIO()
-        if count:
-            storage.set(range(count), rows(range(count), "tensordict"))
-        torch.save(storage.state_dict(), file)
-        for before in (0, 2):
-            file.seek(0)
-            again = make(6)
-            if before:
-                again.set(range(before), rows(range(10, 10 + before), "tensordict"))
-            again.load_state_dict(torch.load(file, weights_only=make is not ListStorage))
-            assert [int(row["id"]) for row in again] == list(range(count))
 
 
 def test_a_load_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:

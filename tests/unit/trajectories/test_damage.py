@@ -27,7 +27,6 @@ from ostinato.durable.journal import write_lines
 from ostinato.errors import (
     DamagedFileError,
 )
-from ostinato.tools import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,12 +155,3 @@ def test_invalid_lines_with_valid_checksums_are_damage(tmp_path: Path) -> None:
         write_lines(tmp_path / "a" / "ostinato_journal.jsonl", [head | {"generator": None}, line])
         with pytest.raises(DamagedFileError, match=r"ostinato_journal\.jsonl is damaged"):
             ids_on_disk(tmp_path / "a")
-
-
-def test_verify_names_damaged_files_beside_a_damaged_list(tmp_path: Path) -> None:
-    with saving(tmp_path / "a", 3):
-        pass
-    (tmp_path / "a" / "ostinato_store.jsonl").write_bytes(b"junk\n")
-    name = files(tmp_path / "a")[1]
-    (tmp_path / "a" / name).write_bytes(b"junk")
-    assert [found.file for found in verify(tmp_path / "a").damage] == ["ostinato_store.jsonl", name]

@@ -16,18 +16,15 @@ from tests.unit.trajectories.rollouts import (
     check_batch,
     equal_batches,
     files,
-    ids_on_disk,
     loaded,
     rollout,
     saving,
-    small,
 )
 
 from ostinato import Trajectory, TrajectoryReplayBuffer
 from ostinato.errors import (
     CheckpointError,
     DamagedFileError,
-    OptionError,
 )
 from ostinato.tools import convert, merge, split, verify
 
@@ -126,15 +123,3 @@ def test_directories_of_rlinf_without_weights_ids(tmp_path: Path) -> None:
         assert len(set(check_batch(loaded(path).sample(6 * count, replace=False)))) == 6 * count
         assert not verify(path).damage
         assert "trajectory_0_." in files(path)[0]
-
-
-def test_an_index_of_the_older_spelling_is_read(tmp_path: Path) -> None:
-    with saving(tmp_path / "a") as buffer:
-        add(buffer, small(), small())
-    (tmp_path / "a" / "trajectory_index.json").rename(tmp_path / "a" / "trajector_index.json")
-    (tmp_path / "a" / "ostinato_store.jsonl").unlink()
-    with pytest.raises(OptionError, match="holds trajectories as pt"):
-        saving(tmp_path / "a", form="safetensors")
-    with saving(tmp_path / "a") as buffer:
-        assert add(buffer, small()) == [2]
-    assert ids_on_disk(tmp_path / "a") == [0, 1, 2]

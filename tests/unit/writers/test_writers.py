@@ -121,7 +121,7 @@ def test_random_ranks_and_edits_follow_a_sorted_list(storage: str) -> None:
     rng = random.Random(1)
     rb = best(storage, capacity=5)
     model: list[float] = []
-    for step in range(400):
+    for step in range(200):
         value = float(rng.randrange(10_000))
         if len(model) == 5 and rng.random() < 0.8:
             slot = rng.randrange(5)
