@@ -108,7 +108,8 @@ VERSIONS: list[Any] = [None, 1, "1.0", [1], [1, 0, 0], [1.0, 0], [True, 0], [1, 
 
 def test_damaged_text(tmp_path: Path) -> None:
     node = {"format": "example", "checksum": "", "body": {}}
-    for text in (*DAMAGED, *(json.dumps({**node, "version": version}) for version in VERSIONS)):
+    versions = [json.dumps({**node, "version": version}).encode() for version in VERSIONS]
+    for text in DAMAGED + versions:
         write_text(tmp_path, text)
         with pytest.raises(DamagedFileError, match=r"manifest\.json is damaged"):
             read_manifest(tmp_path, format_name="example")

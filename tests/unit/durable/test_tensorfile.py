@@ -163,11 +163,11 @@ def test_files_may_be_closed_while_others_look_them_up(tmp_path: Path) -> None:
         files = OpenFiles(2)
 
         def look_up() -> None:
-            for key in (0, 1, 0, 1):
+            for key in (0, 1) * 8:
                 assert files.get(key, lambda: tmp_path / "f").fd >= 0
 
         def close() -> None:
-            for _ in range(4):
+            for _ in range(12):
                 files.clear()
 
         schedule.run(look_up, look_up, close)

@@ -96,7 +96,7 @@ def test_refused_writes_change_nothing(make: Callable[[int], Storage]) -> None:
         with pytest.raises(error, match=message):
             storage.set(cursor, data, set_cursor=set_cursor)
     with pytest.raises(UsageError, match=r"torch\.func"):
-        torch.vmap(lambda x: storage.set(0, three[0]) or x)(torch.zeros(2))  # type: ignore[func-returns-value]
+        torch.vmap(lambda x: storage.set(0, three[0]) or x)(torch.zeros(2))  # type: ignore[func-returns-value,redundant-expr]
     assert ids(storage) == [0, 1]
     fresh = make(4)
     with pytest.raises(SlotError):

@@ -68,8 +68,8 @@ def test_a_load_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError):
             other.loads(tmp_path / "s")
         same_state(other[:], data)
-    for made, other in ((items, storage), (storage, items)):
-        for wrong in (other.state_dict(), {"_storage": {}, "_len": 2}):
+    for made, from_other in ((items, storage), (storage, items)):
+        for wrong in (from_other.state_dict(), {"_storage": {}, "_len": 2}):
             with pytest.raises(CheckpointError, match="form"):
                 made.load_state_dict(wrong)
     calls: list[tuple[Any, str, type[Exception], str]] = [
