@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -27,6 +28,8 @@ from ostinato.durable import (
     write_stream,
 )
 from ostinato.durable.dtypes import DTYPES
+from ostinato.durable.patched_arrays import changed_rows, print_of
+from ostinato.durable.row_ranges import check_runs, place
 from ostinato.errors import CheckpointError, DamagedFileError
 
 SMALL_BLOCK = 4096
@@ -124,30 +127,24 @@ def test_conjugated_and_negated_views(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize")
-def test_what_cannot_be_saved(tmp_path: Path) -> None:
-    for tensor in (
+def test_what_cannot_be_saved_or_read_raises_and_leaves_files_alone(tmp_path: Path) -> None:
+    tensors = (
         torch.eye(3).to_sparse(),
         torch.empty(3, device="meta"),
         torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8),
         torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
-    ):
+    )
+    for tensor in tensors:
         with pytest.raises(CheckpointError, match="cannot"):
             write_array(tmp_path, "a.bin", tensor)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_destination_that_does_not_fit(tmp_path: Path) -> None:
-    record = write_array(tmp_path, "a.bin", torch.zeros(3, 2))
+    record = write_array(tmp_path, "a.bin", torch.ones(3, 2))
+    with pytest.raises(FileExistsError):
+        write_array(tmp_path, "a.bin", torch.zeros(3, 2))
+    assert read_array(tmp_path, record).eq(1).all()
     for dest in (torch.zeros(2, 3), torch.zeros(6), torch.zeros(3, 2, dtype=torch.int32)):
         with pytest.raises(CheckpointError, match=r"holds float32\[3, 2\]"):
             read_array_into(tmp_path, record, dest)
-
-
-def test_an_existing_file_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(b"old")
-    with pytest.raises(FileExistsError):
-        write_array(tmp_path, "a.bin", torch.zeros(3))
-    assert (tmp_path / "a.bin").read_bytes() == b"old"
 
 
 def test_damage_is_named_by_file_and_offset(tmp_path: Path) -> None:
@@ -218,15 +215,38 @@ def test_records_are_checked_field_by_field() -> None:
             ArrayRecord.from_json(node)
 
 
+def test_fingerprints_find_every_changed_row_and_few_others() -> None:
+    for before, after in ((1000, 1000), (1000, 3000), (3000, 1000)):
+        old, new = (torch.arange(rows * 100).view(rows, 100) for rows in (before, after))
+        edited = {0, 500, min(before, after) - 1}
+        new[list(edited)] += 1
+        runs = changed_rows(print_of(old), print_of(new), 800)
+        found = {row for first, count in runs.tolist() for row in range(first, first + count)}
+        assert edited | set(range(before, after)) <= found <= set(range(after))
+        assert len(found) < 600 + max(0, after - before)
+
+
+def test_a_table_of_rows_must_fit_its_file(tmp_path: Path) -> None:
+    runs = np.array([[0, 1], [2, 1]], dtype=np.int64)
+    nbytes = place(runs, 8).nbytes
+    assert check_runs(runs, tmp_path, rows=3, row_bytes=8, nbytes=nbytes).nbytes == nbytes
+    overlap, beyond, none = ([[0, 3], [2, 1]], [[0, 1], [2, 2]], [[0, 1], [2, 0]])
+    wrong = [(runs, nbytes - 1), (runs, nbytes + 1)]
+    wrong += [
+        (np.array(table), place(np.array(table), 8).nbytes) for table in (overlap, beyond, none, [[-1, 1], [2, 1]])
+    ]
+    for table, size in wrong:
+        with pytest.raises(DamagedFileError, match="table of rows"):
+            check_runs(table, tmp_path, rows=3, row_bytes=8, nbytes=size)
+
+
 def test_streams(tmp_path: Path) -> None:
     chunks = [b"", b"ab", b"c" * 10_000, b"d"]
     record = write_stream(tmp_path, "a.bin", chunks, block_bytes=SMALL_BLOCK)
     assert (record.dtype, record.shape) == ("uint8", (10_003,))
-    assert b"".join(read_stream(tmp_path, record)) == b"".join(chunks)
-    assert read_array(tmp_path, record)[:3].tolist() == [97, 98, 99]
-    wrong = write_array(tmp_path, "b.bin", torch.zeros(3))
+    assert b"".join(read_stream(tmp_path, record)) == b"".join(chunks) == raw(read_array(tmp_path, record))
     with pytest.raises(DamagedFileError, match="must be uint8"):
-        list(read_stream(tmp_path, wrong))
+        list(read_stream(tmp_path, write_array(tmp_path, "b.bin", torch.zeros(3))))
     with pytest.raises(ZeroDivisionError):
         write_stream(tmp_path, "c.bin", (bytes(1 // (2 - i)) for i in range(5)))
     assert not (tmp_path / "c.bin").exists()

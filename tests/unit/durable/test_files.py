@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from ostinato.durable import atomic_write, check_free, files, free_bytes, fsync_dir, reserve, safe_join
 from ostinato.durable.files import open_inside
+from ostinato.durable.new_paths import new_directory
 from ostinato.errors import DamagedFileError, OptionError, StorageMemoryError
-
-
-class Usage(NamedTuple):
-    """What `shutil.disk_usage` returns."""
-
-    total: int
-    used: int
-    free: int
-
-
-def test_atomic_write_creates_and_replaces(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    for data in (b"one", b"", b"three" * 100_000):
-        atomic_write(path, data)
-        assert path.read_bytes() == data
-        assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
 @pytest.mark.parametrize("step", ["sync_fd", "write_all"])
@@ -72,30 +57,30 @@ def test_names_stay_inside(tmp_path: Path) -> None:
         str(caught.value).encode()  # a message can be printed whatever the name was
 
 
-def test_symbolic_links_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "inside").mkdir()
+def test_symbolic_links_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     root = tmp_path / "inside"
-    (root / "link").symlink_to(tmp_path / "secret")
-    (root / "folder").symlink_to(tmp_path)
-    (root / "dangling").symlink_to(tmp_path / "nothing")
+    root.mkdir()
+    for name, target in (("link", "secret"), ("folder", "."), ("dangling", "nothing")):
+        (root / name).symlink_to(tmp_path / target)
     for name in ("link", "folder/secret", "dangling"):
         with pytest.raises(DamagedFileError, match="symbolic link"):
             open_inside(root, name)
-
-
-def test_a_link_that_appears_after_the_check_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "secret").write_bytes(b"secret")
-    (tmp_path / "link").symlink_to(tmp_path / "secret")
     monkeypatch.setattr(Path, "is_symlink", lambda _: False)
     with pytest.raises(DamagedFileError, match="not a regular file"):
-        open_inside(tmp_path, "link")
+        open_inside(root, "link")  # one that appears after the check
+
+
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk have 42 bytes left."""
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=42))
 
 
 def test_check_free_names_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert free_bytes(tmp_path / "a" / "b") > 0
     assert free_bytes(Path("relative")) > 0
-    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(100, 58, 42))
+    little(monkeypatch)
     check_free(tmp_path, 42)
     with pytest.raises(StorageMemoryError, match=r"43 bytes needed, 42 bytes free .*: free disk space"):
         check_free(tmp_path, 43)
@@ -116,16 +101,6 @@ def test_reserve_takes_the_space(tmp_path: Path) -> None:
     assert (tmp_path / "empty").stat().st_size == 0
     with pytest.raises(OptionError, match="0 or more"):
         reserve(path, -1)
-
-
-def test_reserve_where_the_system_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_allocate", lambda *_: False)
-    reserve(tmp_path / "a", 1000)
-    assert (tmp_path / "a").stat().st_size == 1000
-    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(100, 58, 42))
-    with pytest.raises(StorageMemoryError, match="1000 bytes needed, 42 bytes free"):
-        reserve(tmp_path / "b", 1000)
-    assert not (tmp_path / "b").exists()
 
 
 def test_reserve_on_a_full_disk_gives_back_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,3 +134,17 @@ def test_fsync_dir_passes_real_errors_on(tmp_path: Path, monkeypatch: pytest.Mon
     fail(errno.EIO)
     with pytest.raises(OSError, match="Input/output"):
         fsync_dir(tmp_path)
+
+
+def test_a_new_directory_takes_the_place_of_whatever_is_there(tmp_path: Path) -> None:
+    for name in ("empty", "target", "full"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "full" / "old").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for name in ("empty", "full", "file", "link", "none"):
+        with new_directory(tmp_path / name, overwrite=True) as place:
+            (place / "new").touch()
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["new"]
+        assert not (tmp_path / name).is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "full", "link", "none", "target"]

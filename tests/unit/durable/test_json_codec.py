@@ -97,7 +97,7 @@ values = st.recursive(
 
 
 @given(values, st.integers(0, 16))
-@examples(1)
+@examples(0.5)
 def test_round_trip(value: Any, inline_bytes: int) -> None:
     assert same(through_json(value), value)
     stored: dict[str, Tensor] = {}

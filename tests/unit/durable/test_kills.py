@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from functools import partial
@@ -15,10 +14,9 @@ import torch
 from tests.unit.trajectories.kills import run_and_kill
 
 from ostinato.durable import CheckpointReader, CheckpointWriter
-from ostinato.errors import CheckpointError, StorageMemoryError
+from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -75,35 +73,6 @@ def test_a_killed_first_save_leaves_nothing_that_loads(tmp_path: Path) -> None:
             break
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_and_names_the_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    save(path, 3)
-    before = {entry.name: entry.read_bytes() for entry in path.iterdir()}
-
-    def work(report: Callable[[bytes], None]) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
-        for what in ("array", "values", "state"):
-            with (  # noqa: PT012
-                pytest.raises(StorageMemoryError) as caught,
-                CheckpointWriter(path, format_name="example") as writer,
-            ):
-                writer.add_array("small", torch.zeros(1000))
-                if what == "array":
-                    writer.add_array("large", torch.zeros(500_000))
-                if what == "values":
-                    writer.add_values("large", ["x" * 500_000] * 4)
-                writer.commit({"text": "x" * 2_000_000})
-            report(f"{caught.value}\n".encode())
-
-    killed, said = run_and_kill(work, 10**9)
-    assert not killed
-    for message, needed in zip(said.decode().splitlines(), (2_000_000, 1_000_000, 2_000_000), strict=True):
-        words = message.split()
-        assert int(words[words.index("needed,") - 2]) >= needed
-        assert "bytes free (File too large): free disk space" in message
-    assert {entry.name: entry.read_bytes() for entry in path.iterdir()} == before
-
-
 MEMORY = """
 import resource, sys
 import torch
@@ -112,7 +81,7 @@ from ostinato.durable import CheckpointReader, CheckpointWriter
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
-table = torch.ones(3_200_000, 16)
+table = torch.ones(1_600_000, 16)
 torch.ones(1000).mul_(2)
 with CheckpointWriter(sys.argv[1] + "-warm", format_name="example") as writer:
     writer.add_array("a", torch.ones(10))
@@ -124,7 +93,7 @@ for half in (table[:, 3:11], table.view(16, -1).t(), table):
         writer.commit({})
     CheckpointReader(sys.argv[1], format_name="example").read_into("a", half)
     CheckpointReader(sys.argv[1], format_name="example").verify()
-    assert half.nbytes > 100_000_000
+    assert half.nbytes > 50_000_000
     assert peak() - before < 32 * 2**20, (half.stride(), peak() - before)
 """
 

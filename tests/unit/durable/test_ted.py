@@ -107,62 +107,47 @@ def test_flat_is_the_model_and_comes_back(case: Any, *, flags: bool, one_dim: bo
         same_state(out, back)
 
 
-def test_without_marks_all_rows_are_there() -> None:
-    rows = ring(6, 1, 6, [4])[:, 0]
-    same_state(Flat2TED()(TED2Flat()(rows)), rows)
-    plain = rows.to_dict()
-    same_state(TED2Flat()(plain)["obs"], TED2Flat()(rows)["obs"])
-
-
 def test_more_than_one_dimension_of_environments_and_files(tmp_path: Path) -> None:
     rows = ring(5, 6, 9, [2, 3])
-    folded = rows.reshape(5, 2, 3)
-    flat = hook(4, full=True)(folded, path=tmp_path / "flat")
-    same_state(Flat2TED()(TensorDict.load_memmap(tmp_path / "flat")).reshape(5, 6), rows)
+    flat = hook(4, full=True)(rows.reshape(5, 2, 3), path=tmp_path / "flat")
     same_state(flat["obs"], hook(4, full=True)(rows)["obs"])
-    same_state(Flat2TED()(flat).reshape(5, 6), rows)
+    for found in (flat, TensorDict.load_memmap(tmp_path / "flat")):
+        same_state(Flat2TED()(found).reshape(5, 6), rows)
+    whole = ring(6, 1, 6, [4])[:, 0]  # without marks all rows are there
+    for form in (whole, whole.to_dict()):
+        same_state(Flat2TED()(TED2Flat()(form)), whole)
 
 
-def test_other_keys() -> None:
-    rows = TensorDict(
-        {
-            "o": torch.arange(3.0),
-            "next": {"o": torch.arange(3.0) + 1, "over": torch.tensor([False] * 3), "gain": torch.ones(3)},
-        },
-        [3],
-    )
-    words = {"shift_key": ("info", "cut"), "is_full_key": "all", "done_keys": ["over"], "reward_keys": ["gain"]}
-    flat = TED2Flat(done_key=("next", "over"), **words)(rows)  # type: ignore[arg-type]
-    assert flat.get_non_tensor(("info", "cut")) == 3
-    same_state(Flat2TED(done_key="over", **words)(flat), rows)  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match="must contain the order of its rows"):
-        Flat2TED()(flat)
+def changed(rows: TensorDict, key: Any, value: Any, step: int | None = None) -> TensorDict:
+    """Rows with another value of a field, at one step or all."""
+    other = rows.clone()
+    if step is None:
+        return other.set(key, value)
+    other.get(key)[step] = value
+    return other
 
 
-def test_rows_that_would_not_come_back_are_refused() -> None:
+def test_rows_that_would_not_come_back_and_bad_input_are_refused() -> None:
     rows = ring(6, 1, 6, [3])[:, 0]
-    broken = rows.clone()
-    broken["next", "obs"][1] += 1  # as after n-step sums
-    with pytest.raises(CheckpointError, match=r"in 1 rows field \('next', 'obs'\) is not 'obs'"):
-        TED2Flat()(broken)
+    broken = changed(rows, ("next", "obs"), -1.0, 1)  # as after n-step sums
     hook(1, full=False)(broken)  # of rows never written nothing is asked
-    broken = rows.clone()
-    broken["terminated"][2] = True
-    with pytest.raises(CheckpointError, match="field 'terminated' at the root would be lost"):
-        TED2Flat()(broken)
-    with pytest.raises(KeyMissingError, match="stores 'reward' and"):
-        TED2Flat()(rows.clone().set("reward", torch.zeros(6)))
-    with pytest.raises(CheckpointError, match="'reward' at the root would be lost"):
-        TED2Flat()(rows.clone().set("reward", torch.zeros(6, 1)))
-
-
-def test_bad_input_is_refused() -> None:
-    rows = ring(4, 1, 4, [3])[:, 0]
     cases: list[tuple[Callable[[], object], type[Exception], str]] = [
+        (lambda: TED2Flat()(broken), CheckpointError, r"in 1 rows field \('next', 'obs'\) is not 'obs'"),
+        (
+            lambda: TED2Flat()(changed(rows, "terminated", True, 2)),
+            CheckpointError,
+            "'terminated' at the root",
+        ),
+        (lambda: TED2Flat()(changed(rows, "reward", torch.zeros(6))), KeyMissingError, "stores 'reward' and"),
+        (
+            lambda: TED2Flat()(changed(rows, "reward", torch.zeros(6, 1))),
+            CheckpointError,
+            "'reward' at the root",
+        ),
         (lambda: TED2Flat(done_key="over")(rows), KeyMissingError, "no field 'over'"),
         (lambda: TED2Flat()(rows.exclude("obs")), KeyMissingError, r"'obs' and \('next', 'obs'\)"),
         (lambda: TED2Flat()(torch.zeros(3)), CheckpointError, "takes a TensorDict"),
-        (lambda: hook(5, full=True)(rows), OptionError, "shift must be in"),
+        (lambda: hook(7, full=True)(rows), OptionError, "shift must be in"),
         (lambda: hook(-1, full=True)(rows), OptionError, "shift must be in"),
         (lambda: hook(0, full=False)(rows), OptionError, "shift must be in"),
         (lambda: TED2Flat(done_keys="done"), OptionError, "done_keys must be a tuple"),
@@ -176,8 +161,11 @@ def test_bad_input_is_refused() -> None:
 
 def test_damage_is_refused() -> None:
     flat = TED2Flat()(ring(4, 1, 4, [3])[:, 0])
-    with pytest.raises(CheckpointError, match="takes the TensorDict"):
-        Flat2TED()({"done": torch.zeros(4)})
+    damages: list[tuple[Any, str]] = [
+        ({"done": torch.zeros(4)}, "takes the TensorDict"),
+        (changed(flat, "obs", flat["obs"][:-1].clone()), r"field 'obs' must hold 4 or 6 values, got shape \[5, 2\]"),
+        (flat.clone().set_non_tensor("_storage_shape", (7,)), r"must have 7 flags 'done', got shape \[4, 1\]"),
+    ]
     for key, value in (
         ("shift", 9),
         ("shift", "x"),
@@ -185,11 +173,7 @@ def test_damage_is_refused() -> None:
         ("_storage_shape", (0,)),
         ("_storage_shape", 2.5),
     ):
-        with pytest.raises(CheckpointError, match="must contain the order of its rows"):
-            Flat2TED()(flat.clone().set_non_tensor(key, value))
-    with pytest.raises(CheckpointError, match=r"must have 7 flags 'done', got shape \[4, 1\]"):
-        Flat2TED()(flat.clone().set_non_tensor("_storage_shape", (7,)))
-    cut = flat.clone()
-    cut["obs"] = cut["obs"][:-1]
-    with pytest.raises(CheckpointError, match=r"field 'obs' must hold 4 or 6 values, got shape \[5, 2\]"):
-        Flat2TED()(cut)
+        damages.append((flat.clone().set_non_tensor(key, value), "must contain the order of its rows"))
+    for damaged, message in damages:
+        with pytest.raises(CheckpointError, match=message):
+            Flat2TED()(damaged)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.effort import examples
+from tests.schedules import Schedule, explore
 from tests.tags import same_state
 
+from ostinato.durable import positioned_reads
 from ostinato.durable.dtypes import DTYPES
 from ostinato.durable.journal import Journal, read_lines, write_lines
-from ostinato.durable.positioned_reads import read_pieces
+from ostinato.durable.positioned_reads import OpenFiles, read_pieces
 from ostinato.durable.tensorfile import read_header, read_tree, write_tree
-from ostinato.durable.trees import flatten, nest
+from ostinato.durable.trees import flatten
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError, OstinatoError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def test_the_safetensors_package_reads_ours_and_we_read_its(tmp_path: Path) -> N
     assert set(read_tree(tmp_path / "g", "safetensors", allow_pickle=False)) == {"x.y", "z"}
 
 
-@examples(1)
+@examples(0.6)
 @given(st.data())
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
 def test_damage_raises_our_error_or_changes_values_alone(
@@ -103,7 +104,11 @@ def test_damage_raises_our_error_or_changes_values_alone(
     assert all(0 <= placed.offset <= placed.end() <= len(raw) for placed in header.tensors)
 
 
-def test_compressed_and_old_archives_are_refused(tmp_path: Path) -> None:
+def test_compressed_and_old_archives_and_other_headers_are_refused(tmp_path: Path) -> None:
+    for head in (b"[]", b"3", b"null"):
+        (tmp_path / "h").write_bytes(len(head).to_bytes(8, "little") + head)
+        with pytest.raises(DamagedFileError, match="not a JSON object"):
+            read_header(tmp_path / "h", "safetensors", allow_pickle=False)
     write_tree(tmp_path / "f", example(), "pt", sync=False)
     with (
         zipfile.ZipFile(tmp_path / "f") as source,
@@ -123,38 +128,51 @@ def test_formats_and_trees_are_checked(tmp_path: Path) -> None:
     for name, consent in forms:
         with pytest.raises(OptionError, match="trajectory_format"):
             read_tree(tmp_path / "f", name, allow_pickle=consent)
-    tree = {"a": {"b": 1, "c": {"d": [2]}}, "e": None}
-    assert nest(flatten(tree, where="")) == tree
-    with pytest.raises(KindError, match="must be text"):
-        flatten({"a": {3: 1}}, where="x")
     deep: dict[str, Any] = {}
     deep["a"] = deep
-    with pytest.raises(KindError, match="more than 32 deep"):
-        flatten(deep, where="x")
+    for wrong, message in (({"a": {3: 1}}, "must be text"), (deep, "more than 32 deep")):
+        with pytest.raises(KindError, match=message):
+            flatten(wrong, where="x")
 
 
 @pytest.mark.usefixtures("backend")
 @examples(1)
-@given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 300)), max_size=40))
+@given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 300)), min_size=1, max_size=40).map(sorted))
 def test_positioned_reads_give_the_bytes_of_the_file(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, int]]
 ) -> None:
     path = tmp_path_factory.mktemp("p") / "f"
     data = np.random.default_rng(1).bytes(9300)
     path.write_bytes(data)
-    pieces = sorted(pieces)
-    fd = os.open(path, os.O_RDONLY)
     out = np.zeros((len(pieces), 300), dtype=np.uint8)
-    targets = np.array([out.ctypes.data + 300 * number for number in range(len(pieces))], dtype=np.int64)
-    offsets = np.array([at for at, _ in pieces], dtype=np.int64)
-    widths = np.array([width for _, width in pieces], dtype=np.int64)
-    assert read_pieces(np.full(len(pieces), fd), offsets, widths, targets) == len(pieces)
-    assert [bytes(row[:width]) for row, (_, width) in zip(out, pieces, strict=True)] == [
-        data[at : at + width] for at, width in pieces
-    ]
-    if pieces:
-        assert read_pieces(np.full(len(pieces), fd), offsets + 9299, widths + 1, targets) == 0
-    os.close(fd)
+    targets = out.ctypes.data + 300 * np.arange(len(pieces))
+    offsets, widths = np.array(pieces, dtype=np.int64).T.copy()
+    with path.open("rb") as file:
+        fds = np.full(len(pieces), file.fileno())
+        assert read_pieces(fds, offsets, widths, targets) == len(pieces)
+        assert [bytes(row[:width]) for row, (_, width) in zip(out, pieces, strict=True)] == [
+            data[at : at + width] for at, width in pieces
+        ]
+        assert read_pieces(fds, offsets + 9299, widths + 1, targets) == 0
+
+
+def test_files_may_be_closed_while_others_look_them_up(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"x")
+
+    def scenario(schedule: Schedule) -> None:
+        files = OpenFiles(2)
+
+        def look_up() -> None:
+            for key in (0, 1) * 8:
+                assert files.get(key, lambda: tmp_path / "f").fd >= 0
+
+        def close() -> None:
+            for _ in range(12):
+                files.clear()
+
+        schedule.run(look_up, look_up, close)
+
+    explore(range(30), (positioned_reads,), scenario)
 
 
 def test_a_journal_keeps_what_was_appended(tmp_path: Path) -> None:

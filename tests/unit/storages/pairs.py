@@ -73,6 +73,11 @@ class Environments:
             "next": {**observations(torch.tensor(after)), **following_rows},
         }
 
+    def line(self, count: int) -> dict[str, Any]:
+        """Return the next rows of the first environment, fields `[count, ...]`."""
+        rows: dict[str, Any] = over(self.steps(count), lambda field: field[:, 0])
+        return rows
+
 
 def over(rows: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return rows with each field changed."""
@@ -115,8 +120,7 @@ class Pair:
         return [self.make(self.capacity, plain) for plain in (True, False)]
 
     def steps(self, count: int) -> Any:
-        rows = self.environments.steps(count)
-        return rows if self.num_envs else over(rows, lambda field: field[:, 0])
+        return self.environments.steps(count) if self.num_envs else self.environments.line(count)
 
     def apply(self, operation: Callable[[ReplayBuffer], object]) -> None:
         for rb in self.both:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,13 +21,12 @@ from ostinato import (
     SliceSampler,
     ZlibCodec,
 )
-from ostinato.durable import codecs
-from ostinato.durable.codecs import has_zstd
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, SchemaError
 from ostinato.tools.inspect import inspect_checkpoint
 from ostinato.tools.verify import verify
 
 from ...effort import examples
+from ...tags import same_state
 from .pairs import OPERATIONS, Pair, same
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ def rows(first: int, count: int) -> dict[str, Any]:
     seed=st.integers(0, 2**32),
     num_envs=st.sampled_from([0, 3]),
 )
-@examples(0.4)
+@examples(0.25)
 def test_a_codec_changes_nothing(parts: Any, operations: list[str], seed: int, num_envs: int) -> None:
     def make(capacity: int, plain: bool) -> ReplayBuffer:
         return buffer(None if plain else FIELDS, capacity, ndim=2 if num_envs else 1, **parts(capacity))
@@ -72,30 +70,19 @@ def test_a_codec_changes_nothing(parts: Any, operations: list[str], seed: int, n
     Pair(seed, make, num_envs).run(operations)
 
 
-def test_reads_are_copies_beside_python_objects() -> None:
-    rb = buffer({"obs": "zlib"})
-    rb.extend({**rows(0, 3), "text": ["a", "b", "c"]})
-    rb[1] = {"obs": torch.zeros(100, dtype=torch.int64), "x": 9, "text": "z"}
-    rb[:]["obs"].fill_(5)
-    rb["obs"].fill_(5)
-    assert rb[:]["text"] == ["a", "z", "c"]
-    assert torch.equal(rb[torch.tensor([0, 2])]["obs"], rows(0, 3)["obs"][::2])
-
-
 def test_bits_of_any_dtype() -> None:
+    numbers = torch.arange(4 * 600).view(600, 4).t()
+    nan = torch.full((4, 80), float("nan"))
     for values in (
-        torch.randn(4, 70, dtype=torch.complex64),
-        torch.randn(4, 300).to(torch.bfloat16),
-        torch.rand(4, 300) < 0.5,
-        torch.full((4, 80), float("nan")),
-        torch.zeros(4, 0),
-        torch.arange(4 * 600).view(600, 4).t().to(torch.float64),
+        torch.complex(nan, nan),
+        numbers.to(torch.bfloat16),
+        numbers > 700,
+        numbers.double(),
+        numbers[:, :0],
     ):
         rb = buffer({"x": "zlib"}, 4)
         rb.extend({"x": values, "y": torch.arange(4)})
-        found = rb[:]["x"]
-        assert (found.dtype, found.shape) == (values.dtype, values.shape)
-        assert torch.equal(*(x.reshape(-1).view(torch.uint8) for x in (found, values)))
+        same_state(rb[:]["x"], values)
 
 
 def test_bytes_stay_compressed_in_memory_and_files(tmp_path: Path) -> None:
@@ -130,22 +117,17 @@ def test_full_rings_of_another_capacity(saved: Any, loaded: Any, tmp_path: Path)
             buffer("zlib").loads(tmp_path)
 
 
-def test_incremental_saves_and_failed_loads(tmp_path: Path) -> None:
-    rb, again, other = buffer("zlib"), buffer("zlib"), buffer("zlib")
-    rb.extend(rows(0, 10))
-    rb.dumps(tmp_path)
+def test_incremental_saves_continue_and_are_not_mapped(tmp_path: Path) -> None:
+    rb, again = buffer("zlib"), buffer("zlib")
+    for first in (0, 10):
+        rb.extend(rows(first, 10))
+        rb.dumps(tmp_path, incremental=True)
+    again.loads(tmp_path)
+    same(rb[:], again[:])
     with pytest.raises(CheckpointError, match="cannot be mapped: load it with mmap=False"):
         buffer(None).loads(tmp_path, mmap=True)
     with pytest.raises(OptionError, match="mmap=True needs"):
         buffer("zlib").loads(tmp_path, mmap=True)
-    rb.extend(rows(10, 4))
-    rb.dumps(tmp_path, incremental=True)
-    again.loads(tmp_path)
-    same(rb[:], again[:])
-    other.extend({"obs": rows(5, 3)["obs"]})
-    with pytest.raises(CheckpointError):
-        other.loads(tmp_path)
-    same(other[:], {"obs": rows(5, 3)["obs"]})
 
 
 def test_a_damaged_value_raises_when_it_is_read() -> None:
@@ -182,31 +164,3 @@ def test_wrong_options_and_fields_raise() -> None:
     with pytest.raises(SchemaError):
         rb.extend({"obs": torch.zeros(2, 101)})
     assert len(rb) == 2
-
-
-def test_large_batches_use_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "_pool", pool := codecs._Pool())
-    pool.workers = 2
-    seen = set()
-
-    def compress(values: memoryview) -> bytes:
-        seen.add(threading.get_ident())
-        return b"x" + bytes(values)
-
-    rb = buffer({"obs": Codec("own", compress, lambda blob: memoryview(blob)[1:])}, 64)
-    frames = torch.randint(0, 255, (64, 40_000), dtype=torch.uint8)
-    rb.extend({"obs": frames})
-    assert len(seen) == 2
-    batch, info = rb.sample(return_info=True)
-    assert torch.equal(batch["obs"], frames[info["index"]])
-
-
-@pytest.mark.skipif(not has_zstd(), reason="needs ostinato[zstd]")
-def test_checkpoints_of_zstd(tmp_path: Path) -> None:
-    rb = buffer("zstd")
-    rb.extend(rows(0, 12))
-    rb.dumps(tmp_path)
-    for codec in (None, "zlib", "zstd"):
-        again = buffer(codec)
-        again.loads(tmp_path)
-        same(again[:], rb[:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ostinato import LazyTensorStorage, ListStorage, TensorStorage
+from ostinato import LazyTensorStorage, ListStorage
 from ostinato.core.records import Request, Run
 from ostinato.errors import OptionError, UsageError
 
 from ...effort import examples
-from ..background import in_background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DTYPES = [
     torch.bool,
@@ -73,19 +75,28 @@ def expect(columns: list[Tensor], request: Request) -> Tensor:
     return torch.stack(out) if out else columns[request.leaf][:0].clone()
 
 
+FORMS: list[Callable[[Tensor], Tensor]] = [
+    lambda slots: slots,
+    lambda slots: slots.flip(0),
+    lambda slots: slots.to(torch.int32),
+    lambda slots: slots.repeat_interleave(2)[::2],
+]
+"""Slots are brought to the form that is read."""
+
+
 @pytest.mark.usefixtures("backend")
 @given(dtype=st.sampled_from(DTYPES), packed=st.booleans(), data=st.data())
 @examples(1)
 def test_any_requests_equal_plain_indexing(dtype: torch.dtype, packed: bool, data: st.DataObject) -> None:
     columns = list(fields(dtype).values())
     storage = stored(fields(dtype), packed=packed)
-    lengths = st.sampled_from([0, 1, 3, 20])
-    arrays = {n: torch.tensor(data.draw(st.lists(st.integers(0, ROWS - 1), min_size=n, max_size=n)), dtype=torch.int64)
-              for n in (0, 1, 3, 20)}  # fmt: skip
+    lengths = (0, 1, 3, 20)
+    draws = {n: data.draw(st.lists(st.integers(0, ROWS - 1), min_size=n, max_size=n)) for n in lengths}
+    arrays = {n: torch.tensor(slots, dtype=torch.int64) for n, slots in draws.items()}
     requests = []
     for _ in range(data.draw(st.integers(1, 8))):
-        n = data.draw(lengths)
-        slots = arrays[n] if data.draw(st.booleans()) else arrays[n].flip(0)
+        n = data.draw(st.sampled_from(lengths))
+        slots = data.draw(st.sampled_from(FORMS))(arrays[n])
         pair = data.draw(st.integers(0, len(columns) // 2 - 1))
         if data.draw(st.booleans()):
             pick = torch.tensor(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=torch.bool)
@@ -97,19 +108,6 @@ def test_any_requests_equal_plain_indexing(dtype: torch.dtype, packed: bool, dat
         assert (tensor.dtype, tensor.shape) == (dtype, expected.shape)
         assert tensor.is_contiguous()
         assert torch.equal(bits(tensor), bits(expected)), request
-
-
-@pytest.mark.usefixtures("backend")
-def test_slots_of_other_forms_are_brought_to_the_one_that_is_read() -> None:
-    storage = stored(fields(torch.int64), packed=True)
-    columns = list(fields(torch.int64).values())
-    strided, narrow = torch.arange(12)[::3], torch.tensor([3, 4], dtype=torch.int32)
-    first, second = storage.fetch([Request(0, strided), Request(1, narrow)])
-    assert torch.equal(first, columns[0][strided])
-    assert torch.equal(second, columns[1][3:5])
-    pick = torch.tensor([True, False] * 4)[::2]
-    (third,) = storage.fetch([Request(0, strided, 1, pick)])
-    assert torch.equal(third, columns[1][strided])
 
 
 @pytest.mark.usefixtures("backend")
@@ -136,45 +134,8 @@ def test_requests_that_fit_nothing_are_refused() -> None:
             stored(fields(torch.float32), packed=True).fetch([request])
 
 
-@pytest.mark.usefixtures("backend")
-def test_given_tensors_with_strided_rows_are_read() -> None:
-    wide = torch.arange(60.0).view(5, 12)
-    storage = TensorStorage({"a": wide[:, ::2], "b": wide[:, 1::2].clone(), "c": wide[:, :6]})
-    slots, pick = torch.tensor([4, 0]), torch.tensor([False, True])
-    got = storage.fetch([Request(0, slots), Request(0, slots, 1, pick), Request(1, slots, 2, pick)])
-    assert torch.equal(got[0], wide[slots][:, ::2])
-    assert torch.equal(got[1], torch.stack([wide[4, ::2], wide[0, 1::2]]))
-    assert torch.equal(got[2], torch.stack([wide[4, 1::2], wide[0, :6]]))
-
-
 def test_storages_without_fields_say_so() -> None:
     with pytest.raises(OptionError, match="ListStorage cannot read single fields"):
         ListStorage(4).fetch([Request(0, torch.tensor([0]))])
     with pytest.raises(UsageError, match="holds no rows"):
         LazyTensorStorage(4).fetch([Request(0, torch.tensor([0]))])
-
-
-@pytest.mark.usefixtures("needs_native")  # registrations are native
-def test_sets_of_fields_are_registered_once_and_few_are_kept() -> None:
-    storage = stored({f"f{i:03}": torch.zeros(ROWS) for i in range(100)}, packed=True)
-    table = storage._table
-    slots = torch.tensor([1, 2])
-    for leaf in range(100):
-        for _ in range(2):
-            storage.fetch([Request(leaf, slots)])
-    assert 0 < len(table._forms) <= 64  # type: ignore[union-attr]
-
-
-def test_threads_that_fetch_together_get_what_they_asked_for() -> None:
-    storage = stored(fields(torch.float32), packed=True)
-    columns = list(fields(torch.float32).values())
-
-    def work() -> None:
-        slots = torch.randint(0, ROWS, (64,))
-        requests = [Request(int(i), slots) for i in torch.randint(0, 8, (4,))]
-        for request, tensor in zip(requests, storage.fetch(requests), strict=True):
-            assert torch.equal(bits(tensor), bits(expect(columns, request)))
-
-    with in_background(work, work):
-        for _ in range(20):
-            work()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, RaggedTensorStorage, ReplayBuffer
-from ostinato.errors import SchemaError, StorageMemoryError, UsageError
+from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
+from ostinato.errors import SchemaError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,15 +48,6 @@ def test_rows_are_cast_to_a_schema_that_is_given_before_them(make: Callable[[int
     assert not second.storage.laid_out
 
 
-def test_ragged_rows_are_cast_too() -> None:
-    first, second = (ReplayBuffer(storage=RaggedTensorStorage(10, ragged="x")) for _ in range(2))
-    first.extend({"x": [torch.rand(2), torch.rand(3)], "y": torch.zeros(2)})
-    assert first.storage.schema is not None
-    second.storage.lay_out(first.storage.schema)
-    second.extend({"x": [torch.rand(2, dtype=torch.float64), []], "y": torch.zeros(2)})
-    assert second.storage.schema == first.storage.schema
-
-
 def test_files_in_a_directory_are_replaced_when_the_schema_goes(tmp_path: Path) -> None:
     storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "rows")
     storage.set(range(4), {"obs": torch.rand(4)})
@@ -74,20 +65,6 @@ def _schema_of(rows: Any) -> Any:
     return storage.schema
 
 
-def test_too_little_memory_changes_nothing() -> None:
-    storage = LazyTensorStorage(10**14)
-    with pytest.raises(StorageMemoryError):
-        storage.lay_out(_schema_of(ROWS))
-    assert not storage.laid_out
-
-
 def test_environments_are_counted_by_the_first_rows() -> None:
     with pytest.raises(UsageError, match="ndim=2"):
         LazyTensorStorage(10, ndim=2).lay_out(_schema_of(ROWS))
-
-
-def test_a_list_has_no_schema() -> None:
-    storage = ListStorage(10)
-    storage.lay_out(_schema_of(ROWS))
-    storage.set(0, "a row")
-    assert storage.schema is None

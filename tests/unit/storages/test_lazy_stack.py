@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
+from tensordict import LazyStackedTensorDict, TensorDict
 
-from ostinato import LazyStackStorage, ListStorage, ReplayBuffer, SamplerWithoutReplacement, TensorDictReplayBuffer
+from ostinato import LazyStackStorage, ReplayBuffer, SamplerWithoutReplacement, TensorDictReplayBuffer
 from ostinato.errors import KindError, OptionError, SchemaError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LENGTHS = [3, 1, 4, 2]
 
@@ -69,25 +66,11 @@ def test_stack_dim_counts_among_the_batch_dimensions() -> None:
     storage.set(range(2), [TensorDict({"a": torch.zeros(3, 5) + i}, [3]) for i in range(2)])
     assert storage[:].batch_size == torch.Size([3, 2])
     assert storage[:]["a"][:, 1].eq(1).all()
-    assert LazyStackStorage(4, stack_dim=2).get(slice(0)) == []
     wrong = LazyStackStorage(4, stack_dim=2)
+    assert wrong.get(slice(0)) == []
     wrong.set(0, TensorDict({"a": torch.zeros(3)}, [3]))
     with pytest.raises(SchemaError, match="stack_dim=2"):
         wrong[:]
-
-
-def test_tensorclasses_and_lazy_stacks_are_rows() -> None:
-    class Fields:
-        tokens: torch.Tensor
-
-    Answer: Any = tensorclass(Fields)  # noqa: N806 (a class)
-    storage = LazyStackStorage(4)
-    storage.set(0, Answer(tokens=torch.arange(3)))
-    storage.set(1, Answer(tokens=torch.arange(5)))
-    assert [len(row.tokens) for row in storage[:].unbind(0)] == [3, 5]
-    other = LazyStackStorage(4)
-    other.set(range(4), LazyStackedTensorDict.lazy_stack(sequences()))
-    assert [len(row["tokens"]) for row in other] == LENGTHS
 
 
 def test_options_and_rows_that_raise() -> None:
@@ -109,16 +92,3 @@ def test_options_and_rows_that_raise() -> None:
         dense.set(range(2), rows)
         with pytest.raises(SchemaError, match=layout):
             dense[:]
-
-
-def test_checkpoints_go_to_and_from_list_storages(tmp_path: Path) -> None:
-    rb = filled("padded")
-    rb.dumps(tmp_path / "s")
-    for storage in (LazyStackStorage(10, layout="nested"), ListStorage(10)):
-        again = ReplayBuffer(storage=storage, batch_size=4, sampler=SamplerWithoutReplacement(shuffle=False))
-        again.loads(tmp_path / "s")
-        assert again.sample()["reward"].tolist() == LENGTHS
-    rb.storage.dumps(tmp_path / "rows")
-    rows = LazyStackStorage(10)
-    rows.loads(tmp_path / "rows")
-    assert [len(row["tokens"]) for row in rows] == LENGTHS

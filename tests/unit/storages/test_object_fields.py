@@ -27,10 +27,8 @@ from ostinato import (
     ListStorage,
     NStep,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     ReservoirWriter,
     SequenceUnit,
-    TED2Flat,
     TensorDictReplayBuffer,
     TensorStorage,
 )
@@ -42,7 +40,6 @@ from ostinato.tools import inspect_checkpoint
 from ostinato.transforms import Cast, Compose, Rename, ToDevice
 
 from ...effort import examples
-from ...tags import same_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,18 +85,27 @@ def check(rows: Any) -> None:
 
 
 @pytest.mark.parametrize("storage", list(STORAGES))
-def test_text_is_returned_with_its_rows(storage: str) -> None:
+def test_text_is_returned_with_its_rows_and_edits_reach_it(storage: str) -> None:
     rb = TensorDictReplayBuffer(storage=STORAGES[storage](5), batch_size=32)
     rb.extend(letters(0, 3))
     rb.add(letters(3, 4)[0])
     check(rb.sample())
     rb.extend(letters(4, 9))  # the ring is full, and wraps
-    assert len(rb) == 5
     assert rb[:]["prompt"] == [f"p{i}" for i in (5, 6, 7, 8, 4)]
     for index in (slice(None), slice(1, 4), torch.tensor([0, 3, 3]), torch.tensor([True, False, True, False, True])):
         check(rb[index])
     assert rb[1]["prompt"] == "p6"
     assert isinstance(rb.sample().get("prompt"), NonTensorStack)
+    if storage != "list":
+        rb[1:3] = letters(7, 9)
+        check(rb[:])
+        rb[torch.tensor([0, 0])] = letters(5, 7)
+        assert rb[0]["prompt"] == "p6"
+        rb.set_at_("prompt", ["u", "v"], slice(0, 2))
+        rb.set_("next_prompt", list("abcde"))
+        assert (rb["prompt"][:3], rb["next_prompt"]) == (["u", "v", "p8"], list("abcde"))
+        rb.write_all(letters(0, 5))
+        check(rb[:])
     rb.empty()
     rb.extend(letters(7, 9))
     check(rb[:])
@@ -127,84 +133,63 @@ def test_rows_of_tensordicts_give_stacks() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=ReservoirWriter())
     rb.extend(letters(0, 50))
     check(rb[:])
-    words, x = [["a", "b", "c"], ["d", "e", "f"]], torch.arange(2)
+    words, note = [["a", "b", "c"], ["d", "e", "f"]], {"k": [1]}
     wide, rb = (TensorDictReplayBuffer(storage=LazyTensorStorage(4)) for _ in range(2))
     wide.extend(TensorDict({"x": torch.zeros(2, 3), "w": words}, [2, 3]))
     assert (wide["w"], wide[1]["w"]) == (words, words[1]), "batch dimensions of the row are kept"
-    note = {"k": [1]}
-    rb.extend(TensorDict({"x": x, "a": {"b": ["c", "d"]}, "one": NonTensorData(note, batch_size=[2])}, [2]))
+    rb.extend(TensorDict({"a": {"b": ["c", "d"]}, "one": NonTensorData(note, batch_size=[2])}, [2]))
     note["k"].append(2)
     assert rb["one"] == [{"k": [1]}] * 2, "one object for all rows, of which the caller may change his"
     assert rb[:]["a", "b"] == ["c", "d"]
     messages = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=8)
-    messages.extend(Message(x=x, text=["a", "b"], batch_size=[2]))
+    messages.extend(Message(x=torch.arange(2), text=["a", "b"], batch_size=[2]))
     batch = messages.sample()
     assert isinstance(batch, Message)
     assert list(batch.text) == ["ab"[i] for i in batch.x.tolist()]
 
 
-@pytest.mark.parametrize("as_dict", [True, False])
-def test_two_dimensions_in_either_order(as_dict: bool) -> None:
+def test_two_dimensions_in_either_order() -> None:
     data = TensorDict({"p": [["a", "b", "c"], ["d", "e", "f"]], "x": torch.arange(6).view(2, 3)}, [2, 3])
-    given: Any = {"p": [list(row) for row in data["p"]], "x": data["x"]} if as_dict else data
-    steps, lanes = (ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=8, dim_extend=dim) for dim in (0, 1))
-    steps.extend(given)
-    assert steps["p"] == data["p"]
-    assert steps[:, 2]["p"] == ["c", "f"]
-    lanes.extend(given)
-    assert lanes.storage["p"] == [["a", "d"], ["b", "e"], ["c", "f"]]
-    for rb in (lanes, ReplayBuffer(storage=TensorStorage(data, ndim=2), batch_size=8)):
+    forms: list[Any] = [data, {"p": [list(row) for row in data["p"]], "x": data["x"]}]
+    for rows, dim in zip(forms * 2, (0, 0, 1, 1), strict=True):
+        rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=8, dim_extend=dim)
+        rb.extend(rows)
+        assert rb.storage["p"] == ([["a", "d"], ["b", "e"], ["c", "f"]] if dim else data["p"])
+        assert rb[:, 2]["p"] == ["c", "f"]
         batch = rb.sample()
         assert list(batch["p"]) == ["abcdef"[i] for i in batch["x"].tolist()]
-    if not as_dict:
-        with pytest.warns(UserWarning, match="stored as one row"):
-            TensorDictReplayBuffer(storage=LazyTensorStorage(4)).add(data[0])
     for text in (["a", "b"], [["a"], ["b", "c"]], "a", np.array(["a", "b"])):
         with pytest.raises(OstinatoError, match="'p'"):
-            lanes.extend({"x": torch.zeros(2, 2), "p": text})
-    assert len(lanes) == 6
-    one = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), dim_extend=1)
-    one.extend({"x": torch.zeros(2, 2), "one": NonTensorData("e")})
-    assert one["one"] == [["e", "e"], ["e", "e"]]
-
-
-@pytest.mark.parametrize("storage", ["packed", "single copy"])
-def test_edits_reach_text(storage: str) -> None:
-    rb = TensorDictReplayBuffer(storage=STORAGES[storage](5), batch_size=4)
-    rb.extend(letters(0, 5))
-    rb[1:3] = letters(7, 9)
-    check(rb[:])
-    rb[torch.tensor([0, 0])] = letters(5, 7)
-    assert rb[0]["prompt"] == "p6"
-    rb.set_at_("prompt", ["u", "v"], slice(0, 2))
-    rb.set_("next_prompt", list("abcde"))
-    assert rb["prompt"][:3] == ["u", "v", "p8"]
-    rb.write_all(letters(0, 5))
-    check(rb[:])
+            rb.extend({"x": torch.zeros(2, 2), "p": text})
+    assert len(rb) == 6
+    batch = ReplayBuffer(storage=TensorStorage(data, ndim=2), batch_size=8).sample()
+    assert list(batch["p"]) == ["abcdef"[i] for i in batch["x"].tolist()]
+    with pytest.warns(UserWarning, match="stored as one row"):
+        TensorDictReplayBuffer(storage=LazyTensorStorage(4)).add(data[0])
 
 
 def test_windows_hold_the_text_of_their_rows() -> None:
-    def make(**options: Any) -> ReplayBuffer:
+    def sample(**options: Any) -> Any:
         rb = TensorDictReplayBuffer(storage=LazyTensorStorage(30), batch_size=12, **options)
         data = letters(0, 20)
         data["reward"], data["done"] = torch.ones(20), torch.arange(20) % 5 == 4
         rb.extend(data)
-        return rb
+        return rb.sample()
 
-    check(make(sample_unit=SequenceUnit(3, burn_in=1)).sample())
-    batch = make(transform=Compose(Rename({"prompt": "q"}), Cast(torch.float32, "x"), ToDevice("cpu"))).sample()
+    check(sample(sample_unit=SequenceUnit(3, burn_in=1)))
+    batch = sample(transform=Compose(Rename({"prompt": "q"}), Cast(torch.float32, "x"), ToDevice("cpu")))
     assert list(batch["q"]) == [f"p{int(i)}" for i in batch["x"]]
-    steps = make(sample_unit=NStep(3, 0.9)).sample()
+    steps = sample(sample_unit=NStep(3, 0.9))
     check(steps)
     assert list(steps["next_prompt"]) == [f"p{i}" for i in (steps["x"] + steps["steps_to_next_obs"]).tolist()]
-    stacked = make(sample_unit=FrameStack(2, ["x"])).sample()
+    stacked = sample(sample_unit=FrameStack(2, ["x"]))
     assert list(stacked["prompt"]) == [f"p{i}" for i in stacked["x"][:, -1].tolist()]
     for unit in (FrameStack(2, ["prompt"]), NStep(2, 0.9, reward_key="prompt")):
         with pytest.raises(KindError, match=r"'prompt'.*Python objects"):
-            make(sample_unit=unit).sample()
+            sample(sample_unit=unit)
 
 
-REFUSED: list[tuple[Any, str]] = [
+WRONG: list[tuple[Any, str]] = [
     ({"p": "a", "x": torch.zeros(2)}, "'p'.*one for each row"),
     ({"p": ["a"], "x": torch.zeros(2)}, "'p'.*a list of 1"),
     ({"p": np.array([["a"], ["b"]]), "x": torch.zeros(2)}, r"'p'.*\[2, 1\]"),
@@ -216,38 +201,21 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 def test_text_that_does_not_fit_raises_and_changes_nothing() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(3))
+    rb, bare = (ReplayBuffer(storage=LazyTensorStorage(3)) for _ in range(2))
     for text in (np.array([1, "a"], dtype=object), None, object()):
         with pytest.raises(OstinatoError, match="'p'"):
             rb.extend({"p": text, "x": torch.zeros(2)})
         assert not rb.storage.laid_out
-    with pytest.raises(KindError, match="'p' of a row is a list of text"):
-        rb.add({"p": ["a", "b"], "x": 1.0})
     rb.extend({"p": ["u", "v"], "x": torch.ones(2)})
-    for rows, message in REFUSED:
+    for rows, message in WRONG:
         for write in (rb.extend, lambda data: rb.__setitem__(slice(0, 2), data)):
             with pytest.raises(OstinatoError, match=message):
                 write(rows)
             assert (len(rb), rb["p"], rb["x"].tolist(), rb.cursor) == (2, ["u", "v"], [1, 1], 2)
-    bare = ReplayBuffer(storage=LazyTensorStorage(3))
     bare.extend({"x": torch.ones(2)})
-    for rows in ({"x": torch.ones(2), "p": ["a", "b"]}, TensorDict({"x": torch.ones(2), "p": ["a", "b"]}, [2])):
-        with pytest.raises(KindError, match="'p' is text"):
-            bare[:] = rows
+    with pytest.raises(KindError, match="'p' is text"):
+        bare[:] = {"x": torch.ones(2), "p": ["a", "b"]}
     assert list(bare[:]) == ["x"]
-
-
-def test_ensembles_stack_text() -> None:
-    for kind in (TensorDict, dict):
-        members = [ReplayBuffer(storage=LazyTensorStorage(8)) for _ in range(2)]
-        for first, member in zip((0, 100), members, strict=True):
-            x = torch.arange(first, first + 5)
-            rows = {"x": x, "prompt": [f"p{i}" for i in x.tolist()]}
-            member.extend(rows if kind is dict else TensorDict(rows, [5]))
-        batch = ReplayBufferEnsemble(*members, batch_size=12).sample()
-        assert batch["x"].shape == (2, 6)
-        for numbers, prompts in zip(batch["x"].tolist(), batch["prompt"], strict=True):
-            assert list(prompts) == [f"p{i}" for i in numbers]
 
 
 # -- on disk --------------------------------------------------------------------------------------------------------
@@ -262,34 +230,27 @@ def saved(storage: Any, path: Path, **options: Any) -> ReplayBuffer:
 @pytest.mark.parametrize("storage", ["packed", "list"])
 def test_checkpoints_hold_text(storage: str, tmp_path: Path) -> None:
     rb = TensorDictReplayBuffer(storage=STORAGES[storage](5), batch_size=8)
-    rb.extend(letters(0, 8))
-    rb.dumps(tmp_path)
-    into = STORAGES[storage](5)
-    others = [saved(into, tmp_path, verify=False), pickle.loads(pickle.dumps(rb))]
+    for first, stop in ((0, 3), (3, 8)):
+        rb.extend(letters(first, stop))
+        rb.dumps(tmp_path, incremental=storage == "packed")
+    others = [saved(STORAGES[storage](5), tmp_path, verify=False), pickle.loads(pickle.dumps(rb))]
     others.append(TensorDictReplayBuffer(storage=STORAGES[storage](5)))
     others[2].load_state_dict(rb.state_dict())
     for again in others:
         assert again[:]["prompt"] == rb[:]["prompt"]
         check(again[:])
-    if storage == "packed":
-        for made, options in (
+    for made, options in (
+        (
             (LazyTensorStorage(9, packed=False), {}),
             (LazyMemmapStorage(7), {}),
             (STORAGES["single copy"](5), {}),
             (LazyTensorStorage(5), {"mmap": True}),
-        ):
-            again = saved(made, tmp_path, **options)
-            again.extend(letters(8, 10))
-            check(again[:])
-
-
-def test_incremental_checkpoints_follow_text(tmp_path: Path) -> None:
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(50), batch_size=8)
-    for first in range(0, 60, 12):
-        rb.extend(letters(first, first + 12))
-        rb.dumps(tmp_path, incremental=True)
-        again = saved(LazyTensorStorage(50), tmp_path)
-        assert again["prompt"] == rb["prompt"]
+        )
+        if storage == "packed"
+        else ()
+    ):
+        again = saved(made, tmp_path, **options)
+        again.extend(letters(8, 10))
         check(again[:])
 
 
@@ -336,42 +297,21 @@ def test_damaged_columns_of_text_raise() -> None:
 
 
 def test_flushed_directories_reopen_with_text(tmp_path: Path) -> None:
-    rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=tmp_path), batch_size=4)
+    def reopened() -> LazyMemmapStorage:
+        return LazyMemmapStorage(5, scratch_dir=tmp_path, existsok=True)
+
+    rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=tmp_path))
     for first in (0, 4):
         rb.extend(letters(first, first + 4))
         rb.storage.flush()  # type: ignore[attr-defined]
-        storage = LazyMemmapStorage(5, scratch_dir=tmp_path, existsok=True)
-        check(ReplayBuffer(storage=storage)[:])
-        assert storage["prompt"] == rb["prompt"]
-    rb.set_at_("prompt", ["changed"], [1])
-    assert not (tmp_path / "manifest.json").exists(), "an edit ends the flush"
+        check(reopened()[:])
+        assert reopened()["prompt"] == rb["prompt"]
+    rb.storage.prepare_field(("prompt",), torch.tensor([1]), ["changed"], (1,))()
+    assert len(reopened()) == 0, "an edit ends the flush"
     rb[0:1] = TensorDict({**letters(0, 1), "meta": NonTensorData(THING, batch_size=[1])}, [1])
     with pytest.raises(CheckpointError, match=r"'object \d.meta'"):
         rb.storage.flush()  # type: ignore[attr-defined]
-    assert not (tmp_path / "manifest.json").exists()
-
-
-@pytest.mark.parametrize("single_copy", [True, False])
-def test_keys_of_any_length_are_saved(single_copy: bool, tmp_path: Path) -> None:
-    for length in (1023, 20_000):
-        key = "k" * length
-        pair: Any = {f"next_{key}": key} if single_copy else False
-        rb, again = (ReplayBuffer(storage=LazyTensorStorage(4, single_copy=pair)) for _ in range(2))
-        rb.extend({key: torch.ones(3), f"next_{key}": torch.zeros(3), f"{key} text": ["a", "b", "c"]})
-        if not single_copy:
-            rb[:] = {**rb[:], f"{key} late": torch.ones(3)}
-        rb.dumps(tmp_path / str(length))
-        again.loads(tmp_path / str(length))
-        same_state(again[:], rb[:])
-
-
-def test_hooks_do_not_take_text(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(4))
-    rb.register_save_hook(TED2Flat())
-    rb.extend(letters(0, 2))
-    with pytest.raises(CheckpointError, match="'prompt'"):
-        rb.dumps(tmp_path / "saved")
-    assert not (tmp_path / "saved").exists()
+    assert len(reopened()) == 0
 
 
 # -- every kind of leaf that a TensorDict can hold ------------------------------------------------------------------
@@ -425,15 +365,11 @@ def stack_of(values: list[Any]) -> TensorDict:
     return in_rows(NonTensorStack(*map(NonTensorData, values)))
 
 
-def one_of(values: list[Any]) -> TensorDict:
-    return in_rows(NonTensorData(values[0], batch_size=[2]))
-
-
 LEAVES: dict[str, Callable[[], TensorDict]] = {
     **{f"tensor {dtype}": partial(tensors, dtype, 2, 3) for dtype in DTYPES.values()},
     "no bytes": partial(tensors, torch.uint8, 2, 0, 3),
     **{f"stack of {name}": partial(stack_of, values) for name, values in OBJECTS.items()},
-    **{f"one {name}": partial(one_of, values) for name, values in OBJECTS.items()},
+    "one for all": lambda: in_rows(NonTensorData({"a": 1}, batch_size=[2])),
     "metadata": lambda: in_rows(MetaData("m")),
     "nested": lambda: in_rows(TensorDict({"a": {"t": ["u", "v"], "y": torch.ones(2, 2)}}, [2])),
     "lazy stack": lambda: LazyStackedTensorDict(
@@ -479,37 +415,41 @@ def held(rb: ReplayBuffer) -> tuple[Any, ...]:
     return len(rb), rb.cursor, rb.write_count, rb.storage.laid_out, rows
 
 
+def wrote(rb: ReplayBuffer, kind: str) -> bool:
+    """Write two rows of a kind of leaf, which are read as they came; False if they raise and change nothing."""
+    before, rows = held(rb), LEAVES[kind]()
+    try:
+        rb.extend(rows)
+    except OstinatoError as error:
+        assert "leaf" in str(error)  # noqa: PT017 (it may, and then it must name the field)
+        assert held(rb) == before
+        return False
+    first = before[0]
+    assert len(rb) == first + 2
+    reads = [(rb.storage[first + i], rows[i]) for i in range(2)]
+    reads += [(rb[first : first + 2], rows)] if not isinstance(rb.storage, ListStorage) else []
+    for found, written in reads:
+        if show(found) != show(written):  # cast, as docs/casts.md says
+            assert first
+            assert torch.equal(found["leaf"], written["leaf"].to(found["leaf"].dtype))
+    return True
+
+
 @pytest.mark.filterwarnings("ignore")
-@examples(1.5)
-@given(st.sampled_from(list(LEAVES)), st.sampled_from(list(LEAVES)), st.sampled_from(list(STORAGES)))
-def test_every_kind_of_leaf_is_kept_bit_for_bit_or_named(one: str, two: str, storage: str) -> None:
-    rb = ReplayBuffer(storage=STORAGES["packed" if storage == "single copy" else storage](4))
-    for kind in (one, two):
-        before, rows = held(rb), LEAVES[kind]()
-        try:
-            rb.extend(rows)
-        except OstinatoError as error:
-            assert "leaf" in str(error)  # noqa: PT017 (it may, and then it must name the field)
-            assert held(rb) == before
-            continue
-        first = before[0]
-        assert len(rb) == first + 2
-        reads = [(rb.storage[first + i], rows[i]) for i in range(2)]
-        reads += [(rb[first : first + 2], rows)] if storage != "list" else []
-        for found, wrote in reads:
-            if show(found) != show(wrote):  # cast, as docs/casts.md says
-                assert kind == two
-                assert torch.equal(found["leaf"], wrote["leaf"].to(found["leaf"].dtype))
+@examples(0.75)
+@given(st.sampled_from(list(LEAVES)), st.sampled_from(list(LEAVES)), st.sampled_from(["packed", "mapped", "list"]))
+def test_rows_of_two_kinds_of_leaves_do_not_mix(one: str, two: str, storage: str) -> None:
+    rb = ReplayBuffer(storage=STORAGES[storage](4))
+    wrote(rb, one)
+    wrote(rb, two)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("storage", ["packed", "list"])
-def test_every_kind_of_leaf_comes_back_from_a_checkpoint(storage: str, tmp_path: Path) -> None:
-    for kind in (name for name in LEAVES if "object" not in name):
+def test_every_kind_of_leaf_is_kept_and_saved_bit_for_bit_or_named(storage: str, tmp_path: Path) -> None:
+    for kind in LEAVES:
         rb, again = (ReplayBuffer(storage=STORAGES[storage](4)) for _ in range(2))
-        try:
-            rb.extend(LEAVES[kind]())
-        except OstinatoError:
+        if not wrote(rb, kind) or "object" in kind:
             continue
         try:
             rb.dumps(tmp_path / kind)
@@ -524,38 +464,28 @@ def test_every_kind_of_leaf_comes_back_from_a_checkpoint(storage: str, tmp_path:
 # -- nothing but objects --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_rows_of_text_alone(storage: Any, tmp_path: Path) -> None:
+def test_rows_without_tensors(tmp_path: Path) -> None:
     def rows(first: int, stop: int) -> TensorDict:
         return TensorDict({"text": [str(i) for i in range(first, stop)]}, [stop - first])
 
-    rb = TensorDictReplayBuffer(storage=storage(6), batch_size=4)
-    assert rb.extend(rows(0, 4)).tolist() == [0, 1, 2, 3]
-    assert rb.add(rows(4, 5)[0]) == 4
-    rb.extend(rows(5, 7))
-    rb[:2] = rows(90, 92)
-    assert rb["text"] == list(rb[:]["text"]) == ["90", "91", "2", "3", "4", "5"]
-    assert list(rb[[2, 3]]["text"]) == ["2", "3"]
-    rb.dumps(tmp_path / "saved")
-    again = saved(storage(6), tmp_path / "saved")
-    for each in (rb, again):
-        batch = each.sample()
-        assert list(batch["text"]) == [rb["text"][i] for i in batch["index"]]
-    assert again.extend(rows(7, 8)).tolist() == [1]
-
-
-def test_rows_of_no_tensors() -> None:
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(6), batch_size=4)
+    for storage in (LazyTensorStorage, LazyMemmapStorage):
+        rb = TensorDictReplayBuffer(storage=storage(6), batch_size=4)
+        rb.extend(rows(0, 4))
+        assert rb.add(rows(4, 5)[0]) == 4
+        rb.extend(rows(5, 7))
+        rb[:2] = rows(90, 92)
+        assert rb["text"] == list(rb[:]["text"]) == ["90", "91", "2", "3", "4", "5"]
+        rb.dumps(tmp_path / storage.__name__)
+        again = saved(storage(6), tmp_path / storage.__name__)
+        for each in (rb, again):
+            batch = each.sample()
+            assert list(batch["text"]) == [rb["text"][i] for i in batch["index"]]
+        assert again.extend(rows(7, 8)).tolist() == [1]
+    rb, lists = TensorDictReplayBuffer(storage=LazyTensorStorage(6)), ReplayBuffer(storage=LazyTensorStorage(6))
     rb.extend(TensorDict({}, [3]))
     assert rb[:].batch_size == (3,)
-    assert list(rb.sample().keys()) == ["index"]
-    lists = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=3)
-    for wrong, message in (({}, "no fields"), (NonTensorData("x", batch_size=[4]), "give them a name")):
-        with pytest.raises(SchemaError, match=message):
-            lists.extend(wrong)
     lists.extend({"name": ["a", "b"], "of": ["c", "d"]})
-    batch = lists.sample()
-    assert set(zip(batch["name"], batch["of"], strict=True)) <= {("a", "c"), ("b", "d")}
-    with pytest.raises(SchemaError):
-        lists.extend({"name": ["a", "b"], "of": ["c"]})
+    for wrong in ({}, NonTensorData("x", batch_size=[4]), {"name": ["a", "b"], "of": ["c"]}):
+        with pytest.raises(SchemaError):
+            lists.extend(wrong)
     assert lists[:] == {"name": ["a", "b"], "of": ["c", "d"]}

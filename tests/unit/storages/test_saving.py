@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -59,79 +58,49 @@ def test_rows_come_back(make: Callable[[int], Storage], tmp_path: Path) -> None:
             same_state(*(x.to_tensordict() if is_tensorclass(x) else x for x in (again[:], given)))
 
 
-@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-def test_states_go_through_torch_save(make: Callable[[int], Storage]) -> None:
-    for count in (0, 4):
-        storage, file = make(6), io.BytesIO()
-        if count:
-            storage.set(range(count), rows(range(count), "tensordict"))
-        torch.save(storage.state_dict(), file)
-        for before in (0, 2):
-            file.seek(0)
-            again = make(6)
-            if before:
-                again.set(range(before), rows(range(10, 10 + before), "tensordict"))
-            again.load_state_dict(torch.load(file, weights_only=make is not ListStorage))
-            assert [int(row["id"]) for row in again] == list(range(count))
-
-
 def test_a_load_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
-    storage = LazyTensorStorage(4)
+    storage, items = LazyTensorStorage(4), ListStorage(4)
     storage.set(range(3), rows(range(3)))
     storage.dumps(tmp_path / "s")
+    items.set(range(2), torch.arange(2))
     for other, data in ((LazyTensorStorage(4), torch.zeros(2, 3)), (LazyTensorStorage(2), rows(range(2)))):
         other.set(range(2), data)
-        before = other[:]
         with pytest.raises(CheckpointError):
             other.loads(tmp_path / "s")
-        assert len(other) == 2
-        same_state(other[:], before)
-    items = ListStorage(4)
-    items.set(range(2), torch.arange(2))
-    for made, state in ((items, storage), (storage, items)):
-        for wrong in (state.state_dict(), {"_storage": {}, "_len": 2}):
+        same_state(other[:], data)
+    for made, from_other in ((items, storage), (storage, items)):
+        for wrong in (from_other.state_dict(), {"_storage": {}, "_len": 2}):
             with pytest.raises(CheckpointError, match="form"):
                 made.load_state_dict(wrong)
-    assert [int(row) for row in items] == [0, 1]
-    with pytest.raises(CheckpointError, match="form"):
-        items.loads(tmp_path / "s")
-    with pytest.raises(CheckpointNotFoundError):
-        storage.loads(tmp_path / "nothing")
-    with pytest.raises(CheckpointError, match="format"):
-        ReplayBuffer(storage=LazyTensorStorage(4)).loads(tmp_path / "s")
+    calls: list[tuple[Any, str, type[Exception], str]] = [
+        (items, "s", CheckpointError, "form"),
+        (storage, "nothing", CheckpointNotFoundError, "."),
+        (ReplayBuffer(storage=LazyTensorStorage(4)), "s", CheckpointError, "format"),
+    ]
+    for into, name, error, message in calls:
+        with pytest.raises(error, match=message):
+            into.loads(tmp_path / name)
     file = max((tmp_path / "s").glob("*.bin"), key=lambda path: path.stat().st_size)
     file.write_bytes(bytes(len(file.read_bytes())))
     with pytest.raises(DamagedFileError):
         storage.loads(tmp_path / "s")
     same_state(storage[:], rows(range(3)))
+    assert [int(row) for row in items] == [0, 1]
 
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Cannot save a non-initialized storage"):
-        LazyTensorStorage(4).dumps(tmp_path / "s")
-    objects = ListStorage(4)
-    objects.set(0, object())
-    with pytest.raises(CheckpointError, match="allow_pickle"):
-        objects.dumps(tmp_path / "s")
-    assert not (tmp_path / "s").exists()
-    allowed = ListStorage(4, allow_pickle=True)
-    allowed.set(range(2), [{"set": {1, 2}}, None])
+    objects, allowed, again = ListStorage(4), ListStorage(4, allow_pickle=True), ListStorage(4, allow_pickle=True)
+    for storage in (objects, allowed):
+        storage.set(range(2), [{"set": {1, 2}}, None])
+    for wrong, error, message in (
+        (LazyTensorStorage(4), UsageError, "Cannot save a non-initialized storage"),
+        (objects, CheckpointError, "allow_pickle"),
+    ):
+        with pytest.raises(error, match=message):
+            wrong.dumps(tmp_path / "s")
+        assert not (tmp_path / "s").exists()
     allowed.dumps(tmp_path / "s")
-    again = ListStorage(4, allow_pickle=True)
     again.loads(tmp_path / "s")
-    assert again[0] == {"set": {1, 2}}
+    assert again[:] == allowed[:]
     with pytest.raises(CheckpointError, match="allow_pickle"):
         ListStorage(4).loads(tmp_path / "s")
-
-
-def test_a_class_defined_in_a_function_is_found_again(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=3)
-    data = make_rows("tensorclass")
-    rb.extend(data)
-    rb.dumps(tmp_path / "s")
-    again = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=3)
-    again.loads(tmp_path / "s")
-    assert type(again.sample()) is type(data)
-    third = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=3)
-    third.load_state_dict(rb.state_dict())
-    assert type(third[:]) is type(data)

@@ -36,7 +36,7 @@ PARTS: list[Callable[[], dict[str, Any]]] = [
     named=st.booleans(),
     parts=st.sampled_from(PARTS),
 )
-@examples(0.5)
+@examples(0.25)
 def test_every_read_is_that_of_a_storage_with_both_copies(
     storage: Any, seed: int, operations: list[str], num_envs: int, packed: bool, named: bool, parts: Any
 ) -> None:

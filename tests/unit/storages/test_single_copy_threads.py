@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +11,6 @@ from ostinato import LazyTensorStorage, ReplayBuffer
 from ostinato.core.records import Request
 
 from ..background import in_background
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -28,52 +25,6 @@ def tagged(ids: torch.Tensor, size: int) -> dict[str, Any]:
         "obs": ids[:, None].expand(-1, size).contiguous(),
         "next": {"obs": following[:, None].expand(-1, size).contiguous()},
     }
-
-
-def sample(rb: ReplayBuffer) -> None:
-    batch = rb.sample()
-    rows = tagged(batch["id"], batch["obs"].shape[1])
-    assert torch.equal(batch["obs"], rows["obs"]), "a torn row was sampled"
-    assert torch.equal(batch["next"]["obs"], rows["next"]["obs"]), "a torn row was sampled"
-
-
-def writer(rb: ReplayBuffer, size: int, most: int) -> Callable[[], None]:
-    number = [CAPACITY]
-
-    def write() -> None:
-        count = 1 + number[0] % most
-        rb.extend(tagged(torch.arange(number[0], number[0] + count), size))
-        number[0] += count
-
-    return write
-
-
-@pytest.mark.parametrize(("size", "most"), [(8, 2 * CAPACITY), (3000, 1)])
-def test_batches_are_whole_while_rows_are_written(size: int, most: int) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY, single_copy=True), batch_size=64)
-    rb.extend(tagged(torch.arange(CAPACITY), size))
-
-    with in_background(writer(rb, size, most), lambda: sample(rb)):
-        for _ in range(60):
-            sample(rb)
-
-
-@pytest.mark.filterwarnings("ignore:single_copy saves little")  # an edit makes rows lie apart, and there are few
-def test_batches_are_whole_while_rows_are_edited() -> None:
-    """An edit gives side rows to rows whose own stamps do not change: their gathers notice it by themselves."""
-    size = 2000
-    rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY, single_copy=True), batch_size=64)
-    rb.extend(tagged(torch.arange(CAPACITY), size))
-    number = [CAPACITY]
-
-    def edit() -> None:
-        number[0] += 1
-        slots = torch.arange(number[0] % 5, CAPACITY, 5)
-        rb[slots] = tagged(slots + CAPACITY * number[0], size)
-
-    with in_background(edit, writer(rb, size, 3), lambda: sample(rb)):
-        for _ in range(60):
-            sample(rb)
 
 
 def test_next_observations_stay_whole_where_the_row_itself_is_not_written() -> None:

@@ -132,13 +132,14 @@ def equal_batches(first: TrajectoryReplayBuffer, second: TrajectoryReplayBuffer)
     assert torch.equal(first.sample(5, replace=False)["rewards"], second.sample(5, replace=False)["rewards"])
 
 
-def as_rlinf(root: Path, form: str, *, old_spelling: bool = False) -> None:
-    """Write a directory as RLinf does: without `ostinato_store.jsonl`, with any text between id and extension."""
+def as_rlinf(root: Path, form: str, *, old_spelling: bool = False, named: bool = True) -> None:
+    """Write a directory as RLinf does: without `ostinato_store.jsonl`, with any or no text between id and extension."""
     root.mkdir(parents=True)
     index = {}
     for number in range(3):
-        values = rollout(number, 4, epochs=2).to_dict() | {"model_weights_id": f"opaque-{number}"}
-        name = root / f"trajectory_{number}_opaque-{number}.{form}"
+        weights = f"opaque-{number}" if named else ""
+        values = rollout(number, 4, epochs=2).to_dict() | {"model_weights_id": weights}
+        name = root / f"trajectory_{number}_{weights}.{form}"
         if form == "pt":
             torch.save(values, name)
         else:
@@ -148,7 +149,7 @@ def as_rlinf(root: Path, form: str, *, old_spelling: bool = False) -> None:
             "trajectory_id": number,
             "max_episode_length": 4,
             "shape": [4, 2, 3],
-            "model_weights_id": f"opaque-{number}",
+            "model_weights_id": weights,
         }
     meta = {"trajectory_format": form, "size": 3, "total_samples": 24, "trajectory_counter": 3, "seed": 9}
     (root / "metadata.json").write_text(json.dumps(meta))

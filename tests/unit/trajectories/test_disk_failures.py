@@ -6,10 +6,9 @@ import gc
 import os
 import resource
 import signal
-import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -26,7 +25,6 @@ from tests.unit.trajectories.rollouts import (
 )
 
 from ostinato import Trajectory, TrajectoryReplayBuffer
-from ostinato.durable import files as durable_files
 from ostinato.errors import (
     CapacityError,
     CheckpointError,
@@ -104,62 +102,3 @@ def test_a_full_disk_is_reported_once_while_sampling_continues(tmp_path: Path, f
 
     assert run_and_kill(work, 10**9) == (False, b"done")
     assert loaded(tmp_path / "b").trajectory_ids == [0, 1]
-
-
-def test_a_failed_write_is_reported_by_the_next_call_and_then_retried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    buffer = saving(tmp_path / "a", 1, form="safetensors")
-    original = durable_files.create_file
-
-    def full(path: Path) -> int:
-        raise OSError(28, "No space left on device")
-
-    for module in ("ostinato.durable.files", "ostinato.durable.tensorfile"):
-        monkeypatch.setattr(f"{module}.create_file", full)
-    future = buffer.add_trajectories([rollout(1, 3)])
-    assert future is not None
-    with pytest.raises(Exception, match=r"cannot write .* bytes needed"):
-        future.result()
-    wait_until(lambda: buffer.get_stats()["pending_saves"] == 1)
-    for call in (lambda: buffer.add_trajectories([rollout(2, 3)]), lambda: buffer.sample(1), buffer.flush):
-        with pytest.raises(CheckpointError, match=r"1 trajectories could not be saved \(ids 1\): .*tried again"):
-            repeat(call)
-    assert buffer.trajectory_ids == [0, 1]
-    check_batch(buffer.sample(20)) if buffer.get_stats()["pending_saves"] == 0 else None
-    for module in ("ostinato.durable.files", "ostinato.durable.tensorfile"):
-        monkeypatch.setattr(f"{module}.create_file", original)
-    for _ in range(3):
-        try:
-            buffer.close()
-        except CheckpointError:
-            continue
-        break
-    buffer.flush()
-    buffer.close()
-    assert loaded(tmp_path / "a").trajectory_ids == [0, 1]
-
-
-def test_close_reports_what_could_not_be_saved(tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root writes everywhere")
-    buffer = saving(tmp_path / "a", 1, form="safetensors")
-    (tmp_path / "a").chmod(stat.S_IRUSR | stat.S_IXUSR)
-    buffer.add_trajectories([rollout(1, 3)])
-    with pytest.raises(CheckpointError, match="could not be saved"):
-        buffer.close()
-    (tmp_path / "a").chmod(stat.S_IRWXU)
-
-
-def repeat(call: Any) -> None:
-    for _ in range(200):
-        call()
-        time.sleep(0.01)
-
-
-def wait_until(true: Any) -> None:
-    for _ in range(500):
-        if true():
-            return
-        time.sleep(0.01)
-    pytest.fail("it did not happen within 5 s")

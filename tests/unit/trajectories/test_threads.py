@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
-import time
-from pathlib import Path
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.unit.background import in_background
 from tests.unit.trajectories.kills import run_and_kill
 from tests.unit.trajectories.rollouts import (
     add,
@@ -30,7 +31,7 @@ from ostinato.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -38,49 +39,18 @@ def tiny() -> Trajectory:
     return Trajectory(rewards=torch.zeros(2, 2), model_weights_id="w")
 
 
-class Background:
-    """Runs a function repeatedly in a thread until the block ends, which raises the function's error."""
-
-    def __init__(self, work: Callable[[], object]) -> None:
-        self._work = work
-        self._end = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        try:
-            while not self._end.is_set():
-                self._work()
-        except BaseException as error:
-            self._error = error
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-
 @pytest.mark.parametrize("fold", ["save_checkpoint", "close"])
 def test_a_reader_finds_all_saved_trajectories_while_the_index_is_written(tmp_path: Path, fold: str) -> None:
     buffer = saving(tmp_path / "a", save_queue_size=100)
-    future = buffer.add_trajectories([tiny()] * 60)  # so that reading the index takes long
-    assert future is not None
-    saved = len(future.result(60))
+    saved = len(add(buffer, *[tiny()] * 60))  # so that reading the index takes long
 
     def save() -> None:
         nonlocal saved
-        more = buffer.add_trajectories([tiny()])
-        assert more is not None
-        saved = more.result(20)[0] + 1
+        saved = add(buffer, tiny())[0] + 1
         buffer.save_checkpoint(tmp_path / "a") if fold == "save_checkpoint" else buffer.close()
 
-    with Background(save):
-        end = time.monotonic() + 0.4
-        while time.monotonic() < end:
+    with in_background(save):
+        for _ in range(40):
             least = saved
             reader = TrajectoryReplayBuffer()
             reader.load_checkpoint(tmp_path / "a")
@@ -92,18 +62,16 @@ def test_a_journal_that_grows_while_it_is_read_is_not_damaged(tmp_path: Path) ->
     """A reader sees the last line half written, and then complete."""
     write_lines(tmp_path / "line", [{"n": 1}])
     line = (tmp_path / "line").read_bytes()
-    fd = os.open(tmp_path / "j", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    left = iter(range(1000))
+    with (tmp_path / "j").open("ab", buffering=0) as journal:
 
-    def append() -> None:
-        for half in (line[:9], line[9:]):
-            os.write(fd, half)
-            time.sleep(0.00002)
+        def append() -> None:
+            for half in (line[:9], line[9:]) if next(left, None) is not None else ():
+                journal.write(half)
 
-    with Background(append):
-        end = time.monotonic() + 0.4
-        while time.monotonic() < end:
-            assert all(found == {"n": 1} for found in read_lines(tmp_path / "j", whole=False))
-    os.close(fd)
+        with in_background(append):
+            for _ in range(30):
+                assert all(found == {"n": 1} for found in read_lines(tmp_path / "j", whole=False))
 
 
 @pytest.mark.parametrize("again", ["clear", "load_checkpoint"])
@@ -112,7 +80,6 @@ def test_sampling_continues_while_another_thread_clears_or_loads(tmp_path: Path,
     for form in ("pt", "safetensors"):
         with saving(tmp_path / form, form=form) as saver:
             saver.add_trajectories([rollout(number) for number in range(20)])
-    forms = iter(["pt", "safetensors"] * 1000)
     buffer = TrajectoryReplayBuffer(cache_size=1, max_open_files=2)
     buffer.add_trajectories([rollout(0)])
 
@@ -122,11 +89,10 @@ def test_sampling_continues_while_another_thread_clears_or_loads(tmp_path: Path,
         except EmptyBufferError:
             assert again == "clear"
 
-    with Background(draw):
-        end = time.monotonic() + 0.5
-        while time.monotonic() < end:
+    with in_background(draw):
+        for turn in range(6):
             buffer.add_trajectories([rollout(number) for number in range(8)])
-            buffer.clear() if again == "clear" else buffer.load_checkpoint(tmp_path / next(forms))
+            buffer.clear() if again == "clear" else buffer.load_checkpoint(tmp_path / ("pt", "safetensors")[turn % 2])
 
 
 @needs_fork
@@ -142,12 +108,11 @@ def test_a_fork_can_sample_whatever_locks_other_threads_held(tmp_path: Path) -> 
         buffer.get_stats()
         report(b"done")
 
-    numbers: Iterator[int] = iter(range(4, 10**6))
-    with (
-        Background(lambda: check_batch(buffer.sample(20))),
-        Background(lambda: buffer.add_trajectories([rollout(next(numbers))])),
+    numbers = count(4)
+    with in_background(
+        lambda: check_batch(buffer.sample(20)), lambda: buffer.add_trajectories([rollout(next(numbers))])
     ):
-        for _ in range(10):
+        for _ in range(6):
             assert run_and_kill(work, 10**9) == (False, b"done")
     buffer.close()
 
@@ -182,29 +147,18 @@ def test_a_callback_of_a_future_may_add_but_not_wait_for_the_saver(tmp_path: Pat
 def test_ids_are_not_reused_while_others_clear(tmp_path: Path) -> None:
     buffer = saving(tmp_path / "a", cache_size=2)
     given: list[int] = []
-    failed: list[BaseException] = []
-    end = time.monotonic() + 0.4
 
     def adding() -> None:
-        while time.monotonic() < end:
-            future = buffer.add_trajectories([small(model_weights_id="w")])
-            assert future is not None
-            try:
-                given.extend(future.result(20))
-            except BaseException as error:
-                if not future.cancelled():
-                    failed.append(error)
+        future = buffer.add_trajectories([small(model_weights_id="w")])
+        assert future is not None
+        with suppress(CancelledError):
+            given.extend(future.result(20))
 
-    threads = [threading.Thread(target=adding) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    while time.monotonic() < end:
-        buffer.clear()
-    for thread in threads:
-        thread.join()
-    assert not failed
-    assert given
-    assert len(set(given)) == len(given)
+    with in_background(adding, adding):
+        for _ in range(50):
+            buffer.clear()
+        add(buffer, small())
+    assert len(set(given)) == len(given) > 0
     buffer.close()
     assert sorted(ids_on_disk(tmp_path / "a")) == sorted(buffer.trajectory_ids)
 
@@ -247,6 +201,7 @@ def test_a_fork_neither_saves_nor_removes_trajectories_of_its_parent(tmp_path: P
         buffer.close()
         spilling._finalizer()
         buffer._finalizer()
+        assert spilling.get_stats()["cached_trajectories"] == 0
         report(b"done")
 
     assert run_and_kill(work, 10**9) == (False, b"done")

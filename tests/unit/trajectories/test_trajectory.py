@@ -48,12 +48,10 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         SchemaError,
         r"dones must be \[6, 2, ...\], or one row more for each roll",
     ),
-    ({"dones": torch.zeros(6, 3, 1).bool()}, SchemaError, "dones must be"),
     ({"actions": torch.zeros(7, 2, 3)}, SchemaError, r"actions must be \[6, 2, ...\] \(T and B of prev_logprobs"),
     ({"curr_obs": {"states": torch.zeros(6)}}, SchemaError, "curr_obs.states must be"),
     ({"prev_logprobs": None, "rewards": None}, SchemaError, "needs prev_logprobs or rewards"),
     ({"prev_logprobs": torch.zeros(0, 2)}, SchemaError, "T and B of 1 or more"),
-    ({"prev_logprobs": torch.zeros(6)}, SchemaError, "T and B of 1 or more"),
     ({"actions": [1, 2]}, KindError, "actions must be a tensor"),
     ({"curr_obs": torch.zeros(6, 2)}, KindError, "curr_obs must be a dict"),
     ({"curr_obs": {"task": object()}}, KindError, "holds a object, which cannot be saved"),
@@ -61,7 +59,6 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"rewards": torch.zeros(6, 2).to_sparse()}, KindError, "only dense tensors"),
     ({"max_episode_length": -1}, KindError, "max_episode_length"),
     ({"model_weights_id": "../../out"}, OptionError, "is valid in a file name"),
-    ({"model_weights_id": "a\nb"}, OptionError, "is valid in a file name"),
     ({"model_weights_id": "x" * 300}, OptionError, "1 to 200 bytes"),
     ({"extra": {"rewards": torch.zeros(6, 2)}}, OptionError, "extra holds rewards"),
 ]
@@ -110,11 +107,13 @@ def test_strided_rows_conjugates_and_arrays_are_stored_as_their_values() -> None
     wide = torch.stack([serial, -serial], dim=-1)[..., 0]
     assert not wide.is_contiguous()
     spectrum = torch.complex(serial, serial)
+    swapped = serial.numpy().astype(">f4")
+    swapped.flags.writeable = False
     buffer = filled(
         Trajectory(
             rewards=wide,
             actions=serial.transpose(0, 1).contiguous().transpose(0, 1),
-            forward_inputs={"array": serial.numpy(), "spectrum": spectrum.conj(), "name": np.array(["a", "b"])},
+            forward_inputs={"array": swapped, "spectrum": spectrum.conj(), "name": np.array(["a", "b"])},
         ),
         enable_cache=False,
     )
@@ -158,16 +157,13 @@ def test_dicts_and_other_dataclasses_are_accepted() -> None:
 
 def test_the_defaults_are_those_of_rlinf() -> None:
     first, second = Trajectory(), Trajectory()
-    assert (first.max_episode_length, first.model_weights_id) == (0, "")
-    for name in ("forward_inputs", "curr_obs", "next_obs", "extra"):
-        assert getattr(first, name) == {}
-        assert getattr(first, name) is not getattr(second, name)
     first.curr_obs["states"] = torch.zeros(2, 1, 3)
-    assert second.curr_obs == {}
+    assert (second.max_episode_length, second.model_weights_id) == (0, "")
+    assert [second.forward_inputs, second.curr_obs, second.next_obs, second.extra] == [{}] * 4
     tensors = ("actions", "rewards", "dones", "prev_logprobs", "prev_values", "versions", "intervene_flags")
-    assert all(getattr(first, name) is None for name in tensors)
-    assert Trajectory.from_dict(second.to_dict()).to_dict() == second.to_dict()
-    assert Trajectory.from_dict({"curr_obs": None, "model_weights_id": None}).to_dict() == second.to_dict()
+    assert all(getattr(second, name) is None for name in tensors)
+    for given in (second.to_dict(), {"curr_obs": None, "model_weights_id": None}):
+        assert Trajectory.from_dict(given).to_dict() == second.to_dict()
     buffer = filled(Trajectory(rewards=serials(0, 3, 2), model_weights_id=None, max_episode_length=np.int64(7)))  # type: ignore[arg-type]
     assert set(buffer.sample(2)) == {"rewards"}
     back = buffer.load_trajectory(0)
@@ -210,14 +206,3 @@ def test_values_that_cannot_be_saved_raise_before_ids_are_given(tmp_path: Path) 
                 buffer.add_trajectories([small(), small(**more)])
         assert buffer.get_stats()["trajectory_counter"] == len(buffer) == 0
         assert add(buffer, small()) == [0]
-
-
-@pytest.mark.filterwarnings("error")
-def test_numpy_arrays_of_any_byte_order_and_read_only_ones_are_accepted() -> None:
-    array = np.arange(8, dtype=">f4").reshape(4, 2)
-    array.flags.writeable = False
-    buffer = TrajectoryReplayBuffer()
-    buffer.add_trajectories([small(actions=array)])
-    actions = buffer.load_trajectory(0).actions
-    assert actions is not None
-    assert torch.equal(actions, torch.arange(8.0).reshape(4, 2))

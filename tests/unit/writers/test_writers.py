@@ -39,7 +39,6 @@ def test_a_ring_skips_the_rows_that_it_would_overwrite() -> None:
         assert writer.place(count, ring, None) == run
         ring.record(run)
     assert ring.cursor == 4
-    assert repr(writer) == "RoundRobinWriter()"
     rb = buffer("packed", 5, writer=TensorDictRoundRobinWriter())
     rb.extend(ranked([1, 2]))
     assert rb.extend(ranked(list(range(12)))).tolist() == [2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3], "one slot for each row"
@@ -64,62 +63,33 @@ def test_the_best_rows_stay() -> None:
 
 
 def test_ties_keep_the_older_row() -> None:
+    def rows(ranks: list[float], first: int) -> TensorDict:
+        return TensorDict({"r": torch.tensor(ranks), "id": torch.arange(first, first + len(ranks))}, [len(ranks)])
+
     rb = best(capacity=2)
-    rb.extend(TensorDict({"r": torch.ones(2), "id": torch.arange(2)}, [2]))
-    assert rb.extend(TensorDict({"r": torch.ones(3), "id": torch.arange(2, 5)}, [3])).tolist() == [-1, -1, -1]
-    assert rb.add(TensorDict({"r": torch.tensor(1.0), "id": torch.tensor(9)})) is None
-    assert rb.extend(TensorDict({"r": torch.tensor([2.0]), "id": torch.tensor([7])}, [1])).tolist() == [1]
+    rb.extend(rows([1.0, 1.0], 0))
+    assert rb.extend(rows([1.0] * 3, 2)).tolist() == [-1, -1, -1]
+    assert rb.add(rows([1.0], 9)[0]) is None
+    assert rb.extend(rows([2.0], 7)).tolist() == [1]
     assert rb[:]["id"].tolist() == [0, 7], "of equal ranks the newer row goes first"
 
 
 def test_ranks_of_several_values_are_reduced() -> None:
     values = torch.tensor([[5.0, 5.0, 5.0], [0.0, 0.0, 14.0], [1.0, 1.0, 1.0], [8.0, 8.0, -2.0]])
-    for reduction, winner in (("sum", 0), ("mean", 0), ("max", 1), ("min", 0), ("median", 3)):
-        rb = best(capacity=1, reduction=reduction)
-        rb.extend(TensorDict({"r": values, "id": torch.arange(4)}, [4]))
-        assert rb[:]["id"].item() == winner
-    rb = buffer("packed", 1, writer=TensorDictMaxValueWriter())  # by the next reward
-    data = TensorDict({"id": torch.arange(4), "next": {"reward": torch.tensor([[1], [5], [9], [3]])}}, [4])
-    rb.extend(data)
-    assert rb[:]["id"].item() == 2
+    data = TensorDict({"r": values, "id": torch.arange(4), "next": {"reward": torch.tensor([[1], [5], [9], [3]])}}, [4])
+    writers = {
+        reduction: TensorDictMaxValueWriter("r", reduction=reduction) for reduction in ("sum", "mean", "max", "min")
+    }
+    writers |= {"median": TensorDictMaxValueWriter("r", reduction="median"), "next reward": TensorDictMaxValueWriter()}
+    for (name, writer), winner in zip(writers.items(), (0, 0, 1, 0, 3, 2), strict=True):
+        rb = buffer("packed", 1, writer=writer)
+        rb.extend(data)
+        assert rb[:]["id"].item() == winner, name
     with pytest.raises(OptionError, match=r"'sum'.*got 'prod'"):
         TensorDictMaxValueWriter("r", reduction="prod")
 
 
 # -- ranks: cost, edits, states ------------------------------------------------------------------------------
-
-
-class Counted(float):
-    """A rank that counts how often it is compared."""
-
-    seen = 0
-
-    def __lt__(self, other: object) -> bool:
-        Counted.seen += 1
-        return float.__lt__(self, other)  # type: ignore[operator]
-
-    def __gt__(self, other: object) -> bool:
-        Counted.seen += 1
-        return float.__gt__(self, other)  # type: ignore[operator]
-
-
-def test_ranks_cost_a_few_comparisons_for_each_row_whatever_the_capacity() -> None:
-    """Comparisons are counted, not time: replacing a row takes at most some multiple of log2(capacity) of them."""
-    for bits in (6, 10, 14):
-        capacity = 2**bits
-        writer = TensorDictMaxValueWriter("r")
-        ring = Ring(capacity)
-        ring.record(writer.place(capacity, ring, torch.arange(float(capacity))))
-        writer._live = [(Counted(rank), age, slot) for rank, age, slot in writer._live]
-        writer._heap = writer._live.copy()
-        Counted.seen = 0
-        slots = torch.arange(0, capacity, max(1, capacity // 50))
-        writer.rerank(slots, torch.full((len(slots),), 2.0 * capacity))
-        assert len(slots) <= Counted.seen <= 4 * bits * len(slots)
-        Counted.seen = 0
-        placed = writer.place(100, ring, torch.arange(100.0) + 3 * capacity)
-        assert (placed.kept >= 0).sum() == min(100, capacity)
-        assert 100 <= Counted.seen <= 4 * bits * (100 + len(slots))
 
 
 def test_rows_below_a_full_buffer_cost_no_heap_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +121,7 @@ def test_random_ranks_and_edits_follow_a_sorted_list(storage: str) -> None:
     rng = random.Random(1)
     rb = best(storage, capacity=5)
     model: list[float] = []
-    for step in range(400):
+    for step in range(200):
         value = float(rng.randrange(10_000))
         if len(model) == 5 and rng.random() < 0.8:
             slot = rng.randrange(5)
@@ -191,15 +161,6 @@ def test_a_reservoir_keeps_the_rows_that_it_says(storage: str) -> None:
         assert read_ids(rb[:]) == [model[slot] for slot in range(len(model))]
     assert rb.writer.offered == first  # type: ignore[attr-defined]
     assert rb.add(rows(torch.tensor(first), kind)) in {None, 0, 1, 2, 3, 4}
-
-
-def test_a_reservoir_without_generator_follows_the_global_one() -> None:
-    chosen = []
-    for _ in range(2):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(5)
-            chosen.append(ReservoirWriter().place(100, Ring(10), None).kept.tolist())
-    assert chosen[0] == chosen[1]
 
 
 def test_a_reservoir_in_a_larger_buffer_fills_it_first() -> None:
