@@ -152,7 +152,9 @@ def test_the_best_stay(lib: Any, note: Note, storage: str) -> None:
 @both
 def test_ranks_and_refusals(lib: Any, note: Note) -> None:
     pairs = [[1.0, 9.0], [5.0, 5.0], [4.0, 0.0], [7.0, 7.0], [2.0, 3.0], [10.0, 0.0]]
-    tables = [(_ranked(pairs), {"reduction": name}) for name in ("sum", "max", "min", "mean", "median")]
+    tables: list[tuple[TensorDict, dict[str, Any]]] = [
+        (_ranked(pairs), {"reduction": name}) for name in ("sum", "max", "min", "mean", "median")
+    ]
     rewards = TensorDict({("next", "reward"): torch.arange(9.0)}, [9])
     for data, options in (*tables, (_ranked([1, 5, 3, 4, 2], torch.int64), {}), (rewards, {"rank_key": None})):
         rb = _best(lib, **options)

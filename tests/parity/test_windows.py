@@ -64,7 +64,8 @@ def test_slices_have_the_same_rows_keys_flags_and_shapes(lib: Any, note: Note, c
     """Where there is only one slice to draw."""
     lengths, size, options = SLICES[case]
     first = torch.zeros(sum(lengths), 1, dtype=torch.bool)
-    for buffer, extra in (("ReplayBuffer", {}), ("TensorDictReplayBuffer", {"is_init": first})):
+    extras: dict[str, dict[str, Any]] = {"ReplayBuffer": {}, "TensorDictReplayBuffer": {"is_init": first}}
+    for buffer, extra in extras.items():
         rb = _buffer(lib, steps(*lengths, **extra), size, buffer, sampler=lib.SliceSampler(**options))
         batch, info = raw(rb).sample(return_info=True)
         index = info.pop("index")  # a tuple of one in TorchRL

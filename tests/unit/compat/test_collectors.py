@@ -30,12 +30,12 @@ def write(handle: CollectorBuffer, first: int, pipe: Any) -> None:
     torch.set_num_threads(1)
     slots = [handle.extend({"id": torch.arange(first + 5 * i, first + 5 * i + 5)}) for i in range(20)]
     handle.add({"id": torch.tensor(first + 100)})
-    told = torch.cat(slots).tolist(), handle.write_count >= 101
-    for call in (lambda: handle.extend({"other": torch.zeros(1)}), lambda: handle._call("sample")):
+    told: list[Any] = [torch.cat(slots).tolist(), handle.write_count >= 101]
+    for name, given in (("extend", [{"other": torch.zeros(1)}]), ("sample", [])):
         try:
-            call()
+            handle._call(name, *given)
         except (SchemaError, UsageError) as error:
-            told += (str(error),)
+            told.append(str(error))
     pipe.send(told)
 
 

@@ -239,7 +239,9 @@ def test_errors_change_nothing() -> None:
         ([-7], ["id"], SlotError),
         (2, ["id"], KindError),
         (torch.zeros(2, 2).long(), ["id"], KindError),
-        *(([0], fields, KindError) for fields in ("obs", [], None)),
+        ([0], "obs", KindError),
+        ([0], [], KindError),
+        ([0], None, KindError),
     ]
     for indices, fields, error in refused:
         calls.append((lambda i=indices, f=fields: buffer.sample_by_index_fields(i, f), error, None))
