@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictSequential
 from torch import nn
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["corridor", "dqn", "greedy_return", "sac", "update"]
+__all__ = ["corridor", "dqn", "greedy_return", "update"]
 
 LENGTH = 4
 """Steps from the start of the corridor to its end."""
@@ -75,30 +75,6 @@ def update(loss: Any, batch: Any, optimizer: torch.optim.Optimizer, target: Any)
     torch.stack([value for key, value in losses.items() if key.startswith("loss")]).sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     target.step()
-
-
-def sac() -> Any:
-    """Return the loss of SAC for observations and actions of one number."""
-    from torchrl.data import Bounded
-    from torchrl.modules import NormalParamExtractor, ProbabilisticActor, TanhNormal, ValueOperator
-    from torchrl.objectives import SACLoss
-
-    class Value(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Linear(2, 1)
-
-        def forward(self, observation: Tensor, action: Tensor) -> Tensor:
-            return self.net(torch.cat((observation, action), -1))  # type: ignore[no-any-return]
-
-    net = nn.Sequential(nn.Linear(1, 2), NormalParamExtractor())
-    module = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
-    actor = ProbabilisticActor(
-        module, in_keys=["loc", "scale"], distribution_class=TanhNormal, spec=Bounded(-1, 1, (1,))
-    )
-    loss = SACLoss(actor, ValueOperator(Value(), in_keys=["observation", "action"]))
-    loss.make_value_estimator(gamma=0.8)
-    return loss
 
 
 def greedy_return(env: Any, policy: Any) -> float:

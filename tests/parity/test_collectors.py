@@ -30,8 +30,6 @@ from ..sharing import AVAILABLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-sharing = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
-
 EPISODE = 7
 """Steps of an episode."""
 
@@ -75,22 +73,15 @@ def spawning() -> Iterator[None]:
     multiprocessing.set_start_method(before, force=True)
 
 
-def steps_by_env(rb: Any) -> dict[int, list[int]]:
-    """For each environment the steps whose frames are there, in the order of the buffer."""
-    found: dict[int, list[int]] = {}
-    data = rb[:]
-    for number, step in data["where"].reshape(-1, 2).tolist():
-        found.setdefault(number, []).append(step)
-    after = data["next", "where"].reshape(-1, 2)
-    assert torch.equal(after, data["where"].reshape(-1, 2) + torch.tensor([0, 1]))  # no frame is torn
-    assert torch.equal(data["next", "pixel"].reshape(-1, 3)[:, 0].long(), after[:, 1])
-    return found
-
-
-def check_each_once(rb: Any, *, most_envs: int = 2) -> None:
-    for number, steps in steps_by_env(rb).items():
-        assert number in range(most_envs)
-        assert steps == list(range(len(steps))), number  # none twice, none missing, in order
+def check_each_once(rb: Any) -> None:
+    """No frame is torn, missing or there twice; those of an environment are in order."""
+    now, after = (rb[:][key].reshape(-1, 2) for key in ("where", ("next", "where")))
+    assert torch.equal(after, now + torch.tensor([0, 1]))
+    assert torch.equal(rb[:]["next", "pixel"].reshape(-1, 3)[:, 0].long(), after[:, 1])
+    assert set(now[:, 0].tolist()) <= {0, 1}
+    for number in now[:, 0].unique():
+        steps = now[now[:, 0] == number, 1]
+        assert torch.equal(steps, torch.arange(len(steps)))
 
 
 # -- one process -------------------------------------------------------------------------------------------------------
@@ -117,8 +108,7 @@ def test_a_collector_writes_each_frame_once(kind: Any, storage: Any, extend_buff
     collector.shutdown()
     assert len(rb) == 192
     if storage is ListStorage:
-        data = [row["where"].tolist() for row in rb[:]]
-        assert data == [[0, i] for i in range(192)]
+        assert [row["where"].tolist() for row in rb[:]] == [[0, i] for i in range(192)]
     else:
         check_each_once(rb)
 
@@ -158,28 +148,11 @@ def test_whole_trajectories_arrive_one_after_the_other() -> None:
 
 # -- several processes -------------------------------------------------------------------------------------------------
 
-SHARED: list[tuple[Any, bool, Callable[[], ReplayBuffer]]] = [
-    (MultiSyncCollector, False, lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(400), batch_size=5)),
-    (
-        MultiAsyncCollector,
-        False,
-        lambda: TensorDictReplayBuffer(
-            storage=LazyMemmapStorage(400), sampler=PrioritizedSampler(400, 0.7, 0.5), shared=True, batch_size=5
-        ),
-    ),
-]
 
-
-@sharing
-@pytest.mark.parametrize(("collector", "extend_buffer", "make"), SHARED, ids=["sync", "async"])
-def test_workers_write_to_a_shared_buffer(
-    collector: Any, extend_buffer: bool, make: Callable[[], ReplayBuffer]
-) -> None:
-    rb = make()
+def collect_in_workers(rb: Any, collector: Any, given: Any, each: Callable[[], None], **options: Any) -> None:
+    """Collect 192 frames from two environments; every frame arrives once."""
     envs = [partial(Numbered, i) for i in range(2)]
-    collecting = collector(
-        envs, POLICY(), replay_buffer=rb, total_frames=192, frames_per_batch=32, extend_buffer=extend_buffer
-    )
+    collecting = collector(envs, POLICY(), replay_buffer=given, total_frames=192, frames_per_batch=32, **options)
     expected = 0
     try:
         for batch in collecting:
@@ -187,30 +160,41 @@ def test_workers_write_to_a_shared_buffer(
             expected += 32 if collector is MultiSyncCollector else 16
             assert len(rb) == expected or collector is MultiAsyncCollector
             assert len(rb) >= min(expected, 192)
-            rb.sample()
+            each()
     finally:
         collecting.shutdown()
-    assert rb.shared
     assert 192 <= len(rb) <= 192 + 2 * 32
     check_each_once(rb)
 
 
-# -- several processes, buffers of one ---------------------------------------------------------------------------------
+SHARED: dict[str, tuple[Any, Callable[[], ReplayBuffer]]] = {
+    "sync": (MultiSyncCollector, lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(400), batch_size=5)),
+    "async": (
+        MultiAsyncCollector,
+        lambda: TensorDictReplayBuffer(
+            storage=LazyMemmapStorage(400), sampler=PrioritizedSampler(400, 0.7, 0.5), shared=True, batch_size=5
+        ),
+    ),
+}
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
+@pytest.mark.parametrize("name", SHARED)
+def test_workers_write_to_a_shared_buffer(name: str) -> None:
+    collector, make = SHARED[name]
+    rb = make()
+    collect_in_workers(rb, collector, rb, lambda: rb.sample(), extend_buffer=False)
+    assert rb.shared
 
 
 def test_workers_write_to_a_private_buffer_through_the_adapter() -> None:
     sampler = SliceSampler(slice_len=2, traj_key=("collector", "traj_ids"), end_key=("next", "done"))
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(400), sampler=sampler, batch_size=6)
-    envs = [partial(Numbered, i) for i in range(2)]
+
+    def follow() -> None:
+        slices = rb.sample()["where"].view(-1, 2, 2)
+        assert torch.equal(slices[:, 1] - slices[:, 0], torch.tensor([[0, 1]]).expand(3, 2))
+
     with for_collector(rb) as handle:
-        collecting = MultiSyncCollector(envs, POLICY(), replay_buffer=handle, total_frames=192, frames_per_batch=32)
-        try:
-            for batch in collecting:
-                assert batch is None
-                slices = rb.sample()["where"].view(-1, 2, 2)
-                assert torch.equal(slices[:, 1] - slices[:, 0], torch.tensor([[0, 1]]).expand(3, 2))
-        finally:
-            collecting.shutdown()
+        collect_in_workers(rb, MultiSyncCollector, handle, follow)
     assert not rb.shared
-    assert 192 <= len(rb) <= 192 + 2 * 32
-    check_each_once(rb)

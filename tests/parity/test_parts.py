@@ -1,17 +1,19 @@
-"""Exchanging parts, classes and their ancestry, state, pickling."""
-
-# ruff: noqa: B023 (a note runs its action at once)
+"""Exchanging parts, ancestry, state, copies, checkpoints, and the writers that keep the best or nothing."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
-from ._script import Note, both, rows
+from ._script import Note, both, raw, rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CLASSES = (
     "ReplayBuffer",
@@ -30,43 +32,37 @@ CLASSES = (
     "ImmutableDatasetWriter",
     "TensorDictMaxValueWriter",
 )
+TENSORS_AND_LISTS = pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
 
 
 @both
 def test_ancestry(lib: Any, note: Note) -> None:
+    """Of the public names: inner base classes are each library's own business."""
     for name in CLASSES:
-        cls = getattr(lib, name)
-        # of the public names: inner base classes are each library's own business
         others = [other for other in CLASSES if (name, other) != ("SamplerWithoutReplacement", "RandomSampler")]
-        note(name, lambda: [other for other in others if issubclass(cls, getattr(lib, other))])
+        note([other for other in others if issubclass(raw(getattr(lib, name)), raw(getattr(lib, other)))])
 
 
 @both
-def test_setters_return_the_previous_part(lib: Any, note: Note) -> None:
+def test_parts_are_made_and_exchanged(lib: Any, note: Note) -> None:
     rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=2)
     rb.extend(rows(3))
-    old = rb.storage, rb.sampler, rb.writer
-    note("sampler", lambda: rb.set_sampler(lib.SamplerWithoutReplacement()) is old[1])
-    note("writer", lambda: rb.set_writer(lib.TensorDictRoundRobinWriter()) is old[2])
-    note("storage", lambda: rb.set_storage(lib.ListStorage(7)) is old[0])
-    note("new parts", lambda: [type(part).__name__ for part in (rb.storage, rb.sampler, rb.writer)])
-    for name in ("storage", "sampler", "writer"):
-        note(f"no setter for {name}", lambda: setattr(rb, name, None))
-
-
-@both
-def test_made_from_classes_and_options(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lambda: lib.ListStorage(3), sampler=lib.RandomSampler, writer=lib.RoundRobinWriter)
-    note("parts", lambda: [type(part).__name__ for part in (rb.storage, rb.sampler, rb.writer)])
-    note("capacity", lambda: rb.storage.max_size)
+    note((rb.storage, rb.sampler, rb.writer))
+    rb.set_sampler(lib.SamplerWithoutReplacement())
+    rb.set_writer(lib.TensorDictRoundRobinWriter())
+    rb.set_storage(lib.ListStorage(7))
+    note((rb.storage, rb.sampler, rb.writer))
+    rb.storage, rb.sampler, rb.writer = None, None, None
+    made = raw(lib.ListStorage)
+    rb = lib.ReplayBuffer(storage=lambda: made(3), sampler=lib.RandomSampler, writer=lib.RoundRobinWriter)
+    note((rb.storage, rb.sampler, rb.writer, rb.storage.max_size))
+    lib.RandomSampler(replacement=True)
     for sampler in (lib.RandomSampler(replacement=False, drop_last=True), lib.SamplerWithoutReplacement(True, False)):
-        note("class", lambda: isinstance(sampler, lib.SamplerWithoutReplacement))
-        note("options", lambda: (sampler.drop_last, sampler.shuffle))
-    note("with replacement", lambda: type(lib.RandomSampler(replacement=True)).__name__)
-    for name in ("storage", "sampler", "writer"):
-        note(f"wrong {name}", lambda: lib.ReplayBuffer(**{name: "x"}))
-    note("sampler as storage", lambda: lib.ReplayBuffer(storage=lib.RandomSampler()))
-    note.refusal("number as transform", lambda: lib.ReplayBuffer(transform=5))
+        note((isinstance(raw(sampler), raw(lib.SamplerWithoutReplacement)), sampler.drop_last, sampler.shuffle))
+    for wrong in ({"storage": "x"}, {"sampler": "x"}, {"writer": "x"}, {"storage": lib.RandomSampler()}):
+        lib.ReplayBuffer(**wrong)
+    with note.refusals():
+        lib.ReplayBuffer(transform=5)
 
 
 @pytest.mark.parametrize(
@@ -74,17 +70,13 @@ def test_made_from_classes_and_options(lib: Any, note: Note) -> None:
 )
 @both
 def test_state_dict(lib: Any, note: Note, buffer: str, storage: str) -> None:
-    def fresh() -> Any:
-        return getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=2)
-
-    rb, other = fresh(), fresh()
+    rb, other = (getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=2) for _ in range(2))
     rb.extend(rows(7))
-    state = copy.deepcopy(rb.state_dict())
     other.extend(rows(1, 60))
-    note("load", lambda: other.load_state_dict(state))
-    note.rows("rows", lambda: (len(other), other[:]))
-    note("goes on at the cursor", lambda: other.extend(rows(2, 80)))
-    note.rows("rows", lambda: other[:])
+    other.load_state_dict(copy.deepcopy(raw(rb).state_dict()))
+    other[:]
+    other.extend(rows(2, 80))
+    other[:]
 
 
 @pytest.mark.parametrize(
@@ -102,30 +94,87 @@ def test_copies(lib: Any, note: Note, storage: str, sampler: str, when: str) -> 
     rb = lib.TensorDictReplayBuffer(**parts, batch_size=2, prefetch=2 if when == "prefetching" else None)
     if when != "unused":
         rb.extend(rows(4))
-        rb.sample()
-    for copied in (pickle.loads(pickle.dumps(rb)), copy.deepcopy(rb)):
-        note("class", lambda: (type(copied).__name__, len(copied)))
-        note("writing the copy", lambda: copied.extend(rows(1, 9)))
-        note.rows("rows of the copy", lambda: copied[:])
-        note("the original", lambda: len(rb))
-        note("sample", lambda: tuple(copied.sample().batch_size))
+        raw(rb).sample()
+    for copied in map(note.watch, (pickle.loads(pickle.dumps(raw(rb))), copy.deepcopy(raw(rb)))):
+        note(copied)
+        copied.extend(rows(1, 9))
+        copied[:]
+        note((len(rb), len(copied), raw(copied).sample().batch_size))
 
 
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
 @both
-def test_dumps_and_loads(lib: Any, note: Note, storage: str, tmp_path: Any) -> None:
-    def fresh() -> Any:
-        return lib.ReplayBuffer(storage=getattr(lib, storage)(5), batch_size=2)
-
-    data = {"tensordict": rows(7), "tensor": torch.arange(7), "dict": {"a": torch.arange(7), "b": (torch.zeros(7, 2),)}}
-    for kind, made in data.items():
-        rb, other, path = fresh(), fresh(), tmp_path / f"{lib.name} {kind}"
-        rb.extend(made)
-        note("dumps", lambda: (rb.dumps(path), rb.dumps(str(path))))
-        other.extend(made)
-        note("loads", lambda: other.loads(path))
-        note.rows("rows", lambda: other[:])
-        note("goes on at the cursor", lambda: other.extend(made))
+def test_dumps_and_loads(lib: Any, note: Note, storage: str, tmp_path: Path) -> None:
+    kinds: list[Any] = [rows(7), torch.arange(7), {"a": torch.arange(7), "b": (torch.zeros(7, 2),)}]
+    for number, data in enumerate(kinds):
+        rb, other = (lib.ReplayBuffer(storage=getattr(lib, storage)(5), batch_size=2) for _ in range(2))
+        path = tmp_path / f"{note.library} {number}"
+        rb.extend(data)
+        rb.dumps(path)
+        rb.dumps(str(path))
+        other.extend(data)
+        other.loads(path)
+        other[:]
+        other.extend(data)
         small = lib.ReplayBuffer(storage=getattr(lib, storage)(2))
-        note.refusal("too small", lambda: small.loads(path))
-    note.refusal("nothing there", lambda: fresh().loads(tmp_path / "nothing"))
+        with note.refusals():
+            small.loads(path)
+            rb.loads(tmp_path / "nothing")
+
+
+# -- writers ----------------------------------------------------------------------------------------------------------
+
+
+def _ranked(values: list[Any], dtype: torch.dtype = torch.float32) -> TensorDict:
+    return TensorDict({"key": torch.tensor(values, dtype=dtype), "obs": torch.arange(len(values))}, [len(values)])
+
+
+def _best(lib: Any, storage: str = "LazyTensorStorage", **options: Any) -> Any:
+    writer = lib.TensorDictMaxValueWriter(**{"rank_key": "key", **options})
+    return lib.ReplayBuffer(storage=getattr(lib, storage)(4), batch_size=3, writer=writer)
+
+
+@TENSORS_AND_LISTS
+@both
+def test_the_best_stay(lib: Any, note: Note, storage: str) -> None:
+    rb = _best(lib, storage)
+    for values in ([1.0, 5.0, 3.0], [0.0, 9.0, 4.0, 2.0], [-1.0], [4.5], [200.0, 1.0, 201.0, 202.0, 3.0, 203.0]):
+        rb.extend(_ranked(values))
+        rb[:]
+    for value in (0.0, 202.5):
+        rb.add(_ranked([value])[0])
+        rb[:]
+    rb.empty()
+    rb.extend(_ranked([3.0, 1.0, 2.0, 9.0, 8.0, 0.0]))
+    rb[:]
+
+
+@both
+def test_ranks_and_refusals(lib: Any, note: Note) -> None:
+    pairs = [[1.0, 9.0], [5.0, 5.0], [4.0, 0.0], [7.0, 7.0], [2.0, 3.0], [10.0, 0.0]]
+    tables: list[tuple[TensorDict, dict[str, Any]]] = [
+        (_ranked(pairs), {"reduction": name}) for name in ("sum", "max", "min", "mean", "median")
+    ]
+    rewards = TensorDict({("next", "reward"): torch.arange(9.0)}, [9])
+    for data, options in (*tables, (_ranked([1, 5, 3, 4, 2], torch.int64), {}), (rewards, {"rank_key": None})):
+        rb = _best(lib, **options)
+        rb.extend(data)
+        rb[:]
+    for bad in (torch.arange(3), {"key": torch.zeros(3)}):
+        _best(lib).extend(bad)
+    rb = _best(lib)
+    rb.add({"key": torch.tensor(1.0)})
+    with note.refusals():
+        rb.extend(rows(3))
+    lib.ReplayBuffer(storage=lib.LazyTensorStorage(4, ndim=2), writer=lib.TensorDictMaxValueWriter())
+
+
+@both
+def test_read_only(lib: Any, note: Note) -> None:
+    storage, writer = lib.TensorStorage(rows(4)), lib.ImmutableDatasetWriter()
+    rb = lib.TensorDictReplayBuffer(storage=storage, writer=writer, batch_size=2)
+    rb.sample()
+    rb.extend(rows(2))
+    rb.add(rows(1)[0])
+    rb.empty()
+    rb[:]

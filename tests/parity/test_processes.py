@@ -10,14 +10,12 @@ import torch
 from tensordict import TensorDict
 
 from ..sharing import AVAILABLE, end, start
-from ._script import library
+from ._script import Library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
-
-BOTH = pytest.mark.parametrize("name", ["torchrl", "ostinato"])
 
 
 @pytest.fixture(autouse=True)
@@ -54,35 +52,27 @@ def played(rb: Any) -> list[Any]:
     return seen
 
 
-@BOTH
-def test_a_buffer_in_files_is_shared_with_a_process_that_is_started(name: str) -> None:
-    lib: Any = library(name)
-    rb = lib.TensorDictReplayBuffer(storage=lib.LazyMemmapStorage(21))
+def filled(name: str, storage: str, capacity: int) -> Any:
+    lib: Any = Library(name)
+    rb = lib.TensorDictReplayBuffer(storage=getattr(lib, storage)(capacity))
     rb.extend(rows(0))
+    return rb
+
+
+@pytest.mark.parametrize("name", ["torchrl", "ostinato"])
+def test_a_buffer_in_files_is_shared_with_a_process_that_is_started(name: str) -> None:
     ids = [*range(21, 30), *range(9, 21)]
-    assert played(rb) == [20, 20, 21, ids, 21, ids]
+    assert played(filled(name, "LazyMemmapStorage", 21)) == [20, 20, 21, ids, 21, ids]
 
 
 def test_rows_in_private_memory_are_copied_where_torchrl_moves_them() -> None:
-    counts = {}
-    for name in ("torchrl", "ostinato"):
-        lib: Any = library(name)
-        rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(30))
-        rb.extend(rows(0))
-        counts[name] = played(rb)[:2]
-    assert counts == {"torchrl": [20, 20], "ostinato": [20, 10]}
-    shared = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(21)).share()
-    shared.extend(rows(0))
-    assert played(shared)[:2] == [20, 20]
+    assert played(filled("ostinato", "LazyTensorStorage", 30))[:2] == [20, 10]
 
 
-def test_the_first_writer_defines_the_schema_where_torchrl_needs_shared_init() -> None:
-    import torchrl.data
-
-    import ostinato
-
-    theirs = torchrl.data.ReplayBuffer(storage=torchrl.data.LazyMemmapStorage(21), shared=True)
+def test_the_schema_of_a_shared_buffer_may_come_later_where_torchrl_needs_shared_init() -> None:
+    theirs: Any = Library("torchrl")
+    rb = theirs.ReplayBuffer(storage=theirs.LazyMemmapStorage(21), shared=True)
     with pytest.raises(RuntimeError, match="it has not been initialized yet"):
-        start(work, theirs, None, method="spawn")
-    ours = ostinato.ReplayBuffer(storage=ostinato.LazyMemmapStorage(21), shared=True)
-    assert played(ours)[:2] == [10, 10]
+        start(work, rb, None, method="spawn")
+    ours: Any = Library("ostinato")
+    assert played(ours.ReplayBuffer(storage=ours.LazyMemmapStorage(21), shared=True))[:2] == [10, 10]

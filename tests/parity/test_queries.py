@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torchrl.data as theirs
 from tensordict import TensorDict
-from torchrl.data.replay_buffers.query import traj as their_traj
 
-import ostinato
+from ._script import Library
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,26 +41,21 @@ def episodes(steps: int, seed: int, ids: Any, flags: str) -> TensorDict:
     return TensorDict(data, [steps])
 
 
-def found(lib: Any, t: Any, storage: Any, data: TensorDict, sampler: Any, dim: int) -> list[list[Any]]:
+def found(lib: Any, storage: str, data: TensorDict, **sampler: Any) -> list[list[Any]]:
     """The trajectories of a buffer for each predicate, as dicts."""
-    rb = lib.ReplayBuffer(storage=storage(lib), batch_size=4, **({} if sampler is None else {"sampler": sampler(lib)}))
-    for chunk in data.split(4, dim=dim):
+    options = {"sampler": lib.SliceSampler(num_slices=2, **sampler)} if sampler else {}
+    rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10), batch_size=4, **options)
+    for chunk in data.split(4):
         rb.extend(chunk)
-    made = [rb.query(), *(rb.query(make(t)) for make in PREDICATES)]
-    opaque = [rb.query(lambda one, make=make: make(t)(one)) for make in PREDICATES]
+    made = [rb.query(), *(rb.query(make(lib.traj)) for make in PREDICATES)]
+    opaque = [rb.query(lambda one, make=make: make(lib.traj)(one)) for make in PREDICATES]
     assert [len(one) for one in opaque] == [len(one) for one in made[1:]]
+    assert made[0]
     return [[one.data.contiguous().to_dict() for one in chosen] for chosen in made]
-
-
-def check(storage: Any, data: TensorDict, sampler: Any = None, dim: int = 0) -> None:
-    expected = found(theirs, their_traj, storage, data, sampler, dim)
-    torch.testing.assert_close(found(ostinato, ostinato.traj, storage, data, sampler, dim), expected, rtol=0, atol=0)
-    assert expected[0]
 
 
 SIGNALS: list[tuple[Any, str]] = [
     ("episode", ""),
-    ("traj_ids", "next"),
     (("collector", "traj_ids"), "next"),
     (None, "next"),
     (None, "root"),
@@ -77,12 +70,10 @@ SIGNALS: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("ids", "flags"), SIGNALS)
 def test_rings(storage: str, ids: Any, flags: str, steps: int) -> None:
     data = episodes(steps, steps, ids, flags)
-    check(lambda lib: getattr(lib, storage)(10), data)
-    if storage == "LazyTensorStorage":  # with a table of episodes
-        keys = (
-            {"traj_key": ids} if ids is not None else {"end_key": "done" if flags == "root" else ("next", "truncated")}
-        )
-        check(lambda lib: lib.LazyTensorStorage(10), data, lambda lib: lib.SliceSampler(num_slices=2, **keys))
+    keys = {"traj_key": ids} if ids is not None else {"end_key": "done" if flags == "root" else ("next", "truncated")}
+    for sampler in ({}, keys)[: 2 if storage == "LazyTensorStorage" else 1]:  # with a table of episodes
+        theirs, ours = (found(Library(name), storage, data, **sampler) for name in ("torchrl", "ostinato"))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:No trajectory id")
@@ -90,10 +81,10 @@ def test_difference_a_full_list_storage() -> None:
     """TorchRL takes the oldest rows for the continuation of the newest trajectory; see docs/compat/torchrl.md."""
     data = TensorDict({"n": torch.arange(14), "done": torch.arange(14) % 4 == 3}, [14])
     got = []
-    for lib in (theirs, ostinato):
+    for lib in map(Library, ("torchrl", "ostinato")):
         rb = lib.ReplayBuffer(storage=lib.ListStorage(10))
-        rb.extend(data[:10])
-        rb.extend(data[10:])
+        for chunk in data.split(10):
+            rb.extend(chunk)
         got.append([one.n.tolist() for one in rb.query()])
     assert [12, 13, 4, 5, 6, 7] in got[0]
     assert got[1] == [[4, 5, 6, 7], [8, 9, 10, 11], [12, 13]]

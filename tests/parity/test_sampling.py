@@ -1,44 +1,48 @@
-"""Batch sizes, sampling from nothing, and which random numbers a sample takes from which generator."""
-
-# ruff: noqa: B023 (a note runs its action at once)
+"""Batch sizes, random numbers, epochs without replacement, and samplers on bare storages."""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
-from ._script import Note, both
+from ._script import Library, Note, both, raw
 
 
-def _buffer(lib: Any, **options: Any) -> Any:
+def _buffer(lib: Any, count: int = 10, **options: Any) -> Any:
     rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(20), **options)
-    rb.extend(torch.arange(10))
+    rb.extend(torch.arange(count))
     return rb
+
+
+def _ours_only(note: Note, prefetch: int | None) -> int | None:
+    """Our prefetching must give what TorchRL gives without: with several threads, TorchRL's batches may swap places."""
+    return prefetch if note.library == "ostinato" else None
 
 
 @both
 def test_batch_sizes(lib: Any, note: Note) -> None:
-    note("none", lambda: _buffer(lib).sample())
-    note("iterate", lambda: next(iter(_buffer(lib))))
-    note("asked before emptiness", lambda: lib.ReplayBuffer(storage=lib.LazyTensorStorage(5)).sample())
-    note("of numpy", lambda: _buffer(lib, batch_size=np.int64(2)).sample())
+    plain = _buffer(lib)
+    plain.sample()
+    list(islice(plain, 1))
+    lib.ReplayBuffer(storage=lib.LazyTensorStorage(5)).sample()
     rb = _buffer(lib, batch_size=4)
     for size in (2, None, np.int64(3), 64):
-        note(f"sample({size})", lambda: rb.sample(size))
-    note("by name", lambda: rb.sample(batch_size=3))
-    note("the buffer's own", lambda: rb.batch_size)
-    for bad in (-1, 2.5, "2"):
-        note.refusal("sample", lambda: _buffer(lib).sample(bad))
-        note.refusal("constructor", lambda: _buffer(lib, batch_size=bad).sample())
-    note("prefetch without one", lambda: _buffer(lib, prefetch=2))
-    note("negative prefetch", lambda: _buffer(lib, prefetch=-1, batch_size=4).sample())
-    note("prefetch of zero is none", lambda: _buffer(lib, prefetch=0).sample(2))
-    note("drop_last without one", lambda: _buffer(lib, sampler=lib.SamplerWithoutReplacement(drop_last=True)))
-    note("positional", lambda: lib.ReplayBuffer(lib.ListStorage(3)))
-    note("unknown", lambda: lib.ReplayBuffer(nonsense=1))
+        rb.sample(size)
+    rb.sample(batch_size=3)
+    note(rb.batch_size)
+    _buffer(lib, batch_size=np.int64(2)).sample()
+    _buffer(lib, prefetch=0).sample(2)
+    with note.refusals():
+        for bad in (-1, 2.5, "2"):
+            plain.sample(bad)
+    for options in ({"prefetch": 2}, {"sampler": lib.SamplerWithoutReplacement(drop_last=True)}, {"nonsense": 1}):
+        lib.ReplayBuffer(storage=lib.LazyTensorStorage(20), **options)
+    lib.ReplayBuffer(lib.ListStorage(3))
 
 
 @pytest.mark.parametrize(
@@ -53,49 +57,140 @@ def test_batch_sizes(lib: Any, note: Note) -> None:
 def test_empty(lib: Any, note: Note, storage: str, sampler: str, prefetch: int | None) -> None:
     parts = {"storage": getattr(lib, storage)(5), "sampler": getattr(lib, sampler)()}
     rb = lib.ReplayBuffer(**parts, batch_size=2, prefetch=prefetch)
-    note("never written", lambda: rb.sample())
-    note("iterate", lambda: next(iter(rb)))
+    rb.sample()
+    list(rb)
     rb.extend(torch.arange(3))
     rb.empty()
-    note("emptied", lambda: rb.sample())
+    rb.sample()
 
 
 @both
-def test_global_generator(lib: Any, note: Note) -> None:
+def test_random_numbers(lib: Any, note: Note) -> None:
     rb = _buffer(lib, batch_size=5)
     torch.manual_seed(7)
-    note("uniform", lambda: [rb.sample().tolist() for _ in range(3)])
-    note("nothing else was drawn", lambda: torch.rand(3))
+    drawn = [rb.sample().tolist() for _ in range(3)]
+    note(torch.rand(3))  # nothing else was drawn
     torch.manual_seed(7)
-    note("by hand", lambda: [torch.randint(0, 10, (5,)).tolist() for _ in range(3)])
+    assert drawn == [torch.randint(0, 10, (5,)).tolist() for _ in range(3)]
+    for prefetch in (None, 3):
+        generator = torch.Generator().manual_seed(3)
+        rb = _buffer(lib, batch_size=5, generator=generator, prefetch=_ours_only(note, prefetch))
+        for _ in range(6):
+            rb.sample()
+        note(torch.rand(3))
+    torch.manual_seed(0)  # the digits of the document
+    rb = lib.ReplayBuffer(storage=lib.ListStorage(max_size=1000), batch_size=5)
+    rb.extend([torch.tensor(number) for number in range(10)])  # TorchRL 0.14 does not collate plain numbers
+    rb.sample()
+    rb.sample(batch_size=3)
+    list(islice(rb, 4))
 
 
 @pytest.mark.parametrize("prefetch", [None, 3])
+@pytest.mark.parametrize("drop_last", [False, True])
 @both
-def test_own_generator(lib: Any, note: Note, prefetch: int | None) -> None:
-    # with several threads TorchRL's batches may swap places: ours must give what TorchRL gives without prefetch
-    ahead = prefetch if lib.name == "ostinato" else None
-    rb = _buffer(lib, batch_size=5, generator=torch.Generator().manual_seed(3), prefetch=ahead)
-    note("uniform", lambda: [rb.sample().tolist() for _ in range(6)])
-    note("the global one is untouched", lambda: torch.rand(3))
+def test_epochs(lib: Any, note: Note, prefetch: int | None, drop_last: bool) -> None:
+    def buffer(count: int, size: int = 4) -> Any:
+        sampler = lib.SamplerWithoutReplacement(shuffle=False, drop_last=drop_last)
+        return _buffer(lib, count, sampler=sampler, batch_size=size, prefetch=_ours_only(note, prefetch))
+
+    for count in (8, 10):
+        rb = buffer(count)
+        for _ in range(3):
+            list(rb)
+    if prefetch is None:
+        rb = buffer(10)
+        for _ in range(7):
+            rb.sample()
+            note(rb.sampler.ran_out)
+        rb.empty()
+        rb.sample()
+        rb.extend(torch.arange(5))
+        rb.sample()
+        rb.sample()
+    buffer(3, size=5).sample()  # a batch larger than the buffer
+    list(islice(buffer(3, size=5), 3))
 
 
 @both
-def test_digits_of_the_document(lib: Any, note: Note) -> None:
-    torch.manual_seed(0)
-    rb = lib.ReplayBuffer(storage=lib.ListStorage(max_size=1000), batch_size=5)
-    rb.extend([torch.tensor(number) for number in range(10)])  # TorchRL 0.14 does not collate plain numbers
-    note("first", rb.sample)
-    note("second", lambda: rb.sample(batch_size=3))
-    note("loop", lambda: [batch.tolist() for _, batch in zip(range(4), rb, strict=False)])
-
-
-@both
-def test_equal_seeds_equal_epochs(lib: Any, note: Note) -> None:
+def test_equal_seeds_give_equal_epochs(lib: Any, note: Note) -> None:
     def epochs() -> list[list[int]]:
-        options = {"sampler": lib.SamplerWithoutReplacement(), "generator": torch.Generator().manual_seed(3)}
-        rb = _buffer(lib, batch_size=5, **options)
-        return [batch.tolist() for _ in range(3) for batch in rb]
+        sampler, generator = lib.SamplerWithoutReplacement(), torch.Generator().manual_seed(3)
+        rb = raw(_buffer(lib, batch_size=5, sampler=sampler, generator=generator))
+        return [batch.tolist() for _ in range(2) for batch in rb]
 
-    note("equal", lambda: epochs() == epochs())
-    note("shuffled", lambda: epochs()[:2] != epochs()[2:4])
+    first = epochs()
+    note((first == epochs(), first[:2] != first[2:]))
+
+
+# -- bare storages ----------------------------------------------------------------------------------------------------
+
+_LENGTHS = (30, 25, 15, 30)
+
+
+def _stored(lib: Any, **more: Any) -> Any:
+    """A bare storage with 100 rows of four episodes."""
+    number = torch.arange(4).repeat_interleave(torch.tensor(_LENGTHS))
+    steps = torch.cat([torch.arange(n) for n in _LENGTHS])
+    done = torch.cat([torch.arange(n) == n - 1 for n in _LENGTHS])[:, None]
+    storage = lib.LazyTensorStorage(100)
+    storage.set(range(100), TensorDict({"number": number, "steps": steps, "next": {"done": done}, **more}, [100]))
+    return storage
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        ("SliceSampler", {"traj_key": "number", "slice_len": 5}),
+        ("SliceSampler", {"end_key": ("next", "done"), "num_slices": 4}),
+        ("SliceSamplerWithoutReplacement", {"num_slices": 4}),
+        ("SliceSamplerWithoutReplacement", {"traj_key": "absent", "end_key": ("next", "done"), "slice_len": 5}),
+    ],
+)
+@both
+def test_slices_and_their_info(lib: Any, note: Note, make: str, options: dict[str, Any]) -> None:
+    """With both keys, one of them is enough."""
+    storage = raw(_stored(lib, is_init=torch.zeros(100, 1, dtype=torch.bool)))
+    sampler = raw(getattr(lib, make)(**options))
+    for _ in range(10):
+        index, info = sampler.sample(storage, 20)
+        rows = storage[index].view(4, 5)
+        assert rows["number"].unique(dim=1).shape == (4, 1)
+        assert bool((rows["steps"].diff() == 1).all())
+        last = info["next", "truncated"]
+        assert torch.equal(info["next", "done"], rows["next", "done"].view(20, 1) | last)
+        note([type(index).__name__, last, info["is_init"], ("collector", "mask") in info])
+
+
+@both
+def test_attributes_of_slices(lib: Any, note: Note) -> None:
+    sampler = lib.SliceSampler(num_slices=2, span=[False, True], strict_length=False)
+    note((sampler.num_slices, sampler.slice_len, sampler.strict_length, list(raw(sampler).span)))
+    note((sampler.traj_key, sampler.end_key, sampler.end_keys, sampler.truncated_key, sampler.init_key))
+    note((sampler.pad_output, sampler.step_key, sampler.fragmented, sampler.cache_values))
+    note((sampler.compile, sampler.use_gpu))
+    collected = TensorDict({"traj_ids": torch.zeros(100, dtype=torch.int64)}, [100])
+    raw(sampler).sample(raw(_stored(lib, collector=collected)), 4)
+    note(sampler.traj_key)
+
+
+@pytest.mark.parametrize("name", ["torchrl", "ostinato"])
+def test_messages(name: str) -> None:
+    lib: Any = Library(name)
+    rows = _stored(lib)
+    calls: list[tuple[Any, type[Exception], str]] = [
+        (lib.SliceSampler, TypeError, "Either num_slices or slice_len must be not None, and not both"),
+        (
+            lambda: lib.SliceSampler(slice_len=2, ends=torch.ones(3), traj_key="a", cache_values=True),
+            RuntimeError,
+            "are exclusive arguments",
+        ),
+        (
+            lambda: lib.SliceSampler(slice_len=40).sample(rows, 80),
+            RuntimeError,
+            "Did not find a single trajectory with sufficient length",
+        ),
+    ]
+    for call, error, message in calls:
+        with pytest.raises(error, match=message):
+            call()

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torchrl.data.replay_buffers.utils as theirs
 from tensordict import TensorDict
 
 import ostinato
 
-from ._script import Note, both
+from ._script import Library, Note, both, raw
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,55 +44,48 @@ def episodes(steps: int, lanes: int, written: int, seed: int = 0) -> TensorDict:
     return held
 
 
-SIZES = [(1, 1, 1), (6, 1, 6), (6, 1, 13), (5, 3, 2), (5, 3, 12)]
+def hooked(lib: Any, name: str, steps: int, written: int) -> tuple[Any, slice]:
+    """A hook that knows how far the ring is written, and the rows present."""
+    full = written >= steps
+    hook = getattr(raw(lib), name)()
+    hook.shift, hook.is_full = (written % steps or steps) if full else written, full
+    return hook, slice(None) if full else slice(written)
 
 
-@pytest.mark.parametrize(("steps", "lanes", "written"), SIZES)
+SIZES = pytest.mark.parametrize(
+    ("steps", "lanes", "written"), [(1, 1, 1), (6, 1, 6), (6, 1, 13), (5, 3, 2), (5, 3, 12)]
+)
+
+
+@SIZES
 @both
 def test_layout_and_back(lib: Any, note: Note, steps: int, lanes: int, written: int) -> None:
-    one_dim = lanes == 1
     rows = episodes(steps, lanes, written)
-    rows = rows[:, 0] if one_dim else rows
-    full = written >= steps
-    shift = (written % steps or steps) if full else written
-
-    hook = lib.TED2Flat()
-    hook.shift, hook.is_full = shift, full
+    rows = rows[:, 0] if lanes == 1 else rows
+    hook, present = hooked(lib, "TED2Flat", steps, written)
     flat = hook(rows.clone())
-    note("flat", lambda: {str(key): flat.get(key) for key in sorted(flat.keys(True, True), key=str)})
-    note("batch", lambda: flat.batch_size)
-    note("shift", lambda: flat.get_non_tensor("shift"))
-    note("is_full", lambda: flat.get_non_tensor("is_full"))
-    note("shape", lambda: tuple(flat.get_non_tensor("_storage_shape")))
-    present = slice(None) if full else slice(shift)
-    at_the_end = full and shift == steps  # TorchRL cannot write into rows then: it copies an empty part
-    if one_dim or not at_the_end:
-        note("back", lambda: lib.Flat2TED()(flat)[present].to_dict())
-    out = torch.zeros_like(rows)
+    note([flat.batch_size, {str(key): flat.get(key) for key in sorted(flat.keys(True, True), key=str)}])
+    note([tuple(flat.get_non_tensor("_storage_shape")), *map(flat.get_non_tensor, ("shift", "is_full"))])
+    at_the_end = hook.is_full and hook.shift == steps  # TorchRL cannot write into rows then: it copies an empty part
+    back = raw(lib).Flat2TED
+    if lanes == 1 or not at_the_end:
+        note(back()(flat)[present])
     if not at_the_end:
-        note("back into", lambda: lib.Flat2TED()(flat, out=out)[present].to_dict())
+        note(back()(flat, out=torch.zeros_like(rows))[present])
 
 
-@pytest.mark.parametrize(("steps", "lanes", "written"), SIZES)
+@SIZES
 def test_nested_layout(steps: int, lanes: int, written: int, tmp_path: Path) -> None:
     """The items of nested tensors are those of TorchRL, and the rows come back."""
     rows = episodes(steps, lanes, written)
     rows = rows[:, 0] if lanes == 1 else rows
-    full = written >= steps
-    shift = (written % steps or steps) if full else written
     found = []
-    for lib in (theirs, ostinato):
-        hook = lib.TED2Nested()
-        hook.shift, hook.is_full = shift, full
-        nested = hook(rows.clone(), path=tmp_path / lib.__name__ if lanes > 1 else None)
-        items = {
-            key: [item.clone() for item in value.unbind(0)]
-            for key, value in nested.items(True, True)
-            if value.is_nested
-        }
-        found.append((nested.batch_size, items))
+    for name in ("torchrl", "ostinato"):
+        hook, present = hooked(Library(name), "TED2Nested", steps, written)
+        nested = hook(rows.clone(), path=tmp_path / name if lanes > 1 else None)
+        leaves = {key: value.unbind(0) for key, value in nested.items(True, True) if value.is_nested}
+        found.append((nested.batch_size, {key: [item.clone() for item in items] for key, items in leaves.items()}))
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
-    present = slice(None) if full else slice(shift)
     for made in (nested, ostinato.H5Combine()(ostinato.H5Split()(nested))):
         assert (ostinato.Nested2TED()(made)[present] == rows[present]).all()
 
@@ -101,7 +93,6 @@ def test_nested_layout(steps: int, lanes: int, written: int, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("storage", "ndim", "steps"),
     [
-        ("LazyTensorStorage", 1, 8),
         ("LazyTensorStorage", 1, 19),
         ("LazyMemmapStorage", 1, 4),
         ("LazyMemmapStorage", 2, 9),
@@ -110,24 +101,19 @@ def test_nested_layout(steps: int, lanes: int, written: int, tmp_path: Path) -> 
 )
 @both
 def test_through_a_checkpoint(lib: Any, note: Note, storage: str, ndim: int, steps: int, tmp_path: Path) -> None:
-    lanes = 1 if ndim == 1 else 2
-    rows = episodes(steps, lanes, steps)
-
-    def make() -> Any:
-        kept = getattr(lib, storage)(8 * lanes, ndim=ndim)
-        rb = lib.ReplayBuffer(storage=kept, dim_extend=0, batch_size=2)
-        kept.register_save_hook(lib.TED2Flat())
-        rb.register_load_hook(lib.Flat2TED())
-        return rb
-
-    rb, other = make(), make()
-    for start in range(0, steps, 3):
-        part = rows[start : start + 3]
+    rows = episodes(steps, ndim, steps)
+    buffers = []
+    for _ in range(2):
+        kept = getattr(lib, storage)(8 * ndim, ndim=ndim)
+        buffers.append(lib.ReplayBuffer(storage=kept, dim_extend=0, batch_size=2))
+        kept.register_save_hook(raw(lib).TED2Flat())
+        buffers[-1].register_load_hook(raw(lib).Flat2TED())
+    rb, other = buffers
+    for part in rows.split(3):
         rb.extend(part[:, 0] if ndim == 1 else part)
-    (tmp_path / lib.name).mkdir()
-    rb.dumps(tmp_path / lib.name / "saved")
-    other.loads(tmp_path / lib.name / "saved")
-    note("length", lambda: len(other))
-    note("rows as they were", lambda: (rb[:] == other[:]).all())
+    (tmp_path / note.library).mkdir()
+    rb.dumps(tmp_path / note.library / "saved")
+    other.loads(tmp_path / note.library / "saved")
+    note((len(other), bool((raw(rb)[:] == raw(other)[:]).all())))
     if steps >= 8:  # of a part-filled storage TorchRL loads the rows never written too
-        note("rows", lambda: other[:].to_dict())
+        other[:]

@@ -1,47 +1,28 @@
-"""Sequence, SliceSampler and SliceSamplerWithoutReplacement beside TorchRL's: contents, infos, flags and refusals."""
+"""Sequences, slices, hindsight, streams, groups, staleness, conditional updates and schedulers beside TorchRL's."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+import random
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from ._differences import Difference, Fails, check
-from ._script import Note, both
+from ._script import Library, Note, both, raw
+from .episodes import hindsight_buffer, hindsight_episode, steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
-def episodes(*lengths: int, shape: tuple[int, ...] = (1,), **fields: Any) -> TensorDict:
-    """Rows of episodes of these lengths, ended by `("next", "done")`."""
-    count = sum(lengths)
-    done = torch.zeros(count, *shape, dtype=torch.bool)
-    done[torch.tensor(lengths).cumsum(0) - 1] = True
-    steps = torch.arange(count, dtype=torch.float32)
-    then = {"obs": steps + 1, "done": done, "terminated": done.clone()}
-    return TensorDict({"obs": steps, "next": then, **fields}, [count])
-
-
-def filled(lib: Any, data: Any, size: int, buffer: str = "ReplayBuffer", capacity: int = 20, **options: Any) -> Any:
-    rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(capacity), batch_size=size, **options)
+def _buffer(lib: Any, data: Any, size: int, buffer: str = "TensorDictReplayBuffer", **options: Any) -> Any:
+    rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(options.pop("capacity", 20)), batch_size=size, **options)
     rb.extend(data)
     return rb
 
 
-def plain(info: dict[Any, Any]) -> dict[Any, Any]:
-    """An info whose index is a tensor in both: TorchRL's slices give a tuple of one."""
-    index = info["index"]
-    return {**info, "index": index[0] if isinstance(index, tuple) else index}
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-# -- sequences --------------------------------------------------------------------------------------------------------
-
-WINDOWS: list[dict[str, Any]] = [
+SEQUENCES: list[dict[str, Any]] = [
     {"length": 3},
     {"length": 3, "burn_in": 2},
     {"length": 2, "bootstrap": 2},
@@ -55,172 +36,185 @@ WINDOWS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", WINDOWS, ids=str)
+@pytest.mark.parametrize("options", SEQUENCES, ids=str)
 @both
-def test_windows_are_the_same_digit_for_digit(lib: Any, note: Note, options: dict[str, Any]) -> None:
-    for buffer, rows in (
-        ("ReplayBuffer", [5, 2, 1, 4]),
-        ("TensorDictReplayBuffer", [1, 2] * 8),
-        ("ReplayBuffer", [9, 30]),
-    ):
-        rb = filled(lib, episodes(*rows), 6, buffer, sample_unit=lib.Sequence(**options))
-        note(f"{buffer} sample", partial(rb.sample, return_info=True))
-        rb.extend(episodes(3, 4))
-        note(f"{buffer} later", partial(rb.sample, return_info=True))
+def test_sequences_are_the_same_digit_for_digit(lib: Any, note: Note, options: dict[str, Any]) -> None:
+    for buffer, lengths in (("ReplayBuffer", [5, 2, 1, 4]), ("TensorDictReplayBuffer", [1, 2] * 8)):
+        rb = _buffer(lib, steps(*lengths), 6, buffer, sample_unit=lib.Sequence(**options))
+        for more in ([3, 4], [9, 30]):
+            rb.sample(return_info=True)
+            rb.extend(steps(*more))
+        rb.sample(return_info=True)
 
 
-# -- slices: where there is only one to draw --------------------------------------------------------------------------
-
-SLICES: list[tuple[str, list[int], int, dict[str, Any]]] = [
-    ("strict", [4], 8, {"slice_len": 4}),
-    ("number", [4], 12, {"num_slices": 3}),
-    ("short ones left out", [4, 1, 2], 8, {"slice_len": 4}),
-    ("end_keys", [4], 4, {"slice_len": 4, "end_keys": [("next", "done"), ("next", "zip")]}),
-    ("no flags", [4], 4, {"slice_len": 4, "truncated_key": None}),
-    ("whole episode", [4], 8, {"num_slices": 1, "strict_length": False}),
-    ("padded twice", [2], 12, {"num_slices": 2, "strict_length": False, "pad_output": True}),
-]
+SLICES: dict[str, tuple[list[int], int, dict[str, Any]]] = {
+    "strict": ([4], 8, {"slice_len": 4}),
+    "number": ([4], 12, {"num_slices": 3}),
+    "short ones left out": ([4, 1, 2], 8, {"slice_len": 4}),
+    "end_keys": ([4], 4, {"slice_len": 4, "end_keys": [("next", "done"), ("next", "zip")]}),
+    "no flags": ([4], 4, {"slice_len": 4, "truncated_key": None}),
+    "whole episode": ([4], 8, {"num_slices": 1, "strict_length": False}),
+    "padded twice": ([2], 12, {"num_slices": 2, "strict_length": False, "pad_output": True}),
+}
 
 
-@pytest.mark.parametrize("case", SLICES, ids=[case[0] for case in SLICES])
+@pytest.mark.parametrize("case", SLICES)
 @both
-def test_slices_have_the_same_rows_keys_flags_and_shapes(lib: Any, note: Note, case: Any) -> None:
-    _, rows, size, options = case
-
-    extras: dict[str, dict[str, Any]] = {
-        "ReplayBuffer": {},
-        "TensorDictReplayBuffer": {"is_init": torch.zeros(sum(rows), 1, dtype=torch.bool)},
-    }
+def test_slices_have_the_same_rows_keys_flags_and_shapes(lib: Any, note: Note, case: str) -> None:
+    """Where there is only one slice to draw."""
+    lengths, size, options = SLICES[case]
+    first = torch.zeros(sum(lengths), 1, dtype=torch.bool)
+    extras: dict[str, dict[str, Any]] = {"ReplayBuffer": {}, "TensorDictReplayBuffer": {"is_init": first}}
     for buffer, extra in extras.items():
-        data = episodes(*rows, **extra)
-        rb = filled(lib, data, size, buffer, sampler=lib.SliceSampler(**options))
-        batch, info = rb.sample(return_info=True)
-        note.rows("batch", partial(_same, batch))
-        note("info", partial(plain, info))
+        rb = _buffer(lib, steps(*lengths, **extra), size, buffer, sampler=lib.SliceSampler(**options))
+        batch, info = raw(rb).sample(return_info=True)
+        index = info.pop("index")  # a tuple of one in TorchRL
+        note([batch.exclude("index"), info, index[0] if isinstance(index, tuple) else index])
 
 
-# -- without replacement ----------------------------------------------------------------------------------------------
+# -- hindsight --------------------------------------------------------------------------------------------------------
 
 
-# -- deliberate differences -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("ratio", "flag"), [(0.0, "done"), (0.3, "terminated"), (1.0, "done")])
+@both
+def test_hindsight_batches_are_the_same_without_chance(lib: Any, note: Note, ratio: float, flag: str) -> None:
+    rb = hindsight_buffer(lib, strategy="final", her_ratio=ratio, batch_size=10)
+    for number, count in enumerate((4, 1, 5)):
+        rb.extend(hindsight_episode(number, count, flag))
+    rb.extend(hindsight_episode(3, 6, flag, ends=False))
+    for size in (None, None, 7, None, None):
+        batch = raw(rb).sample(size)
+        note([batch[key] for key in ("achieved_goal", "desired_goal", ("next", "desired_goal"), ("next", "reward"))])
 
 
-def _only_truncated(lib: Any) -> list[tuple[float, ...]]:
-    data = episodes(2, 2)
-    data["next", "truncated"] = data["next", "done"].clone()
-    data["next", "done"] = torch.zeros_like(data["next", "done"])
-    rb = filled(lib, data, 2, sampler=lib.SliceSampler(slice_len=2))
-    return sorted({tuple(rb.sample()["obs"].tolist()) for _ in range(60)})
+@pytest.mark.parametrize("strategy", ["future", "episode", "random"])
+@both
+def test_goals_come_from_the_same_rows(lib: Any, note: Note, strategy: str) -> None:
+    rb = hindsight_buffer(lib, strategy=strategy, her_ratio=1.0, batch_size=10)
+    rb.extend(torch.cat([hindsight_episode(number, 5) for number in range(2)]))
+    goals = torch.stack([raw(rb).sample()["desired_goal"] for _ in range(150)], 1)
+    note([row.unique() for row in goals])
 
 
-def _reused_ids(lib: Any) -> list[int]:
-    data = TensorDict({"episode": torch.tensor([0, 0, 1, 1, 0, 0]), "obs": torch.arange(6)}, [6])
-    rb = filled(lib, data, 4, sampler=lib.SliceSampler(slice_len=4, traj_key="episode"))
-    found: list[int] = rb.sample()["obs"].tolist()
-    return found
+# -- consumption, streams, groups, staleness --------------------------------------------------------------------------
 
 
-def _flat_flags(lib: Any) -> tuple[int, ...]:
-    rb = filled(lib, episodes(4, shape=()), 4, sampler=lib.SliceSampler(slice_len=4))
-    return tuple(rb.sample(return_info=True)[1]["next", "done"].shape)
+@both
+def test_slots_of_consumed_rows_are_written_in_the_same_order(lib: Any, note: Note) -> None:
+    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), consume_after_n_samples=1, batch_size=1)
+    for first in range(5):  # one row is left at each draw, so both draw the same
+        rb.extend(torch.tensor([first]))
+        rb.sample()
+        note(len(rb))
+    for count in (1, 3, 5, 4):
+        note(len(raw(rb).extend(torch.arange(count))))
+        for _ in range(count % 5):
+            raw(rb).sample()
+        note((len(rb), rb.write_count))
 
 
-def _around_the_corner(lib: Any) -> list[tuple[int, ...]]:
-    ends = torch.tensor([False, True, False, True, False, False])
-    sampler = lib.SliceSampler(slice_len=2, ends=ends, cache_values=True)
-    storage = lib.TensorStorage(TensorDict({"obs": torch.arange(6)}, [6]))
-    rb = lib.ReplayBuffer(storage=storage, sampler=sampler, batch_size=2, writer=lib.ImmutableDatasetWriter())
-    return sorted({tuple(rb.sample()["obs"].tolist()) for _ in range(80)})
-
-
-def _span(lib: Any) -> list[list[int]]:
-    found = []
-    for length, right in ((3, 2), (4, 1)):
-        rb = filled(lib, episodes(5), length, sampler=lib.SliceSampler(slice_len=length, span=(False, right)))
-        found.append(sorted({len(rb.sample()["obs"]) for _ in range(200)}))
-    return found
-
-
-def _passes(lib: Any) -> list[int]:
-    sampler = lib.SliceSamplerWithoutReplacement(slice_len=2, shuffle=False)
-    return [len(batch["obs"]) for batch in filled(lib, episodes(1, 2, 2), 4, sampler=sampler)]
-
-
-def _missing_id(lib: Any) -> tuple[int, ...]:
-    return tuple(
-        filled(lib, episodes(4), 4, sampler=lib.SliceSampler(slice_len=4, traj_key="zip")).sample()["obs"].shape
+@pytest.mark.parametrize("seed", range(4))
+def test_streams_have_the_same_windows(seed: int) -> None:
+    dice = random.Random(seed)
+    length = dice.randint(1, 4)
+    capacity = dice.randint(length, 14)
+    theirs, ours = (
+        lib.TensorDictReplayBuffer(
+            storage=lib.LazyTensorStorage(capacity),
+            sampler=lib.StreamingSliceSampler(slice_len=length, end_key=("next", "done")),
+            batch_size=length,
+        )
+        for lib in map(Library, ("torchrl", "ostinato"))
     )
+    count = drawn = 0
+    for _ in range(30):
+        if count == 0 or dice.random() < 0.6:
+            new = dice.randint(1, capacity + 3)
+            done = torch.tensor([[dice.random() < 0.15] for _ in range(new)])
+            data = TensorDict({"t": torch.arange(count, count + new), ("next", "done"): done}, [new])
+            for rb in (theirs, ours):
+                rb.extend(data.clone())
+            count += new
+            continue
+        queue = theirs.sampler._queued_slices
+        if any(torch.equal(theirs.sampler._slot_versions[slots], known) for slots, known in queue):
+            assert theirs.sample()["t"].tolist() == ours.sample()["t"].tolist()
+            drawn += 1
+    assert drawn
 
 
-def _index(lib: Any) -> tuple[int, ...]:
-    sampler = lib.SliceSampler(slice_len=4)
-    return tuple(filled(lib, episodes(4), 4, "TensorDictReplayBuffer", sampler=sampler).sample()["index"].shape)
+@both
+def test_prompt_groups_and_staleness(lib: Any, note: Note) -> None:
+    rewards = torch.rand(24, generator=torch.Generator().manual_seed(1))
+    data = TensorDict({"query": torch.arange(24) // 6, ("next", "reward"): rewards}, [24])
+    for strategy in ("recency", "reward", "variance"):
+        sampler = lib.PromptGroupSampler(samples_per_group=3, strategy=strategy)
+        batch = raw(_buffer(lib, data[:], 12, capacity=24, sampler=sampler)).sample()
+        groups = batch["query"].view(4, 3)
+        assert (groups == groups[:, :1]).all()
+        note(sorted(batch["index"].tolist()))
+    sampler = lib.StalenessAwareSampler(max_staleness=2)
+    rows = TensorDict({"policy_version": torch.arange(8), "row": torch.arange(8)}, [8])
+    rb = _buffer(lib, rows, 3, sampler=sampler)
+    sampler.consumer_version = 7
+    batch, info = raw(rb).sample(return_info=True)
+    assert torch.equal(batch["staleness"], 7.0 - batch["row"])
+    note([sorted(batch["row"].tolist()), info["staleness"].dtype == torch.float32, dict(raw(sampler).state_dict())])
+    rb.empty()
+    note(sampler.consumer_version)
 
 
-def _small(lib: Any) -> int:
-    return len(filled(lib, episodes(3), 1, capacity=3, sample_unit=lib.Sequence(5)).sample()["obs"])
+# -- conditional updates, schedulers ----------------------------------------------------------------------------------
 
 
-def _fragments(lib: Any, steps: list[int]) -> list[tuple[int, ...]]:
-    """Every pair of rows that slices of one trajectory, written with these steps, consist of."""
-    data = TensorDict({"traj": torch.zeros(len(steps), dtype=torch.int64), "step": torch.tensor(steps)}, [len(steps)])
-    sampler = lib.SliceSampler(slice_len=2, traj_key="traj", step_key="step", fragmented=True)
-    found = filled(lib, data, 200, sampler=sampler).sample()["step"].view(-1, 2).tolist()
-    return sorted({tuple(pair) for pair in found})
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"version": 3},
+        {"version": torch.tensor([1, 2, 3, 4, 5, 6, 7])},
+        {"version": torch.tensor([5, 5, 5, 2, 9, 9, 9]), "require_newer": True},
+    ],
+)
+@both
+def test_conditional_updates_change_the_same_rows(lib: Any, note: Note, case: dict[str, Any]) -> None:
+    writer = lib.TensorDictRoundRobinWriter(track_generations=True)
+    rb = raw(lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(6), writer=writer))
+    index = rb.extend(TensorDict({"x": torch.zeros(6), "v": torch.full((6, 1), 3)}, [6]))
+    generation = rb.writer.generations_of(index)
+    rb.extend(TensorDict({"x": torch.full((2,), -1.0), "v": torch.full((2, 1), 3)}, [2]))
+    chosen = torch.tensor([0, 2, 3, 3, 5, 3, 1])
+    more = {**case, "version_key": "v"} if case else {}
+    result = rb.update_if_present(
+        index=index[chosen], generation=generation[chosen], patch={"x": torch.arange(1.0, 8.0)}, **more
+    )
+    note([result.updated, result.version_rejected, result.updated_count])
+    note([result.stale_count, result.version_rejected_count, rb.writer.generations_of(index) != generation, rb[:]["v"]])
+    note(rb.update_if_present(index=index, generation=generation, patch={"x": torch.ones(6)}).updated)
+    note(rb.writer.generations_of(torch.tensor([-1])))
 
 
-DIFFERENCES = [
-    Difference(
-        "steps are in the order of writing",
-        lambda lib: _fragments(lib, [0, 1, 4, 3, 2]),
-        [(0, 1), (1, 2), (2, 3), (3, 4)],
-        [(0, 1)],
+SCHEDULERS: dict[str, Callable[[Any, Any], Any]] = {
+    "linear": lambda lib, rb: lib.LinearScheduler(rb, param_name="beta", final_value=1.0, num_steps=7),
+    "linear down": lambda lib, rb: lib.LinearScheduler(rb, "alpha", final_value=0, num_steps=3),
+    "factor": lambda lib, rb: lib.StepScheduler(rb, param_name="beta", gamma=0.9, n_steps=3),
+    "factor in bounds": lambda lib, rb: lib.StepScheduler(rb, "beta", gamma=2, min_value=0.1, max_value=1.0),
+    "sum": lambda lib, rb: lib.StepScheduler(rb, "beta", gamma=0.1, n_steps=2, mode="additive", max_value=0.8),
+    "lambda": lambda lib, rb: lib.LambdaScheduler(rb, "beta", lambda_fn=lambda step: 0.5**step, min_value=0.05),
+    "list": lambda lib, rb: lib.SchedulerList(
+        [lib.LinearScheduler(rb.sampler, "beta", 1.0, 4), lib.StepScheduler(rb, "alpha", 0.5)]
     ),
-    Difference(
-        "a step that comes again begins a new episode",
-        lambda lib: _fragments(lib, [0, 1, 0, 1]),
-        Fails("RuntimeError"),
-        [(0, 1)],
-    ),
-    Difference(
-        "an option that contradicts the class is refused",
-        lambda lib: lib.SamplerWithoutReplacement(replacement=True).drop_last,
-        False,
-        Fails("OptionError"),
-    ),
-    Difference(
-        "an episode that was only truncated ends",
-        _only_truncated,
-        [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)],
-        [(0.0, 1.0), (2.0, 3.0)],
-    ),
-    Difference("rows of one id are one episode", _reused_ids, Fails("RuntimeError"), [0, 1, 4, 5]),
-    Difference("flags keep their shape", _flat_flags, (4, 4), (4,)),
-    Difference(
-        "the last row is not followed by the first",
-        _around_the_corner,
-        [(0, 1), (2, 3), (4, 5), (5, 0)],
-        [(0, 1), (2, 3), (4, 5)],
-    ),
-    Difference(
-        "a span of i rows on the right leaves slice_len - i rows or more",
-        _span,
-        [[3], [2, 3, 4]],
-        [[1, 2, 3], [3, 4]],
-    ),
-    Difference("batches are full until the pass ends", _passes, [2, 2], [4]),
-    Difference("a field that was named must be there", _missing_id, (4,), Fails("KeyMissingError")),
-    Difference("the index of a slice is one number a row", _index, (4, 1), (4,)),
-    Difference("a ring has room for a window", _small, 5, Fails("CapacityError")),
-    Difference(
-        "a slice has rows",
-        lambda lib: isinstance(lib.SliceSampler(slice_len=0), object),
-        True,
-        Fails("OptionError"),
-    ),
-]
+}
 
 
-@pytest.mark.parametrize("difference", DIFFERENCES, ids=[difference.reason for difference in DIFFERENCES])
-def test_deliberate_difference(difference: Difference) -> None:
-    check(difference)
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers(name: str) -> None:
+    found = []
+    for lib in map(Library, ("torchrl", "ostinato")):
+        sampler = type("Sampler", (lib.RandomSampler,), {"alpha": 0.7, "beta": 0.6})()
+        rb = lib.ReplayBuffer(storage=lib.ListStorage(20), sampler=sampler, batch_size=5)
+        scheduler = SCHEDULERS[name](lib, rb)
+        for _ in range(10):
+            scheduler.step()
+            found.append(torch.tensor([float(sampler.alpha), float(sampler.beta)], dtype=torch.float64))
+    torch.testing.assert_close(found[10:], found[:10], rtol=1e-12, atol=0)

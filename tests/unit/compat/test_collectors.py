@@ -7,19 +7,19 @@ import multiprocessing
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from typing import Any
 
 import pytest
 import torch
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from ostinato import LazyTensorStorage, ListStorage, ReplayBuffer, SamplerWithoutReplacement
-from ostinato.compat.torchrl import for_collector
+from ostinato.compat.torchrl import CollectorBuffer, for_collector
 from ostinato.errors import KindError, LostBufferError, OptionError, SchemaError, UsageError
 
-from ...sharing import AVAILABLE, end, start
-
-if TYPE_CHECKING:
-    from ostinato.compat.torchrl import CollectorBuffer
+from ...sharing import AVAILABLE, LIMIT_S, end, start
 
 
 def private() -> ReplayBuffer:
@@ -30,10 +30,13 @@ def write(handle: CollectorBuffer, first: int, pipe: Any) -> None:
     torch.set_num_threads(1)
     slots = [handle.extend({"id": torch.arange(first + 5 * i, first + 5 * i + 5)}) for i in range(20)]
     handle.add({"id": torch.tensor(first + 100)})
-    try:
-        handle.extend({"other": torch.zeros(1)})
-    except SchemaError as error:
-        pipe.send((torch.cat(slots).tolist(), handle.write_count >= 101, str(error)))
+    told: list[Any] = [torch.cat(slots).tolist(), handle.write_count >= 101]
+    for name, given in (("extend", [{"other": torch.zeros(1)}]), ("sample", [])):
+        try:
+            handle._call(name, *given)
+        except (SchemaError, UsageError) as error:
+            told.append(str(error))
+    pipe.send(told)
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -42,6 +45,8 @@ def test_rows_of_processes_arrive_once_and_errors_go_back(method: str) -> None:
         pytest.skip(f"this system cannot {method}")
     rb = private()
     with for_collector(rb) as handle:
+        with pytest.raises(AuthenticationError):  # a stranger does not keep workers from being answered
+            Client(handle._address, authkey=b"another key")
         pipes = [multiprocessing.get_context(method).Pipe() for _ in range(2)]
         children = [start(write, handle, 1000 * i, other, method=method) for i, (_, other) in enumerate(pipes)]
         told = [mine.recv() for mine, _ in pipes]
@@ -50,10 +55,11 @@ def test_rows_of_processes_arrive_once_and_errors_go_back(method: str) -> None:
         assert len(handle) == handle.write_count == len(rb) == 202
     ids = rb[:]["id"]
     assert sorted(ids.tolist()) == [1000 * i + j for i in range(2) for j in range(101)]
-    for i, (slots, counted, message) in enumerate(told):
+    for i, (slots, counted, unknown, forbidden) in enumerate(told):
         assert ids[slots].tolist() == list(range(1000 * i, 1000 * i + 100))  # the slots that `extend` returned
         assert counted
-        assert "rows must have the keys" in message
+        assert "rows must have the keys" in unknown
+        assert "workers cannot call 'sample'" in forbidden
 
 
 def die_after(handle: CollectorBuffer) -> None:
@@ -72,13 +78,15 @@ def test_a_worker_that_is_killed_blocks_nobody() -> None:
     assert len(rb) == 20
     for thread in threading.enumerate():
         if thread.name == "ostinato-collector":
-            thread.join(30)
+            thread.join(LIMIT_S)
     assert threading.active_count() <= before
 
 
 def write_twice(handle: CollectorBuffer, pipe: Any) -> None:
     handle.extend({"id": torch.arange(5)})
-    pipe.send(True)
+    handle.empty()
+    handle.extend(LazyStackedTensorDict(*(TensorDict({"id": torch.tensor(i)}) for i in range(3))))
+    pipe.send(len(handle))
     pipe.recv()
     try:
         handle.extend({"id": torch.arange(5)})
@@ -91,7 +99,10 @@ def test_calls_after_close_raise_in_the_worker() -> None:
     handle = for_collector(rb)
     mine, other = multiprocessing.get_context("fork").Pipe()
     child = start(write_twice, handle, other)
-    mine.recv()
+    assert mine.recv() == 3
+    threads = [thread for thread in threading.enumerate() if thread.name == "ostinato-collector"]
+    assert len(threads) == 2
+    assert all(thread.daemon for thread in threads)  # a program ends though workers are still there
     handle.close()
     handle.close()
     mine.send("closed")
@@ -101,13 +112,42 @@ def test_calls_after_close_raise_in_the_worker() -> None:
     assert len(rb) == 0
 
 
+class Rows(dict[str, Any]):
+    """Rows that are about to be sent when another thread of the worker closes the handle."""
+
+    def __init__(self, handle: CollectorBuffer) -> None:
+        super().__init__(id=torch.arange(5))
+        self.thread = threading.Thread(target=handle.close)
+
+    def contiguous(self) -> dict[str, Any]:
+        self.thread.start()
+        self.thread.join(0.2)  # it cannot end before the call: only where the handle has no lock
+        return dict(self)
+
+
+def close_in_a_call(handle: CollectorBuffer, pipe: Any) -> None:
+    len(handle)  # connects
+    data = Rows(handle)
+    pipe.send(handle.extend(data).tolist())
+    data.thread.join(LIMIT_S)
+
+
+def test_closing_waits_for_the_call_of_another_thread() -> None:
+    rb = private()
+    with for_collector(rb) as handle:
+        mine, other = multiprocessing.get_context("fork").Pipe()
+        child = start(close_in_a_call, handle, other)
+        assert mine.recv() == [0, 1, 2, 3, 4]
+        end(child)
+    assert len(rb) == 5
+
+
 def test_what_the_handle_does_not_do() -> None:
-    handle = for_collector(private())
-    assert handle.shared
-    assert handle.share() is handle
-    with pytest.raises(UsageError, match="processes that are being started"):
-        copy.deepcopy(handle)
-    handle.close()
+    with for_collector(private()) as handle:
+        assert handle.shared
+        assert handle.share() is handle
+        with pytest.raises(UsageError, match="processes that are being started"):
+            copy.deepcopy(handle)
     with pytest.raises(KindError, match="needs a buffer with the methods"):
         for_collector(ListStorage(3))  # type: ignore[arg-type]
     if AVAILABLE:

@@ -58,63 +58,54 @@ def test_experience_comes_back(tmp_path: Path, count: int) -> None:
     assert ids(saved) == ids(other)
 
 
-def test_metadata_of_objectrl_alone(tmp_path: Path) -> None:
-    original_save(tmp_path / "buffer", buffer_size=20, data_size=9, pointer=9)
+def test_metadata_without_experience(tmp_path: Path) -> None:
+    path = tmp_path / "buffer"
+    original_save(path, buffer_size=20, data_size=9, pointer=9)
     empty = filled(0)
     with pytest.warns(UserWarning, match="comes without experience: only metadata is restored"):
-        report = empty.load(str(tmp_path / "buffer"))
+        report = empty.load(str(path))
     assert (report.restored, report.metadata.data_size, report.rows) == (("buffer_size",), 9, 0)
     assert (empty.buffer_size, len(empty)) == (20, 0)
     assert "no experience found" in str(report)
 
-
-def test_metadata_alone_for_a_memory_that_holds_the_rows(tmp_path: Path) -> None:
-    buffer = filled(10)
+    buffer = filled(10)  # a memory that holds the rows
     buffer.pointer = 4
-    filled(7).save(str(tmp_path / "buffer"))  # with experience, which the next save does not belong to
-    buffer.save(str(tmp_path / "buffer"), metadata_only=True)
+    filled(7).save(path)  # with experience, which the next save does not belong to
+    buffer.save(path, metadata_only=True)
     buffer.pointer = 0
     with pytest.warns(UserWarning, match="only metadata"):
-        assert buffer.load(str(tmp_path / "buffer")).restored == ("buffer_size", "data_size", "pointer")
+        assert buffer.load(path).restored == ("buffer_size", "data_size", "pointer")
     assert buffer.pointer == 4
     other = filled(3)
     with pytest.warns(UserWarning, match="only metadata"), pytest.raises(CheckpointError, match="holds 3 rows of 10"):
-        other.load(str(tmp_path / "buffer"))
+        other.load(path)
     assert ids(other) == [0, 1, 2]
 
 
-def test_metadata_that_contradicts_the_experience_raises(tmp_path: Path) -> None:
-    filled(7).save(str(tmp_path / "buffer"))
+def test_saves_that_contradict_themselves_or_are_damaged_change_nothing(tmp_path: Path) -> None:
+    path, other = tmp_path / "buffer", filled(2)
+    filled(7).save(path)
     for numbers in ({"data_size": 8}, {"pointer": 2}, {"buffer_size": 20}):
-        original_save(tmp_path / "buffer", **{"buffer_size": 10, "data_size": 7, "pointer": 7, **numbers})
-        other = filled(2)
+        original_save(path, **{"buffer_size": 10, "data_size": 7, "pointer": 7, **numbers})
         with pytest.raises(CheckpointError, match="not of one save"):
-            other.load(str(tmp_path / "buffer"))
-        assert ids(other) == [0, 1]
-    original_save(tmp_path / "buffer", buffer_size=10, data_size=7, pointer=7)
-    assert filled(0).load(str(tmp_path / "buffer")).rows == 7  # ObjectRL wrote over it, and they agree
-
-
-def test_experience_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"there is no .*nothing\.metadata: give the path"):
-        filled(0).load(str(tmp_path / "nothing"))
-    (tmp_path / "odd.metadata").mkdir()
-    with pytest.raises(CheckpointError, match="is a directory"):
-        filled(0).load(str(tmp_path / "odd"))
-    filled(7).save(str(tmp_path / "buffer"))
-    (tmp_path / "buffer.experience-0").rename(tmp_path / "elsewhere")
-    with pytest.warns(UserWarning, match=r"experience-0 is missing"):
-        assert filled(0).load(str(tmp_path / "buffer")).restored == ("buffer_size",)
-
-
-def test_damaged_experience_raises(tmp_path: Path) -> None:
-    filled(7).save(str(tmp_path / "buffer"))
+            other.load(path)
+    original_save(path, buffer_size=10, data_size=7, pointer=7)
+    assert filled(0).load(path).rows == 7  # ObjectRL wrote over it, and they agree
     data = next((tmp_path / "buffer.experience-0").glob("*.bin"))
     data.write_bytes(b"\xff" * data.stat().st_size)
-    other = filled(2)
     with pytest.raises(DamagedFileError):
-        other.load(str(tmp_path / "buffer"))
+        other.load(path)
+    with pytest.raises(CheckpointError, match=r"there is no .*nothing\.metadata: give the path"):
+        other.load(tmp_path / "nothing")
+    (tmp_path / "odd.metadata").mkdir()
+    with pytest.raises(CheckpointError, match="is a directory"):
+        other.load(tmp_path / "odd")
     assert ids(other) == [0, 1]
+    filled(7).save(path)
+    held = torch.load(f"{path}.metadata", weights_only=True)["experience"]
+    (tmp_path / held).rename(tmp_path / "elsewhere")
+    with pytest.warns(UserWarning, match=rf"{held} is missing"):
+        assert filled(0).load(path).restored == ("buffer_size",)
 
 
 class _Attack:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
-import subprocess
 import sys
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from ostinato.errors import (
     EmptyBufferError,
     KeyMissingError,
     KindError,
+    MissingExtraError,
     OptionError,
     PriorityError,
     SchemaError,
@@ -194,34 +195,53 @@ def test_every_row_is_the_one_in_the_log(
         assert np.isnan(discount) if n is None else discount == pytest.approx(wanted[3])
 
 
+def by_action(samples: Any) -> dict[float, list[float]]:
+    """Every number of a transition by its action, which no other transition has."""
+    parts: list[Any] = [*samples] if samples.discounts is not None else [*samples][:-1]
+    leaves = [leaf for part in parts for leaf in (part.values() if isinstance(part, dict) else [part])]
+    table = torch.cat([leaf.double().reshape(len(samples.actions), -1) for leaf in leaves], 1)
+    return dict(zip(samples.actions[:, 0].tolist(), table.tolist(), strict=True))
+
+
 @pytest.mark.parametrize(
-    ("name", "n", "handle"),
+    ("name", "n", "handle", "normalized"),
     [
-        ("plain", 1, True),
-        ("plain", 5, False),
-        ("double", None, True),
-        ("discrete", None, True),
-        ("image", None, True),
-        ("dict", None, True),
+        ("plain", 1, True, False),
+        ("plain", 5, False, False),
+        ("plain", 3, True, True),
+        ("double", None, True, False),
+        ("discrete", None, True, False),
+        ("image", None, True, False),
+        ("dict", None, True, True),
     ],
 )
-def test_it_holds_what_the_hosts_own_buffer_holds(name: str, n: int | None, handle: bool) -> None:
+def test_it_holds_what_the_hosts_own_buffer_holds(name: str, n: int | None, handle: bool, normalized: bool) -> None:
+    """Rewards are clipped each by itself before they are added up; `clip_reward` is so low that it matters."""
     set_random_seed(0)
     space, rollout = SPACES[name], Rollout(2, 3, 37)
+    env = None
+    if normalized:
+        vec = DummyVecEnv([lambda: Count(0, space)] * 3)
+        env = VecNormalize(vec, clip_obs=1e6, clip_reward=0.5, norm_obs_keys=["place"] if name == "dict" else None)
+        env.reset()
+        for _ in range(12):
+            env.step(np.zeros(3, np.int64))
     kind: Any = host.DictReplayBuffer if name == "dict" else host.NStepReplayBuffer if n else host.ReplayBuffer
     options: dict[str, Any] = {"handle_timeout_termination": handle, "n_steps": n, "gamma": GAMMA} if n else {}
     theirs = kind(31, space, ACTIONS, "cpu", 3, **options)
     ours = make(name, 31, 3, **options)
+    found, kinds = [], []
     for buffer in (theirs, ours):
         rollout.fill(buffer, space)
         assert (buffer.pos, buffer.full, buffer.size(), buffer.buffer_size) == (7, True, 10, 10)
-    samples, other = ours.sample(700), theirs.sample(700)
-    assert type(samples) is type(other)
-    found, expected = transitions(samples, space), transitions(other, space)
-    assert len(expected) == 30
-    assert found.keys() == expected.keys()
-    for now, row in found.items():
-        assert row == pytest.approx(expected[now], rel=1e-5, abs=1e-6, nan_ok=True)
+        samples: Any = buffer.sample(700, env)
+        found.append(by_action(samples))
+        kinds.append((type(samples), samples.rewards.dtype, samples.dones.dtype))
+    assert kinds[0] == kinds[1]
+    assert len(found[0]) == 30
+    assert found[1].keys() == found[0].keys()
+    for action, row in found[1].items():
+        assert row == pytest.approx(found[0][action], rel=1e-4, abs=1e-5)
 
 
 class Count(Env[Any, Any]):
@@ -259,79 +279,44 @@ class Count(Env[Any, Any]):
 
 
 @pytest.mark.parametrize(
-    ("space", "normalized"),
-    [(PLAIN, False), (spaces.Dict({"place": PLAIN, "other": PLAIN}), True)],
-    ids=["plain", "dict, normalized"],
+    ("space", "n", "calls"),
+    [(PLAIN, None, 1), (PLAIN, 3, 3), (spaces.Dict({"place": PLAIN, "other": PLAIN}), None, 1)],
+    ids=["plain", "n steps", "dict, normalized"],
 )
-def test_algorithms_bootstrap_from_true_final_observations(space: spaces.Space[Any], normalized: bool) -> None:
-    """DQN over several environments that end by time alone; also where observations are normalized on their way."""
+def test_transitions_of_an_algorithm_are_those_of_its_environments(
+    space: spaces.Space[Any], n: int | None, calls: int
+) -> None:
+    """DQN bootstraps from true final observations; a second `learn`, which resets in an episode, is never crossed."""
     envs = [Count(1000 * i, space) for i in range(3)]
     vec: Any = DummyVecEnv([partial(next, iter([env])) for env in envs])
-    if normalized:
+    if space is not PLAIN:
         vec = VecNormalize(vec, clip_obs=1e9, epsilon=0.0)
+    options = {} if n is None else {"n_steps": n, "gamma": GAMMA}
     policy = "MlpPolicy" if space is PLAIN else "MultiInputPolicy"
-    model = DQN(policy, vec, replay_buffer_class=ReplayBuffer, buffer_size=300, learning_starts=90, seed=0)
-    model.learn(120)
+    kind: Any = {"replay_buffer_class": ReplayBuffer, "replay_buffer_kwargs": options}
+    model = DQN(policy, vec, **kind, buffer_size=300, learning_starts=90, seed=0)
+    for _ in range(calls):
+        model.learn(120 if calls == 1 else 21)
     buffer = model.replay_buffer
     assert buffer is not None
     samples = buffer.sample(2000)
-    nows = [round(float(x)) for x in _place(samples.observations)]
-    afters = [round(float(x)) for x in _place(samples.next_observations)]
-    assert set(zip(nows, afters, strict=True)) == {step for env in envs for step in env.seen}
+    steps = dict(step for env in envs for step in env.seen)
+    discounts = [[1.0]] * 2000 if samples.discounts is None else samples.discounts.tolist()
+    nows, afters = (
+        [round(x) for x in _place(seen).tolist()] for seen in (samples.observations, samples.next_observations)
+    )
+    assert set(nows) == set(steps)
+    for now, after, discount in zip(nows, afters, discounts, strict=True):
+        at, k = now, 0
+        while k < (n or 1) and at in steps:  # nothing starts from what was seen before a reset
+            at, k = steps[at], k + 1
+        assert (after, discount) == (at, [pytest.approx(GAMMA**k if n else 1.0)])
     assert not samples.dones.any()
 
 
 def _place(observations: Any) -> torch.Tensor:
     place: torch.Tensor = (observations["place"] if isinstance(observations, dict) else observations)[:, 0]
     return place
-
-
-def test_n_steps_never_cross_a_second_learn() -> None:
-    """The environment is reset when `learn` is called again, in the middle of an episode."""
-    env = Count()
-    options = {"n_steps": 3, "gamma": GAMMA}
-    model = DQN(
-        "MlpPolicy", env, replay_buffer_class=ReplayBuffer, replay_buffer_kwargs=options, buffer_size=100, seed=0
-    )
-    for _ in range(3):
-        model.learn(7)
-    buffer = model.replay_buffer
-    assert buffer is not None
-    samples = buffer.sample(500)
-    steps = dict(env.seen)
-    nows, afters = _place(samples.observations).int().tolist(), _place(samples.next_observations).int().tolist()
-    for now, after, discount in zip(nows, afters, samples.discounts.tolist(), strict=True):  # type: ignore[union-attr]
-        at, k = now, 0
-        while k < 3 and at in steps:  # nothing starts from what was seen before a reset
-            at, k = steps[at], k + 1
-        assert (after, discount) == (at, [pytest.approx(GAMMA**k)])
-
-
-@pytest.mark.parametrize(("name", "n"), [("dict", None), ("plain", 3)])
-def test_normalizing_is_that_of_the_hosts_own_buffer(name: str, n: int | None) -> None:
-    """Rewards are clipped each by itself before they are added up; `clip_reward` is so low that it matters."""
-    space, rollout = SPACES[name], Rollout(4, 2, 25)
-    vec = DummyVecEnv([lambda: Count(0, space)] * 2)
-    env = VecNormalize(vec, clip_obs=1e6, clip_reward=0.5, norm_obs_keys=["place"] if name == "dict" else None)
-    env.reset()
-    for _ in range(12):
-        env.step(np.zeros(2, np.int64))
-    options: dict[str, Any] = {"n_steps": n, "gamma": GAMMA} if n else {}
-    kind: Any = host.DictReplayBuffer if name == "dict" else host.NStepReplayBuffer if n else host.ReplayBuffer
-    theirs = kind(20, space, ACTIONS, "cpu", 2, **options)
-    ours = make(name, 20, 2, **options)
-    found: list[dict[float, list[float]]] = []
-    for buffer in (theirs, ours):
-        rollout.fill(buffer, space)
-        samples: Any = buffer.sample(600, env)
-        obs, after = _place(samples.observations), _place(samples.next_observations)
-        columns = torch.stack((obs, after, samples.dones[:, 0], samples.rewards[:, 0]), 1)
-        assert samples.rewards.dtype == obs.dtype == torch.float32
-        found.append({round(row[0], 4): row for row in columns.tolist()})
-    assert len(found[0]) == 20
-    assert found[0].keys() == found[1].keys()
-    for key, row in found[0].items():
-        assert row == pytest.approx(found[1][key], rel=1e-4, abs=1e-5)
 
 
 def test_images_take_half_the_memory() -> None:
@@ -405,27 +390,26 @@ def test_models_of_the_same_options_have_samplers_of_their_own() -> None:
     assert (buffers[1].sample_with_info(200)[1]["priority_weight"] == 1).all()
 
 
-def test_ends_count_where_observations_do_not_show_them() -> None:
-    buffer = make("plain", 10, 1, n_steps=3, gamma=GAMMA)
-    for t in range(4):
-        same = np.zeros((1, 3), np.float32)
-        buffer.add(same, same, np.zeros((1, 2)), np.array([10.0**t]), np.array([t == 1]), [{}])
-    returns = {round(x, 2) for x in buffer.sample(200).rewards[:, 0].tolist()}
-    assert returns == {1 + GAMMA * 10, 10, 100 + GAMMA * 1000, 1000}
-
-
-def test_arrays_may_be_written_over_after_add() -> None:
-    """Environments that fill the same arrays again and again, and are reset in the middle of an episode."""
-    buffer = make("plain", 10, 1, n_steps=2, gamma=GAMMA)
+@pytest.mark.parametrize(
+    ("steps", "n", "wanted"),
+    [
+        # ends that observations do not show
+        ([(0, 0, False), (0, 0, True), (0, 0, False), (0, 0, False)], 3, {1 + GAMMA * 10, 10, 100 + GAMMA * 1e3, 1e3}),
+        # a reset in an episode: what was written over must not pass for what was seen
+        ([(0, 1, False), (1, 2, False), (7, 7, False)], 2, {1 + GAMMA * 10, 10, 100}),
+    ],
+    ids=["ends", "resets"],
+)
+def test_returns_where_arrays_are_written_over_after_add(
+    steps: list[tuple[float, float, bool]], n: int, wanted: set[float]
+) -> None:
+    """Environments may fill the same arrays again and again."""
+    buffer = make("plain", 10, 1, n_steps=n, gamma=GAMMA)
     now, after = np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32)
-    for t, first in enumerate([0, 1, 7]):
-        now[:], after[:] = first, first + 1
-        if t == 2:
-            after[:] = now  # what was written over must not pass for what was seen
-        buffer.add(now, after, np.zeros((1, 2)), np.array([10.0**t]), np.array([False]), [{}])
-    samples = buffer.sample(200)
-    returns = dict(zip(samples.observations[:, 0].tolist(), samples.rewards[:, 0].tolist(), strict=True))
-    assert returns == pytest.approx({0: 1 + GAMMA * 10, 1: 10, 7: 100})
+    for t, (first, second, done) in enumerate(steps):
+        now[:], after[:] = first, second
+        buffer.add(now, after, np.zeros((1, 2)), np.array([10.0**t]), np.array([done]), [{}])
+    assert sorted({round(x, 2) for x in buffer.sample(200).rewards[:, 0].tolist()}) == pytest.approx(sorted(wanted))
 
 
 def test_priorities_decide_what_is_drawn() -> None:
@@ -450,10 +434,10 @@ def test_priorities_decide_what_is_drawn() -> None:
     assert buffer._rows.stats().stale_updates >= 200
 
 
-# -- what is refused -------------------------------------------------------------------------------------------
+# -- errors, resets, pickles -------------------------------------------------------------------------------------------
 
 
-def test_options_that_would_be_ignored_raise() -> None:
+def test_errors_change_nothing() -> None:
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         ((10, 1), {"n_steps": 3}, "n_steps=3 needs a discount"),
         ((10, 1), {"gamma": 1.5}, "gamma must be in"),
@@ -466,9 +450,30 @@ def test_options_that_would_be_ignored_raise() -> None:
     for sizes, options, message in wrong:
         with pytest.raises((OptionError, KindError, TypeError), match=message):
             make("plain", *sizes, **options)
-    buffer = make("plain", 4, 2, n_steps=3, gamma=GAMMA)
     with pytest.raises(CapacityError, match="a window takes 3"):
-        Rollout(0, 2, 1).fill(buffer, PLAIN)
+        Rollout(0, 2, 1).fill(make("plain", 4, 2, n_steps=3, gamma=GAMMA), PLAIN)
+    buffer = make("plain", 10, 2, n_steps=2, gamma=GAMMA)
+    rollout = Rollout(0, 2, 3)
+    rollout.fill(buffer, PLAIN)
+    obs, ones = np.zeros((2, 3), np.float32), np.ones(2)
+    good: dict[str, Any] = {
+        "obs": obs, "next_obs": obs, "action": obs[:, :2], "reward": ones, "done": ones, "infos": [{}, {}]
+    }  # fmt: skip
+    bad = {"obs": obs.T, "next_obs": obs[:1], "action": obs, "reward": ones[:1], "done": ones[:, None], "infos": []}
+    for name, value in bad.items():
+        with pytest.raises(SchemaError, match=rf"^{name} must have the shape \[2.*environments first"):
+            buffer.add(**{**good, name: value})
+    seen, nested = show(SPACES["dict"], [0]), make("dict", 10, 1)
+    less = {key: x for key, x in seen.items() if key != "room"}
+    with pytest.raises(KeyMissingError, match=r"next_obs must have the keys .*'room'.* add \['room'\]"):
+        nested.add(seen, less, obs[:1, :2], ones[:1], ones[:1], [{}])
+    with pytest.raises(UsageError, match=r"sample\(\)"):
+        buffer._get_samples(np.array([0]))
+    with pytest.raises(OptionError, match="batch_size"):
+        buffer.sample(0)
+    assert buffer.size() == 3
+    for now, row in transitions(buffer.sample(100), PLAIN).items():
+        assert row[0] == rollout.truth(now, 2, 2)[0]
 
 
 def test_reset_extend_info_and_pickles() -> None:
@@ -495,41 +500,8 @@ def test_reset_extend_info_and_pickles() -> None:
     assert (buffer.size(), buffer.pos) == (10, 1)
 
 
-def test_wrong_shapes_raise_and_change_nothing() -> None:
-    buffer = make("plain", 10, 2, n_steps=2, gamma=GAMMA)
-    rollout = Rollout(0, 2, 3)
-    rollout.fill(buffer, PLAIN)
-    obs, ones = np.zeros((2, 3), np.float32), np.ones(2)
-    good: dict[str, Any] = {
-        "obs": obs, "next_obs": obs, "action": obs[:, :2], "reward": ones, "done": ones, "infos": [{}, {}]
-    }  # fmt: skip
-    bad = {"obs": obs.T, "next_obs": obs[:1], "action": obs, "reward": ones[:1], "done": ones[:, None], "infos": []}
-    for name, value in bad.items():
-        with pytest.raises(SchemaError, match=rf"^{name} must have the shape \[2.*environments first"):
-            buffer.add(**{**good, name: value})
-    seen, nested = show(SPACES["dict"], [0]), make("dict", 10, 1)
-    less = {key: x for key, x in seen.items() if key != "room"}
-    with pytest.raises(KeyMissingError, match=r"next_obs must have the keys .*'room'.* add \['room'\]"):
-        nested.add(seen, less, obs[:1, :2], ones[:1], ones[:1], [{}])
-    assert buffer.size() == 3
-    for now, row in transitions(buffer.sample(100), PLAIN).items():
-        assert row[0] == rollout.truth(now, 2, 2)[0]
-    with pytest.raises(UsageError, match=r"sample\(\)"):
-        buffer._get_samples(np.array([0]))
-    with pytest.raises(OptionError, match="batch_size"):
-        buffer.sample(0)
-
-
-def test_the_package_does_without_stable_baselines3() -> None:
-    script = """
-import sys
-import ostinato, ostinato.compat
-assert not any(name.startswith("stable_baselines3") for name in sys.modules)
-sys.modules["stable_baselines3"] = None
-try:
-    import ostinato.compat.sb3
-except ostinato.errors.MissingExtraError as error:
-    print(error)
-"""
-    printed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
-    assert "pip install 'ostinato[sb3]'" in printed
+def test_an_import_without_stable_baselines3_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "stable_baselines3.common.buffers", None)
+    monkeypatch.delitem(sys.modules, "ostinato.compat.sb3")
+    with pytest.raises(MissingExtraError, match=r"pip install 'ostinato\[sb3\]'"):
+        importlib.import_module("ostinato.compat.sb3")

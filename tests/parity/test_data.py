@@ -1,0 +1,180 @@
+"""Which data comes in, what `extend`, `add` and `sample` return of it, and which data is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
+
+from ._script import Note, both, raw, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BUFFERS = ["ReplayBuffer", "TensorDictReplayBuffer"]
+
+
+@tensorclass
+class _Pair:
+    """Two fields."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+# mypy knows nothing of the constructor that the decorator adds
+_pair: Any = _Pair
+
+
+def _count(n: int) -> torch.Tensor:
+    return torch.arange(n)
+
+
+TABLES: dict[str, Callable[[], Any]] = {
+    "tensor": lambda: _count(4),
+    "list of tensors": lambda: [_count(2), _count(2) + 5],
+    "tuple of tensors": lambda: (_count(3), torch.zeros(3, 2)),
+    "list of dicts": lambda: [{"a": _count(2)}, {"a": _count(2) + 7}],
+    "list of tensordicts": lambda: [TensorDict({"a": _count(2) + i}, []) for i in range(3)],
+    "dict": lambda: {"a": _count(3), "b": {"c": (torch.zeros(3, 2), [_count(3), _count(3) + 1]), 30: torch.ones(3)}},
+    "tensordict": lambda: TensorDict({"a": _count(3), "n": {"b": torch.zeros(3, 2)}}, [3]),
+    "tensordict rows with a batch size": lambda: TensorDict({"a": _count(6).view(3, 2)}, [3, 2]),
+    "tensorclass": lambda: _pair(_count(3), torch.zeros(3, 2), batch_size=[3]),
+    "lazy stack": lambda: LazyStackedTensorDict(TensorDict({"a": 1.0}, []), TensorDict({"a": 2.0}, [])),
+}
+ROWS: dict[str, Callable[[], Any]] = {
+    "tensor": lambda: _count(2),
+    "0-d tensor": lambda: torch.tensor(3),
+    "tuple": lambda: (_count(2), torch.tensor(1.0)),
+    "document": lambda: {"a": torch.randn(3), "b": {"c": (torch.zeros(2), [torch.ones(1)])}, 30: -torch.ones(())},
+    "tensordict": lambda: TensorDict({"a": 1.0, "n": {"b": torch.zeros(2)}}, []),
+    "tensorclass": lambda: _pair(torch.tensor(1), torch.zeros(2), batch_size=[]),
+}
+
+
+@pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
+@both
+def test_tables(lib: Any, note: Note, storage: str) -> None:
+    for method, kinds in (("extend", TABLES), ("add", ROWS)):
+        for make in kinds.values():
+            rb = lib.ReplayBuffer(storage=getattr(lib, storage)(6), batch_size=3)
+            for _ in range(2):
+                getattr(rb, method)(make())
+                rb[:]
+                rb[0]
+                rb.sample()
+    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(6), batch_size=3)
+    rb.extend({**TABLES["dict"](), "none": torch.zeros(3, 0)})
+    note([(type(key).__name__, key) for key in rb.sample()])
+
+
+LISTS: dict[str, Callable[[], Any]] = {
+    "tensors": lambda: [torch.zeros(2), torch.ones(2), torch.full((2,), 2.0)],
+    "one tensor": lambda: torch.arange(6).view(3, 2),
+    "tensordicts": lambda: [rows(3)[i] for i in range(3)],
+    "one tensordict": lambda: rows(3),
+    "dicts of tensors": lambda: [{"a": torch.tensor(i), "b": {"c": torch.zeros(2)}} for i in range(3)],
+    "tuples of tensors": lambda: [(torch.tensor(i), torch.zeros(2)) for i in range(3)],
+}
+OBJECTS: dict[str, Callable[[], Any]] = {
+    "range": lambda: range(3),
+    "mixed": lambda: ["a", 1, None],
+    "arrays": lambda: [torch.zeros(2).numpy() for _ in range(3)],
+    "set": lambda: {1, 2, 3},
+    "ragged tensors": lambda: [torch.zeros(1), torch.zeros(2), torch.zeros(3)],
+}
+
+
+@pytest.mark.parametrize("kind", [*LISTS, *OBJECTS])
+@both
+def test_lists(lib: Any, note: Note, kind: str) -> None:
+    options = {"collate_fn": lambda x: x} if kind in OBJECTS else {}
+    rb = lib.ReplayBuffer(storage=lib.ListStorage(10), batch_size=4, **options)
+    rb.extend({**LISTS, **OBJECTS}[kind]())
+    rb.sample(return_info=True)
+    for index in (1, -1, slice(0, 2), slice(None, None, 2), torch.tensor([0, 2]), [2, 1]):
+        rb[index]
+    list(rb.storage)
+    if kind in OBJECTS:
+        rb.add("z")
+        with note.refusals():
+            rb.extend("abc")
+            rb.extend(torch.tensor(3.0))
+
+
+@both
+def test_lists_of_tensordicts_of_different_shapes(lib: Any, note: Note) -> None:
+    ragged: list[Callable[[int], TensorDict]] = [
+        lambda n: TensorDict({"n": {"x": torch.arange(n + 1)}, "y": torch.zeros(2)}, []),
+        lambda n: TensorDict({"x": torch.arange(n + 1)}, [n + 1]),
+        lambda n: TensorDict({str(n): torch.zeros(2)}, []),
+    ]
+    for make in ragged:
+        rb = lib.ReplayBuffer(storage=lib.ListStorage(10), batch_size=4)
+        rb.extend([make(n) for n in range(3)])
+        for batch in (raw(rb).sample(), raw(rb)[[2, 0]]):  # lazy stacks, which have no values of their own
+            note([type(batch).__name__, list(batch.batch_size), [row.to_dict() for row in batch.unbind(0)]])
+
+
+@pytest.mark.parametrize("storage", ["ListStorage", "LazyTensorStorage", "LazyMemmapStorage"])
+@pytest.mark.parametrize("buffer", BUFFERS)
+@both
+def test_writes_and_samples(lib: Any, note: Note, buffer: str, storage: str) -> None:
+    rb = getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=4)
+    for count, start in ((3, 0), (4, 10), (12, 20), (5, 40), (1, 50)):
+        rb.extend(rows(count, start))
+        len(rb)
+        rb[:]
+        rb.sample(return_info=True)
+    for number in range(3):
+        rb.add(rows(1, number)[0])
+    sample = rb.sample(2)
+    rb.storage[:]  # sampling writes nothing
+    note((sample.is_locked, sample["obs"].device.type, rb.write_count))
+
+
+@both
+def test_defaults_and_the_index(lib: Any, note: Note) -> None:
+    data = TensorDict({"index": torch.tensor([7, 8, 9]), "a": torch.zeros(3)}, [3])
+    for buffer, writer in zip(BUFFERS, ("TensorDictRoundRobinWriter", "RoundRobinWriter"), strict=True):
+        rb = getattr(lib, buffer)()
+        note((rb.storage, rb.sampler, rb.writer, rb.storage.max_size, len(rb), bool(rb)))
+        for parts in ({}, {"writer": getattr(lib, writer)()}):
+            rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(5), batch_size=2, **parts)
+            rb.extend(data.clone())
+            rb[:]
+            rb.sample(include_info=True)
+    note(lib.TensorDictReplayBuffer(priority_key="p").priority_key)
+
+
+MISFITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "other shape": ({"a": torch.zeros(2, 3)}, {"a": torch.ones(2, 4)}),
+    "a column where numbers are": ({"a": torch.zeros(2)}, {"a": torch.ones(2, 1)}),
+    "a fraction into int": ({"a": torch.zeros(2, dtype=torch.int64)}, {"a": torch.full((2,), 0.5)}),
+    "other nesting": ({"a": torch.zeros(2)}, {"a": {"x": torch.ones(2)}}),
+    "fewer keys": ({"a": torch.zeros(2), "b": torch.ones(2)}, {"a": torch.zeros(2)}),
+    "more keys": ({"a": torch.zeros(2)}, {"a": torch.zeros(2), "b": torch.ones(2)}),
+}
+
+
+@both
+def test_what_is_refused(lib: Any, note: Note) -> None:
+    def buffer() -> Any:
+        return lib.ReplayBuffer(storage=lib.LazyTensorStorage(6), batch_size=3)
+
+    no_batch = TensorDict({"a": _count(3)}, [])
+    ragged = [_count(2), _count(3)]
+    for data in (torch.tensor(1.0), {}, no_batch, ragged, {"a": _count(3), "b": _count(4)}, ["a", "b"], "abc", 3):
+        rb = buffer()
+        with note.refusals():
+            rb.extend(data)
+            rb.add("a")
+    for kind, (first, second) in MISFITS.items():
+        forms: tuple[Callable[[Any], Any], ...] = (dict, lambda fields: TensorDict(fields, [2]))
+        for form in forms[: 1 if "keys" in kind else 2]:  # TensorDicts with other keys: see test_differences.py
+            rb = buffer()
+            rb.extend(form(first))
+            with note.refusals():
+                rb.extend(form(second))

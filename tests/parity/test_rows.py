@@ -1,0 +1,245 @@
+"""Rows by index: which are read and written, views and copies, rewriting all, storages alone and in two dimensions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch.utils._pytree import tree_map
+
+from ._script import Note, both, raw, rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TENSORS = pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
+WRITTEN: list[Any] = [
+    0,
+    slice(2, 5),
+    torch.tensor([1, 2], dtype=torch.int32),
+    torch.tensor(1),
+    [1, 2],
+    np.array([1, 2]),
+    range(2),
+    np.int64(2),
+]
+READ: list[Any] = [
+    *WRITTEN,
+    -1,
+    slice(None),
+    slice(None, None, 2),
+    slice(3, 3),
+    torch.tensor([0, 3, 3]),
+    torch.tensor([True, False, True, False, False, False]),
+    [True, False, True, False, False, False],
+    ...,
+    None,
+    (1,),
+    [],
+]
+BAD = [7, 12, torch.zeros(10, dtype=torch.bool), (1, 2), 1.0]
+
+
+def _filled(lib: Any, storage: str, data: Any) -> Any:
+    rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10), batch_size=3)
+    rb.extend(data)
+    return rb
+
+
+def _tree() -> dict[Any, Any]:
+    return {"a": torch.arange(6), "b": (torch.zeros(6, 2), [torch.ones(6)]), 30: torch.ones(6)}
+
+
+def _nines(shape: tuple[int, ...], column: torch.Tensor) -> torch.Tensor:
+    return torch.full((*shape, *column.shape[1:]), 9, dtype=column.dtype)
+
+
+@TENSORS
+@both
+def test_read(lib: Any, note: Note, storage: str) -> None:
+    tables = [_filled(lib, storage, data) for data in (rows(6), _tree(), torch.arange(12).view(6, 2))]
+    for index in READ:
+        for table in (*tables, tables[0].storage):
+            table[index]
+    for index in BAD:
+        tables[0][index]
+    for key in ("obs", ("next", "obs"), "nothing"):
+        tables[0][key]
+    tables[1]["a"]
+    list(tables[0].storage)
+    empty = lib.ReplayBuffer(storage=getattr(lib, storage)(5), batch_size=2)
+    with note.refusals():
+        empty[0]
+        empty["obs"]
+
+
+@both
+def test_view_or_copy(lib: Any, note: Note) -> None:
+    """Whether an edit of what was read shows in the storage."""
+    for index in (0, slice(2, 5), slice(None, None, 2), ..., [1, 2], np.array([1, 2]), torch.arange(6) < 2, "obs"):
+        rb = _filled(lib, "LazyTensorStorage", rows(6))
+        found = rb[index]
+        (found if isinstance(found, torch.Tensor) else found["obs"]).fill_(-1.0)
+        rb["obs"]
+    for index in (slice(None), torch.tensor([0])):
+        rb = _filled(lib, "LazyMemmapStorage", rows(6))
+        rb.sample().set("new", torch.zeros(3))["obs"].fill_(-1)
+        rb[index]["obs"].fill_(-1)
+        note([type(found["obs"]).__name__ for found in (rb.sample(), rb[torch.tensor([0])])])
+        rb[:]
+
+
+@TENSORS
+@both
+def test_write(lib: Any, note: Note, storage: str) -> None:
+    for index in WRITTEN:
+        rb, tree = _filled(lib, storage, rows(6)), _filled(lib, storage, _tree())
+        shape = tuple(rb[index].batch_size)
+        rb[index] = rows(int(np.prod(shape)), 90).reshape(shape) if shape else rows(1, 90)[0]
+        tree[index] = tree_map(partial(_nines, shape), _tree())
+        rb[:]
+        tree[:]
+
+
+@both
+def test_in_place(lib: Any, note: Note) -> None:
+    rb = _filled(lib, "LazyTensorStorage", rows(3))
+    rb.set_("obs", torch.arange(3.0) + 5)
+    rb.set_(("next", "obs"), torch.arange(3.0) + 50)
+    rb[:]
+    rb.set_at_("obs", torch.tensor([7.0, 8.0]), slice(0, 2))
+    rb[:]
+    rb.set_at_("obs", torch.tensor([17.0, 18.0]), torch.tensor([0, 2]))
+    rb[:]
+    rb.update_({"obs": torch.arange(3.0) * 3})
+    rb[:]
+    rb.update_(TensorDict({"obs": torch.arange(3.0) * 4}, [3]))
+    rb.set_at_("nothing", torch.tensor(1.0), 0)
+    with note.refusals():
+        rb.set_("obs", torch.arange(10.0))
+        rb.update_({"obs": torch.arange(10.0)})
+    rb[:]
+
+
+@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
+@both
+def test_all_in_order(lib: Any, note: Note, storage: str) -> None:
+    rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10))
+    with note.refusals():
+        rb.read_all_in_order()
+        rb[0]
+    rb.extend(rows(4))
+    for end in (None, 2, 4):
+        rb.read_all_in_order(end)
+    rb.write_all(rows(4, 10))
+    rb[:]
+    rb.write_all(rows(2, 20), end=2)
+    rb[:]
+    if storage == "LazyTensorStorage":  # a new field
+        for first in (0, 100):
+            rb.write_all(rows(4).set("value", torch.arange(8.0).view(4, 2) + first))
+            rb[:]
+        rb.extend(rows(2, 50).set("value", torch.ones(2, 2)))
+        rb[:]
+        rb.sample(3)
+
+
+@pytest.mark.parametrize("name", ["LazyTensorStorage", "LazyMemmapStorage", "ListStorage"])
+@both
+def test_storages(lib: Any, note: Note, name: str) -> None:
+    storage = getattr(lib, name)(6)
+    storage.set(range(4), rows(4))
+    for index in (0, -1, slice(1, 3), [2, 0], torch.tensor([3, 3])):
+        storage.get(index)
+    storage.set(4, rows(1, 9)[0])
+    storage[1] = rows(1, 20)[0]
+    list(storage)
+    for index in (*range(-6, 6), torch.tensor([-6, -5, 4, 5])):
+        storage.contains(index)
+    note(len(storage))
+    with note.refusals():
+        storage.get(5)
+        storage.set(range(5, 9), rows(4))
+
+
+@TENSORS
+@both
+def test_files_of_storages(lib: Any, note: Note, storage: str, tmp_path: Path) -> None:
+    kinds: list[Any] = [rows(3), torch.arange(3), {"a": torch.arange(3), 30: torch.ones(3)}]
+    for number, data in enumerate(kinds):
+        folder = tmp_path / f"{note.library} {number}"
+        saved, fresh, written = (getattr(lib, storage)(6) for _ in range(3))
+        with note.refusals():
+            saved.dumps(tmp_path / f"{note.library} empty")
+        saved.set(range(3), data)
+        written.set(range(3), tree_map(torch.zeros_like, data))
+        for _ in range(2):
+            saved.dumps(folder)
+        for again in (written, fresh)[: 2 if number == 0 else 1]:  # TorchRL's others need rows before
+            again.loads(folder)
+            len(again)
+            again[:]
+    home = tmp_path / note.library / "new" / "deep"
+    for existsok in (False, False, True):
+        lib.LazyMemmapStorage(5, scratch_dir=home, existsok=existsok).set(range(2), rows(2))
+    note(any(path.is_file() for path in home.iterdir()))
+    lib.LazyMemmapStorage(4, device="meta")
+    for device in ("cpu", "auto"):
+        note(str(lib.LazyMemmapStorage(4, device=device).device))
+
+
+def _block(*shape: int, start: int = 0) -> TensorDict:
+    numbers = torch.arange(start, start + shape[0] * shape[1])
+    return TensorDict({"a": numbers.view(*shape), "o": torch.zeros(*shape, 2)}, list(shape))
+
+
+@both
+def test_two_dimensions(lib: Any, note: Note) -> None:
+    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(20, ndim=2))
+    rb.extend(_block(4, 3))
+    every = slice(None)
+    some = torch.tensor([0, 1]), torch.tensor([1, 2])
+    for index in (
+        (0, 1),
+        (every, 1),
+        (1, every),
+        some,
+        ...,
+        every,
+        slice(0, 2),
+        (-1, -1),
+        (0, slice(1, 3)),
+        (0, 5),
+        (7, 0),
+    ):
+        rb[index]
+    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2), dim_extend=0, batch_size=4)
+    for shape in ((4, 3), (2, 3)):
+        rb.extend(_block(*shape, start=100))
+        note((len(rb), len(rb.storage), rb.storage.shape, rb.storage.ndim))
+        rb[:]
+    with note.refusals():
+        rb.extend(torch.arange(3))
+    one = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12), dim_extend=1, batch_size=4)
+    one.extend(_block(2, 4))
+    one.storage[:]
+    lib.ReplayBuffer(storage=lib.LazyTensorStorage(12), dim_extend=-1)
+
+
+@both
+def test_samples_of_two_dimensions(lib: Any, note: Note) -> None:
+    for buffer in ("ReplayBuffer", "TensorDictReplayBuffer"):
+        rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(12, ndim=2), batch_size=64)
+        rb.extend(_block(4, 3))
+        sample, info = raw(rb).sample(return_info=True)  # TorchRL draws each dimension by itself
+        assert (raw(rb).storage[info["index"]]["a"] == sample["a"]).all()
+        note(sorted(set(sample["a"].tolist())))
+    ordered = lib.ReplayBuffer(
+        storage=lib.LazyTensorStorage(12, ndim=2), batch_size=5, sampler=lib.SamplerWithoutReplacement(shuffle=False)
+    )
+    ordered.extend(_block(4, 3))
+    list(ordered)
