@@ -106,7 +106,7 @@ def test_work_that_takes_long_goes_on(one: RayReplayBuffer, tmp_path: Path) -> N
     one.dumps(tmp_path / "saved", timeout_s=math.inf)
 
 
-def test_a_call_of_a_stopped_actor_ends(one: RayReplayBuffer) -> None:
+def test_a_call_of_a_stopped_actor_ends(cluster: Any, one: RayReplayBuffer) -> None:
     """The last test of this actor."""
     calls: dict[str, Callable[[], Any]] = {
         **{name: partial(call, quick(one)) for name, call in {**UNTIMED, **TIMED}.items()},
@@ -114,7 +114,7 @@ def test_a_call_of_a_stopped_actor_ends(one: RayReplayBuffer) -> None:
         **{f"{name} at once": partial(call, quick(one), timeout_s=0) for name, call in TIMED.items()},
         "prefetch": quick(one, prefetch=3).sample,
     }
-    with stopped(one.apply(process_of)):
+    with stopped(cluster, one.actor):
         found = all_at_once(calls)
         future = one.submit_update_if_present(**UPDATE)
         assert outcome(partial(one.shutdown, timeout=0.1)).took_s < LATE_S
@@ -183,9 +183,9 @@ def test_a_slow_checkpoint_goes_on(several: ShardedReplayBuffer) -> None:
     assert found["checkpoint"].took_s > SLOW_S > CALL_S
 
 
-def test_calls_leave_a_stopped_shard_out_or_raise(several: ShardedReplayBuffer) -> None:
+def test_calls_leave_a_stopped_shard_out_or_raise(cluster: Any, several: ShardedReplayBuffer) -> None:
     calls = shard_calls(several, PATIENT_S, NEED_ALL - {"dumps", "__getitem__"})
-    with stopped(several.apply(process_of)[1]):
+    with stopped(cluster, several.actors[1]):
         found = all_at_once(calls)
     for name, (result, took_s) in found.items():
         assert took_s < LATE_S, name
@@ -202,11 +202,11 @@ def test_calls_leave_a_stopped_shard_out_or_raise(several: ShardedReplayBuffer) 
         assert not isinstance(found[name].result, Exception), (name, found[name].result)
 
 
-def test_calls_raise_while_all_shards_are_stopped(several: ShardedReplayBuffer) -> None:
+def test_calls_raise_while_all_shards_are_stopped(cluster: Any, several: ShardedReplayBuffer) -> None:
     calls = shard_calls(several, CALL_S, set())
     calls |= {name: partial(call, handle(several, name)) for name, call in LOCAL.items()}
     calls["stats at once"] = partial(SHARD_TIMED["stats"], handle(several, "stats"), timeout_s=0)
-    with stopped(*several.apply(process_of)):
+    with stopped(cluster, *several.actors):
         found = all_at_once(calls)
     for name, (result, took_s) in found.items():
         assert took_s < LATE_S, name
