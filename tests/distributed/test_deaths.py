@@ -253,7 +253,13 @@ def test_the_rows_of_a_killed_ray_buffer_are_those_of_its_checkpoint(cluster: An
         rb.dumps(tmp_path / "saved")
         rb.extend(make_rows(100, 100))
         kill(cluster, rb.actor)
-        calls: tuple[Any, ...] = (rb.sample, lambda: rb.extend(make_rows(0, 1)), lambda: len(rb), rb.stats, lambda: rb[0])
+        calls: tuple[Any, ...] = (
+            rb.sample,
+            lambda: rb.extend(make_rows(0, 1)),
+            lambda: len(rb),
+            rb.stats,
+            lambda: rb[0],
+        )
         for call in calls:
             with pytest.raises(LostBufferError):
                 Calls(LIMIT_S)(call)

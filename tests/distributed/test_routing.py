@@ -14,7 +14,6 @@ from ostinato.distributed.routing import (
     allot,
     allot_consuming,
     join_index,
-    positions_by_shard,
     split_index,
     weight_factors,
 )
@@ -66,21 +65,6 @@ def test_no_shard_exceeds_the_draws_of_its_rows(supply: list[tuple[int, int]], d
     assert chosen.shape == (size,)
     counts = torch.bincount(chosen, minlength=len(rows)).tolist()
     assert all(count <= most for count, most in zip(counts, draws, strict=True))
-
-
-def test_rows_of_one_draw_each_are_chosen_without_replacement() -> None:
-    """Of 2 + 3 rows 3 are drawn: the number of the first shard's is hypergeometric."""
-    generator = torch.Generator().manual_seed(8)
-    uniforms = torch.rand((5_000, 3), dtype=torch.float64, generator=generator)
-    firsts = [3 - int(allot_consuming([2, 3], [2, 3], row).sum()) for row in uniforms]
-    assert p_value([firsts.count(n) for n in range(3)], [1, 6, 3]) > 1e-4
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
-def test_positions_are_a_partition(chosen: list[int]) -> None:
-    found = positions_by_shard(torch.tensor(chosen))
-    assert sorted(int(at) for part in found.values() for at in part) == list(range(len(chosen)))
-    assert all(chosen[int(at)] == shard for shard, part in found.items() for at in part)
 
 
 @given(

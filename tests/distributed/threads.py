@@ -19,7 +19,7 @@ import ray
 from ray import cloudpickle, exceptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Generator, Sequence
 
 ACTORS: list[Actor] = []
 _HERE = threading.local()
@@ -107,8 +107,11 @@ def _send(actor: Actor, name: str, group: str | None, num_returns: int, *args: A
     def run() -> None:
         actor.running.wait()
         try:
-            found = asyncio.run_coroutine_threadsafe(method(*given[0], **given[1]), actor.loop).result() if (
-                inspect.iscoroutinefunction(method)) else method(*given[0], **given[1])
+            found = (
+                asyncio.run_coroutine_threadsafe(method(*given[0], **given[1]), actor.loop).result()
+                if (inspect.iscoroutinefunction(method))
+                else method(*given[0], **given[1])
+            )
             whole.end(copied(found))
         except BaseException as error:
             whole.end(error=exceptions.RayTaskError(name, "", error))

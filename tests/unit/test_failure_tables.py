@@ -109,15 +109,14 @@ TESTS: dict[str, dict[str, list[str]]] = {
     "Calls without an answer": {
         "an actor is stopped, or cannot be reached": [
             "distributed/test_stopped_actors.py::test_a_call_of_a_stopped_actor_ends",
-            "distributed/test_stopped_actors.py::test_calls_raise_while_all_shards_are_stopped",
+            "distributed/test_stopped_actors.py::test_calls_leave_stopped_shards_out_or_raise",
         ],
         "a shard that does not answer for `shard_timeout_s`": [
             f"{_LIMITS}::test_a_write_skips_a_stopped_shard",
             f"{_DEATHS}::test_a_shard_that_is_silent_for_a_while_loses_nothing",
         ],
         "a shard or actor that works for long (`dumps`, `apply`)": [
-            "distributed/test_stopped_actors.py::test_work_that_takes_long_goes_on",
-            "distributed/test_stopped_actors.py::test_a_slow_checkpoint_goes_on",
+            "distributed/test_stopped_actors.py::test_work_that_takes_long_goes_on"
         ],
         "the actor of a `rate_limiter`": [
             f"{_DEATHS}::test_a_restarted_limiter_counts_anew",
