@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ostinato.distributed.deadlines import GRACE_S, POLL_S, Callee, Deadline, check_call_timeout
+from ostinato.distributed.ray_client import short_message
 from ostinato.errors import LostBufferError, NoAnswerError, NoPermitError, OptionError, WaitTimeoutError
 
 
@@ -103,6 +104,8 @@ def test_errors_say_who_did_not_answer_what(clock: list[float]) -> None:
     with pytest.raises(NoAnswerError, match=r"0 s for stats ended before shard 1 could be called: nothing was sent"):
         over.check_open(Callee("shard 1"), "stats")
     assert str(Callee("shard 1")) == "shard 1"
+    assert short_message(ValueError("first\n  second\n\n  last ")) == "first ... last"
+    assert (short_message(ValueError("one")), short_message(ValueError())) == ("one", "ValueError")
     for base, other in (
         (LostBufferError, NoAnswerError),
         (TimeoutError, NoAnswerError),

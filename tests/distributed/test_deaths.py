@@ -113,6 +113,14 @@ def test_shards_that_are_all_killed_return_with_their_checkpoints(cluster: Any, 
     assert stored(rb) == SAVED
 
 
+def test_a_shard_that_dies_again_before_it_is_back_returns(cluster: Any, rb: ShardedReplayBuffer) -> None:
+    cluster.kill(rb.actors[0], no_restart=False)
+    until(lambda: not rb.sample().batch_size or 0 in rb.missing)
+    cluster.kill(rb.actors[0], no_restart=False)
+    until(lambda: len(rb.apply(len)) == 3)
+    assert stored(rb) == SAVED
+
+
 def test_a_shard_that_is_silent_for_a_while_loses_nothing(cluster: Any, rb: ShardedReplayBuffer) -> None:
     """Its rows are back; writes that it had received, and did not confirm, may be stored twice."""
     calls, handle = Calls(LIMIT_S), rb._handle(shard_timeout_s=0.3)
@@ -231,6 +239,10 @@ def test_the_rows_of_a_lost_shard_do_not_count(cluster: Any, limited: ShardedRep
     for shard in range(2):
         limited.pinned(shard).extend(make_rows(64 * shard, 64))
     limited.sample()
+    impatient = limited._handle(shard_timeout_s=0.3)
+    with stopped(cluster, limited.actors[1]):
+        drain(impatient, "min_size_to_sample is 96")
+    until(impatient.can_sample)
     kill(cluster, limited.actors[1])
     drain(limited, "min_size_to_sample is 96")
     limited.pinned(0).extend(make_rows(2000, 96), timeout_s=5.0)  # with too few rows no write waits

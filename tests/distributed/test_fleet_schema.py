@@ -22,7 +22,6 @@ from .coroutines import in_loop
 from .handles import in_threads
 
 if TYPE_CHECKING:
-
     from ostinato.core.rows import Schema
 
 FLOATS, DOUBLES = {"obs": torch.rand(4)}, {"obs": torch.rand(4, dtype=torch.float64)}

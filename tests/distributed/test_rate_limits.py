@@ -171,16 +171,6 @@ async def test_a_denial_waits_for_the_reports_of_permits() -> None:
     assert not await limits.can("draw", 5)
 
 
-@in_loop
-async def test_permits_are_lent_only_while_no_call_waits() -> None:
-    limits = RateLimits(BALANCED, [Shard(100)])
-    reader = asyncio.ensure_future(limits.acquire("draw", 30, 30.0, 0.0))
-    await asyncio.sleep(0.05)
-    assert (await borrowed(limits, "write", 4))[1] == 0
-    await borrowed(limits, "write", 26)
-    assert (await reader)[0] == 30  # type: ignore[index]
-
-
 @pytest.mark.parametrize("counting", [False, True])
 @in_loop
 async def test_draws_that_consume_rows_are_allowed_one_by_one(counting: bool) -> None:

@@ -305,12 +305,10 @@ def test_checkpoints_are_those_of_local_buffers(remote: Any, tmp_path: Path) -> 
         assert all(torch.equal(rb.sample()["x"], one) for one in expected)
     assert calls == [(0, 1), (1, 1)] * 2
     rb.register_save_hook(_negate)
+    rb.register_load_hook(_negate)
     rb.dumps(tmp_path / "saved")
     rb.loads(tmp_path / "saved", verify=False)
-    assert rb[:]["x"].tolist() == list(range(0, -60, -1)), "hooks run in the actor"
-    rb.register_load_hook(_negate)
-    rb.loads(tmp_path / "saved")
-    assert rb[:]["x"].tolist() == list(range(60))
+    assert rb[:]["x"].tolist() == list(range(60)), "hooks run in the actor"
 
 
 def _negate(data: Any, **_: Any) -> Any:

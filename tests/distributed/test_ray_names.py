@@ -76,7 +76,6 @@ def test_names_of_torchrls_service(cluster: Any) -> None:
 def test_queries_and_submitted_updates(remote: Any) -> None:
     rb = remote()
     rb.extend(TensorDict(_rows(0, 12), [12]))
-    assert rb.stats()["size"] == rb.stats().rows == 12
     found = rb.query(traj["x"].sum() > 10)
     assert [one.get("x").tolist() for one in found] == [[4, 5, 6, 7], [8, 9, 10, 11]]
     assert len(rb.query(lambda one: bool(one.get("x")[0] == 4), trajectory_key="episode")) == 1
@@ -86,10 +85,9 @@ def test_queries_and_submitted_updates(remote: Any) -> None:
     rb.synchronize()
     assert all(future.result().stale_count == 0 for future in futures)
     assert set(rb["x"][info["index"]].tolist()) == {4.0}
-    failed = rb.submit_update_if_present(**names, patch={"y": torch.zeros(8)})
+    rb.submit_update_if_present(**names, patch={"y": torch.zeros(8)})
     with pytest.raises(KeyMissingError, match="'y'"):
         rb.synchronize()
-    assert isinstance(failed.exception(), KeyMissingError)
     rb.synchronize()  # an error is raised once
 
 

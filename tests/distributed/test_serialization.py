@@ -88,13 +88,6 @@ def test_kinds_and_nesting_are_unchanged() -> None:
     assert back["function"](1) == 2
 
 
-def test_one_tensor_in_two_places_is_sent_once() -> None:
-    tensor = torch.rand(1 << 16)
-    back, memory = sent([tensor, tensor])
-    assert back[0] is back[1]
-    assert len(memory) == 1
-
-
 # -- small data -------------------------------------------------------------------------------------------------------
 
 shapes = st.lists(st.integers(0, 5), max_size=3)

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from ostinato.distributed.routing import join_index
-from ostinato.distributed.sampling import Part, join_parts, split_batch
+from ostinato.distributed.sampling import Part, join_parts
 from ostinato.errors import KindError, SchemaError
 
 
@@ -39,34 +38,19 @@ def test_parts_get_their_positions(many: int) -> None:
     assert torch.equal(info["priority_weight"], 0.5 ** (owner + 1).float())
 
 
-@pytest.mark.parametrize("as_dict", [True, False])
-def test_a_batch_is_split_and_joined_again(as_dict: bool) -> None:
-    data, info = rows(0, 5)
-    data = data if as_dict else TensorDict({**data, **info}, [5])
-    halves = split_batch(data, info, [2, 3])
-    positions = (torch.tensor([3, 0]), torch.tensor([1, 2, 4]))
-    batch, said = join_parts([Part(i, *half, at) for i, (half, at) in enumerate(zip(halves, positions, strict=True))])
-    order = torch.tensor([1, 2, 3, 0, 4])
-    assert torch.equal(batch["pair"]["y"], data["pair"]["y"][order])
-    assert list(batch["t"]) == ["t1", "t2", "t3", "t0", "t4"]
-    assert torch.equal(said["index"] & 0xFF, order)
-    if not as_dict:
-        assert batch.batch_size == (5,)
-        assert all(torch.equal(batch[key], said[key]) for key in said), "indices of the whole buffer"
-
-
 def test_parts_of_different_schemas_raise_and_dtypes_are_promoted() -> None:
     """Rows of a `ListStorage` may have different dtypes, in one buffer as in several shards."""
-    info = {"index": torch.arange(2)}
-    where = torch.tensor([3, 0]), torch.tensor([1, 2])
+
+    def joined(*data: Any) -> Any:
+        where, info = (torch.tensor([3, 0]), torch.tensor([1, 2])), {"index": torch.arange(2)}
+        return join_parts([Part(i, one, info, at) for i, (one, at) in enumerate(zip(data, where, strict=True))])[0]
+
     one = {"x": torch.tensor([1.0, 2.0]), "y": torch.tensor([1, 2])}
-    two = {"y": torch.tensor([3.5, 4.5]), "x": torch.tensor([3.0, 0.1], dtype=torch.float64)}
-    batch, _ = join_parts([Part(i, data, info, where[i]) for i, data in enumerate((one, two))])
+    batch = joined(one, {"y": torch.tensor([3.5, 4.5]), "x": torch.tensor([3.0, 0.1], dtype=torch.float64)})
     assert batch["x"].dtype is torch.float64
-    assert batch["x"].tolist() == [2.0, 3.0, 0.1, 1.0]
-    assert batch["y"].tolist() == [2.0, 3.5, 4.5, 1.0]
+    assert (batch["x"].tolist(), batch["y"].tolist()) == ([2.0, 3.0, 0.1, 1.0], [2.0, 3.5, 4.5, 1.0])
     for other in ({"x": torch.zeros(2, 3), "y": torch.zeros(2)}, {"x": torch.zeros(2)}):
         with pytest.raises(SchemaError, match=r"shards 0 and 1 hold rows of different schemas"):
-            join_parts([Part(0, one, info, where[0]), Part(1, other, info, where[1])])
+            joined(one, other)
     with pytest.raises(KindError, match="tensors of one shape"):
-        join_parts([Part(i, ["a", "b"], info, where[i]) for i in range(2)])
+        joined(["a", "b"], ["a", "b"])
