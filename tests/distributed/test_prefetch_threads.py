@@ -13,19 +13,17 @@ import torch
 from ostinato import LazyTensorStorage, QueueSampler, ReplayBuffer
 from ostinato.buffers import engine, pipeline, rate_limit
 from ostinato.buffers.checkpoint import save
-from ostinato.distributed import batch_stream, deadlines, sampling
+from ostinato.distributed import batch_stream, deadlines
 from ostinato.distributed.batch_stream import ShardPrefetcher
 from ostinato.distributed.deadlines import GRACE_S, Deadline
-from ostinato.distributed.sampling import RowConsumer
-from ostinato.errors import EmptyBufferError, UsageError, WaitTimeoutError
+from ostinato.errors import UsageError, WaitTimeoutError
 
 from ..schedules import Schedule, explore
-from .local_shards import LocalShards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MODULES = (batch_stream, deadlines, sampling, save, engine, pipeline, rate_limit)
+MODULES = (batch_stream, deadlines, save, engine, pipeline, rate_limit)
 CAPACITY = 16
 
 
@@ -144,24 +142,7 @@ def dropped(schedule: Schedule) -> None:
     assert max(Counter(rows).values(), default=1) == 1
 
 
-def forgotten(schedule: Schedule) -> None:
-    """Rows that are taken out of a queue are discarded by another thread while they are made a batch."""
-    rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=QueueSampler())
-    rb.extend(torch.arange(CAPACITY))
-    consumer = RowConsumer(LocalShards([rb]), waits=False)  # type: ignore[arg-type]
-    rows: list[int] = []
-
-    def read() -> None:
-        with suppress(EmptyBufferError):
-            for _ in range(2):
-                rows.extend(consumer.draw(4, torch.zeros(4, dtype=torch.float64), 0.0)[0].tolist())
-
-    schedule.run(read, *[consumer.forget] * 3)
-    assert len(rows) % 4 == 0
-    assert len(set(rows)) == len(rows)
-
-
-SCENARIOS = [forgotten, readers_that_wait, a_patient_and_an_impatient_reader, one_waits_for_ever, dropped]
+SCENARIOS = [readers_that_wait, a_patient_and_an_impatient_reader, one_waits_for_ever, dropped]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

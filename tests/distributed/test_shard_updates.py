@@ -99,13 +99,13 @@ def test_all_shards_check_before_one_changes(two: Two) -> None:
     ]
     for error, changes in wrong:
         with pytest.raises(error):
-            two.shards.update_if_present(**{**good, **changes})  # type: ignore[arg-type]
+            two.shards.update_if_present(**{**good, **changes})
         assert not two.stored("state").any()
     none = torch.empty(0, dtype=torch.int64)
     with pytest.raises(KeyMissingError, match="other"):
         two.shards.update_if_present(index=none, generation=none, patch={"other": torch.ones(0)})
     patch = TensorDict({"state": two.order[:, None].float().expand(36, 2).clone()}, [36])
-    assert two.shards.update_if_present(**{**good, "patch": patch}).updated.all()  # type: ignore[arg-type]
+    assert two.shards.update_if_present(**{**good, "patch": patch}).updated.all()
     assert torch.equal(two.stored("state")[:, 0], two.stored("id"))
 
 

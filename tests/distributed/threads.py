@@ -16,18 +16,19 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray import cloudpickle, exceptions
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
+RAY: Any = ray
+exceptions = RAY.exceptions
 ACTORS: list[Actor] = []
 _HERE = threading.local()
 
 
 def copied(data: Any) -> Any:
     """Return what arrives in another process."""
-    return cloudpickle.loads(cloudpickle.dumps(data))
+    return RAY.cloudpickle.loads(RAY.cloudpickle.dumps(data))
 
 
 class Reference(Future[Any]):
@@ -174,7 +175,7 @@ def _kill(actor: Actor, *, no_restart: bool = True) -> None:
     actor.ended |= no_restart
 
 
-def module() -> ModuleType:
+def module() -> Any:
     """Return what stands for the module `ray`."""
     made: Any = ModuleType("ray")
     vars(made).update(vars(ray))
