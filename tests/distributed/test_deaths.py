@@ -239,10 +239,6 @@ def test_the_rows_of_a_lost_shard_do_not_count(cluster: Any, limited: ShardedRep
     for shard in range(2):
         limited.pinned(shard).extend(make_rows(64 * shard, 64))
     limited.sample()
-    impatient = limited._handle(shard_timeout_s=0.3)
-    with stopped(cluster, limited.actors[1]):
-        drain(impatient, "min_size_to_sample is 96")
-    until(impatient.can_sample)
     kill(cluster, limited.actors[1])
     drain(limited, "min_size_to_sample is 96")
     limited.pinned(0).extend(make_rows(2000, 96), timeout_s=5.0)  # with too few rows no write waits
