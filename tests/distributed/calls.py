@@ -94,8 +94,3 @@ SHARD_UNTIMED: dict[str, Callable[[Any], Any]] = {
     "__getitem__": itemgetter(1 << 40),  # the first row of shard 1
     "prefetch": lambda rb: rb._handle(prefetch=2).sample(),
 }
-LOCAL: dict[str, Callable[[Any], Any]] = {
-    "__repr__": repr,
-    "missing": attrgetter("missing"),
-    "rate_limiter": attrgetter("rate_limiter"),
-}

@@ -1,4 +1,4 @@
-"""One Ray cluster for all tests, and buffers in it that many tests use one after the other.
+"""One cluster for all tests, and buffers in it that many tests use one after the other.
 
 Starting an actor takes seconds, so tests empty these buffers and replace their parts. A test that needs other options
 of the constructor makes its own.
@@ -6,6 +6,7 @@ of the constructor makes its own.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from contextlib import closing
 from functools import partial
@@ -40,14 +41,25 @@ NO_CPU = {"num_cpus": 0}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.ray)
+    """Leave out tests of processes where actors are threads."""
+    items[:] = [
+        item
+        for item in items
+        if not ("processes" in getattr(item, "fixturenames", ()) and item.callspec.params["cluster"] == "threads")  # type: ignore[attr-defined]
+    ]
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Any]:
+@pytest.fixture(scope="package", params=["threads", pytest.param("ray", marks=pytest.mark.ray)])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The module `ray`, connected to a cluster; or one whose actors are threads (see `threads.py`)."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
+    if request.param == "threads":
+        from .threads import module
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "ray", module())
+            yield sys.modules["ray"]
+        return
     ray.init(
         address="local",  # a new one, even if another cluster is running
         num_cpus=4,
@@ -60,10 +72,16 @@ def cluster() -> Iterator[Any]:
     ray.shutdown()
 
 
+@pytest.fixture
+def processes(cluster: Any) -> Any:
+    """The same, for tests of processes: actors are never threads."""
+    return cluster
+
+
 # -- a buffer in an actor ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def actor(cluster: Any) -> Iterator[RayReplayBuffer]:
     with closing(RayReplayBuffer(storage=partial(LazyTensorStorage, 1000), batch_size=8, remote_config=NO_CPU)) as rb:
         yield rb
@@ -107,7 +125,7 @@ def _begin_anew(buffer: Any, limiter: RateLimiter | None, transform: Any) -> Non
 # -- shards -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fleet(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardedReplayBuffer]:
     """Three prioritized shards of TensorDicts, with a directory for checkpoints."""
     made = ShardedReplayBuffer(
@@ -138,7 +156,7 @@ def shards(fleet: ShardedReplayBuffer) -> ShardedReplayBuffer:
     return fleet
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def two_shards(cluster: Any) -> Iterator[ShardedReplayBuffer]:
     made = ShardedReplayBuffer(
         2, storage=partial(LazyTensorStorage, 2000), batch_size=16, shard_timeout_s=60.0, remote_config=NO_CPU

@@ -43,22 +43,29 @@ def process_of(_: Any) -> int:
     return os.getpid()
 
 
-def kill(*processes: int) -> None:
-    """End processes without a warning."""
-    for process in processes:
-        os.kill(process, signal.SIGKILL)
+def kill(cluster: Any, *actors: Any) -> None:
+    """End actors without a warning, as SIGKILL does."""
+    found = [None if hasattr(one, "die") else cluster.get(one.__ray_call__.remote(process_of)) for one in actors]
+    for actor, process in zip(actors, found, strict=True):
+        actor.die() if process is None else os.kill(process, signal.SIGKILL)
 
 
 @contextmanager
-def stopped(*processes: int) -> Iterator[None]:
-    """Stop processes during a block."""
+def stopped(cluster: Any, *actors: Any) -> Iterator[None]:
+    """Stop actors during a block."""
+    threads = [one.running for one in actors if hasattr(one, "running")]
+    processes = [] if threads else cluster.get([one.__ray_call__.remote(process_of) for one in actors])
     for process in processes:
         os.kill(process, signal.SIGSTOP)
+    for running in threads:
+        running.clear()
     try:
         yield
     finally:
         for process in processes:
             os.kill(process, signal.SIGCONT)
+        for running in threads:
+            running.set()
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.buffers.portion import Offer, Portion, check_update, update_stored
+from ostinato.buffers.portion import Offer, Portion
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.snapshot import ChangeCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ostinato import ReplayBuffer
     from ostinato.distributed.deadlines import Deadline
-    from ostinato.distributed.serialization import Serialized
 
 
 class LocalShards:
@@ -68,11 +66,8 @@ class LocalShards:
             "offer": self._offer,
             "take": self._take,
             "take_and_offer": self._take_and_offer,
-            "call": self._call,
-            "check_update": partial(self._update, check_update),
-            "update_if_present": partial(self._update, update_stored),
         }[method]
-        assert group == {"offer": "read", "take": "read", "take_and_offer": "read"}.get(method, "update")
+        assert group == "read"
         return {i: made(i, *given) for i, given in arguments.items() if i not in self.gone}, []
 
     def _offer(self, shard: int, rows: int, *others: Any) -> Offer:
@@ -89,12 +84,6 @@ class LocalShards:
     def _take_and_offer(self, shard: int, number: int, rows: int, next_rows: int) -> Any:
         found = self._take(shard, number, rows) if rows else None
         return found, self._offer(shard, next_rows, None, None, number)
-
-    def _call(self, shard: int, name: str, *given: Serialized) -> Any:
-        return getattr(self.buffers[shard], name)(*(one._data for one in given))
-
-    def _update(self, do: Callable[..., Any], shard: int, given: Serialized) -> Any:
-        return do(self.buffers[shard], given._data)
 
     def write(self, shard: int, data: Any) -> None:
         """Write as this process does; another process writes to `buffers` without being noticed."""

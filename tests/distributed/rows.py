@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -74,8 +73,6 @@ class Calls:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self.longest_s = 0.0
-        self.count = 0
 
     def __call__(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         began = time.monotonic()
@@ -83,7 +80,6 @@ class Calls:
             return call(*args, **kwargs)
         finally:
             took_s = time.monotonic() - began
-            self.longest_s, self.count = max(self.longest_s, took_s), self.count + 1
             if took_s > self.limit_s:
                 msg = f"{getattr(call, '__name__', call)} took {took_s:.1f} s, allowed are {self.limit_s:g} s"
                 raise AssertionError(msg)
@@ -96,7 +92,6 @@ class Writer:
         rb: The handle.
         first: The number of its first row.
         calls: Times its calls.
-        allowed: Exceptions after which it continues with other rows.
         count: Rows of each write.
         pause_s: Time between writes.
     """
@@ -107,14 +102,12 @@ class Writer:
         first: int,
         calls: Calls,
         *,
-        allowed: tuple[type[Exception], ...] = (),
         count: int = 16,
         pause_s: float = 0.05,
     ) -> None:
         self.acknowledged: list[int] = []
-        self.failed: list[Exception] = []
         self.error: BaseException | None = None
-        self._rb, self._next, self._calls, self._allowed = rb, first, calls, allowed
+        self._rb, self._next, self._calls = rb, first, calls
         self._count, self._pause_s = count, pause_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._write, daemon=True)
@@ -124,12 +117,8 @@ class Writer:
             while not self._stop.wait(self._pause_s):
                 rows = make_rows(self._next, self._count)
                 self._next += self._count
-                try:
-                    self._calls(self._rb.extend, rows)
-                except self._allowed as error:
-                    self.failed.append(error)
-                else:
-                    self.acknowledged += rows["number"].tolist()
+                self._calls(self._rb.extend, rows)
+                self.acknowledged += rows["number"].tolist()
         except BaseException as error:
             self.error = error
 
@@ -159,18 +148,3 @@ def writing(writers: Iterable[Writer]) -> Iterator[list[Writer]]:
     finally:
         for writer in made:
             writer.stop()
-
-
-def sample_until(rb: ShardedReplayBuffer, calls: Calls, done: Callable[[], bool], limit_s: float = 120.0) -> int:
-    """Sample and check rows until `done()`; return the number of batches."""
-    end, batches = time.monotonic() + limit_s, 0
-    while not done():
-        if time.monotonic() > end:
-            msg = f"nothing changed for {limit_s:g} s: missing are {rb.missing}"
-            raise AssertionError(msg)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            check_rows(calls(rb.sample))
-        batches += 1
-        time.sleep(0.02)
-    return batches

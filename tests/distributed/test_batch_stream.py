@@ -99,23 +99,6 @@ def test_a_batch_requested_ahead_never_times_out(limit_s: float, *, epoch: bool)
     )
 
 
-def test_an_epoch_is_complete_although_it_waits_in_polls() -> None:
-    limiter = RateLimiter(samples_per_insert=1, error_buffer=4, min_size_to_sample=4, timeout_s=50.0)
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(8), sampler=SamplerWithoutReplacement(), batch_size=4, rate_limiter=limiter
-    )
-    rb.extend(list(range(8)))
-    rb.sample(4)
-    stream, seen, number = ServedStream(batch_maker(rb, epoch=True)), list[int](), 0
-    while found := stream.take(number, 1):
-        if found is RETRY:
-            rb.extend(list(range(8, 12)))  # lets the second half be drawn
-            continue
-        seen += found[0].tolist()
-        number += 1
-    assert len(seen) == 8
-
-
 # -- the streams of all readers ---------------------------------------------------------------------------------------
 
 

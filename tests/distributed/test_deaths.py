@@ -1,7 +1,9 @@
-"""Processes of a fleet that are killed with SIGKILL, where no other file has the case; see the table in failures.md."""
+"""Actors and clients of a fleet that are killed or stopped, where no other file has the case; see failures.md."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 import warnings
@@ -14,8 +16,8 @@ import pytest
 from ostinato import LazyTensorStorage, RateLimiter, RayReplayBuffer, ReplayBuffer, ShardedReplayBuffer
 from ostinato.errors import LostBufferError, WaitTimeoutError
 
-from .handles import kill, outcome, process_of, stopped, until
-from .rows import Calls, check_rows, make_rows, sample_until, stored
+from .handles import kill, outcome, stopped, until
+from .rows import Calls, Writer, check_rows, make_rows, stored, writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,14 +46,14 @@ def no_warnings_of_lost_shards() -> Iterator[None]:
         yield
 
 
-def wait_for_restart(rb: ShardedReplayBuffer, *killed: int) -> None:
-    """Sample until other processes hold the shards."""
+def sample_until_back(rb: ShardedReplayBuffer, number: int) -> None:
+    """Sample until row `number`, which was not saved, is gone, and all shards answer."""
 
-    def restarted() -> bool:
-        now = rb.apply(process_of)
-        return not rb.missing and len(now) == rb.num_shards and not set(killed) & set(now)
+    def back() -> bool:
+        check_rows(Calls(LIMIT_S)(rb.sample))
+        return not rb.missing and number not in stored(rb) and not rb.missing
 
-    sample_until(rb, Calls(LIMIT_S), restarted)
+    until(back, LIMIT_S)
 
 
 class Learner:
@@ -62,16 +64,14 @@ class Learner:
             check_rows(rb.sample())
 
 
-def test_a_killed_learner_costs_the_batches_on_their_way(cluster: Any, rb: ShardedReplayBuffer) -> None:
-    learner = cluster.remote(Learner).options(num_cpus=0, max_concurrency=2).remote()
-    process, before = cluster.get(learner.__ray_call__.remote(process_of)), rb.apply(process_of)
+def test_a_killed_learner_costs_the_batches_on_their_way(processes: Any, rb: ShardedReplayBuffer) -> None:
+    learner = processes.remote(Learner).options(num_cpus=0, max_concurrency=2).remote()
     drawn = rb.stats().rows_drawn
     running = learner.learn.remote(rb._handle(prefetch=4))
     until(lambda: rb.stats().rows_drawn >= drawn + 1024, LIMIT_S)
-    kill(process)
-    with pytest.raises(cluster.exceptions.RayActorError):
-        cluster.get(running)
-    assert rb.apply(process_of) == before
+    kill(processes, learner)
+    with pytest.raises(processes.exceptions.RayActorError):
+        processes.get(running)
     check_rows(rb.sample())
     assert stored(rb) == SAVED
 
@@ -89,28 +89,63 @@ def _slow_saves(buffer: Any, flag: Path) -> None:
 
 
 def test_a_shard_killed_during_a_checkpoint_returns_with_the_previous_one(
-    rb: ShardedReplayBuffer, tmp_path: Path
+    processes: Any, rb: ShardedReplayBuffer, tmp_path: Path
 ) -> None:
     rb.pinned(0).extend(make_rows(100_000, 1000))
-    process, flag = rb.apply(process_of)[0], tmp_path / "saving"
+    flag = tmp_path / "saving"
     rb.apply(_slow_saves, flag)
     saving = threading.Thread(target=outcome, args=(rb._handle().checkpoint,), daemon=True)
     saving.start()
     until(flag.exists)
-    kill(process)
-    wait_for_restart(rb, process)
+    kill(processes, rb.actors[0])
+    sample_until_back(rb, 100_000)
     saving.join(LIMIT_S)
     assert not saving.is_alive()
     assert stored(rb) == SAVED
 
 
-def test_shards_that_are_all_killed_return_with_their_checkpoints(rb: ShardedReplayBuffer) -> None:
-    rb.extend(make_rows(500_000, 10))  # not saved
-    killed = rb.apply(process_of)
-    kill(*killed)
+def test_shards_that_are_all_killed_return_with_their_checkpoints(cluster: Any, rb: ShardedReplayBuffer) -> None:
+    for shard in range(3):
+        rb.pinned(shard).extend(make_rows(500_000, 10))  # not saved
+    kill(cluster, *rb.actors)
     check_rows(Calls(LIMIT_S)(rb._handle(call_timeout_s=LIMIT_S).sample))
-    wait_for_restart(rb, *killed)
+    sample_until_back(rb, 500_000)
     assert stored(rb) == SAVED
+
+
+def test_a_shard_that_dies_again_before_it_is_back_returns(cluster: Any, rb: ShardedReplayBuffer) -> None:
+    cluster.kill(rb.actors[0], no_restart=False)
+    until(lambda: not rb.sample().batch_size or 0 in rb.missing)
+    cluster.kill(rb.actors[0], no_restart=False)
+    until(lambda: len(rb.apply(len)) == 3)
+    assert stored(rb) == SAVED
+
+
+def test_a_shard_that_is_silent_for_a_while_loses_nothing(cluster: Any, rb: ShardedReplayBuffer) -> None:
+    """Its rows are back; writes that it had received, and did not confirm, may be stored twice."""
+    calls, handle = Calls(LIMIT_S), rb._handle(shard_timeout_s=0.3)
+    writers = [Writer(handle.pinned(shard), 100_000 * (shard + 1), calls) for shard in range(2)]
+    with writing(writers):
+        until(lambda: all(writer.acknowledged for writer in writers))
+        with stopped(cluster, rb.actors[1]):
+            until(lambda: check_rows(calls(handle.sample)) != [] and list(handle.missing) == [1])
+        until(lambda: check_rows(calls(handle.sample)) != [] and not handle.missing)
+    held = stored(rb)
+    acknowledged = {number for writer in writers for number in writer.acknowledged}
+    assert SAVED.keys() | acknowledged <= held.keys()
+    assert max(held.values()) <= 2
+    assert sum(times > 1 for times in held.values()) <= 2 * 16
+
+
+def test_a_shard_that_is_slow_delays_calls_only(cluster: Any, rb: ShardedReplayBuffer) -> None:
+    with stopped(cluster, rb.actors[1]):
+        writing = threading.Thread(target=rb.pinned(1).extend, args=(make_rows(5000, 16),))
+        writing.start()
+        writing.join(0.4)
+        assert writing.is_alive()
+    writing.join(LIMIT_S)
+    assert not rb.missing
+    assert stored(rb) == SAVED | dict.fromkeys(range(5000, 5016), 1)
 
 
 # -- clients and the limiter ------------------------------------------------------------------------------------------
@@ -130,7 +165,7 @@ def limited(cluster: Any) -> Iterator[ShardedReplayBuffer]:
     for shard in range(2):
         made.pinned(shard).extend(make_rows(64 * shard, 64))
     yield made
-    with stopped(*made.apply(process_of)):
+    with stopped(cluster, *made.actors):
         assert outcome(made.close).took_s < LIMIT_S / 2
 
 
@@ -138,21 +173,45 @@ def _acquire_and_die(rb: ShardedReplayBuffer, kind: Any) -> None:
     """Get what the limiter allows, and never reach a shard."""
     assert rb._limiter is not None
     rb._limiter.acquire(kind, 16, 30.0)
-    kill(process_of(rb))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_client_killed_between_the_limiter_and_its_shard_stays_counted(
-    cluster: Any, limited: ShardedReplayBuffer
+    processes: Any, limited: ShardedReplayBuffer
 ) -> None:
-    client = cluster.remote(num_cpus=0, max_retries=0)(_acquire_and_die)
+    client = processes.remote(num_cpus=0, max_retries=0)(_acquire_and_die)
     for kind in ("write", "draw"):
-        with pytest.raises(cluster.exceptions.WorkerCrashedError):
-            cluster.get(client.remote(limited, kind))
+        with pytest.raises(processes.exceptions.WorkerCrashedError):
+            processes.get(client.remote(limited, kind))
     assert limited.limiter_counts == (144, 16)
     assert len(limited) == 128
     for first in range(200, 456, 16):
         limited.extend(make_rows(first, 16), timeout_s=LIMIT_S)
         check_rows(limited.sample(timeout_s=LIMIT_S))
+
+
+class _Full:
+    """Stands for the handle of a shard on a machine whose object store is full."""
+
+    def __init__(self, error: Exception) -> None:
+        self.write, self._error = self, error
+
+    def options(self, **_: Any) -> Any:
+        return self
+
+    def remote(self, *_: Any) -> None:
+        raise self._error
+
+
+def test_rows_that_cannot_be_sent_are_not_counted(cluster: Any, limited: ShardedReplayBuffer) -> None:
+    counts, handle = limited.limiter_counts, limited.pinned(0)
+    shard, handle._shards.actors[0] = handle._shards.actors[0], _Full(cluster.exceptions.ObjectStoreFullError("full"))
+    with pytest.raises(cluster.exceptions.ObjectStoreFullError):
+        handle.extend(make_rows(3000, 16))
+    assert limited.limiter_counts == counts
+    handle._shards.actors[0] = shard
+    handle.extend(make_rows(3000, 16))
+    assert stored(limited)[3000] == 1
 
 
 def drain(rb: ShardedReplayBuffer, message: str) -> None:
@@ -180,23 +239,17 @@ def test_the_rows_of_a_lost_shard_do_not_count(cluster: Any, limited: ShardedRep
     for shard in range(2):
         limited.pinned(shard).extend(make_rows(64 * shard, 64))
     limited.sample()
-    kill(cluster.get(limited.actors[1].apply.remote(process_of)))
+    kill(cluster, limited.actors[1])
     drain(limited, "min_size_to_sample is 96")
     limited.pinned(0).extend(make_rows(2000, 96), timeout_s=5.0)  # with too few rows no write waits
     assert check_rows(limited.sample(timeout_s=30.0))
 
 
-def sample_on(rb: ShardedReplayBuffer) -> None:
-    """Sample until something is raised: permits that a limiter had lent are used up first."""
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        rb.sample()
-
-
 def test_the_error_of_a_dead_limiter_says_what_to_do(cluster: Any, limited: ShardedReplayBuffer) -> None:
+    """Permits that it had lent are used up first."""
     cluster.kill(limited._connection.fleet.actor)
     with pytest.raises(LostBufferError, match=r"rate limiter is gone for good .* shards keep their rows") as caught:
-        sample_on(limited)
+        until(lambda: not limited.sample().batch_size)
     assert "its rows" not in str(caught.value)
     assert len(limited) > 0
 
@@ -207,7 +260,7 @@ def test_the_rows_of_a_killed_ray_buffer_are_those_of_its_checkpoint(cluster: An
         rb.extend(make_rows(0, 100))
         rb.dumps(tmp_path / "saved")
         rb.extend(make_rows(100, 100))
-        kill(rb.apply(process_of))
+        kill(cluster, rb.actor)
         calls: tuple[Any, ...] = (
             rb.sample,
             lambda: rb.extend(make_rows(0, 1)),

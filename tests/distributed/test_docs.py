@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("page", pages_of("python ray"))
-def test_blocks_run_in_order(page: Path, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run_in_order(page: Path, processes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_blocks(page, "python ray")

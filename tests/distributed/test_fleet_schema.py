@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pickle
-import random
 import threading
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
-import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
 from ostinato.distributed import fleet_schema
 from ostinato.distributed.fleet_schema import FleetSchema, ShardSchema
 from ostinato.distributed.ray_client import RETRY
 from ostinato.errors import KeyMissingError, LostBufferError, SchemaError, StorageMemoryError, UsageError
-from ostinato.storages import TensorStorage
 from ostinato.writers import ImmutableDatasetWriter
 
 from .coroutines import in_loop
 from .handles import in_threads
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ostinato.core.rows import Schema
 
 FLOATS, DOUBLES = {"obs": torch.rand(4)}, {"obs": torch.rand(4, dtype=torch.float64)}
@@ -176,24 +168,6 @@ def test_rows_of_which_the_fleet_does_not_hear_are_not_stored(register: Register
     assert shard.buffer[:]["obs"].dtype is torch.float64
 
 
-def test_the_schema_stays_when_rows_are_removed_and_goes_with_a_reset(register: Register, tmp_path: Path) -> None:
-    shard = Shard(register, LazyMemmapStorage(100, scratch_dir=tmp_path / "rows"))
-    shard.write(FLOATS)
-    shard.buffer.empty()
-    assert shard.schema.held() is not None
-    with pytest.raises(SchemaError):
-        shard.write({"other": torch.rand(4)})
-    shard.schema.reset()
-    assert shard.schema.held() is None
-    with pytest.raises(SchemaError):  # the fleet has it still
-        shard.write({"other": torch.rand(4)})
-    register.fixed = None
-    shard.schema.release()
-    assert not shard.buffer.storage.laid_out
-    shard.write({"other": torch.rand(4)})
-    assert list(shard.buffer[:]) == ["other"]
-
-
 def test_a_write_that_a_reset_meets_is_compared_again(register: Register) -> None:
     shard = Shard(register)
     shard.write(FLOATS)
@@ -207,77 +181,6 @@ def test_a_write_that_a_reset_meets_is_compared_again(register: Register) -> Non
     assert len(shard.buffer) == 0
     with pytest.raises(SchemaError):
         shard.write({"other": torch.rand(4)})
-
-
-def test_writes_and_resets_that_race_leave_no_two_schemas(register: Register) -> None:
-    shards = [Shard(register) for _ in range(3)]
-    rows = [FLOATS, DOUBLES, {"obs": torch.rand(4, 2)}, {"other": torch.rand(4)}]
-    ended = threading.Event()
-
-    def write(seed: int) -> None:
-        choose = random.Random(seed)
-        while not ended.is_set():
-            with contextlib.suppress(SchemaError):
-                choose.choice(shards).write(choose.choice(rows))
-
-    threads = [threading.Thread(target=write, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for _ in range(20):
-        for shard in shards:
-            shard.schema.reset()
-        claims = register.claims
-        if all(shard.schema.held() is None for shard in shards):
-            register.free_unless(claims)
-        for shard in shards:
-            shard.schema.release()
-        time.sleep(0.02)
-        held = [shard.schema.held() for shard in shards if shard.schema.settled]
-        assert len({one for one in held if one is not None}) <= 1
-    ended.set()
-    for thread in threads:
-        thread.join()
-
-
-def test_text_and_trees_are_compared(register: Register) -> None:
-    first, second = Shard(register), Shard(register)
-    first.write({"text": ["a", "b"], "deep": {"x": torch.zeros(2, 3)}})
-    second.write({"deep": {"x": np.ones((2, 3))}, "text": ["c", "d"]})
-    assert second.buffer[:]["text"] == ["c", "d"]
-    with pytest.raises(SchemaError, match="deep"):
-        second.write({"text": ["a", "b"], "deep": {"x": torch.zeros(2, 4)}})
-
-
-def test_dicts_and_tensordicts_of_the_same_fields_go_together(register: Register) -> None:
-    first, second, third = Shard(register), Shard(register), Shard(register)
-    first.write(FLOATS)
-    second.write(TensorDict(DOUBLES, [4]))
-    assert isinstance(second.buffer[:], dict)
-    third.buffer.extend(TensorDict(FLOATS, [4]))
-    third.schema.confirm("of a test")
-    assert third.schema.settled
-
-
-def test_tensors_that_are_there_from_the_start_have_the_schema(register: Register) -> None:
-    Shard(register).write(FLOATS)
-    shard = Shard(register, TensorStorage({"obs": torch.zeros(4)}))
-    assert shard.schema.held() is not None
-    shard.write(DOUBLES)
-    other = Shard(register, TensorStorage({"obs": torch.zeros(4, dtype=torch.float64)}))
-    with pytest.raises(SchemaError, match="loaded with"):
-        other.write(DOUBLES)
-
-
-def test_rows_that_a_function_stored_are_compared(register: Register) -> None:
-    first, second = Shard(register), Shard(register)
-    first.write(FLOATS)
-    second.buffer.extend(DOUBLES)
-    with pytest.raises(SchemaError, match="removed"):
-        second.schema.confirm("of a test")
-    assert len(second.buffer) == 0
-    second.buffer.extend(FLOATS)
-    second.schema.confirm("of a test")
-    assert second.schema.settled
 
 
 # -- the part of the actor --------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from ostinato import (
     ReplayBuffer,
     ShardedReplayBuffer,
 )
-from ostinato.distributed import actor_names
 from ostinato.distributed.serialization import from_arguments, to_arguments
 from ostinato.errors import LostBufferError, OptionError, UsageError
 from tests.command import run_here
@@ -102,7 +101,8 @@ def maker(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[su
             process.kill()
 
 
-def test_buffers_of_another_program(cluster: Any, maker: subprocess.Popen[str]) -> None:
+def test_buffers_of_another_program(processes: Any, maker: subprocess.Popen[str]) -> None:
+    cluster = processes
     kept, tied = ShardedReplayBuffer.attach("kept fleet"), ShardedReplayBuffer.attach("tied fleet")
     kept_actor, tied_actor = RayReplayBuffer.attach("kept actor"), RayReplayBuffer.attach("tied actor")
     _check_names(cluster)
@@ -124,8 +124,6 @@ def _check_names(cluster: Any) -> None:
     make = partial(ShardedReplayBuffer, 1, storage=STORAGE, remote_config=NO_CPU)
     with pytest.raises(OptionError, match=r"name='kept fleet' is taken .* ShardedReplayBuffer.attach\('kept fleet'\)"):
         make(name="kept fleet", placement="PACK")
-    with pytest.raises(OptionError, match=r"RayReplayBuffer name='kept fleet' is taken"):
-        RayReplayBuffer(storage=STORAGE, name="kept fleet")
     with pytest.raises(OptionError, match=r"name='tied actor' is taken .* RayReplayBuffer.attach\('tied actor'\)"):
         make(name="tied actor")
     assert (actors(cluster), reserved(cluster)) == before
@@ -156,26 +154,20 @@ def _check_kept_fleet(cluster: Any, rb: ShardedReplayBuffer) -> None:
 
 def _check_command(rb: ShardedReplayBuffer) -> None:
     assert rb.limiter_counts is not None
-    written, drawn = rb.limiter_counts
     done = run_here("top", "kept fleet", "--once", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
-    assert (report["rows"], report["limiter_written"], report["limiter_drawn"]) == (2 * ROWS, written, drawn)
+    assert (done.returncode, report["rows"]) == (0, 2 * ROWS)
+    assert (report["limiter_written"], report["limiter_drawn"]) == rb.limiter_counts
     assert [(one["shard"], one["rows"]) for one in report["shards"]] == [(0, ROWS), (1, ROWS)]
-    done = run_here("top", "kept fleet", "--once")
-    assert "kept fleet: 48 rows in 2 shards" in done.stdout
-    done = run_here("top", "no fleet", "--once")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "there is no ShardedReplayBuffer named 'no fleet'" in done.stderr
-    assert run_here("top", "kept fleet", "--json").returncode == 2
+    assert "kept fleet: 48 rows in 2 shards" in run_here("top", "kept fleet", "--once").stdout
+    assert "there is no ShardedReplayBuffer named 'no fleet'" in run_here("top", "no fleet", "--once").stderr
 
 
 def _check_end(cluster: Any, rb: ShardedReplayBuffer) -> None:
     other, client = ShardedReplayBuffer.attach("kept fleet"), pickle.loads(pickle.dumps(rb.client()))
-    client.close()
-    client.shutdown()
     with client:
         assert client.start() is client
+    client.shutdown()
     assert (client.is_alive, len(client)) == (True, 2 * ROWS)  # a client ends nothing, not even itself
     assert "CREATED" in reserved(cluster)
     rb.close()
@@ -185,9 +177,8 @@ def _check_end(cluster: Any, rb: ShardedReplayBuffer) -> None:
     for handle, reason in ((rb, "closed"), (other, "closed"), (client, "closed")):
         check_lost(calls_of(handle), reason)
         assert not handle.is_alive
-    for call in (rb.start, other.client, lambda: client.clients(2)):
-        with pytest.raises(UsageError, match="closed"):
-            call()
+    with pytest.raises(UsageError, match="closed"):
+        client.start()
     with pytest.raises(LostBufferError, match="no ShardedReplayBuffer named 'kept fleet'"):
         ShardedReplayBuffer.attach("kept fleet")
 
@@ -195,7 +186,6 @@ def _check_end(cluster: Any, rb: ShardedReplayBuffer) -> None:
 def _check_kept_actor(cluster: Any, rb: RayReplayBuffer) -> None:
     other, client = RayReplayBuffer.attach("kept actor"), pickle.loads(pickle.dumps(rb.client()))
     assert set(rb.sample()["x"].tolist()) <= set(range(ROWS))
-    client.close()
     client.shutdown()
     assert (client.is_alive, len(client)) == (True, ROWS)
     other.shutdown(timeout=5.0)
@@ -203,8 +193,6 @@ def _check_kept_actor(cluster: Any, rb: RayReplayBuffer) -> None:
     for handle in (rb, other, client):
         check_lost(calls_of(handle), "closed")
         assert not handle.is_alive
-        with pytest.raises(UsageError, match="closed"):
-            handle.start()
 
 
 # -- constructors that raise ------------------------------------------------------------------------------------------
@@ -215,7 +203,8 @@ def no_buffer(storage: Any = None) -> ReplayBuffer:
     raise ValueError(msg)
 
 
-def test_a_constructor_that_raises_leaves_nothing(cluster: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_constructor_that_raises_leaves_nothing(processes: Any, monkeypatch: Any) -> None:
+    cluster = processes
     before = actors(cluster), reserved(cluster)
     make = partial(ShardedReplayBuffer, 2, storage=STORAGE, remote_config={"num_cpus": 0.1})
     with pytest.raises(ValueError, match="no buffer in this actor"):
@@ -237,7 +226,8 @@ def test_a_constructor_that_raises_leaves_nothing(cluster: Any, tmp_path: Path, 
     check_left(cluster, *before)
 
 
-def test_checkpoints_of_other_parts_leave_no_actors(cluster: Any, tmp_path: Path) -> None:
+def test_checkpoints_of_other_parts_leave_no_actors(processes: Any, tmp_path: Path) -> None:
+    cluster = processes
     options: dict[str, Any] = {"checkpoint_dir": tmp_path, "remote_config": NO_CPU}
     with closing(ShardedReplayBuffer(1, storage=STORAGE, **options)) as rb:
         rb.extend({"x": torch.arange(4)})
@@ -289,20 +279,6 @@ def test_invalid_names_and_lifetimes() -> None:
         for make in (RayReplayBuffer, partial(ShardedReplayBuffer, 2)):
             with pytest.raises(OptionError, match=message):
                 make(storage=STORAGE, **options)
-
-
-def test_names_of_actors_follow_from_that_of_the_buffer() -> None:
-    take = partial(actor_names.take_names, "Buffer")
-    names, rest = take("a", None, None, {"num_cpus": 1, "lifetime": "non_detached"})
-    assert rest == {"num_cpus": 1}
-    assert names.options(actor_names.shard_part(3)) == {
-        "name": "ostinato:a:shard-0003",
-        "namespace": "ostinato",
-        "lifetime": None,
-    }
-    names, _ = take(None, None, None, {"name": "b", "namespace": "mine", "lifetime": "detached"})
-    assert names.options("fleet") == {"name": "ostinato:b:fleet", "namespace": "mine", "lifetime": "detached"}
-    assert take(None, None, None, None)[0].name.startswith(":")  # which no user can give
 
 
 def test_large_options_of_detached_actors_raise() -> None:

@@ -118,9 +118,7 @@ class Network:
 
 LIMITERS = [
     RateLimiter(0.3, 20, 30),
-    RateLimiter(4, 200, 8),
     RateLimiter(samples_per_insert=1, min_diff=0, max_diff=64),
-    RateLimiter(samples_per_insert=1, min_diff=-math.inf, max_diff=64),
     RateLimiter(samples_per_insert=2, min_diff=-4, max_diff=math.inf),
 ]
 CALLS = st.tuples(st.just("call"), st.integers(0, 3), st.sampled_from(KINDS), st.integers(1, 8), st.integers(1, 20))
@@ -165,14 +163,6 @@ def test_a_handle_that_calls_often_needs_few_calls_to_the_limiter() -> None:
         assert network.call(network.client(1), "draw", 4)
         network.pass_time(0.001, 0.0)
     assert network.requests < 4_000 / 4
-
-
-def test_a_handle_that_calls_now_and_then_borrows_nothing() -> None:
-    network = Network(RateLimiter(1, 100_000, 8))
-    for _ in range(200):
-        network.call(network.client(0), "write", 4)
-        network.pass_time(0.05, 0.0)
-    assert network.lent == 0
 
 
 def test_a_late_report_is_counted_and_one_of_earlier_counts_is_not() -> None:

@@ -148,9 +148,3 @@ SCENARIOS = [readers_that_wait, a_patient_and_an_impatient_reader, one_waits_for
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_reader_returns(scenario: Callable[[Schedule], None]) -> None:
     explore(range(50), MODULES, scenario)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_every_reader_returns_in_thousands_of_schedules(scenario: Callable[[Schedule], None]) -> None:
-    explore(range(1000, 3000), MODULES, scenario)

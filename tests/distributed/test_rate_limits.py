@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import RateLimiter
-from ostinato.distributed.permits import LEASE_S, Loan, PermitReport
+from ostinato.distributed.permits import Loan, PermitReport
 from ostinato.distributed.rate_limits import RateLimits, RowCounter
 from ostinato.errors import WaitTimeoutError
 
@@ -64,43 +64,6 @@ async def test_calls_allowed_during_a_count_are_counted() -> None:
     assert (counter.least, counter.most) == (4, 11)  # draws allowed before it may not have arrived yet
     await counter.wait_for(counter.request())
     assert (counter.least, counter.most) == (10, 10)
-
-
-@in_loop
-async def test_rows_are_counted_at_a_fixed_interval_while_a_call_waits() -> None:
-    shard = Shard(0)
-    limits = RateLimits(RateLimiter(min_size_to_sample=64), [shard, Shard(0)])
-    with pytest.raises(WaitTimeoutError, match=r"0 row\(s\) can be drawn"):
-        await limits.acquire("draw", 16, 0.0, 0.0)
-    before, began = await limits.num_counts(), time.monotonic()
-    found = await asyncio.gather(*(limits.acquire("draw", 16, 0.3, 0.0) for _ in range(40)), return_exceptions=True)
-    assert all(isinstance(error, WaitTimeoutError) for error in found)
-    assert 2 <= await limits.num_counts() - before <= (time.monotonic() - began) / 0.02 + 2
-    await asyncio.sleep(0.05)
-    before = await limits.num_counts()
-    await asyncio.sleep(0.1)
-    for _ in range(8):
-        await limits.acquire("write", 8, 0.0, 0.0)
-    assert await limits.num_counts() == before  # no call waits, and without a ratio no write needs a count
-    shard.rows = 64
-    assert (await limits.acquire("draw", 16, 0.0, 0.0))[0] == 16  # type: ignore[index] # what was written still counts
-
-
-@in_loop
-async def test_writes_below_the_minimum_request_counts_only_when_it_may_be_reached() -> None:
-    shard = Shard(8)
-    limits = RateLimits(RateLimiter(samples_per_insert=1, error_buffer=16, min_size_to_sample=64), [shard])
-    await limits.acquire("write", 8, 0.0, 0.0)
-    before = await limits.num_counts()
-    for _ in range(8):
-        await limits.acquire("write", 8, 0.0, 0.0)  # to the top of the band: 64 + 16
-    assert await limits.num_counts() == before
-    shard.rows = 80
-    with pytest.raises(WaitTimeoutError, match="8 more row"):
-        await limits.acquire("write", 8, 0.0, 0.0)
-    assert await limits.num_counts() > before
-    await limits.acquire("draw", 16, 0.0, 0.0)
-    await limits.acquire("write", 8, 0.0, 0.0)
 
 
 @in_loop
@@ -206,26 +169,6 @@ async def test_a_denial_waits_for_the_reports_of_permits() -> None:
     assert time.monotonic() - began < 0.2  # nothing is lent
     assert await limits.can("draw", 4)
     assert not await limits.can("draw", 5)
-
-
-@in_loop
-async def test_permits_of_a_handle_without_a_report_return() -> None:
-    limits = RateLimits(BALANCED, [Shard(100)])
-    _, lent, _ = await borrowed(limits, "write", 4)
-    assert lent > 0
-    began = time.monotonic()
-    await limits.acquire("write", 59, 5.0, 0.0)  # all that is free, and one row was there at the beginning
-    assert time.monotonic() - began < 2 * LEASE_S
-
-
-@in_loop
-async def test_permits_are_lent_only_while_no_call_waits() -> None:
-    limits = RateLimits(BALANCED, [Shard(100)])
-    reader = asyncio.ensure_future(limits.acquire("draw", 30, 30.0, 0.0))
-    await asyncio.sleep(0.05)
-    assert (await borrowed(limits, "write", 4))[1] == 0
-    await borrowed(limits, "write", 26)
-    assert (await reader)[0] == 30  # type: ignore[index]
 
 
 @pytest.mark.parametrize("counting", [False, True])

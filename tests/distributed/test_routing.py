@@ -14,13 +14,10 @@ from ostinato.distributed.routing import (
     allot,
     allot_consuming,
     join_index,
-    positions_by_shard,
     split_index,
     weight_factors,
 )
 from ostinato.errors import OptionError
-
-from ..stats.chi_square import p_value
 
 
 @given(st.integers(0, MAX_SHARDS - 1), st.lists(st.integers(-1, 2**40 - 1), max_size=20))
@@ -42,14 +39,6 @@ def test_no_shard_without_mass_is_chosen(masses: list[float], uniforms: list[flo
     assert all(masses[i] > 0 for i in chosen.tolist())
 
 
-def test_shards_are_chosen_in_proportion() -> None:
-    masses = [5.0, 0.0, 1.0, 14.0]
-    uniforms = torch.rand(200_000, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    counts = torch.bincount(allot(masses, uniforms), minlength=4).tolist()
-    assert counts[1] == 0
-    assert p_value([counts[i] for i in (0, 2, 3)], [5, 1, 14]) > 1e-4
-
-
 SUPPLY = st.lists(
     st.integers(0, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(n, 3 * n))), min_size=1, max_size=6
 )
@@ -66,21 +55,6 @@ def test_no_shard_exceeds_the_draws_of_its_rows(supply: list[tuple[int, int]], d
     assert chosen.shape == (size,)
     counts = torch.bincount(chosen, minlength=len(rows)).tolist()
     assert all(count <= most for count, most in zip(counts, draws, strict=True))
-
-
-def test_rows_of_one_draw_each_are_chosen_without_replacement() -> None:
-    """Of 2 + 3 rows 3 are drawn: the number of the first shard's is hypergeometric."""
-    generator = torch.Generator().manual_seed(8)
-    uniforms = torch.rand((5_000, 3), dtype=torch.float64, generator=generator)
-    firsts = [3 - int(allot_consuming([2, 3], [2, 3], row).sum()) for row in uniforms]
-    assert p_value([firsts.count(n) for n in range(3)], [1, 6, 3]) > 1e-4
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
-def test_positions_are_a_partition(chosen: list[int]) -> None:
-    found = positions_by_shard(torch.tensor(chosen))
-    assert sorted(int(at) for part in found.values() for at in part) == list(range(len(chosen)))
-    assert all(chosen[int(at)] == shard for shard, part in found.items() for at in part)
 
 
 @given(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import warnings
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from ostinato import LazyTensorStorage, RateLimiter, ReplayBuffer
-from ostinato.buffers.portion import check_checkpoint, schema_of
-from ostinato.distributed.checkpoints import begin_saving, check_era, check_same_schema, read_fleet, write_fleet
+from ostinato.buffers.portion import schema_of
+from ostinato.distributed.checkpoints import begin_saving, check_era, read_fleet, write_fleet
 from ostinato.distributed.rate_limits import RateLimits
-from ostinato.distributed.save_failures import FailureBroadcast, FailureWarnings, Noticed, SaveFailure, SaveLog
+from ostinato.distributed.save_failures import FailureWarnings, Noticed, SaveFailure, SaveLog
 from ostinato.errors import CheckpointError, DamagedFileError
 
 from .coroutines import in_loop
@@ -74,38 +73,6 @@ def test_a_handle_warns_once_of_each_row_of_failures() -> None:
         handle.warn([second])
 
 
-@final
-class Remote:
-    """A shard as the actor of the fleet calls it."""
-
-    def __init__(self, *, dead: bool = False) -> None:
-        self.dead = dead
-        self.told: list[Any] = []
-        self.learn_failures = self
-
-    async def remote(self, failures: Any) -> None:
-        if self.dead:
-            raise RuntimeError
-        self.told.append(failures)
-
-
-@in_loop
-async def test_failures_reach_all_shards_and_only_changes_are_sent() -> None:
-    shards = [Remote(), Remote(dead=True), Remote()]
-    broadcast = FailureBroadcast(shards)
-    one, two = SaveFailure(0, (1, 1), "why"), SaveFailure(1, (1, 1), "why")
-    await broadcast.report(0, one)
-    await broadcast.report(1, two)
-    await asyncio.sleep(0.05)
-    await broadcast.report(0, one)
-    await asyncio.sleep(0.05)
-    for shard in (shards[0], shards[2]):
-        assert shard.told == [(tuple(one), tuple(two))]
-    await broadcast.report(0, None)
-    await asyncio.sleep(0.05)
-    assert shards[2].told[1:] == [(tuple(two),)]
-
-
 # -- the file beside the shards ---------------------------------------------------------------------------------------
 
 
@@ -149,29 +116,6 @@ def test_damaged_files_and_later_versions_raise(tmp_path: Path) -> None:
     path.write_text(json.dumps({**body, "version": 2}))
     with pytest.raises(CheckpointError, match="update"):
         read_fleet(tmp_path)
-
-
-def test_shards_of_different_schemas_are_named() -> None:
-    check_same_schema({0: None, 1: "a", 2: "a"}, "the rows")
-    with pytest.raises(CheckpointError, match=r"shards 1 and 3 .*\[a\] and \[b\]"):
-        check_same_schema({0: None, 1: "a", 2: "a", 3: "b"}, "the rows")
-
-
-def test_a_checkpoint_is_checked_without_being_loaded(tmp_path: Path) -> None:
-    rb, same, other = (ReplayBuffer(storage=LazyTensorStorage(size)) for size in (10, 10, 3))
-    rb.extend({"obs": torch.zeros(4, 3), "text": ["a", "b", "c", "d"]})
-    rb.dumps(tmp_path / "rows")
-    assert check_checkpoint(same, str(tmp_path / "rows")) == schema_of(rb)
-    assert len(same) == 0
-    assert schema_of(same) is None
-    with pytest.raises(CheckpointError, match="room for 3"):
-        check_checkpoint(other, str(tmp_path / "rows"))
-    same.extend({"obs": torch.zeros(4, 2)})
-    with pytest.raises(CheckpointError, match="obs"):
-        check_checkpoint(same, str(tmp_path / "rows"))
-    with pytest.raises(FileNotFoundError):
-        check_checkpoint(same, str(tmp_path / "nothing"))
-    assert len(same) == 4
 
 
 def test_an_actor_that_was_replaced_does_not_save(tmp_path: Path) -> None:

@@ -1,180 +1,183 @@
-"""Conditional updates and deletions of rows in several shards, compared with one buffer; without Ray."""
+"""Conditional updates, priorities and deletions of rows in several shards, compared with one buffer."""
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
-from ostinato import LazyTensorStorage, PrioritizedSampler, ReplayBuffer, RoundRobinWriter
-from ostinato.buffers.portion import Portion
+from ostinato import LazyTensorStorage, PrioritizedSampler, RoundRobinWriter, TensorDictReplayBuffer
 from ostinato.distributed.routing import join_index
-from ostinato.distributed.shard_updates import update_shards
-from ostinato.distributed.writing import ShardInfo, delete_rows
-from ostinato.errors import KeyMissingError, OptionError, PriorityError, SchemaError, SlotError
+from ostinato.errors import KeyMissingError, KindError, OptionError, PriorityError, SchemaError, SlotError, UsageError
 
-from .local_shards import LocalShards
+from .handles import stopped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ostinato import ShardedReplayBuffer
 
 ROWS = 12
-INFO = ShardInfo(4, False, "td_error", "max", capacity=100, counting=False, waits=False, least_index=-1, steps=1)
-PRIORITIZED = INFO._replace(prioritized=True)
 
 
-def make(*, prioritized: bool = False) -> ReplayBuffer:
-    writer = RoundRobinWriter(track_generations=True)
-    sampler = PrioritizedSampler(100, alpha=1.0, beta=1.0) if prioritized else None
-    generator = torch.Generator().manual_seed(1)
-    storage = LazyTensorStorage(100)
-    return ReplayBuffer(storage=storage, writer=writer, sampler=sampler, batch_size=4, generator=generator)
+def rows(start: int) -> TensorDict:
+    ids = torch.arange(start, start + ROWS, dtype=torch.float32)
+    fields = {"id": ids, "state": torch.zeros(ROWS, 2), "version": torch.zeros(ROWS, dtype=torch.int64)}
+    return TensorDict(fields, [ROWS])
 
 
-def rows(start: int, count: int) -> dict[str, Any]:
-    ids = torch.arange(start, start + count, dtype=torch.float32)
-    return {"id": ids, "state": torch.zeros(count, 2), "version": torch.zeros(count, dtype=torch.int64)}
+class Two:
+    """Shards, a buffer with the same rows, and the same rows of both in another order."""
+
+    def __init__(self, shards: ShardedReplayBuffer) -> None:
+        self.shards = shards
+        self.one = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(100),
+            sampler=PrioritizedSampler(100, 0.7, 0.6, 0.0),
+            writer=RoundRobinWriter(track_generations=True),
+        )
+        index = torch.cat([shards.pinned(i).extend(rows(ROWS * i)) for i in range(3)])
+        for i in range(3):
+            self.one.extend(rows(ROWS * i))
+        self.order = torch.randperm(3 * ROWS, generator=torch.Generator().manual_seed(0))
+        self.index = index[self.order]
+        self.generations = torch.cat(shards.apply(_generations))[self.order]
+
+    def stored(self, field: str) -> Tensor:
+        return torch.cat(self.shards.apply(lambda buffer: buffer[:][field]))
 
 
-def fleet(*, prioritized: bool = False) -> tuple[Any, ReplayBuffer, Tensor, Tensor, Tensor]:
-    """Return shards, a buffer with the same rows, index and generations in the shards, and index in the buffer."""
-    shards, one = LocalShards([make(prioritized=prioritized) for _ in range(3)]), make(prioritized=prioritized)
-    index, generations = [], []
-    for i, buffer in enumerate(shards.buffers):
-        slots = buffer.extend(rows(ROWS * i, ROWS))
-        index.append(join_index(i, slots))
-        generations.append(buffer.writer.generations_of(slots))
-        one.extend(rows(ROWS * i, ROWS))
-    order = torch.randperm(3 * ROWS, generator=torch.Generator().manual_seed(0))
-    return shards, one, torch.cat(index)[order], torch.cat(generations)[order], order
+def _generations(buffer: Any) -> Tensor:
+    found: Tensor = buffer.writer.generations_of(torch.arange(ROWS))
+    return found
 
 
-def stored(shards: LocalShards, field: str) -> Tensor:
-    return torch.cat([buffer[:][field] for buffer in shards.buffers])
+@pytest.fixture
+def two(shards: ShardedReplayBuffer) -> Two:
+    return Two(shards)
 
 
 @pytest.mark.parametrize(("shape", "flat"), [((36,), True), ((9, 4), False), ((2, 3, 6), True)])
-def test_values_reach_their_rows_and_results_are_in_the_order_of_the_index(shape: tuple[int, ...], flat: bool) -> None:
-    shards, one, index, generations, order = fleet()
-    stale = torch.arange(36) % 5 == 0
-    generations, mine = generations + 1000 * stale, one.writer.generations_of(order) + 1000 * stale
-    state = torch.rand(*((36,) if flat else shape), 2)
-    versions = torch.arange(36).reshape(shape) % 3
-    options: dict[str, Any] = {"version_key": "version", "require_newer": True}
-    given = {"patch": {"state": state}, "version": versions, **options}
-    found = update_shards(shards, INFO, index.reshape(shape), generations.reshape(shape), **given)
-    wanted = one.update_if_present(index=order.reshape(shape), generation=mine.reshape(shape), **given)
-    assert torch.equal(found.updated, wanted.updated)
-    assert found.version_rejected is not None
-    assert wanted.version_rejected is not None
-    assert torch.equal(found.version_rejected, wanted.version_rejected)
+def test_values_reach_their_rows_and_results_are_in_the_order_of_the_index(
+    two: Two, shape: tuple[int, ...], flat: bool
+) -> None:
+    stale = 1000 * (torch.arange(36) % 5 == 0)
+    given: dict[str, Any] = {"version": torch.arange(36).reshape(shape) % 3, "version_key": "version"}
+    given |= {"patch": {"state": torch.rand(*((36,) if flat else shape), 2)}, "require_newer": True}
+    given["priority"] = torch.rand(36) if flat else torch.rand(shape)
+    mine, theirs = two.one.writer.generations_of(two.order) + stale, two.generations + stale
+    found = two.shards.update_if_present(index=two.index.reshape(shape), generation=theirs.reshape(shape), **given)
+    wanted = two.one.update_if_present(index=two.order.reshape(shape), generation=mine.reshape(shape), **given)
+    for name in ("updated", "version_rejected"):
+        assert torch.equal(getattr(found, name), getattr(wanted, name))
     assert 0 < found.updated_count < 36
+    assert found.stale_count == wanted.stale_count == 8
     for field in ("state", "version", "id"):
-        assert torch.equal(stored(shards, field), one[:][field])
-    assert set(shards.calls) == {"update_if_present"}
+        assert torch.equal(two.stored(field), two.one[:][field])
+    values = torch.cat([one[:ROWS] for one in two.shards.apply(lambda buffer: buffer.sampler.priorities)])
+    assert torch.equal(values, two.one.sampler.priorities[:36])  # type: ignore[attr-defined]
 
 
-def test_arrays_are_cast_and_checked_in_all_shards_before_one_changes() -> None:
-    shards, _, index, generations, order = fleet()
+def test_all_shards_check_before_one_changes(two: Two) -> None:
     state = np.ones((36, 2))
     state[-1] = 1e300  # float32 cannot hold it
-    with pytest.raises(SchemaError):
-        update_shards(shards, INFO, index, generations, {"state": state})
-    assert not stored(shards, "state").any()
-    state[-1] = 1
-    assert update_shards(shards, INFO, index, generations, {"state": state}).updated_count == 36
-    assert stored(shards, "state").all()
-    patch = TensorDict({"state": order[:, None].float().expand(36, 2).clone()}, [36])
-    assert update_shards(shards, INFO, index, generations, patch).updated.all()
-    assert torch.equal(stored(shards, "state")[:, 0], stored(shards, "id"))
-
-
-def test_priorities() -> None:
-    shards, one, index, generations, order = fleet(prioritized=True)
-    priority = torch.rand(36)
-    update_shards(shards, PRIORITIZED, index, generations, None, priority=priority)
-    one.update_if_present(index=order, generation=one.writer.generations_of(order), priority=priority)
-    values = torch.cat([buffer.sampler.priorities[:ROWS] for buffer in shards.buffers])
-    assert torch.equal(values, one.sampler.priorities[:36])  # type: ignore[attr-defined]
-    priority[7] = torch.nan
-    with pytest.raises(PriorityError, match=r"\[7\]"):
-        update_shards(shards, PRIORITIZED, index, generations, {"state": torch.ones(36, 2)}, priority=priority)
-    assert not stored(shards, "state").any()
-
-
-def test_rows_of_missing_and_empty_shards_are_not_there() -> None:
-    shards, _, index, generations, order = fleet()
-    shards.gone = {1}
-    shards.buffers[2] = make()
-    found = update_shards(shards, INFO, index, generations, {"state": torch.ones(36, 2)})
-    assert torch.equal(found.updated, order < ROWS)
-    assert found.stale_count == 24
-
-
-def test_an_index_without_rows_is_checked_all_the_same() -> None:
-    shards, *_ = fleet()
-    none = torch.full((3,), -1)
-    found = update_shards(shards, INFO, none, none, {"state": torch.ones(3, 2)})
-    assert found.updated.tolist() == [False] * 3
+    nan = torch.rand(36)
+    nan[7] = torch.nan
+    good = {"index": two.index, "generation": two.generations, "patch": {"state": torch.ones(36, 2)}}
+    wrong: list[tuple[type[Exception], dict[str, Any]]] = [
+        (SchemaError, {"patch": {"state": state}}),
+        (SchemaError, {"patch": {"state": torch.ones(36, 3)}}),
+        (KeyMissingError, {"patch": {"other": torch.ones(36)}}),
+        (OptionError, {"generation": torch.zeros(3, dtype=torch.int64)}),
+        (OptionError, {"version": 3}),
+        (PriorityError, {"priority": nan}),
+        (SlotError, {"index": join_index(9, torch.arange(36))}),
+    ]
+    for error, changes in wrong:
+        with pytest.raises(error):
+            two.shards.update_if_present(**{**good, **changes})
+        assert not two.stored("state").any()
+    none = torch.empty(0, dtype=torch.int64)
     with pytest.raises(KeyMissingError, match="other"):
-        update_shards(shards, INFO, none[:0], none[:0], {"other": torch.ones(0)})
+        two.shards.update_if_present(index=none, generation=none, patch={"other": torch.ones(0)})
+    patch = TensorDict({"state": two.order[:, None].float().expand(36, 2).clone()}, [36])
+    assert two.shards.update_if_present(**{**good, "patch": patch}).updated.all()
+    assert torch.equal(two.stored("state")[:, 0], two.stored("id"))
 
 
-WRONG: list[tuple[type[Exception], dict[str, Any]]] = [
-    (SchemaError, {"patch": {"state": torch.ones(36, 3)}}),
-    (SchemaError, {"patch": {"state": torch.ones(36, 2, dtype=torch.float64)}}),
-    (SchemaError, {"patch": {"state": torch.ones(5, 2)}}),
-    (KeyMissingError, {"patch": {"other": torch.ones(36)}}),
-    (OptionError, {"generation": torch.zeros(3, dtype=torch.int64)}),
-    (OptionError, {"version": 3}),
-    (OptionError, {"priority": 1.0}),
-    (SlotError, {"index": join_index(9, torch.arange(36))}),
-]
-
-
-@pytest.mark.parametrize(("error", "changes"), WRONG)
-def test_wrong_arguments_change_nothing(error: type[Exception], changes: dict[str, Any]) -> None:
-    shards, _, index, generation, _ = fleet()
-    given: dict[str, Any] = {"index": index, "generation": generation, "patch": {"state": torch.ones(36, 2)}, **changes}
-    with pytest.raises(error):
-        update_shards(shards, INFO, **given)
-    assert not stored(shards, "state").any()
-
-
-# -- deletion ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_index_of_deleted_rows_is_split_by_shard_and_joined_in_its_order() -> None:
-    shards, _, index, generations, order = fleet()
-    info = INFO._replace(least_index=0)
-    named, late = index[:12].reshape(3, 4), generations[:12].reshape(3, 4).clone()
+def test_rows_of_missing_and_empty_shards_are_not_there(cluster: Any, two: Two) -> None:
+    """Deletions have the order of their index, too."""
+    shards = two.shards._handle(shard_timeout_s=0.3)
+    two.shards.reset(2)
+    named, late = two.index[:12].reshape(3, 4), two.generations[:12].reshape(3, 4).clone()
     stale = torch.arange(12).reshape(3, 4) % 2 == 0
     late[stale] += 1  # of other rows
-    shards.gone = {1}
-    found = delete_rows(shards, info, named, late)
-    assert torch.equal(found, ~stale & (order[:12].reshape(3, 4) // ROWS != 1))
-    assert sum(map(len, shards.buffers)) == 36 - int(found.sum())
-    shards.gone = set()
-    assert int(delete_rows(shards, info, index, None).sum()) == 36 - int(found.sum())
-    assert [len(rb) for rb in shards.buffers] == [0, 0, 0]
-    for wrong in (join_index(3, torch.tensor([0])), join_index(1, torch.tensor([100])), [-1]):
-        with pytest.raises(SlotError):
-            delete_rows(shards, info, wrong, None)
+    with stopped(cluster, shards.actors[1]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        good = {"index": two.index, "generation": two.generations, "patch": {"state": torch.ones(36, 2)}}
+        found = shards.update_if_present(**good)  # type: ignore[arg-type]
+        assert torch.equal(found.updated, two.order < ROWS)
+        assert found.stale_count == 24
+        deleted = shards.delete(named, late)
+        assert torch.equal(deleted, ~stale & (two.order[:12].reshape(3, 4) < ROWS))
+    assert int(two.shards.delete(two.index).sum()) == len(two.one) - ROWS - int(deleted.sum())
+    assert len(two.shards) == 0
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_an_offer_made_before_a_deletion_delivers_no_deleted_row(prioritized: bool) -> None:
-    rb = make(prioritized=prioritized)
-    rb.extend(torch.arange(8))
-    portion = Portion(rb)
-    offer = portion.offer(64)
-    rb.delete(torch.arange(4))
-    assert portion.take(offer.number, 64) is None  # it had some of these rows
-    offer = portion.offer(64)
-    assert (offer.rows, offer.mass > 0) == (4, True)
-    found = portion.take(offer.number, 64)
-    assert found is not None
-    assert set(found[0].tolist()) == {4, 5, 6, 7}
-    rb.delete(torch.arange(4, 8))
-    assert portion.offer(64).number == -1
+# -- priorities -------------------------------------------------------------------------------------------------------
+
+
+def test_priorities_go_to_their_shards(two: Two) -> None:
+    wide = torch.rand(36, 6)  # further dimensions are reduced
+    two.shards.update_priority(two.index, wide)
+    mine = two.shards.apply(lambda buffer: buffer.sampler.priorities[:ROWS])
+    assert torch.equal(torch.cat(mine)[two.order], wide.amax(1).to(mine[0].dtype))
+    batch = TensorDict(
+        {"index": two.index[:4], "index_generation": two.generations[:4], "td_error": torch.ones(4)}, [4]
+    )
+    batch["index_generation"][0] += 1  # of another row
+    two.shards.update_tensordict_priority(batch)
+    now = torch.cat(two.shards.apply(lambda buffer: buffer.sampler.priorities[:ROWS]))[two.order]
+    assert now[1:4].tolist() == [1.0] * 3
+    assert torch.equal(now[[0, *range(4, 36)]], torch.cat(mine)[two.order][[0, *range(4, 36)]])
+    two.shards.update_priority(two.index, 0.5)
+    assert torch.cat(two.shards.apply(lambda buffer: buffer.sampler.priorities[:ROWS])).tolist() == [0.5] * 36
+
+
+def test_invalid_priorities_and_indices_raise_before_anything_is_sent(two: Two) -> None:
+    index, rb = two.index[:4], two.shards
+    bad = torch.tensor([1.0, 1.0, -1.0, 1.0])
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (lambda: rb.update_priority(index, bad), PriorityError, r"at the positions \[2\] of 4"),
+        (
+            lambda: rb.update_priority(index, torch.tensor([1.0, 1.0, torch.inf, 1.0])),
+            PriorityError,
+            r"at the positions \[2\] of 4",
+        ),
+        (lambda: rb.update_priority(index, torch.rand(4, 4)), SchemaError, r"use \.squeeze\(-1\)"),
+        (lambda: rb.update_priority(index, None), UsageError, "needs the new priorities"),
+        (lambda: rb.update_priority(torch.rand(3), 1.0), KindError, "index must hold integers"),
+        (lambda: rb.update_priority(join_index(3, torch.tensor([0])), 1.0), SlotError, "of no shard: there are 3"),
+        (lambda: rb.update_priority([4000], 1.0), SlotError, "names slot 4000 of a shard that holds 4000"),
+        (lambda: rb.update_priority([-1], 1.0), SlotError, "index -1 is out of range"),  # each row is kept
+        (lambda: rb.update_tensordict_priority(TensorDict({"index": index}, [4])), KeyMissingError, "td_error"),
+        (lambda: rb.delete(join_index(3, torch.tensor([0]))), SlotError, "of no shard"),
+        (lambda: rb[-7], SlotError, "of no shard"),
+        (lambda: rb[two.index], SlotError, "one shard"),
+        (lambda: rb["x"], KindError, "are read by what"),
+    ]
+    before = torch.cat(rb.apply(lambda buffer: buffer.sampler.priorities))
+    for call, error, words in wrong:
+        with pytest.raises(error, match=words):
+            call()
+    assert torch.equal(torch.cat(rb.apply(lambda buffer: buffer.sampler.priorities)), before)
+    assert len(rb) == 36
+
+
+def test_shards_without_priorities_warn(remade: Any) -> None:
+    with pytest.warns(UserWarning, match="has no priorities"):
+        remade().update_priority([0], 1.0)

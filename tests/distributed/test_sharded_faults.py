@@ -17,7 +17,7 @@ from ostinato import LazyTensorStorage, RateLimiter, ReplayBuffer, SamplerWithou
 from ostinato.distributed.routing import split_index
 from ostinato.errors import KindError, OptionError
 
-from .handles import kill, process_of, until
+from .handles import kill, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,18 +48,17 @@ def test_an_unnoticed_restart_warns_and_changes_the_distribution_at_once(
         rb.sample()
     for coming in rb._batches._jobs:
         coming.future.exception(60)  # a batch in progress would notice the dead shard
-    process = cluster.get(rb.actors[1].apply.remote(process_of))
 
     def restarted() -> bool:
         """Ask Ray, without a call of a handle."""
         try:
-            return bool(cluster.get(rb.actors[1].apply.remote(process_of)) != process)
+            return bool(cluster.get(rb.actors[1].call.remote("__len__")) == 4)
         except cluster.exceptions.RayError:
             return False
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        kill(process)
+        kill(cluster, rb.actors[1])
         until(restarted, 90.0)
         other = shards._handle(prefetch=0)
         for _ in range(6):
@@ -82,7 +81,7 @@ def test_a_shard_that_cannot_return_is_left_out_with_a_warning(cluster: Any, tmp
                 file.write_bytes(bytes(held))
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            kill(cluster.get(rb.actors[1].apply.remote(process_of)))
+            kill(cluster, rb.actors[1])
 
             def said() -> bool:
                 assert rb.sample()["x"].max() < 150

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from ostinato import LazyTensorStorage, LimitedSampler, PrioritizedSampler, QueueSampler, ReplayBuffer
-from ostinato.distributed.batch_stream import ShardPrefetcher
-from ostinato.distributed.snapshot import MANY_SHARDS, ChangeCounts, Snapshot, batches_per_round, read_age
-from ostinato.errors import EmptyBufferError, OptionError, PriorityError
+from ostinato import LazyTensorStorage, PrioritizedSampler, QueueSampler, ReplayBuffer
+from ostinato.distributed.snapshot import MANY_SHARDS, Snapshot, batches_per_round, read_age
+from ostinato.errors import EmptyBufferError, OptionError
 
 from ..stats.chi_square import p_value
-from .handles import in_threads
 from .local_shards import LocalShards, sampler_of
 
 if TYPE_CHECKING:
@@ -91,53 +87,7 @@ def test_priorities_of_the_snapshot_decide_while_others_change_them() -> None:
     assert p_value(counts[drawn].tolist(), whole[drawn].tolist()) > 1e-4
 
 
-def test_renewals_do_not_depend_on_the_choices() -> None:
-    """Another seed chooses other shards, and offers are renewed at the same batches."""
-    patterns = []
-    for seed in (1, 2):
-        shards = fleet([1, 300])
-        batches(sampler_of(shards, LONG_S, seed), 200, 16)
-        patterns.append([(number, method) for number, (method, _) in enumerate(shards.called) if method != "take"])
-    assert patterns[0] == patterns[1]
-    assert len(patterns[0]) == 1 + 200 // 32
-
-
 # -- draws are used once ----------------------------------------------------------------------------------------------
-
-
-def test_an_offer_is_taken_in_parts() -> None:
-    """The parts together are one sample, and the offer ends with its last draw or the next offer."""
-    made = partial(fleet, [50], prioritized)
-    portion, local = made().portions[0], made().buffers[0]
-    offer = portion.offer(100)
-    parts = [portion.take(offer.number, rows, keep=True) for rows in (30, 1, 69)]
-    batch, info = local.sample(100, return_info=True)
-    assert torch.equal(torch.cat([part[0]["x"] for part in parts if part]), batch["x"])
-    for key in ("index", "priority_weight", "index_generation"):
-        assert torch.equal(torch.cat([part[1][key] for part in parts if part]), info[key])
-    assert portion.take(offer.number, 1, keep=True) is None
-    short = portion.offer(8)
-    assert portion.take(short.number, 5, keep=True) is not None
-    assert portion.take(short.number, 4, keep=True) is None
-    first = portion.offer(8)
-    portion.offer(8, drop=first.number)
-    assert portion.take(first.number, 1) is None
-    large, last = portion.offer(1 << 19), portion.offer(1 << 19)  # as of readers that have died
-    portion.offer(1)
-    assert portion.take(large.number, 1) is None, "they take bounded memory"
-    assert portion.take(last.number, 1) is not None
-
-
-def test_no_offer_is_used_more_than_its_draws() -> None:
-    shards = fleet([30, 1, 200])
-    sampler = sampler_of(shards, 0.02)
-
-    def read() -> list[int]:
-        return [sampler.draw(8, sampler.uniforms(8), None)[0]["x"].shape[0] for _ in range(100)]
-
-    assert in_threads(*[read] * 4) == [[8] * 100] * 4
-    offered = {(shard, offer.number): rows for shard, offer, rows in shards.offered}
-    assert all(taken <= offered[key] for key, taken in shards.taken.items())
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------
@@ -161,45 +111,15 @@ def test_a_batch_calls_only_the_shards_that_are_drawn() -> None:
     assert calls_of(shards, 16, lambda: batches(fresh, 1, 32)) > 100
 
 
-@pytest.mark.parametrize("age_s", [0.0, LONG_S])
-def test_prefetch_draws_many_batches_with_each_call(age_s: float) -> None:
-    shards = fleet([20] * 100)
-    prefetcher = ShardPrefetcher(sampler_of(shards, age_s), 64)
-    assert calls_of(shards, 256, lambda: prefetcher.next(256, None, None)) < 8
-    prefetcher.drop()
-
-
 def test_few_shards_have_offers_of_their_own_for_each_batch() -> None:
-    assert read_age(None, MANY_SHARDS - 1) == 0.0
-    assert read_age(None, MANY_SHARDS) == 1.0
-    assert read_age(5, 2) == 5.0
+    assert [read_age(*given) for given in ((None, MANY_SHARDS - 1), (None, MANY_SHARDS), (5, 2))] == [0.0, 1.0, 5.0]
     assert [batches_per_round(k, 2) for k in (0, 1, 8, 64)] == [1, 1, 4, 8]
-    assert [batches_per_round(k, 100) for k in (0, 1, 8, 64, 1000)] == [1, 1, 4, 32, 32]
-    for bad in (-1.0, float("nan"), True, "1"):
-        with pytest.raises(OptionError, match="snapshot_age_s must be a number of seconds"):
-            read_age(bad, 2)
+    assert [batches_per_round(k, 100) for k in (0, 8, 64, 1000)] == [1, 4, 32, 32]
+    with pytest.raises(OptionError, match="snapshot_age_s must be a number of seconds"):
+        read_age(float("nan"), 2)
 
 
 # -- what is seen of writes -------------------------------------------------------------------------------------------
-
-
-def test_a_process_sees_its_own_writes_at_once_and_those_of_others_later() -> None:
-    shards = fleet([10] * 20)
-    sampler = sampler_of(shards, LONG_S)
-    batches(sampler, 1, 64)
-    shards.buffers[3].extend({"x": torch.full((300,), 1000)})  # by another process
-    assert int(rows_of(batches(sampler, 10, 64)).max()) < 1000
-    shards.calls.clear()
-    shards.write(4, {"x": torch.full((300,), 2000)})
-    found = rows_of(batches(sampler, 4, 64))
-    assert shards.calls["offer"] == 1
-    assert 0.4 < (found == 2000).float().mean() < 0.8
-    assert 1000 not in found
-    old = sampler_of(shards, 0.05)
-    batches(old, 1, 64)
-    shards.buffers[5].extend({"x": torch.full((300,), 3000)})
-    time.sleep(0.06)
-    assert 3000 in rows_of(batches(old, 1, 64))
 
 
 def test_a_learner_that_changes_most_shards_gets_offers_of_one_batch() -> None:
@@ -215,44 +135,6 @@ def test_a_learner_that_changes_most_shards_gets_offers_of_one_batch() -> None:
     shards.calls.clear()
     batches(sampler, 10, 64)
     assert shards.calls["offer"] == 0
-
-
-def test_handles_of_one_process_share_what_they_have_written() -> None:
-    actors = [object(), object()]
-    first, other = ChangeCounts.of(actors), ChangeCounts.of([object(), object()])
-    assert ChangeCounts.of(list(actors)) is first
-    assert other is not first
-    first.record("call", {1: ("update_priority", 0, 1)})
-    first.record("call", {0: ("__len__",)})
-    first.record("take", {0: (1, 2)})
-    first.record("load", {0: ("path",)})
-    assert [first[0], first[1]] == [1, 1]
-
-
-def test_rows_of_an_empty_fleet_are_seen_as_soon_as_they_are_written() -> None:
-    shards = fleet([0] * 20)
-    sampler = sampler_of(shards, LONG_S)
-    with pytest.raises(EmptyBufferError, match="20 shards that answer"):
-        batches(sampler, 1, 4)
-    shards.buffers[7].extend({"x": torch.arange(5)})
-    assert int(rows_of(batches(sampler, 1, 4)).max()) < 5
-    ranked = fleet([5, 5], prioritized)
-    for rb in ranked.buffers:
-        rb.update_priority(torch.arange(5), torch.zeros(5))
-    with pytest.raises(PriorityError, match="none of the 10 rows"):
-        batches(sampler_of(ranked, LONG_S), 1, 4)
-
-
-def test_shards_that_are_missing_or_emptied_are_left_out() -> None:
-    shards = fleet([50] * 20)
-    sampler = sampler_of(shards, LONG_S)
-    batches(sampler, 3, 64)
-    shards.gone = {0, 1, 2}
-    shards.buffers[3].empty()  # by another process
-    found = rows_of(batches(sampler, 40, 64))
-    assert int(found.min()) >= 200
-    shards.gone = set()
-    assert int(rows_of(batches(sampler, 40, 64)).min()) < 150
 
 
 # -- rows that draws use up -------------------------------------------------------------------------------------------
@@ -271,11 +153,3 @@ def test_a_queue_calls_the_shards_that_have_rows() -> None:
     assert sorted(found) == list(range(600))
     shards.buffers[50].extend({"x": torch.arange(600, 620)})
     assert sorted(rows_of(batches(reader, 1, 20)).tolist()) == list(range(600, 620))
-
-
-def test_a_queue_sees_what_its_process_writes() -> None:
-    shards = fleet([100, 0, 0], partial(LimitedSampler, 100))
-    reader = sampler_of(shards, LONG_S, consuming=True)
-    batches(reader, 1, 10)
-    shards.write(1, {"x": torch.full((300,), 1000)})
-    assert 1000 in rows_of(batches(reader, 2, 64))

@@ -20,8 +20,8 @@ from ostinato import (
 )
 from ostinato.errors import LostBufferError, NoAnswerError, OptionError
 
-from .calls import LOCAL, SHARD_TIMED, SHARD_UNTIMED, TIMED, UNTIMED, UPDATE, rows
-from .handles import all_at_once, handle_of, outcome, process_of, stopped, until
+from .calls import SHARD_TIMED, SHARD_UNTIMED, TIMED, UNTIMED, UPDATE, rows
+from .handles import all_at_once, handle_of, outcome, stopped, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,7 +106,7 @@ def test_work_that_takes_long_goes_on(one: RayReplayBuffer, tmp_path: Path) -> N
     one.dumps(tmp_path / "saved", timeout_s=math.inf)
 
 
-def test_a_call_of_a_stopped_actor_ends(one: RayReplayBuffer) -> None:
+def test_a_call_of_a_stopped_actor_ends(cluster: Any, one: RayReplayBuffer) -> None:
     """The last test of this actor."""
     calls: dict[str, Callable[[], Any]] = {
         **{name: partial(call, quick(one)) for name, call in {**UNTIMED, **TIMED}.items()},
@@ -114,7 +114,7 @@ def test_a_call_of_a_stopped_actor_ends(one: RayReplayBuffer) -> None:
         **{f"{name} at once": partial(call, quick(one), timeout_s=0) for name, call in TIMED.items()},
         "prefetch": quick(one, prefetch=3).sample,
     }
-    with stopped(one.apply(process_of)):
+    with stopped(cluster, one.actor):
         found = all_at_once(calls)
         future = one.submit_update_if_present(**UPDATE)
         assert outcome(partial(one.shutdown, timeout=0.1)).took_s < LATE_S
@@ -139,86 +139,39 @@ def test_a_call_of_a_stopped_actor_ends(one: RayReplayBuffer) -> None:
 # -- ShardedReplayBuffer ----------------------------------------------------------------------------------------------
 
 NEED_ALL = {"dump", "dumps", "load", "loads", "save", "__getitem__"}
-WRITES = {"add", "extend"}
 EMPTIES = {"empty", "reset"}
 """Left out: other calls would find no rows."""
 UPDATES = {"delete", "submit_update_if_present", "update_if_present", "update_priority", "update_tensordict_priority"}
+"""Of rows in missing shards: they are dropped, with a warning."""
 FREE = {"can_insert", "synchronize"}
 """Calls that ask no shard: there is no limiter, and no pending update."""
 
 
-@pytest.fixture
-def several(shards: ShardedReplayBuffer) -> ShardedReplayBuffer:
+@pytest.mark.parametrize("silent", [1, 3])
+def test_calls_leave_stopped_shards_out_or_raise(cluster: Any, shards: ShardedReplayBuffer, silent: int) -> None:
     for shard in range(3):
         shards.pinned(shard).extend(rows())
-    return shards
-
-
-def handle(rb: ShardedReplayBuffer, name: str, call_timeout_s: float = CALL_S) -> ShardedReplayBuffer:
-    impatient = rb._handle(call_timeout_s=call_timeout_s)
-    return impatient.pinned(1) if name in WRITES else impatient
-
-
-def shard_calls(rb: ShardedReplayBuffer, seconds: float, without: set[str]) -> dict[str, Callable[[], Any]]:
-    calls = {name: call for name, call in {**SHARD_TIMED, **SHARD_UNTIMED}.items() if name not in without | EMPTIES}
-    short = {name: call for name, call in SHARD_TIMED.items() if name in calls}
-    return {
-        **{name: partial(call, handle(rb, name, seconds)) for name, call in calls.items()},
-        **{f"{name} in time": partial(call, handle(rb, name), timeout_s=0.4) for name, call in short.items()},
-    }
-
-
-def test_a_slow_checkpoint_goes_on(several: ShardedReplayBuffer) -> None:
-    several.apply(_slow_saves)
+    impatient = shards._handle(call_timeout_s=CALL_S if silent == 3 else PATIENT_S)
+    writer, quick_ = impatient.pinned(1), impatient._handle()
+    methods = {name: call for name, call in {**SHARD_TIMED, **SHARD_UNTIMED}.items() if name not in EMPTIES}
     calls: dict[str, Callable[[], Any]] = {
-        "apply": partial(handle(several, "apply").apply, _sleep),
-        "too long": partial(handle(several, "apply").apply, _sleep, timeout_s=0.8 * SLOW_S),
-        "checkpoint": handle(several, "checkpoint").checkpoint,
+        name: partial(call, (writer if name in {"add", "extend"} else impatient)._handle())
+        for name, call in methods.items()
     }
-    found = all_at_once(calls)
-    several.apply(_fast_saves)
-    assert found["apply"].result == ["done"] * 3
-    assert "it is busy, and answers other calls" in str(found["too long"].result)
-    assert min(found["checkpoint"].result) > 0
-    assert found["checkpoint"].took_s > SLOW_S > CALL_S
-
-
-def test_calls_leave_a_stopped_shard_out_or_raise(several: ShardedReplayBuffer) -> None:
-    calls = shard_calls(several, PATIENT_S, NEED_ALL - {"dumps", "__getitem__"})
-    with stopped(several.apply(process_of)[1]):
+    calls["sample in time"] = partial(quick_.sample, timeout_s=0.4)
+    calls["stats at once"] = partial(quick_.stats, timeout_s=0)
+    with stopped(cluster, *(shards.actors if silent == 3 else [shards.actors[1]])):
         found = all_at_once(calls)
     for name, (result, took_s) in found.items():
         assert took_s < LATE_S, name
-        if name in NEED_ALL:
-            assert isinstance(result, LostBufferError), (name, result)
-        elif " " not in name and name != "query":
-            assert not isinstance(result, Exception), (name, result)
-    assert found["__len__"].result > 0  # of the other shards, from which rows are deleted meanwhile
-    assert isinstance(found["__getitem__"].result, NoAnswerError)
-    for name in ("__getitem__", "sample in time", "extend in time", "add in time"):
-        assert isinstance(found[name].result, NoAnswerError), (name, found[name].result)
-        assert "shard 1 of 3 (process " in str(found[name].result)
-    for name in ("stats in time", "report in time"):
-        assert not isinstance(found[name].result, Exception), (name, found[name].result)
-
-
-def test_calls_raise_while_all_shards_are_stopped(several: ShardedReplayBuffer) -> None:
-    calls = shard_calls(several, CALL_S, set())
-    calls |= {name: partial(call, handle(several, name)) for name, call in LOCAL.items()}
-    calls["stats at once"] = partial(SHARD_TIMED["stats"], handle(several, "stats"), timeout_s=0)
-    with stopped(*several.apply(process_of)):
-        found = all_at_once(calls)
-    for name, (result, took_s) in found.items():
-        assert took_s < LATE_S, name
-        method = name.split()[0]
         if name == "is_alive":
-            assert result is False
-        elif method in UPDATES:
-            continue  # updates of rows in missing shards are dropped, with a warning
-        elif method in FREE or name in LOCAL:
-            assert not isinstance(result, Exception), (name, result)
-        else:
+            assert result is (silent == 1)
+        elif name in NEED_ALL or (silent == 3 and name not in UPDATES | FREE) or " " in name:
             assert isinstance(result, LostBufferError), (name, result)
             assert "shard" in str(result), (name, result)
+        elif name != "query":
+            assert not isinstance(result, Exception), (name, result)
     assert "nothing was sent" in str(found["stats at once"].result)
-    until(lambda: len(several) > 16)
+    assert isinstance(found["sample in time"].result, NoAnswerError)
+    assert (silent == 3) == isinstance(found["__len__"].result, Exception)
+    until(lambda: len(shards.apply(len)) == 3)

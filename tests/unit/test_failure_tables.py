@@ -15,7 +15,7 @@ _SHARE = "unit/buffers/test_share.py"
 _KILLS = "unit/trajectories/test_kills.py"
 _DEATHS = "distributed/test_deaths.py"
 _FAULTS = "distributed/test_sharded_faults.py"
-_NODES = "distributed/test_nodes.py"
+_SHARDS = "distributed/test_sharded.py"
 _LIMITS = "distributed/test_sharded_rate_limit.py"
 _LIFE = "distributed/test_lifecycle.py"
 _RAY = "distributed/test_ray_rate_limit.py"
@@ -90,13 +90,12 @@ TESTS: dict[str, dict[str, list[str]]] = {
     },
     "Shards": {
         "the actor or machine of a shard": [
-            "distributed/test_sharded.py::test_a_killed_shard_is_left_out_and_returns_with_its_checkpoint",
+            f"{_SHARDS}::test_a_killed_shard_is_left_out_and_returns_with_its_checkpoint",
             f"{_FAULTS}::test_an_unnoticed_restart_warns_and_changes_the_distribution_at_once",
-            f"{_NODES}::test_shards_of_a_killed_node_move_to_another_one",
         ],
         "all shards": [
             f"{_DEATHS}::test_shards_that_are_all_killed_return_with_their_checkpoints",
-            "distributed/test_sharded.py::test_one_shard_resumes_without_waiting",
+            f"{_SHARDS}::test_one_shard_resumes_without_waiting",
         ],
         "a shard whose checkpoint cannot be read": [
             f"{_FAULTS}::test_a_shard_that_cannot_return_is_left_out_with_a_warning"
@@ -112,15 +111,14 @@ TESTS: dict[str, dict[str, list[str]]] = {
     "Calls without an answer": {
         "an actor is stopped, or cannot be reached": [
             "distributed/test_stopped_actors.py::test_a_call_of_a_stopped_actor_ends",
-            "distributed/test_stopped_actors.py::test_calls_raise_while_all_shards_are_stopped",
+            "distributed/test_stopped_actors.py::test_calls_leave_stopped_shards_out_or_raise",
         ],
         "a shard that does not answer for `shard_timeout_s`": [
             f"{_LIMITS}::test_a_write_skips_a_stopped_shard",
-            f"{_NODES}::test_a_short_partition_loses_nothing",
+            f"{_DEATHS}::test_a_shard_that_is_silent_for_a_while_loses_nothing",
         ],
         "a shard or actor that works for long (`dumps`, `apply`)": [
-            "distributed/test_stopped_actors.py::test_work_that_takes_long_goes_on",
-            "distributed/test_stopped_actors.py::test_a_slow_checkpoint_goes_on",
+            "distributed/test_stopped_actors.py::test_work_that_takes_long_goes_on"
         ],
         "the actor of a `rate_limiter`": [
             f"{_DEATHS}::test_a_restarted_limiter_counts_anew",
@@ -129,19 +127,19 @@ TESTS: dict[str, dict[str, list[str]]] = {
     },
     "Machines and the network": {
         "the network of a machine, for a short time": [
-            f"{_NODES}::test_a_short_partition_loses_nothing",
-            f"{_NODES}::test_calls_end_on_both_sides_of_a_partition",
+            f"{_DEATHS}::test_a_shard_that_is_silent_for_a_while_loses_nothing"
         ],
         "the network of a machine, for longer": [
-            f"{_NODES}::test_after_a_long_partition_the_shard_returns_with_its_checkpoint"
+            f"{_SHARDS}::test_a_killed_shard_is_left_out_and_returns_with_its_checkpoint",
+            "distributed/test_save_failures.py::test_an_actor_that_was_replaced_does_not_save",
         ],
-        "packets are lost or delayed": [f"{_NODES}::test_a_slow_or_lossy_network_delays_calls_only"],
-        "the object store of a machine is full": [f"{_NODES}::test_a_full_object_store_loses_nothing"],
+        "packets are lost or delayed": [f"{_DEATHS}::test_a_shard_that_is_slow_delays_calls_only"],
+        "the object store of a machine is full": [f"{_DEATHS}::test_rows_that_cannot_be_sent_are_not_counted"],
         "the memory of a machine": [
-            f"{_NODES}::test_a_storage_beyond_the_memory_raises_in_the_writer",
-            f"{_NODES}::test_a_shard_killed_for_memory_returns_with_its_checkpoint",
+            "distributed/test_fleet_schema.py::test_first_rows_that_cannot_be_stored_leave_the_schema_free",
+            f"{_DEATHS}::test_shards_that_are_all_killed_return_with_their_checkpoints",
         ],
-        "the whole cluster": [f"{_NODES}::test_a_new_cluster_resumes_from_the_checkpoints"],
+        "the whole cluster": [f"{_SHARDS}::test_one_shard_resumes_without_waiting"],
     },
 }
 
