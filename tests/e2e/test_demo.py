@@ -121,7 +121,8 @@ def test_a_prioritized_run_with_three_steps(tmp_path: Path) -> None:
     seen = inspect_checkpoint(tmp_path / "checkpoint").priorities
     assert seen is not None
     assert (seen.rows, seen.minimum) == (250, float(sampler.priorities.min()))
-    (panel,) = [panel for panel in training_figure(report).rows[1] if isinstance(panel, Bars)]
+    panel = training_figure(report).rows[1][2]
+    assert isinstance(panel, Bars)
     assert sum(sum(stack.counts) for stack in panel.stacks) == 250
 
 

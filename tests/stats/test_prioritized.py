@@ -114,7 +114,8 @@ def test_no_update_crosses_over_to_another_row_while_threads_write(prefetch: int
         while written[0] < 20 * capacity or not rb.stats().stale_updates:
             assert time.monotonic() < deadline
             waiting.wait(0.01)
-    learn()
+    for _ in range(4):  # the first batches may have been drawn before the last writes
+        learn()
     kept = rb.sampler.state_dict()["priorities"]
     own = (rb[:] % 499 + 1).double()
     assert bool(((kept == own) | (kept == first)).all())

@@ -14,7 +14,7 @@ from ostinato import (
 )
 from ostinato.errors import CheckpointError
 
-from ...combinations import CAPACITY, SAMPLERS, UNITS, rows
+from ...registry import CAPACITY, SAMPLERS, UNITS, rows, seeded
 from ...tags import same_state
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning
 def make(unit: str = "none", sampler: str = "RandomSampler") -> ReplayBuffer:
     return ReplayBuffer(
         storage=LazyTensorStorage(CAPACITY),
-        sampler=SAMPLERS[sampler](),
-        sample_unit=UNITS[unit](),
+        sampler=SAMPLERS[sampler].make(CAPACITY),
+        sample_unit=UNITS[unit](CAPACITY),
         batch_size=6,
         prefetch=3,
-        generator=torch.Generator().manual_seed(2),
+        generator=seeded(2),
         episodes=Episodes(("next", "done")),
     )
 
@@ -46,7 +46,8 @@ def batches(rb: Any, count: int) -> list[Any]:
 
 
 CELLS = [(unit, "RandomSampler") for unit in UNITS]
-CELLS += [("none", name) for name in SAMPLERS if name.startswith(("SamplerWithout", "Prioritized", "Slice"))]
+CELLS += [("none", name) for name in ("SamplerWithoutReplacement", "PrioritizedSampler", "SliceSampler")]
+CELLS += [("none", "SliceSamplerWithoutReplacement"), ("none", "PrioritizedSliceSampler")]
 CELLS += [("NStep", "PrioritizedSampler"), ("Hindsight", "SamplerWithoutReplacement")]
 
 

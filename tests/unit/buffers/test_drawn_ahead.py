@@ -25,9 +25,8 @@ from ostinato import (
     TensorDictReplayBuffer,
 )
 
-from ...combinations import CAPACITY, SAMPLERS, STORAGES, UNITS
-from ...combinations import rows as combined
-from ...registry import seeded
+from ...registry import CAPACITY, SAMPLERS, STORAGES, UNITS, seeded
+from ...registry import rows as combined
 from ...tags import same_state
 
 if TYPE_CHECKING:
@@ -59,14 +58,14 @@ def rows(first: int, count: int, kind: str = "") -> Any:
 def make(kind: str, depth: int) -> ReplayBuffer:
     storage, sampler, unit = BUFFERS[kind]
     return TensorDictReplayBuffer(
-        storage=STORAGES[storage]() if storage else RaggedTensorStorage(CAPACITY, ragged="tokens", layout="padded"),
-        sampler=SAMPLERS[sampler]() if sampler else LimitedSampler(100),
-        sample_unit=UNITS[unit](),
+        storage=STORAGES[storage](CAPACITY) if storage else RaggedTensorStorage(CAPACITY, ragged="tokens", layout="padded"),
+        sampler=SAMPLERS[sampler].make(CAPACITY) if sampler else LimitedSampler(100),
+        sample_unit=UNITS[unit](CAPACITY),
         shared=kind == "shared",
         dim_extend=0,
         batch_size=6,
         prefetch=depth or None,
-        generator=torch.Generator().manual_seed(3),
+        generator=seeded(3),
     )
 
 

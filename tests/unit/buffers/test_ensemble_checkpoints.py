@@ -18,11 +18,9 @@ from ostinato import (
 )
 from ostinato.errors import CheckpointError
 
-from ...combinations import rows
-from ...registry import STATEFUL
+from ...registry import BUFFERS, rows, seeded
 from ...tags import same_state
 from .refusals import raises
-from .test_ensemble import seeded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 def made(count: int = 12, **options: Any) -> ReplayBufferEnsemble:
     """A prioritized member, one with a reservoir, and one in passes; `count` rows were written to each."""
-    members = [STATEFUL[name].make(10) for name in ("prioritized", "reservoir", "passes")]
+    members = [BUFFERS[name](10) for name in ("PrioritizedSampler", "writer ReservoirWriter", "SamplerWithoutReplacement")]
     rb = ReplayBufferEnsemble(*members, **{"generator": seeded(1), "batch_size": 6, "p": [1, 2, 3], **options})
     for member in members:
         member.extend(rows(count))

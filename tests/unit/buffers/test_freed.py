@@ -25,8 +25,8 @@ from ostinato import (
 from ostinato._backend import backend as used_backend
 from ostinato.errors import OstinatoError
 
-from ...combinations import rows as combined
-from ...registry import STATEFUL
+from ...registry import BUFFERS
+from ...registry import rows as combined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,17 +41,19 @@ def plain(**options: Any) -> ReplayBuffer:
 
 
 def ensemble(**options: Any) -> ReplayBufferEnsemble:
-    return ReplayBufferEnsemble(plain(), STATEFUL["prioritized"].make(SIZE), **options)
+    return ReplayBufferEnsemble(plain(), BUFFERS["PrioritizedSampler"](SIZE), **options)
 
 
 def view(capacity: int) -> ReplayBuffer:
-    return plain().view(sampler=STATEFUL["prioritized"].make(capacity).sampler, prefetch=2)
+    return plain().view(sampler=BUFFERS["PrioritizedSampler"](capacity).sampler, prefetch=2)
 
 
-REGISTERED = ["list", "prioritized", "prefetch, prioritized", "passes", "slices", "n-step", "frames", "mapped", "queue"]
-REGISTERED += ["single copy", "environments", "codec", "heap that pops", "remover"]
+REGISTERED = ["storage ListStorage", "PrioritizedSampler", "prefetch, PrioritizedSampler", "SamplerWithoutReplacement"]
+REGISTERED += ["SliceSampler", "QueueSampler", "HeapSampler, max_times_sampled", "remover", "unit NStep", "unit FrameStack"]
+REGISTERED += [f"storage LazyTensorStorage, {option}" for option in ("single_copy", "ndim=2", "codec")]
+REGISTERED += ["storage LazyMemmapStorage"]
 MADE: dict[str, Callable[[int], Any]] = {
-    **{name: STATEFUL[name].make for name in REGISTERED},
+    **{name: BUFFERS[name] for name in REGISTERED},
     "transform ahead": lambda n: plain(prefetch=2, transform=lambda data: data),
     "windows ahead": lambda n: plain(sample_unit=FrameStack(2, ["obs"]), prefetch=1),
     "files ahead": lambda n: plain(storage=LazyMemmapStorage(n), prefetch=2),
@@ -62,7 +64,7 @@ MADE: dict[str, Callable[[int], Any]] = {
     "ensemble ahead": lambda n: ensemble(batch_size=4, prefetch=2),
     "shared": lambda n: plain(shared=True),
     "shared ahead": lambda n: plain(shared=True, prefetch=2),
-    "shared prioritized": lambda n: plain(shared=True, sampler=STATEFUL["prioritized"].make(n).sampler),
+    "shared prioritized": lambda n: plain(shared=True, sampler=BUFFERS["PrioritizedSampler"](n).sampler),
 }
 """Makers of empty buffers of a capacity; `ahead` in a name: a thread makes batches."""
 
