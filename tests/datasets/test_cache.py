@@ -325,6 +325,6 @@ def test_too_little_memory_and_disk_are_said_at_once(
         ({"tolerance_s": "0.1"}, "tolerance_s"),
     ):
         with pytest.raises(OptionError, match=message):
-            open_dataset(written.path, **options)  # type: ignore[arg-type]
+            open_dataset(written.path, **options)
     with pytest.raises(OptionError, match="is in memory already"):
         open_dataset({"x": np.zeros(3)}, cache="memory", episode_ends=[3])

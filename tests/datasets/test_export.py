@@ -302,9 +302,6 @@ for row, (e, t) in zip(dataset, rows):
     subprocess.run([OFFICIAL, "-c", script, tmp_path / "out", tmp_path / "parts.pt"], check=True, capture_output=True)
 
 
-# -- sources -----------------------------------------------------------------------------------------------------------
-
-
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
@@ -318,7 +315,8 @@ def leave(path: Path) -> None:
     [("lerobot", leave, ["data", "meta", "videos"]), ("hdf5", lambda path: path.write_bytes(b"mine"), [])],
 )
 def test_an_existing_target_is_replaced_on_demand(tmp_path: Path, format_name: str, made: Any, names: Any) -> None:
-    target, options = tmp_path / "out", {"fps": 10} if format_name == "lerobot" else {}
+    target = tmp_path / "out"
+    options: dict[str, Any] = {"fps": 10} if format_name == "lerobot" else {}
     made(target)
     with pytest.raises(CheckpointError, match="overwrite=True"):
         export(transitions(), target, format=format_name, **options)

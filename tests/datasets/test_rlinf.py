@@ -63,7 +63,8 @@ def test_fields_that_differ_and_files_that_cannot_be_read(tmp_path: Path) -> Non
         ("actions", torch.zeros(6, 2, 7), "actions is float32"),
         ("extra", {"action": torch.zeros(6, 2, 1)}, "two fields would be 'action'"),
     ):
-        other = rollout(1, **{name: values})
+        changed: dict[str, Any] = {name: values}
+        other = rollout(1, **changed)
         write(tmp_path / name, *([other] if name == "extra" else [rollout(0), other]))
         if message:
             with pytest.raises(SchemaError, match=message):

@@ -198,7 +198,7 @@ def test_what_is_wrong_changes_nothing(native: ModuleType) -> None:
         assert Table(native, 8).update(slots_of([1, slot]), np.ones(2), slots_of([2, 0]), rows=7)[0] == 1
     for options in ({"rows": 21}, {"source": (0, 0, 0)}):
         with pytest.raises(ValueError, match=r"rows must be in|generations must be six"):
-            table.update(np.arange(2), np.ones(2), **options)  # type: ignore[arg-type]
+            table.update(np.arange(2), np.ones(2), **options)
     with pytest.raises(ValueError, match="there is nothing to draw"):
         Table(native, 3).sample(np.zeros(3), 1.0, RING, np.float32)
     assert (table.priorities == 0.5).all()

@@ -100,8 +100,14 @@ STEPS: list[tuple[Any, str]] = [
 ]
 
 
-KINDS = ("PrioritizedSampler", "SliceSamplerWithoutReplacement", "PrioritizedSliceSampler", "storage ListStorage")
-KINDS += ("NStep, single_copy", "SliceSampler, mapped", "SequenceUnit, ndim=2", "writer TensorDictMaxValueWriter")
+KINDS: tuple[str, ...] = ("PrioritizedSampler", "SliceSamplerWithoutReplacement", "PrioritizedSliceSampler")
+KINDS += (
+    "storage ListStorage",
+    "NStep, single_copy",
+    "SliceSampler, mapped",
+    "SequenceUnit, ndim=2",
+    "writer TensorDictMaxValueWriter",
+)
 KINDS += ("ReservoirWriter, PrioritizedSampler", "prefetch", "prefetch, Hindsight", "max_bytes", "remover")
 
 
@@ -160,7 +166,9 @@ def test_every_read(kind: str, incremental: bool, tmp_path: Path, monkeypatch: p
             assert there or not rb.storage.laid_out
 
 
-@pytest.mark.parametrize(("kind", "verify"), [("PrioritizedSampler", True), ("SliceSampler, mapped", False), ("storage ListStorage", True)])
+@pytest.mark.parametrize(
+    ("kind", "verify"), [("PrioritizedSampler", True), ("SliceSampler, mapped", False), ("storage ListStorage", True)]
+)
 def test_another_save_in_the_middle_of_a_load(
     kind: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

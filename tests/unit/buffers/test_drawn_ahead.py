@@ -58,7 +58,9 @@ def rows(first: int, count: int, kind: str = "") -> Any:
 def make(kind: str, depth: int) -> ReplayBuffer:
     storage, sampler, unit = BUFFERS[kind]
     return TensorDictReplayBuffer(
-        storage=STORAGES[storage](CAPACITY) if storage else RaggedTensorStorage(CAPACITY, ragged="tokens", layout="padded"),
+        storage=STORAGES[storage](CAPACITY)
+        if storage
+        else RaggedTensorStorage(CAPACITY, ragged="tokens", layout="padded"),
         sampler=SAMPLERS[sampler].make(CAPACITY) if sampler else LimitedSampler(100),
         sample_unit=UNITS[unit](CAPACITY),
         shared=kind == "shared",

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 def made(count: int = 12, **options: Any) -> ReplayBufferEnsemble:
     """A prioritized member, one with a reservoir, and one in passes; `count` rows were written to each."""
-    members = [BUFFERS[name](10) for name in ("PrioritizedSampler", "writer ReservoirWriter", "SamplerWithoutReplacement")]
+    names = ("PrioritizedSampler", "writer ReservoirWriter", "SamplerWithoutReplacement")
+    members = [BUFFERS[name](10) for name in names]
     rb = ReplayBufferEnsemble(*members, **{"generator": seeded(1), "batch_size": 6, "p": [1, 2, 3], **options})
     for member in members:
         member.extend(rows(count))

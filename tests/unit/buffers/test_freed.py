@@ -48,8 +48,9 @@ def view(capacity: int) -> ReplayBuffer:
     return plain().view(sampler=BUFFERS["PrioritizedSampler"](capacity).sampler, prefetch=2)
 
 
-REGISTERED = ["storage ListStorage", "PrioritizedSampler", "prefetch, PrioritizedSampler", "SamplerWithoutReplacement"]
-REGISTERED += ["SliceSampler", "QueueSampler", "HeapSampler, max_times_sampled", "remover", "unit NStep", "unit FrameStack"]
+REGISTERED = ["storage ListStorage", "PrioritizedSampler", "prefetch, PrioritizedSampler"]
+REGISTERED += ["SamplerWithoutReplacement", "SliceSampler", "QueueSampler", "HeapSampler, max_times_sampled", "remover"]
+REGISTERED += ["unit NStep", "unit FrameStack"]
 REGISTERED += [f"storage LazyTensorStorage, {option}" for option in ("single_copy", "ndim=2", "codec")]
 REGISTERED += ["storage LazyMemmapStorage"]
 MADE: dict[str, Callable[[int], Any]] = {

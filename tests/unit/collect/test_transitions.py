@@ -63,8 +63,9 @@ def columns(rows: Any, layout: str) -> dict[str, torch.Tensor]:
 
 
 def _transition(flat: dict[str, torch.Tensor], i: int) -> Transition:
-    values: list[Any] = [flat[name][i].tolist() for name in NAMES]
-    return Transition(*(tuple(value) if isinstance(value, list) else value for value in values))
+    found = [flat[name][i].tolist() for name in NAMES]
+    values: list[Any] = [tuple(value) if isinstance(value, list) else value for value in found]
+    return Transition(*values)
 
 
 def stored(rb: ReplayBuffer, layout: str) -> list[list[Transition]]:
