@@ -63,7 +63,7 @@ def columns(rows: Any, layout: str) -> dict[str, torch.Tensor]:
 
 
 def _transition(flat: dict[str, torch.Tensor], i: int) -> Transition:
-    found = [flat[name][i].tolist() for name in NAMES]
+    found: list[Any] = [flat[name][i].tolist() for name in NAMES]
     values: list[Any] = [tuple(value) if isinstance(value, list) else value for value in found]
     return Transition(*values)
 
