@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(backend.installed is None, reason="there is one way without the extension")
 
 WAYS: tuple[Literal["native", "torch"], ...] = ("native", "torch")
-CALLS = 24
+CALLS = 12
 EVERY = 23
 """One in so many combinations runs in `make test`, one in two in `make test-all`."""
 
