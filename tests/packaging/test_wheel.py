@@ -24,8 +24,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]  # one worker:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the sdist, as `make wheels` does, with the tools of this environment."""
-    if importlib.util.find_spec("build") is None:
-        pytest.skip("needs build: pip install build")
+    for tool in ("build", "zopfli"):
+        if importlib.util.find_spec(tool) is None:
+            pytest.skip(f"needs {tool}: pip install {tool}")
     place = tmp_path_factory.mktemp("wheel")
     sdist = wheels.build_sdist(place)
     wheels.check(sdist)
@@ -33,12 +34,37 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     env = {**os.environ, "OSTINATO_TORCH_ONLY": "1"}
     subprocess.run([*command, "-w", str(place), str(sdist)], env=env, check=True)
     (made,) = place.glob("*.whl")
-    return made
+    return wheels.compress(made)
 
 
 def test_a_wheel_from_the_sdist_passes_the_checks(wheel: Path) -> None:
     wheels.check(wheel)
     assert wheel.name == f"ostinato-{wheels.version_of_tree()}-py3-none-any.whl"
+
+
+def test_compressing_changes_the_size_alone(tmp_path: Path) -> None:
+    pytest.importorskip("zopfli")
+    files = [tmp_path / "first.whl", tmp_path / "second.whl"]
+    for file in files:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.write(Path(__file__), "package/größe.py")
+            archive.writestr("package/empty.py", "")
+            archive.writestr("package/folder/", "")
+            archive.writestr(
+                zipfile.ZipInfo("package.dist-info/RECORD", (2026, 11, 23, 14, 58, 42)), "package/größe.py,,"
+            )
+        with zipfile.ZipFile(file) as archive:
+            before = [(info, archive.read(info)) for info in archive.infolist() if not info.is_dir()]
+        size = file.stat().st_size
+        wheels.compress(file)
+        assert file.stat().st_size < size
+        with zipfile.ZipFile(file) as archive:
+            after = [(info, archive.read(info)) for info in archive.infolist()]
+        for (old, data), (new, same) in zip(before, after, strict=True):
+            assert data == same
+            for fact in ("filename", "date_time", "external_attr", "create_system", "CRC", "file_size"):
+                assert getattr(old, fact) == getattr(new, fact), fact
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_a_wheel_fits_the_interpreters_of_its_tags() -> None:
