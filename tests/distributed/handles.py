@@ -1,10 +1,9 @@
-"""Handles with other options, processes of actors that are stopped and killed, and calls of many threads."""
+"""Handles with other options, processes of actors that are stopped and killed, and calls at once."""
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -94,15 +93,3 @@ def all_at_once(calls: Mapping[str, Callable[[], Any]], threads: int = 32) -> di
         warnings.simplefilter("ignore")
         tasks = {name: pool.submit(outcome, call) for name, call in calls.items()}
         return {name: task.result() for name, task in tasks.items()}
-
-
-def in_threads(*work: Callable[[], Any]) -> list[Any]:
-    """Call functions in threads that begin together; return their results, and raise the first error."""
-    start = threading.Barrier(len(work))
-
-    def run(one: Callable[[], Any]) -> Any:
-        start.wait()
-        return one()
-
-    with ThreadPoolExecutor(len(work)) as pool:
-        return [task.result(LONG_S) for task in [pool.submit(run, one) for one in work]]

@@ -18,8 +18,8 @@ from ostinato.distributed.ray_client import RETRY
 from ostinato.errors import KeyMissingError, LostBufferError, SchemaError, StorageMemoryError, UsageError
 from ostinato.writers import ImmutableDatasetWriter
 
+from ..threads import together
 from .coroutines import in_loop
-from .handles import in_threads
 
 if TYPE_CHECKING:
     from ostinato.core.rows import Schema
@@ -122,7 +122,7 @@ def test_of_first_rows_that_race_one_schema_wins(register: Register) -> None:
             return False
         return True
 
-    stored = in_threads(*[partial(write, i) for i in range(len(shards))])
+    stored = together(*[partial(write, i) for i in range(len(shards))])
     assert {shard.schema.held() for shard in shards} - {None} == {register.fixed}
     assert [len(shard.buffer) > 0 for shard in shards] == stored
     assert not all(stored)

@@ -21,7 +21,8 @@ from ostinato.distributed.deadlines import POLL_S
 from ostinato.distributed.ray_client import CONCURRENCY_GROUPS, RETRY
 from ostinato.errors import WaitTimeoutError
 
-from .handles import LONG_S, handle_of, in_threads, kill, until
+from ..threads import together
+from .handles import LONG_S, handle_of, kill, until
 
 if TYPE_CHECKING:
     from ostinato import RayReplayBuffer
@@ -92,7 +93,7 @@ def test_readers_and_threads_divide_the_rows_of_a_queue(remote: Any) -> None:
         return found + [row for _ in range(5) for row in handle.sample()["x"].tolist()]
 
     writers = [partial(write, handle_of(rb), 1000 * i, 1000 * i + 160) for i in range(2)]
-    _, _, *parts = in_threads(*writers, *[partial(read, handle) for handle in (rb, rb, other, other)])
+    _, _, *parts = together(*writers, *[partial(read, handle) for handle in (rb, rb, other, other)])
     assert sorted(row for part in parts for row in part) == [*range(160), *range(1000, 1160)]
     for part in parts[2:]:
         for mine in ([row for row in part if row < 1000], [row for row in part if row >= 1000]):

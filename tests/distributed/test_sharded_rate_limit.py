@@ -24,7 +24,8 @@ from ostinato.distributed.routing import split_index
 from ostinato.errors import NoPermitError, OptionError, WaitTimeoutError
 
 from ..stats.chi_square import p_value
-from .handles import LONG_S, in_threads, kill, outcome, stopped, until
+from ..threads import together
+from .handles import LONG_S, kill, outcome, stopped, until
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
@@ -138,7 +139,7 @@ def test_calls_on_lent_permits_are_counted(cluster: Any, remade: Any) -> None:
         for _ in range(100):
             client.acquire(kind, 3, 60.0)
 
-    in_threads(*[partial(work, kind) for kind in ("write", "draw") * 2])
+    together(*[partial(work, kind) for kind in ("write", "draw") * 2])
     assert requests.total() < 400  # the others used permits that were lent
     assert totals(cluster, rb) == (written + 600, drawn + 600)  # waits for reports
     rb.pinned(0)._writer._limiter.acquire("write", 5, 60.0)

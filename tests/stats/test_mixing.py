@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ostinato import RandomSampler, SamplerEnsemble
 
 from ..effort import examples
+from ..registry import seeded
 from .chi_square import p_value
 
 LOW, HIGH = 1e-4, 1 - 1e-4
@@ -21,10 +22,6 @@ LOW, HIGH = 1e-4, 1 - 1e-4
 
 def law(p: object, parts: int, members: int) -> SamplerEnsemble:
     return SamplerEnsemble(*(RandomSampler() for _ in range(members)), p=p, num_buffer_sampled=parts)  # type: ignore[arg-type]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @examples(2)

@@ -11,14 +11,11 @@ import torch
 from ostinato import SamplerWithoutReplacement
 from ostinato.testing import make_view
 
+from ..registry import seeded
 from ..tags import STORAGES, buffer, fill, read_ids
 from .chi_square import p_value
 
 LOW, HIGH = 1e-4, 1 - 1e-4
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def counts_of(draws: list[int], outcomes: int) -> list[int]:

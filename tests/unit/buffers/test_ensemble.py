@@ -40,12 +40,9 @@ from ostinato.errors import (
     UsageError,
 )
 
+from ...registry import seeded
 from ...tags import rows, same_state
 from .refusals import raises
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def plain(base: int, count: int = 10, **options: Any) -> ReplayBuffer:

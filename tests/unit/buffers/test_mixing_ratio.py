@@ -26,8 +26,9 @@ from ostinato import (
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, SchemaError, UsageError
 
 from ...effort import examples
+from ...registry import seeded
 from .refusals import raises
-from .test_ensemble import plain, seeded, tds
+from .test_ensemble import plain, tds
 
 if TYPE_CHECKING:
     from pathlib import Path

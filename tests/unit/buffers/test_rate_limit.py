@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from ostinato import (
 from ostinato.buffers.rate_limit import Flow, Stock
 from ostinato.errors import EmptyBufferError, KindError, OptionError, WaitTimeoutError
 
+from ...threads import together
 from .refusals import raises
 
 if TYPE_CHECKING:
@@ -41,12 +41,6 @@ LONG = 20.0
 
 def queue(capacity: int = 8, **options: Any) -> ReplayBuffer:
     return ReplayBuffer(storage=LazyTensorStorage(capacity), sampler=QueueSampler(), **options)
-
-
-def together(*work: Callable[[], Any]) -> list[Any]:
-    """Run in threads; raise what they raise."""
-    with ThreadPoolExecutor(len(work)) as pool:
-        return [future.result(6 * LONG) for future in [pool.submit(w) for w in work]]
 
 
 def test_the_ratio_holds_while_threads_race() -> None:
@@ -69,7 +63,7 @@ def test_the_ratio_holds_while_threads_race() -> None:
             rb.sample(timeout_s=LONG)
             balance()
 
-    together(write, read, read)
+    together(write, read, read, limit_s=6 * LONG)
     assert flow.written == 150
     assert 400 <= flow.drawn <= 416
     low, high = limiter.band

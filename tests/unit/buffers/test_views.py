@@ -40,6 +40,7 @@ from ostinato.testing import ResumeContract
 
 from ...effort import examples
 from ...processes import CONTEXT
+from ...registry import seeded
 from .refusals import raises
 
 if TYPE_CHECKING:
@@ -48,10 +49,6 @@ if TYPE_CHECKING:
 assert CONTEXT is not None  # its fork server has imported torch before a contract starts a process
 
 CAPACITY = 13
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def ranked(capacity: int = CAPACITY, *, alpha: float = 1.0, **options: Any) -> PrioritizedSampler:

@@ -16,12 +16,9 @@ from ostinato.errors import OptionError
 from ostinato.samplers.cuda_shuffle import DevicePasses, scale, swap
 from ostinato.samplers.uniform import _shuffle_draw
 from ostinato.testing import SamplerContract, make_view
+from tests.registry import seeded
 
 CPU = torch.device("cpu")
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.usefixtures("backend")
