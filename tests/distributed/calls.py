@@ -25,6 +25,7 @@ def rows(n: int = 8) -> TensorDict:
     return TensorDict({"x": torch.arange(n).float()}, [n])
 
 
+FOLDER = tempfile.TemporaryDirectory(prefix="ostinato-")
 BY_NAME: dict[str, Any] = {
     "data": rows(),
     "function": process_of,
@@ -33,7 +34,7 @@ BY_NAME: dict[str, Any] = {
     "hook": len,
     "index": torch.tensor([0]),
     "key": "x",
-    "path": f"{tempfile.gettempdir()}/ostinato-stopped",
+    "path": f"{FOLDER.name}/saved",
     "sampler": RandomSampler(),
     "source": {"x": torch.zeros(2)},
     "state": {},

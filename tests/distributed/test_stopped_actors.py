@@ -20,7 +20,7 @@ from ostinato import (
 )
 from ostinato.errors import LostBufferError, NoAnswerError, OptionError
 
-from .calls import SHARD_TIMED, SHARD_UNTIMED, TIMED, UNTIMED, UPDATE, rows
+from .calls import BY_NAME, SHARD_TIMED, SHARD_UNTIMED, TIMED, UNTIMED, UPDATE, rows
 from .handles import all_at_once, handle_of, outcome, stopped, until
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ FREE = {"can_insert", "synchronize"}
 def test_calls_leave_stopped_shards_out_or_raise(cluster: Any, shards: ShardedReplayBuffer, silent: int) -> None:
     for shard in range(3):
         shards.pinned(shard).extend(rows())
+    shards.dumps(BY_NAME["path"])
     impatient = shards._handle(call_timeout_s=CALL_S if silent == 3 else PATIENT_S)
     writer, quick_ = impatient.pinned(1), impatient._handle()
     methods = {name: call for name, call in {**SHARD_TIMED, **SHARD_UNTIMED}.items() if name not in EMPTIES}

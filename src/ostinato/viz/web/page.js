@@ -41,6 +41,7 @@ function frameAt(position) {
 // Only the latest request is executed: scrubbing does not queue requests.
 async function go(position) {
   requested = target = { ...target, ...position };
+  say("");  // now, not at the end: what is said meanwhile stays
   if (busy) return;
   busy = true;
   try {
@@ -51,7 +52,6 @@ async function go(position) {
       await show(seen);
     }
     target = { ...here };
-    say("");
   } catch (error) {
     target = { ...here };
     say(String(error.message || error));
