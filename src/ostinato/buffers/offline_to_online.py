@@ -456,7 +456,7 @@ def _online(storage: Any, capacity: int | None, buffer: Any) -> ReplayBuffer:
             msg = f"online_buffer must be a ReplayBuffer, got {type(buffer).__name__}"
             raise KindError(msg)
         return buffer
-    made = LazyTensorStorage(capacity) if capacity is not None else storage
+    made = LazyTensorStorage(positive("online_capacity", capacity)) if capacity is not None else storage
     return ReplayBuffer(storage=part("online_storage", made, Storage))
 
 

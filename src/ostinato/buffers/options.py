@@ -152,14 +152,18 @@ def positive(name: str, value: Any) -> int:
 
 
 def real(name: str, value: Any) -> float:
-    """Return a number as a float; NaN stays.
+    """Return a number as a float.
 
     Raises:
         KindError: if it is no real number.
+        OptionError: if it is NaN.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         msg = f"{name} must be a number, got {value!r} of type {type(value).__name__}"
         raise KindError(msg)
+    if math.isnan(value):
+        msg = f"{name} must be a number, got NaN"
+        raise OptionError(msg)
     return float(value)
 
 

@@ -38,7 +38,7 @@ class ParameterScheduler(ABC):
         max_value: largest value that is set; None for no bound.
 
     Raises:
-        KindError: if `obj` is neither a buffer nor a sampler.
+        KindError: if `obj` is neither a buffer nor a sampler, or a bound is no number.
         OptionError: if the sampler has no such attribute, it is not a number, or the bounds exclude each other.
     """
 
@@ -62,6 +62,9 @@ class ParameterScheduler(ABC):
             what = f"does not have an attribute {param_name}" if initial is None else f"has {param_name}={initial!r}"
             msg = f"Provided class {type(self.sampler).__name__} {what}: name a number of the sampler, such as 'beta'"
             raise OptionError(msg)
+        for name, bound in (("min_value", min_value), ("max_value", max_value)):
+            if bound is not None:
+                real(name, bound)
         if min_value is not None and max_value is not None and min_value > max_value:
             msg = f"min_value must be at most max_value, got {min_value} and {max_value}"
             raise OptionError(msg)

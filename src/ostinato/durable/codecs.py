@@ -231,7 +231,7 @@ def find_codec(codec: object, level: int | None = None) -> AnyCodec:
 def _check_level(name: str, level: object, low: int, high: int) -> None:
     if isinstance(level, bool) or not isinstance(level, int) or not low <= level <= high:
         more = ": install ostinato[zstd] for levels up to 22" if name == "zlib" and not has_zstd() else ""
-        msg = f"{name} has compression levels {low} to {high}, got {level!r}{more}"
+        msg = f"compression_level of {name} must be an integer from {low} to {high}, got {level!r}{more}"
         raise OptionError(msg)
 
 

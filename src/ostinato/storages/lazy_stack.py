@@ -42,7 +42,7 @@ class LazyStackStorage(ListStorage):
 
     Raises:
         CapacityError: if `max_size` is not a positive integer.
-        OptionError: for another layout, or `stack_dim` with "nested" or "padded".
+        OptionError: for another layout, a `stack_dim` that is no integer, or one with "nested" or "padded".
         MissingExtraError: tensordict is not installed (`pip install 'ostinato[tensordict]'`).
 
     Examples:
@@ -74,6 +74,9 @@ class LazyStackStorage(ListStorage):
             raise OptionError(msg)
         if layout != "lazy" and stack_dim not in {0, -1}:
             msg = f"layout={layout!r} makes batches along dimension 0, got stack_dim={stack_dim}: use layout='lazy'"
+            raise OptionError(msg)
+        if isinstance(stack_dim, bool) or not isinstance(stack_dim, int):
+            msg = f"stack_dim must be an integer, got {stack_dim!r}"
             raise OptionError(msg)
         self.stack_dim = stack_dim
         self.layout = layout

@@ -15,6 +15,7 @@ Each test method states one requirement in its docstring. The tests need no plug
 
 from ostinato._backend import use_backend
 from ostinato.testing.buffers import BufferContract, ResumeContract
+from ostinato.testing.options import OptionContract
 from ostinato.testing.samplers import SamplerContract
 from ostinato.testing.storages import StorageContract
 from ostinato.testing.units import UnitContract
@@ -23,6 +24,7 @@ from ostinato.testing.writers import WriterContract
 
 __all__ = [
     "BufferContract",
+    "OptionContract",
     "ResumeContract",
     "SamplerContract",
     "StorageContract",

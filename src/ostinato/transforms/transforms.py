@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -151,10 +153,17 @@ class RewardScale(_FieldTransform):
         scale: factor.
         loc: added after scaling.
         key: field of the reward.
+
+    Raises:
+        OptionError: if `scale` or `loc` is neither a finite number nor a tensor.
     """
 
     def __init__(self, scale: float, loc: float = 0.0, key: Key = "reward") -> None:
         super().__init__(key)
+        for name, value in (("scale", scale), ("loc", loc)):
+            if not isinstance(value, Tensor) and not (isinstance(value, Real) and math.isfinite(value)):
+                msg = f"{name} must be a finite number, got {value!r}"
+                raise OptionError(msg)
         self.scale, self.loc = scale, loc
 
     def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:

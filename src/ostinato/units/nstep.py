@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -119,9 +120,12 @@ class NStep(SampleUnit):
 
     @gamma.setter
     def gamma(self, value: float) -> None:
-        number = float(value)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
         if not 0.0 <= number <= 1.0:
-            msg = f"gamma must be in [0, 1], got {value!r}"
+            msg = f"gamma must be a number in [0, 1], got {value!r}"
             raise OptionError(msg)
         self._gamma = number
 
