@@ -17,9 +17,10 @@ from ostinato.errors import OptionError
 HERE = Path(__file__).parent
 
 
-def test_on_a_device() -> None:
-    """Runs `cases_*.py`; a test of them alone: `pytest tests/device/cases_waits.py -k ...`."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, HERE.glob("cases_*.py"))]
+@pytest.mark.parametrize("cases", sorted(path.name for path in HERE.glob("cases_*.py")))
+def test_on_a_device(cases: str) -> None:
+    """A test of them alone: `pytest tests/device/cases_waits.py -k ...`."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE / cases)]
     done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
 
