@@ -1,4 +1,4 @@
-"""Every public class refuses numbers and choices that it cannot use, by the name of the option."""
+"""Every public class raises for numbers and choices that it cannot use, with the name of the option."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class OptionContract:
                 self.kind(*self.arguments, **{**self.needed, name: value})
             except OstinatoError as error:
                 if name not in str(error):
-                    msg = f"{name}={value!r} is refused without its name: {error}"
+                    msg = f"{name}={value!r} raises without the name of the option: {error}"
                     raise AssertionError(msg) from error
             else:
                 msg = f"{self.kind.__name__} takes {name}={value!r}"
