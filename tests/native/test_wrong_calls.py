@@ -32,6 +32,10 @@ NUMBERS: dict[str, list[tuple[Any, ...]]] = {
     "SumTree.get": [(AT, -1, AT)],
     "SumTree.draw": [(AT, -1, AT, AT)],
     "SumTree.sample": [(AT, -1, 1.0, GENERATIONS, AT, AT, True, AT)],
+    "SumTree.update": [
+        (AT, AT, False, n, 0, source, AT, 0, rows, 0.0, 1.0, False)
+        for n, source, rows in ((-1, GENERATIONS, ROWS), (2, GENERATIONS, ROWS + 1), (2, (0, 0, 0), ROWS))
+    ],
     "SumTree.set_run": [(0, ROWS + 1, 1.0), *((0, 2, bad) for bad in (-1.0, math.nan, math.inf))],
     "SumTree.leaves": [(AT, ROWS + 1)],
     "SumTree.load": [(AT, -1), (AT, ROWS + 1), *((address(bad), 2) for bad in BAD_VALUES)],
