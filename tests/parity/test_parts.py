@@ -1,9 +1,8 @@
-"""Exchanging parts, ancestry, state, copies, checkpoints, and the writers that keep the best or nothing."""
+"""Exchanging parts, state, checkpoints, and the writer that keeps the best."""
 
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,32 +14,7 @@ from ._script import Note, both, raw, rows
 if TYPE_CHECKING:
     from pathlib import Path
 
-CLASSES = (
-    "ReplayBuffer",
-    "TensorDictReplayBuffer",
-    "Storage",
-    "ListStorage",
-    "TensorStorage",
-    "LazyTensorStorage",
-    "LazyMemmapStorage",
-    "Sampler",
-    "RandomSampler",
-    "SamplerWithoutReplacement",
-    "Writer",
-    "RoundRobinWriter",
-    "TensorDictRoundRobinWriter",
-    "ImmutableDatasetWriter",
-    "TensorDictMaxValueWriter",
-)
 TENSORS_AND_LISTS = pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
-
-
-@both
-def test_ancestry(lib: Any, note: Note) -> None:
-    """Of the public names: inner base classes are each library's own business."""
-    for name in CLASSES:
-        others = [other for other in CLASSES if (name, other) != ("SamplerWithoutReplacement", "RandomSampler")]
-        note([other for other in others if issubclass(raw(getattr(lib, name)), raw(getattr(lib, other)))])
 
 
 @both
@@ -77,29 +51,6 @@ def test_state_dict(lib: Any, note: Note, buffer: str, storage: str) -> None:
     other[:]
     other.extend(rows(2, 80))
     other[:]
-
-
-@pytest.mark.parametrize(
-    ("storage", "sampler", "when"),
-    [
-        ("LazyTensorStorage", "RandomSampler", "prefetching"),
-        ("ListStorage", "SamplerWithoutReplacement", "sampled"),
-        ("LazyTensorStorage", "SamplerWithoutReplacement", "unused"),
-    ],
-)
-@both
-def test_copies(lib: Any, note: Note, storage: str, sampler: str, when: str) -> None:
-    generator = torch.Generator().manual_seed(3)
-    parts = {"storage": getattr(lib, storage)(8), "sampler": getattr(lib, sampler)(), "generator": generator}
-    rb = lib.TensorDictReplayBuffer(**parts, batch_size=2, prefetch=2 if when == "prefetching" else None)
-    if when != "unused":
-        rb.extend(rows(4))
-        raw(rb).sample()
-    for copied in map(note.watch, (pickle.loads(pickle.dumps(raw(rb))), copy.deepcopy(raw(rb)))):
-        note(copied)
-        copied.extend(rows(1, 9))
-        copied[:]
-        note((len(rb), len(copied), raw(copied).sample().batch_size))
 
 
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
@@ -167,14 +118,3 @@ def test_ranks_and_refusals(lib: Any, note: Note) -> None:
     with note.refusals():
         rb.extend(rows(3))
     lib.ReplayBuffer(storage=lib.LazyTensorStorage(4, ndim=2), writer=lib.TensorDictMaxValueWriter())
-
-
-@both
-def test_read_only(lib: Any, note: Note) -> None:
-    storage, writer = lib.TensorStorage(rows(4)), lib.ImmutableDatasetWriter()
-    rb = lib.TensorDictReplayBuffer(storage=storage, writer=writer, batch_size=2)
-    rb.sample()
-    rb.extend(rows(2))
-    rb.add(rows(1)[0])
-    rb.empty()
-    rb[:]

@@ -1,4 +1,4 @@
-"""Batch sizes, random numbers, epochs without replacement, and samplers on bare storages."""
+"""Batch sizes, random numbers, epochs without replacement, and slices of bare storages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from ._script import Library, Note, both, raw
+from ._script import Note, both, raw
 
 
 def _buffer(lib: Any, count: int = 10, **options: Any) -> Any:
@@ -43,25 +43,6 @@ def test_batch_sizes(lib: Any, note: Note) -> None:
     for options in ({"prefetch": 2}, {"sampler": lib.SamplerWithoutReplacement(drop_last=True)}, {"nonsense": 1}):
         lib.ReplayBuffer(storage=lib.LazyTensorStorage(20), **options)
     lib.ReplayBuffer(lib.ListStorage(3))
-
-
-@pytest.mark.parametrize(
-    ("storage", "sampler", "prefetch"),
-    [
-        ("ListStorage", "RandomSampler", None),
-        ("LazyTensorStorage", "SamplerWithoutReplacement", None),
-        ("LazyMemmapStorage", "RandomSampler", 2),
-    ],
-)
-@both
-def test_empty(lib: Any, note: Note, storage: str, sampler: str, prefetch: int | None) -> None:
-    parts = {"storage": getattr(lib, storage)(5), "sampler": getattr(lib, sampler)()}
-    rb = lib.ReplayBuffer(**parts, batch_size=2, prefetch=prefetch)
-    rb.sample()
-    list(rb)
-    rb.extend(torch.arange(3))
-    rb.empty()
-    rb.sample()
 
 
 @both
@@ -112,17 +93,6 @@ def test_epochs(lib: Any, note: Note, prefetch: int | None, drop_last: bool) -> 
     list(islice(buffer(3, size=5), 3))
 
 
-@both
-def test_equal_seeds_give_equal_epochs(lib: Any, note: Note) -> None:
-    def epochs() -> list[list[int]]:
-        sampler, generator = lib.SamplerWithoutReplacement(), torch.Generator().manual_seed(3)
-        rb = raw(_buffer(lib, batch_size=5, sampler=sampler, generator=generator))
-        return [batch.tolist() for _ in range(2) for batch in rb]
-
-    first = epochs()
-    note((first == epochs(), first[:2] != first[2:]))
-
-
 # -- bare storages ----------------------------------------------------------------------------------------------------
 
 _LENGTHS = (30, 25, 15, 30)
@@ -160,37 +130,3 @@ def test_slices_and_their_info(lib: Any, note: Note, make: str, options: dict[st
         last = info["next", "truncated"]
         assert torch.equal(info["next", "done"], rows["next", "done"].view(20, 1) | last)
         note([type(index).__name__, last, info["is_init"], ("collector", "mask") in info])
-
-
-@both
-def test_attributes_of_slices(lib: Any, note: Note) -> None:
-    sampler = lib.SliceSampler(num_slices=2, span=[False, True], strict_length=False)
-    note((sampler.num_slices, sampler.slice_len, sampler.strict_length, list(raw(sampler).span)))
-    note((sampler.traj_key, sampler.end_key, sampler.end_keys, sampler.truncated_key, sampler.init_key))
-    note((sampler.pad_output, sampler.step_key, sampler.fragmented, sampler.cache_values))
-    note((sampler.compile, sampler.use_gpu))
-    collected = TensorDict({"traj_ids": torch.zeros(100, dtype=torch.int64)}, [100])
-    raw(sampler).sample(raw(_stored(lib, collector=collected)), 4)
-    note(sampler.traj_key)
-
-
-@pytest.mark.parametrize("name", ["torchrl", "ostinato"])
-def test_messages(name: str) -> None:
-    lib: Any = Library(name)
-    rows = _stored(lib)
-    calls: list[tuple[Any, type[Exception], str]] = [
-        (lib.SliceSampler, TypeError, "Either num_slices or slice_len must be not None, and not both"),
-        (
-            lambda: lib.SliceSampler(slice_len=2, ends=torch.ones(3), traj_key="a", cache_values=True),
-            RuntimeError,
-            "are exclusive arguments",
-        ),
-        (
-            lambda: lib.SliceSampler(slice_len=40).sample(rows, 80),
-            RuntimeError,
-            "Did not find a single trajectory with sufficient length",
-        ),
-    ]
-    for call, error, message in calls:
-        with pytest.raises(error, match=message):
-            call()
