@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +14,7 @@ from tests.packaging import wheels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]  # one worker: the wheel is shared
 

@@ -14,8 +14,6 @@ from ._script import Note, both, raw, rows
 if TYPE_CHECKING:
     from pathlib import Path
 
-TENSORS_AND_LISTS = pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
-
 
 @both
 def test_parts_are_made_and_exchanged(lib: Any, note: Note) -> None:
@@ -76,19 +74,15 @@ def test_dumps_and_loads(lib: Any, note: Note, storage: str, tmp_path: Path) -> 
 # -- writers ----------------------------------------------------------------------------------------------------------
 
 
-def _ranked(values: list[Any], dtype: torch.dtype = torch.float32) -> TensorDict:
-    return TensorDict({"key": torch.tensor(values, dtype=dtype), "obs": torch.arange(len(values))}, [len(values)])
+def _ranked(values: list[float]) -> TensorDict:
+    return TensorDict({"key": torch.tensor(values), "obs": torch.arange(len(values))}, [len(values)])
 
 
-def _best(lib: Any, storage: str = "LazyTensorStorage", **options: Any) -> Any:
-    writer = lib.TensorDictMaxValueWriter(**{"rank_key": "key", **options})
-    return lib.ReplayBuffer(storage=getattr(lib, storage)(4), batch_size=3, writer=writer)
-
-
-@TENSORS_AND_LISTS
+@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
 @both
 def test_the_best_stay(lib: Any, note: Note, storage: str) -> None:
-    rb = _best(lib, storage)
+    writer = lib.TensorDictMaxValueWriter(rank_key="key")
+    rb = lib.ReplayBuffer(storage=getattr(lib, storage)(4), batch_size=3, writer=writer)
     for values in ([1.0, 5.0, 3.0], [0.0, 9.0, 4.0, 2.0], [-1.0], [4.5], [200.0, 1.0, 201.0, 202.0, 3.0, 203.0]):
         rb.extend(_ranked(values))
         rb[:]
@@ -98,23 +92,3 @@ def test_the_best_stay(lib: Any, note: Note, storage: str) -> None:
     rb.empty()
     rb.extend(_ranked([3.0, 1.0, 2.0, 9.0, 8.0, 0.0]))
     rb[:]
-
-
-@both
-def test_ranks_and_refusals(lib: Any, note: Note) -> None:
-    pairs = [[1.0, 9.0], [5.0, 5.0], [4.0, 0.0], [7.0, 7.0], [2.0, 3.0], [10.0, 0.0]]
-    tables: list[tuple[TensorDict, dict[str, Any]]] = [
-        (_ranked(pairs), {"reduction": name}) for name in ("sum", "max", "min", "mean", "median")
-    ]
-    rewards = TensorDict({("next", "reward"): torch.arange(9.0)}, [9])
-    for data, options in (*tables, (_ranked([1, 5, 3, 4, 2], torch.int64), {}), (rewards, {"rank_key": None})):
-        rb = _best(lib, **options)
-        rb.extend(data)
-        rb[:]
-    for bad in (torch.arange(3), {"key": torch.zeros(3)}):
-        _best(lib).extend(bad)
-    rb = _best(lib)
-    rb.add({"key": torch.tensor(1.0)})
-    with note.refusals():
-        rb.extend(rows(3))
-    lib.ReplayBuffer(storage=lib.LazyTensorStorage(4, ndim=2), writer=lib.TensorDictMaxValueWriter())

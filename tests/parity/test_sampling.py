@@ -1,4 +1,4 @@
-"""Batch sizes, random numbers, epochs without replacement, and slices of bare storages."""
+"""Batch sizes, random numbers, and epochs without replacement."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
-from ._script import Note, both, raw
+from ._script import Note, both
 
 
 def _buffer(lib: Any, count: int = 10, **options: Any) -> Any:
@@ -91,42 +90,3 @@ def test_epochs(lib: Any, note: Note, prefetch: int | None, drop_last: bool) -> 
         rb.sample()
     buffer(3, size=5).sample()  # a batch larger than the buffer
     list(islice(buffer(3, size=5), 3))
-
-
-# -- bare storages ----------------------------------------------------------------------------------------------------
-
-_LENGTHS = (30, 25, 15, 30)
-
-
-def _stored(lib: Any, **more: Any) -> Any:
-    """A bare storage with 100 rows of four episodes."""
-    number = torch.arange(4).repeat_interleave(torch.tensor(_LENGTHS))
-    steps = torch.cat([torch.arange(n) for n in _LENGTHS])
-    done = torch.cat([torch.arange(n) == n - 1 for n in _LENGTHS])[:, None]
-    storage = lib.LazyTensorStorage(100)
-    storage.set(range(100), TensorDict({"number": number, "steps": steps, "next": {"done": done}, **more}, [100]))
-    return storage
-
-
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        ("SliceSampler", {"traj_key": "number", "slice_len": 5}),
-        ("SliceSampler", {"end_key": ("next", "done"), "num_slices": 4}),
-        ("SliceSamplerWithoutReplacement", {"num_slices": 4}),
-        ("SliceSamplerWithoutReplacement", {"traj_key": "absent", "end_key": ("next", "done"), "slice_len": 5}),
-    ],
-)
-@both
-def test_slices_and_their_info(lib: Any, note: Note, make: str, options: dict[str, Any]) -> None:
-    """With both keys, one of them is enough."""
-    storage = raw(_stored(lib, is_init=torch.zeros(100, 1, dtype=torch.bool)))
-    sampler = raw(getattr(lib, make)(**options))
-    for _ in range(10):
-        index, info = sampler.sample(storage, 20)
-        rows = storage[index].view(4, 5)
-        assert rows["number"].unique(dim=1).shape == (4, 1)
-        assert bool((rows["steps"].diff() == 1).all())
-        last = info["next", "truncated"]
-        assert torch.equal(info["next", "done"], rows["next", "done"].view(20, 1) | last)
-        note([type(index).__name__, last, info["is_init"], ("collector", "mask") in info])
