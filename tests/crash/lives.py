@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
-import pickle
 import resource
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +18,6 @@ from ostinato import (
     LazyTensorStorage,
     ListStorage,
     NStep,
-    PrioritizedSampler,
     PrioritizedSliceSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
@@ -128,58 +124,7 @@ def _sample(buffer: TrajectoryReplayBuffer) -> None:
         pass
 
 
-def _work(rb: ReplayBuffer, answers: Any) -> None:
-    """What a worker does with a buffer: all of it."""
-    rb.sample()
-    rb.extend(rows(10_000, 7, 50))
-    _learn(rb)
-    with tempfile.TemporaryDirectory() as place:
-        rb.dumps(Path(place) / "a")
-        rb.loads(Path(place) / "a")
-    answers.put((len(rb), len(pickle.loads(pickle.dumps(rb)))))
-
-
-def workers(argument: str) -> None:
-    """Rounds of two workers that get a buffer in use, with batches made ahead: they end, and so do their files."""
-    torch.set_num_threads(1)
-    manner, rounds = argument.split("-")
-    context: Any = multiprocessing.get_context(manner)
-    sampler = PrioritizedSampler(CAPACITY, 0.7, 0.5)
-    rb = _buffer(LazyMemmapStorage(CAPACITY), sampler=sampler, prefetch=2)
-    rb.extend(rows(0, 7, 1000))
-    rb.sample()
-    answers = context.Queue()
-    for _ in range(int(rounds)):
-        crowd = [context.Process(target=_work, args=(rb, answers)) for _ in range(2)]
-        for each in crowd:
-            each.start()
-        rb.sample()
-        assert [answers.get(timeout=100) for _ in crowd] == [(1050, 1050)] * 2
-        for each in crowd:
-            each.join(100)
-            assert each.exitcode == 0, f"a worker ended with {each.exitcode}"
-        rb.sample()
-    assert len(rb) == 1000
-
-
-def leave(manner: str) -> None:
-    """Leave the interpreter while a thread makes batches ahead: at the end of the program, or by an error."""
-    rb = _buffer(prefetch=4)
-    rb.extend(rows(0, 7, 1000))
-    rb.append_transform(_slow)
-    rb.sample()
-    if manner == "held":
-        globals()["kept"] = rb
-    elif manner == "error":
-        raise SystemExit(3)
-
-
-def _slow(batch: Any) -> Any:
-    time.sleep(0.05)
-    return batch
-
-
-LIVES = {each.__name__: each for each in (wraps, trajectories, workers, leave)}
+LIVES = {each.__name__: each for each in (wraps, trajectories)}
 
 if __name__ == "__main__":
     LIVES[sys.argv[1]](sys.argv[2])

@@ -15,7 +15,7 @@ from ostinato.compat.objectrl import ReplayBuffer as ObjectBuffer
 from ostinato.core.records import Draw
 from ostinato.testing import StorageContract
 from tests import registry
-from tests.device.backend import DEVICE, DeviceTensor, MixedDevicesError, no_wait
+from tests.device.backend import DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -184,22 +184,6 @@ def test_steps_of_environments_on_a_device(mode: str, ndim: int) -> None:
     assert same(run(CPU), run(DEVICE))
 
 
-def test_shuffled_passes_also_where_draws_find_their_place_on_the_device() -> None:
-    """As those that a CUDA graph replays, which do not see the host's count."""
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(50, device=DEVICE), sampler=ostinato.SamplerWithoutReplacement(endless=True)
-    )
-    rb.extend({"id": torch.arange(70, device=DEVICE)})
-    assert sorted(rb.sample(50)["id"].tolist()) == list(range(20, 70))
-    rb.sample(5)
-    rb.sampler._passes.leave_host()  # type: ignore[attr-defined]
-    with no_wait():
-        parts = [rb.sample(15)["id"] for _ in range(6)] + [rb.sample(5)["id"]]
-    drawn = torch.cat(parts).tolist()
-    assert sorted(drawn[45:]) == list(range(20, 70))
-    assert rb.sampler._passes.position == 0  # type: ignore[attr-defined]
-
-
 class _Elsewhere(ostinato.RandomSampler):
     """A sampler that draws on a device of its own choice."""
 
@@ -209,15 +193,6 @@ class _Elsewhere(ostinato.RandomSampler):
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         return Draw(torch.randint(0, view.rows, (batch_size,), device=self.device))
-
-
-def test_the_device_is_one() -> None:
-    """The device of these tests: it keeps values, and tells the CPU's tensors from its own."""
-    x = torch.arange(4, device="fakegpu")
-    assert type(x) is DeviceTensor
-    assert (x + 1).cpu().tolist() == [1, 2, 3, 4]
-    with pytest.raises(MixedDevicesError):
-        x + torch.arange(4)
 
 
 @pytest.mark.parametrize("parts", PARTS)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class LocalShards:
     """The calls of a `ShardClient` to buffers in this process.
 
-    `calls` counts calls by method, `drawn` the draws that each shard has made, and `taken` every draw that was taken.
+    `calls` counts calls by method.
     """
 
     call_timeout_s = 60.0
@@ -33,10 +33,7 @@ class LocalShards:
         self.actors = [object() for _ in buffers]
         self.changes = ChangeCounts.of(self.actors)
         self.calls: Counter[str] = Counter()
-        self.called: list[tuple[str, tuple[int, ...]]] = []
-        self.gone: set[int] = set()
         self.offered: list[tuple[int, Offer, int]] = []
-        self.taken: Counter[tuple[int, int]] = Counter()
 
     def __len__(self) -> int:
         return len(self.buffers)
@@ -46,7 +43,7 @@ class LocalShards:
         yield deadline
 
     def present(self) -> list[int]:
-        return [i for i in range(len(self)) if i not in self.gone]
+        return list(range(len(self)))
 
     def record_offers(self, found: Mapping[int, Any]) -> dict[int, Offer]:
         return {i: Offer(*offer) for i, offer in found.items()}
@@ -61,14 +58,13 @@ class LocalShards:
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], group: str | None = None
     ) -> tuple[dict[int, Any], list[Exception]]:
         self.calls[method] += len(arguments)
-        self.called.append((method, tuple(arguments)))
         made: Any = {
             "offer": self._offer,
             "take": self._take,
             "take_and_offer": self._take_and_offer,
         }[method]
         assert group == "read"
-        return {i: made(i, *given) for i, given in arguments.items() if i not in self.gone}, []
+        return {i: made(i, *given) for i, given in arguments.items()}, []
 
     def _offer(self, shard: int, rows: int, *others: Any) -> Offer:
         offer = self.portions[shard].offer(rows, *others)
@@ -76,19 +72,11 @@ class LocalShards:
         return offer
 
     def _take(self, shard: int, number: int, rows: int, keep: bool = False) -> Any:
-        found = self.portions[shard].take(number, rows, keep=keep)
-        if found is not None:
-            self.taken[shard, number] += rows
-        return found
+        return self.portions[shard].take(number, rows, keep=keep)
 
     def _take_and_offer(self, shard: int, number: int, rows: int, next_rows: int) -> Any:
         found = self._take(shard, number, rows) if rows else None
         return found, self._offer(shard, next_rows, None, None, number)
-
-    def write(self, shard: int, data: Any) -> None:
-        """Write as this process does; another process writes to `buffers` without being noticed."""
-        self.buffers[shard].extend(data)
-        self.changes.add([shard])
 
 
 def sampler_of(shards: LocalShards, age_s: float, seed: int = 0, *, consuming: bool = False) -> ShardSampler:

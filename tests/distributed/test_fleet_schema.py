@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import pytest
@@ -15,10 +14,9 @@ from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBu
 from ostinato.distributed import fleet_schema
 from ostinato.distributed.fleet_schema import FleetSchema, ShardSchema
 from ostinato.distributed.ray_client import RETRY
-from ostinato.errors import KeyMissingError, LostBufferError, SchemaError, StorageMemoryError, UsageError
+from ostinato.errors import LostBufferError, SchemaError, StorageMemoryError, UsageError
 from ostinato.writers import ImmutableDatasetWriter
 
-from ..threads import together
 from .coroutines import in_loop
 
 if TYPE_CHECKING:
@@ -79,25 +77,12 @@ def register() -> Register:
     return Register()
 
 
-OTHERS: list[tuple[Any, type[Exception], str]] = [
-    ({"obs": torch.rand(4, 3)}, SchemaError, "'obs' must be float32"),
-    ({"other": torch.rand(4)}, KeyMissingError, "other"),
-    ({"obs": torch.rand(4), "more": torch.rand(4)}, KeyMissingError, "more"),
-    (torch.rand(4), SchemaError, "dict"),
-    ({"obs": torch.full((4,), 1e300, dtype=torch.float64)}, SchemaError, "1e\\+300"),
-]
-
-
 def test_the_first_rows_fix_the_schema_and_other_shards_cast_to_it(register: Register) -> None:
     first, second = Shard(register), Shard(register)
     first.write({"obs": torch.rand(0)})
     assert register.fixed is None, "no rows fix nothing"
     assert not first.schema.settled
     first.write(FLOATS)
-    for rows, error, words in OTHERS:
-        with pytest.raises(error, match=f"(?s){words}.*the shards hold rows of the fields 'obs': float32"):
-            second.write(rows)
-    assert len(second.buffer) == 0
     second.write(DOUBLES)
     assert second.buffer[:]["obs"].dtype is torch.float32
     assert torch.equal(second.buffer[:]["obs"], DOUBLES["obs"].float())
@@ -109,23 +94,6 @@ def test_the_first_rows_fix_the_schema_and_other_shards_cast_to_it(register: Reg
     assert any_rows.schema.settled
     any_rows.write(["a", torch.zeros(2)])
     assert register.asked == asked
-
-
-def test_of_first_rows_that_race_one_schema_wins(register: Register) -> None:
-    shards = [Shard(register) for _ in range(8)]
-    rows = [FLOATS, DOUBLES, {"other": torch.rand(4)}, {"obs": torch.rand(4, 2)}]
-
-    def write(i: int) -> bool:
-        try:
-            shards[i].write(rows[i % len(rows)])
-        except SchemaError:
-            return False
-        return True
-
-    stored = together(*[partial(write, i) for i in range(len(shards))])
-    assert {shard.schema.held() for shard in shards} - {None} == {register.fixed}
-    assert [len(shard.buffer) > 0 for shard in shards] == stored
-    assert not all(stored)
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])

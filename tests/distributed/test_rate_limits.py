@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ostinato import RateLimiter
 from ostinato.distributed.permits import Loan, PermitReport
@@ -18,8 +16,6 @@ from ostinato.errors import WaitTimeoutError
 from .coroutines import in_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ostinato.distributed.permits import Kind
 
 BALANCED = RateLimiter(samples_per_insert=1, min_diff=0, max_diff=64)
@@ -106,39 +102,6 @@ async def test_calls_that_wait_proceed_in_the_order_of_their_arrival() -> None:
         await asyncio.sleep(0.01)
     await asyncio.gather(*readers)
     assert order == [3, 1, 0, 2]
-
-
-class Step(NamedTuple):
-    """A call of one of several tasks."""
-
-    writes: bool
-    rows: int
-
-
-@given(st.lists(st.builds(Step, st.booleans(), st.integers(1, 6)), max_size=50), st.integers(1, 4), st.booleans())
-@in_loop
-async def test_waiting_calls_are_counted_once(steps: list[Step], tasks: int, fraction: bool) -> None:
-    """Calls of several tasks, each of which gives up at once or waits until the others have let it go on."""
-    limiter = RateLimiter(0.7, 30, 10) if fraction else RateLimiter(1, 12, 8)
-    limits = RateLimits(limiter, [Shard(100)])
-    await limits.acquire("write", 1, 0.0, 0.0)
-    began, done = await limits.totals(), {"write": 0, "draw": 0}
-
-    async def work(mine: Sequence[Step]) -> None:
-        for step in mine:
-            kind: Kind = "write" if step.writes else "draw"
-            try:
-                await limits.acquire(kind, step.rows, 0.002, 0.0)
-            except WaitTimeoutError:
-                continue
-            done[kind] += step.rows
-            low, high = limiter.exact_band
-            written, drawn = limits._flow.written, limits._flow.drawn
-            assert low <= (limiter.exact_ratio or 0) * written - drawn <= high
-
-    await asyncio.gather(*(work(steps[i::tasks]) for i in range(tasks)))
-    assert await limits.totals() == (began[0] + done["write"], began[1] + done["draw"])
-    assert not any(side.waiting for side in limits._sides.values())
 
 
 # -- permits that are lent --------------------------------------------------------------------------------------------

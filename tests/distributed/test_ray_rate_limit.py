@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import LazyTensorStorage, PrioritizedSampler, QueueSampler, RateLimiter, ReplayBuffer
+from ostinato import PrioritizedSampler, QueueSampler, RateLimiter
 from ostinato.distributed import actors
-from ostinato.distributed.actors import poll_once
 from ostinato.distributed.deadlines import POLL_S
-from ostinato.distributed.ray_client import CONCURRENCY_GROUPS, RETRY
+from ostinato.distributed.ray_client import CONCURRENCY_GROUPS
 from ostinato.errors import WaitTimeoutError
 
 from ..threads import together
@@ -67,17 +66,6 @@ def test_a_smaller_batch_comes_with_the_last_poll(remote: Any) -> None:
     assert time.monotonic() - began >= 1.2 * POLL_S
     with pytest.raises(WaitTimeoutError):
         rb.sample(timeout_s=0.0, min_batch=1)
-
-
-def test_a_poll_is_short_and_the_timeout_of_all_of_them_is_kept() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=QueueSampler(), batch_size=4)
-    began = time.monotonic()
-    assert poll_once(rb, rb.sample, 50.0, 0.0) is RETRY
-    assert POLL_S <= time.monotonic() - began < 10
-    with pytest.raises(WaitTimeoutError, match=r"waited 50 s for writers"):
-        poll_once(rb, rb.sample, 50.0, 49.9)
-    rb.extend(torch.arange(4))
-    assert poll_once(rb, rb.sample, 1.0, 70.0).tolist() == [0, 1, 2, 3], "what may go ahead is not refused for its age"
 
 
 # -- rows that are used up --------------------------------------------------------------------------------------------

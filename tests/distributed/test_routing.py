@@ -9,25 +9,11 @@ from hypothesis import strategies as st
 
 from ostinato.distributed.routing import (
     MAX_SHARDS,
-    ShardWeight,
     WriteOrder,
     allot,
     allot_consuming,
-    join_index,
-    split_index,
-    weight_factors,
 )
 from ostinato.errors import OptionError
-
-
-@given(st.integers(0, MAX_SHARDS - 1), st.lists(st.integers(-1, 2**40 - 1), max_size=20))
-def test_an_index_holds_shard_and_slot(shard: int, slots: list[int]) -> None:
-    given_slots = torch.tensor(slots, dtype=torch.int64)
-    index = join_index(shard, given_slots)
-    owners, back = split_index(index)
-    assert torch.equal(back, given_slots)
-    assert owners.tolist() == [-1 if slot < 0 else shard for slot in slots]
-    assert bool((index >= -1).all())
 
 
 @given(
@@ -55,23 +41,6 @@ def test_no_shard_exceeds_the_draws_of_its_rows(supply: list[tuple[int, int]], d
     assert chosen.shape == (size,)
     counts = torch.bincount(chosen, minlength=len(rows)).tolist()
     assert all(count <= most for count, most in zip(counts, draws, strict=True))
-
-
-@given(
-    st.dictionaries(st.integers(0, 9), st.tuples(st.floats(1e-6, 1e6), st.floats(0, 1)), min_size=1, max_size=6),
-    st.floats(0, 2),
-)
-def test_weights_of_shards_become_those_of_one_buffer(found: dict[int, tuple[float, float]], beta: float) -> None:
-    """(v / v_min of the shard) ** -beta, times the factor, is (v / v_min of all) ** -beta."""
-    shares = {i: ShardWeight(1, least, least, beta) for i, (least, _) in found.items()}
-    factors = weight_factors(shares)
-    least = min(low for low, _ in found.values())
-    for i, (low, more) in found.items():
-        value = low * (1 + more)
-        here = (value / low) ** -beta * factors[i]
-        assert here == pytest.approx((value / least) ** -beta, rel=1e-9)
-    assert max(factors.values()) == 1.0
-    assert weight_factors({**shares, 10: ShardWeight(0, 0.0, 1e-9, beta)}) == factors, "without mass it has no say"
 
 
 def test_writers_are_round_robin_or_sticky() -> None:

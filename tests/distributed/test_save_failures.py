@@ -44,22 +44,6 @@ def test_writes_raise_after_the_bound_until_a_save_succeeds() -> None:
     without_bound.check()
 
 
-def test_answers_carry_the_failures_of_all_shards() -> None:
-    log = SaveLog(0, "/checkpoints", 3, 1.0)
-    assert log.attach(5) == 5
-    other = SaveFailure(1, (4, 1), "why")
-    log.learn([tuple(other), SaveFailure(0, (1, 1), "older news of itself")])  # type: ignore[list-item]
-    assert log.attach(5) == Noticed(5, (other,))
-    log.failed(ERROR, 9)
-    log.failed(ValueError(), 9)  # of the same row of failures
-    assert log.attach(5) == Noticed(5, (SaveFailure(0, (9, 1), "OSError: no room"), other))
-    log.learn([])
-    log.saved(0, 0)
-    assert log.attach(5) == 5
-    log.failed(ERROR, 9)
-    assert log.own == SaveFailure(0, (9, 2), "OSError: no room")
-
-
 def test_a_handle_warns_once_of_each_row_of_failures() -> None:
     handle = FailureWarnings(4)
     first, second = SaveFailure(2, (1, 1), "why"), SaveFailure(2, (1, 2), "why again")

@@ -168,7 +168,6 @@ def test_invalid_priorities_and_indices_raise_before_anything_is_sent(two: Two) 
         (lambda: rb.delete(join_index(3, torch.tensor([0]))), SlotError, "of no shard"),
         (lambda: rb[-7], SlotError, "of no shard"),
         (lambda: rb[two.index], SlotError, "one shard"),
-        (lambda: rb["x"], KindError, "are read by what"),
     ]
     before = torch.cat(rb.apply(lambda buffer: buffer.sampler.priorities))
     for call, error, words in wrong:

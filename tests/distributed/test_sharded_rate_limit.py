@@ -21,7 +21,7 @@ from ostinato import (
 )
 from ostinato.distributed.deadlines import GRACE_S
 from ostinato.distributed.routing import split_index
-from ostinato.errors import NoPermitError, OptionError, WaitTimeoutError
+from ostinato.errors import NoAnswerError, NoPermitError, OptionError, WaitTimeoutError
 
 from ..stats.chi_square import p_value
 from ..threads import together
@@ -116,6 +116,8 @@ def test_calls_time_out_while_the_limiter_is_stopped(cluster: Any, remade: Any) 
             found = outcome(call)
             assert found.took_s < 0.5 + GRACE_S + 3.0
             assert isinstance(found.result, NoPermitError)
+            assert isinstance(found.result, WaitTimeoutError)
+            assert isinstance(found.result, NoAnswerError)
             assert "waited 0.5 s for the rate limiter, but the actor of the " in str(found.result)
             assert re.search(r"\(process \d+ on node ", str(found.result))
     assert rb.sample(timeout_s=30.0)["x"].shape == (16,)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, PrioritizedSampler, QueueSampler, ReplayBuffer
-from ostinato.distributed.snapshot import MANY_SHARDS, Snapshot, batches_per_round, read_age
-from ostinato.errors import EmptyBufferError, OptionError
+from ostinato.distributed.snapshot import MANY_SHARDS, Snapshot, read_age
+from ostinato.errors import EmptyBufferError
 
 from ..stats.chi_square import p_value
 from .local_shards import LocalShards, sampler_of
@@ -87,9 +87,6 @@ def test_priorities_of_the_snapshot_decide_while_others_change_them() -> None:
     assert p_value(counts[drawn].tolist(), whole[drawn].tolist()) > 1e-4
 
 
-# -- draws are used once ----------------------------------------------------------------------------------------------
-
-
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
@@ -113,10 +110,6 @@ def test_a_batch_calls_only_the_shards_that_are_drawn() -> None:
 
 def test_few_shards_have_offers_of_their_own_for_each_batch() -> None:
     assert [read_age(*given) for given in ((None, MANY_SHARDS - 1), (None, MANY_SHARDS), (5, 2))] == [0.0, 1.0, 5.0]
-    assert [batches_per_round(k, 2) for k in (0, 1, 8, 64)] == [1, 1, 4, 8]
-    assert [batches_per_round(k, 100) for k in (0, 8, 64, 1000)] == [1, 4, 32, 32]
-    with pytest.raises(OptionError, match="snapshot_age_s must be a number of seconds"):
-        read_age(float("nan"), 2)
 
 
 # -- what is seen of writes -------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def quick(rb: RayReplayBuffer, **more: Any) -> RayReplayBuffer:
 def test_times_of_calls_are_checked_before_anything_is_sent(one: RayReplayBuffer, fleet: ShardedReplayBuffer) -> None:
     for rb, calls in ((one, TIMED), (fleet, SHARD_TIMED)):
         for call in calls.values():
-            bads: list[Any] = [np.bool_(0), -0.5]
+            bads: list[Any] = [np.bool_(0), -0.5, math.nan, "1", 1j]
             for bad in bads:
                 with pytest.raises(OptionError, match="timeout_s must be a number of seconds"):
                     call(rb, timeout_s=bad)
@@ -174,5 +174,6 @@ def test_calls_leave_stopped_shards_out_or_raise(cluster: Any, shards: ShardedRe
             assert not isinstance(result, Exception), (name, result)
     assert "nothing was sent" in str(found["stats at once"].result)
     assert isinstance(found["sample in time"].result, NoAnswerError)
+    assert isinstance(found["sample in time"].result, TimeoutError)
     assert (silent == 3) == isinstance(found["__len__"].result, Exception)
     until(lambda: len(shards.apply(len)) == 3)

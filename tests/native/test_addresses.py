@@ -193,3 +193,12 @@ def test_nothing_to_do_needs_no_address(native: ModuleType) -> None:
     native.shuffle_draw(0, 0, 0, 0, 0, 0)
     tree(native).sample(AT, 2, 0.5, (0, 0, 0, 1, 1, 0), AT, AT, True, AT)  # generations in the order of the ring
     MEMORY[:] = 0
+
+
+def test_sources_in_guarded_memory_are_not_compared(native: ModuleType) -> None:
+    made, source = single_copy(native), np.zeros(2 * ROWS, np.int64)
+    call = 0, ROWS, [address(source)], [address(source)], AT, AT
+    assert made.compare(*call) >= 0
+    made.guard(address(source), source.nbytes)
+    assert made.compare(*call) == -1
+    MEMORY[:] = 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .tables import LAYOUTS, address, gather, in_rows, make, noise, slots_of
+from .tables import LAYOUTS, address, gather, in_rows, make, slots_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -69,19 +69,3 @@ def test_an_index_out_of_range_leaves_every_batch_untouched(
     with pytest.raises(IndexError, match=f"^index {bad} is out of range for {rows} rows$"):
         table.fields.gather([address(indices)], len(picked), [address(out) for out in outs])
     assert all((out == 7).all() for out in outs)
-
-
-def test_fields_of_unequal_length_are_checked_one_by_one(native: ModuleType) -> None:
-    fields = native.Fields()
-    ring, side = noise(10, 8, 0), noise(3, 4, 1)
-    fields.add([(address(ring), 10)], 8, 8)
-    fields.add([(address(side), 3)], 4, 4)
-    assert fields.rows == 3
-    out = [np.zeros((2, 8), np.uint8), np.zeros((2, 4), np.uint8)]
-    many, few = slots_of([9, 3]), slots_of([2, 0])
-    fields.gather([address(many), address(few)], 2, [address(o) for o in out])
-    np.testing.assert_array_equal(out[0], ring[many])
-    np.testing.assert_array_equal(out[1], side[few])
-    for indices in ([address(many)], [address(few), address(many)]):
-        with pytest.raises(IndexError, match=r"^index 9 is out of range for 3 rows$"):
-            fields.gather(indices, 2, [address(o) for o in out])

@@ -2,57 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .tables import address, noise, slots_of
+from .tables import address, slots_of
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from .tables import Bytes, Slots
+    from .tables import Slots
 
 Span = tuple[int, int]
-
-
-def one_field(native: ModuleType, rows: int = 10, row_bytes: int = 8) -> tuple[Any, Bytes, int]:
-    """A field in the middle of a block of noise: the block, and where the field begins."""
-    block = noise(1, 3 * rows * row_bytes, 0)[0]
-    fields = native.Fields()
-    at = address(block) + rows * row_bytes
-    fields.add([(at, rows)], row_bytes, row_bytes)
-    return fields, block, at
-
-
-@pytest.mark.parametrize(
-    ("offset", "goes"),
-    [(-32, True), (-31, False), (0, False), (79, False), (80, True)],
-)
-def test_a_source_may_touch_a_field_but_not_overlap_it(native: ModuleType, offset: int, goes: bool) -> None:
-    slots = slots_of([9, 0, 1, 2])
-    fields, block, at = one_field(native)
-    for write in ("write_run", "scatter"):
-        before, source = block.copy(), block[80 + offset :][:32].copy()
-        if write == "write_run":
-            done = fields.write_run(9, 4, 0, [at + offset])
-        else:
-            done = fields.scatter(address(slots), 0, 4, [at + offset])
-        assert done is goes
-        if goes:
-            before[80:160].reshape(10, 8)[slots] = source.reshape(4, 8)
-        np.testing.assert_array_equal(block, before)
-    if goes:
-        return
-    assert fields.write_run(0, 1, 2**63 - 2, [at - 8]) is False  # a source of endless rows reaches all above
-    assert fields.scatter(address(slots_of([0])), address(slots_of([2**63 - 2])), 1, [at - 8]) is False
-    for write in ("write_run", "scatter"):  # errors come first
-        arguments = (10, 1, 0) if write == "write_run" else (address(slots_of([10])), 0, 1)
-        with pytest.raises(IndexError, match=r"^index 10 is out of range for 10 rows$"):
-            getattr(fields, write)(*arguments, [at])
 
 
 def meet(a: Span, b: Span) -> bool:

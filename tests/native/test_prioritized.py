@@ -1,4 +1,4 @@
-"""Draws with weights and generations, and checked updates, against plain Python; powers; the interpreter lock."""
+"""Checked updates of priorities against plain Python, and powers."""
 
 from __future__ import annotations
 
@@ -62,13 +62,6 @@ class Table:
         )
         return answer
 
-    def sample(self, uniforms: Values, beta: float, source: tuple[int, ...], dtype: Any) -> tuple[Any, Any, Any]:
-        n = len(uniforms)
-        slots, weights, generations = np.full(n, -1), np.zeros(n, dtype), np.full(n, -1)
-        at = address(slots), address(weights), dtype is np.float32, address(generations)
-        self.tree.sample(address(uniforms), n, beta, source, *at)
-        return slots, weights, generations
-
 
 def sources(capacity: int, written: int) -> tuple[tuple[int, ...], Integers, Integers]:
     """The generations in ring order, the same as an array, and that array."""
@@ -77,35 +70,6 @@ def sources(capacity: int, written: int) -> tuple[tuple[int, ...], Integers, Int
     last = [max((s for s in range(1, written + 1) if (s - 1) % capacity == i), default=0) for i in range(capacity)]
     array = slots_of(last)
     return ring, slots_of([address(array), capacity, 0, 0, 0, 0]), array
-
-
-@given(
-    capacity=st.integers(1, 80),
-    laps=st.floats(0.1, 3),
-    seed=st.integers(0, 2**32),
-    beta=st.sampled_from([0.0, 0.4, 1.0, 2.5]),
-    single=st.booleans(),
-)
-def test_a_sample_is_a_draw_with_weights_and_generations(
-    native: ModuleType, capacity: int, laps: float, seed: int, beta: float, single: bool
-) -> None:
-    random, written = np.random.default_rng(seed), max(1, int(capacity * laps))
-    rows = min(written, capacity)
-    table = Table(native, capacity)
-    leaves = random.random(rows) * random.integers(0, 2, rows)
-    leaves[int(random.integers(0, rows))] = 0.25
-    table.tree.load(address(leaves), rows)
-    ring, array_numbers, array = sources(capacity, written)
-    uniforms = random.random(int(random.integers(1, 600)))
-    drawn, values = np.zeros(len(uniforms), np.int64), np.zeros(len(uniforms))
-    table.tree.draw(address(uniforms), len(uniforms), address(drawn), address(values))
-    for source in (ring, tuple(array_numbers.tolist())):
-        slots, weights, generations = table.sample(uniforms, beta, source, np.float32 if single else np.float64)
-        np.testing.assert_array_equal(slots, drawn)
-        np.testing.assert_array_equal(generations, array[drawn])
-        exact = (values / values[values > 0].min().clip(max=leaves[leaves > 0].min())) ** -beta
-        np.testing.assert_allclose(weights, exact, rtol=1e-6 if single else 1e-15)
-        assert weights.max() <= 1.0
 
 
 @given(
@@ -182,24 +146,3 @@ def test_powers_are_right_to_the_last_digits(native: ModuleType, alpha: float) -
     for i in range(300):
         alone.update(slots_of([i]), numbers[i : i + 1])
     np.testing.assert_array_equal(leaves_of(alone.tree, 300), leaves_of(table.tree, 300))
-
-
-def test_what_is_wrong_changes_nothing(native: ModuleType) -> None:
-    table = Table(native, 20)
-    table.update(np.arange(20), np.full(20, 0.5))
-    before, slots = leaves_of(table.tree, 20), slots_of([3, 4, 5])
-    for bad in (-1.0, math.nan, math.inf, -math.inf, -5e-324, 1.1 * 2.0**960):
-        values = np.array([1.0, bad, 2.0])
-        with pytest.raises(ValueError, match="priorities must be finite, at least 0 and small enough"):
-            table.update(slots, values)
-        stale = Table(native, 20).update(slots, values, slots_of([4, 99, 6]))[0]
-        assert stale == 1, "an overwritten row is not checked"
-    for slot in (7, 8, 2**63 - 1):  # Python knows whether -1 marks a row that was not kept
-        assert Table(native, 8).update(slots_of([1, slot]), np.ones(2), slots_of([2, 0]), rows=7)[0] == 1
-    for options in ({"rows": 21}, {"source": (0, 0, 0)}):
-        with pytest.raises(ValueError, match=r"rows must be in|generations must be six"):
-            table.update(np.arange(2), np.ones(2), **options)
-    with pytest.raises(ValueError, match="there is nothing to draw"):
-        Table(native, 3).sample(np.zeros(3), 1.0, RING, np.float32)
-    assert (table.priorities == 0.5).all()
-    np.testing.assert_array_equal(leaves_of(table.tree, 20), before)

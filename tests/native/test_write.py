@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .tables import LAYOUTS, address, make, noise, slots_of
+from .tables import LAYOUTS, address, make, slots_of
 from .test_gather import field_sizes, layouts, segment_rows
 
 if TYPE_CHECKING:
@@ -41,15 +41,6 @@ def test_writes_change_the_rows_asked_for_alone(
     table.check(expected)
     table.restore(before)
     assert table.snapshot() == whole
-
-
-def test_fields_of_unequal_length_have_no_common_ring(native: ModuleType) -> None:
-    fields = native.Fields()
-    long, short = noise(5, 2, 0), noise(4, 2, 1)
-    fields.add([(address(long), 5)], 2, 2)
-    fields.add([(address(short), 4)], 2, 2)
-    with pytest.raises(ValueError, match="fields of one length, got 5 and 4 rows"):
-        fields.write_run(0, 1, 0, [address(long), address(short)])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -32,6 +32,10 @@ NUMBERS: dict[str, list[tuple[Any, ...]]] = {
     "SumTree.get": [(AT, -1, AT)],
     "SumTree.draw": [(AT, -1, AT, AT)],
     "SumTree.sample": [(AT, -1, 1.0, GENERATIONS, AT, AT, True, AT)],
+    "SumTree.update": [
+        (AT, AT, False, n, 0, source, AT, 0, rows, 0.0, 1.0, False)
+        for n, source, rows in ((-1, GENERATIONS, ROWS), (2, GENERATIONS, ROWS + 1), (2, (0, 0, 0), ROWS))
+    ],
     "SumTree.set_run": [(0, ROWS + 1, 1.0), *((0, 2, bad) for bad in (-1.0, math.nan, math.inf))],
     "SumTree.leaves": [(AT, ROWS + 1)],
     "SumTree.load": [(AT, -1), (AT, ROWS + 1), *((address(bad), 2) for bad in BAD_VALUES)],
@@ -96,12 +100,6 @@ SLOTS: dict[str, list[tuple[Any, ...]]] = {
     "WindowReader.read": [([address(bad)], [0], [0], [1], 2, [AT]) for bad in BAD_SLOTS],
 }
 """Calls that raise IndexError."""
-MADE: dict[str, list[tuple[Any, ...]]] = {
-    "SumTree": [(0,), (-1,), (2**48 + 1,)],
-    "Episodes": [(0, 1), (2**30 + 1, 1), (10, 0), (10, 3), (10, 11)],
-    "SingleCopy": [(0, 1, 1, AT), (2**31, 1, 1, AT), (4, 0, 1, AT), (4, 5, 1, AT), (4, 1, 0, AT)],
-}
-"""Arguments of constructors that raise ValueError."""
 
 
 @pytest.mark.parametrize(
@@ -116,23 +114,3 @@ def test_a_wrong_call_raises_and_writes_nothing(native: ModuleType, name: str, e
         with pytest.raises(error):
             getattr(made, method)(*call)
         assert not MEMORY.any(), call
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_nothing_is_made_for_impossible_sizes(native: ModuleType, name: str) -> None:
-    for sizes in MADE[name]:
-        with pytest.raises(ValueError, match="must be"):
-            getattr(native, name)(*sizes)
-
-
-def test_a_refused_update_leaves_the_tree(native: ModuleType) -> None:
-    tree, slots = native.SumTree(ROWS), np.arange(2)
-    for values in BAD_VALUES:
-        with pytest.raises(ValueError, match=r"values must be finite and at least 0, got .* at position 1$"):
-            tree.set(address(slots), address(values), 2)
-    for leaf in (0.0, 1.7e308):
-        tree.set_run(0, ROWS, leaf)
-        with pytest.raises(ValueError, match="priorities must sum to a finite number above 0"):
-            tree.draw(AT, 1, AT, AT)
-    tree.clear()
-    assert (tree.total, tree.maximum) == (0.0, 0.0)

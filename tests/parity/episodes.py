@@ -8,10 +8,10 @@ import torch
 from tensordict import TensorDict
 
 
-def steps(*lengths: int, shape: tuple[int, ...] = (1,), **fields: Any) -> TensorDict:
+def steps(*lengths: int, **fields: Any) -> TensorDict:
     """Rows of episodes of these lengths, ended by `("next", "done")`."""
     count = sum(lengths)
-    done = torch.zeros(count, *shape, dtype=torch.bool)
+    done = torch.zeros(count, 1, dtype=torch.bool)
     done[torch.tensor(lengths).cumsum(0) - 1] = True
     numbers = torch.arange(count, dtype=torch.float32)
     then = {"obs": numbers + 1, "done": done, "terminated": done.clone()}

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.data import Bounded, Categorical, Composite
-from torchrl.envs import EnvBase, SerialEnv
+from torchrl.envs import EnvBase
 from torchrl.modules import RandomPolicy
 
 from ostinato import (
@@ -111,24 +111,6 @@ def test_a_collector_writes_each_frame_once(kind: Any, storage: Any, extend_buff
         assert [row["where"].tolist() for row in rb[:]] == [[0, i] for i in range(192)]
     else:
         check_each_once(rb)
-
-
-def test_environments_side_by_side_arrive_as_if_extended_by_hand() -> None:
-    def collected(*, given: bool) -> Any:
-        env = SerialEnv(3, [partial(Numbered, i) for i in range(3)])
-        rb = ReplayBuffer(storage=LazyTensorStorage(120, ndim=2), batch_size=4)
-        options = {"replay_buffer": rb} if given else {}
-        collector = Collector(env, RandomPolicy(env.action_spec), total_frames=120, frames_per_batch=24, **options)
-        torch.manual_seed(0)
-        for batch in collector:
-            if not given:
-                rb.extend(batch)
-        collector.shutdown()
-        return rb[:]
-
-    given, by_hand = collected(given=True), collected(given=False)
-    assert given.batch_size == (3, 40)
-    assert (given == by_hand).all()
 
 
 def test_whole_trajectories_arrive_one_after_the_other() -> None:

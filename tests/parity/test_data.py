@@ -1,4 +1,4 @@
-"""Which data comes in, what `extend`, `add` and `sample` return of it, and which data is refused."""
+"""Which data comes in, and what `extend`, `add` and `sample` return of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
-from ._script import Note, both, raw, rows
+from ._script import Note, both, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,20 +104,6 @@ def test_lists(lib: Any, note: Note, kind: str) -> None:
             rb.extend(torch.tensor(3.0))
 
 
-@both
-def test_lists_of_tensordicts_of_different_shapes(lib: Any, note: Note) -> None:
-    ragged: list[Callable[[int], TensorDict]] = [
-        lambda n: TensorDict({"n": {"x": torch.arange(n + 1)}, "y": torch.zeros(2)}, []),
-        lambda n: TensorDict({"x": torch.arange(n + 1)}, [n + 1]),
-        lambda n: TensorDict({str(n): torch.zeros(2)}, []),
-    ]
-    for make in ragged:
-        rb = lib.ReplayBuffer(storage=lib.ListStorage(10), batch_size=4)
-        rb.extend([make(n) for n in range(3)])
-        for batch in (raw(rb).sample(), raw(rb)[[2, 0]]):  # lazy stacks, which have no values of their own
-            note([type(batch).__name__, list(batch.batch_size), [row.to_dict() for row in batch.unbind(0)]])
-
-
 @pytest.mark.parametrize("storage", ["ListStorage", "LazyTensorStorage", "LazyMemmapStorage"])
 @pytest.mark.parametrize("buffer", BUFFERS)
 @both
@@ -147,34 +133,3 @@ def test_defaults_and_the_index(lib: Any, note: Note) -> None:
             rb[:]
             rb.sample(include_info=True)
     note(lib.TensorDictReplayBuffer(priority_key="p").priority_key)
-
-
-MISFITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "other shape": ({"a": torch.zeros(2, 3)}, {"a": torch.ones(2, 4)}),
-    "a column where numbers are": ({"a": torch.zeros(2)}, {"a": torch.ones(2, 1)}),
-    "a fraction into int": ({"a": torch.zeros(2, dtype=torch.int64)}, {"a": torch.full((2,), 0.5)}),
-    "other nesting": ({"a": torch.zeros(2)}, {"a": {"x": torch.ones(2)}}),
-    "fewer keys": ({"a": torch.zeros(2), "b": torch.ones(2)}, {"a": torch.zeros(2)}),
-    "more keys": ({"a": torch.zeros(2)}, {"a": torch.zeros(2), "b": torch.ones(2)}),
-}
-
-
-@both
-def test_what_is_refused(lib: Any, note: Note) -> None:
-    def buffer() -> Any:
-        return lib.ReplayBuffer(storage=lib.LazyTensorStorage(6), batch_size=3)
-
-    no_batch = TensorDict({"a": _count(3)}, [])
-    ragged = [_count(2), _count(3)]
-    for data in (torch.tensor(1.0), {}, no_batch, ragged, {"a": _count(3), "b": _count(4)}, ["a", "b"], "abc", 3):
-        rb = buffer()
-        with note.refusals():
-            rb.extend(data)
-            rb.add("a")
-    for kind, (first, second) in MISFITS.items():
-        forms: tuple[Callable[[Any], Any], ...] = (dict, lambda fields: TensorDict(fields, [2]))
-        for form in forms[: 1 if "keys" in kind else 2]:  # TensorDicts with other keys: see test_differences.py
-            rb = buffer()
-            rb.extend(form(first))
-            with note.refusals():
-                rb.extend(form(second))

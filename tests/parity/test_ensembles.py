@@ -1,4 +1,4 @@
-"""Ensembles, and offline data with one's own experience: shares, names of rows, members, options, routed writes."""
+"""Ensembles, and offline data with one's own experience: names of rows, members, options, routed writes."""
 
 from __future__ import annotations
 
@@ -38,20 +38,6 @@ def test_batches(lib: Any, note: Note) -> None:
 
 
 @both
-def test_weights_of_members(lib: Any, note: Note) -> None:
-    def drawn(rb: Any, times: int = 20) -> Any:
-        return [raw(rb).sample(4)["index", "buffer_ids"].unique() for _ in range(times)]
-
-    rb = _pair(lib, p=[1.0, 0.0])
-    note(drawn(rb))
-    rb.sampler.p = [0.0, 2.0]
-    note(drawn(rb))
-    members = [lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10)), *_members(lib, 100)]
-    note(drawn(lib.ReplayBufferEnsemble(*members, p="sampleable")))
-    note(raw(_pair(lib, p=[1, 2], num_buffer_sampled=4)).sample(12)["obs"].shape)
-
-
-@both
 def test_members(lib: Any, note: Note) -> None:
     members = _members(lib, 0, 100, 200)
     rb = lib.ReplayBufferEnsemble(*members, p=[0.5, 0.25, 0.25])
@@ -68,24 +54,6 @@ def test_members(lib: Any, note: Note) -> None:
     rb.shutdown()
     members[0].extend(rows(3))  # outlives the ensemble
     note(len(raw(members[0]).sample(3)))
-
-
-@both
-def test_refusals(lib: Any, note: Note) -> None:
-    rb = _pair(lib)
-    rb.sample(5)
-    rb.sample()
-    rb.extend(rows(2))
-    rb.add(rows(1)[0])
-    members, storage = _members(lib, 0, 100), rb.storage
-    with note.refusals():
-        lib.ReplayBufferEnsemble(members[0], storages=storage)
-        lib.ReplayBufferEnsemble(*members, p=[0.5, 0.5], sample_from_all=True)
-    for p in ([1.0, -1.0], [0.0, 0.0]):
-        with pytest.raises((RuntimeError, ValueError)):
-            raw(lib.ReplayBufferEnsemble)(*raw(members), p=p).sample(4)
-    empty = [lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10)) for _ in range(2)]
-    lib.ReplayBufferEnsemble(*empty, sample_from_all=True).sample(4)
 
 
 def _empty(lib: Any, **options: Any) -> Any:

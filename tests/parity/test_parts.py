@@ -1,9 +1,8 @@
-"""Exchanging parts, ancestry, state, copies, checkpoints, and the writers that keep the best or nothing."""
+"""Exchanging parts, state, checkpoints, and the writer that keeps the best."""
 
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,33 +13,6 @@ from ._script import Note, both, raw, rows
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-CLASSES = (
-    "ReplayBuffer",
-    "TensorDictReplayBuffer",
-    "Storage",
-    "ListStorage",
-    "TensorStorage",
-    "LazyTensorStorage",
-    "LazyMemmapStorage",
-    "Sampler",
-    "RandomSampler",
-    "SamplerWithoutReplacement",
-    "Writer",
-    "RoundRobinWriter",
-    "TensorDictRoundRobinWriter",
-    "ImmutableDatasetWriter",
-    "TensorDictMaxValueWriter",
-)
-TENSORS_AND_LISTS = pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
-
-
-@both
-def test_ancestry(lib: Any, note: Note) -> None:
-    """Of the public names: inner base classes are each library's own business."""
-    for name in CLASSES:
-        others = [other for other in CLASSES if (name, other) != ("SamplerWithoutReplacement", "RandomSampler")]
-        note([other for other in others if issubclass(raw(getattr(lib, name)), raw(getattr(lib, other)))])
 
 
 @both
@@ -79,29 +51,6 @@ def test_state_dict(lib: Any, note: Note, buffer: str, storage: str) -> None:
     other[:]
 
 
-@pytest.mark.parametrize(
-    ("storage", "sampler", "when"),
-    [
-        ("LazyTensorStorage", "RandomSampler", "prefetching"),
-        ("ListStorage", "SamplerWithoutReplacement", "sampled"),
-        ("LazyTensorStorage", "SamplerWithoutReplacement", "unused"),
-    ],
-)
-@both
-def test_copies(lib: Any, note: Note, storage: str, sampler: str, when: str) -> None:
-    generator = torch.Generator().manual_seed(3)
-    parts = {"storage": getattr(lib, storage)(8), "sampler": getattr(lib, sampler)(), "generator": generator}
-    rb = lib.TensorDictReplayBuffer(**parts, batch_size=2, prefetch=2 if when == "prefetching" else None)
-    if when != "unused":
-        rb.extend(rows(4))
-        raw(rb).sample()
-    for copied in map(note.watch, (pickle.loads(pickle.dumps(raw(rb))), copy.deepcopy(raw(rb)))):
-        note(copied)
-        copied.extend(rows(1, 9))
-        copied[:]
-        note((len(rb), len(copied), raw(copied).sample().batch_size))
-
-
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
 @both
 def test_dumps_and_loads(lib: Any, note: Note, storage: str, tmp_path: Path) -> None:
@@ -125,19 +74,15 @@ def test_dumps_and_loads(lib: Any, note: Note, storage: str, tmp_path: Path) -> 
 # -- writers ----------------------------------------------------------------------------------------------------------
 
 
-def _ranked(values: list[Any], dtype: torch.dtype = torch.float32) -> TensorDict:
-    return TensorDict({"key": torch.tensor(values, dtype=dtype), "obs": torch.arange(len(values))}, [len(values)])
+def _ranked(values: list[float]) -> TensorDict:
+    return TensorDict({"key": torch.tensor(values), "obs": torch.arange(len(values))}, [len(values)])
 
 
-def _best(lib: Any, storage: str = "LazyTensorStorage", **options: Any) -> Any:
-    writer = lib.TensorDictMaxValueWriter(**{"rank_key": "key", **options})
-    return lib.ReplayBuffer(storage=getattr(lib, storage)(4), batch_size=3, writer=writer)
-
-
-@TENSORS_AND_LISTS
+@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
 @both
 def test_the_best_stay(lib: Any, note: Note, storage: str) -> None:
-    rb = _best(lib, storage)
+    writer = lib.TensorDictMaxValueWriter(rank_key="key")
+    rb = lib.ReplayBuffer(storage=getattr(lib, storage)(4), batch_size=3, writer=writer)
     for values in ([1.0, 5.0, 3.0], [0.0, 9.0, 4.0, 2.0], [-1.0], [4.5], [200.0, 1.0, 201.0, 202.0, 3.0, 203.0]):
         rb.extend(_ranked(values))
         rb[:]
@@ -146,35 +91,4 @@ def test_the_best_stay(lib: Any, note: Note, storage: str) -> None:
         rb[:]
     rb.empty()
     rb.extend(_ranked([3.0, 1.0, 2.0, 9.0, 8.0, 0.0]))
-    rb[:]
-
-
-@both
-def test_ranks_and_refusals(lib: Any, note: Note) -> None:
-    pairs = [[1.0, 9.0], [5.0, 5.0], [4.0, 0.0], [7.0, 7.0], [2.0, 3.0], [10.0, 0.0]]
-    tables: list[tuple[TensorDict, dict[str, Any]]] = [
-        (_ranked(pairs), {"reduction": name}) for name in ("sum", "max", "min", "mean", "median")
-    ]
-    rewards = TensorDict({("next", "reward"): torch.arange(9.0)}, [9])
-    for data, options in (*tables, (_ranked([1, 5, 3, 4, 2], torch.int64), {}), (rewards, {"rank_key": None})):
-        rb = _best(lib, **options)
-        rb.extend(data)
-        rb[:]
-    for bad in (torch.arange(3), {"key": torch.zeros(3)}):
-        _best(lib).extend(bad)
-    rb = _best(lib)
-    rb.add({"key": torch.tensor(1.0)})
-    with note.refusals():
-        rb.extend(rows(3))
-    lib.ReplayBuffer(storage=lib.LazyTensorStorage(4, ndim=2), writer=lib.TensorDictMaxValueWriter())
-
-
-@both
-def test_read_only(lib: Any, note: Note) -> None:
-    storage, writer = lib.TensorStorage(rows(4)), lib.ImmutableDatasetWriter()
-    rb = lib.TensorDictReplayBuffer(storage=storage, writer=writer, batch_size=2)
-    rb.sample()
-    rb.extend(rows(2))
-    rb.add(rows(1)[0])
-    rb.empty()
     rb[:]

@@ -74,17 +74,3 @@ def test_rings(storage: str, ids: Any, flags: str, steps: int) -> None:
     for sampler in ({}, keys)[: 2 if storage == "LazyTensorStorage" else 1]:  # with a table of episodes
         theirs, ours = (found(Library(name), storage, data, **sampler) for name in ("torchrl", "ostinato"))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-
-
-@pytest.mark.filterwarnings("ignore:No trajectory id")
-def test_difference_a_full_list_storage() -> None:
-    """TorchRL takes the oldest rows for the continuation of the newest trajectory; see docs/compat/torchrl.md."""
-    data = TensorDict({"n": torch.arange(14), "done": torch.arange(14) % 4 == 3}, [14])
-    got = []
-    for lib in map(Library, ("torchrl", "ostinato")):
-        rb = lib.ReplayBuffer(storage=lib.ListStorage(10))
-        for chunk in data.split(10):
-            rb.extend(chunk)
-        got.append([one.n.tolist() for one in rb.query()])
-    assert [12, 13, 4, 5, 6, 7] in got[0]
-    assert got[1] == [[4, 5, 6, 7], [8, 9, 10, 11], [12, 13]]

@@ -1,9 +1,9 @@
-"""Rows by index: which are read and written, views and copies, rewriting all, storages alone and in two dimensions."""
+"""Rows by index: which are read and written, views and copies, edits in place, storages alone and in two dimensions."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch.utils._pytree import tree_map
 
-from ._script import Note, both, raw, rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ._script import Note, both, rows
 
 TENSORS = pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
 WRITTEN: list[Any] = [
@@ -125,29 +122,6 @@ def test_in_place(lib: Any, note: Note) -> None:
     rb[:]
 
 
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
-@both
-def test_all_in_order(lib: Any, note: Note, storage: str) -> None:
-    rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10))
-    with note.refusals():
-        rb.read_all_in_order()
-        rb[0]
-    rb.extend(rows(4))
-    for end in (None, 2, 4):
-        rb.read_all_in_order(end)
-    rb.write_all(rows(4, 10))
-    rb[:]
-    rb.write_all(rows(2, 20), end=2)
-    rb[:]
-    if storage == "LazyTensorStorage":  # a new field
-        for first in (0, 100):
-            rb.write_all(rows(4).set("value", torch.arange(8.0).view(4, 2) + first))
-            rb[:]
-        rb.extend(rows(2, 50).set("value", torch.ones(2, 2)))
-        rb[:]
-        rb.sample(3)
-
-
 @pytest.mark.parametrize("name", ["LazyTensorStorage", "LazyMemmapStorage", "ListStorage"])
 @both
 def test_storages(lib: Any, note: Note, name: str) -> None:
@@ -164,32 +138,6 @@ def test_storages(lib: Any, note: Note, name: str) -> None:
     with note.refusals():
         storage.get(5)
         storage.set(range(5, 9), rows(4))
-
-
-@TENSORS
-@both
-def test_files_of_storages(lib: Any, note: Note, storage: str, tmp_path: Path) -> None:
-    kinds: list[Any] = [rows(3), torch.arange(3), {"a": torch.arange(3), 30: torch.ones(3)}]
-    for number, data in enumerate(kinds):
-        folder = tmp_path / f"{note.library} {number}"
-        saved, fresh, written = (getattr(lib, storage)(6) for _ in range(3))
-        with note.refusals():
-            saved.dumps(tmp_path / f"{note.library} empty")
-        saved.set(range(3), data)
-        written.set(range(3), tree_map(torch.zeros_like, data))
-        for _ in range(2):
-            saved.dumps(folder)
-        for again in (written, fresh)[: 2 if number == 0 else 1]:  # TorchRL's others need rows before
-            again.loads(folder)
-            len(again)
-            again[:]
-    home = tmp_path / note.library / "new" / "deep"
-    for existsok in (False, False, True):
-        lib.LazyMemmapStorage(5, scratch_dir=home, existsok=existsok).set(range(2), rows(2))
-    note(any(path.is_file() for path in home.iterdir()))
-    lib.LazyMemmapStorage(4, device="meta")
-    for device in ("cpu", "auto"):
-        note(str(lib.LazyMemmapStorage(4, device=device).device))
 
 
 def _block(*shape: int, start: int = 0) -> TensorDict:
@@ -228,18 +176,3 @@ def test_two_dimensions(lib: Any, note: Note) -> None:
     one.extend(_block(2, 4))
     one.storage[:]
     lib.ReplayBuffer(storage=lib.LazyTensorStorage(12), dim_extend=-1)
-
-
-@both
-def test_samples_of_two_dimensions(lib: Any, note: Note) -> None:
-    for buffer in ("ReplayBuffer", "TensorDictReplayBuffer"):
-        rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(12, ndim=2), batch_size=64)
-        rb.extend(_block(4, 3))
-        sample, info = raw(rb).sample(return_info=True)  # TorchRL draws each dimension by itself
-        assert (raw(rb).storage[info["index"]]["a"] == sample["a"]).all()
-        note(sorted(set(sample["a"].tolist())))
-    ordered = lib.ReplayBuffer(
-        storage=lib.LazyTensorStorage(12, ndim=2), batch_size=5, sampler=lib.SamplerWithoutReplacement(shuffle=False)
-    )
-    ordered.extend(_block(4, 3))
-    list(ordered)

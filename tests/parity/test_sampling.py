@@ -1,4 +1,4 @@
-"""Batch sizes, random numbers, epochs without replacement, and samplers on bare storages."""
+"""Batch sizes, random numbers, and epochs without replacement."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
-from ._script import Library, Note, both, raw
+from ._script import Note, both
 
 
 def _buffer(lib: Any, count: int = 10, **options: Any) -> Any:
@@ -43,25 +42,6 @@ def test_batch_sizes(lib: Any, note: Note) -> None:
     for options in ({"prefetch": 2}, {"sampler": lib.SamplerWithoutReplacement(drop_last=True)}, {"nonsense": 1}):
         lib.ReplayBuffer(storage=lib.LazyTensorStorage(20), **options)
     lib.ReplayBuffer(lib.ListStorage(3))
-
-
-@pytest.mark.parametrize(
-    ("storage", "sampler", "prefetch"),
-    [
-        ("ListStorage", "RandomSampler", None),
-        ("LazyTensorStorage", "SamplerWithoutReplacement", None),
-        ("LazyMemmapStorage", "RandomSampler", 2),
-    ],
-)
-@both
-def test_empty(lib: Any, note: Note, storage: str, sampler: str, prefetch: int | None) -> None:
-    parts = {"storage": getattr(lib, storage)(5), "sampler": getattr(lib, sampler)()}
-    rb = lib.ReplayBuffer(**parts, batch_size=2, prefetch=prefetch)
-    rb.sample()
-    list(rb)
-    rb.extend(torch.arange(3))
-    rb.empty()
-    rb.sample()
 
 
 @both
@@ -110,87 +90,3 @@ def test_epochs(lib: Any, note: Note, prefetch: int | None, drop_last: bool) -> 
         rb.sample()
     buffer(3, size=5).sample()  # a batch larger than the buffer
     list(islice(buffer(3, size=5), 3))
-
-
-@both
-def test_equal_seeds_give_equal_epochs(lib: Any, note: Note) -> None:
-    def epochs() -> list[list[int]]:
-        sampler, generator = lib.SamplerWithoutReplacement(), torch.Generator().manual_seed(3)
-        rb = raw(_buffer(lib, batch_size=5, sampler=sampler, generator=generator))
-        return [batch.tolist() for _ in range(2) for batch in rb]
-
-    first = epochs()
-    note((first == epochs(), first[:2] != first[2:]))
-
-
-# -- bare storages ----------------------------------------------------------------------------------------------------
-
-_LENGTHS = (30, 25, 15, 30)
-
-
-def _stored(lib: Any, **more: Any) -> Any:
-    """A bare storage with 100 rows of four episodes."""
-    number = torch.arange(4).repeat_interleave(torch.tensor(_LENGTHS))
-    steps = torch.cat([torch.arange(n) for n in _LENGTHS])
-    done = torch.cat([torch.arange(n) == n - 1 for n in _LENGTHS])[:, None]
-    storage = lib.LazyTensorStorage(100)
-    storage.set(range(100), TensorDict({"number": number, "steps": steps, "next": {"done": done}, **more}, [100]))
-    return storage
-
-
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        ("SliceSampler", {"traj_key": "number", "slice_len": 5}),
-        ("SliceSampler", {"end_key": ("next", "done"), "num_slices": 4}),
-        ("SliceSamplerWithoutReplacement", {"num_slices": 4}),
-        ("SliceSamplerWithoutReplacement", {"traj_key": "absent", "end_key": ("next", "done"), "slice_len": 5}),
-    ],
-)
-@both
-def test_slices_and_their_info(lib: Any, note: Note, make: str, options: dict[str, Any]) -> None:
-    """With both keys, one of them is enough."""
-    storage = raw(_stored(lib, is_init=torch.zeros(100, 1, dtype=torch.bool)))
-    sampler = raw(getattr(lib, make)(**options))
-    for _ in range(10):
-        index, info = sampler.sample(storage, 20)
-        rows = storage[index].view(4, 5)
-        assert rows["number"].unique(dim=1).shape == (4, 1)
-        assert bool((rows["steps"].diff() == 1).all())
-        last = info["next", "truncated"]
-        assert torch.equal(info["next", "done"], rows["next", "done"].view(20, 1) | last)
-        note([type(index).__name__, last, info["is_init"], ("collector", "mask") in info])
-
-
-@both
-def test_attributes_of_slices(lib: Any, note: Note) -> None:
-    sampler = lib.SliceSampler(num_slices=2, span=[False, True], strict_length=False)
-    note((sampler.num_slices, sampler.slice_len, sampler.strict_length, list(raw(sampler).span)))
-    note((sampler.traj_key, sampler.end_key, sampler.end_keys, sampler.truncated_key, sampler.init_key))
-    note((sampler.pad_output, sampler.step_key, sampler.fragmented, sampler.cache_values))
-    note((sampler.compile, sampler.use_gpu))
-    collected = TensorDict({"traj_ids": torch.zeros(100, dtype=torch.int64)}, [100])
-    raw(sampler).sample(raw(_stored(lib, collector=collected)), 4)
-    note(sampler.traj_key)
-
-
-@pytest.mark.parametrize("name", ["torchrl", "ostinato"])
-def test_messages(name: str) -> None:
-    lib: Any = Library(name)
-    rows = _stored(lib)
-    calls: list[tuple[Any, type[Exception], str]] = [
-        (lib.SliceSampler, TypeError, "Either num_slices or slice_len must be not None, and not both"),
-        (
-            lambda: lib.SliceSampler(slice_len=2, ends=torch.ones(3), traj_key="a", cache_values=True),
-            RuntimeError,
-            "are exclusive arguments",
-        ),
-        (
-            lambda: lib.SliceSampler(slice_len=40).sample(rows, 80),
-            RuntimeError,
-            "Did not find a single trajectory with sufficient length",
-        ),
-    ]
-    for call, error, message in calls:
-        with pytest.raises(error, match=message):
-            call()

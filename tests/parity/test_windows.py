@@ -1,19 +1,15 @@
-"""Sequences, slices, hindsight, streams, groups, staleness, conditional updates and schedulers beside TorchRL's."""
+"""Sequences, slices, hindsight, groups, staleness and conditional updates beside TorchRL's."""
 
 from __future__ import annotations
 
-import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from ._script import Library, Note, both, raw
+from ._script import Note, both, raw
 from .episodes import hindsight_buffer, hindsight_episode, steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def _buffer(lib: Any, data: Any, size: int, buffer: str = "TensorDictReplayBuffer", **options: Any) -> Any:
@@ -87,60 +83,7 @@ def test_hindsight_batches_are_the_same_without_chance(lib: Any, note: Note, rat
         note([batch[key] for key in ("achieved_goal", "desired_goal", ("next", "desired_goal"), ("next", "reward"))])
 
 
-@pytest.mark.parametrize("strategy", ["future", "episode", "random"])
-@both
-def test_goals_come_from_the_same_rows(lib: Any, note: Note, strategy: str) -> None:
-    rb = hindsight_buffer(lib, strategy=strategy, her_ratio=1.0, batch_size=10)
-    rb.extend(torch.cat([hindsight_episode(number, 5) for number in range(2)]))
-    goals = torch.stack([raw(rb).sample()["desired_goal"] for _ in range(150)], 1)
-    note([row.unique() for row in goals])
-
-
-# -- consumption, streams, groups, staleness --------------------------------------------------------------------------
-
-
-@both
-def test_slots_of_consumed_rows_are_written_in_the_same_order(lib: Any, note: Note) -> None:
-    rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), consume_after_n_samples=1, batch_size=1)
-    for first in range(5):  # one row is left at each draw, so both draw the same
-        rb.extend(torch.tensor([first]))
-        rb.sample()
-        note(len(rb))
-    for count in (1, 3, 5, 4):
-        note(len(raw(rb).extend(torch.arange(count))))
-        for _ in range(count % 5):
-            raw(rb).sample()
-        note((len(rb), rb.write_count))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_streams_have_the_same_windows(seed: int) -> None:
-    dice = random.Random(seed)
-    length = dice.randint(1, 4)
-    capacity = dice.randint(length, 14)
-    theirs, ours = (
-        lib.TensorDictReplayBuffer(
-            storage=lib.LazyTensorStorage(capacity),
-            sampler=lib.StreamingSliceSampler(slice_len=length, end_key=("next", "done")),
-            batch_size=length,
-        )
-        for lib in map(Library, ("torchrl", "ostinato"))
-    )
-    count = drawn = 0
-    for _ in range(30):
-        if count == 0 or dice.random() < 0.6:
-            new = dice.randint(1, capacity + 3)
-            done = torch.tensor([[dice.random() < 0.15] for _ in range(new)])
-            data = TensorDict({"t": torch.arange(count, count + new), ("next", "done"): done}, [new])
-            for rb in (theirs, ours):
-                rb.extend(data.clone())
-            count += new
-            continue
-        queue = theirs.sampler._queued_slices
-        if any(torch.equal(theirs.sampler._slot_versions[slots], known) for slots, known in queue):
-            assert theirs.sample()["t"].tolist() == ours.sample()["t"].tolist()
-            drawn += 1
-    assert drawn
+# -- groups, staleness ------------------------------------------------------------------------------------------------
 
 
 @both
@@ -164,7 +107,7 @@ def test_prompt_groups_and_staleness(lib: Any, note: Note) -> None:
     note(sampler.consumer_version)
 
 
-# -- conditional updates, schedulers ----------------------------------------------------------------------------------
+# -- conditional updates ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -192,29 +135,3 @@ def test_conditional_updates_change_the_same_rows(lib: Any, note: Note, case: di
     note([result.stale_count, result.version_rejected_count, rb.writer.generations_of(index) != generation, rb[:]["v"]])
     note(rb.update_if_present(index=index, generation=generation, patch={"x": torch.ones(6)}).updated)
     note(rb.writer.generations_of(torch.tensor([-1])))
-
-
-SCHEDULERS: dict[str, Callable[[Any, Any], Any]] = {
-    "linear": lambda lib, rb: lib.LinearScheduler(rb, param_name="beta", final_value=1.0, num_steps=7),
-    "linear down": lambda lib, rb: lib.LinearScheduler(rb, "alpha", final_value=0, num_steps=3),
-    "factor": lambda lib, rb: lib.StepScheduler(rb, param_name="beta", gamma=0.9, n_steps=3),
-    "factor in bounds": lambda lib, rb: lib.StepScheduler(rb, "beta", gamma=2, min_value=0.1, max_value=1.0),
-    "sum": lambda lib, rb: lib.StepScheduler(rb, "beta", gamma=0.1, n_steps=2, mode="additive", max_value=0.8),
-    "lambda": lambda lib, rb: lib.LambdaScheduler(rb, "beta", lambda_fn=lambda step: 0.5**step, min_value=0.05),
-    "list": lambda lib, rb: lib.SchedulerList(
-        [lib.LinearScheduler(rb.sampler, "beta", 1.0, 4), lib.StepScheduler(rb, "alpha", 0.5)]
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers(name: str) -> None:
-    found = []
-    for lib in map(Library, ("torchrl", "ostinato")):
-        sampler = type("Sampler", (lib.RandomSampler,), {"alpha": 0.7, "beta": 0.6})()
-        rb = lib.ReplayBuffer(storage=lib.ListStorage(20), sampler=sampler, batch_size=5)
-        scheduler = SCHEDULERS[name](lib, rb)
-        for _ in range(10):
-            scheduler.step()
-            found.append(torch.tensor([float(sampler.alpha), float(sampler.beta)], dtype=torch.float64))
-    torch.testing.assert_close(found[10:], found[:10], rtol=1e-12, atol=0)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
-import json
 import pkgutil
 import re
 import tomllib
@@ -142,13 +140,3 @@ def test_every_command_is_in_the_reference(pages: dict[str, Page]) -> None:
 
     for command in typer.main.get_command(app).commands:
         assert f"ostinato-{command}" in pages["/reference/command-line/"].anchors
-
-
-def test_keywords_are_those_of_pages(site: Path) -> None:
-    """A word for a page that has moved would be lost without an error."""
-    tree = ast.parse((ROOT / "docs" / "site" / "keywords.py").read_text())
-    given = next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.AnnAssign) and node.value)
-    assert [name for name in given if not (ROOT / "docs" / name).is_file()] == []
-    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
-    tagged = {entry["location"].partition("#")[0]: entry["tags"] for entry in index["docs"] if "tags" in entry}
-    assert tagged == {name.removesuffix("README.md").replace(".md", "/"): words for name, words in given.items()}

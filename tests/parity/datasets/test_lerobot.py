@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from .conftest import Official
 
-Arrays = dict[str, np.ndarray[Any, Any]]
-
 TOP, WRIST, SIDE = "observation.images.top", "observation.images.wrist", "observation.images.side"
 TWO = {TOP: (32, 32), WRIST: (48, 64)}
 # What distinguishes the files: one case for each way in which a reader may take a wrong frame or a wrong row.
