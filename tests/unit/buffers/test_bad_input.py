@@ -196,15 +196,3 @@ def test_rows_without_a_rank_are_refused_and_do_not_fix_the_form() -> None:
         assert rb.extend(TensorDict({"r": torch.arange(3.0), "b": torch.zeros(3)}, [3])).tolist() == [0, 1, 2]
     with pytest.raises(OptionError, match="ndim=2"):
         ReplayBuffer(storage=LazyTensorStorage(5, ndim=2), writer=TensorDictMaxValueWriter())
-
-
-def test_the_number_of_environments_must_stay_the_same() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
-    rb.extend(torch.zeros(3, 2))
-    before = snapshot(rb)
-    raises(
-        (lambda: rb.extend(torch.zeros(2, 2)), SchemaError, "3 environments"),
-        (lambda: rb.extend(torch.zeros(3)), SchemaError, "dimension"),
-        (lambda: rb.add(torch.zeros(2)), SchemaError, ""),
-    )
-    same_state(snapshot(rb), before)

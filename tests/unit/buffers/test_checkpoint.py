@@ -22,29 +22,11 @@ from ostinato.durable.manifest import FORMAT_VERSION
 from ostinato.errors import CheckpointError
 from ostinato.tools import inspect_checkpoint, verify
 
-from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows
+from ...tags import TENSORS, buffer, fill, read_ids, rows
 
 
 def whole(storage: str) -> ReplayBuffer:
     return buffer(storage, 7, batch_size=3, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize("storage", list(STORAGES))
-def test_a_second_save_does_not_need_the_first(storage: str, tmp_path: Path) -> None:
-    """Save A, load A, delete A, save B twice, load B."""
-    rb, second, third = (whole(storage) for _ in range(3))
-    fill(rb, range(5))
-    rb.dumps(tmp_path / "a")
-    second.loads(tmp_path / "a")
-    shutil.rmtree(tmp_path / "a")
-    assert read_ids(second[:]) == list(range(5))
-    second.dumps(tmp_path / "b")
-    before = len(list((tmp_path / "b").iterdir()))
-    fill(second, [5])
-    second.dumps(str(tmp_path / "b"))
-    assert len(list((tmp_path / "b").iterdir())) == before, "files of the first save stay behind"
-    third.loads(str(tmp_path / "b"))
-    assert read_ids(third[:]) == list(range(6))
 
 
 def test_tensor_storages_read_each_others_saves(tmp_path: Path) -> None:
@@ -73,18 +55,6 @@ def test_generator_counters_and_ages_are_restored_and_the_global_generator_left_
         assert other.stats() == stats
         assert [read_ids(other.sample()) for _ in range(4)] == expected
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_an_empty_save_leaves_lanes_and_device_open() -> None:
-    """Rows that come after it lay the memory out: capacity, stamps and ages follow them."""
-    rb = buffer(LazyTensorStorage(10, ndim=2, device="auto"))
-    rb.load_state_dict(buffer(LazyTensorStorage(10, ndim=2)).state_dict())
-    rb.extend(torch.arange(12).view(4, 3))
-    rb.extend(torch.arange(4).view(4, 1))
-    assert rb.storage.capacity == 12
-    assert (rb.stats().row_age_max, rb.stats().row_age_mean) == (11, 5.5)
-    rb[:] = rb[:].clone()
-    assert rb[:].shape == (4, 3)
 
 
 class Thing:

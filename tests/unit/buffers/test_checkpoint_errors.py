@@ -24,7 +24,6 @@ from ostinato import (
 from ostinato.buffers.checkpoint import load as checkpoint
 from ostinato.buffers.engine import LocalEngine
 from ostinato.core.records import Run
-from ostinato.durable import CheckpointReader
 from ostinato.durable.blocks import BlockReader
 from ostinato.errors import CheckpointError, StorageMemoryError
 from ostinato.transforms import Compose
@@ -166,37 +165,6 @@ def test_every_read(kind: str, incremental: bool, tmp_path: Path, monkeypatch: p
             assert there or not rb.storage.laid_out
 
 
-@pytest.mark.parametrize(
-    ("kind", "verify"), [("PrioritizedSampler", True), ("SliceSampler, mapped", False), ("storage ListStorage", True)]
-)
-def test_another_save_in_the_middle_of_a_load(
-    kind: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Either the checkpoint that was opened is loaded, or nothing."""
-    other = used(kind, 120)
-    real = CheckpointReader.record
-    for at in range(6):
-        other.dumps(tmp_path / "save")
-        rb, calls = used(kind), [0]
-        before, expected = (each[:]["t"].clone() for each in (rb, other))
-
-        def saves_over(self: CheckpointReader, name: str, at: int = at, calls: list[int] = calls) -> Any:
-            calls[0] += 1
-            if calls[0] == at + 1:
-                registered(kind).extend(other, 3, 300 + at)
-                other.dumps(tmp_path / "save")
-            return real(self, name)
-
-        monkeypatch.setattr(CheckpointReader, "record", saves_over)
-        try:
-            rb.loads(tmp_path / "save", verify=verify)
-        except CheckpointError:
-            assert torch.equal(rb[:]["t"], before)
-        else:
-            assert torch.equal(rb[:]["t"], expected)
-        monkeypatch.undo()
-
-
 @pytest.mark.parametrize(("step", "mmap"), [("_revive_mix", True), ("member", False)])
 def test_members_of_ensembles_all_or_none(
     step: str, mmap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -238,6 +206,30 @@ def test_too_little_memory_for_a_copy_is_said_before_anything_changes(monkeypatc
     rb.empty()
     rb.load_state_dict(state)
     assert torch.equal(rb[:]["t"], other[:]["t"])
+
+
+DAMAGES: list[Callable[[dict[str, Any]], Any]] = [
+    lambda p: p["records"].add_(1000),
+    lambda p: p["columns"][0]["slots"].sub_(1000),
+    lambda p: p["columns"][0].update(leaf=99),
+    lambda p: p["columns"][0].update(position=-1),
+    lambda p: [c.update(weights=c["weights"][:2]) for c in p["columns"] if c["weights"] is not None],
+    lambda p: p.update(records=p["records"][:3]),
+    lambda p: p.update(repeat=3),
+    lambda p: p.pop("records"),
+    lambda p: p.update(owner=torch.full_like(p["records"], 77)),
+    lambda p: p.update(fields=[["gamma", torch.zeros(1)]]),
+    lambda p: p["columns"][0].update(pick=torch.ones(6, dtype=torch.bool)),
+]
+
+
+def test_damaged_windows_of_queued_draws_are_refused() -> None:
+    rb, saved = (used("prefetch, NStep + FrameStack", start) for start in (0, 120))
+    for damage in DAMAGES:
+        state = saved.state_dict()
+        for ticket in state["pending"]:
+            damage(ticket["plan"])
+        stays(rb, functools.partial(rb.load_state_dict, state), CheckpointError)
 
 
 CASES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Any], object]]] = {
@@ -286,20 +278,3 @@ def test_a_state_that_no_load_takes_is_not_committed(case: str, tmp_path: Path) 
     assert {file: file.read_bytes() for file in tmp_path.glob("*/*")} == before
     other.loads(tmp_path / "one")
     same_state(snapshot(other), good)
-
-
-def test_counts_and_deleted_rows_that_contradict_each_other_are_refused() -> None:
-    rb, other = (ReplayBuffer(storage=LazyTensorStorage(8)) for _ in range(2))
-    rb.extend(torch.arange(4))
-    rb.empty()
-    rb.extend(torch.arange(3))
-    state = rb.state_dict()
-    other.load_state_dict(state)
-    state["stamps"]["base"] += 1
-    with pytest.raises(CheckpointError, match="3 rows, of which 2 were written"):
-        other.load_state_dict(state)
-    rb.delete([1])
-    rb.extend(torch.arange(3, 5))  # room for more generations than there are rows
-    rb.delete([0])
-    other.load_state_dict(rb.state_dict())
-    assert sorted(other.sample(64).unique().tolist()) == [2, 3, 4]

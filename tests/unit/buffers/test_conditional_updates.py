@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from ostinato import (
 )
 from ostinato.errors import KeyMissingError, OptionError, PriorityError, SchemaError, UsageError
 
+from ..background import in_background
 from .refusals import raises
 
 
@@ -153,28 +153,19 @@ def test_priorities_come_with_the_same_condition() -> None:
 def test_writers_and_updaters_together_never_patch_another_row() -> None:
     rb = _buffer(32, batch_size=8)
     rb.extend({"id": torch.arange(32), "seen": torch.full((32,), -1)})
-    counts, stop = [0, 0], threading.Event()
+    updated: list[int] = []
 
     def update() -> None:
-        while not stop.is_set():
-            batch, info = rb.sample(return_info=True)
-            result = rb.update_if_present(
-                index=info["index"], generation=info["index_generation"], patch={"seen": batch["id"]}
-            )
-            counts[0] += result.updated_count
-            counts[1] += result.stale_count
+        batch, info = rb.sample(return_info=True)
+        names = {"index": info["index"], "generation": info["index_generation"]}
+        updated.append(rb.update_if_present(**names, patch={"seen": batch["id"]}).updated_count)
 
-    threads = [threading.Thread(target=update) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for i in range(400):
-        rb.extend({"id": torch.arange(5) + 32 + 5 * i, "seen": torch.full((5,), -1)})
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with in_background(update, update):
+        for i in range(400):
+            rb.extend({"id": torch.arange(5) + 32 + 5 * i, "seen": torch.full((5,), -1)})
     seen, ids = rb["seen"], rb["id"]
     assert ((seen == -1) | (seen == ids)).all()
-    assert counts[0] > 0
+    assert sum(updated) > 0
 
 
 @pytest.mark.parametrize("prefetch", [None, 3])

@@ -105,21 +105,6 @@ def test_rows_come_out_in_the_kind_that_was_put_in(storage: str) -> None:
         same_form(batch, rb[info["index"]])
 
 
-def test_a_root_list_is_a_stack_of_rows() -> None:
-    tensordicts = [TensorDict({"a": torch.tensor(i), "b": float(i)}) for i in range(3)]
-    given: list[Any] = [
-        [{"a": torch.tensor(i), "b": float(i)} for i in range(3)],
-        tensordicts,
-        LazyStackedTensorDict(*tensordicts),
-    ]
-    for data in given:
-        rb = buffer("packed")
-        rb.extend(data)
-        assert isinstance(rb[:], dict if data is given[0] else TensorDict)
-        assert rb[:]["a"].tolist() == [0, 1, 2]
-        assert rb[:]["b"].tolist() == [0.0, 1.0, 2.0]
-
-
 def test_a_lazy_stack_is_stored_by_its_common_fields_with_a_warning() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
     rows = [TensorDict({"a": torch.tensor(float(i)), "next": {"b": torch.tensor(i)}}) for i in range(3)]
@@ -234,9 +219,6 @@ def laid_out(values: Tensor) -> dict[str, Any]:
     record["x"] = values.numpy()
     return {
         "every other element": wide[::2, 1::2],
-        "every other row": values.repeat_interleave(2, 0)[::2],
-        "transposed": values.t().contiguous().t(),
-        "offset": torch.cat((torch.full((3, 4), -1.0), values))[3:],
         "negative strides of numpy": values.flip(0).numpy()[::-1],
         "read-only numpy": frozen,
         "foreign byte order": values.numpy().astype(">f4"),
@@ -258,33 +240,3 @@ def test_sources_of_any_layout_are_stored_right(storage: str) -> None:
             assert equal(rb[2]["x"], values[2]), layout
             rb[2:8] = {"x": source, "id": ids}
             assert equal(rb[2:8]["x"], values), layout
-        expanded = buffer(storage, 6)
-        expanded.extend({"x": torch.tensor([[1.0, 2.0]]).expand(4, 2), "y": torch.tensor(7.0).expand(4)})
-        same_form(expanded[:], {"x": torch.tensor([[1.0, 2.0]] * 4), "y": torch.tensor([7.0] * 4)})
-
-
-def test_conjugated_and_negated_views_are_stored_as_they_read() -> None:
-    values = torch.tensor([1 + 2j, 3 - 4j, 5j])
-    rb = buffer("packed")
-    for _ in range(2):  # the first rows, and later ones
-        rb.extend({"c": values.conj(), "n": values.conj().imag})
-    rb.add({"c": values.conj()[0], "n": values.conj().imag[0]})
-    expected = values.conj().resolve_conj()
-    assert equal(rb[:]["c"], torch.cat((expected, expected, expected[:1])))
-    assert rb[:]["n"].tolist() == [-2.0, 4.0, -5.0, -2.0, 4.0, -5.0, -2.0]
-
-
-@pytest.mark.parametrize("storage", ["packed", "columns"])
-def test_rows_may_be_moved_within_the_buffer(storage: str) -> None:
-    """A source that is a view of the rows it replaces is read before it is overwritten, in both directions."""
-    for index, source in ((slice(1, None), slice(None, -1)), (slice(None, -1), slice(1, None))):
-        rb = buffer(storage, 6)
-        fill(rb, range(6))
-        expected = list(range(6))
-        expected[index] = expected[source]
-        rb[index] = rb[source]
-        assert read_ids(rb[:]) == expected
-    rb = buffer(storage, 6)
-    fill(rb, range(7))
-    rb.extend(rb[0:4])  # slots 1 to 4 take the rows of slots 0 to 3
-    assert read_ids(rb[:]) == [6, 6, 1, 2, 3, 5]

@@ -158,17 +158,6 @@ def test_a_deleted_row_gets_no_priority_and_sets_no_default() -> None:
     assert rb.delete([3, 3, -1]).tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize("kind", ["uniform", "heap"])
-def test_what_is_written_to_the_slot_of_a_deleted_row_is_no_row(kind: str) -> None:
-    rb = make(kind, batch_size=2)
-    rb.extend(torch.arange(4))
-    rb.delete([1, 2])
-    rb[:] = torch.arange(10, 14)
-    assert rb[:].tolist() == [10, 11, 12, 13]
-    assert len(rb) == 2
-    assert set(rb.sample(2).tolist()) | set(rb.sample(2).tolist()) <= {10, 13}
-
-
 def test_another_sampler_goes_on_without_the_deleted_rows() -> None:
     rb = make("uniform")
     rb.extend(torch.arange(6))
@@ -186,20 +175,6 @@ def test_another_sampler_goes_on_without_the_deleted_rows() -> None:
         ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, sampler=SamplerWithoutReplacement(True)).delete([0])
     with pytest.raises(OptionError, match="ReservoirWriter"):
         rb.set_writer(ReservoirWriter())
-
-
-def test_an_emptied_buffer_forgets_the_order_in_which_rows_leave() -> None:
-    used, new = (ReplayBuffer(storage=LazyTensorStorage(3), remover="fifo") for _ in range(2))
-    used.extend(torch.arange(3))
-    used.delete([1, 2])
-    used.extend(torch.arange(2))
-    used.extend(torch.arange(1))
-    used.empty()
-    for rb in (used, new):
-        rb.extend(torch.arange(1))
-        rb.delete([0])
-        rb.extend(torch.arange(1))
-    assert used.extend(torch.arange(3)).tolist() == new.extend(torch.arange(3)).tolist()
 
 
 @pytest.mark.parametrize("kind", ["uniform", "prioritized", "limited", "stack", "heap"])

@@ -6,7 +6,6 @@ come out. So nothing may depend on when the thread copies the rows.
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +13,12 @@ import pytest
 import torch
 
 from ostinato import (
-    LazyTensorStorage,
     LimitedSampler,
     ListStorage,
     RaggedTensorStorage,
     RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    RoundRobinWriter,
     TensorDictReplayBuffer,
 )
 
@@ -123,28 +120,6 @@ def test_batches_are_those_of_an_earlier_call(kind: str) -> None:
         expected, given = late.sample()
         same_state([batch, told(info)], [expected, told(given)])
         learn([rb, late.rb], kind, info, step)
-
-
-@pytest.mark.parametrize("pickled", [False, True])
-def test_draws_wait_for_submitted_updates_and_keep_earlier_rows(pickled: bool) -> None:
-    """The draws before an update are without it, the next one has it."""
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(8),
-        writer=RoundRobinWriter(track_generations=True),
-        batch_size=8,
-        prefetch=2,
-        generator=torch.Generator().manual_seed(0),
-    )
-    index = rb.extend({"x": torch.zeros(8)})
-    rb.sample()
-    rb = pickle.loads(pickle.dumps(rb)) if pickled else rb
-    rb.append_transform(lambda batch: batch)  # queued batches are made again
-    rb.submit_update_if_present(index=index, generation=torch.arange(1, 9), patch={"x": torch.ones(8)})
-    seen = [rb.sample(return_info=True)]  # draws the third batch after the update
-    rb.extend({"x": torch.full((8,), 2.0)})
-    seen += [rb.sample(return_info=True) for _ in range(3)]
-    assert [batch["x"].unique().tolist() for batch, _ in seen] == [[0.0], [0.0], [1.0], [2.0]]
-    assert [bool(info["stale"].all()) for _, info in seen] == [True, True, True, False]
 
 
 def test_ensembles_and_views_keep_rows_drawn_ahead() -> None:
