@@ -50,26 +50,6 @@ def test_no_window_leads_from_the_newest_row_to_the_oldest(single_copy: bool, wa
         other.extend(transitions(first, 2))
 
 
-@pytest.mark.parametrize(("old", "written", "new", "packed"), [(3, 8, 5, True), (4, 3, 3, False), (5, 7, 2, True)])
-def test_environments_keep_their_steps(old: int, written: int, new: int, packed: bool) -> None:
-    def write(rb: ReplayBuffer, t: int) -> None:
-        rb.extend({"t": torch.full((3, 1), t), "env": torch.arange(3)[:, None]})
-
-    rb, other = (ReplayBuffer(storage=LazyTensorStorage(n * 3, ndim=2, packed=packed)) for n in (old, new))
-    for t in range(written):
-        write(rb, t)
-    present = min(old, written)
-    if present > new:
-        with pytest.raises(CheckpointError, match="room"):
-            other.load_state_dict(rb.state_dict())
-        return
-    other.load_state_dict(rb.state_dict())
-    for t in range(written, written + 2 * new):
-        write(other, t)
-        expected = list(range(written - present, t + 1))[-new:]
-        assert [sorted(times) for times in other[:]["t"].tolist()] == [expected] * 3
-
-
 def test_a_ring_that_would_have_to_be_moved_is_not_mapped(tmp_path: Path) -> None:
     rb, other, same = (ReplayBuffer(storage=LazyTensorStorage(size)) for size in (5, 9, 5))
     rb.extend({"x": torch.arange(7)})

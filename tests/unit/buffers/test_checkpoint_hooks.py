@@ -14,7 +14,6 @@ from ostinato import (
     Flat2TED,
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     ReplayBuffer,
     TED2Flat,
     TensorStorage,
@@ -24,7 +23,6 @@ from ostinato.errors import CheckpointError, KindError
 from ostinato.tools import inspect_checkpoint
 
 from ...tags import same_state
-from .refusals import raises
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,9 +85,6 @@ def test_into_other_storages_and_only_with_the_hooks(tmp_path: Path) -> None:
     rb, plain = make(LazyTensorStorage(24)), make(LazyTensorStorage(24), hooks=False)
     rb.extend(steps(0, 30))
     rb.dumps(tmp_path / "saved")
-    with pytest.raises(CheckpointError, match=r"saving hooks \['TED2Flat'\]: register the loading hooks"):
-        plain.loads(tmp_path / "saved")
-    assert len(plain) == 0
     plain.extend(steps(0, 6))
     plain.dumps(tmp_path / "plain")
     with pytest.raises(CheckpointError, match="without loading hooks"):
@@ -150,18 +145,12 @@ def test_what_comes_back_must_be_what_was_saved(tmp_path: Path) -> None:
 
 def test_hooks_are_checked_and_travel(tmp_path: Path) -> None:
     rb = make(LazyMemmapStorage(24))
-    raises(
-        (lambda: rb.register_save_hook(TED2Flat), KindError, "a hook is a callable"),
-        (
-            lambda: ReplayBuffer(storage=ListStorage(3)).register_load_hook(Flat2TED()),
-            KindError,
-            "ListStorage has no fields that a hook could convert",
-        ),
-    )
+    with pytest.raises(KindError, match="a hook is a callable"):
+        rb.register_save_hook(TED2Flat)
     rb.extend(steps(0, 9))
     other = pickle.loads(pickle.dumps(rb))
     other.dumps(tmp_path / "saved")
-    with pytest.raises(CheckpointError, match="register the loading hooks"):
+    with pytest.raises(CheckpointError, match=r"saving hooks \['TED2Flat'\]: register the loading hooks"):
         make(LazyMemmapStorage(24), hooks=False).loads(tmp_path / "saved")
     rb.register_save_hook(lambda rows, path: object())
     with pytest.raises(CheckpointError):

@@ -11,15 +11,12 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import (
-    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     RoundRobinWriter,
     TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
 )
 from ostinato.errors import KeyMissingError, OptionError, PriorityError, SchemaError, UsageError
 
@@ -54,18 +51,6 @@ def test_replaced_rows_are_left_out_and_counted() -> None:
     rb.empty()
     result = rb.update_if_present(index=index, generation=generation, patch={"x": torch.ones(4)})
     assert (result.updated_count, result.stale_count) == (0, 4)
-
-
-def test_nested_fields_of_any_storage_with_fields() -> None:
-    x, w = torch.arange(4.0), torch.ones(4, 2)
-    for storage, patch in (
-        (LazyTensorStorage(4), TensorDict({"x": x, "n": {"w": w}}, [4])),
-        (LazyMemmapStorage(4), {"x": x, ("n", "w"): w}),
-    ):
-        rb, index, generation = _filled(storage=storage)
-        assert rb.update_if_present(index=index, generation=generation, patch=patch).updated_count == 4
-        assert torch.equal(rb["x"], x)
-        assert torch.equal(rb[:]["n"]["w"], w)
 
 
 def test_versions_follow_a_plain_model() -> None:
@@ -221,21 +206,3 @@ def test_shared_buffers_take_priorities_alone() -> None:
     result = rb.update_if_present(**given, priority=0.0)
     assert result.stale_count == int((info["index"] == 0).sum())
     assert set(rb.sample().get("x").tolist()) == {9}
-
-
-def test_samples_of_an_ensemble_have_the_generations_that_all_members_track() -> None:
-    def member(*, tracks: bool = True) -> TensorDictReplayBuffer:
-        writer = TensorDictRoundRobinWriter(track_generations=tracks)
-        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=writer)
-        rb.extend(TensorDict({"x": torch.zeros(6)}, [6]))
-        return rb
-
-    mixed = ReplayBufferEnsemble(member(), member(tracks=False), batch_size=8, sample_from_all=True)
-    assert mixed.sample().get("index_generation", None) is None
-    ensemble = ReplayBufferEnsemble(member(), member(), batch_size=8, sample_from_all=True)
-    batch = ensemble.sample()
-    for rb, index, generation in zip(ensemble.members, batch["index", "index"], batch["index_generation"], strict=True):
-        assert torch.equal(generation, rb.writer.generations_of(index))
-    ensemble[0].extend(TensorDict({"x": torch.zeros(4)}, [4]))
-    result = ensemble.update_if_present(index=batch, patch={"x": torch.ones(2, 4)})
-    assert result.updated.tolist() == [[False] * 4, [True] * 4]

@@ -244,11 +244,6 @@ def test_the_others_keep_their_ratio_while_a_member_is_empty() -> None:
     with pytest.warns(UserWarning, match=r"ratio \[0.25, 0.75, 0.0\]"):
         batches = [rb.sample(8)["id"] for _ in range(10)]
     assert all((batch < 100).sum() == 2 and (batch < 200).all() for batch in batches)
-    equal = ReplayBufferEnsemble(plain(0), plain(100, 0), plain(200), sample_from_all=True)
-    with pytest.warns(UserWarning, match=r"members \[1\]"):
-        assert set((equal.sample(60)["id"] // 100).unique().tolist()) == {0, 2}
-    equal[1].extend({"id": torch.arange(100, 110)})
-    assert (equal.sample(6)["id"][:, 0] // 100).tolist() == [0, 1, 2]
 
 
 def test_without_rows_an_error_comes_before_anything_is_drawn() -> None:

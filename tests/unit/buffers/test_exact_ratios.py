@@ -24,16 +24,6 @@ from .refusals import raises
 INF = math.inf
 
 
-def test_messages_show_numbers_as_they_were_written() -> None:
-    flow = Flow(RateLimiter(0.3, 1.0, 10))
-    flow.wrote(11)
-    assert flow.counts().endswith("0.3 x 11 - 0 = 3.3 must stay in [2, 4] (samples_per_insert=0.3, error_buffer=1)")
-    edges = Flow(RateLimiter(0.3, min_diff=-INF, max_diff=2.5))
-    assert edges.counts().endswith("must stay in [-inf, 2.5] (samples_per_insert=0.3, min_diff=-inf, max_diff=2.5)")
-    with pytest.raises(OptionError, match=r"by 0.7 each, more than the band \[0, 2\] is wide: move min_diff and max_"):
-        Flow(RateLimiter(0.7, min_diff=0, max_diff=2)).check_write(3, None)
-
-
 # -- the forms of Reverb ----------------------------------------------------------------------------------------------
 
 
