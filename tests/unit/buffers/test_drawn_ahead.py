@@ -97,7 +97,7 @@ def write(rb: Any, kind: str, step: int) -> None:
         rb.set_at_("t", torch.tensor([-step]), torch.tensor([4]))
 
 
-def learn(buffers: list[Any], kind: str, info: dict[Any, Any], step: int) -> None:
+def learn(buffers: list[Any], info: dict[Any, Any], step: int) -> None:
     """Feed priorities back."""
     if "priority_weight" not in info:
         return
@@ -118,7 +118,7 @@ def test_batches_are_those_of_an_earlier_call(kind: str) -> None:
         batch, info = rb.sample(return_info=True)
         expected, given = late.sample()
         same_state([batch, told(info)], [expected, told(given)])
-        learn([rb, late.rb], kind, info, step)
+        learn([rb, late.rb], info, step)
 
 
 def test_views_keep_rows_drawn_ahead() -> None:
