@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import (
+    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
@@ -51,6 +52,18 @@ def test_replaced_rows_are_left_out_and_counted() -> None:
     rb.empty()
     result = rb.update_if_present(index=index, generation=generation, patch={"x": torch.ones(4)})
     assert (result.updated_count, result.stale_count) == (0, 4)
+
+
+def test_nested_fields_of_any_storage_with_fields() -> None:
+    x, w = torch.arange(4.0), torch.ones(4, 2)
+    for storage, patch in (
+        (LazyTensorStorage(4), TensorDict({"x": x, "n": {"w": w}}, [4])),
+        (LazyMemmapStorage(4), {"x": x, ("n", "w"): w}),
+    ):
+        rb, index, generation = _filled(storage=storage)
+        assert rb.update_if_present(index=index, generation=generation, patch=patch).updated_count == 4
+        assert torch.equal(rb["x"], x)
+        assert torch.equal(rb[:]["n"]["w"], w)
 
 
 def test_versions_follow_a_plain_model() -> None:
