@@ -37,10 +37,8 @@ def equal(first: Tensor, second: Tensor) -> bool:
 
 
 KINDS: dict[str, Any] = {
-    "tensor": torch.arange(12.0).view(4, 3),
     "rows of no bytes": torch.zeros(4, 0),
     "dict": {"a": torch.arange(4), "b": {"c": torch.zeros(4, 2), 30: torch.ones(4)}},
-    "tuple": (torch.arange(4), {"x": torch.zeros(4, 2)}),
     "nested list": {"a": [torch.arange(4), torch.ones(4)], "b": (torch.zeros(4), [torch.zeros(4, 1)])},
     "named tuple": Pair(torch.arange(4), {"x": torch.zeros(4)}),
     "tensordict": TensorDict({"a": torch.arange(4), "n": TensorDict({"b": torch.zeros(4, 2)}, [4])}, [4]),

@@ -131,10 +131,7 @@ def emptied(schedule: Schedule) -> None:
 
     found = schedule.run(read, read, write, empty)
     assert max(Counter(found[0] + found[1]).values()) == 1
-    gate = rb._engine.gate
-    assert gate is not None
-    assert gate.flow.drawn >= 0
-    assert rb.state_dict()["flow"]["drawn"] == gate.flow.drawn
+    assert rb.state_dict()["flow"]["drawn"] >= 0
 
 
 def another_sampler(schedule: Schedule) -> None:
