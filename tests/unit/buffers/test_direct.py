@@ -111,11 +111,12 @@ class Forms(Program):
         return self.buffer.add(self.random.choice([as_tensors(one), one, numbers, {**one, "obs": [0.0, 1.0, 2.0]}]))
 
     def edit(self) -> Any:
-        """Rows that are edited end direct calls until the buffer is emptied."""
+        """Rows that are edited or deleted end direct calls until the buffer is emptied."""
         return super().edit() if self.random.random() < 0.3 else None
 
     def delete(self) -> Any:
-        return self.buffer.empty(empty_write_count=self.random.random() < 0.5)
+        few = self.random.random() < 0.3
+        return super().delete() if few else self.buffer.empty(empty_write_count=self.random.random() < 0.5)
 
     def move(self) -> Any:
         """Other parts and options than those that direct calls have looked up."""

@@ -16,7 +16,6 @@ from ostinato import (
     LimitedSampler,
     ListStorage,
     RaggedTensorStorage,
-    RandomSampler,
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
@@ -42,6 +41,7 @@ BUFFERS: dict[str, tuple[str, str, str]] = {
     "slices": ("LazyTensorStorage", "SliceSampler", "none"),
     "shared": ("LazyTensorStorage", "RandomSampler", "none"),
     "uses": ("LazyTensorStorage", "", "none"),
+    "view": ("LazyTensorStorage", "RandomSampler", "none"),
 }
 """Storage, sampler and unit of each kind."""
 
@@ -53,7 +53,8 @@ def rows(first: int, count: int, kind: str = "") -> Any:
 
 def make(kind: str, depth: int) -> ReplayBuffer:
     storage, sampler, unit = BUFFERS[kind]
-    return TensorDictReplayBuffer(
+    prefetch = depth or None
+    rb = TensorDictReplayBuffer(
         storage=STORAGES[storage](CAPACITY)
         if storage
         else RaggedTensorStorage(CAPACITY, ragged="tokens", layout="padded"),
@@ -62,9 +63,10 @@ def make(kind: str, depth: int) -> ReplayBuffer:
         shared=kind == "shared",
         dim_extend=0,
         batch_size=6,
-        prefetch=depth or None,
+        prefetch=None if kind == "view" else prefetch,
         generator=seeded(3),
     )
+    return rb.view(prefetch=prefetch, generator=seeded(8)) if kind == "view" else rb
 
 
 class Late:
@@ -119,21 +121,6 @@ def test_batches_are_those_of_an_earlier_call(kind: str) -> None:
         expected, given = late.sample()
         same_state([batch, told(info)], [expected, told(given)])
         learn([rb, late.rb], info, step)
-
-
-def test_views_keep_rows_drawn_ahead() -> None:
-    rb, twin = make("uniform", 0), make("uniform", 0)
-    view, late = (
-        one.view(sampler=RandomSampler(), batch_size=5, prefetch=depth, generator=seeded(8))
-        for one, depth in ((rb, 2), (twin, None))
-    )
-    model = Late(late, 2)
-    for step in range(40):
-        for each in (rb, twin):
-            each.extend(rows(2 * step, 2))
-        batch, info = view.sample(return_info=True)
-        expected, given = model.sample()
-        same_state([batch, told(info)], [expected, told(given)])
 
 
 def test_queued_objects_come_out_of_a_checkpoint(tmp_path: Path) -> None:
