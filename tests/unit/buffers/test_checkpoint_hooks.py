@@ -53,7 +53,8 @@ def make(storage: Storage, *, hooks: bool = True) -> ReplayBuffer:
 
 
 def assert_same(one: ReplayBuffer, other: ReplayBuffer) -> None:
-    same_state(*([rb.state_dict(), *(rb.sample(32) for _ in range(3))] for rb in (one, other)))
+    ours, theirs = ([rb.state_dict(), *(rb.sample(32) for _ in range(3))] for rb in (one, other))
+    same_state(ours, theirs)
 
 
 def single(size: int, ndim: int = 1) -> Storage:
