@@ -29,7 +29,7 @@ from ostinato.errors import (
     UsageError,
 )
 
-from ...tags import TENSORS, buffer, fill, read_ids, rows, same_state, snapshot, table
+from ...tags import buffer, fill, read_ids, rows, same_state, snapshot, table
 from .refusals import raises
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ OTHERS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: table(torch.tensor(3)), SchemaError, r"use add\(\) for one row"),
     (lambda: iter([1, 2]), OstinatoError, "iterator"),
     (lambda: [table(torch.tensor(1)), changed({"id": 1})], OstinatoError, ""),
+    (lambda: [torch.zeros(2), torch.zeros(3)], OstinatoError, r"\[2\].*\[3\].*(ListStorage|pad)"),
     (
         lambda: changed({"obs": torch.nested.nested_tensor([torch.zeros(3), torch.zeros(1)])}),
         KindError,
@@ -100,21 +101,6 @@ def test_rows_are_refused_by_name_and_nothing_changes(storage: str) -> None:
     same_state(snapshot(rb), before)
     assert rb.extend(table(torch.arange(5, 7))).tolist() == [5, 6]
     assert read_ids(rb[:]) == list(range(7))
-
-
-@pytest.mark.parametrize("storage", TENSORS)
-def test_first_rows_that_are_refused_do_not_fix_the_form(storage: str) -> None:
-    rb, unlike = buffer(storage, 8), [torch.zeros(2), torch.zeros(3)]
-    wrong: list[tuple[Any, str]] = [
-        *((changed(ROWS[case][0]), "'obs'") for case in ("objects of numpy", "None", "a sparse tensor")),
-        ({}, "no fields"),
-        ({"a": torch.zeros(3), "b": torch.zeros(2)}, r"'b' has batch size \[2\], field 'a' has \[3\]"),
-        (unlike, r"\[2\].*\[3\].*(ListStorage|pad)"),
-    ]
-    raises(*((lambda data=data: rb.extend(data), OstinatoError, words) for data, words in wrong))
-    assert len(rb) == 0
-    assert rb.extend(torch.zeros(2, 2)).tolist() == [0, 1]
-    raises((lambda: rb.extend(unlike), OstinatoError, r"ListStorage|pad"))
 
 
 INDICES: list[Any] = [
@@ -196,15 +182,3 @@ def test_rows_without_a_rank_are_refused_and_do_not_fix_the_form() -> None:
         assert rb.extend(TensorDict({"r": torch.arange(3.0), "b": torch.zeros(3)}, [3])).tolist() == [0, 1, 2]
     with pytest.raises(OptionError, match="ndim=2"):
         ReplayBuffer(storage=LazyTensorStorage(5, ndim=2), writer=TensorDictMaxValueWriter())
-
-
-def test_the_number_of_environments_must_stay_the_same() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
-    rb.extend(torch.zeros(3, 2))
-    before = snapshot(rb)
-    raises(
-        (lambda: rb.extend(torch.zeros(2, 2)), SchemaError, "3 environments"),
-        (lambda: rb.extend(torch.zeros(3)), SchemaError, "dimension"),
-        (lambda: rb.add(torch.zeros(2)), SchemaError, ""),
-    )
-    same_state(snapshot(rb), before)

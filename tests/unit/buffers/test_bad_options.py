@@ -18,7 +18,6 @@ from ostinato import (
 )
 from ostinato.errors import (
     CapacityError,
-    EmptyBufferError,
     KindError,
     OptionError,
     StorageMemoryError,
@@ -58,19 +57,6 @@ def test_batch_sizes_are_positive_integers() -> None:
     right: list[Any] = [np.int64(3), torch.tensor(3)]
     for size in right:
         assert len(read_ids(rb.sample(size))) == 3
-
-
-def test_an_empty_buffer_cannot_be_sampled() -> None:
-    rb = buffer("packed", 5, batch_size=2)
-    raises(
-        (rb.sample, EmptyBufferError, "Cannot sample from an empty storage"),
-        (lambda: next(iter(rb)), EmptyBufferError, ""),
-    )
-    fill(rb, range(3))
-    rb.empty()
-    raises((rb.sample, EmptyBufferError, ""))
-    fill(rb, [7])
-    assert set(read_ids(rb.sample())) == {7}
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator to copy to")

@@ -8,34 +8,19 @@ import pytest
 import torch
 
 from ostinato import (
-    LazyMemmapStorage,
     LazyTensorStorage,
     LimitedSampler,
     NStep,
-    QueueSampler,
     ReplayBuffer,
     Sampler,
     SamplerWithoutReplacement,
-    Storage,
 )
 from ostinato.core.records import Draw, View
 from ostinato.errors import CheckpointError, OptionError
 
-from ...tags import STORAGES, fill, read_ids
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-
-def moved(rb: ReplayBuffer, other: ReplayBuffer, way: str, path: Path) -> ReplayBuffer:
-    """Load one buffer's checkpoint into another."""
-    if way == "state":
-        other.load_state_dict(rb.state_dict())
-    else:
-        rb.dumps(path)
-        other.loads(path, verify=way == "disk")
-    return other
 
 
 def transitions(first: int, count: int) -> dict[str, torch.Tensor]:
@@ -53,46 +38,16 @@ def test_no_window_leads_from_the_newest_row_to_the_oldest(single_copy: bool, wa
 
     rb = make(5)
     rb.extend(transitions(0, 7))
-    other = moved(rb, make(8), way, tmp_path / "save")
+    other = make(8)
+    if way == "state":
+        other.load_state_dict(rb.state_dict())
+    else:
+        rb.dumps(tmp_path / "save")
+        other.loads(tmp_path / "save", verify=way == "disk")
     for first in (7, 9, 11):
         x = other.sample()
         assert torch.equal(x["next_obs"], x["obs"] + x["steps_to_next_obs"])
         other.extend(transitions(first, 2))
-
-
-@pytest.mark.parametrize("storage", list(STORAGES))
-def test_rows_come_by_age_and_writers_replace_the_oldest(storage: str, tmp_path: Path) -> None:
-    for count, then, way in ((7, 10, "state"), (9, 8, "disk"), (13, 30, "unverified"), (9, 10, "state")):
-        rb = ReplayBuffer(storage=STORAGES[storage](7), batch_size=3)
-        fill(rb, range(count))
-        other = moved(rb, ReplayBuffer(storage=STORAGES[storage](then), batch_size=3), way, tmp_path / "save")
-        assert read_ids(other[:]) == list(range(count - 7, count))
-        assert other.stats().row_age_max == 6
-        for new in range(count, count + then):
-            fill(other, [new])
-            expected = list(range(count - 7, new + 1))[-then:]
-            assert sorted(read_ids(other[:])) == expected
-            assert other.stats().row_age_max == len(expected) - 1
-
-
-@pytest.mark.parametrize(("old", "written", "new", "packed"), [(3, 8, 5, True), (4, 3, 3, False), (5, 7, 2, True)])
-def test_environments_keep_their_steps(old: int, written: int, new: int, packed: bool) -> None:
-    def write(rb: ReplayBuffer, t: int) -> None:
-        rb.extend({"t": torch.full((3, 1), t), "env": torch.arange(3)[:, None]})
-
-    rb, other = (ReplayBuffer(storage=LazyTensorStorage(n * 3, ndim=2, packed=packed)) for n in (old, new))
-    for t in range(written):
-        write(rb, t)
-    present = min(old, written)
-    if present > new:
-        with pytest.raises(CheckpointError, match="room"):
-            other.load_state_dict(rb.state_dict())
-        return
-    other.load_state_dict(rb.state_dict())
-    for t in range(written, written + 2 * new):
-        write(other, t)
-        expected = list(range(written - present, t + 1))[-new:]
-        assert [sorted(times) for times in other[:]["t"].tolist()] == [expected] * 3
 
 
 def test_a_ring_that_would_have_to_be_moved_is_not_mapped(tmp_path: Path) -> None:
@@ -124,22 +79,6 @@ def test_a_sampler_that_cannot_follow_raises_and_nothing_changes() -> None:
     with pytest.raises(CheckpointError, match="turn_state"):
         other.load_state_dict(rb.state_dict())
     assert len(other) == 0
-
-
-@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
-def test_late_fields_and_edits_move_with_their_rows(kind: Callable[[int], Storage], tmp_path: Path) -> None:
-    rb, other = (ReplayBuffer(storage=kind(size), sampler=QueueSampler()) for size in (6, 10))
-    rb.extend({"x": torch.arange(6)})
-    rb.sample(2)
-    rb.extend({"x": torch.arange(6, 8)})
-    rb[:] = {"x": rb[:]["x"].clone(), "late": rb[:]["x"] * 10}
-    rb[2] = {"x": torch.tensor(2), "late": torch.tensor(20)}
-    moved(rb, other, "disk", tmp_path / "save")
-    assert other.stats().row_age_max == rb.stats().row_age_max
-    other.extend({"x": torch.tensor([8]), "late": torch.tensor([80])})
-    found = other.sample(7)
-    assert found["x"].tolist() == [2, 3, 4, 5, 6, 7, 8]
-    assert torch.equal(found["late"], found["x"] * 10)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -12,20 +13,16 @@ import torch
 from ostinato import (
     LazyTensorStorage,
     PrioritizedSampler,
-    QueueSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     ReservoirWriter,
     SamplerWithoutReplacement,
     SliceSampler,
-    SliceSamplerWithoutReplacement,
     TensorDictMaxValueWriter,
 )
 from ostinato.buffers.checkpoint import load as checkpoint
 from ostinato.buffers.engine import LocalEngine
 from ostinato.core.records import Run
-from ostinato.durable import CheckpointReader
-from ostinato.durable.blocks import BlockReader
 from ostinato.errors import CheckpointError, StorageMemoryError
 from ostinato.transforms import Compose
 
@@ -130,77 +127,10 @@ def test_every_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         rb.sample()
 
 
-@pytest.mark.parametrize(
-    ("kind", "incremental"),
-    [
-        ("PrioritizedSampler", True),
-        ("NStep, single_copy", True),
-        ("SliceSampler, mapped", False),
-        ("storage ListStorage", False),
-    ],
-)
-def test_every_read(kind: str, incremental: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = used(kind, 120)
-    other.dumps(tmp_path / "save")
-    registered(kind).extend(other, 2, 150)
-    other.dumps(tmp_path / "save", incremental=incremental)
-    real, calls = BlockReader.read_into, [0, 0]
+@pytest.mark.parametrize("mmap", [True, False])
+def test_members_of_ensembles_all_or_none(mmap: bool, tmp_path: Path) -> None:
+    """The last step fails, when all members are loaded."""
 
-    def counted(self: BlockReader, view: memoryview) -> None:
-        calls[0] += 1
-        if calls[0] == calls[1]:
-            msg = "the disk is gone"
-            raise OSError(5, msg)
-        real(self, view)
-
-    monkeypatch.setattr(BlockReader, "read_into", counted)
-    for make in (lambda: registered(kind).make(CAPACITY), lambda: used(kind)):
-        calls[:] = [0, 0]
-        make().loads(tmp_path / "save")
-        reads, rb = calls[0], make()
-        assert reads > 0
-        there = rb.storage.laid_out or kind == "storage ListStorage"
-        for number in range(1, reads + 1, 1 if reads < 20 else 5):
-            calls[:] = [0, number]
-            stays(rb, functools.partial(rb.loads, tmp_path / "save"), OSError)
-            assert there or not rb.storage.laid_out
-
-
-@pytest.mark.parametrize(
-    ("kind", "verify"), [("PrioritizedSampler", True), ("SliceSampler, mapped", False), ("storage ListStorage", True)]
-)
-def test_another_save_in_the_middle_of_a_load(
-    kind: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Either the checkpoint that was opened is loaded, or nothing."""
-    other = used(kind, 120)
-    real = CheckpointReader.record
-    for at in range(6):
-        other.dumps(tmp_path / "save")
-        rb, calls = used(kind), [0]
-        before, expected = (each[:]["t"].clone() for each in (rb, other))
-
-        def saves_over(self: CheckpointReader, name: str, at: int = at, calls: list[int] = calls) -> Any:
-            calls[0] += 1
-            if calls[0] == at + 1:
-                registered(kind).extend(other, 3, 300 + at)
-                other.dumps(tmp_path / "save")
-            return real(self, name)
-
-        monkeypatch.setattr(CheckpointReader, "record", saves_over)
-        try:
-            rb.loads(tmp_path / "save", verify=verify)
-        except CheckpointError:
-            assert torch.equal(rb[:]["t"], before)
-        else:
-            assert torch.equal(rb[:]["t"], expected)
-        monkeypatch.undo()
-
-
-@pytest.mark.parametrize(("step", "mmap"), [("_revive_mix", True), ("member", False)])
-def test_members_of_ensembles_all_or_none(
-    step: str, mmap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def both(first: int) -> ReplayBufferEnsemble:
         members = [used(kind, first) for kind in ("PrioritizedSampler", "prefetch")]
         made = ReplayBufferEnsemble(*members, batch_size=4, generator=seeded(1), prefetch=2)
@@ -209,17 +139,8 @@ def test_members_of_ensembles_all_or_none(
 
     rb, other = both(0), both(120)
     other.dumps(tmp_path / "save")
-    before, real = rb.state_dict(), LazyTensorStorage.load_state_dict
-
-    def breaks(self: Any, *state: Any) -> None:
-        if step == "member" and self is not rb.members[1].storage:
-            return real(self, *state)
-        monkeypatch.undo()
-        raise MemoryError
-
-    where: Any = LazyTensorStorage if step == "member" else checkpoint
-    monkeypatch.setattr(where, "load_state_dict" if step == "member" else step, breaks)
-    with pytest.raises(MemoryError):
+    before = rb.state_dict()
+    with mock.patch.object(checkpoint, "_revive_mix", side_effect=MemoryError), pytest.raises(MemoryError):
         rb.loads(tmp_path / "save", mmap=mmap)
     same_state(rb.state_dict(), before)
     rb.loads(tmp_path / "save", mmap=mmap)
@@ -240,22 +161,31 @@ def test_too_little_memory_for_a_copy_is_said_before_anything_changes(monkeypatc
     assert torch.equal(rb[:]["t"], other[:]["t"])
 
 
+DAMAGES: list[Callable[[dict[str, Any]], Any]] = [
+    lambda p: p["records"].add_(1000),
+    lambda p: p["columns"][0]["slots"].sub_(1000),
+    lambda p: p["columns"][0].update(leaf=99),
+    lambda p: [c.update(weights=c["weights"][:2]) for c in p["columns"] if c["weights"] is not None],
+    lambda p: p.update(repeat=3),
+    lambda p: p["columns"][0].update(pick=torch.ones(6, dtype=torch.bool)),
+]
+
+
+def test_damaged_windows_of_queued_draws_are_refused() -> None:
+    rb, saved = (used("prefetch, NStep + FrameStack", start) for start in (0, 120))
+    for damage in DAMAGES:
+        state = saved.state_dict()
+        for ticket in state["pending"]:
+            damage(ticket["plan"])
+        stays(rb, functools.partial(rb.load_state_dict, state), CheckpointError)
+
+
 CASES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Any], object]]] = {
-    "order": (
-        lambda: {"sampler": SamplerWithoutReplacement()},
-        lambda rb: rb.sampler._order.__setitem__(slice(2), 0),
-    ),
-    "episodes of the pass": (
-        lambda: {"sampler": SliceSamplerWithoutReplacement(slice_len=4)},
-        lambda rb: setattr(rb.sampler, "_firsts", torch.zeros(0, dtype=torch.int64)),
-    ),
     "priorities": (
         lambda: {"sampler": PrioritizedSampler(16, 0.6, 0.4)},
         lambda rb: rb.sampler._raw.__setitem__(3, -1.0),
     ),
-    "queue": (lambda: {"sampler": QueueSampler()}, lambda rb: setattr(rb.sampler, "_waiting", 40)),
     "cursor": (dict, lambda rb: setattr(rb._engine.ring.counts, "cursor", 99)),
-    "counts": (dict, lambda rb: setattr(rb._engine.counts, "drawn", -1)),
     "reservoir": (lambda: {"writer": ReservoirWriter()}, lambda rb: setattr(rb.writer, "_offered", -5)),
     "episodes": (
         lambda: {"sampler": SliceSampler(slice_len=4)},
@@ -269,9 +199,7 @@ CASES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Any], object]]] =
 def test_a_state_that_no_load_takes_is_not_committed(case: str, tmp_path: Path) -> None:
     options, spoil = CASES[case]
     rb, other = (ReplayBuffer(storage=LazyTensorStorage(16), batch_size=4, **options()) for _ in range(2))
-    saved: list[tuple[Any, str]] = [(rb, "one")]
-    if case != "queue":
-        saved.append((ReplayBufferEnsemble(rb, batch_size=4), "both"))
+    saved: list[tuple[Any, str]] = [(rb, "one"), (ReplayBufferEnsemble(rb, batch_size=4), "both")]
     rb.extend({"x": torch.arange(16), "done": torch.arange(16) % 4 == 3})
     rb.sample()
     for each, name in saved:
@@ -286,20 +214,3 @@ def test_a_state_that_no_load_takes_is_not_committed(case: str, tmp_path: Path) 
     assert {file: file.read_bytes() for file in tmp_path.glob("*/*")} == before
     other.loads(tmp_path / "one")
     same_state(snapshot(other), good)
-
-
-def test_counts_and_deleted_rows_that_contradict_each_other_are_refused() -> None:
-    rb, other = (ReplayBuffer(storage=LazyTensorStorage(8)) for _ in range(2))
-    rb.extend(torch.arange(4))
-    rb.empty()
-    rb.extend(torch.arange(3))
-    state = rb.state_dict()
-    other.load_state_dict(state)
-    state["stamps"]["base"] += 1
-    with pytest.raises(CheckpointError, match="3 rows, of which 2 were written"):
-        other.load_state_dict(state)
-    rb.delete([1])
-    rb.extend(torch.arange(3, 5))  # room for more generations than there are rows
-    rb.delete([0])
-    other.load_state_dict(rb.state_dict())
-    assert sorted(other.sample(64).unique().tolist()) == [2, 3, 4]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,11 +10,9 @@ import torch
 from ostinato import (
     LazyTensorStorage,
     PrioritizedReplayBuffer,
-    ReplayBuffer,
 )
 from ostinato.durable import CheckpointReader
 from ostinato.durable.patched_arrays import MOST_PATCHES
-from ostinato.errors import DamagedFileError
 
 from ...tags import buffer, fill, rows, same_state, snapshot
 
@@ -77,58 +74,6 @@ def test_a_long_chain_is_folded_and_never_outweighs_its_base(tmp_path: Path) -> 
     other = buffer(LazyTensorStorage(500))
     other.loads(path)
     same_state(snapshot(other), snapshot(rb))
-
-
-def patched(path: Path, number: int) -> tuple[Path, int]:
-    """Return the file of a patch of packed rows or the first field, and the bytes of its table."""
-    arrays = CheckpointReader(path, format_name="ostinato-buffer").arrays
-    record = next(record for record in arrays.values() if record.patches)
-    return path / record.patches[number].file, 16 * record.patches[number].runs
-
-
-def test_a_flipped_byte_of_a_patch_is_found_or_does_no_harm(tmp_path: Path) -> None:
-    """In the table of rows it is found by each way of loading, elsewhere at least by a fold or the load after it."""
-
-    def make() -> ReplayBuffer:
-        return ReplayBuffer(storage=LazyTensorStorage(300), batch_size=4)
-
-    rb, path = make(), tmp_path / "copy"
-    rb.extend({"x": torch.zeros(300, dtype=torch.int64)})
-    rb.dumps(tmp_path / "save", incremental=True)
-    for turn in range(1, MOST_PATCHES + 1):
-        rb.extend({"x": torch.full((2,), turn)})
-        rb.dumps(tmp_path / "save", incremental=True)
-    modes: list[dict[str, Any]] = [{}, {"verify": False}, {"mmap": True}]
-    file, size = patched(tmp_path / "save", 5)
-    for place in [*range(0, file.stat().st_size, 3), None]:
-        shutil.copytree(tmp_path / "save", path)
-        again, other = make(), make()
-        again.loads(path)
-        again.extend({"x": torch.ones(3, dtype=torch.int64)})
-        if place is None:
-            (path / file.name).unlink()
-        else:
-            data = bytearray(file.read_bytes())
-            data[place] ^= 64 if place % 2 else 1
-            (path / file.name).write_bytes(data)
-        for mode in modes if place is None or place < size else modes[:1]:
-            with pytest.raises(DamagedFileError):
-                other.loads(path, **mode)
-            assert len(other) == 0
-        try:
-            again.dumps(path, incremental=True)
-        except DamagedFileError:
-            pass
-        else:
-            assert place is not None
-            assert place >= size
-            other.loads(path)
-            assert torch.equal(other[:]["x"], again[:]["x"]), f"byte {place}"
-        shutil.rmtree(path)
-    for mode in modes:
-        other = make()
-        other.loads(tmp_path / "save", **mode)
-        assert torch.equal(other[:]["x"], rb[:]["x"])
 
 
 @pytest.mark.parametrize("foreign", ["none", "another buffer", "a load", "another storage", "another save"])

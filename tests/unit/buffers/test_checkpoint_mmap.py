@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError
+from ostinato.errors import CheckpointError, OptionError
 
 from ...tags import buffer, fill, read_ids, rows, same_state, snapshot
 
@@ -73,21 +73,3 @@ def test_what_cannot_be_mapped_is_refused_before_anything_changes(tmp_path: Path
     ):
         target.loads(tmp_path / "single", mmap=True)
     assert len(target) == 0
-
-
-def test_structure_is_checked_bytes_are_not(tmp_path: Path) -> None:
-    rb = make()
-    fill(rb, range(60))
-    rb.dumps(tmp_path / "save")
-    file = max((tmp_path / "save").glob("*.bin"), key=lambda path: path.stat().st_size)
-    data = bytearray(file.read_bytes())
-    data[100] ^= 255
-    file.write_bytes(data)
-    make().loads(tmp_path / "save", mmap=True)
-    make().loads(tmp_path / "save", verify=False)
-    with pytest.raises(DamagedFileError, match=file.name):
-        make().loads(tmp_path / "save")
-    file.write_bytes(data[:-1])
-    for options in ({"mmap": True}, {"verify": False}, {}):
-        with pytest.raises(DamagedFileError, match=file.name):
-            make().loads(tmp_path / "save", **options)

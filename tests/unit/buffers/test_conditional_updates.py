@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,12 @@ from ostinato import (
     ListStorage,
     PrioritizedSampler,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     RoundRobinWriter,
     TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
 )
 from ostinato.errors import KeyMissingError, OptionError, PriorityError, SchemaError, UsageError
 
+from ..background import in_background
 from .refusals import raises
 
 
@@ -153,28 +151,19 @@ def test_priorities_come_with_the_same_condition() -> None:
 def test_writers_and_updaters_together_never_patch_another_row() -> None:
     rb = _buffer(32, batch_size=8)
     rb.extend({"id": torch.arange(32), "seen": torch.full((32,), -1)})
-    counts, stop = [0, 0], threading.Event()
+    updated: list[int] = []
 
     def update() -> None:
-        while not stop.is_set():
-            batch, info = rb.sample(return_info=True)
-            result = rb.update_if_present(
-                index=info["index"], generation=info["index_generation"], patch={"seen": batch["id"]}
-            )
-            counts[0] += result.updated_count
-            counts[1] += result.stale_count
+        batch, info = rb.sample(return_info=True)
+        names = {"index": info["index"], "generation": info["index_generation"]}
+        updated.append(rb.update_if_present(**names, patch={"seen": batch["id"]}).updated_count)
 
-    threads = [threading.Thread(target=update) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for i in range(400):
-        rb.extend({"id": torch.arange(5) + 32 + 5 * i, "seen": torch.full((5,), -1)})
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with in_background(update, update):
+        for i in range(400):
+            rb.extend({"id": torch.arange(5) + 32 + 5 * i, "seen": torch.full((5,), -1)})
     seen, ids = rb["seen"], rb["id"]
     assert ((seen == -1) | (seen == ids)).all()
-    assert counts[0] > 0
+    assert sum(updated) > 0
 
 
 @pytest.mark.parametrize("prefetch", [None, 3])
@@ -230,21 +219,3 @@ def test_shared_buffers_take_priorities_alone() -> None:
     result = rb.update_if_present(**given, priority=0.0)
     assert result.stale_count == int((info["index"] == 0).sum())
     assert set(rb.sample().get("x").tolist()) == {9}
-
-
-def test_samples_of_an_ensemble_have_the_generations_that_all_members_track() -> None:
-    def member(*, tracks: bool = True) -> TensorDictReplayBuffer:
-        writer = TensorDictRoundRobinWriter(track_generations=tracks)
-        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=writer)
-        rb.extend(TensorDict({"x": torch.zeros(6)}, [6]))
-        return rb
-
-    mixed = ReplayBufferEnsemble(member(), member(tracks=False), batch_size=8, sample_from_all=True)
-    assert mixed.sample().get("index_generation", None) is None
-    ensemble = ReplayBufferEnsemble(member(), member(), batch_size=8, sample_from_all=True)
-    batch = ensemble.sample()
-    for rb, index, generation in zip(ensemble.members, batch["index", "index"], batch["index_generation"], strict=True):
-        assert torch.equal(generation, rb.writer.generations_of(index))
-    ensemble[0].extend(TensorDict({"x": torch.zeros(4)}, [4]))
-    result = ensemble.update_if_present(index=batch, patch={"x": torch.ones(2, 4)})
-    assert result.updated.tolist() == [[False] * 4, [True] * 4]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,13 +15,13 @@ from ostinato import (
     PrioritizedReplayBuffer,
     PrioritizedSampler,
     ReplayBuffer,
-    RoundRobinWriter,
     SamplerWithoutReplacement,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
 from ostinato.errors import KindError, OptionError
 
+from ...threads import together
 from .refusals import raises
 
 
@@ -106,28 +106,6 @@ def test_first_use_by_several_threads_makes_the_parts_once() -> None:
         return LazyTensorStorage(1000)
 
     rb = ReplayBuffer(storage=storage, delayed_init=True)
-    start = threading.Barrier(8)
-
-    def write(i: int) -> None:
-        start.wait()
-        rb.add(torch.tensor(i))
-
-    threads = [threading.Thread(target=write, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(rb.add, torch.tensor(i)) for i in range(8)))
     assert made == [1]
     assert sorted(rb[:].tolist()) == list(range(8))
-
-
-def test_tracked_generations_come_with_samples() -> None:
-    for prefetch in (None, 2):
-        writer = RoundRobinWriter(track_generations=True)
-        rb = ReplayBuffer(storage=LazyTensorStorage(4), writer=writer, batch_size=16, prefetch=prefetch)
-        rb.extend(torch.arange(6))
-        batch, info = rb.sample(return_info=True)
-        assert (info["index_generation"] == batch + 1).all()
-        assert "track_generations=True" in repr(writer)
-    rb.set_writer(RoundRobinWriter())
-    assert set(rb.sample(return_info=True)[1]) == {"index", "stale"}

@@ -19,7 +19,6 @@ from ostinato import (
     SliceSampler,
     TensorStorage,
 )
-from ostinato._backend import backend
 from ostinato.errors import EpisodesWarning
 
 if TYPE_CHECKING:
@@ -123,23 +122,6 @@ def test_as_an_error_it_comes_before_anything_is_written() -> None:
     assert len(rb) == 64
     rb.extend(rows[-1])
     assert len(rb) == 68
-
-
-@pytest.mark.skipif(not backend.exchange, reason="the native extension or torch's exchange API is missing")
-def test_the_check_ends_and_direct_calls_write_then() -> None:
-    rb = buffer(20_000)
-    rows = {key: value[0] for key, value in grid(5000, 1).items()}
-    rb.extend({key: value[:5] for key, value in rows.items()})
-    rb.sample()
-    engine: Any = rb._engine
-    assert engine.direct is not None, "draws need not wait for more rows"
-    rb.extend({key: value[5:] for key, value in rows.items()})
-    for _ in range(2):
-        rb.sample()
-    assert engine.continuity is None
-    engine.write = None
-    rb.extend({key: value[:5] for key, value in rows.items()})
-    assert len(rb) == 5005
 
 
 # -- the order of dimensions -------------------------------------------------------------------------------------------

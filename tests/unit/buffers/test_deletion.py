@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from ostinato import (
-    ConsumingSampler,
     Episodes,
-    HeapSampler,
     LazyTensorStorage,
-    LimitedSampler,
     NStep,
-    PrioritizedSampler,
-    QueueSampler,
-    RandomSampler,
     ReplayBuffer,
     ReservoirWriter,
     RoundRobinWriter,
-    Sampler,
     SamplerWithoutReplacement,
     SliceSampler,
-    StackSampler,
 )
 from ostinato.buffers.as_dataset import buffer_as_dataset
 from ostinato.errors import (
@@ -38,45 +30,33 @@ from ostinato.errors import (
     WaitTimeoutError,
 )
 
+from ...registry import SAMPLERS, seeded
 from .refusals import raises
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 CAPACITY = 7
-SAMPLERS: dict[str, Callable[[int], Sampler]] = {
-    "uniform": lambda n: RandomSampler(),
-    "passes": lambda n: SamplerWithoutReplacement(),
-    "prioritized": lambda n: PrioritizedSampler(n, alpha=1.0, beta=1.0, max_priority_within_buffer=True),
-    "limited": lambda n: LimitedSampler(2),
-    "queue": lambda n: QueueSampler(),
-    "stack": lambda n: StackSampler(),
-    "heap": HeapSampler,
-    "popped stack": lambda n: StackSampler(1),
-    "popped heap": lambda n: HeapSampler(n, "min", 2),
-    "consuming": lambda n: ConsumingSampler(2),
-}
+KINDS = ["RandomSampler", "SamplerWithoutReplacement", "PrioritizedSampler, largest priority", "LimitedSampler"]
+KINDS += ["StackSampler", "HeapSampler", "QueueSampler", "ConsumingSampler"]
+KINDS += ["StackSampler, max_times_sampled", "HeapSampler, max_times_sampled"]
 
 
-def make(kind: str = "uniform", capacity: int = CAPACITY, **options: Any) -> ReplayBuffer:
+def make(kind: str = "RandomSampler", capacity: int = CAPACITY, **options: Any) -> ReplayBuffer:
     return ReplayBuffer(
         storage=LazyTensorStorage(capacity),
-        sampler=SAMPLERS[kind](capacity),
+        sampler=SAMPLERS[kind].make(capacity),
         writer=RoundRobinWriter(track_generations=True),
-        generator=torch.Generator().manual_seed(3),
+        generator=seeded(3),
         **options,
     )
 
 
-@pytest.mark.parametrize("kind", ["uniform", "passes", "prioritized", "limited", "stack", "heap"])
+@pytest.mark.parametrize("kind", KINDS[:6])
 def test_rows_are_those_of_a_model(kind: str) -> None:
     """Slots with values and generations, and free slots in the order in which rows left; see also `tests/stateful`."""
     for seed in range(4):
         dice, rb, number = random.Random(f"{kind} {seed}"), make(kind), 0
         rows: dict[int, tuple[int, int]] = {}
         free: list[int] = []
-        old: list[tuple[int, int]] = []
-        for deed in dice.choices(["write", "delete", "late", "draw", "priorities", "load"], k=40):
+        for deed in dice.choices(["write", "delete", "draw", "load"], k=40):
             used, gone = len(rb.storage), list[int]()
             picks = dice.sample(range(used), dice.randint(1, used)) if used else []
             index = torch.tensor(picks, dtype=torch.int64)
@@ -86,30 +66,23 @@ def test_rows_are_those_of_a_model(kind: str) -> None:
                 slots = rb.extend(torch.tensor(values)).tolist()
                 oldest = sorted(rows, key=lambda slot: rows[slot][1])
                 assert slots == [*free, *range(used, CAPACITY), *oldest][: len(values)]
-                old += [(slot, rows[slot][1]) for slot in slots if slot in rows]
                 free = free[len(slots) :]
                 generations = rb.writer.generations_of(torch.tensor(slots)).tolist()
                 rows.update(zip(slots, zip(values, generations, strict=True), strict=True))
             elif deed == "delete" and picks:
                 assert rb.delete(index).tolist() == [slot in rows for slot in picks]
                 gone = sorted(slot for slot in picks if slot in rows)
-            elif deed == "late" and rows and old:
-                gone = list(rows)[:1]
-                late, said = torch.tensor([*old[-3:], (gone[0], rows[gone[0]][1])]).unbind(1)
-                assert rb.delete(late, said).tolist() == [False] * (len(late) - 1) + [True]
             elif deed == "draw":
                 try:
                     batch, info = rb.sample(max(1, len(picks)), return_info=True)
                 except EmptyBufferError:
-                    assert len(rows) < len(picks) or not rows or kind == "limited"
+                    assert len(rows) < len(picks) or not rows or kind == "LimitedSampler"
                     continue
                 assert batch.tolist() == [rows[slot][0] for slot in info["index"].tolist()]
-            elif deed == "priorities" and rb.sampler.prioritized and picks:
-                rb.update_priority(index, torch.arange(1.0, 1.0 + len(picks)))
             elif deed == "load":
                 state, rb = rb.state_dict(), make(kind)
                 rb.load_state_dict(state)
-            old += [(slot, rows.pop(slot)[1]) for slot in gone]
+            rows = {slot: row for slot, row in rows.items() if slot not in gone}
             free += gone
             assert len(rb) == rb.stats().rows == len(rows)
             expected = [rows.get(slot, (0, -1))[1] for slot in range(len(rb.storage))]
@@ -117,7 +90,7 @@ def test_rows_are_those_of_a_model(kind: str) -> None:
 
 
 def test_a_pass_goes_on_without_the_deleted_rows() -> None:
-    rb = make("passes", batch_size=2)
+    rb = make("SamplerWithoutReplacement", batch_size=2)
     rb.extend(torch.arange(7))
     first = rb.sample().tolist()
     gone = [i for i in range(7) if i not in first][:2]
@@ -128,7 +101,7 @@ def test_a_pass_goes_on_without_the_deleted_rows() -> None:
 
 
 def test_prefetched_batches_with_deleted_rows_are_drawn_again() -> None:
-    with make("uniform", batch_size=3, prefetch=3) as rb:
+    with make(batch_size=3, prefetch=3) as rb:
         rb.extend(torch.arange(7))
         for start in range(4):
             rb.sample()
@@ -137,7 +110,7 @@ def test_prefetched_batches_with_deleted_rows_are_drawn_again() -> None:
 
 
 def test_a_sample_names_the_rows_to_delete() -> None:
-    rb = make("prioritized", batch_size=2)
+    rb = make("PrioritizedSampler, largest priority", batch_size=2)
     rb.extend(torch.arange(7))
     _, info = rb.sample(return_info=True)
     rb.extend(torch.arange(7, 10))  # replaces slots 0 to 2
@@ -146,7 +119,7 @@ def test_a_sample_names_the_rows_to_delete() -> None:
 
 
 def test_a_deleted_row_gets_no_priority_and_sets_no_default() -> None:
-    rb = make("prioritized", batch_size=2)
+    rb = make("PrioritizedSampler, largest priority", batch_size=2)
     index = rb.extend(torch.arange(4))
     rb.update_priority(index, [1.0, 2.0, 9.0, 3.0])
     rb.delete(2)
@@ -158,51 +131,24 @@ def test_a_deleted_row_gets_no_priority_and_sets_no_default() -> None:
     assert rb.delete([3, 3, -1]).tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize("kind", ["uniform", "heap"])
-def test_what_is_written_to_the_slot_of_a_deleted_row_is_no_row(kind: str) -> None:
-    rb = make(kind, batch_size=2)
-    rb.extend(torch.arange(4))
-    rb.delete([1, 2])
-    rb[:] = torch.arange(10, 14)
-    assert rb[:].tolist() == [10, 11, 12, 13]
-    assert len(rb) == 2
-    assert set(rb.sample(2).tolist()) | set(rb.sample(2).tolist()) <= {10, 13}
-
-
 def test_another_sampler_goes_on_without_the_deleted_rows() -> None:
-    rb = make("uniform")
+    rb = make()
     rb.extend(torch.arange(6))
     rb.delete([1, 4])
-    for kind in [*SAMPLERS, "uniform"]:
-        rb.set_sampler(SAMPLERS[kind](CAPACITY))
-        if kind == "queue":
+    for kind in [*KINDS, "RandomSampler"]:
+        rb.set_sampler(SAMPLERS[kind].make(CAPACITY))
+        if kind == "QueueSampler":
             with pytest.raises(WaitTimeoutError):  # a queue makes writers wait, the others do not
                 rb.extend(torch.arange(CAPACITY), timeout_s=0.0)
         assert len(rb) == 4
         assert set(rb.sample(4).tolist()) <= {0, 2, 3, 5}
     rb.delete([0])
     assert sorted(rb.extend(torch.arange(6, 9)).tolist()) == [0, 1, 4]
-    with pytest.raises(OptionError, match="drop_last"):
-        ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, sampler=SamplerWithoutReplacement(True)).delete([0])
     with pytest.raises(OptionError, match="ReservoirWriter"):
         rb.set_writer(ReservoirWriter())
 
 
-def test_an_emptied_buffer_forgets_the_order_in_which_rows_leave() -> None:
-    used, new = (ReplayBuffer(storage=LazyTensorStorage(3), remover="fifo") for _ in range(2))
-    used.extend(torch.arange(3))
-    used.delete([1, 2])
-    used.extend(torch.arange(2))
-    used.extend(torch.arange(1))
-    used.empty()
-    for rb in (used, new):
-        rb.extend(torch.arange(1))
-        rb.delete([0])
-        rb.extend(torch.arange(1))
-    assert used.extend(torch.arange(3)).tolist() == new.extend(torch.arange(3)).tolist()
-
-
-@pytest.mark.parametrize("kind", ["uniform", "prioritized", "limited", "stack", "heap"])
+@pytest.mark.parametrize("kind", KINDS[:6])
 def test_a_buffer_of_another_size_takes_deleted_rows_over(kind: str) -> None:
     rb = make(kind)
     rb.extend(torch.arange(10))
@@ -216,7 +162,7 @@ def test_a_buffer_of_another_size_takes_deleted_rows_over(kind: str) -> None:
 
 
 def test_damaged_checkpoints_are_refused() -> None:
-    rb, other = make("uniform"), make("uniform")
+    rb, other = make(), make()
     rb.extend(torch.arange(7))
     rb.delete([1, 5])
     other.extend(torch.arange(3))

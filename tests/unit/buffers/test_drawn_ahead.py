@@ -6,7 +6,6 @@ come out. So nothing may depend on when the thread copies the rows.
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +13,10 @@ import pytest
 import torch
 
 from ostinato import (
-    LazyTensorStorage,
     LimitedSampler,
     ListStorage,
     RaggedTensorStorage,
-    RandomSampler,
     ReplayBuffer,
-    ReplayBufferEnsemble,
-    RoundRobinWriter,
     TensorDictReplayBuffer,
 )
 
@@ -46,6 +41,7 @@ BUFFERS: dict[str, tuple[str, str, str]] = {
     "slices": ("LazyTensorStorage", "SliceSampler", "none"),
     "shared": ("LazyTensorStorage", "RandomSampler", "none"),
     "uses": ("LazyTensorStorage", "", "none"),
+    "view": ("LazyTensorStorage", "RandomSampler", "none"),
 }
 """Storage, sampler and unit of each kind."""
 
@@ -57,7 +53,8 @@ def rows(first: int, count: int, kind: str = "") -> Any:
 
 def make(kind: str, depth: int) -> ReplayBuffer:
     storage, sampler, unit = BUFFERS[kind]
-    return TensorDictReplayBuffer(
+    prefetch = depth or None
+    rb = TensorDictReplayBuffer(
         storage=STORAGES[storage](CAPACITY)
         if storage
         else RaggedTensorStorage(CAPACITY, ragged="tokens", layout="padded"),
@@ -66,9 +63,10 @@ def make(kind: str, depth: int) -> ReplayBuffer:
         shared=kind == "shared",
         dim_extend=0,
         batch_size=6,
-        prefetch=depth or None,
+        prefetch=None if kind == "view" else prefetch,
         generator=seeded(3),
     )
+    return rb.view(prefetch=prefetch, generator=seeded(8)) if kind == "view" else rb
 
 
 class Late:
@@ -101,7 +99,7 @@ def write(rb: Any, kind: str, step: int) -> None:
         rb.set_at_("t", torch.tensor([-step]), torch.tensor([4]))
 
 
-def learn(buffers: list[Any], kind: str, info: dict[Any, Any], step: int) -> None:
+def learn(buffers: list[Any], info: dict[Any, Any], step: int) -> None:
     """Feed priorities back."""
     if "priority_weight" not in info:
         return
@@ -122,53 +120,7 @@ def test_batches_are_those_of_an_earlier_call(kind: str) -> None:
         batch, info = rb.sample(return_info=True)
         expected, given = late.sample()
         same_state([batch, told(info)], [expected, told(given)])
-        learn([rb, late.rb], kind, info, step)
-
-
-@pytest.mark.parametrize("pickled", [False, True])
-def test_draws_wait_for_submitted_updates_and_keep_earlier_rows(pickled: bool) -> None:
-    """The draws before an update are without it, the next one has it."""
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(8),
-        writer=RoundRobinWriter(track_generations=True),
-        batch_size=8,
-        prefetch=2,
-        generator=torch.Generator().manual_seed(0),
-    )
-    index = rb.extend({"x": torch.zeros(8)})
-    rb.sample()
-    rb = pickle.loads(pickle.dumps(rb)) if pickled else rb
-    rb.append_transform(lambda batch: batch)  # queued batches are made again
-    rb.submit_update_if_present(index=index, generation=torch.arange(1, 9), patch={"x": torch.ones(8)})
-    seen = [rb.sample(return_info=True)]  # draws the third batch after the update
-    rb.extend({"x": torch.full((8,), 2.0)})
-    seen += [rb.sample(return_info=True) for _ in range(3)]
-    assert [batch["x"].unique().tolist() for batch, _ in seen] == [[0.0], [0.0], [1.0], [2.0]]
-    assert [bool(info["stale"].all()) for _, info in seen] == [True, True, True, False]
-
-
-def test_ensembles_and_views_keep_rows_drawn_ahead() -> None:
-    def both(depth: int) -> tuple[Any, Any, Any]:
-        members = [make("uniform", 0), make("prioritized", 0)]
-        generator = torch.Generator().manual_seed(7)
-        mixed = ReplayBufferEnsemble(*members, batch_size=8, generator=generator, prefetch=depth or None)
-        view = members[0].view(
-            sampler=RandomSampler(),
-            batch_size=5,
-            prefetch=depth or None,
-            generator=torch.Generator().manual_seed(8),
-        )
-        return members, mixed, view
-
-    (members, mixed, view), (twins, late_mixed, late_view) = both(2), both(0)
-    late, late_of_view = Late(late_mixed, 2), Late(late_view, 2)
-    for step in range(40):
-        for member in (*members, *twins):
-            member.extend(rows(2 * step, 2))
-        for one, model in ((mixed, late), (view, late_of_view)):
-            batch, info = one.sample(return_info=True)
-            expected, given = model.sample()
-            same_state([batch, told(info)], [expected, told(given)])
+        learn([rb, late.rb], info, step)
 
 
 def test_queued_objects_come_out_of_a_checkpoint(tmp_path: Path) -> None:

@@ -126,17 +126,11 @@ def test_every_kind_of_data_stacked_and_flat(kind: str, storage: Any) -> None:
 
 
 def test_members_of_different_shapes_and_fields() -> None:
-    wide, other = (ReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(2))
+    wide = ReplayBuffer(storage=LazyTensorStorage(10))
     wide.extend({"id": torch.zeros(5, 3)})
-    other.extend({"name": torch.zeros(5)})
-    for member in (wide, other):
-        for flatten, words in ((False, "collate_fn"), (True, r"end to end.*collate_fn")):
-            with pytest.raises(KindError, match=words):
-                ReplayBufferEnsemble(plain(0), member, sample_from_all=True, flatten=flatten).sample(4)
-    listed = ReplayBufferEnsemble(plain(0), wide, sample_from_all=True, collate_fn=list)
-    parts, info = listed.sample(4, return_info=True)
-    assert [tuple(part["id"].shape) for part in parts] == [(2,), (2, 3)]
-    assert info["index"]["buffer_ids"].tolist() == [[0, 0], [1, 1]]
+    for flatten, words in ((False, "collate_fn"), (True, r"end to end.*collate_fn")):
+        with pytest.raises(KindError, match=words):
+            ReplayBufferEnsemble(plain(0), wide, sample_from_all=True, flatten=flatten).sample(4)
     aside = tds(0, 0, ranked=True)
     aside.extend(TensorDict({"id": torch.zeros(5, 3), "x": torch.ones(5)}, [5]))
     aside.update_priority(torch.arange(5), torch.arange(1.0, 6.0))
@@ -250,11 +244,6 @@ def test_the_others_keep_their_ratio_while_a_member_is_empty() -> None:
     with pytest.warns(UserWarning, match=r"ratio \[0.25, 0.75, 0.0\]"):
         batches = [rb.sample(8)["id"] for _ in range(10)]
     assert all((batch < 100).sum() == 2 and (batch < 200).all() for batch in batches)
-    equal = ReplayBufferEnsemble(plain(0), plain(100, 0), plain(200), sample_from_all=True)
-    with pytest.warns(UserWarning, match=r"members \[1\]"):
-        assert set((equal.sample(60)["id"] // 100).unique().tolist()) == {0, 2}
-    equal[1].extend({"id": torch.arange(100, 110)})
-    assert (equal.sample(6)["id"][:, 0] // 100).tolist() == [0, 1, 2]
 
 
 def test_without_rows_an_error_comes_before_anything_is_drawn() -> None:
@@ -472,12 +461,6 @@ def test_prefetched_rows_that_were_replaced_are_marked() -> None:
     batch, info = rb.sample(return_info=True)
     assert info["stale"].tolist() == [[False, False], [True, True]]
     assert (batch["id"][1] < 200).all()
-    batches = []
-    for _ in range(2):
-        rb.set_rng(None)  # torch's generator; batches made ahead are dropped
-        torch.manual_seed(3)
-        batches.append(rb.sample()["id"].tolist())
-    assert batches[0] == batches[1]
     rb.empty()
     for member in rb.members:
         member.extend({"id": torch.full((5,), 7)})

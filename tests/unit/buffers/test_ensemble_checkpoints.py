@@ -10,8 +10,6 @@ from tensordict import TensorDict
 
 from ostinato import (
     LazyTensorStorage,
-    ListStorage,
-    ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
@@ -37,29 +35,19 @@ def made(count: int = 12, **options: Any) -> ReplayBufferEnsemble:
 
 
 def smaller(name: str) -> Any:
-    """An ensemble that the state of `made()` does not fit; only its last member, where a member is at fault."""
+    """An ensemble that the state of `made()` does not fit; where it is the form of rows, only in its last member."""
     if name == "members":
         return made(2)[[0, 1]]
     if name == "parts":
         return made(2, num_buffer_sampled=2)
     if name == "law":
         return made(2, sample_from_all=True, p=None)
-    rb, passes = made(2), SamplerWithoutReplacement
-    odd: dict[str, ReplayBuffer] = {
-        "capacity": TensorDictReplayBuffer(storage=LazyTensorStorage(5), sampler=passes()),
-        "sampler": TensorDictReplayBuffer(storage=LazyTensorStorage(10)),
-        "storage": TensorDictReplayBuffer(storage=ListStorage(10), sampler=passes()),
-        "transform": TensorDictReplayBuffer(
-            storage=LazyTensorStorage(10), sampler=passes(), transform=torch.nn.Linear(1, 1)
-        ),
-        "form": TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=passes()),
-    }
-    if name == "form":
-        odd[name].extend(TensorDict({"other": torch.zeros(3)}, [3]))
-    return ReplayBufferEnsemble(rb[0], rb[1], odd[name], generator=seeded(1), batch_size=6, p=[1, 2, 3])
+    rb, odd = made(2), TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement())
+    odd.extend(TensorDict({"other": torch.zeros(3)}, [3]))
+    return ReplayBufferEnsemble(rb[0], rb[1], odd, generator=seeded(1), batch_size=6, p=[1, 2, 3])
 
 
-@pytest.mark.parametrize("name", ["members", "parts", "law", "capacity", "sampler", "storage", "transform", "form"])
+@pytest.mark.parametrize("name", ["members", "parts", "law", "form"])
 def test_what_does_not_fit_changes_nothing(tmp_path: Path, name: str) -> None:
     rb, other = made(), smaller(name)
     before = other.state_dict()

@@ -93,7 +93,7 @@ def test_shutdown_ends_sampling_and_not_the_members() -> None:
     sample = rb.sample()
     pending = rb.submit_update_if_present(index=sample, patch={"obs": torch.zeros(2, 2)})
     rb.shutdown()
-    assert pending.done()
+    assert pending.result().updated_count == 4
     rb.shutdown(timeout=1.0)
     assert not rb.is_alive
     for action in (rb.sample, rb.start, lambda: rb.submit_update_if_present(index=sample)):
@@ -104,19 +104,6 @@ def test_shutdown_ends_sampling_and_not_the_members() -> None:
 
 
 # -- updates -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("prefetch", [None, 2])
-def test_submitted_updates_arrive_in_order(prefetch: int | None) -> None:
-    rb = _pair(prefetch=prefetch)
-    index = _names([0, 1, 1], [2, 3, 4])
-    options: dict[str, Any] = {"index": index, "generation": rb.writer.generations_of(index)}
-    for value in range(20):
-        last = rb.submit_update_if_present(**options, patch={"obs": torch.full((3,), float(value))})
-    rb.synchronize()
-    assert last.done()
-    assert (last.result().updated_count, last.result().stale_count) == (3, 0)
-    assert [float(rb[place]["obs"]) for place in ((0, 2), (1, 3), (1, 4))] == [19, 19, 19]
 
 
 def test_mark_update_gives_the_default_priority_back() -> None:

@@ -6,6 +6,7 @@ import math
 import sys
 from decimal import Decimal
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,87 +19,49 @@ from ostinato import RateLimiter
 from ostinato.buffers.rate_limit import Flow, Stock
 from ostinato.errors import OptionError
 
-from ...effort import examples
 from .refusals import raises
 
 INF = math.inf
 
 
-def test_messages_show_numbers_as_they_were_written() -> None:
-    flow = Flow(RateLimiter(0.3, 1.0, 10))
-    flow.wrote(11)
-    assert flow.counts().endswith("0.3 x 11 - 0 = 3.3 must stay in [2, 4] (samples_per_insert=0.3, error_buffer=1)")
-    edges = Flow(RateLimiter(0.3, min_diff=-INF, max_diff=2.5))
-    assert edges.counts().endswith("must stay in [-inf, 2.5] (samples_per_insert=0.3, min_diff=-inf, max_diff=2.5)")
-    with pytest.raises(OptionError, match=r"by 0.7 each, more than the band \[0, 2\] is wide: move min_diff and max_"):
-        Flow(RateLimiter(0.7, min_diff=0, max_diff=2)).check_write(3, None)
-
-
 # -- the forms of Reverb ----------------------------------------------------------------------------------------------
 
 
-class Model:
-    """The limiter of Reverb's tables as its paper states it, for rows that are written one by one."""
-
-    def __init__(self, ratio: Fraction, least: int, low: float | Fraction, high: float | Fraction) -> None:
-        self.ratio, self.least, self.low, self.high = ratio, least, low, high
-        self.inserts = self.samples = 0
-
-    def may_insert(self) -> bool:
-        return self.inserts + 1 <= self.least or (self.inserts + 1) * self.ratio - self.samples <= self.high
-
-    def may_sample(self, rows: int) -> bool:
-        return self.inserts >= self.least and self.inserts * self.ratio - (self.samples + rows) >= self.low
-
-
-HUGE = Fraction(str(sys.float_info.max))
-
-
-def _form(ratio: Any, low: Any, high: Any, least: int = 1) -> tuple[RateLimiter, Model]:
-    """Return a limiter by its edges, and what it must do."""
-    exact = [number if number in {INF, -INF} else Fraction(str(number)) for number in (ratio, low, high)]
-    limiter = RateLimiter(ratio, min_diff=low, max_diff=high, min_size_to_sample=least)
-    return limiter, Model(exact[0], least, exact[1], exact[2])
-
-
-HUGE = Fraction(str(sys.float_info.max))
-FORMS = [
-    (RateLimiter(Fraction(1, 3), 1, 3), Model(Fraction(1, 3), 3, Fraction(0), Fraction(2))),
-    # the class MinSize
-    (RateLimiter(min_size_to_sample=4), Model(Fraction(1), 4, -HUGE, HUGE)),
-    # SampleToInsertRatio with a number, and with a pair
-    (RateLimiter(1.5, 5, 6), Model(Fraction("1.5"), 6, Fraction(4), Fraction(14))),
-    (RateLimiter(0.5, (-3.5, 8), 6), Model(Fraction("0.5"), 6, Fraction("-3.5"), Fraction(8))),
+MOST = sys.float_info.max
+EDGES: list[tuple[Any, int, Any, Any]] = [
     # Queue and Stack
-    _form(1, 0.0, 5),
-    _form(1, 0, 1),
+    (1, 1, 0.0, 5),
+    (1, 1, 0, 1),
     # the base class
-    _form(2.0, -INF, 7, 2),
-    _form(0.3, -2, INF, 3),
-    _form(2.0, -sys.float_info.max, sys.float_info.max, 2),
+    (2.0, 2, -INF, 7),
+    (0.3, 3, -2, INF),
+    (2.0, 2, -MOST, MOST),
 ]
+FORMS: list[tuple[RateLimiter, tuple[Any, int, Any, Any]]] = [
+    (RateLimiter(Fraction(1, 3), 1, 3), (Fraction(1, 3), 3, 0, 2)),
+    # the class MinSize
+    (RateLimiter(min_size_to_sample=4), (1, 4, -INF, INF)),
+    # SampleToInsertRatio with a number, and with a pair
+    (RateLimiter(1.5, 5, 6), (1.5, 6, 4, 14)),
+    (RateLimiter(0.5, (-3.5, 8), 6), (0.5, 6, -3.5, 8)),
+    *((RateLimiter(edge[0], min_diff=edge[2], max_diff=edge[3], min_size_to_sample=edge[1]), edge) for edge in EDGES),
+]
+"""Limiters, and ratio, least rows and band of the limiter of Reverb's tables."""
 
 
-@examples(0.5)
 @pytest.mark.parametrize("form", range(len(FORMS)))
-@given(st.lists(st.integers(0, 4), max_size=60))
-def test_forms_of_reverb_give_its_verdicts(form: int, calls: list[int]) -> None:
-    limiter, model = FORMS[form]
-    flow, model = Flow(limiter), Model(model.ratio, model.least, model.low, model.high)
-    for rows in calls:  # 0 is a write
-        stock = Stock(flow.written)
-        assert flow.may_write(1, stock) == model.may_insert()
-        for size in (1, 2, 3, 4):
-            assert flow.may_draw(size, stock) == model.may_sample(size)
-        best = flow.most_draws(4, stock)
-        assert best == max((size for size in (1, 2, 3, 4) if model.may_sample(size)), default=0)
-        if rows and model.may_sample(rows):
-            flow.drew(rows)
-            model.samples += rows
-        elif not rows and model.may_insert():
-            flow.wrote(1)
-            model.inserts += 1
-    assert (flow.written, flow.drawn) == (model.inserts, model.samples)
+def test_forms_of_reverb_give_its_verdicts(form: int) -> None:
+    """As its paper states them, for rows that are written one by one."""
+    limiter, (ratio, least, low, high) = FORMS[form]
+    for written, drawn in product(range(12), range(30)):
+        flow, stock = Flow(limiter), Stock(written)
+        flow.wrote(written)
+        flow.drew(drawn)
+        balance = written * Fraction(str(ratio)) - drawn
+        assert flow.may_write(1, stock) == (written < least or balance + Fraction(str(ratio)) <= high)
+        able = [size for size in (1, 2, 3, 4) if written >= least and balance - size >= low]
+        assert [size for size in (1, 2, 3, 4) if flow.may_draw(size, stock)] == able
+        assert flow.most_draws(4, stock) == max(able, default=0)
 
 
 def test_edges_and_error_buffer_are_one_limiter_in_two_spellings() -> None:

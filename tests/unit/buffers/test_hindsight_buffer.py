@@ -18,7 +18,7 @@ from ostinato import (
     SamplerWithoutReplacement,
     SliceSampler,
 )
-from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
+from ostinato.errors import KeyMissingError, OptionError
 
 from ...stats.chi_square import p_value
 from .refusals import raises
@@ -106,21 +106,6 @@ def test_the_first_rows_of_every_batch_are_relabelled_and_no_others() -> None:
     assert set(seen) == {28, 50, 100}, "the function gets the relabelled rows alone"
 
 
-def test_episodes_grow_until_they_end_and_environments_have_their_own() -> None:
-    rb = buffer(strategy="final")
-    for first in (0, 3, 6):
-        rb.extend(episode(1, 3, first=first, ends=False))
-        assert set(rb.sample()["desired_goal"].tolist()) == {100.0 + first + 2}
-    storage = LazyTensorStorage(12, ndim=2)
-    rb = HERReplayBuffer(reward_of, her_ratio=1.0, strategy="final", storage=storage, batch_size=64, dim_extend=0)
-    rb.extend(torch.stack([episode(0, 6), episode(1, 6, ends=False)], 1))
-    batch = rb.sample()
-    assert set(zip((batch["achieved_goal"] // 100).tolist(), batch["desired_goal"].tolist(), strict=True)) == {
-        (0.0, 5.0),
-        (1.0, 105.0),
-    }
-
-
 def test_other_keys() -> None:
     place = torch.arange(6.0)
     rows = TensorDict(
@@ -152,21 +137,13 @@ def test_it_shows_its_options() -> None:
 
 
 def test_what_is_wrong_is_named() -> None:
-    def sampled(key: Any, reward: Any = reward_of) -> Any:
-        rb = buffer(reward_fn=reward, batch_size=4, her_ratio=0.5)
+    def sampled(key: Any) -> Any:
+        rb = buffer(batch_size=4, her_ratio=0.5)
         rb.extend(episode(0, 9).exclude(key))
         return rb.sample()
 
     raises(
-        (lambda: buffer(her_ratio=1.1), OptionError, r"her_ratio must be in \[0, 1\]"),
         (lambda: buffer(strategy="past"), OptionError, "not a valid HindsightStrategy"),
-        (lambda: buffer(reward_fn=None), KindError, "reward_fn must be a function"),
         (lambda: sampled(("next", "done")), KeyMissingError, "where episodes end"),
         *((lambda key=key: sampled(key), KeyMissingError, key) for key in ("desired_goal", "achieved_goal")),
-        (lambda: sampled(("next", "reward")), KeyMissingError, "reward"),
-        (
-            lambda: sampled("none", lambda batch: torch.zeros(3)),
-            SchemaError,
-            r"one reward per row, shape \[2, 1\], got",
-        ),
     )

@@ -54,18 +54,10 @@ def reads(rb: ReplayBuffer, batches: int, size: int | None = None) -> Callable[[
     return lambda: [row for _ in range(batches) for row in rb.sample(size, timeout_s=FOREVER).tolist()]
 
 
-def queue(schedule: Schedule, depth: int | None) -> None:
-    rb = make(batch_size=5, prefetch=depth)
+def queue_with_prefetch(schedule: Schedule) -> None:
+    rb = make(batch_size=5, prefetch=3)
     found = schedule.run(writes(rb, 0, 20), writes(rb, 20, 40), reads(rb, 4), reads(rb, 4))
     assert sorted(found[2] + found[3]) == list(range(40))
-
-
-def queue_without_prefetch(schedule: Schedule) -> None:
-    queue(schedule, None)
-
-
-def queue_with_prefetch(schedule: Schedule) -> None:
-    queue(schedule, 3)
 
 
 def more_readers_than_batches_ahead(schedule: Schedule) -> None:
@@ -139,10 +131,7 @@ def emptied(schedule: Schedule) -> None:
 
     found = schedule.run(read, read, write, empty)
     assert max(Counter(found[0] + found[1]).values()) == 1
-    gate = rb._engine.gate
-    assert gate is not None
-    assert gate.flow.drawn >= 0
-    assert rb.state_dict()["flow"]["drawn"] == gate.flow.drawn
+    assert rb.state_dict()["flow"]["drawn"] >= 0
 
 
 def another_sampler(schedule: Schedule) -> None:
@@ -225,7 +214,6 @@ def an_ensemble(schedule: Schedule) -> None:
 
 QUICK: dict[Callable[[Schedule], None], int] = {
     queue_with_prefetch: 30,
-    queue_without_prefetch: 15,
     more_readers_than_batches_ahead: 20,
     batches_of_different_sizes: 20,
     rows_that_retire: 20,

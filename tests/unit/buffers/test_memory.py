@@ -7,7 +7,6 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from tensordict import TensorDict
@@ -65,19 +64,6 @@ def test_fields_of_a_sample_do_not_share_memory() -> None:
     assert all(leaf.is_contiguous() for leaf in (batch["obs"], batch["next"]["obs"], batch["id"]))
 
 
-@pytest.mark.parametrize("storage", ["packed", "list"])
-def test_the_caller_may_reuse_an_observation_array(storage: str) -> None:
-    """Simulators hand out the same array again and again: the classic way to a buffer full of one observation."""
-    rb, nested = (ReplayBuffer(storage=STORAGES[storage](8)) for _ in range(2))
-    obs = np.zeros(3, dtype=np.float32)
-    for step in range(4):
-        obs[:] = step
-        rb.add(obs)
-        nested.add({"obs": obs, "more": [obs]})
-    for found in (rb[:], nested[:]["obs"], nested[:]["more"][0]):
-        assert found[:, 0].tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("storage", list(STORAGES))
 def test_no_graph_is_kept_alive_by_stored_rows(storage: str) -> None:
     class Big:
@@ -108,27 +94,6 @@ def test_no_graph_is_kept_alive_by_stored_rows(storage: str) -> None:
     assert not plain.sample().requires_grad
     assert not plain[:].requires_grad
     assert torch.equal(plain[:], torch.full((4, 3), 2.0))
-
-
-@pytest.mark.parametrize("storage", ["packed", "list"])
-def test_overwritten_rows_and_batches_are_let_go(storage: str) -> None:
-    """After the first wrap nothing grows, however long the batches are."""
-    rb = ReplayBuffer(storage=STORAGES[storage](50), batch_size=10)
-    process = psutil.Process()
-
-    def wrap(times: int) -> None:
-        for step in range(times):
-            rb.extend(torch.zeros(20 + step % 60, 1000))
-            rb.sample()
-
-    wrap(20)
-    gc.collect()
-    before, objects = process.memory_info().rss, len(gc.get_objects())
-    wrap(60)
-    gc.collect()
-    assert len(gc.get_objects()) - objects < 200
-    assert process.memory_info().rss - before < 8_000_000  # the batches written since take 12 MB and more
-    assert len(rb) == 50
 
 
 def test_a_list_lets_go_of_the_batch_that_a_row_came_from() -> None:
