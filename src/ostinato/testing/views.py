@@ -51,7 +51,7 @@ def bits(value: Any, without: Sequence[str] = ()) -> Any:
     if isinstance(value, torch.Tensor) and value.is_nested:
         value = list(value.unbind())
     if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().contiguous().reshape(-1)
+        flat = value.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)
         return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes() if len(flat) else b""
     if isinstance(value, dict):
         kept = {str(key): item for key, item in value.items() if key not in without}

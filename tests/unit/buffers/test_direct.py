@@ -306,3 +306,30 @@ def test_a_loss_notices_that_a_batch_was_filled_again(sampler: Callable[[], Samp
     rb.sample(out=out)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_a_write_while_the_rows_of_another_are_read() -> None:
+    """As of a finalizer that the garbage collector runs within a write."""
+    rb = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=2)
+    first = {"x": np.zeros(3), "y": np.zeros(3)}
+
+    class Key(str):
+        __slots__ = ()
+        written = False
+
+        def __hash__(self) -> int:
+            return str.__hash__(self)
+
+        def __eq__(self, other: object) -> bool:
+            if len(rb) == 3 and not Key.written:
+                Key.written = True
+                rb.extend({"x": np.full(2, 7.0), "y": np.full(2, 8.0)})
+            return str.__eq__(self, other)
+
+    rb.extend(first)
+    rb.sample()
+    assert rb._engine.direct is not None
+    rb.extend({"x": np.full(4, 1.0), Key("y"): np.full(4, 2.0)})
+    assert Key.written
+    assert rb[:]["x"].tolist() == [0.0] * 3 + [7.0] * 2 + [1.0] * 4
+    assert rb[:]["y"].tolist() == [0.0] * 3 + [8.0] * 2 + [2.0] * 4
