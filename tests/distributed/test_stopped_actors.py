@@ -56,9 +56,7 @@ def _fast_saves(buffer: Any) -> None:
 # -- RayReplayBuffer --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def one(cluster: Any) -> Iterator[RayReplayBuffer]:
-    """An actor that calls change when it goes on."""
+def make_one() -> RayReplayBuffer:
     made = RayReplayBuffer(
         storage=partial(LazyTensorStorage, 100),
         sampler=partial(PrioritizedSampler, 100, 0.7, 0.5),
@@ -66,8 +64,13 @@ def one(cluster: Any) -> Iterator[RayReplayBuffer]:
         batch_size=4,
         remote_config={"num_cpus": 0},
     )
-    with closing(made):
-        made.extend(rows())
+    made.extend(rows())
+    return made
+
+
+@pytest.fixture(scope="module")
+def one(cluster: Any) -> Iterator[RayReplayBuffer]:
+    with closing(make_one()) as made:
         yield made
 
 
@@ -106,8 +109,9 @@ def test_work_that_takes_long_goes_on(one: RayReplayBuffer, tmp_path: Path) -> N
     one.dumps(tmp_path / "saved", timeout_s=math.inf)
 
 
-def test_a_call_of_a_stopped_actor_ends(cluster: Any, one: RayReplayBuffer) -> None:
-    """The last test of this actor."""
+def test_a_call_of_a_stopped_actor_ends(cluster: Any) -> None:
+    """Its calls change the buffer when the actor goes on, and it is shut down."""
+    one = make_one()
     calls: dict[str, Callable[[], Any]] = {
         **{name: partial(call, quick(one)) for name, call in {**UNTIMED, **TIMED}.items()},
         **{f"{name} in time": partial(call, quick(one), timeout_s=0.3) for name, call in TIMED.items()},

@@ -125,7 +125,7 @@ class NStep(SampleUnit):
         except (TypeError, ValueError):
             number = math.nan
         if not 0.0 <= number <= 1.0:
-            msg = f"gamma must be a number in [0, 1], got {value!r}"
+            msg = f"gamma must be in [0, 1], got {value!r}"
             raise OptionError(msg)
         self._gamma = number
 
