@@ -6,12 +6,10 @@ import pickle
 import re
 import warnings
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from ostinato import (
@@ -25,13 +23,9 @@ from ostinato import (
 )
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, SchemaError, UsageError
 
-from ...effort import examples
 from ...registry import seeded
 from .refusals import raises
 from .test_ensemble import plain, tds
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def pair(ratio: Any = 0.5, online: int = 10, **options: Any) -> ReplayBufferEnsemble:
@@ -42,56 +36,12 @@ def offline(batch: Any) -> int:
     return int((batch["id"] < 100).sum())
 
 
-RATIOS: dict[str, Any] = {
-    "number": 0.3,
-    "weights": [2, 5],
-    "mapping": {0: 0.9, 4: "1/7", 9: 0},
-    "function": lambda step: Fraction(1, 2 + step),
-}
-
-
-@examples(0.4)
-@given(st.fractions(0, 1, max_denominator=300), st.lists(st.integers(1, 120), min_size=1, max_size=6))
-def test_batches_are_flat_and_of_the_exact_ratio(share: Fraction, sizes: list[int]) -> None:
-    rb, drawn, due = pair(share), 0, Fraction(0)
-    for size in sizes:
-        batch, info = rb.sample(size, return_info=True)
-        count = offline(batch)
-        assert batch["id"].shape == (size,)
-        assert (batch["id"][:count] < 100).all(), "the rows of the first member come first"
-        assert torch.equal(info["index"]["buffer_ids"], (batch["id"] >= 100).long())
-        assert torch.equal(info["index"]["index"], batch["id"] % 100)
-        drawn, due = drawn + count, due + size * share
-        assert abs(drawn - due) <= Fraction(1, 2)
-        assert (size * share).denominator > 1 or count == size * share
-
-
-@pytest.mark.parametrize(("kind", "door"), [("mapping", "dumps"), ("function", "state_dict"), ("number", "pickle")])
-def test_sampling_goes_on_after_a_save_at_every_point(kind: str, door: str, tmp_path: Path) -> None:
-    options = {"batch_size": 7, "prefetch": 2}
-    expected = batches(pair(RATIOS[kind], **options), 12)
-    assert len({tuple(ids) for ids in expected}) > 6
-    for point in range(12):
-        rb, other = pair(RATIOS[kind], **options), pair(RATIOS[kind], **options)
-        batches(rb, point)
-        if door == "pickle":
-            other = pickle.loads(pickle.dumps(rb))
-        elif door == "state_dict":
-            other.load_state_dict(rb.state_dict())
-        else:
-            rb.dumps(tmp_path / "saved")
-            other.loads(tmp_path / "saved")
-        assert batches(other, 12 - point) == expected[point:]
-        rb.close()
-        other.close()
-
-
 def batches(rb: ReplayBufferEnsemble, count: int) -> list[list[int]]:
     return [rb.sample()["id"].tolist() for _ in range(count)]
 
 
 def test_prefetch_makes_the_same_batches() -> None:
-    for ratio in RATIOS.values():
+    for ratio in (0.3, {0: 0.9, 4: "1/7", 9: 0}, lambda step: Fraction(1, 2 + step)):
         with pair(ratio, batch_size=9, prefetch=3) as ahead:
             assert batches(ahead, 20) == batches(pair(ratio, batch_size=9), 20)
 

@@ -122,23 +122,6 @@ def test_samples_carry_no_index_unless_it_is_a_field_or_priorities_are_kept() ->
     assert bool((batch["priority_weight"][2:] == 1).all())
 
 
-def test_prioritized_members_get_weights_and_priorities() -> None:
-    online: Any = ranked(0)
-    rb = OfflineToOnlineReplayBuffer(ranked(), online_buffer=online, offline_fraction=0.25, batch_size=8)
-    rb.extend(TensorDict({"id": torch.arange(1000, 1010)}, [10]))
-    batch, info = rb.sample(return_info=True)
-    assert batch["priority_weight"].shape == (8,)
-    assert batch["index", "buffer_ids"].tolist() == [0, 0] + [1] * 6
-    rb.update_priority(batch, batch["id"] + 1.0)
-    batch["td_error"] = batch["id"] + 3.0
-    rb.update_tensordict_priority(batch)
-    for row, owner in zip(info["index"]["index"].tolist(), info["index"]["buffer_ids"].tolist(), strict=True):
-        member = online if owner else rb.offline_buffer
-        assert member.sampler.priorities[row] == row + 1000 * owner + 3
-    rb.update_priority(info, torch.zeros(8))
-    assert online.sampler.priorities.count_nonzero() == 10 - batch["id"][2:].unique().numel()
-
-
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +143,8 @@ class TestResume(ResumeContract):
 
     def use(self, buffer: Any) -> Any:
         batch = buffer.sample()
-        buffer.update_priority(batch, batch["id"] % 7)
+        batch["td_error"] = batch["id"] % 7
+        buffer.update_tensordict_priority(batch)
         return batch["id"], batch["priority_weight"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from ostinato import (
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
-from ostinato.errors import KindError, OptionError
+from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,21 +168,3 @@ def test_buffers_that_are_not_made_yet_or_any_more_have_no_sampler() -> None:
 
 
 # -- copies, shared buffers and checkpoints ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("loaded", [True, False])
-def test_a_sampler_with_a_state_keeps_it_in_its_first_buffer(loaded: bool, tmp_path: Any) -> None:
-    """A copy, or one that was loaded before: new rows get its largest priority. So it is if the buffer was not made."""
-    rb = buffer(PrioritizedSampler(ROWS, 1.0, 1.0, eps=0.0))
-    rb.update_priority(torch.arange(6), torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 70.0]))
-    sampler: Any = copy.deepcopy(rb.sampler)
-    if loaded:
-        rb.sampler.dumps(tmp_path / "sampler")
-        sampler = PrioritizedSampler(ROWS, 1.0, 1.0, eps=0.0)
-        sampler.loads(tmp_path / "sampler")
-    over = TensorDictReplayBuffer(storage=rb.storage, sampler=copy.deepcopy(sampler), batch_size=200)
-    assert set(over.sample()["x"].tolist()) == {5}
-    with pytest.raises(KindError, match="generator"):
-        buffer(sampler, generator="seed")
-    assert set(buffer(sampler, 8).sample(500)["x"].tolist()) == set(range(8))
-    assert sampler.default_priority == 70.0

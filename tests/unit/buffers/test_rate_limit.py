@@ -92,25 +92,11 @@ def interrupted(rows: int, act: Callable[[ReplayBuffer], Any], **options: Any) -
     return rb
 
 
-def refill(rb: ReplayBuffer) -> None:
-    rb.empty()
-    rb.extend(torch.arange(10, 14))
-
-
 def test_a_draw_whose_rows_were_replaced_is_void() -> None:
     rb = interrupted(4, lambda rb: rb.extend(torch.arange(4, 6)), sampler=LimitedSampler(1), batch_size=4)
     assert sorted(rb.sample().tolist()) == [2, 3, 4, 5]  # each once: those drawn first were given back
     with pytest.raises(EmptyBufferError, match=r"0 row\(s\) left can be drawn 0 more time"):
         rb.sample()
-
-
-def test_a_draw_during_which_the_buffer_is_emptied_does_not_count() -> None:
-    queued = interrupted(4, refill, sampler=QueueSampler(), batch_size=2)
-    assert [queued.sample().tolist() for _ in range(2)] == [[10, 11], [12, 13]]
-    queued.extend(torch.arange(4), timeout_s=SOON)
-    rb = interrupted(8, refill, batch_size=4, rate_limiter=RateLimiter(1.0, 8.0, 4))
-    assert set(rb.sample().tolist()) <= set(range(10, 14))
-    assert rb.state_dict()["flow"]["drawn"] == rb._engine.gate.flow.drawn <= 4  # type: ignore[union-attr]
 
 
 def test_a_call_is_told_what_it_waits_for() -> None:
@@ -192,17 +178,6 @@ def test_another_limiter_holds_after_a_load_and_never_hangs() -> None:
     other.sample(timeout_s=0)
 
 
-def test_two_dimensional_queues_count_cells() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2), sampler=QueueSampler(), batch_size=4, dim_extend=0)
-    rows = torch.arange(10).reshape(5, 2)
-    rb.extend(rows[:3])
-    with pytest.raises(WaitTimeoutError, match="room for 2 of 4 rows"):
-        rb.extend(rows[3:], timeout_s=0)
-    assert rb.sample().tolist() == [0, 1, 2, 3]
-    rb.extend(rows[3:], timeout_s=0)
-    assert rb.sample(6).tolist() == [4, 5, 6, 7, 8, 9]
-
-
 def test_a_queue_takes_over_rows_that_are_there_in_order() -> None:
     storage = LazyTensorStorage(6)
     ReplayBuffer(storage=storage).extend(torch.arange(8))
@@ -273,25 +248,6 @@ def test_verdicts_are_those_of_the_definition(
     assert (rows <= flow.draw_room(stock)) == (not few and may_draw)
 
 
-@given(limiters(), st.integers(30, 500), st.integers(0, 5000), st.integers(1, 40))
-def test_what_is_said_to_be_missing_is_just_enough(limiter: RateLimiter, written: int, drawn: int, rows: int) -> None:
-    flow, stock = Flow(limiter), Stock(60)
-    flow.wrote(written)
-    flow.drew(drawn)
-    if not flow.may_draw(rows, stock):
-        more = int(flow.why_no_draw(rows, stock).split()[0])
-        flow.wrote(more - 1)
-        assert not flow.may_draw(rows, stock)
-        flow.wrote(1)
-        assert flow.may_draw(rows, stock)
-    elif not flow.may_write(rows, stock):
-        more = int(flow.why_no_write(rows, stock).split()[0])
-        flow.drew(more - 1)
-        assert not flow.may_write(rows, stock)
-        flow.drew(1)
-        assert flow.may_write(rows, stock)
-
-
 def test_calls_that_could_never_go_ahead_are_refused() -> None:
     flow = Flow(RateLimiter(2.0, 10.0, 5))
     flow.check_write(10, 10)
@@ -319,16 +275,3 @@ def test_bad_options_are_refused() -> None:
     for options, words in refused:
         with pytest.raises(OptionError, match=words):
             RateLimiter(**options)
-
-
-def test_counts_come_back_under_the_same_rules_only() -> None:
-    flow, other = Flow(RateLimiter(2.0, 10.0, 5, timeout_s=1.0)), Flow(RateLimiter(4.0, 10.0, 5))
-    flow.wrote(9)
-    flow.drew(7)
-    same = Flow(RateLimiter(2.0, 10.0, 5, timeout_s=9.0))
-    assert same.load_state_dict(flow.state_dict(), 9) is None
-    assert (same.written, same.drawn) == (9, 7)
-    assert other.load_state_dict(flow.state_dict(), 9) == "samples_per_insert=2.0 (now 4.0)"
-    assert 4.0 * other.written - other.drawn == sum(other.limiter.band) / 2
-    assert other.load_state_dict(None, 3) is None
-    assert (other.written, other.drawn) == (3, 0)

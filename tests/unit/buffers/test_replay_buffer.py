@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -21,18 +21,11 @@ from ostinato import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
     TensorStorage,
-    Writer,
 )
-from ostinato.core.records import Picks
-from ostinato.errors import OptionError, SlotError, UsageError
+from ostinato.errors import OptionError, UsageError
 
 from ...tags import buffer, fill, read_ids, rows, table
 from .refusals import raises
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ostinato.core.ring import Ring
 
 
 def test_default_parts_exchange_and_classes() -> None:
@@ -108,36 +101,6 @@ def test_a_ranking_writer_takes_over_no_rows_without_ranks() -> None:
     assert rb.storage is data
     assert [rb.extend(rows(float(rank))).tolist() for rank in (1, 2)] == [[0], [1]]
     assert rb[:]["r"].tolist() == [1.0, 2.0]
-
-
-class _Backwards(Writer):
-    """A user's writer: newest first, in any dtype and layout."""
-
-    def __init__(self, first: int = 0) -> None:
-        self.first = first
-
-    def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Picks:
-        slots = torch.arange(2 * rows, dtype=torch.int32)[::2] // 2 + self.first
-        order = torch.arange(rows - 1, -1, -1, dtype=torch.int32)
-        return Picks(slots, order, order.to(torch.int64) + self.first)
-
-
-@pytest.mark.parametrize("chosen", [[0, 1, 5], [-1, 0, 1], [0, 1]])
-def test_placements_of_a_writer_are_checked(chosen: list[int]) -> None:
-    class Names(_Backwards):
-        def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Picks:
-            return super().place(rows, ring, scores)._replace(rows=torch.tensor(chosen))
-
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), writer=Names())
-    rows = torch.arange(3)
-    with pytest.raises(SlotError, match=r"must choose one of the 3 rows given, in \[0, 3\)"):
-        rb.extend(rows)
-    rb.set_writer(_Backwards(first=3))
-    with pytest.raises(SlotError, match="without leaving gaps"):
-        rb.extend(rows)
-    assert len(rb) == 0
-    rb.set_writer(RoundRobinWriter())
-    assert rb.extend(rows).tolist() == [0, 1, 2]
 
 
 def test_counts_and_ages() -> None:
