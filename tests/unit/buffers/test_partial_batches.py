@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
 
 from ostinato import (
     ConsumingSampler,
@@ -23,7 +22,6 @@ from ostinato import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
-    TensorDictReplayBuffer,
 )
 from ostinato.errors import EmptyBufferError, OptionError, WaitTimeoutError
 
@@ -98,18 +96,6 @@ def test_a_batch_is_as_large_as_the_band_allows() -> None:
     rb.extend(torch.arange(40))
     assert len(rb.sample(timeout_s=0.0, min_batch=2)) == 8
     assert counts(rb) == (47, 15)
-
-
-@pytest.mark.parametrize("cls", [ReplayBuffer, TensorDictReplayBuffer])
-def test_a_queue_gives_what_it_has(cls: Any) -> None:
-    rb = cls(storage=LazyTensorStorage(8), sampler=QueueSampler(), batch_size=6)
-    rows = TensorDict({"x": torch.arange(8)}, [8])
-    rb.extend(rows[:4])
-    assert rb.sample(timeout_s=0.05, min_batch=1)["x"].tolist() == [0, 1, 2, 3]
-    with pytest.raises(WaitTimeoutError):
-        rb.sample(timeout_s=0.05, min_batch=1)
-    rb.extend(rows, timeout_s=0.0)  # the slots are free again
-    assert rb.sample(100, timeout_s=0.0, min_batch=7)["x"].tolist() == list(range(8))
 
 
 @pytest.mark.parametrize(("sampler", "rows"), [(LimitedSampler(2), 3), (ConsumingSampler(), 6)])

