@@ -247,7 +247,6 @@ def test_refused_options() -> None:
         (lambda: both("minari:x", online_capacity=3), OptionError, "batch_size must be provided"),
         (lambda: both(Foreign(1), online_capacity=5, generator=torch.Generator()), OptionError, "generator"),
         (lambda: both(dataset(), online_buffer=plain(shared=True)), OptionError, "belong to one process"),
-        (lambda: pair(rounding="up"), OptionError, "rounding must be one of"),
         (lambda: pair(offline_fraction=0.0), OptionError, r"offline_fraction must be in \(0, 1\)"),
         (lambda: pair(split=True), OptionError, r"only forwarded when offline_dataset is a string, got \['split'\]"),
         (lambda: pair().sample(), OptionError, "batch_size must be provided"),

@@ -61,9 +61,6 @@ def use(rb: ReplayBuffer) -> None:
         rb.sample()
 
 
-# -- while the first buffer is in use ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("make", BOUND.values(), ids=BOUND)
 def test_a_sampler_serves_one_buffer_and_begins_anew_when_that_is_gone(make: Callable[[int], Sampler]) -> None:
     """It draws what a new one draws, in a buffer that is empty or over a storage with rows."""
@@ -132,9 +129,3 @@ def test_buffers_that_are_not_made_yet_or_any_more_have_no_sampler() -> None:
     finally:
         gc.enable()
     assert len(rb) == 6
-
-
-# -- when the first buffer is gone -------------------------------------------------------------------------------------
-
-
-# -- copies, shared buffers and checkpoints ----------------------------------------------------------------------------

@@ -9,12 +9,10 @@ import torch
 
 from ostinato import (
     ConsumingSampler,
-    Episodes,
     LazyTensorStorage,
     LimitedSampler,
     PrioritizedSampler,
     PromptGroupSampler,
-    QueueSampler,
     RateLimiter,
     ReplayBuffer,
     Sampler,
@@ -51,9 +49,6 @@ def test_an_offer_says_what_the_rows_that_may_be_drawn_weigh() -> None:
     for sampler in (None, prioritized()):
         rb = made(25, sampler, sample_unit=SequenceUnit(4, episode_boundary="strict"))
         assert Portion(rb).offer(2).mass == 7 + 7 + 2
-    masked = ReplayBuffer(storage=LazyTensorStorage(100), episodes=Episodes(end_key="done", mask_key="mask"))
-    masked.extend({"x": torch.arange(10), "done": torch.zeros(10, dtype=torch.bool), "mask": torch.arange(10) < 6})
-    assert Portion(masked).offer(1).mass == 6.0
     assert Portion(made(0)).offer(8)[:3] == (-1, 0, 0.0)
 
 
@@ -101,11 +96,6 @@ def test_rows_that_are_used_up_are_drawn_when_they_are_asked_for() -> None:
     assert portion.take(0, 4) is None
     assert portion.offer(8).draws == 3
     assert rb.stats().rows_drawn == 27
-    queue = Portion(made(10, QueueSampler()))
-    parts = [queue.take(0, n) for n in (4, 6)]
-    assert [part[0]["x"].tolist() for part in parts if part is not None] == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]]
-    assert queue.offer(1).number == -1
-    assert queue.take(0, 1) is None
 
 
 def test_generations_of_another_incarnation_fit_no_row() -> None:

@@ -119,14 +119,12 @@ FORMS: list[tuple[Any, Any]] = [
     (torch.tensor([1, 9, 3, 9])[::2], torch.tensor([2.0, 0.0, 5.0])[::2]),
     (torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, 5.0], dtype=torch.bfloat16, requires_grad=True)),
     (torch.tensor([[1], [3]]), torch.tensor([[2.0], [5.0]])),
-    (torch.tensor([1, 3]), torch.tensor([2.0, 5.0])),
 ]
 NUMBERS: list[tuple[Any, Any]] = [
     (2, 3),
     (np.int64(2), 3.0),
     (torch.tensor(2), np.float32(3)),
     (torch.tensor([2]), torch.tensor(3.0)),
-    ([2], torch.tensor([3.0])),
 ]
 
 

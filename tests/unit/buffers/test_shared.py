@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from ostinato import (
     Episodes,
+    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     NStep,
@@ -46,12 +47,39 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 
 
-@pytest.mark.parametrize(("ranked", "prefetch"), [(False, None), (True, None), (True, 2)])
-def test_one_process_alone_meets_no_difference(ranked: bool, prefetch: int | None) -> None:
-    """Sizes of batches around the capacity, more rows than fit, and one row at a time: same slots, rows and draws."""
+@pytest.mark.parametrize(
+    ("ranked", "prefetch", "late"),
+    [
+        (False, None, None),
+        (True, None, None),
+        (True, 2, None),
+        (True, None, LazyTensorStorage),
+        (False, None, LazyMemmapStorage),
+    ],
+)
+def test_one_process_alone_meets_no_difference(
+    ranked: bool, prefetch: int | None, late: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes of batches around the capacity, more rows than fit, and one row at a time: same slots, rows and draws.
+
+    So it is in a buffer that is shared after it was used.
+    """
+    monkeypatch.setattr("ostinato.buffers.shared._ROWS_AT_ONCE", 7)  # rows are copied by the block
     private, shared = both = [
-        make_saved(shared=one, ranked=ranked, capacity=50, prefetch=prefetch) for one in (False, True)
+        make_saved(
+            shared=one and not late,
+            ranked=ranked,
+            capacity=50,
+            prefetch=prefetch,
+            storage=(late or LazyTensorStorage)(50),
+        )
+        for one in (False, True)
     ]
+    if late:
+        for rb in both:
+            fill(rb, 64 if ranked else 33)
+            rb.sample()
+        shared.share()
     number = 0
     for size in (30, 1, 7, 50, 3, 120, 1):
         batch = rows(range(number, number + size))
@@ -83,8 +111,6 @@ def test_one_process_alone_meets_no_difference(ranked: bool, prefetch: int | Non
     assert (len(shared), shared.write_count) == (0, 0)
     with pytest.raises(EmptyBufferError):
         shared.sample()
-    with pytest.raises(SchemaError):
-        shared.extend({"other": torch.zeros(3)})  # the schema stays
     shared.extend(rows(range(10, 12)))
     assert set(shared.sample()["id"].tolist()) == {10, 11}
     check_ring(shared)
@@ -196,16 +222,15 @@ def test_what_it_cannot_do_changes_nothing() -> None:
 def make_saved(*, shared: bool, ranked: bool, capacity: int = 20, alpha: float = 0.7, **options: Any) -> ReplayBuffer:
     sampler = PrioritizedSampler(capacity, alpha, 0.5, 1e-3) if ranked else RandomSampler()
     generator = torch.Generator().manual_seed(4)
-    storage = LazyTensorStorage(capacity)
-    options = {"batch_size": 8, "generator": generator, **options}
-    return ReplayBuffer(storage=storage, sampler=sampler, shared=shared, **options)
+    options = {"storage": LazyTensorStorage(capacity), "batch_size": 8, "generator": generator, **options}
+    return ReplayBuffer(sampler=sampler, shared=shared, **options)
 
 
 def fill(rb: ReplayBuffer, count: int) -> None:
     for i in range(0, count, 7):
         rb.extend(rows(range(i, min(i + 7, count))))
     if rb.sampler.prioritized:
-        rb.update_priority(torch.arange(len(rb)), torch.rand(len(rb)) + 0.1)
+        rb.update_priority(torch.arange(len(rb)), torch.linspace(0.1, 2.0, len(rb)))
 
 
 @pytest.mark.parametrize(
