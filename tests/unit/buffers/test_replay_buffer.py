@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from ostinato import (
     ImmutableDatasetWriter,
@@ -17,15 +16,12 @@ from ostinato import (
     ReplayBuffer,
     RoundRobinWriter,
     SamplerWithoutReplacement,
-    TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
-    TensorStorage,
 )
 from ostinato.errors import OptionError, UsageError
 
 from ...tags import buffer, fill, read_ids, rows, table
-from .refusals import raises
 
 
 def test_default_parts_exchange_and_classes() -> None:
@@ -78,27 +74,6 @@ def test_writing_goes_on_after_the_rows_of_another_storage_and_with_another_writ
     with pytest.raises(UsageError):
         fill(rb, [3])
     assert sorted(read_ids(rb[:])) == [13, 14, 15, 16, 17]
-
-
-def test_a_ranking_writer_takes_over_no_rows_without_ranks() -> None:
-    def rows(*ranks: float) -> TensorDict:
-        return TensorDict({"r": torch.tensor(ranks)}, [len(ranks)])
-
-    rb, data = ReplayBuffer(storage=LazyTensorStorage(3)), TensorStorage(rows(5.0, 6.0, 7.0))
-    rb.extend(rows(5.0))
-    raises(
-        (lambda: ReplayBuffer(storage=data, writer=TensorDictMaxValueWriter("r")), UsageError, "cannot rank the 3"),
-        (lambda: rb.set_writer(TensorDictMaxValueWriter("r")), UsageError, "cannot rank the 1 rows"),
-    )
-    assert type(rb.writer) is RoundRobinWriter
-    rb = ReplayBuffer(storage=data)
-    rb.empty()
-    rb.set_writer(TensorDictMaxValueWriter("r"))
-    with pytest.raises(UsageError, match="cannot rank"):
-        rb.set_storage(TensorStorage(rows(9.0, 8.0)))
-    assert rb.storage is data
-    assert [rb.extend(rows(float(rank))).tolist() for rank in (1, 2)] == [[0], [1]]
-    assert rb[:]["r"].tolist() == [1.0, 2.0]
 
 
 def test_counts_and_ages() -> None:

@@ -215,21 +215,3 @@ def test_rows_are_stamped_before_the_first_byte_of_them_changes() -> None:
     storage.write = writing  # type: ignore[method-assign]
     fill(rb, [100])
     assert seen == [False]
-
-
-def test_a_storage_exchanged_after_the_copy_does_not_present_it() -> None:
-    """Rows are presented and collated by the storage that they came from."""
-    rb, _ = interrupted()
-    other = buffer("list", 8)
-    fill(other, range(100, 108))
-    gather = rb._engine.gather
-
-    def exchange(ticket: Any) -> Any:
-        gathered = gather(ticket)
-        rb._engine.gather = gather  # type: ignore[method-assign]
-        rb.set_storage(other.storage)
-        return gathered
-
-    rb._engine.gather = exchange  # type: ignore[method-assign]
-    ids = read_ids(rb.sample())
-    assert max(ids) < 100 or min(ids) >= 100

@@ -20,7 +20,6 @@ from ostinato import (
     RateLimiter,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    SamplerWithoutReplacement,
     SliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
@@ -34,16 +33,12 @@ from ostinato.errors import (
     SlotError,
     UsageError,
 )
-from ostinato.testing import ResumeContract
 
-from ...processes import CONTEXT
 from ...registry import seeded
 from .refusals import raises
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-assert CONTEXT is not None  # its fork server has imported torch before a contract starts a process
 
 CAPACITY = 13
 
@@ -171,31 +166,6 @@ def test_rows_that_come_as_a_whole_are_those_of_all_views() -> None:
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
-
-
-class TestResume(ResumeContract):
-    """A buffer and four views of it are saved as one."""
-
-    def make(self, capacity: int) -> Any:
-        rb: Any = buffer(storage=LazyTensorStorage(capacity), prefetch=2)
-        rb.handles = [
-            rb,
-            rb.view(sampler=ranked(capacity), generator=seeded(1), prefetch=3),
-            rb.view(sampler=SamplerWithoutReplacement(), generator=seeded(2), batch_size=7),
-            rb.view(sampler=SliceSampler(slice_len=3), generator=seeded(3), batch_size=6, prefetch=1),
-            rb.view(sample_unit=NStep(2, gamma=0.9), generator=seeded(4)),
-        ]
-        return rb
-
-    def rows(self, count: int, start: int) -> Any:
-        ids = torch.arange(start, start + count)
-        return {"id": ids, "reward": ids * 0.5, "done": ids % 5 == 0, "next_obs": ids + 1.0}
-
-    def use(self, buffer: Any) -> Any:
-        """Draw from each; slots, because rows of a queued batch may have been replaced since."""
-        found = [handle.sample(return_info=True)[1] for handle in buffer.handles]
-        buffer.handles[1].update_priority(found[1], torch.arange(4) + 1.0)
-        return [info["index"] for info in found], priorities(buffer.handles[1])
 
 
 def test_a_checkpoint_of_other_views_raises_and_changes_nothing() -> None:
