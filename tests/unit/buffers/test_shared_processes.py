@@ -37,15 +37,19 @@ def die_writing(rb: ReplayBuffer, size: int) -> None:
     die()
 
 
+def draws(rb: ReplayBuffer) -> torch.Tensor:
+    """How often each of 40 rows is drawn; all are whole."""
+    batches = [rb.sample() for _ in range(300)]
+    for batch in batches:
+        check_rows(batch)
+    return torch.bincount(torch.cat([batch["id"] for batch in batches]), minlength=40)
+
+
 def test_a_writer_that_dies_between_reserve_and_commit_costs_its_own_rows() -> None:
     rb = make(40, ranked=True, fill=40)
     end(start(die_writing, rb, 10), -signal.SIGKILL)
     assert len(rb) == 30
-    counts = torch.zeros(40, dtype=torch.int64)
-    for _ in range(300):
-        batch = rb.sample()
-        check_rows(batch)
-        counts += torch.bincount(batch["id"], minlength=40)
+    counts = draws(rb)
     assert counts[:10].tolist() == [0] * 10
     assert p_value(counts[10:].tolist()) > LEAST_P
     check_ring(rb)
@@ -87,11 +91,7 @@ def test_whoever_comes_after_a_death_in_the_lock_brings_all_in_order(at: str) ->
     rb = make(40, ranked=True, fill=40)
     rb.update_priority(torch.arange(40), torch.linspace(0.1, 4.0, 40))
     end(start(die_in_the_lock, rb, at), -signal.SIGKILL)
-    counts = torch.zeros(40, dtype=torch.int64)
-    for _ in range(300):
-        batch = rb.sample()
-        check_rows(batch)
-        counts += torch.bincount(batch["id"], minlength=40)
+    counts = draws(rb)
     stats = rb.stats()
     assert stats.repairs == ring_of(rb).repairs == 1
     check_ring(rb)
