@@ -92,7 +92,7 @@ def test_one_process_alone_meets_no_difference(
             assert torch.equal(mine["id"], other["id"])
             check_rows(other)
             assert told.keys() == info.keys()
-            assert all(torch.equal(told[key], info[key]) for key in told)
+            assert all(torch.equal(told[key], info[key]) for key in told if not late or key != "index_generation")
             if ranked:
                 new = torch.rand(8)
                 private.update_priority(told, new)
