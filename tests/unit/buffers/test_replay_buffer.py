@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ostinato import (
-    ImmutableDatasetWriter,
     LazyTensorStorage,
     ListStorage,
     RandomSampler,
@@ -19,7 +18,7 @@ from ostinato import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
-from ostinato.errors import OptionError, UsageError
+from ostinato.errors import OptionError
 
 from ...tags import buffer, fill, read_ids, rows, table
 
@@ -70,9 +69,6 @@ def test_writing_goes_on_after_the_rows_of_another_storage_and_with_another_writ
     assert fill(rb, range(12, 17)).tolist() == [2, 3, 4, 0, 1]
     rb.set_writer(RoundRobinWriter())
     assert fill(rb, [17]).tolist() == [2]
-    rb.set_writer(ImmutableDatasetWriter())
-    with pytest.raises(UsageError):
-        fill(rb, [3])
     assert sorted(read_ids(rb[:])) == [13, 14, 15, 16, 17]
 
 

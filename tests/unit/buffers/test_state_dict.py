@@ -56,9 +56,6 @@ def test_small_fields_that_share_memory_are_pickled_once() -> None:
 
 
 HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "order with repetitions": lambda s: s["sampler"]["state"].update(order=torch.zeros(7, dtype=torch.int64)),
-    "no order": lambda s: s["sampler"]["state"].update(order=None),
-    "drawn more than there are": lambda s: s["sampler"]["state"].update(at=8),
     "more rows than columns hold": lambda s: s["storage"]["state"].update(rows=8),
     "cursor beyond": lambda s: s["writer"]["state"].update(cursor=10**9),
     "negative cursor": lambda s: s["writer"]["state"].update(cursor=-3),

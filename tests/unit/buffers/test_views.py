@@ -13,7 +13,6 @@ from ostinato import (
     ConsumingSampler,
     LazyTensorStorage,
     NStep,
-    PrioritizedReplayBuffer,
     PrioritizedSampler,
     QueueSampler,
     RandomSampler,
@@ -252,13 +251,3 @@ def test_a_write_that_a_view_cannot_follow_changes_nothing() -> None:
     assert len(rb) == 0
     rb.extend({"done": torch.ones(3, dtype=torch.bool)})
     assert len(view) == 3
-
-
-def test_a_view_makes_the_parts_of_a_delayed_buffer() -> None:
-    storage = lambda: LazyTensorStorage(CAPACITY)  # noqa: E731
-    rb = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=storage, batch_size=4, delayed_init=True)
-    view = rb.view(sampler=ranked())
-    assert type(view) is PrioritizedReplayBuffer
-    assert rb.initialized
-    rb.extend(numbered(0, 3))
-    assert view.sample()["id"].shape == (4,)
