@@ -17,7 +17,6 @@ from ostinato import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
-    NStep,
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
@@ -129,7 +128,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("Cannot share a storage of type ListStorage", {"storage": ListStorage(8)}),
     ("type TensorDictMaxValueWriter cannot be shared between processes", {"writer": TensorDictMaxValueWriter("id")}),
     ("type SliceSampler cannot be shared", {"sampler": SliceSampler(slice_len=2, end_key="id")}),
-    ("does not track episodes", {"sample_unit": NStep(1, gamma=0.9)}),
     ("it has not been initialized yet", {}),
 ]
 
@@ -138,8 +136,6 @@ def test_what_cannot_be_passed_raises_a_runtime_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr("ostinato.buffers.lifecycle.get_spawning_popen", object)  # as when a process is started
     for words, options in REFUSED:
         rb = ReplayBuffer(**{"storage": LazyMemmapStorage(8), **options})
-        if "sample_unit" in options:
-            rb.extend({"reward": torch.ones(4), "done": torch.zeros(4, dtype=torch.bool)})
         with pytest.raises(RuntimeError, match=words):
             pickle.dumps(rb)
         assert not rb.shared

@@ -91,8 +91,6 @@ def test_tensors_without_memory_are_refused_before_anything_changes(*, first: bo
 TRANSFORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "vmap": (r"torch.func \(vmap\)", lambda f: torch.func.vmap(f, randomness="different")(base())),
     "grad": (r"torch.func \(grad\)", lambda f: torch.func.grad(lambda x: f(x).sum())(base())),
-    "jvp": (r"torch.func \(jvp\)", lambda f: torch.func.jvp(f, (base(),), (base(),))),
-    "functionalize": (r"torch.func \(functionalize\)", lambda f: torch.func.functionalize(f)(base())),
     "trace": ("torch.jit.trace", lambda f: torch.jit.trace(f, (base(),), check_trace=False)),  # type: ignore[no-untyped-call]
 }
 

@@ -193,9 +193,10 @@ def test_conditional_updates_and_limited_calls_through_a_view() -> None:
     rb.extend(numbered(0, 6))
     for _ in range(20):  # draws of a view do not count
         _, info = view.sample(return_info=True)
-    index, rows = info["index"], {"index": info["index"], "generation": info["index_generation"]}
-    view.update_if_present(**rows, priority=torch.full((4,), 2.5))
-    view.submit_update_if_present(**rows, patch={"obs": torch.full((4, 1), 7.0)}).result()
+    index = info["index"]
+    view.submit_update_if_present(
+        index=index, generation=info["index_generation"], patch={"obs": torch.full((4, 1), 7.0)}, priority=2.5
+    ).result()
     assert set(rb["obs"][index].flatten().tolist()) == {7.0}
     assert priorities(view).count(2.5) == len(set(index.tolist()))
     assert rb.sample(timeout_s=5.0)["id"].shape == (4,)
