@@ -94,7 +94,7 @@ def test_rows_are_those_of_a_model(name: str, calls: list[tuple[str, list[int]]]
             for slot in slots[:2]:
                 del model[slot]
         elif slots:
-            names = {"index": index[:1], "generation": rb._engine.generations_of(index[:1])}
+            names: dict[str, Any] = {"index": index[:1], "generation": rb._engine.generations_of(index[:1])}
             rb.update_if_present(**names, patch={"version": torch.tensor(picks[-1:])})
             model[slots[0]] = model[slots[0]]._replace(version=picks[-1])
         assert len(rb) == len(model)

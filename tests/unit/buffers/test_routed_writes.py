@@ -169,7 +169,6 @@ def test_updates_reach_the_rows_that_are_still_there_or_none_of_any_member() -> 
     wrong: list[tuple[dict[str, Any], Any]] = [
         ({"patch": {"other": torch.zeros(3)}}, SchemaError),
         ({"patch": {"id": torch.zeros(2, dtype=torch.int64)}}, SchemaError),
-        ({"patch": {}, "generation": generation[:1]}, OptionError),
         ({"patch": {}, "index": names["index"]}, KindError),
     ]
     for options, error in wrong:

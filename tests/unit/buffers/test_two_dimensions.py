@@ -49,7 +49,6 @@ INDICES: dict[str, Any] = {
     "cell": (1, 2),
     "negative cell": (-1, -1),
     "lane": 1,
-    "lanes": slice(0, 2),
     "time": (slice(None), 1),
     "window": (slice(1, 3), slice(0, 2)),
     "cells": (torch.tensor([0, 3, 1]), torch.tensor([2, 0, 0])),

@@ -137,7 +137,6 @@ def test_deleted_rows_leave_every_view() -> None:
     episodic.extend({"id": torch.ones(3, dtype=torch.bool)})
     raises(
         (lambda: rb.view(sample_unit=NStep(2, gamma=0.9)), OptionError, "windows or episodes"),
-        (lambda: views[1].set_sampler(SliceSampler(slice_len=2)), OptionError, "windows or episodes"),
         (lambda: episodic.delete([1]), OptionError, "windows or episodes"),
     )
     assert len(view) == 3
