@@ -1,4 +1,4 @@
-"""Ensembles with an exact ratio: rows of each batch, resume at every point, sources, priorities, refusals."""
+"""Ensembles with an exact ratio: rows of each batch, batches made ahead, sources, priorities, schedules, refusals."""
 
 from __future__ import annotations
 
@@ -32,16 +32,6 @@ def pair(ratio: Any = 0.5, online: int = 10, **options: Any) -> ReplayBufferEnse
 
 def offline(batch: Any) -> int:
     return int((batch["id"] < 100).sum())
-
-
-def batches(rb: ReplayBufferEnsemble, count: int) -> list[list[int]]:
-    return [rb.sample()["id"].tolist() for _ in range(count)]
-
-
-def test_prefetch_makes_the_same_batches() -> None:
-    for ratio in (0.3, {0: 0.9, 4: "1/7", 9: 0}, lambda step: Fraction(1, 2 + step)):
-        with pair(ratio, batch_size=9, prefetch=3) as ahead:
-            assert batches(ahead, 20) == batches(pair(ratio, batch_size=9), 20)
 
 
 def test_batches_made_ahead_and_dropped_are_not_counted() -> None:

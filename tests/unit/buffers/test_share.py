@@ -272,7 +272,7 @@ def test_temporary_files_are_removed_by_their_owner_alone() -> None:
     assert not directory.exists()
 
 
-def test_rows_of_a_directory_are_shared_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_directory_are_shared_and_saved(tmp_path: Path) -> None:
     directory = tmp_path / "files"
     storage = LazyMemmapStorage(8, scratch_dir=directory)
     ReplayBuffer(storage=storage).extend(rows(range(11)))

@@ -41,7 +41,6 @@ def base() -> Tensor:
 
 MADE: dict[str, Callable[[], Tensor]] = {
     "result": lambda: nn.Parameter(base()) * 1,
-    "subclass": lambda: base().as_subclass(Named),
     "subclass with a graph": lambda: (nn.Parameter(base()) * 1).as_subclass(Named),
     "function subclass": lambda: base().as_subclass(Watching),
 }

@@ -1,4 +1,4 @@
-"""Two dimensions, time x environments: nothing crosses lanes, and indices follow the order of the data."""
+"""Two dimensions, time x environments: the capacity, and indices that follow the order of the data."""
 
 from __future__ import annotations
 
