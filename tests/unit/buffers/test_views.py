@@ -75,8 +75,9 @@ def test_a_view_made_late_starts_with_the_rows_present_at_the_default_priority()
     assert isinstance(view.set_sampler(ranked()), RandomSampler)
     assert (priorities(view), priorities(rb)) == ([1.0] * 3, [5.0] * 3)
     view.update_priority(torch.tensor([1]), 3.0)
-    rb.extend(numbered(3, 1))
-    assert (priorities(view), priorities(rb)) == ([1.0, 3.0, 1.0, 3.0], [5.0] * 4)
+    for start in (3, 4, 5, 6):  # the later ones by direct calls
+        rb.extend(numbered(start, 1))
+    assert (priorities(view), priorities(rb)) == ([1.0, 3.0, 1.0] + [3.0] * 4, [5.0] * 7)
 
 
 def test_priorities_within_rows_reach_every_prioritized_view() -> None:
