@@ -106,12 +106,12 @@ def test_a_call_is_told_what_it_waits_for() -> None:
     full = queue(4, batch_size=2)
     full.extend(torch.arange(3))
     raises(
-        (lambda: rb.sample(timeout_s=0), WaitTimeoutError, r"2 more row\(s\) must be written before 8 can be drawn"),
+        (lambda: rb.sample(timeout_s=0), WaitTimeoutError, r": 2 more row\(s\) must be written before 8 can be drawn"),
         (lambda: full.extend(torch.arange(2), timeout_s=0), WaitTimeoutError, "room for 1 of 2 rows until queued ones"),
     )
     rb.extend(torch.arange(18))
     before = str(rb.state_dict())
-    with pytest.raises(WaitTimeoutError, match=r"2 more row\(s\) must be drawn before 1 can be written"):
+    with pytest.raises(WaitTimeoutError, match=r": 2 more row\(s\) must be drawn before 1 can be written"):
         rb.add(torch.tensor(1), timeout_s=SOON)
     assert str(rb.state_dict()) == before
     rb.sample(2)
@@ -161,6 +161,17 @@ def test_another_limiter_holds_after_a_load_and_never_hangs() -> None:
     without.extend(torch.arange(50))
     other.load_state_dict(without.state_dict())
     other.sample(timeout_s=0)
+
+
+def test_two_dimensional_queues_count_cells() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2), sampler=QueueSampler(), batch_size=4, dim_extend=0)
+    rows = torch.arange(10).reshape(5, 2)
+    rb.extend(rows[:3])
+    with pytest.raises(WaitTimeoutError, match="room for 2 of 4 rows"):
+        rb.extend(rows[3:], timeout_s=0)
+    assert rb.sample().tolist() == [0, 1, 2, 3]
+    rb.extend(rows[3:], timeout_s=0)
+    assert rb.sample(6).tolist() == [4, 5, 6, 7, 8, 9]
 
 
 def test_a_queue_takes_over_rows_that_are_there_in_order() -> None:
