@@ -170,9 +170,15 @@ def _ensemble(n: int, **mix: Any) -> o.ReplayBufferEnsemble:
 
 
 def _viewed(n: int) -> o.TensorDictReplayBuffer:
-    buffer = make(n)
-    buffer.view(sampler=SAMPLERS["PrioritizedSampler"].make(n))
-    return buffer
+    buffer: Any = make(n)
+    parts: list[dict[str, Any]] = [
+        {"sampler": SAMPLERS["PrioritizedSampler"].make(n), "prefetch": 3},
+        {"sampler": o.SamplerWithoutReplacement()},
+        {"sampler": o.SliceSampler(**_SLICES), "prefetch": 1},
+        {"sample_unit": o.NStep(2, 0.9)},
+    ]
+    buffer.handles = [buffer.view(generator=seeded(i), **part) for i, part in enumerate(parts, 1)]
+    return buffer  # type: ignore[no-any-return]
 
 
 _OPTIONS: dict[str, Callable[[int], Any]] = {
@@ -242,6 +248,11 @@ class Registered(BufferContract):
             member.extend(self.rows(count, start + 100 * number))
 
     def use(self, buffer: Any) -> Any:
+        if hasattr(buffer, "handles"):  # slots: rows of batches drawn ahead may have been replaced
+            slots = [handle.sample(return_info=True)[1] for handle in buffer.handles]
+            ranked = buffer.handles[0]
+            ranked.update_priority(slots[0], (slots[0]["index"] % 5 + 1).double())
+            return buffer.sample(), [info["index"] for info in slots], ranked.sampler.priorities
         if not hasattr(buffer, "members"):
             return super().use(buffer)
         batch, info = buffer.sample(return_info=True)

@@ -176,6 +176,7 @@ def picks(slots: list[int], rows: Tensor) -> Picks:
         (picks([0, 1], torch.tensor([0, 2], device="cpu")), SlotError, r"in \[0, 2\), for each"),
         (picks([0, 1], torch.tensor([0, -1], device="cpu")), SlotError, r"in \[0, 2\), for each"),
         (picks([0, 1], torch.tensor([0], device="cpu")), SlotError, "for each of its 2 slots"),
+        (picks([3, 4], torch.tensor([0, 1], device="cpu")), SlotError, "without leaving gaps"),
         (picks([0, 1], torch.tensor([0, 1], device="meta")), KindError, "slots must have values"),
     ],
 )

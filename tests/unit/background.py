@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tests.unit.buffers.threads import busy_switching
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["in_background"]
+__all__ = ["busy_switching", "in_background"]
+
+
+@contextmanager
+def busy_switching() -> Iterator[None]:
+    """Let the interpreter change threads as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @contextmanager

@@ -1,37 +1,29 @@
-"""Ensembles with an exact ratio: rows of each batch, resume at every point, sources, priorities, refusals."""
+"""Ensembles with an exact ratio: rows of each batch, batches made ahead, sources, priorities, schedules, refusals."""
 
 from __future__ import annotations
 
 import pickle
-import re
 import warnings
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from ostinato import (
     LazyTensorStorage,
     LinearScheduler,
     PrioritizedSampler,
-    RenameFields,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SliceSampler,
 )
-from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, SchemaError, UsageError
+from ostinato.errors import EmptyBufferError, KindError, OptionError, SchemaError, UsageError
 
-from ...effort import examples
 from ...registry import seeded
 from .refusals import raises
 from .test_ensemble import plain, tds
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def pair(ratio: Any = 0.5, online: int = 10, **options: Any) -> ReplayBufferEnsemble:
@@ -42,70 +34,12 @@ def offline(batch: Any) -> int:
     return int((batch["id"] < 100).sum())
 
 
-RATIOS: dict[str, Any] = {
-    "number": 0.3,
-    "weights": [2, 5],
-    "mapping": {0: 0.9, 4: "1/7", 9: 0},
-    "function": lambda step: Fraction(1, 2 + step),
-}
-
-
-@examples(0.4)
-@given(st.fractions(0, 1, max_denominator=300), st.lists(st.integers(1, 120), min_size=1, max_size=6))
-def test_batches_are_flat_and_of_the_exact_ratio(share: Fraction, sizes: list[int]) -> None:
-    rb, drawn, due = pair(share), 0, Fraction(0)
-    for size in sizes:
-        batch, info = rb.sample(size, return_info=True)
-        count = offline(batch)
-        assert batch["id"].shape == (size,)
-        assert (batch["id"][:count] < 100).all(), "the rows of the first member come first"
-        assert torch.equal(info["index"]["buffer_ids"], (batch["id"] >= 100).long())
-        assert torch.equal(info["index"]["index"], batch["id"] % 100)
-        drawn, due = drawn + count, due + size * share
-        assert abs(drawn - due) <= Fraction(1, 2)
-        assert (size * share).denominator > 1 or count == size * share
-
-
-@pytest.mark.parametrize(("kind", "door"), [("mapping", "dumps"), ("function", "state_dict"), ("number", "pickle")])
-def test_sampling_goes_on_after_a_save_at_every_point(kind: str, door: str, tmp_path: Path) -> None:
-    options = {"batch_size": 7, "prefetch": 2}
-    expected = batches(pair(RATIOS[kind], **options), 12)
-    assert len({tuple(ids) for ids in expected}) > 6
-    for point in range(12):
-        rb, other = pair(RATIOS[kind], **options), pair(RATIOS[kind], **options)
-        batches(rb, point)
-        if door == "pickle":
-            other = pickle.loads(pickle.dumps(rb))
-        elif door == "state_dict":
-            other.load_state_dict(rb.state_dict())
-        else:
-            rb.dumps(tmp_path / "saved")
-            other.loads(tmp_path / "saved")
-        assert batches(other, 12 - point) == expected[point:]
-        rb.close()
-        other.close()
-
-
-def batches(rb: ReplayBufferEnsemble, count: int) -> list[list[int]]:
-    return [rb.sample()["id"].tolist() for _ in range(count)]
-
-
-def test_prefetch_makes_the_same_batches() -> None:
-    for ratio in RATIOS.values():
-        with pair(ratio, batch_size=9, prefetch=3) as ahead:
-            assert batches(ahead, 20) == batches(pair(ratio, batch_size=9), 20)
-
-
-@pytest.mark.parametrize("loaded", [False, True])
-def test_batches_made_ahead_and_dropped_are_not_counted(loaded: bool) -> None:
-    rb = pair({0: 1.0, 10: 0.0}, batch_size=11, prefetch=3)
-    rb.sample()
-    assert rb.sampler.ratio_step == 4
-    if loaded:
-        other = pair({0: 1.0, 10: 0.0}, batch_size=11, prefetch=3)
-        other.load_state_dict(rb.state_dict())
-        rb.close()
-        rb = other
+def test_batches_made_ahead_and_dropped_are_not_counted() -> None:
+    made, rb = (pair({0: 1.0, 10: 0.0}, batch_size=11, prefetch=3) for _ in range(2))
+    made.sample()
+    assert made.sampler.ratio_step == 4
+    rb.load_state_dict(made.state_dict())
+    made.close()
     rb.set_rng(seeded(5))
     assert rb.sampler.ratio_step == 1
     reference = pair({0: 1.0, 10: 0.0}, batch_size=11)
@@ -120,12 +54,9 @@ def test_the_offline_part_fills_up_until_there_are_online_rows() -> None:
         assert offline(rb.sample()) == 8
     rb[1].extend({"id": torch.tensor([100])})
     assert offline(rb.sample()) == 2, "one row is repeated to make the share"
-    quiet = pair(0.25, 3, batch_size=8, when_empty="fill", min_rows=[1, 6])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert offline(quiet.sample()) == 8
-        quiet[1].extend({"id": torch.arange(103, 106)})
-        assert offline(quiet.sample()) == 2
+        assert offline(pair(0.25, 3, batch_size=8, when_empty="fill", min_rows=[1, 6]).sample()) == 8
     strict = pair(0.25, 5, batch_size=8, when_empty="raise", min_rows=6)
     assert not strict.can_sample()
     with pytest.raises(EmptyBufferError, match="min_rows"):
@@ -148,19 +79,17 @@ def test_a_failed_draw_is_not_counted() -> None:
     assert torch.equal(before["generator"], after["generator"])
 
 
-@pytest.mark.parametrize(("make", "key"), [(plain, ("info", "source")), (tds, "source")])
-def test_the_source_of_each_row_is_a_field(make: Any, key: Any) -> None:
-    def source(batch: Any) -> Any:
-        return batch["info"]["source"] if isinstance(key, tuple) else batch["source"]
-
+@pytest.mark.parametrize("make", [plain, tds])
+def test_the_source_of_each_row_is_a_field(make: Any) -> None:
     def check(batch: Any) -> Any:
-        assert source(batch).tolist() == [0, 0, 0, 1, 1, 1]
+        assert batch["info"]["source"].tolist() == [0, 0, 0, 1, 1, 1]
         return batch
 
-    rb = ReplayBufferEnsemble(make(0), make(100), ratio=0.5, source_key=key, transform=check, batch_size=6)
-    assert source(check(rb.sample())).dtype is torch.int64
-    parts = ReplayBufferEnsemble(make(0), make(100), sample_from_all=True, source_key=key)
-    assert source(pickle.loads(pickle.dumps(parts)).sample(4)).tolist() == [[0, 0], [1, 1]]
+    options: dict[str, Any] = {"source_key": ("info", "source")}
+    rb = ReplayBufferEnsemble(make(0), make(100), ratio=0.5, transform=check, batch_size=6, **options)
+    assert check(rb.sample())["info"]["source"].dtype is torch.int64
+    parts = ReplayBufferEnsemble(make(0), make(100), sample_from_all=True, **options)
+    assert pickle.loads(pickle.dumps(parts)).sample(4)["info"]["source"].tolist() == [[0, 0], [1, 1]]
 
 
 def test_sources_that_cannot_be_named_are_refused() -> None:
@@ -234,8 +163,12 @@ def test_members_of_other_fields_kinds_and_shapes_are_named() -> None:
             rb.extend(rows)
         return ReplayBufferEnsemble(*members, ratio=0.5)
 
+    flat = {"id": torch.arange(5), "reward": torch.zeros(5)}
+    nested = {"id": torch.arange(5), "next": {"reward": torch.zeros(5)}}
+    rename = r"member 0 has also 'reward'; .* transform=RenameFields\(\{'reward': \('next', 'reward'\)\}\) in member 0"
     fields = r"member 0 has also \('next', 'info'\); member 1 has also 'mask'.*[Ss]elect the fields"
     for data, words in (
+        ((flat, nested), rename),
         ((more, less), fields),
         ((TensorDict(more, [5]), TensorDict(less, [5])), fields),
         ((more, TensorDict(more, [5])), r"member 0 gives rows as dict, member 1 .* as TensorDict.*tensordict=True"),
@@ -243,21 +176,6 @@ def test_members_of_other_fields_kinds_and_shapes_are_named() -> None:
     ):
         with pytest.raises(KindError, match=words):
             mixed(*data).sample(4)
-
-
-@pytest.mark.parametrize("options", [{"ratio": 0.5}, {"sample_from_all": True}], ids=["flat", "stacked"])
-def test_the_renaming_that_the_error_suggests_makes_the_batch(options: dict[str, Any]) -> None:
-    offline, online = (ReplayBuffer(storage=LazyTensorStorage(5)) for _ in range(2))
-    offline.extend({"id": torch.arange(5), "reward": torch.ones(5)})
-    online.extend({"id": torch.arange(5), "next": {"reward": torch.zeros(5)}})
-    mixed = ReplayBufferEnsemble(offline, online, **options)
-    words = r"member 0 has also 'reward'; member 1 has also \('next', 'reward'\).*fields=\{new: old"
-    with pytest.raises(KindError, match=words) as caught:
-        mixed.sample(4)
-    advice = re.search(r"transform=(RenameFields\(\{.*\}\)) in member 0", str(caught.value))
-    assert advice is not None
-    offline.append_transform(eval(advice[1], {"RenameFields": RenameFields}))
-    assert mixed.sample(4)["next"]["reward"].flatten().tolist() == [1, 1, 0, 0]
 
 
 def test_three_members_a_subset_and_its_schedule() -> None:
@@ -289,19 +207,3 @@ def test_schedulers_and_calls_of_step_change_the_share() -> None:
         other.step()
     with pytest.raises(UsageError, match="ratio_steps"):
         rb.step()
-
-
-def test_checkpoints_of_another_mixture_are_refused_and_change_nothing() -> None:
-    rb = pair(0.3, batch_size=6)
-    rb.sample()
-    before = rb.state_dict()
-    queued = pair(0.3, batch_size=6, prefetch=2)
-    queued.sample()
-    damaged = queued.state_dict()
-    damaged["pending"][0]["owed"] = ["1/2"]
-    queued.close()
-    parts = ReplayBufferEnsemble(plain(0), plain(100), batch_size=6)
-    for state in (parts.state_dict(), pair(0.3, rounding="nearest").state_dict(), damaged):
-        with pytest.raises(CheckpointError):
-            rb.load_state_dict(state)
-    assert rb.state_dict()["mixing"] == before["mixing"]

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from ostinato import (
-    ConsumingSampler,
-    HeapSampler,
     LazyTensorStorage,
-    LimitedSampler,
-    PrioritizedSampler,
-    PrioritizedSliceSampler,
-    PromptGroupSampler,
-    QueueSampler,
     RandomSampler,
     ReplayBuffer,
     ReservoirWriter,
     RoundRobinWriter,
     SamplerWithoutReplacement,
     SliceSampler,
-    SliceSamplerWithoutReplacement,
-    StackSampler,
-    StalenessAwareSampler,
     StreamingSliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
-from ostinato.errors import KindError, OptionError
+from ostinato.errors import OptionError
+
+from ...registry import CAPACITY, SAMPLERS, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,34 +31,13 @@ if TYPE_CHECKING:
     from ostinato.samplers import Sampler
 
 
-ROWS = 20
-
-BOUND: dict[str, Callable[[], Sampler]] = {
-    "prioritized": lambda: PrioritizedSampler(ROWS, 1.0, 1.0, eps=0.0),
-    "prioritized slices": lambda: PrioritizedSliceSampler(ROWS, 1.0, 1.0, eps=0.0, slice_len=2),
-    "without replacement": SamplerWithoutReplacement,
-    "endless": lambda: SamplerWithoutReplacement(endless=True),
-    "slices without replacement": lambda: SliceSamplerWithoutReplacement(slice_len=2),
-    "streaming slices": lambda: StreamingSliceSampler(slice_len=2),
-    "consuming": lambda: ConsumingSampler(1),
-    "limited": lambda: LimitedSampler(1),
-    "queue": QueueSampler,
-    "stack": StackSampler,
-    "heap": lambda: HeapSampler(ROWS),
-    "prompt groups": lambda: PromptGroupSampler(samples_per_group=2, group_key="done", strategy="recency"),
-    "staleness": lambda: StalenessAwareSampler(version_key="x"),
-}
+BOUND = {name: part.make for name, part in SAMPLERS.items() if part.make(CAPACITY).keeps_rows}
 pytestmark = pytest.mark.filterwarnings("ignore:a batch has 1 groups")
 
 
-def rows(count: int = 6, first: int = 0) -> TensorDict:
-    x = torch.arange(first, first + count)
-    return TensorDict({"x": x, "done": (x % 6 == 5)[:, None]}, [count])
-
-
 def buffer(sampler: Any = None, count: int = 6, storage: Any = None, **given: Any) -> TensorDictReplayBuffer:
-    storage = LazyTensorStorage(ROWS) if storage is None else storage
-    rb = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=2, **given)
+    storage = LazyTensorStorage(CAPACITY) if storage is None else storage
+    rb = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=3, **given)
     if count:
         rb.extend(rows(count))
     return rb
@@ -76,7 +45,7 @@ def buffer(sampler: Any = None, count: int = 6, storage: Any = None, **given: An
 
 def draws(rb: ReplayBuffer) -> list[Any]:
     torch.manual_seed(0)
-    return [rb.sample()["x"].tolist() for _ in range(3)]
+    return [rb.sample()["t"].tolist() for _ in range(2)]
 
 
 def refused(call: Callable[[], Any]) -> None:
@@ -92,13 +61,10 @@ def use(rb: ReplayBuffer) -> None:
         rb.sample()
 
 
-# -- while the first buffer is in use ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("make", BOUND.values(), ids=BOUND)
-def test_a_sampler_serves_one_buffer_and_begins_anew_when_that_is_gone(make: Callable[[], Sampler]) -> None:
+def test_a_sampler_serves_one_buffer_and_begins_anew_when_that_is_gone(make: Callable[[int], Sampler]) -> None:
     """It draws what a new one draws, in a buffer that is empty or over a storage with rows."""
-    first, same, other = buffer(make()), buffer(make()), buffer()
+    first, same, other = buffer(make(CAPACITY)), buffer(make(CAPACITY)), buffer()
     sampler = first.sampler
     refused(lambda: buffer(sampler, 0))
     refused(lambda: other.set_sampler(sampler))
@@ -112,8 +78,8 @@ def test_a_sampler_serves_one_buffer_and_begins_anew_when_that_is_gone(make: Cal
     del first
     for before in (0, 6):
         rbs = []
-        for one in (sampler, make()):
-            storage = LazyTensorStorage(ROWS)
+        for one in (sampler, make(CAPACITY)):
+            storage = LazyTensorStorage(CAPACITY)
             if before:
                 storage.set(range(before), rows(before))
             rbs.append(buffer(one, 6, storage))
@@ -123,67 +89,39 @@ def test_a_sampler_serves_one_buffer_and_begins_anew_when_that_is_gone(make: Cal
         rbs.clear()
 
 
-@pytest.mark.parametrize("make", [RandomSampler, lambda: SliceSampler(slice_len=2)])
+@pytest.mark.parametrize("make", [RandomSampler, lambda: SliceSampler(slice_len=3)])
 def test_parts_without_a_state_of_rows_are_shared(make: Callable[[], Sampler]) -> None:
     sampler, writer = make(), RoundRobinWriter()
     first, second = buffer(sampler, writer=writer), buffer(sampler, 18, writer=writer)
     for rb, count in ((first, 6), (second, 18), (second.view(sampler=sampler), 18)):
-        assert set(rb.sample(300)["x"].tolist()) == set(range(count))
+        assert set(rb.sample(300)["t"].tolist()) == set(range(count))
 
 
 @pytest.mark.parametrize(
-    "writer", [ReservoirWriter(), TensorDictMaxValueWriter(rank_key="x"), RoundRobinWriter(track_generations=True)]
+    "writer", [ReservoirWriter(), TensorDictMaxValueWriter(rank_key="t"), RoundRobinWriter(track_generations=True)]
 )
 def test_a_writer_of_another_buffer_raises_and_begins_anew_when_that_is_gone(writer: Any) -> None:
     rb, other = buffer(writer=writer), buffer(count=0)
     refused(lambda: buffer(writer=writer))
     refused(lambda: other.set_writer(writer))
-    other.extend(rows())
+    other.extend(rows(6))
     assert len(rb) == len(other) == 6
     del rb
     again = buffer(writer=writer, storage=LazyTensorStorage(4), count=3)
     again.extend(rows(3, 3))
     assert len(again) == 4
-    assert not isinstance(writer, TensorDictMaxValueWriter) or sorted(again[:]["x"].tolist()) == [2, 3, 4, 5]
+    assert not isinstance(writer, TensorDictMaxValueWriter) or sorted(again[:]["t"].tolist()) == [2, 3, 4, 5]
 
 
-def test_buffers_that_are_not_made_yet_or_any_more_have_no_sampler() -> None:
-    sampler = SamplerWithoutReplacement(drop_last=True)
-    with pytest.raises(ValueError, match="batch") as failed:
-        ReplayBuffer(storage=LazyTensorStorage(ROWS), sampler=sampler)
-    first: Any = buffer(sampler)
-    assert failed.value is not None  # its traceback refers to the buffer that could not be made
-    rb = buffer(sampler, 0, delayed_init=True)
-    refused(lambda: rb.extend(rows()))
+def test_a_buffer_that_is_garbage_in_a_cycle_is_not_in_use() -> None:
+    first: Any = buffer(SamplerWithoutReplacement())
+    rb = buffer(first.sampler, 0, delayed_init=True)
+    refused(lambda: rb.extend(rows(6)))
     gc.disable()
     try:
         first.cycle = first
         del first
-        rb.extend(rows())  # garbage in a cycle is not in use
+        rb.extend(rows(6))
     finally:
         gc.enable()
     assert len(rb) == 6
-
-
-# -- when the first buffer is gone -------------------------------------------------------------------------------------
-
-
-# -- copies, shared buffers and checkpoints ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("loaded", [True, False])
-def test_a_sampler_with_a_state_keeps_it_in_its_first_buffer(loaded: bool, tmp_path: Any) -> None:
-    """A copy, or one that was loaded before: new rows get its largest priority. So it is if the buffer was not made."""
-    rb = buffer(PrioritizedSampler(ROWS, 1.0, 1.0, eps=0.0))
-    rb.update_priority(torch.arange(6), torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 70.0]))
-    sampler: Any = copy.deepcopy(rb.sampler)
-    if loaded:
-        rb.sampler.dumps(tmp_path / "sampler")
-        sampler = PrioritizedSampler(ROWS, 1.0, 1.0, eps=0.0)
-        sampler.loads(tmp_path / "sampler")
-    over = TensorDictReplayBuffer(storage=rb.storage, sampler=copy.deepcopy(sampler), batch_size=200)
-    assert set(over.sample()["x"].tolist()) == {5}
-    with pytest.raises(KindError, match="generator"):
-        buffer(sampler, generator="seed")
-    assert set(buffer(sampler, 8).sample(500)["x"].tolist()) == set(range(8))
-    assert sampler.default_priority == 70.0

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from ostinato import (
     ConsumingSampler,
-    Episodes,
     LazyTensorStorage,
     LimitedSampler,
     PrioritizedSampler,
     PromptGroupSampler,
-    QueueSampler,
     RateLimiter,
     ReplayBuffer,
     Sampler,
@@ -23,13 +21,10 @@ from ostinato import (
     SliceSampler,
     StalenessAwareSampler,
 )
-from ostinato.buffers.portion import Offer, Portion, begin_era, read_own, reseed, save_counted
+from ostinato.buffers.portion import Offer, Portion, begin_era
 from ostinato.errors import OptionError
 
 from .refusals import raises
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def made(rows: int, sampler: Sampler | None = None, **options: Any) -> ReplayBuffer:
@@ -54,37 +49,7 @@ def test_an_offer_says_what_the_rows_that_may_be_drawn_weigh() -> None:
     for sampler in (None, prioritized()):
         rb = made(25, sampler, sample_unit=SequenceUnit(4, episode_boundary="strict"))
         assert Portion(rb).offer(2).mass == 7 + 7 + 2
-    masked = ReplayBuffer(storage=LazyTensorStorage(100), episodes=Episodes(end_key="done", mask_key="mask"))
-    masked.extend({"x": torch.arange(10), "done": torch.zeros(10, dtype=torch.bool), "mask": torch.arange(10) < 6})
-    assert Portion(masked).offer(1).mass == 6.0
     assert Portion(made(0)).offer(8)[:3] == (-1, 0, 0.0)
-
-
-def test_the_first_rows_of_an_offer_are_those_of_a_sample() -> None:
-    """Same seed, same draws: an offer of 8 is a sample of 8, of which 3 are taken, once; old offers are forgotten."""
-    portion, local = Portion(made(50)), made(50)
-    offer = portion.offer(8)
-    found = portion.take(offer.number, 3)
-    assert found is not None
-    batch, info = local.sample(8, return_info=True)
-    assert torch.equal(found[0]["x"], batch["x"][:3])
-    assert torch.equal(found[1]["index"], info["index"][:3])
-    assert portion.take(offer.number, 3) is None
-    offers = [portion.offer(1) for _ in range(257)]
-    assert [portion.take(offers[i].number, 1) is None for i in (0, 1)] == [True, False]
-
-
-def test_rows_replaced_since_are_read_with_their_generations() -> None:
-    rb = made(100, prioritized())
-    portion = Portion(rb)
-    offer = portion.offer(64)
-    rb.extend({"x": torch.arange(1000, 1100), "done": torch.zeros(100, dtype=torch.bool)})
-    found = portion.take(offer.number, 64)
-    assert found is not None
-    batch, info = found
-    assert torch.equal(batch["x"], info["index"] + 1000)
-    rb.update_priority(info, torch.full((64,), 9.0))
-    assert rb.stats().stale_updates == 0
 
 
 def test_rows_that_are_gone_are_not_to_be_had() -> None:
@@ -131,25 +96,6 @@ def test_rows_that_are_used_up_are_drawn_when_they_are_asked_for() -> None:
     assert portion.take(0, 4) is None
     assert portion.offer(8).draws == 3
     assert rb.stats().rows_drawn == 27
-    queue = Portion(made(10, QueueSampler()))
-    parts = [queue.take(0, n) for n in (4, 6)]
-    assert [part[0]["x"].tolist() for part in parts if part is not None] == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]]
-    assert queue.offer(1).number == -1
-    assert queue.take(0, 1) is None
-
-
-def test_young_rows_weigh_by_the_newest_version_of_the_whole() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(100), version_key="v")
-    portion = Portion(rb)
-    assert portion.offer(4, 2) == Offer(-1, 0, 0.0, 1.0, 0.0)
-    rb.extend({"x": torch.arange(30), "v": torch.arange(30) // 10})
-    for newest, rows in [(None, 20), (0, 20), (2, 20), (3, 10)]:
-        offer = portion.offer(64, 1, newest)
-        assert (offer.mass, offer.newest) == (rows, 2)
-        found = portion.take(offer.number, 64)
-        assert found is not None
-        assert set((found[0]["x"] // 10).tolist()) == set(range(3 - rows // 10, 3))
-    assert portion.offer(4, 1, 4) == Offer(-1, 30, 0.0, 1.0, 0.0, newest=2)
 
 
 def test_generations_of_another_incarnation_fit_no_row() -> None:
@@ -163,15 +109,3 @@ def test_generations_of_another_incarnation_fit_no_row() -> None:
         new.update_priority(drawn, torch.full((16,), 9.0))
         assert bool((new.sampler.priorities == 9.0).any()) == changed  # type: ignore[attr-defined]
         assert new.stats().stale_updates == 16
-
-
-def test_reading_is_a_copy_saving_counts_and_a_seed_makes_draws_of_its_own(tmp_path: Path) -> None:
-    rb, other = made(50), made(50)
-    read_own(rb, slice(0, 5))["x"] += 100
-    assert torch.equal(rb[:5]["x"], torch.arange(5))
-    for seed, same in ((1, False), (2, True)):
-        reseed(rb, seed)
-        reseed(other, 2)
-        assert torch.equal(rb.sample(32)["x"], other.sample(32)["x"]) == same
-    rb.extend({"x": torch.arange(80), "done": torch.zeros(80, dtype=torch.bool)})
-    assert save_counted(rb, str(tmp_path / "saved")) == (100, 130)

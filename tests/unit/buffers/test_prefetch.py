@@ -87,20 +87,6 @@ def test_the_sequence_is_the_same_for_every_depth(sampler: type[Sampler], seed: 
     assert sequences == sequences[:1] * len(DEPTHS)
 
 
-@pytest.mark.parametrize("depth", [0, 3])
-@pytest.mark.parametrize(("drop_last", "shuffle"), [(False, True), (True, False)])
-def test_a_loop_is_exactly_one_epoch(depth: int, drop_last: bool, shuffle: bool) -> None:
-    """So are as many samples: no batch is lost where one epoch ends and the next begins."""
-    rb = make(depth, SamplerWithoutReplacement(drop_last=drop_last, shuffle=shuffle))
-    for turn in range(4):
-        made = rb if turn % 2 else (rb.sample() for _ in range(2 if drop_last else 3))
-        batches = [read_ids(batch) for batch in made]
-        assert [len(batch) for batch in batches] == ([4, 4] if drop_last else [4, 4, 2])
-        drawn = [i for batch in batches for i in batch]
-        assert len(set(drawn)) == len(drawn)
-        assert shuffle or drawn == list(range(len(drawn)))
-
-
 def test_rows_overwritten_after_they_were_made_ready_are_marked_stale() -> None:
     rb = make(1)
     rb.sample()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -28,15 +29,10 @@ from ostinato.errors import OptionError
 from ...effort import examples
 from .refusals import raises
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 CAPACITY = 6
-NAMES = ("fifo", "lifo", "lowest_priority", "oldest_version")
-CALLS = st.lists(
-    st.tuples(
-        st.sampled_from(["write", "write", "priorities", "delete", "patch"]),
-        st.lists(st.integers(0, 4), min_size=1, max_size=9),
-    ),
-    max_size=16,
-)
 
 
 def make(name: Any, sampler: Any = None, **options: Any) -> ReplayBuffer:
@@ -46,100 +42,71 @@ def make(name: Any, sampler: Any = None, **options: Any) -> ReplayBuffer:
 
 
 class Row(NamedTuple):
-    value: int
+    number: int
     version: int
     priority: float
 
 
-class Model:
-    """Rows by slot, in a buffer whose rows are written one by one; values number the rows."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.rb = make(name)
-        self.rows: dict[int, Row] = {}
-        self.free: list[int] = []
-        self.used = self.written = 0
-        self.largest = 0.0
-
-    def rank(self, slot: int) -> tuple[float, int]:
-        row = self.rows[slot]
-        keys = {"fifo": 0, "lifo": -row.value, "lowest_priority": row.priority, "oldest_version": row.version}
-        return keys[self.name], row.value
-
-    def place(self, version: int) -> int:
-        if self.free:
-            slot = self.free.pop(0)
-        elif self.used < CAPACITY:
-            slot, self.used = self.used, self.used + 1
-        else:
-            slot = min(self.rows, key=self.rank)
-        self.written += 1
-        self.rows[slot] = Row(self.written, version, self.largest or 1.0)
-        return slot
-
-    def write(self, versions: list[int]) -> None:
-        values = torch.arange(self.written + 1, self.written + 1 + len(versions))
-        index = self.rb.extend({"value": values, "version": torch.tensor(versions)}).tolist()
-        placed = [self.place(version) for version in versions]
-        kept = {slot: i for i, slot in enumerate(placed)}
-        assert index == [slot if kept[slot] == i else -1 for i, slot in enumerate(placed)] or self.name == "fifo"
-
-    def some(self, picks: list[int], most: int) -> list[int]:
-        return sorted({slot for slot in picks if slot in self.rows})[:most]
-
-    def priorities(self, picks: list[int]) -> None:
-        slots = self.some(picks, CAPACITY)
-        for i, slot in enumerate(slots):
-            self.rows[slot] = self.rows[slot]._replace(priority=float(i % 3))
-            self.largest = max(self.largest, i % 3)
-        self.rb.update_priority(torch.tensor(slots, dtype=torch.int64), torch.arange(len(slots)) % 3)
-
-    def delete(self, picks: list[int]) -> None:
-        slots = self.some(picks, 2)
-        assert self.rb.delete(torch.tensor(slots, dtype=torch.int64)).all()
-        self.free += slots
-        self.rows = {slot: row for slot, row in self.rows.items() if slot not in slots}
-
-    def patch(self, picks: list[int]) -> None:
-        for slot in self.some(picks, 1):
-            generation = self.rb._engine.generations_of(torch.tensor([slot]))
-            patch = {"version": torch.tensor([picks[-1]])}
-            self.rb.update_if_present(index=torch.tensor([slot]), generation=generation, patch=patch)
-            self.rows[slot] = self.rows[slot]._replace(version=picks[-1])
-
-    def check(self) -> None:
-        assert len(self.rb) == len(self.rows)
-        found = self.rb[:]["value"].tolist() if self.used else []
-        assert {slot: found[slot] for slot in self.rows} == {slot: row.value for slot, row in self.rows.items()}
+RANKS: dict[str, Callable[[Row], float]] = {
+    "fifo": lambda _: 0,
+    "lifo": lambda row: -row.number,
+    "lowest_priority": lambda row: row.priority,
+    "oldest_version": lambda row: row.version,
+}
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from(["write", "write", "priorities", "delete", "patch"]),
+        st.lists(st.integers(0, 4), min_size=1, max_size=9),
+    ),
+    max_size=16,
+)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RANKS)
 @examples(1.0)
 @given(calls=CALLS)
 def test_rows_are_those_of_a_model(name: str, calls: list[tuple[str, list[int]]]) -> None:
-    model = Model(name)
-    model.write([0, 3, 1])
-    for call, picks in calls:
-        getattr(model, call)(picks)
-    model.check()
+    """Rows by slot, as if they were written one by one: into slots that are free, else into that of the least rank."""
+    rb, model, largest, numbers = make(name), dict[int, Row](), 0.0, count()
+    freed, unused = list[int](), list(range(CAPACITY))
+    for call, picks in [("write", [0, 3, 1]), *calls]:
+        slots = sorted(model.keys() & set(picks))
+        index = torch.tensor(slots, dtype=torch.int64)
+        if call == "write":
+            placed = []
+            for version in picks:
+                free = freed or unused
+                placed.append(free.pop(0) if free else min(model, key=lambda s: (RANKS[name](model[s]), model[s])))
+                model[placed[-1]] = Row(next(numbers), version, largest or 1.0)
+            first = model[placed[-1]].number + 1 - len(picks)
+            values = torch.arange(first, first + len(picks))
+            given_back = rb.extend({"value": values, "version": torch.tensor(picks)}).tolist()
+            kept = [slot if slot not in placed[i + 1 :] else -1 for i, slot in enumerate(placed)]
+            assert given_back == kept or name == "fifo"
+        elif call == "priorities":
+            rb.update_priority(index, torch.arange(len(slots)) % 3)
+            for i, slot in enumerate(slots):
+                model[slot] = model[slot]._replace(priority=i % 3)
+                largest = max(largest, i % 3)
+        elif call == "delete":
+            assert rb.delete(index[:2]).all()
+            freed += slots[:2]
+            for slot in slots[:2]:
+                del model[slot]
+        elif slots:
+            names: dict[str, Any] = {"index": index[:1], "generation": rb._engine.generations_of(index[:1])}
+            rb.update_if_present(**names, patch={"version": torch.tensor(picks[-1:])})
+            model[slots[0]] = model[slots[0]]._replace(version=picks[-1])
+        assert len(rb) == len(model)
+    found = rb[:]["value"].tolist()
+    assert {slot: found[slot] for slot in model} == {slot: row.number for slot, row in model.items()}
 
 
 def rows(*values: int, version: int = 0) -> dict[str, torch.Tensor]:
     return {"value": torch.tensor(values), "version": torch.full((len(values),), version)}
 
 
-def test_a_batch_is_placed_row_by_row() -> None:
-    rb = make("lifo")
-    assert rb.extend(rows(*range(8))).tolist() == [0, 1, 2, 3, 4, -1, -1, 5]
-    assert rb[:]["value"].tolist() == [0, 1, 2, 3, 4, 7]
-    best = make("lowest_priority")
-    index = best.extend(rows(*range(6)))
-    generations = best._engine.generations_of(index)
-    best.update_priority(index, [5.0, 1.0, 4.0, 1.0, 3.0, 9.0])
-    assert best.extend(rows(6, 7)).tolist() == [1, 3]  # of equal priorities the oldest
-    best.update_priority(index, torch.full((6,), 7.0), generations)  # late
-    assert best.sampler.priorities.tolist() == [7.0, 9.0, 7.0, 9.0, 7.0, 7.0]  # type: ignore[attr-defined]
+def test_lists_and_lanes() -> None:
     listed = ReplayBuffer(storage=ListStorage(3), remover="lifo")
     for i in range(5):
         listed.add(torch.tensor(i))

@@ -121,9 +121,7 @@ def test_wrong_arguments() -> None:
         (lambda: StepScheduler(make(), "beta", mode="linear"), OptionError, "mode: linear"),
         (lambda: StepScheduler(make(), "beta", n_steps=0), OptionError, "n_steps"),
         (lambda: StepScheduler(make(), "beta", min_value=2, max_value=1), OptionError, "min_value"),
-        (lambda: StepScheduler(make(), "beta", gamma=wrong), KindError, "gamma"),
         (lambda: LinearScheduler(make(), "beta", 1.0, 0), OptionError, "num_steps"),
-        (lambda: LinearScheduler(make(), "beta", wrong, 10), KindError, "final_value"),
         (lambda: LambdaScheduler(make(), "beta", wrong), KindError, "lambda_fn"),
         (lambda: SchedulerList(wrong), KindError, "takes schedulers, got str"),
     )

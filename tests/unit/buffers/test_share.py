@@ -17,15 +17,13 @@ from ostinato import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
-    NStep,
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
     SliceSampler,
     TensorDictMaxValueWriter,
-    TensorStorage,
 )
-from ostinato.errors import KindError, MissingFileError, OptionError, SchemaError, UsageError
+from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 from ostinato.storages import shared as shared_storage
 
 from ...processes import CONTEXT
@@ -43,52 +41,27 @@ pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers w
 KINDS: dict[str, Callable[..., Storage]] = {"memory": LazyTensorStorage, "files": LazyMemmapStorage}
 
 
-def private(kind: str, capacity: int, *, ranked: bool = False, **options: Any) -> ReplayBuffer:
-    sampler = PrioritizedSampler(capacity, 0.7, 0.5, 1e-3) if ranked else RandomSampler()
+def private(kind: str, capacity: int, **options: Any) -> ReplayBuffer:
     generator = torch.Generator().manual_seed(3)
-    options = {"batch_size": 8, "generator": generator, **options}
-    return ReplayBuffer(storage=KINDS[kind](capacity), sampler=sampler, **options)
+    return ReplayBuffer(storage=KINDS[kind](capacity), batch_size=8, generator=generator, **options)
 
 
-@pytest.mark.parametrize(
-    ("kind", "ranked", "count", "ahead"),
-    [("memory", True, 33, None), ("memory", False, 0, None), ("files", True, 5, None), ("files", False, 20, 2)],
-)
-def test_share_keeps_rows_slots_draws_and_priorities(
-    kind: str, ranked: bool, count: int, ahead: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ostinato.buffers.shared._ROWS_AT_ONCE", 7)  # rows are copied by the block
-    mine, other = both = [private(kind, 20, ranked=ranked, prefetch=depth) for depth in (ahead, None)]
-    for rb in both if count else ():
-        rb.extend(rows(range(count)))
-        rb.sample()
-        if ranked:
-            rb.update_priority(torch.arange(5), torch.linspace(0.5, 3, 5))
-    storage = mine.storage
-    assert mine.share() is mine.share() is mine  # a second call changes nothing
-    if kind == "files":
-        with pytest.raises(UsageError, match="closed"):
-            storage.admit(rows(range(1)), 1)
-    for size in (3,) if ahead else (3, 20, 1):  # batches made ahead of the call are dropped, later ones are not
-        written, drawn, counts = zip(
-            *((rb.extend(rows(range(100, 100 + size))), rb.sample()["id"], (rb.cursor, rb.write_count)) for rb in both),
-            strict=True,
-        )
-        assert torch.equal(*written)
-        assert torch.equal(*drawn)
-        assert counts[0] == counts[1]
-        assert torch.equal(mine[:]["wide"], other[:]["wide"])
-    if ranked:
-        assert torch.equal(mine.sampler.priorities, other.sampler.priorities)  # type: ignore[attr-defined]
-    assert mine.stats().rows_written == other.stats().rows_written
-    check_ring(mine)
+def test_a_buffer_that_is_shared_leaves_its_files_and_the_batches_made_ahead() -> None:
+    rb = private("files", 20, prefetch=2)
+    rb.extend(rows(range(20)))
+    rb.sample()
+    storage = rb.storage
+    assert rb.share() is rb.share() is rb  # a second call changes nothing
+    with pytest.raises(UsageError, match="closed"):
+        storage.admit(rows(range(1)), 1)
+    rb.extend(rows(range(100, 120)))
+    assert min(rb.sample()["id"].tolist()) >= 100
+    check_ring(rb)
 
 
 def test_what_cannot_be_shared_stays_as_it_is() -> None:
     made = [
-        ("takes the samplers", ReplayBuffer(storage=LazyMemmapStorage(8), sampler=SliceSampler(slice_len=2))),
         ("version_key", ReplayBuffer(storage=LazyMemmapStorage(8), version_key="id")),
-        ("needs storage=LazyTensorStorage", ReplayBuffer(storage=TensorStorage(rows(range(8))))),
         ("ndim=2", ReplayBuffer(storage=LazyMemmapStorage(8, ndim=2))),
     ]
     late, moved, objects, shared = (ReplayBuffer(storage=LazyMemmapStorage(8)) for _ in range(4))
@@ -155,7 +128,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("Cannot share a storage of type ListStorage", {"storage": ListStorage(8)}),
     ("type TensorDictMaxValueWriter cannot be shared between processes", {"writer": TensorDictMaxValueWriter("id")}),
     ("type SliceSampler cannot be shared", {"sampler": SliceSampler(slice_len=2, end_key="id")}),
-    ("does not track episodes", {"sample_unit": NStep(1, gamma=0.9)}),
     ("it has not been initialized yet", {}),
 ]
 
@@ -164,8 +136,6 @@ def test_what_cannot_be_passed_raises_a_runtime_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr("ostinato.buffers.lifecycle.get_spawning_popen", object)  # as when a process is started
     for words, options in REFUSED:
         rb = ReplayBuffer(**{"storage": LazyMemmapStorage(8), **options})
-        if "sample_unit" in options:
-            rb.extend({"reward": torch.ones(4), "done": torch.zeros(4, dtype=torch.bool)})
         with pytest.raises(RuntimeError, match=words):
             pickle.dumps(rb)
         assert not rb.shared
@@ -302,7 +272,7 @@ def test_temporary_files_are_removed_by_their_owner_alone() -> None:
     assert not directory.exists()
 
 
-def test_rows_of_a_directory_are_shared_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_directory_are_shared_and_saved(tmp_path: Path) -> None:
     directory = tmp_path / "files"
     storage = LazyMemmapStorage(8, scratch_dir=directory)
     ReplayBuffer(storage=storage).extend(rows(range(11)))
@@ -317,8 +287,3 @@ def test_rows_of_a_directory_are_shared_and_saved(tmp_path: Path, monkeypatch: p
     other = ReplayBuffer(storage=LazyMemmapStorage(8), batch_size=4)
     other.loads(tmp_path / "saved")
     assert torch.equal(other[:]["id"], rb[:]["id"])
-    for path in directory.iterdir():
-        path.unlink()
-    rb.storage._ring = None  # type: ignore[attr-defined]  # as in a process that has not mapped them yet
-    with pytest.raises(MissingFileError, match="is missing"):
-        len(rb)

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from ostinato import (
     Episodes,
+    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     NStep,
@@ -46,12 +47,34 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 
 
-@pytest.mark.parametrize(("ranked", "prefetch"), [(False, None), (True, None), (True, 2)])
-def test_one_process_alone_meets_no_difference(ranked: bool, prefetch: int | None) -> None:
-    """Sizes of batches around the capacity, more rows than fit, and one row at a time: same slots, rows and draws."""
+@pytest.mark.parametrize("ranked", [False, True])
+@pytest.mark.parametrize("way", ["made", "prefetch", "memory", "files", "load", "load of shared"])
+def test_one_process_alone_meets_no_difference(
+    way: str, ranked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes of batches around the capacity, more rows than fit, and one row at a time: same slots, rows and draws.
+
+    So it is in a buffer that is shared after it was used, and after loads of private and shared buffers.
+    """
+    monkeypatch.setattr("ostinato.buffers.shared._ROWS_AT_ONCE", 7)  # rows are copied by the block
+    late, prefetch = way in {"memory", "files"}, 2 if way == "prefetch" else None
+    storage = LazyMemmapStorage if way == "files" else LazyTensorStorage
     private, shared = both = [
-        make_saved(shared=one, ranked=ranked, capacity=50, prefetch=prefetch) for one in (False, True)
+        make_saved(shared=one and not late, ranked=ranked, storage=storage(50), capacity=50, prefetch=prefetch)
+        for one in (False, True)
     ]
+    sources = {"made": (), "prefetch": (), "load": (private,), "load of shared": (shared,)}
+    for rb in sources.get(way, both):
+        fill(rb, 64 if ranked else 33)
+        rb.sample()
+    if late:
+        shared.share()
+    elif way == "load":
+        private.dumps(tmp_path / "saved")
+        shared.loads(tmp_path / "saved")
+    elif way == "load of shared":
+        private.load_state_dict(shared.state_dict())
+    of_this_life = [] if way in {"made", "prefetch"} else ["index_generation"]
     number = 0
     for size in (30, 1, 7, 50, 3, 120, 1):
         batch = rows(range(number, number + size))
@@ -64,7 +87,7 @@ def test_one_process_alone_meets_no_difference(ranked: bool, prefetch: int | Non
             assert torch.equal(mine["id"], other["id"])
             check_rows(other)
             assert told.keys() == info.keys()
-            assert all(torch.equal(told[key], info[key]) for key in told)
+            assert all(torch.equal(told[key], info[key]) for key in told if key not in of_this_life)
             if ranked:
                 new = torch.rand(8)
                 private.update_priority(told, new)
@@ -83,8 +106,6 @@ def test_one_process_alone_meets_no_difference(ranked: bool, prefetch: int | Non
     assert (len(shared), shared.write_count) == (0, 0)
     with pytest.raises(EmptyBufferError):
         shared.sample()
-    with pytest.raises(SchemaError):
-        shared.extend({"other": torch.zeros(3)})  # the schema stays
     shared.extend(rows(range(10, 12)))
     assert set(shared.sample()["id"].tolist()) == {10, 11}
     check_ring(shared)
@@ -107,11 +128,10 @@ def test_rows_bring_their_priorities_and_late_ones_fall_out() -> None:
     batch["p"] = torch.full((8,), 50.0)
     rb.update_tensordict_priority(batch)
     assert (sampler.priorities.tolist(), rb.stats().stale_updates) == ([1.0] * 20, 8)
-    raises(
-        (lambda: rb.update_priority([0, 1, 2], [1.0, -1.0, float("nan")]), PriorityError, r"at the positions \[1, 2\]"),
-        (lambda: rb.update_priority([0, 20], 2.0), SlotError, "index 20 is out of range"),
-        (lambda: rb.update_priority([0, -1, 4], 2.0), SlotError, "index -1 is out of range"),
-    )
+    with pytest.raises(PriorityError, match=r"at the positions \[1, 2\]"):
+        rb.update_priority([0, 1, 2], [1.0, -1.0, float("nan")])
+    with pytest.raises(SlotError, match="index 20 is out of range"):
+        rb.update_priority([0, 20], 2.0)
     rb.update_priority([0, 4], [2.0, 3.0])
     assert sampler.priorities.tolist() == [2.0, 1.0, 1.0, 1.0, 3.0] + [1.0] * 15
     check_ring(rb)
@@ -197,51 +217,15 @@ def test_what_it_cannot_do_changes_nothing() -> None:
 def make_saved(*, shared: bool, ranked: bool, capacity: int = 20, alpha: float = 0.7, **options: Any) -> ReplayBuffer:
     sampler = PrioritizedSampler(capacity, alpha, 0.5, 1e-3) if ranked else RandomSampler()
     generator = torch.Generator().manual_seed(4)
-    storage = LazyTensorStorage(capacity)
-    options = {"batch_size": 8, "generator": generator, **options}
-    return ReplayBuffer(storage=storage, sampler=sampler, shared=shared, **options)
+    options = {"storage": LazyTensorStorage(capacity), "batch_size": 8, "generator": generator, **options}
+    return ReplayBuffer(sampler=sampler, shared=shared, **options)
 
 
 def fill(rb: ReplayBuffer, count: int) -> None:
     for i in range(0, count, 7):
         rb.extend(rows(range(i, min(i + 7, count))))
     if rb.sampler.prioritized:
-        rb.update_priority(torch.arange(len(rb)), torch.rand(len(rb)) + 0.1)
-
-
-@pytest.mark.parametrize(
-    ("shared", "count", "ranked", "files"),
-    [
-        ((True, True), 33, True, True),
-        ((True, True), 0, False, False),
-        ((True, False), 5, False, True),
-        ((True, False), 33, True, False),
-        ((False, True), 20, True, True),
-        ((False, True), 33, False, False),
-    ],
-)
-def test_sampling_goes_on_bit_for_bit(
-    tmp_path: Path, shared: tuple[bool, bool], count: int, ranked: bool, files: bool
-) -> None:
-    old, new = (make_saved(shared=one, ranked=ranked) for one in shared)
-    if count:
-        fill(old, count)
-        old.sample()
-    if files:
-        old.dumps(tmp_path / "saved")
-        new.loads(tmp_path / "saved")
-    else:
-        new.load_state_dict(old.state_dict())
-    assert len(new) == len(old) == min(count, 20)
-    if count:
-        same_counts(new, old, "rows_drawn")
-    for i in range(6 if count else 0):
-        one, two = old.sample(), new.sample()
-        check_rows(two)
-        assert torch.equal(one["id"], two["id"])
-        for rb in (old, new):
-            rb.extend(rows(range(100 + 3 * i, 103 + 3 * i)))
-        assert torch.equal(old[:]["id"], new[:]["id"])
+        rb.update_priority(torch.arange(len(rb)), torch.linspace(0.1, 2.0, len(rb)))
 
 
 @pytest.mark.parametrize("ranked", [False, True], ids=["uniform", "prioritized"])

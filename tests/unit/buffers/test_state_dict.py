@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+from ostinato import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
 from ostinato.errors import CheckpointError
 
 from ...tags import buffer, fill, read_ids, same_state, snapshot
@@ -26,23 +26,22 @@ def whole(storage: str = "packed", **options: Any) -> ReplayBuffer:
 
 @pytest.mark.parametrize("storage", ["list", "packed", "mapped"])
 def test_states_and_pickles_are_copies_of_their_moment(storage: str) -> None:
-    rb = whole(storage, prefetch=2)
+    rb, other = whole(storage, prefetch=2), whole(storage, prefetch=2)
     fill(rb, range(5))
     rb.sample()
-    state, other = rb.state_dict(), whole(storage, prefetch=2)
+    state = rb.state_dict()
     copies = [other, copy.deepcopy(rb), pickle.loads(pickle.dumps(rb))]
     expected = [read_ids(rb.sample()) for _ in range(6)]
-    other.load_state_dict(state)
-    rb.load_state_dict(state)  # it may go back to its own state
-    for one in (rb, *copies):
-        assert [read_ids(one.sample()) for _ in range(6)] == expected
-    for one in copies:
-        if isinstance(one.storage, LazyMemmapStorage):
-            assert one.storage.scratch_dir != rb.storage.scratch_dir  # type: ignore[attr-defined]
+    if storage != "list":  # whose state holds the rows themselves
+        for row in [rb[i] for i in range(5)]:
+            row["obs"].zero_()
     fill(rb, range(50, 57))
-    for row in [rb[i] for i in range(5)]:
-        row["obs"].zero_()
-    assert [read_ids(one[:]) for one in copies] == [list(range(5))] * 3
+    other.load_state_dict(state)
+    for one in copies:
+        assert [read_ids(one.sample()) for _ in range(6)] == expected
+        assert read_ids(one[:]) == list(range(5))
+    rb.load_state_dict(state)  # it may go back to its own state
+    assert [read_ids(rb.sample()) for _ in range(6)] == expected
 
 
 def test_small_fields_that_share_memory_are_pickled_once() -> None:
@@ -57,9 +56,6 @@ def test_small_fields_that_share_memory_are_pickled_once() -> None:
 
 
 HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "order with repetitions": lambda s: s["sampler"]["state"].update(order=torch.zeros(7, dtype=torch.int64)),
-    "no order": lambda s: s["sampler"]["state"].update(order=None),
-    "drawn more than there are": lambda s: s["sampler"]["state"].update(at=8),
     "more rows than columns hold": lambda s: s["storage"]["state"].update(rows=8),
     "cursor beyond": lambda s: s["writer"]["state"].update(cursor=10**9),
     "negative cursor": lambda s: s["writer"]["state"].update(cursor=-3),

@@ -14,9 +14,10 @@ import torch
 from ostinato import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, SamplerWithoutReplacement
 from ostinato.errors import EmptyBufferError
 
+from ... import sharing
 from ...sharing import LIMIT_S, end, start
 from ...tags import buffer, fill, poison, read_ids, rows
-from .threads import busy_switching, run_all
+from ..background import busy_switching, in_background
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,39 +28,27 @@ if TYPE_CHECKING:
 CAPACITY = 64
 
 
-def checksummed(ids: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
-    """Small and wide fields that all repeat their row's id: a row written by two writers shows at once."""
-    return {
-        "small": ids.clone(),
-        "float": ids.to(torch.float64),
-        "wide": ids[:, None].expand(-1, size).contiguous(),
-    }
-
-
-def is_whole(batch: dict[str, torch.Tensor]) -> bool:
-    ids = batch["small"]
-    return torch.equal(batch["float"], ids.to(torch.float64)) and bool((batch["wide"] == ids[:, None]).all())
-
-
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(("storage", "prefetch"), [("packed", None), ("columns", 2), ("mapped", None)])
 def test_writers_and_samplers_never_meet_a_torn_row(storage: str, prefetch: int | None) -> None:
     rb = buffer(storage, CAPACITY, batch_size=64, prefetch=prefetch)
-    rb.extend(checksummed(torch.arange(CAPACITY), 600))
+    rb.extend(sharing.rows(torch.arange(CAPACITY), 600))
     numbers = itertools.count(1000)
 
     def write() -> None:
         number = next(numbers)
-        rb.extend(checksummed(torch.full((1 + number % (2 * CAPACITY),), number), 600))
+        rb.extend(sharing.rows([number] * (1 + number % (2 * CAPACITY)), 600))
 
     def edit() -> None:
-        rb[torch.arange(0, CAPACITY, 3)] = checksummed(torch.full((22,), next(numbers)), 600)
+        rb[torch.arange(0, CAPACITY, 3)] = sharing.rows([next(numbers)] * 22, 600)
 
     def sample() -> None:
-        assert is_whole(rb.sample()), "a torn row was sampled"
+        sharing.check_rows(rb.sample())
         rb.stats()
 
-    run_all(write, write, edit, sample, sample)
+    with in_background(write, write, edit, sample):
+        for _ in range(40):
+            sample()
 
 
 def test_counts_and_passes_are_exact_under_threads() -> None:
@@ -215,21 +204,3 @@ def test_rows_are_stamped_before_the_first_byte_of_them_changes() -> None:
     storage.write = writing  # type: ignore[method-assign]
     fill(rb, [100])
     assert seen == [False]
-
-
-def test_a_storage_exchanged_after_the_copy_does_not_present_it() -> None:
-    """Rows are presented and collated by the storage that they came from."""
-    rb, _ = interrupted()
-    other = buffer("list", 8)
-    fill(other, range(100, 108))
-    gather = rb._engine.gather
-
-    def exchange(ticket: Any) -> Any:
-        gathered = gather(ticket)
-        rb._engine.gather = gather  # type: ignore[method-assign]
-        rb.set_storage(other.storage)
-        return gathered
-
-    rb._engine.gather = exchange  # type: ignore[method-assign]
-    ids = read_ids(rb.sample())
-    assert max(ids) < 100 or min(ids) >= 100

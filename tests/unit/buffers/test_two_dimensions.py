@@ -1,4 +1,4 @@
-"""Two dimensions, time x environments: nothing crosses lanes, and indices follow the order of the data."""
+"""Two dimensions, time x environments: the capacity, and indices that follow the order of the data."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
-from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from ostinato.errors import SchemaError, SlotError
 
 from ...tags import read_ids, table
@@ -46,29 +45,10 @@ def test_the_capacity_rounds_up_to_whole_steps(asked: int, lanes: int, effective
     assert len(rb) == effective
 
 
-@pytest.mark.parametrize(("storage", "steps"), [("packed", 1), ("columns", 5), ("mapped", 6), ("packed", 11)])
-def test_batches_of_any_length_follow_a_deque_in_each_lane(storage: str, steps: int) -> None:
-    rb = ReplayBuffer(storage=STORAGES[storage](15))
-    assert rb.dim_extend == 1
-    slots, first = [0] * 5, 0
-    for count in (2, steps, 3, 1):
-        data = grid(3, first, count)  # with `add` one step of all lanes
-        index = rb.add(table(data[:, 0])) if count == 1 else rb.extend(table(data))
-        for step in range(first, first + count):
-            slots[step % 5] = step
-        first += count
-        assert index[-3:].tolist() == [[(first - 1) % 5, lane] for lane in range(3)]
-        present = slots[: min(first, 5)]
-        assert ids(rb[:]) == [[100 * lane + step for step in present] for lane in range(3)]
-        assert ids(rb.storage[:]) == [[100 * lane + step for lane in range(3)] for step in present]
-        assert (len(rb), rb.storage.shape, rb.storage.num_envs) == (3 * len(present), (len(present), 3), 3)
-
-
 INDICES: dict[str, Any] = {
     "cell": (1, 2),
     "negative cell": (-1, -1),
     "lane": 1,
-    "lanes": slice(0, 2),
     "time": (slice(None), 1),
     "window": (slice(1, 3), slice(0, 2)),
     "cells": (torch.tensor([0, 3, 1]), torch.tensor([2, 0, 0])),
@@ -78,7 +58,7 @@ INDICES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("dim", "storage"), [(0, "packed"), (1, "columns")])
+@pytest.mark.parametrize(("dim", "storage"), [(0, "packed"), (1, "columns"), (1, "mapped")])
 @pytest.mark.parametrize("case", list(INDICES))
 def test_indices_address_the_dimensions_of_the_data(case: str, dim: int, storage: str) -> None:
     index = INDICES[case]
@@ -111,13 +91,3 @@ def test_slices_are_views_and_cells_beyond_those_present_are_refused() -> None:
     rb[:, 0]["obs"].fill_(-2.0)
     assert bool((rb[:]["obs"][1, 2] == -1.0).all())
     assert bool((rb["obs"][:, 0] == -2.0).all())
-
-
-def test_samples_are_flat_and_carry_pairs_as_their_index() -> None:
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=50)
-    rb.extend(TensorDict(table(grid(4, 0, 4)), [4, 4]))
-    batch, info = rb.sample(return_info=True)
-    assert batch.batch_size == (50,)
-    assert torch.equal(torch.stack(info["index"], 1), batch["index"])
-    assert torch.equal(batch["index"], torch.stack([batch["id"] % 100 % 3, batch["id"] // 100], 1))
-    assert len(set(read_ids(batch.exclude("index")))) > 6
