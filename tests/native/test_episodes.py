@@ -1,4 +1,4 @@
-"""The compiled episode table by itself: bad arguments, the lock, threads. What it answers: tests/unit/core."""
+"""The compiled episode table by itself: bad arguments, the lock, threads. What it answers: tests/unit/units."""
 
 from __future__ import annotations
 

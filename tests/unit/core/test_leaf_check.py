@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ostinato._backend import backend
 
@@ -64,47 +63,3 @@ def test_odd_leaves_give_none() -> None:
     assert torch.equal(found, plain)
     assert check([torch.zeros(0, 3)]) is None, "left to the full check"
     assert check([]) == []
-
-
-def test_wrong_arguments_raise_and_other_shapes_and_types_do_no_harm() -> None:
-    assert native is not None
-    x = torch.zeros(2)
-    for values, dtypes, shapes in (([x], [], [x.shape]), ([x], [x.dtype], []), ([], [x.dtype], [x.shape])):
-        with pytest.raises(ValueError, match=r"^values, dtypes and shapes must have the same length$"):
-            native.check_leaves(values, dtypes, shapes, Tensor)
-    for wrong, error in ((int, AttributeError), (x, TypeError)):
-        with pytest.raises(error):
-            native.check_leaves([], [], [], wrong)
-    base = torch.arange(24.0).view(4, 6)
-    assert native.check_leaves([base[1:3]], [torch.float32], [(2, 6)], Tensor) == [base.data_ptr() + 24]
-    assert native.check_leaves([base], [torch.float32], [[4, 6]], Tensor) is None
-    wrapped = x.as_subclass(Wrapped)
-    assert native.check_leaves([wrapped], [torch.float32], [x.shape], Wrapped) == [wrapped.data_ptr()]
-    assert check([x, torch.zeros(3)]) is not None
-
-
-class Rude(TorchFunctionMode):
-    """Runs Python code within the check: raises, or empties the list that is being read."""
-
-    def __init__(self, values: list[Tensor], error: type[BaseException] | None) -> None:
-        super().__init__()
-        self.values = values
-        self.error = error
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Be rude before the answer."""
-        self.values.clear()
-        if self.error is not None:
-            raise self.error
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("error", [None, ValueError, MemoryError])
-def test_code_run_by_torch_in_between_does_no_harm(error: type[BaseException] | None) -> None:
-    assert native is not None
-    values = [torch.zeros(2), torch.zeros(2)]
-    dtypes, shapes = [torch.float32] * 2, [torch.Size([2])] * 2
-    with Rude(values, error):
-        assert native.check_leaves(values, dtypes, shapes, Tensor) is None
-    with pytest.raises(KeyboardInterrupt), Rude([*values], KeyboardInterrupt):
-        native.check_leaves([torch.zeros(2)], dtypes[:1], shapes[:1], Tensor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ from tests.unit.trajectories.rollouts import (
     small,
 )
 
-from ostinato import Trajectory, TrajectoryReplayBuffer
+from ostinato import TrajectoryReplayBuffer
 from ostinato.errors import (
     CheckpointError,
     DamagedFileError,
@@ -221,34 +220,6 @@ def test_trajectories_of_a_failed_close_are_saved_by_the_next(tmp_path: Path) ->
     assert ids_on_disk(tmp_path / "a") == [0, 1]
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers")
-def test_an_interrupted_add_loses_nothing(tmp_path: Path) -> None:
-    class StopError(Exception):
-        pass
-
-    def stop(*_: object) -> None:
-        raise StopError
-
-    buffer = saving(tmp_path / "a", save_queue_size=1)
-    add(buffer, small())
-    big = Trajectory(rewards=torch.zeros(1000, 1000, 2))
-
-    def add_for_ever() -> None:
-        while True:
-            buffer.add_trajectories([big, small(), small()])
-
-    before = signal.signal(signal.SIGALRM, stop)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.03)
-        with pytest.raises(StopError):
-            add_for_ever()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    buffer.close()
-    assert ids_on_disk(tmp_path / "a") == buffer.trajectory_ids
-
-
 def test_the_counter_of_the_directory_is_continued(tmp_path: Path) -> None:
     with saving(tmp_path / "a") as buffer:
         add(buffer, small(), small())
@@ -257,24 +228,6 @@ def test_the_counter_of_the_directory_is_continued(tmp_path: Path) -> None:
         path.unlink()
     with saving(tmp_path / "a") as buffer:
         assert add(buffer, small()) == [2]
-
-
-def test_spilled_files_are_found_after_a_directory_of_another_format_was_loaded(tmp_path: Path) -> None:
-    with saving(tmp_path / "a", 3, form="safetensors"):
-        pass
-    buffer = TrajectoryReplayBuffer(cache_size=1, auto_save_path=tmp_path / "spill")
-    buffer.add_trajectories([rollout(number) for number in range(3)])
-    buffer.flush()
-    (spill,) = (tmp_path / "spill").iterdir()
-    assert len(files(spill)) == 2
-    buffer.load_checkpoint(tmp_path / "a")
-    assert files(spill) == []
-    buffer.add_trajectories([rollout(number) for number in range(3, 7)])
-    buffer.flush()
-    assert [name.rpartition(".")[2] for name in files(spill)] == ["safetensors"] * 3
-    assert {serial // 1000 for serial in check_batch(buffer.sample(300))} == set(range(7))
-    buffer.save_checkpoint(tmp_path / "b")
-    check_batch(loaded(tmp_path / "b").sample(300))
 
 
 def test_cleared_trajectories_are_not_retried(tmp_path: Path) -> None:
