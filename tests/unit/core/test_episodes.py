@@ -1,4 +1,4 @@
-"""The episode table, native and in NumPy: memory, bad input, damaged states. What it answers: `tests/unit/units`."""
+"""The episode table, native and in NumPy: memory and bad input. What it answers: `tests/unit/units`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.core.records import Run
 from ostinato.errors import CapacityError, CheckpointError, EmptyBufferError, OptionError, SlotError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -104,47 +104,3 @@ def test_bad_questions_are_refused(kind: Kind) -> None:
         with pytest.raises(EmptyBufferError, match=message):
             draw(integers([0, 0]))
         assert draw(integers([])).tolist() == []
-
-
-def damages(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """States with one thing wrong: an entry, its shape or dtype, a number."""
-    yield {**state, "x": 1}
-    for key, x in state.items():
-        yield {name: value for name, value in state.items() if name != key}
-        yield {**state, key: "1"}
-        if isinstance(x, torch.Tensor):
-            yield from ({**state, key: changed} for changed in (x[None], x[:-1], x.float()))
-    for key, number in (("cursor", -1), ("cursor", 8), ("serial", 3), ("serial", -1)):
-        yield {**state, key: number}
-    numbers: dict[str, list[tuple[int, int]]] = {
-        "episode": [(0, -2), (0, 9), (0, 0), (2, 1)],
-        "free": [(0, 1), (0, 9)],
-        "serials": [(0, 5), (1, 0), (1, -1), (1, 99), (1, 3)],
-        "status": [(1, 3), (0, 1)],
-        "kinds": [(1, 2), (2, 1), (0, 1)],
-        "keys": [(2, 1), (0, 1), (1, 0), (1, 5)],
-    }
-    for key, changes in numbers.items():
-        for at, number in changes:
-            x = state[key].clone()
-            x[at] = number
-            yield {**state, key: x}
-
-
-@kinds
-def test_a_damaged_state_is_refused_and_changes_nothing(kind: Kind) -> None:
-    table = make(kind, 8, 2)
-    table.record(Run(0, 2, 8), torch.tensor([True, False]))
-    table.record(Run(2, 6, 8), torch.tensor([False, False, True, False, False, False]))
-    table.record(Run(0, 4, 8), None)
-    whole, before = table.state_dict(), plain_state(table)
-    assert before["serials"] == [0, 2, 3, 4], "free, of lane 1, ended, of lane 0"
-    for damage in damages(whole):
-        with pytest.raises(CheckpointError, match="damaged"):
-            table.load_state_dict(damage)
-        assert plain_state(table) == before
-    table.load_state_dict(whole)
-    for x in whole.values():
-        if isinstance(x, torch.Tensor):
-            x.zero_()
-    assert plain_state(table) == before, "a state is a copy"

@@ -119,19 +119,6 @@ def test_new_rows_get_the_largest_priority_ever_given_to_the_last_digit() -> Non
     )
 
 
-@pytest.mark.usefixtures("backend")
-def test_draws_are_those_of_torchs_random_numbers() -> None:
-    """A seed means the same with and without the native extension, and whatever else the sampler computes."""
-    rb = filled(8, capacity=8)
-    rb.update_priority(torch.arange(8), torch.arange(1, 9))
-    assert isinstance(rb._engine.generator, torch.Generator)
-    rb._engine.generator.manual_seed(3)
-    drawn = torch.cat([rb.sample(5), rb.sample(5)])
-    random = torch.rand(10, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    bounds = torch.cumsum(torch.arange(1.0, 9.0, dtype=torch.float64), 0)
-    assert torch.equal(drawn, torch.searchsorted(bounds, random * 36, right=True))
-
-
 def test_priorities_of_items_with_steps_are_reduced() -> None:
     expected = {"max": [4.0, 9.0], "min": [1.0, 0.0], "mean": [2.5, 3.0], "median": [2.0, 0.0]}
     for reduction, wanted in expected.items():

@@ -68,17 +68,6 @@ def test_samplers_without_a_variant_without_replacement(make: Callable[..., Any]
     assert type(make(replacement=True)) is getattr(make, "func", make)
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_ran_out_tells_the_last_batch_of_a_pass(drop_last: bool) -> None:
-    sampler = SamplerWithoutReplacement(drop_last=drop_last)
-    view = make_view(10, 10)
-    told = []
-    for _ in range(6):
-        sampler.draw(view, 4, None)
-        told.append(sampler.ran_out)
-    assert told == ([False, True] * 3 if drop_last else [False, False, True] * 2)
-
-
 def test_a_pass_that_is_over_takes_in_no_more_rows_and_restart_begins_the_next() -> None:
     sampler = SamplerWithoutReplacement(shuffle=False)
     assert sampler.draw(make_view(4, 9), 4, None).slots.tolist() == [0, 1, 2, 3]

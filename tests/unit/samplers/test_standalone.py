@@ -17,7 +17,6 @@ from ostinato import (
     ListStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
-    PromptGroupSampler,
     RandomSampler,
     ReplayBuffer,
     Sampler,
@@ -218,19 +217,6 @@ def test_samplers_say_whether_a_batch_can_be_drawn() -> None:
         SamplerWithoutReplacement(drop_last=True).sample(storage, 7)
     with pytest.raises(UsageError, match="The batch-size must be divisible by the slice length"):
         SliceSampler(slice_len=4).can_sample(storage, 9)
-
-
-def test_samplers_that_read_fields_read_a_bare_storage_each_time() -> None:
-    storage = bare(12)  # the rows 10, 11, 2, 3, ...
-    stale = StalenessAwareSampler(max_staleness=2, version_key="x")
-    groups = PromptGroupSampler(num_groups=10, group_key="x")
-    stale.consumer_version = 11
-    assert set(drawn(stale, storage, 3)) == {0, 1, 9}
-    assert sorted(drawn(groups, storage, 10)) == list(range(10))
-    storage["x"][:] = 9  # which a storage does not report
-    assert set(stale.sample(storage, 60)[1]["staleness"].tolist()) == {2.0}
-    with pytest.warns(UserWarning, match="There are 1 groups"):
-        groups.sample(storage, 10)
 
 
 def test_rows_of_a_bare_storage_leave_and_return() -> None:

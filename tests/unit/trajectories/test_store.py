@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.unit.trajectories.rollouts import (
-    FORMATS,
     add,
     as_rlinf,
     check_batch,
@@ -32,21 +31,6 @@ from ostinato.errors import (
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_checkpoint_is_complete_and_sampling_resumes_bit_for_bit(tmp_path: Path, form: str) -> None:
-    buffer = saving(tmp_path / "own", 6, form, cache_size=2)
-    buffer.sample(11)
-    buffer.save_checkpoint(tmp_path / "deep" / "saved")
-    again = loaded(tmp_path / "deep" / "saved")
-    equal_batches(buffer, again)
-    buffer.close()
-    shutil.rmtree(tmp_path / "own")  # the checkpoint does not refer to the first directory
-    check_batch(again.sample(100))
-    again.save_checkpoint(tmp_path / "second")
-    shutil.rmtree(tmp_path / "deep")
-    equal_batches(loaded(tmp_path / "second"), loaded(tmp_path / "second"))
 
 
 def test_a_checkpoint_needs_a_new_directory(tmp_path: Path) -> None:
@@ -186,17 +170,6 @@ def test_journal_and_index_are_both_recovered(tmp_path: Path) -> None:
     assert loaded(tmp_path / "a").trajectory_ids == []
     buffer.close()
     assert loaded(tmp_path / "a").trajectory_ids == []
-
-
-def test_the_cost_of_adding_does_not_grow(tmp_path: Path) -> None:
-    """Bytes written for a trajectory are the same after 5 and after 100 others."""
-    with saving(tmp_path / "a", form="safetensors") as buffer:
-        sizes = []
-        for count in (5, 1, 93, 1):
-            add(buffer, *(small(model_weights_id="w") for _ in range(count)))
-            sizes.append(sum(path.stat().st_size for path in (tmp_path / "a").glob("*.json*")))
-        assert sizes[3] - sizes[2] <= sizes[1] - sizes[0] + 16
-        assert not (tmp_path / "a" / "trajectory_index.json").exists()
 
 
 def test_a_removed_journal_is_replaced(tmp_path: Path) -> None:
