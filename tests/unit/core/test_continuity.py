@@ -1,24 +1,10 @@
-"""Pairs of rows that follow each other: which are continuous, and which fields are next observations."""
+"""Which fields are next observations of which others; what follows from that: `unit/buffers/test_continuity.py`."""
 
 from __future__ import annotations
 
 import pytest
 
-from ostinato.core.episodes.continuity import Continuity, find_mates, looks_next
-
-
-@pytest.mark.parametrize(
-    ("equal", "near", "apart", "joined"),
-    [
-        (100, 0, 0, False),
-        (99, 0, 1, True),  # one end without a flag
-        (0, 0, 100, True),  # environments in turn
-        (5, 60, 35, False),  # noise hides breaks
-        (20, 0, 11, False),  # too few
-    ],
-)
-def test_what_counts_as_rows_of_several_episodes(equal: int, near: int, apart: int, *, joined: bool) -> None:
-    assert Continuity(equal + near + apart, equal, near, 0 if apart else -1).joined is joined
+from ostinato.core.episodes.continuity import find_mates, looks_next
 
 
 @pytest.mark.parametrize(

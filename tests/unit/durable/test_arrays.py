@@ -16,7 +16,6 @@ from tests.effort import examples
 from torch import Tensor
 
 from ostinato.durable import (
-    BLOCK_BYTES,
     ArrayRecord,
     arrays,
     open_mapped,
@@ -31,7 +30,6 @@ from ostinato.durable.row_ranges import check_runs, place
 from ostinato.errors import CheckpointError, DamagedFileError
 
 SMALL_BLOCK = 4096
-GOLDEN_BYTES = bytes.fromhex("0000c03f 000000c0 0000803e 0000807f")
 GOLDEN_RECORD = {
     "file": "golden.bin",
     "dtype": "float32",
@@ -96,13 +94,6 @@ def test_round_trip(name: str, shape: tuple[int, ...], layout: str, staging: int
         assert (mapped.shape, mapped.dtype) == (source.shape, source.dtype)
         assert raw(mapped) == raw(source)
         verify_array(Path(folder), record)
-
-
-def test_golden_bytes(tmp_path: Path) -> None:
-    record = write_array(tmp_path, "golden.bin", torch.tensor([[1.5, -2.0], [0.25, float("inf")]]))
-    assert (tmp_path / "golden.bin").read_bytes() == GOLDEN_BYTES
-    assert record.to_json() == GOLDEN_RECORD
-    assert BLOCK_BYTES == 4194304
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize")

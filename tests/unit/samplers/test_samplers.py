@@ -98,13 +98,6 @@ def test_states_that_are_not_permutations_are_refused() -> None:
         assert sorted(other.draw(make_view(3, 9), 3, None).slots.tolist()) == [0, 1, 2]
 
 
-def test_fewer_rows_than_before_begin_anew() -> None:
-    for shuffle in (True, False):
-        sampler = SamplerWithoutReplacement(shuffle=shuffle)
-        sampler.draw(make_view(9, 9), 5, None)
-        assert sorted(sampler.draw(make_view(3, 9), 5, None).slots.tolist()) == [0, 1, 2]
-
-
 def test_no_permutation_is_made_before_it_is_needed() -> None:
     """The first draw of a large buffer consumes as much randomness as it draws rows, not as there are rows."""
     generator = torch.Generator().manual_seed(0)

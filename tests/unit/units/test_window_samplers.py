@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from ostinato import Sampler
 
 
-ENDS = [("next", "terminated"), ("next", "truncated")]
-
-
 ALPHA, EPS = 0.6, 1e-3
 SAMPLERS: dict[str, Callable[[Log], Sampler]] = {
     "random": lambda log: RandomSampler(),
