@@ -73,7 +73,7 @@ def test_rows_leave_after_so_many_draws_and_new_ones_take_their_slots(most: int,
             state, rb = rb.state_dict(), make(most, transform=failing)
             rb.load_state_dict(state)
         elif not rows or failing.raises:
-            with pytest.raises(ValueError):
+            with pytest.raises(ValueError if rows else EmptyBufferError):
                 rb.sample(count)
         else:
             batch, info = rb.sample(count, return_info=True)
