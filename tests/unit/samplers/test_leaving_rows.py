@@ -1,4 +1,4 @@
-"""Rows that leave the buffer after so many draws."""
+"""Rows that leave the buffer after so many draws; they are held against a model in `test_ranked.py`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ostinato import (
     ConsumingSampler,
@@ -21,7 +19,6 @@ from ostinato import (
 )
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 
-from ...effort import examples
 from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
@@ -36,57 +33,6 @@ def make(most: int = 1, batch_size: int = 3, capacity: int = CAPACITY, **options
     return ReplayBuffer(
         storage=storage, consume_after_n_samples=most, batch_size=batch_size, generator=generator, **options
     )
-
-
-class Failing:
-    """A transform that raises while it is told to."""
-
-    raises = False
-
-    def __call__(self, batch: Any) -> Any:
-        if self.raises:
-            raise ValueError
-        return batch
-
-
-CALLS = st.lists(
-    st.tuples(st.sampled_from(["write", "draw", "draw", "fail", "load"]), st.integers(1, CAPACITY)), max_size=30
-)
-
-
-@examples(0.8)
-@given(most=st.integers(1, 3), calls=CALLS)
-def test_rows_leave_after_so_many_draws_and_new_ones_take_their_slots(most: int, calls: list[tuple[str, int]]) -> None:
-    failing = Failing()
-    rb, serial = make(most, transform=failing), 0
-    rows, uses, left = dict[int, int](), dict[int, int](), list[int]()
-    for name, count in calls:
-        failing.raises = name == "fail"
-        if name == "write":
-            index = rb.extend(torch.arange(serial, serial + count)).tolist()
-            assert count == CAPACITY or index[: len(left)] == left[: len(index)]
-            rows.update(zip(index, range(serial, serial + count), strict=True))
-            uses.update(dict.fromkeys(index, 0))
-            left = [slot for slot in left if slot not in index]
-            serial += count
-        elif name == "load":
-            state, rb = rb.state_dict(), make(most, transform=failing)
-            rb.load_state_dict(state)
-        elif not rows or failing.raises:
-            with pytest.raises(ValueError if rows else EmptyBufferError):
-                rb.sample(count)
-        else:
-            batch, info = rb.sample(count, return_info=True)
-            drawn = info["index"].tolist()
-            assert len(drawn) == min(count, len(rows)) == len({*drawn} & rows.keys())
-            assert batch.tolist() == [rows[slot] for slot in drawn]
-            for slot in drawn:
-                uses[slot] += 1
-                if uses[slot] == most:
-                    del rows[slot]
-                    left.append(slot)
-        assert len(rb) == len(rows)
-        assert len(rb.storage) == len(rows) + len(left)
 
 
 def test_draws_are_uniform_among_the_rows_left() -> None:
