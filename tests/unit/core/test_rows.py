@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ostinato.core.kinds import stack
 from ostinato.core.rows import Schema, describe, map_leaves
-from ostinato.errors import CheckpointError, KindError
+from ostinato.errors import CheckpointError
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 (users have those too)
@@ -62,15 +62,6 @@ def test_any_tree_is_flattened_built_again_saved_and_stacked(data: Any) -> None:
         assert hash(again) == hash(schema)
     rows = [map_leaves(data, operator.itemgetter(i)) for i in range(4)]
     assert isinstance(data, list) or same(stack(rows), data)
-
-
-def test_rows_are_nested_up_to_100_deep() -> None:
-    deep: Any = 1
-    for _ in range(101):
-        deep = [deep]
-    assert str(map_leaves(deep, lambda leaf: leaf + 1)) == str(deep).replace("1", "2")
-    with pytest.raises(KindError, match="nested more than 100 deep"):
-        map_leaves([deep], lambda leaf: leaf)
 
 
 def tree_of(kind: str, name: str | None = None, keys: list[Any] | None = None) -> dict[str, Any]:

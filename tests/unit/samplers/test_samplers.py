@@ -68,17 +68,6 @@ def test_samplers_without_a_variant_without_replacement(make: Callable[..., Any]
     assert type(make(replacement=True)) is getattr(make, "func", make)
 
 
-def test_a_pass_that_is_over_takes_in_no_more_rows_and_restart_begins_the_next() -> None:
-    sampler = SamplerWithoutReplacement(shuffle=False)
-    assert sampler.draw(make_view(4, 9), 4, None).slots.tolist() == [0, 1, 2, 3]
-    assert sampler.ran_out
-    assert sampler.draw(make_view(6, 9), 4, None).slots.tolist() == [0, 1, 2, 3]
-    assert sampler.draw(make_view(7, 9), 2, None).slots.tolist() == [4, 5]
-    assert repr(sampler) == "SamplerWithoutReplacement(drop_last=False, shuffle=False, drawn=6 of 7)"
-    sampler.restart()
-    assert sampler.draw(make_view(7, 9), 4, None).slots.tolist() == [0, 1, 2, 3]
-
-
 def test_states_that_are_not_permutations_are_refused() -> None:
     """Compiled code swaps entries of the order without looking: it must be a permutation of the rows."""
     sampler, other = SamplerWithoutReplacement(), SamplerWithoutReplacement()

@@ -10,7 +10,6 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import (
-    ConsumingSampler,
     HeapSampler,
     LazyTensorStorage,
     LimitedSampler,
@@ -217,18 +216,6 @@ def test_samplers_say_whether_a_batch_can_be_drawn() -> None:
         SamplerWithoutReplacement(drop_last=True).sample(storage, 7)
     with pytest.raises(UsageError, match="The batch-size must be divisible by the slice length"):
         SliceSampler(slice_len=4).can_sample(storage, 9)
-
-
-def test_rows_of_a_bare_storage_leave_and_return() -> None:
-    storage, sampler = bare(), ConsumingSampler()
-    assert sorted([*drawn(sampler, storage, 4), *drawn(sampler, storage, 20)]) == list(range(10))
-    assert not sampler.can_sample(storage, 1)
-    with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
-        sampler.sample(storage, 1)
-    sampler.extend(torch.tensor([1, 2]))
-    assert sorted(drawn(sampler, storage, 5)) == [1, 2]
-    sampler.mark_update(torch.tensor([2]), storage=storage)
-    assert drawn(sampler, storage, 4) == [2]
 
 
 # -- states, requests, ensembles --------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, ListStorage, ReplayBuffer, TensorStorage
-from ostinato.errors import KindError, OptionError, StorageMemoryError, UsageError
+from ostinato.errors import KindError, OptionError, StorageMemoryError
 
-from ...tags import buffer, fill, read_ids, rows
+from ...tags import read_ids, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,16 +65,6 @@ def test_a_device_that_is_not_that_of_the_data_is_refused() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(5, device="auto"))
     rb.extend(torch.arange(3))
     assert rb[:].device == rb.storage.device == TensorStorage(torch.zeros(3), device="cpu").device
-
-
-def test_the_form_is_printed() -> None:
-    storage = LazyTensorStorage(10)
-    assert "not laid out yet" in repr(storage)
-    with pytest.raises(UsageError, match="no rows yet"):
-        storage[0]
-    fill(buffer(storage), range(3))
-    assert "('next', 'obs'): float64[2]" in repr(storage)
-    assert "rows=3" in repr(storage)
 
 
 # -- lists ---------------------------------------------------------------------------------------------------

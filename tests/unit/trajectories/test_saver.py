@@ -15,8 +15,6 @@ from ...schedules import Schedule, explore
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-MODULES = (saver,)
-
 
 def entries(*ids: int) -> Any:
     return [SimpleNamespace(id=i) for i in ids]
@@ -91,12 +89,7 @@ def cancels(schedule: Schedule) -> None:
     )
 
 
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(1000, 4000), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scenario", [adds_and_stops, cancels])
-def test_every_call_returns(scenario: Callable[[Schedule], None]) -> None:
-    explore(range(60), MODULES, scenario)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", [adds_and_stops, cancels])
-def test_every_call_returns_in_thousands_of_schedules(scenario: Callable[[Schedule], None]) -> None:
-    explore(range(1000, 4000), MODULES, scenario)
+def test_every_call_returns(scenario: Callable[[Schedule], None], seeds: range) -> None:
+    explore(seeds, (saver,), scenario)

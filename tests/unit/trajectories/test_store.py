@@ -117,16 +117,6 @@ def test_one_buffer_at_a_time_saves_to_a_directory(tmp_path: Path) -> None:
         buffer.load_checkpoint(tmp_path / "pt")
 
 
-def test_new_trajectories_are_added_to_those_of_the_directory(tmp_path: Path) -> None:
-    """A new buffer neither loads nor loses trajectories of its directory, RLinf's included."""
-    as_rlinf(tmp_path / "a", "pt")
-    with saving(tmp_path / "a", form="pt") as buffer:
-        assert add(buffer) == []
-        assert add(buffer, rollout(9, 4)) == [3]
-        assert buffer.trajectory_ids == [3]
-    assert loaded(tmp_path / "a").trajectory_ids == [0, 1, 2, 3]
-
-
 @pytest.mark.filterwarnings("error")
 def test_the_default_path_warns_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -191,16 +181,6 @@ def test_trajectories_of_a_failed_close_are_saved_by_the_next(tmp_path: Path) ->
     buffer.close()
     assert buffer.get_stats()["pending_saves"] == 0
     assert ids_on_disk(tmp_path / "a") == [0, 1]
-
-
-def test_the_counter_of_the_directory_is_continued(tmp_path: Path) -> None:
-    with saving(tmp_path / "a") as buffer:
-        add(buffer, small(), small())
-        buffer.clear()
-    for path in (tmp_path / "a").glob("trajectory_?_*"):
-        path.unlink()
-    with saving(tmp_path / "a") as buffer:
-        assert add(buffer, small()) == [2]
 
 
 def test_cleared_trajectories_are_not_retried(tmp_path: Path) -> None:
