@@ -1,4 +1,4 @@
-"""The compiled episode table by itself: bad arguments, the lock, threads. What it answers: tests/unit/units."""
+"""The compiled episode table by itself: bad arguments, the lock, threads. What it answers: tests/unit/core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The episode table, native and in NumPy: memory and bad input. What it answers: `tests/unit/units`."""
+"""The episode table, native and in NumPy, against a list of every row ever written."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ostinato._backend import backend, use_backend
 from ostinato.core.episodes.table import EpisodeTable
 from ostinato.core.records import Run
 from ostinato.errors import CapacityError, CheckpointError, EmptyBufferError, OptionError, SlotError
 
+from ...effort import examples
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable, Iterator
 
     from torch import Tensor
 
@@ -33,8 +37,143 @@ def integers(numbers: list[int]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64)
 
 
+def randoms_of_ranks(total: int) -> Tensor:
+    """For each rank below `total` the smallest number that is scaled to it."""
+    return integers([-(-(rank << 63) // total) for rank in range(total)])
+
+
 def plain_state(table: EpisodeTable) -> dict[str, Any]:
     return {name: x.tolist() if isinstance(x, torch.Tensor) else x for name, x in table.state_dict().items()}
+
+
+class Model:
+    """Every row ever written, by number: its stream, whether it ends an episode, whether it is in one."""
+
+    def __init__(self, capacity: int, lanes: int, start: int) -> None:
+        self.capacity, self.lanes, self.start = capacity, lanes, start
+        self.rows: list[tuple[Hashable, bool, bool]] = []
+
+    def slot(self, number: int) -> int:
+        return (self.start + number) % self.capacity
+
+    def write(self, ends: list[bool], ids: list[int] | None, mask: list[bool]) -> Run:
+        first, skip = len(self.rows), max(0, len(ends) - self.capacity)
+        for i, (end, valid) in enumerate(zip(ends, mask, strict=True)):
+            stream = ("lane", self.slot(first + i) % self.lanes) if ids is None else ("id", ids[i])
+            self.rows.append((stream, end, valid))
+        return Run(self.slot(first + skip), len(ends) - skip, self.capacity, skip)
+
+    def clear(self) -> None:
+        self.start, self.rows = self.slot(len(self.rows)), []
+
+    def episodes(self) -> list[tuple[list[int], bool]]:
+        """Slots of the rows present of each episode, by the age of the first, and whether it has ended."""
+        found: list[list[int]] = []
+        going: dict[Hashable, list[int]] = {}
+        for number, (stream, end, valid) in enumerate(self.rows):
+            if valid and stream not in going:
+                going[stream] = []
+                found.append(going[stream])
+            if valid:
+                going[stream].append(number)
+            if end or not valid:
+                going.pop(stream, None)
+        oldest = len(self.rows) - self.capacity
+        present = sorted(kept for line in found if (kept := [number for number in line if number >= oldest]))
+        return [([self.slot(number) for number in line], self.rows[line[-1]][1]) for line in present]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[int, int, int, list[Any]]:
+    """Capacity, lanes, first slot, and ends, ids and masks of what is written; None: the table is cleared."""
+    lanes = draw(st.sampled_from([1, 1, 2, 3]))
+    capacity = lanes * draw(st.integers(1, 30 // lanes))
+    random, written = draw(st.randoms(use_true_random=False)), list[Any]()
+    for _ in range(draw(st.integers(1, 8))):
+        by_id, share, masked = (
+            draw(st.booleans()),
+            draw(st.sampled_from([0.0, 0.05, 0.3, 1.0])),
+            random.choice([0, 0, 0.3]),
+        )
+        most = draw(st.sampled_from([6, capacity, capacity + 1, 5 * capacity // 2]))
+        rows = range(random.randint(0, most) // lanes * lanes)
+        names = [-(2**63), 0, 1, 7, 2**63 - 1][: random.randint(1, 5)]
+        ids = [random.choice(names) for _ in rows] if by_id else None
+        written.append(([random.random() < share for _ in rows], ids, [random.random() >= masked for _ in rows]))
+        written += [None] * (random.random() < 0.05)
+    return capacity, lanes, draw(st.integers(0, capacity // lanes - 1)) * lanes, written
+
+
+def check_rows(table: EpisodeTable, model: Model) -> None:
+    """Every answer about every slot."""
+    slots = torch.arange(model.capacity)
+    places = {slot: (line, at, ended) for line, ended in model.episodes() for at, slot in enumerate(line)}
+    found = [places.get(slot, ([slot], -1, False)) for slot in range(model.capacity)]
+    assert table.ahead(slots).tolist() == [len(line) - 1 - at if at >= 0 else -1 for line, at, _ in found]
+    assert table.behind(slots).tolist() == [at for _, at, _ in found]
+    assert table.ended(slots).tolist() == [ended and at == len(line) - 1 for line, at, ended in found]
+    for before, after, dilation in ((1, 2, 2), (2, 2, 2**31 - 1)):
+        rows, valid = table.window(slots.repeat_interleave(2)[::2], before, after, dilation)
+        for (line, at, _), row, inside in zip(found, rows.tolist(), valid.tolist(), strict=True):
+            wanted = [max(at, 0) + k * dilation for k in range(-before, after + 1)]
+            assert inside == [0 <= w < len(line) for w in wanted]
+            assert row == [line[min(max(w, 0), len(line) - 1)] for w in wanted]
+    assert table.shift(slots, 2**63 - 1).tolist() == [line[-1] for line, _, _ in found]
+    assert table.shift(slots, -(2**63)).tolist() == [line[0] for line, _, _ in found]
+
+
+def check_counts(table: EpisodeTable, model: Model) -> None:
+    """Counts, spans, and that every start is drawn by exactly its share of the random numbers."""
+    lines = model.episodes()
+    spans = [(line[0], len(line), ended) for line, ended in lines]
+    assert list(zip(*(x.tolist() for x in table.episodes()[:3]), strict=True)) == spans
+    assert table.count == len(spans)
+    assert table.rows == sum(rows for _, rows, _ in spans)
+    assert table.masked == min(len(model.rows), model.capacity) - table.rows
+    for need in (1, 2, 7):
+        starts, expected = table.starts(need), [line[: len(line) - need + 1] for line, _ in lines if len(line) >= need]
+        every = sorted(slot for line in expected for slot in line)
+        assert (starts.rows, starts.episodes) == (len(every), len(expected))
+        assert torch.nonzero(starts.allowed(torch.arange(model.capacity))).flatten().tolist() == every
+        if every:
+            assert sorted(starts.draw(randoms_of_ranks(len(every))).tolist()) == every
+            episodes = randoms_of_ranks(len(expected))
+            for place, number in ((0, 0), (-1, 2**63 - 1)):
+                drawn = starts.draw_episodes(torch.cat([episodes, torch.full_like(episodes, number)])).tolist()
+                assert sorted(drawn) == sorted(line[place] for line in expected)
+
+
+@examples(1)
+@given(history=histories())
+def test_tables_know_what_a_list_of_all_rows_knows(history: tuple[int, int, int, list[Any]]) -> None:
+    """Tables of both kinds, and halfway a copy of each in the other kind; all have one state."""
+    capacity, lanes, start, written = history
+    tables, model = [make(kind, capacity, lanes) for kind in KINDS], Model(capacity, lanes, start)
+    for number, batch in enumerate(written):
+        if number == len(written) // 2:
+            tables = [copied(source, kind) for source, kind in zip(tables, KINDS[::-1], strict=True)]
+        run = None if batch is None else model.write(*batch)
+        if run is None:
+            model.clear()
+        for table in tables:
+            if run is None:
+                table.clear()
+            else:
+                dtypes = (torch.bool, torch.int64, torch.bool)
+                given_ = zip(batch, dtypes, strict=True)
+                table.record(run, *(None if x is None else torch.tensor(x, dtype=dtype) for x, dtype in given_))
+            check_rows(table, model)
+            check_counts(table, model)
+        assert plain_state(tables[0]) == plain_state(tables[-1])
+
+
+def copied(source: EpisodeTable, kind: Kind) -> EpisodeTable:
+    """A table that was in use before it takes over the state of another."""
+    table = make(kind, source.capacity, source.num_envs)
+    table.starts(3)
+    table.record(Run(0, source.num_envs, source.capacity), None)
+    table.load_state_dict(source.state_dict())
+    return table
 
 
 @kinds
@@ -104,3 +243,47 @@ def test_bad_questions_are_refused(kind: Kind) -> None:
         with pytest.raises(EmptyBufferError, match=message):
             draw(integers([0, 0]))
         assert draw(integers([])).tolist() == []
+
+
+def damages(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """States with one thing wrong: an entry, its shape or dtype, a number."""
+    yield {**state, "x": 1}
+    for key, x in state.items():
+        yield {name: value for name, value in state.items() if name != key}
+        yield {**state, key: "1"}
+        if isinstance(x, torch.Tensor):
+            yield from ({**state, key: changed} for changed in (x[None], x[:-1], x.float()))
+    for key, number in (("cursor", -1), ("cursor", 8), ("serial", 3), ("serial", -1)):
+        yield {**state, key: number}
+    numbers: dict[str, list[tuple[int, int]]] = {
+        "episode": [(0, -2), (0, 9), (0, 0), (2, 1)],
+        "free": [(0, 1), (0, 9)],
+        "serials": [(0, 5), (1, 0), (1, -1), (1, 99), (1, 3)],
+        "status": [(1, 3), (0, 1)],
+        "kinds": [(1, 2), (2, 1), (0, 1)],
+        "keys": [(2, 1), (0, 1), (1, 0), (1, 5)],
+    }
+    for key, changes in numbers.items():
+        for at, number in changes:
+            x = state[key].clone()
+            x[at] = number
+            yield {**state, key: x}
+
+
+@kinds
+def test_a_damaged_state_is_refused_and_changes_nothing(kind: Kind) -> None:
+    table = make(kind, 8, 2)
+    table.record(Run(0, 2, 8), torch.tensor([True, False]))
+    table.record(Run(2, 6, 8), torch.tensor([False, False, True, False, False, False]))
+    table.record(Run(0, 4, 8), None)
+    whole, before = table.state_dict(), plain_state(table)
+    assert before["serials"] == [0, 2, 3, 4], "free, of lane 1, ended, of lane 0"
+    for damage in damages(whole):
+        with pytest.raises(CheckpointError, match="damaged"):
+            table.load_state_dict(damage)
+        assert plain_state(table) == before
+    table.load_state_dict(whole)
+    for x in whole.values():
+        if isinstance(x, torch.Tensor):
+            x.zero_()
+    assert plain_state(table) == before, "a state is a copy"
