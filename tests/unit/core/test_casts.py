@@ -13,8 +13,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
-from ostinato._backend import backend
+from ostinato import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from ostinato.core.casts import DTYPES, Rule, cast, rule
 from ostinato.errors import CastWarning, SchemaError
 
@@ -160,11 +159,6 @@ ENTRANCES: dict[str, Callable[[ReplayBuffer, Any], Any]] = {
     "set_at_": lambda rb, value: rb.set_at_("x", value, slice(0, 2)),
     "update_": lambda rb, value: rb.update_({"x": value}),
 }
-LAYOUTS: dict[str, Callable[[], ReplayBuffer]] = {
-    "mapped": lambda: ReplayBuffer(storage=LazyMemmapStorage(8)),
-    "shared": lambda: ReplayBuffer(storage=LazyTensorStorage(8), shared=backend.native is not None),
-    "single copy": lambda: ReplayBuffer(storage=LazyTensorStorage(8, single_copy={"next": "x"})),
-}
 CASES: dict[str, tuple[torch.dtype, Any, str]] = {
     "float64": (torch.float32, np.array([0.1, 0.2]), "silent"),
     "integers in range": (torch.int8, np.array([1, -128]), "silent"),
@@ -189,18 +183,6 @@ def test_each_entrance_casts_by_the_table(entrance: str) -> None:
             assert torch.equal(rb[-2:]["x"], torch.from_numpy(value).to(stored))
         assert rb[:]["x"].dtype is stored
         assert done(functools.partial(write, rb, value)) == ("silent" if wanted == "warns" else wanted), "warned once"
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_storages_of_other_layouts_and_late_fields_cast_by_the_table(layout: str) -> None:
-    for stored, value, wanted in CASES.values():
-        rb, late = LAYOUTS[layout](), ReplayBuffer(storage=LazyTensorStorage(8))
-        rb.extend(dict.fromkeys(("x", "next"), torch.zeros(2, dtype=stored)))
-        assert done(functools.partial(rb.extend, {"x": value, "next": value})) == wanted
-        assert len(rb) == (2 if wanted == "raises" else 4)
-        late.extend({"id": torch.arange(2)})
-        late.write_all({"id": torch.arange(2), "x": torch.zeros(2, dtype=stored)})
-        assert done(functools.partial(late.write_all, {"id": torch.arange(2), "x": value})) == wanted
 
 
 def test_rows_of_a_list_may_mix_kinds_and_dtypes() -> None:

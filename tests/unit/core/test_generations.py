@@ -9,8 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato import LazyTensorStorage, PrioritizedSampler, ReplayBuffer
-from ostinato._backend import backend
 from ostinato.core.records import Picks, Run
 from ostinato.core.ring import Ring
 
@@ -86,13 +84,3 @@ def test_rows_that_could_not_be_stored_are_taken_back(edited: bool) -> None:
     ring.record(Run(2, 2, 4))
     found = ring.generations(torch.arange(4)).tolist()
     assert found[2:] == [serial + 2, serial + 3]
-
-
-@pytest.mark.skipif(backend.native is None, reason="processes share buffers through the native extension")
-def test_the_first_row_of_a_shared_ring_has_a_generation_that_is_current() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 1.0, 1.0), batch_size=1, shared=True)
-    rb.extend(torch.arange(1))
-    _, info = rb.sample(return_info=True)
-    rb.update_priority(info, 5.0)
-    assert rb.sampler.state_dict()["priorities"].tolist() == [5.0]
-    assert rb.stats().stale_updates == 0

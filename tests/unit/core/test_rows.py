@@ -12,11 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
 
-from ostinato.core.kinds import stack, unstack
+from ostinato.core.kinds import stack
 from ostinato.core.rows import Schema, describe, map_leaves
-from ostinato.errors import CheckpointError, KeyMissingError, KindError, SchemaError
+from ostinato.errors import CheckpointError
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 (users have those too)
@@ -63,44 +62,6 @@ def test_any_tree_is_flattened_built_again_saved_and_stacked(data: Any) -> None:
         assert hash(again) == hash(schema)
     rows = [map_leaves(data, operator.itemgetter(i)) for i in range(4)]
     assert isinstance(data, list) or same(stack(rows), data)
-
-
-def test_a_schema_tells_its_fields_and_takes_batches_of_any_size() -> None:
-    batch = TensorDict({"a": torch.zeros(4, 2), "n": TensorDict({"b": torch.zeros(4)}, [4])}, [4])
-    schema = describe(batch, 1)
-    assert schema.kind == "tensordict"
-    assert [str(leaf) for leaf in schema.leaves] == ["'a': float32[2]", "('n', 'b'): float32[]"]
-    assert describe(batch[0], 0) == schema
-    assert schema.nbytes == 12
-    assert schema.find(("n", "b")) == 1
-    with pytest.raises(KeyMissingError, match=r"no field 'b': the fields are 'a', \('n', 'b'\)") as caught:
-        schema.find(("b",))
-    assert isinstance(caught.value, (KeyError, ValueError))
-    schema = describe({"a": torch.zeros(2, 3)}, 1)
-    for size in (2, 5, 2, 1):  # the last expected shapes are kept for speed
-        assert schema.flatten({"a": torch.zeros(size, 3)}, None, 1).batch == (size,)
-    wrong: list[tuple[tuple[int, ...], Any]] = [((4, 2), None), ((2, 3), (3,))]
-    for shape, lead in wrong:
-        with pytest.raises(SchemaError):
-            schema.flatten({"a": torch.zeros(shape)}, lead, 1)
-
-
-def test_rows_of_different_kinds_are_not_stacked() -> None:
-    x, y = torch.zeros(2), torch.zeros(3)
-    cases: list[list[Any]] = [[{"a": x}, {"b": x}], [{"a": x}, x], [{"a": x}, {"a": x, "b": x}], [x, y], [x, None]]
-    for rows in [*cases, [TensorDict({"a": x}), TensorDict({"b": x})]]:
-        with pytest.raises((KindError, SchemaError)):
-            stack(rows)
-    assert [int(td["a"]) for td in unstack(TensorDict({"a": torch.arange(3)}, [3]))] == [0, 1, 2]
-
-
-def test_rows_are_nested_up_to_100_deep() -> None:
-    deep: Any = 1
-    for _ in range(101):
-        deep = [deep]
-    assert str(map_leaves(deep, lambda leaf: leaf + 1)) == str(deep).replace("1", "2")
-    with pytest.raises(KindError, match="nested more than 100 deep"):
-        map_leaves([deep], lambda leaf: leaf)
 
 
 def tree_of(kind: str, name: str | None = None, keys: list[Any] | None = None) -> dict[str, Any]:

@@ -16,16 +16,13 @@ from tests.effort import examples
 from torch import Tensor
 
 from ostinato.durable import (
-    BLOCK_BYTES,
     ArrayRecord,
     arrays,
     open_mapped,
     read_array,
     read_array_into,
-    read_stream,
     verify_array,
     write_array,
-    write_stream,
 )
 from ostinato.durable.dtypes import DTYPES
 from ostinato.durable.patched_arrays import changed_rows, print_of
@@ -33,7 +30,6 @@ from ostinato.durable.row_ranges import check_runs, place
 from ostinato.errors import CheckpointError, DamagedFileError
 
 SMALL_BLOCK = 4096
-GOLDEN_BYTES = bytes.fromhex("0000c03f 000000c0 0000803e 0000807f")
 GOLDEN_RECORD = {
     "file": "golden.bin",
     "dtype": "float32",
@@ -98,32 +94,6 @@ def test_round_trip(name: str, shape: tuple[int, ...], layout: str, staging: int
         assert (mapped.shape, mapped.dtype) == (source.shape, source.dtype)
         assert raw(mapped) == raw(source)
         verify_array(Path(folder), record)
-
-
-def test_writing_does_not_touch_the_elements_beside_strided_rows(tmp_path: Path) -> None:
-    table = torch.arange(60).view(6, 10)
-    record = write_array(tmp_path, "a.bin", table[:, 2:4])
-    other = torch.full((6, 10), -1)
-    read_array_into(tmp_path, record, other[:, 5:7])
-    expected = torch.full((6, 10), -1)
-    expected[:, 5:7] = table[:, 2:4]
-    assert torch.equal(other, expected)
-
-
-def test_golden_bytes(tmp_path: Path) -> None:
-    record = write_array(tmp_path, "golden.bin", torch.tensor([[1.5, -2.0], [0.25, float("inf")]]))
-    assert (tmp_path / "golden.bin").read_bytes() == GOLDEN_BYTES
-    assert record.to_json() == GOLDEN_RECORD
-    assert BLOCK_BYTES == 4194304
-
-
-def test_conjugated_and_negated_views(tmp_path: Path) -> None:
-    source = torch.tensor([1 + 2j, 3 - 4j]).conj()
-    negative = torch.tensor([1 + 2j]).conj().imag
-    dest = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    read_array_into(tmp_path, write_array(tmp_path, "a.bin", source), dest.conj())
-    assert torch.equal(dest.conj(), source)
-    assert read_array(tmp_path, write_array(tmp_path, "b.bin", negative)).tolist() == [-2.0]
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize")
@@ -238,15 +208,3 @@ def test_a_table_of_rows_must_fit_its_file(tmp_path: Path) -> None:
     for table, size in wrong:
         with pytest.raises(DamagedFileError, match="table of rows"):
             check_runs(table, tmp_path, rows=3, row_bytes=8, nbytes=size)
-
-
-def test_streams(tmp_path: Path) -> None:
-    chunks = [b"", b"ab", b"c" * 10_000, b"d"]
-    record = write_stream(tmp_path, "a.bin", chunks, block_bytes=SMALL_BLOCK)
-    assert (record.dtype, record.shape) == ("uint8", (10_003,))
-    assert b"".join(read_stream(tmp_path, record)) == b"".join(chunks) == raw(read_array(tmp_path, record))
-    with pytest.raises(DamagedFileError, match="must be uint8"):
-        list(read_stream(tmp_path, write_array(tmp_path, "b.bin", torch.zeros(3))))
-    with pytest.raises(ZeroDivisionError):
-        write_stream(tmp_path, "c.bin", (bytes(1 // (2 - i)) for i in range(5)))
-    assert not (tmp_path / "c.bin").exists()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from ostinato.durable import atomic_write, check_free, files, free_bytes, fsync_dir, reserve, safe_join
-from ostinato.durable.files import open_inside
+from ostinato.durable import atomic_write, files, fsync_dir, reserve, safe_join
 from ostinato.durable.new_paths import new_directory
 from ostinato.errors import DamagedFileError, OptionError, StorageMemoryError
 
@@ -55,35 +53,6 @@ def test_names_stay_inside(tmp_path: Path) -> None:
         with pytest.raises(DamagedFileError, match="is not allowed") as caught:
             safe_join(tmp_path, name)
         str(caught.value).encode()  # a message can be printed whatever the name was
-
-
-def test_symbolic_links_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "secret").write_bytes(b"secret")
-    root = tmp_path / "inside"
-    root.mkdir()
-    for name, target in (("link", "secret"), ("folder", "."), ("dangling", "nothing")):
-        (root / name).symlink_to(tmp_path / target)
-    for name in ("link", "folder/secret", "dangling"):
-        with pytest.raises(DamagedFileError, match="symbolic link"):
-            open_inside(root, name)
-    monkeypatch.setattr(Path, "is_symlink", lambda _: False)
-    with pytest.raises(DamagedFileError, match="not a regular file"):
-        open_inside(root, "link")  # one that appears after the check
-
-
-def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the disk have 42 bytes left."""
-    usage = shutil.disk_usage("/")
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=42))
-
-
-def test_check_free_names_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert free_bytes(tmp_path / "a" / "b") > 0
-    assert free_bytes(Path("relative")) > 0
-    little(monkeypatch)
-    check_free(tmp_path, 42)
-    with pytest.raises(StorageMemoryError, match=r"43 bytes needed, 42 bytes free .*: free disk space"):
-        check_free(tmp_path, 43)
 
 
 def test_reserve_takes_the_space(tmp_path: Path) -> None:

@@ -122,15 +122,10 @@ def test_only_larger_ones_are_stored_apart() -> None:
 
 
 def test_the_json_is_the_documented_one() -> None:
+    """That of plain numbers, bytes, tuples and dicts is checked on the page itself."""
     value = {
-        "plain": [None, True, 7, "text"],
-        "float": 0.1,
         "inf": -math.inf,
-        "big": -(2**64),
         "surrogate": "\ud800",
-        "bytes": b"\x00\xff",
-        "tuple": (1,),
-        "keys": {1: "one"},
         "dollar": {"$x": 1},
         "ordered": OrderedDict(a=1),
         "size": torch.Size([2, 3]),
@@ -141,14 +136,8 @@ def test_the_json_is_the_documented_one() -> None:
         "scalar": np.float32(1.5),
     }
     assert encode(value) == {
-        "plain": [None, True, 7, "text"],
-        "float": {"$float": "0x1.999999999999ap-4"},
         "inf": {"$float": "-inf"},
-        "big": {"$int": "-0x10000000000000000"},
         "surrogate": {"$str": "7aCA"},
-        "bytes": {"$bytes": {"data": "AP8="}},
-        "tuple": {"$tuple": [1]},
-        "keys": {"$dict": [[1, "one"]]},
         "dollar": {"$dict": [["$x", 1]]},
         "ordered": {"$ordereddict": [["a", 1]]},
         "size": {"$size": [2, 3]},

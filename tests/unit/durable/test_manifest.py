@@ -113,14 +113,3 @@ def test_damaged_text(tmp_path: Path) -> None:
         write_text(tmp_path, text)
         with pytest.raises(DamagedFileError, match=r"manifest\.json is damaged"):
             read_manifest(tmp_path, format_name="example")
-
-
-def test_links_and_folders_without_a_manifest_are_refused(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(CheckpointError, match="no checkpoint at"):
-            read_manifest(folder, format_name="example")
-    (tmp_path / "a").mkdir()
-    write_manifest(tmp_path / "a", BODY, format_name="example")
-    (tmp_path / "manifest.json").symlink_to(tmp_path / "a" / "manifest.json")
-    with pytest.raises(DamagedFileError, match="symbolic link"):
-        read_manifest(tmp_path, format_name="example")

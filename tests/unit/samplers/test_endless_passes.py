@@ -15,22 +15,10 @@ from ostinato.core.records import Run
 from ostinato.errors import OptionError
 from ostinato.samplers.cuda_shuffle import DevicePasses, scale, swap
 from ostinato.samplers.uniform import _shuffle_draw
-from ostinato.testing import SamplerContract, make_view
+from ostinato.testing import make_view
 from tests.registry import seeded
 
 CPU = torch.device("cpu")
-
-
-@pytest.mark.usefixtures("backend")
-class TestEndless(SamplerContract):
-    def make(self) -> SamplerWithoutReplacement:
-        return SamplerWithoutReplacement(endless=True)
-
-
-@pytest.mark.usefixtures("backend")
-class TestEndlessInOrder(SamplerContract):
-    def make(self) -> SamplerWithoutReplacement:
-        return SamplerWithoutReplacement(shuffle=False, endless=True)
 
 
 @pytest.mark.usefixtures("backend")

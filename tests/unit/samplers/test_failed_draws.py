@@ -9,10 +9,7 @@ import torch
 
 from ostinato import (
     LazyTensorStorage,
-    LimitedSampler,
-    PrioritizedSampler,
     PrioritizedSliceSampler,
-    QueueSampler,
     RandomSampler,
     ReplayBuffer,
     Sampler,
@@ -71,15 +68,3 @@ def test_episodes_too_short_for_a_slice(name: str) -> None:
     assert (rb.sample()["x"].view(-1, 4).diff(dim=1) == 1).all()
     if name == "prioritized-number":
         fails(rb, batch_size=8)  # another length of slices
-
-
-@pytest.mark.parametrize(
-    "sampler", [QueueSampler, lambda: LimitedSampler(1), lambda: PrioritizedSampler(16, 1, 0.4, 0)]
-)
-def test_rows_that_are_used_up_or_have_no_priority(sampler: Callable[[], Sampler]) -> None:
-    rb = make(sampler())
-    rb.extend({"x": torch.arange(6)})
-    rb.sample()
-    if rb.sampler.prioritized:
-        rb.update_priority(torch.arange(6), torch.zeros(6))
-    fails(rb, **({"timeout_s": 0.01} if isinstance(rb.sampler, QueueSampler) else {}))

@@ -13,12 +13,11 @@ from ostinato import (
     ImmutableDatasetWriter,
     LazyTensorStorage,
     NStep,
-    RateLimiter,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
 )
-from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, WaitTimeoutError
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 
 from ...stats.chi_square import p_value
 
@@ -89,17 +88,6 @@ def test_damaged_states_raise() -> None:
         state["sampler"]["state"].update(damage)
         with pytest.raises(CheckpointError, match="sampler's state is damaged"):
             make().load_state_dict(state)
-
-
-def test_a_rate_limiter_waits_for_whole_batches() -> None:
-    buffer = make(rate_limiter=RateLimiter(min_size_to_sample=2))
-    buffer.extend(torch.arange(5))
-    assert len(buffer.sample(timeout_s=0)) == 3
-    with pytest.raises(WaitTimeoutError, match="3 rows were asked for"):
-        buffer.sample(timeout_s=0)
-    buffer.extend(torch.arange(5, 7))
-    assert len(buffer.sample(timeout_s=0)) == 3
-    assert len(buffer) == 1
 
 
 EXCLUDED: list[tuple[Callable[[], Any], type[Exception], str]] = [

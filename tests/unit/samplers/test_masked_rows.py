@@ -17,7 +17,7 @@ from ostinato import (
     SamplerWithoutReplacement,
     SequenceUnit,
 )
-from ostinato.errors import EmptyBufferError, SlotError
+from ostinato.errors import SlotError
 from ostinato.testing.views import make_view
 
 from ...episodes import Log
@@ -121,19 +121,6 @@ def test_a_pass_draws_no_row_twice_and_ends_while_masked_rows_replace_others(shu
             kept = start & {row.id for row in log.present().values() if row.mask}
             assert kept <= set(seen)
         assert len(seen) == len(set(seen)), seed
-
-
-@pytest.mark.parametrize("sampler", [SamplerWithoutReplacement, lambda: PrioritizedSampler(8, ALPHA, 0.5, EPS)])
-def test_masks_are_followed_by_every_sampler_down_to_the_last_row(sampler: Any) -> None:
-    rb = masked(0, 5)
-    for _ in range(2):
-        assert set(rb.sample()["row"].tolist()) == {1, 2, 3, 4, 6, 7}
-        rb.set_sampler(sampler())
-    rb.set_at_("valid", torch.zeros(8, dtype=torch.bool), torch.arange(8))
-    with pytest.raises(EmptyBufferError):
-        rb.sample()
-    rb.set_at_("valid", torch.ones(1, dtype=torch.bool), torch.tensor([6]))
-    assert set(rb.sample()["row"].tolist()) == {6}
 
 
 def test_windows_over_resets_do_not_reach_across_a_masked_row() -> None:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from ostinato import (
-    Episodes,
     LazyStackStorage,
     LazyTensorStorage,
     PromptGroupSampler,
@@ -23,7 +22,6 @@ from ostinato import (
     TensorDictReplayBuffer,
 )
 from ostinato.errors import (
-    EmptyBufferError,
     KeyMissingError,
     KindError,
     OptionError,
@@ -101,26 +99,6 @@ def test_strategies_choose_the_best_rows(data: list[tuple[int, int]], each: int,
     assert score(chosen) == max(map(score, subsets))
 
 
-def test_groups_follow_writes_and_edits() -> None:
-    rb, held = make(capacity=9, num_groups=2, batch_size=6), dict[int, int]()
-    generator = torch.Generator().manual_seed(4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for turn in range(60):
-            prompts = torch.randint(0, 4, (turn % 4 + 1,), generator=generator)
-            held.update(zip(rb.extend(rows(prompts)).tolist(), prompts.tolist(), strict=True))
-            if turn % 7 == 3:
-                rb.set_at_("prompt", torch.tensor([9]), [0])
-                held[0] = 9
-            batch = rb.sample()
-            assert [held[slot] for slot in batch["index"].tolist()] == batch["prompt"].tolist()
-            sizes = Counter(held.values())
-            for group, index in zip(batch["prompt"].view(2, 3), batch["index"].view(2, 3), strict=True):
-                assert group.unique().numel() == 1
-                assert index.unique().numel() == min(3, sizes[int(group[0])]) or sizes[int(group[0])] < 3
-    assert len(rb.sampler._codes) < 200
-
-
 def test_too_few_rows_are_completed_with_replacement_and_a_warning() -> None:
     rb = make([0, 0, 1], num_groups=3, batch_size=9)
     with pytest.warns(
@@ -165,15 +143,6 @@ def test_edits_through_views_need_cache_groups_false(cache: bool) -> None:
     rb[:]["prompt"][:] = 5  # one group, of which the buffer is not told
     pairs = {tuple(sorted(rb.sample()["row"].tolist())) for _ in range(80)}
     assert pairs == ({(0, 1), (2, 3)} if cache else set(itertools.combinations(range(4), 2)))
-
-
-def test_masked_rows_are_in_no_group() -> None:
-    rb = make(num_groups=1, batch_size=2, episodes=Episodes("done", mask_key="valid"))
-    rb.extend(rows([0, 0, 0, 1], done=torch.ones(4).bool(), valid=torch.tensor([True, True, False, False])))
-    assert {int(row) for _ in range(20) for row in rb.sample()["row"]} == {0, 1}
-    rb.set_("valid", torch.zeros(4, dtype=torch.bool))
-    with pytest.raises(EmptyBufferError):
-        rb.sample()
 
 
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [

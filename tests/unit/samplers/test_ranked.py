@@ -196,22 +196,6 @@ def test_a_stack_and_a_queue_of_priorities_as_in_reverb() -> None:
     assert not heap.can_sample()
 
 
-def test_late_priorities_do_not_reach_another_row_and_the_default_is_the_largest_ever_given() -> None:
-    rb = make("max", None, batch_size=2)
-    sampler: Any = rb.sampler
-    rb.extend(torch.arange(6))
-    _, info = rb.sample(return_info=True)
-    assert info["priority_weight"].tolist() == [1.0, 1.0]
-    rb.extend(torch.tensor([6]))  # replaces slot 0
-    rb.update_priority(info["index"], [9.0, 8.0], info["index_generation"])
-    assert rb.stats().stale_updates == 1
-    assert rb.sample().tolist() == [1, 2]  # a new row has the default priority 1
-    rb.mark_update([3])
-    assert sampler.priorities.tolist() == [1.0, 8.0, 1.0, 8.0, 1.0, 1.0]
-    rb.empty()
-    assert sampler.default_priority == 1.0
-
-
 @pytest.mark.parametrize("kind", ["stack", "min"])
 def test_rows_that_were_there_before_and_windows_that_are_whole(kind: str) -> None:
     storage = LazyTensorStorage(CAPACITY)
@@ -251,20 +235,6 @@ def test_states_of_other_options_and_damaged_ones() -> None:
             make("max", 2).load_state_dict(state)
 
 
-@pytest.mark.parametrize(("kind", "most"), [("stack", 1), ("max", 1), ("min", None)])
-def test_a_buffer_of_another_size(kind: str, most: int | None) -> None:
-    rb = make(kind, most)
-    rb.extend(torch.arange(8))  # a full ring, whose oldest row is in slot 2
-    if kind != "stack":
-        rb.update_priority(torch.arange(6), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
-    rb.sample(1)
-    sampler: Any = StackSampler(most) if kind == "stack" else HeapSampler(20, kind, most)  # type: ignore[arg-type]
-    big = ReplayBuffer(storage=LazyTensorStorage(9), sampler=sampler)
-    big.load_state_dict(rb.state_dict())
-    assert len(big) == len(rb)
-    assert big.sample(3).tolist() == rb.sample(3).tolist()
-
-
 WRONG: list[tuple[Callable[[], Any], type[Exception]]] = [
     (lambda: StackSampler(0), OptionError),
     (lambda: StackSampler(1.5), KindError),  # type: ignore[arg-type]
@@ -299,13 +269,3 @@ def test_a_buffer_that_is_emptied_during_a_draw_delivers_it(kind: str) -> None:
     rb.append_transform(empty_meanwhile)
     assert rb.sample().shape == (2,)
     assert len(rb) == 0
-
-
-def test_the_last_row_of_a_draw_that_failed_is_left() -> None:
-    failing = Failing()
-    rb = make("stack", 1, batch_size=1, transform=failing)
-    rb.extend(torch.arange(1))
-    failing.raises = True
-    with pytest.raises(ValueError):
-        rb.sample()
-    assert not rb.sampler.ran_out

@@ -108,15 +108,6 @@ def test_nearest_rounds_each_batch_on_its_own() -> None:
     assert "rounding='nearest'" in repr(sampler)
 
 
-def test_members_without_rows_are_made_up_for_by_the_others_and_owed_nothing() -> None:
-    sampler = mix([1, 2, 3], 3)
-    with pytest.warns(UserWarning, match=r"members \[2\].*ratio \[0.333333, 0.666667, 0.0\]"):
-        assert counts(sampler, 9, [5, 5, 0]) == [3, 6, 0]
-    assert counts(sampler, 9, [5, 0, 5]) in ([2, 0, 7], [3, 0, 6])
-    for _ in range(10):
-        assert counts(sampler, 6) == [1, 2, 3]
-
-
 def test_small_members_wait_for_min_rows_and_fill_takes_any_member() -> None:
     sampler = mix(0.5, min_rows=[1, 8], when_empty="fill")
     assert counts(sampler, 10, [3, 7]) == [10, 0]

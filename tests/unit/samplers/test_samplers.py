@@ -68,28 +68,6 @@ def test_samplers_without_a_variant_without_replacement(make: Callable[..., Any]
     assert type(make(replacement=True)) is getattr(make, "func", make)
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_ran_out_tells_the_last_batch_of_a_pass(drop_last: bool) -> None:
-    sampler = SamplerWithoutReplacement(drop_last=drop_last)
-    view = make_view(10, 10)
-    told = []
-    for _ in range(6):
-        sampler.draw(view, 4, None)
-        told.append(sampler.ran_out)
-    assert told == ([False, True] * 3 if drop_last else [False, False, True] * 2)
-
-
-def test_a_pass_that_is_over_takes_in_no_more_rows_and_restart_begins_the_next() -> None:
-    sampler = SamplerWithoutReplacement(shuffle=False)
-    assert sampler.draw(make_view(4, 9), 4, None).slots.tolist() == [0, 1, 2, 3]
-    assert sampler.ran_out
-    assert sampler.draw(make_view(6, 9), 4, None).slots.tolist() == [0, 1, 2, 3]
-    assert sampler.draw(make_view(7, 9), 2, None).slots.tolist() == [4, 5]
-    assert repr(sampler) == "SamplerWithoutReplacement(drop_last=False, shuffle=False, drawn=6 of 7)"
-    sampler.restart()
-    assert sampler.draw(make_view(7, 9), 4, None).slots.tolist() == [0, 1, 2, 3]
-
-
 def test_states_that_are_not_permutations_are_refused() -> None:
     """Compiled code swaps entries of the order without looking: it must be a permutation of the rows."""
     sampler, other = SamplerWithoutReplacement(), SamplerWithoutReplacement()
@@ -107,13 +85,6 @@ def test_states_that_are_not_permutations_are_refused() -> None:
         with pytest.raises(CheckpointError):
             other.load_state_dict({**sampler.state_dict(), **damage})
         assert sorted(other.draw(make_view(3, 9), 3, None).slots.tolist()) == [0, 1, 2]
-
-
-def test_fewer_rows_than_before_begin_anew() -> None:
-    for shuffle in (True, False):
-        sampler = SamplerWithoutReplacement(shuffle=shuffle)
-        sampler.draw(make_view(9, 9), 5, None)
-        assert sorted(sampler.draw(make_view(3, 9), 5, None).slots.tolist()) == [0, 1, 2]
 
 
 def test_no_permutation_is_made_before_it_is_needed() -> None:

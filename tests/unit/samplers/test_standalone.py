@@ -10,14 +10,12 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import (
-    ConsumingSampler,
     HeapSampler,
     LazyTensorStorage,
     LimitedSampler,
     ListStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
-    PromptGroupSampler,
     RandomSampler,
     ReplayBuffer,
     Sampler,
@@ -218,31 +216,6 @@ def test_samplers_say_whether_a_batch_can_be_drawn() -> None:
         SamplerWithoutReplacement(drop_last=True).sample(storage, 7)
     with pytest.raises(UsageError, match="The batch-size must be divisible by the slice length"):
         SliceSampler(slice_len=4).can_sample(storage, 9)
-
-
-def test_samplers_that_read_fields_read_a_bare_storage_each_time() -> None:
-    storage = bare(12)  # the rows 10, 11, 2, 3, ...
-    stale = StalenessAwareSampler(max_staleness=2, version_key="x")
-    groups = PromptGroupSampler(num_groups=10, group_key="x")
-    stale.consumer_version = 11
-    assert set(drawn(stale, storage, 3)) == {0, 1, 9}
-    assert sorted(drawn(groups, storage, 10)) == list(range(10))
-    storage["x"][:] = 9  # which a storage does not report
-    assert set(stale.sample(storage, 60)[1]["staleness"].tolist()) == {2.0}
-    with pytest.warns(UserWarning, match="There are 1 groups"):
-        groups.sample(storage, 10)
-
-
-def test_rows_of_a_bare_storage_leave_and_return() -> None:
-    storage, sampler = bare(), ConsumingSampler()
-    assert sorted([*drawn(sampler, storage, 4), *drawn(sampler, storage, 20)]) == list(range(10))
-    assert not sampler.can_sample(storage, 1)
-    with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
-        sampler.sample(storage, 1)
-    sampler.extend(torch.tensor([1, 2]))
-    assert sorted(drawn(sampler, storage, 5)) == [1, 2]
-    sampler.mark_update(torch.tensor([2]), storage=storage)
-    assert drawn(sampler, storage, 4) == [2]
 
 
 # -- states, requests, ensembles --------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import (
-    Episodes,
     LazyTensorStorage,
     ReplayBuffer,
     ReservoirWriter,
@@ -130,12 +129,6 @@ def test_interleaved_episodes_have_windows_of_their_own() -> None:
     assert buffer.sample(6)["t"].tolist() == [0, 2, 1, 3, 5, 7]
     buffer.extend({"t": torch.arange(8, 10), "episode": torch.tensor([2, 1])})
     assert buffer.sample(4)["t"].tolist() == [4, 8, 6, 9]
-
-
-def test_masked_rows_divide_windows() -> None:
-    buffer = make(2, end_key=None, episodes=Episodes("done", mask_key="valid"))
-    buffer.extend(rows(0, [False] * 6, valid=torch.tensor([True, True, True, False, True, True])))
-    assert [buffer.sample()["t"].tolist() for _ in range(2)] == [[0, 1], [4, 5]]
 
 
 def test_edits_of_ends_drop_windows_and_rows_that_were_there_before_are_in_no_window() -> None:

@@ -13,8 +13,6 @@ from ostinato import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
-    PrioritizedSampler,
-    ReplayBuffer,
     Storage,
     StorageEnsemble,
     TensorStorage,
@@ -149,29 +147,6 @@ def test_rows_of_a_single_copy_storage_are_written_in_order() -> None:
 
 
 # -- buffers on such storages --------------------------------------------------------------------------------------
-
-
-@every_storage
-def test_a_buffer_takes_over_rows_written_without_it(make: Callable[[int], Storage]) -> None:
-    storage = make(8)
-    rb = ReplayBuffer(storage=storage, batch_size=50, sampler=PrioritizedSampler(8, 1.0, 1.0))
-    storage.set(range(5), rows(range(5), "tensordict"))
-    assert len(rb) == 5
-    assert set(read_ids(rb.sample())) == set(range(5))
-    assert rb.extend(rows([5, 6], "tensordict")).tolist() == [5, 6]
-    storage.set([7], rows([7], "tensordict"))
-    assert rb.extend(rows([8], "tensordict")).tolist() == [0]
-    assert set(read_ids(rb.sample(400))) == {8, *range(1, 8)}
-
-
-def test_edits_of_the_storage_reach_incremental_saves(tmp_path: Path) -> None:
-    rb, again = (ReplayBuffer(storage=LazyTensorStorage(4), batch_size=4) for _ in range(2))
-    rb.extend(torch.arange(4))
-    rb.dumps(tmp_path / "s")
-    rb.storage[1:3] = torch.tensor([11, 12])
-    rb.dumps(tmp_path / "s", incremental=True)
-    again.loads(tmp_path / "s")
-    assert again[:].tolist() == [0, 11, 12, 3]
 
 
 # -- options -------------------------------------------------------------------------------------------------------

@@ -1,23 +1,17 @@
-"""Reading other rows for each field: equal to plain indexing, for every dtype and layout."""
+"""Reading other rows for each field: equal to plain indexing, for every dtype."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from ostinato import LazyTensorStorage, ListStorage
 from ostinato.core.records import Request, Run
 from ostinato.errors import OptionError, UsageError
-
-from ...effort import examples
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ostinato.testing.views import bits
 
 DTYPES = [
     torch.bool,
@@ -32,11 +26,6 @@ DTYPES = [
     torch.complex64,
 ]
 ROWS = 13
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, since torch cannot index or compare every dtype."""
-    return tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
 
 
 def noise(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
@@ -65,49 +54,19 @@ def stored(data: Any, *, packed: bool) -> LazyTensorStorage:
     return storage
 
 
-def expect(columns: list[Tensor], request: Request) -> Tensor:
-    """Plain indexing, row by row."""
-    choices = [False] * request.slots.shape[0] if request.pick is None else request.pick.tolist()
-    out = [
-        columns[request.other if second and request.other is not None else request.leaf][slot]
-        for slot, second in zip(request.slots.tolist(), choices, strict=True)
-    ]
-    return torch.stack(out) if out else columns[request.leaf][:0].clone()
-
-
-FORMS: list[Callable[[Tensor], Tensor]] = [
-    lambda slots: slots,
-    lambda slots: slots.flip(0),
-    lambda slots: slots.to(torch.int32),
-    lambda slots: slots.repeat_interleave(2)[::2],
-]
-"""Slots are brought to the form that is read."""
-
-
 @pytest.mark.usefixtures("backend")
-@given(dtype=st.sampled_from(DTYPES), packed=st.booleans(), data=st.data())
-@examples(1)
-def test_any_requests_equal_plain_indexing(dtype: torch.dtype, packed: bool, data: st.DataObject) -> None:
-    columns = list(fields(dtype).values())
-    storage = stored(fields(dtype), packed=packed)
-    lengths = (0, 1, 3, 20)
-    draws = {n: data.draw(st.lists(st.integers(0, ROWS - 1), min_size=n, max_size=n)) for n in lengths}
-    arrays = {n: torch.tensor(slots, dtype=torch.int64) for n, slots in draws.items()}
-    requests = []
-    for _ in range(data.draw(st.integers(1, 8))):
-        n = data.draw(st.sampled_from(lengths))
-        slots = data.draw(st.sampled_from(FORMS))(arrays[n])
-        pair = data.draw(st.integers(0, len(columns) // 2 - 1))
-        if data.draw(st.booleans()):
-            pick = torch.tensor(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=torch.bool)
-            requests.append(Request(2 * pair + 1, slots, 2 * pair, pick))
-        else:
-            requests.append(Request(2 * pair, slots))
-    for request, tensor in zip(requests, storage.fetch(requests), strict=True):
-        expected = expect(columns, request)
-        assert (tensor.dtype, tensor.shape) == (dtype, expected.shape)
-        assert tensor.is_contiguous()
-        assert torch.equal(bits(tensor), bits(expected)), request
+@pytest.mark.parametrize("packed", [True, False])
+def test_requests_equal_plain_indexing(packed: bool) -> None:
+    slots, pick = [12, 0, 5, 5], [True, False, True, False]
+    for dtype in DTYPES:
+        columns, storage = list(fields(dtype).values()), stored(fields(dtype), packed=packed)
+        for one in range(0, len(columns), 2):
+            alone = Request(one, torch.tensor(slots, dtype=torch.int32))
+            picked = Request(one + 1, torch.tensor(slots), one, torch.tensor(pick))
+            found = storage.fetch([alone, picked])
+            either = [columns[one if second else one + 1][slot] for slot, second in zip(slots, pick, strict=True)]
+            assert bits(list(found[0])) == bits([columns[one][slot] for slot in slots])
+            assert bits(list(found[1])) == bits(either)
 
 
 @pytest.mark.usefixtures("backend")

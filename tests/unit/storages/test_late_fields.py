@@ -61,14 +61,6 @@ def test_an_edit_of_some_rows_brings_no_new_field() -> None:
     assert rb["other"].tolist() == [4, 3, 2, 1, 0]
 
 
-def test_a_misspelt_key_is_named_as_it_was_given() -> None:
-    rb, given = rb_of_five(), {"idd": torch.arange(5)}
-    writes: list[Any] = [lambda: rb.__setitem__(0, {"idd": 0}), lambda: rb.write_all(given), lambda: rb.extend(given)]
-    for write in writes:
-        with pytest.raises(KeyMissingError, match=r"got \['idd'\] \(missing .*, unknown \['idd'\]\)"):
-            write()
-
-
 def test_the_field_keeps_its_form() -> None:
     rb, data = rb_of_five(), with_late([0, 1, 2, 3, 4])
     nbytes = rb.storage.nbytes

@@ -110,20 +110,6 @@ def test_a_write_takes_back_what_was_flushed(write: str, tmp_path: Path) -> None
         assert reopened(tmp_path / "s")["id"].tolist() == rb["id"].tolist()
 
 
-def test_a_refused_edit_keeps_what_was_flushed(tmp_path: Path) -> None:
-    rb = flushed(tmp_path / "s", 5)
-    for refused in (
-        lambda: rb.extend(torch.zeros(2)),
-        lambda: rb.__setitem__(0, torch.zeros(2)),
-        lambda: rb.set_("id", torch.full((5,), 0.5)),
-        lambda: rb.update_({"id": torch.arange(5), "obs": torch.full((5,), 0.5)}),
-        lambda: rb.load_state_dict({}),
-    ):
-        with pytest.raises(ValueError):
-            refused()
-    assert len(reopened(tmp_path / "s")) == 5
-
-
 def cut(block: Path) -> None:
     block.write_bytes(b"x")
 
@@ -202,22 +188,6 @@ def test_close_removes_temporary_files_and_keeps_others(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="closed"):
             call()
     storage.close()
-
-
-@pytest.mark.parametrize("auto_cleanup", [None, True, False])
-def test_files_are_removed_with_the_storage_if_asked(auto_cleanup: bool | None, tmp_path: Path) -> None:
-    for given in (tmp_path / "s", None):
-        storage = LazyMemmapStorage(5, scratch_dir=given, auto_cleanup=auto_cleanup)
-        storage.set(range(3), torch.arange(3))
-        directory = storage.scratch_dir
-        assert directory is not None
-        assert directory.is_dir()
-        assert given or directory.name.startswith("ostinato-")
-        del storage
-        gc.collect()
-        removed = given is None if auto_cleanup is None else auto_cleanup
-        assert directory.exists() is not removed
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def test_cleanup_keeps_the_rows_in_memory(tmp_path: Path) -> None:

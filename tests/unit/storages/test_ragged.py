@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from ostinato import (
     ListStorage,
@@ -16,17 +16,9 @@ from ostinato import (
     TensorDictReplayBuffer,
 )
 from ostinato.errors import KindError
-from ostinato.storages.list import collate_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-@tensorclass
-class Words:
-    """Numbers of any length."""
-
-    x: torch.Tensor
 
 
 def row(n: int) -> TensorDict:
@@ -76,16 +68,6 @@ def test_a_batch_shares_no_memory_with_the_rows_stored() -> None:
         for n in range(3):
             assert (rb[n] == make(n)).all()
             assert (rb.storage[n] == make(n)).all()
-
-
-def test_tensorclasses_and_different_fields() -> None:
-    rows: Any = [Words(x=torch.arange(n + 1), batch_size=[]) for n in range(3)]  # type: ignore[call-arg]
-    batch = collate_rows(rows)
-    assert type(batch).__name__ == "Words"
-    assert [one.x.tolist() for one in batch.unbind(0)] == [[0], [0, 1], [0, 1, 2]]
-    assert type(collate_rows([row(2), row(2)])) is TensorDict, "equal shapes stay a dense stack"
-    mixed = collate_rows([TensorDict({"a": torch.zeros(2)}), TensorDict({"b": torch.ones(3)})])
-    assert [sorted(one.keys()) for one in mixed.unbind(0)] == [["a"], ["b"]]
 
 
 OTHERS: list[tuple[Callable[[int], Any], str]] = [

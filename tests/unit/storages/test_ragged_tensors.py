@@ -291,13 +291,6 @@ def test_values_are_cast_as_those_of_dense_fields_and_kept_bit_for_bit() -> None
         same_state(rb[:]["x"].values(), torch.cat(parts))
 
 
-def test_text_is_kept_beside_ragged_fields() -> None:
-    td = TensorDictReplayBuffer(storage=RaggedTensorStorage(8, ragged="x"), batch_size=3)
-    td.extend([TensorDict({"x": torch.arange(i), "text": f"row {i}"}) for i in range(4)])
-    for found in td.sample().unbind(0):
-        assert found["text"] == f"row {len(found['x'])}"
-
-
 def test_readers_beside_writers_get_whole_rows() -> None:
     rb = ReplayBuffer(storage=RaggedTensorStorage(16, ragged="x", layout="nested"), batch_size=8)
     turns = itertools.count(0, 100)

@@ -86,21 +86,3 @@ def test_a_load_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         storage.loads(tmp_path / "s")
     same_state(storage[:], rows(range(3)))
     assert [int(row) for row in items] == [0, 1]
-
-
-def test_what_cannot_be_saved(tmp_path: Path) -> None:
-    objects, allowed, again = ListStorage(4), ListStorage(4, allow_pickle=True), ListStorage(4, allow_pickle=True)
-    for storage in (objects, allowed):
-        storage.set(range(2), [{"set": {1, 2}}, None])
-    for wrong, error, message in (
-        (LazyTensorStorage(4), UsageError, "Cannot save a non-initialized storage"),
-        (objects, CheckpointError, "allow_pickle"),
-    ):
-        with pytest.raises(error, match=message):
-            wrong.dumps(tmp_path / "s")
-        assert not (tmp_path / "s").exists()
-    allowed.dumps(tmp_path / "s")
-    again.loads(tmp_path / "s")
-    assert again[:] == allowed[:]
-    with pytest.raises(CheckpointError, match="allow_pickle"):
-        ListStorage(4).loads(tmp_path / "s")

@@ -15,8 +15,7 @@ from ostinato import (
     ReplayBuffer,
 )
 from ostinato.core.records import Request
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError, SchemaError, StorageMemoryError
-from ostinato.storages import memory
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError, SchemaError
 
 from .pairs import Environments, over, same
 
@@ -133,34 +132,6 @@ def test_environments_in_turns_stay_right_and_are_warned_of_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rb.extend(transitions(torch.tensor([41, 1041, 2041])))
-
-
-def test_environments_side_by_side_do_not_lie_apart() -> None:
-    rb, first = single(600, ndim=2), torch.arange(40) * 1000
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for step in range(20):
-            rb.extend(transitions((first + step)[None]))
-    assert nexts(rb)[:40] == (first + 16).tolist()
-    assert int((rb.storage.state_dict()["columns"]["apart"]).sum()) == 40  # the newest row of each environment
-
-
-@pytest.mark.usefixtures("backend")
-def test_memory_that_is_not_there_is_asked_for_before_anything_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    rb = single(600)
-    rb.extend(transitions(range(10)))
-
-    def short(*_: object) -> None:
-        raise StorageMemoryError
-
-    monkeypatch.setattr(memory.HeapMemory, "check", short)
-    for write in (
-        lambda: rb.extend(transitions(range(10, 30), set(range(10, 30)))),
-        lambda: rb.__setitem__(slice(None), transitions(torch.arange(10) * 2)),
-    ):
-        with pytest.raises(StorageMemoryError):
-            write()
-        assert (len(rb), rb.write_count, nexts(rb)) == (10, 10, [i + 1 for i in range(10)])
 
 
 # -- what is saved ------------------------------------------------------------------------------------------------

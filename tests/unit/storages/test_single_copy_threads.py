@@ -14,8 +14,6 @@ from ..background import in_background
 
 pytestmark = pytest.mark.usefixtures("backend")
 
-CAPACITY = 48
-
 
 def tagged(ids: torch.Tensor, size: int) -> dict[str, Any]:
     """Rows that tell their ids: the next observation is id + 1, or -id where an episode ends (every third row)."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from ostinato import LazyTensorStorage, ListStorage, ReplayBuffer, TensorStorage
-from ostinato.core.records import Picks, Run
-from ostinato.errors import KindError, OptionError, SlotError, StorageMemoryError, UsageError
+from ostinato.errors import KindError, OptionError, StorageMemoryError
 
-from ...tags import buffer, fill, read_ids, rows
+from ...tags import read_ids, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,9 +37,8 @@ def test_memory_that_cannot_be_allocated_raises_and_changes_nothing() -> None:
 
 def test_datasets_of_any_kind_and_layout_are_adopted() -> None:
     for kind in ("dict", "tuple", "tensor", "tensordict"):
-        rb = ReplayBuffer(storage=TensorStorage(rows(range(6), kind)), batch_size=20)
+        rb = ReplayBuffer(storage=TensorStorage(rows(range(6), kind)))
         assert (len(rb), rb.storage.capacity, rb.cursor) == (6, 6, 0)
-        assert set(read_ids(rb.sample())) <= set(range(6))
         assert read_ids(rb[:]) == list(range(6))
     values = torch.arange(24.0).view(6, 4)
     layouts: list[Any] = [
@@ -72,24 +67,7 @@ def test_a_device_that_is_not_that_of_the_data_is_refused() -> None:
     assert rb[:].device == rb.storage.device == TensorStorage(torch.zeros(3), device="cpu").device
 
 
-def test_the_form_is_printed() -> None:
-    storage = LazyTensorStorage(10)
-    assert "not laid out yet" in repr(storage)
-    with pytest.raises(UsageError, match="no rows yet"):
-        storage[0]
-    fill(buffer(storage), range(3))
-    assert "('next', 'obs'): float64[2]" in repr(storage)
-    assert "rows=3" in repr(storage)
-
-
 # -- lists ---------------------------------------------------------------------------------------------------
-
-
-def test_a_list_grows_row_by_row() -> None:
-    storage = ListStorage(5)
-    payload, _ = storage.admit([1, 2], 1)
-    with pytest.raises(SlotError, match="beyond the next free one, 0"):
-        storage.write(Picks(torch.tensor([3]), torch.tensor([0]), torch.tensor([3, -1])), payload)
 
 
 def test_a_list_without_bound_keeps_everything() -> None:
@@ -121,37 +99,3 @@ def test_lists_take_rows_of_any_iterable() -> None:
     assert len(rb) == 3
     rb.extend([torch.zeros(10), torch.zeros(5)])
     assert rb.storage.nbytes >= 60
-
-
-def test_rows_of_a_list_keep_their_kind_and_batches_are_stacked() -> None:
-    rb = ReplayBuffer(storage=ListStorage(10), batch_size=4)
-    rb.extend([TensorDict({"x": torch.tensor(i)}) for i in range(3)])
-    assert isinstance(rb[0], TensorDict)
-    assert isinstance(rb.sample(), TensorDict)
-    assert rb.sample().batch_size == (4,)
-    made: list[Any] = [torch.Size([2, 3]), OrderedDict(a=1), {"td": TensorDict({}, [2])}]
-    rb = ReplayBuffer(storage=ListStorage(10), collate_fn=len)
-    rb.extend(made)
-    assert rb[:] == 3
-    assert [type(rb[i]) for i in range(3)] == [type(row) for row in made], "one row is not collated"
-    pairs = ReplayBuffer(storage=ListStorage(10))
-    pairs.extend([(torch.zeros(2), {"a": 1})] * 3)
-    first, second = pairs[:]
-    assert (first.shape, second["a"].tolist()) == ((3, 2), [1, 1, 1])
-
-
-def test_runs_of_a_list_may_wrap_while_it_grows() -> None:
-    """A ring whose first batch is longer than itself starts in the middle."""
-    storage = ListStorage(3)
-    payload, _ = storage.admit(list(range(8)), 1)
-    storage.write(Run(2, 3, 3, 5), payload)
-    assert storage[:] == [6, 7, 5]
-
-
-def test_an_object_that_holds_itself_is_stored_or_refused() -> None:
-    ring: list[Any] = []
-    ring.append(ring)
-    rb = ReplayBuffer(storage=ListStorage(10), collate_fn=lambda items: items)
-    with suppress(KindError):
-        rb.add(ring)
-    assert len(rb) <= 1

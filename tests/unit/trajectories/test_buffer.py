@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -201,20 +199,3 @@ def bytes_read() -> int:
     except OSError:
         pytest.skip("this system does not count reads")
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
-
-
-def test_a_dropped_buffer_frees_its_trajectories_without_garbage_collection(tmp_path: Path) -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        for auto_save in (False, True):
-            buffer = TrajectoryReplayBuffer(auto_save=auto_save, auto_save_path=tmp_path / "a", cache_size=2)
-            buffer.add_trajectories([rollout(number) for number in range(4)])
-            buffer.sample(8)
-            entries = [entry for entry in buffer._trajectories.entries if entry.data is not None]
-            kept = [weakref.ref(entry.data.tree["rewards"]) for entry in entries if entry.data is not None]
-            assert kept
-            del buffer, entries
-            assert [held() for held in kept] == [None] * len(kept)
-    finally:
-        gc.enable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -25,12 +26,15 @@ pytestmark = [
 ]
 
 
-def kills(work: Callable[[Callable[[bytes], None]], None], prepare: Callable[[], None]) -> Iterator[tuple[bool, bytes]]:
-    """Run work from the same state repeatedly, killed one operation later each time, until it finishes."""
+def kills(
+    root: Path, work: Callable[[Path, Callable[[bytes], None]], None], prepare: Callable[[Path], None]
+) -> Iterator[tuple[Path, bool, bytes]]:
+    """Run work in new folders from the same state, killed one operation later each time, until it finishes."""
     for at in count():
-        prepare()
-        killed, said = run_and_kill(work, at)
-        yield killed, said
+        path = root / str(at)
+        prepare(path)
+        killed, said = run_and_kill(partial(work, path), at)
+        yield path, killed, said
         if not killed:
             assert at > 5, "the operations were not counted"
             return
@@ -45,16 +49,12 @@ def opened(path: Path) -> TrajectoryReplayBuffer:
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
 def test_a_killed_saver_loses_nothing_that_was_reported(tmp_path: Path, form: str) -> None:
     """Two sessions over one directory: the second one recovers from a crash of the first."""
-    place = iter(tmp_path / str(number) for number in count())
-    path = next(place)
 
-    def prepare() -> None:
-        nonlocal path
-        path = next(place)
+    def prepare(path: Path) -> None:
         with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, trajectory_format=form) as buffer:
             buffer.add_trajectories([rollout(0, steps=3)])
 
-    def work(report: Callable[[bytes], None]) -> None:
+    def work(path: Path, report: Callable[[bytes], None]) -> None:
         with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, trajectory_format=form) as buffer:
             buffer.load_checkpoint(path)
             for number in (1, 2):
@@ -62,7 +62,7 @@ def test_a_killed_saver_loses_nothing_that_was_reported(tmp_path: Path, form: st
                 report(b"%d" % number)
         report(b"c")
 
-    for _killed, said in kills(work, prepare):
+    for path, _, said in kills(tmp_path, work, prepare):
         buffer = opened(path)
         ids = buffer.trajectory_ids
         assert ids == sorted(ids)
@@ -78,14 +78,7 @@ def test_a_killed_saver_loses_nothing_that_was_reported(tmp_path: Path, form: st
 
 
 def test_a_killed_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
-    place = iter(tmp_path / str(number) for number in count())
-    path = next(place)
-
-    def prepare() -> None:
-        nonlocal path
-        path = next(place)
-
-    def work(report: Callable[[bytes], None]) -> None:
+    def work(path: Path, report: Callable[[bytes], None]) -> None:
         buffer = TrajectoryReplayBuffer(cache_size=1, trajectory_format="safetensors")
         buffer.add_trajectories([rollout(number, steps=2) for number in range(3)])
         buffer.flush()  # two are spilled, one is in memory
@@ -93,7 +86,7 @@ def test_a_killed_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
         report(b"s")
         os._exit(0)  # without removing the spilled files, which would be counted, too
 
-    for killed, said in kills(work, prepare):
+    for path, killed, said in kills(tmp_path, work, lambda _: None):
         if path.exists():
             assert opened(path).trajectory_ids == [0, 1, 2]
             check_batch(opened(path).sample(32))
@@ -104,32 +97,21 @@ def test_a_killed_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
                 opened(path)
 
 
-def ranks(source: Path) -> None:
+def ranks(root: Path) -> None:
     for rank in range(2):
-        with TrajectoryReplayBuffer(auto_save=True, auto_save_path=source / f"rank_{rank}") as buffer:
+        with TrajectoryReplayBuffer(auto_save=True, auto_save_path=root / "source" / f"rank_{rank}") as buffer:
             buffer.add_trajectories([rollout(10 * rank + number, steps=2) for number in range(2)])
 
 
 @pytest.mark.parametrize("verb", ["merge", "split"])
 def test_killed_moves_leave_each_trajectory_in_one_place_and_can_be_continued(tmp_path: Path, verb: str) -> None:
-    place = iter(tmp_path / str(number) for number in count())
-    root = next(place)
-
-    def prepare() -> None:
-        nonlocal root
-        root = next(place)
-        ranks(root / "source")
-
-    def work(_report: Callable[[bytes], None]) -> None:
-        move(root)
-
-    def move(where: Path) -> None:
+    def move(where: Path, _report: object = None) -> None:
         if verb == "merge":
             merge(where / "source", where / "target", move=True)
         else:
             split(where / "source" / "rank_0", where / "target", 1, move=True)
 
-    for killed, _ in kills(work, prepare):
+    for root, killed, _ in kills(tmp_path, move, ranks):
         everything = [name for directory, _, _ in os.walk(root) for name in files(type(root)(directory))]
         assert len(everything) == 4
         if killed and not ((root / "target").exists() and not (root / "target" / "ostinato_plan.json").exists()):

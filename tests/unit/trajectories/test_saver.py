@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,6 @@ from ...schedules import Schedule, explore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-MODULES = (saver,)
 
 
 def entries(*ids: int) -> Any:
@@ -92,25 +89,7 @@ def cancels(schedule: Schedule) -> None:
     )
 
 
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(1000, 4000), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scenario", [adds_and_stops, cancels])
-def test_every_call_returns(scenario: Callable[[Schedule], None]) -> None:
-    explore(range(60), MODULES, scenario)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", [adds_and_stops, cancels])
-def test_every_call_returns_in_thousands_of_schedules(scenario: Callable[[Schedule], None]) -> None:
-    explore(range(1000, 4000), MODULES, scenario)
-
-
-def test_a_callback_that_exits_does_not_end_the_saver() -> None:
-    """`sys.exit()` in a callback of a future ends only the callback."""
-    store = Store(limit=8)
-    group = SaveGroup([1])
-    group.future.add_done_callback(lambda _: sys.exit(1))
-    store.saver.submit(entries(1), group)
-    store.saver.submit(entries(2), SaveGroup([2]))
-    store.saver.flush()
-    store.saver.stop()
-    assert store.saved == [1, 2]
-    assert store.saver.pending == 0
+def test_every_call_returns(scenario: Callable[[Schedule], None], seeds: range) -> None:
+    explore(seeds, (saver,), scenario)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.unit.trajectories.rollouts import (
-    FORMATS,
     add,
     as_rlinf,
     check_batch,
@@ -24,7 +22,7 @@ from tests.unit.trajectories.rollouts import (
     small,
 )
 
-from ostinato import Trajectory, TrajectoryReplayBuffer
+from ostinato import TrajectoryReplayBuffer
 from ostinato.errors import (
     CheckpointError,
     DamagedFileError,
@@ -33,21 +31,6 @@ from ostinato.errors import (
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_checkpoint_is_complete_and_sampling_resumes_bit_for_bit(tmp_path: Path, form: str) -> None:
-    buffer = saving(tmp_path / "own", 6, form, cache_size=2)
-    buffer.sample(11)
-    buffer.save_checkpoint(tmp_path / "deep" / "saved")
-    again = loaded(tmp_path / "deep" / "saved")
-    equal_batches(buffer, again)
-    buffer.close()
-    shutil.rmtree(tmp_path / "own")  # the checkpoint does not refer to the first directory
-    check_batch(again.sample(100))
-    again.save_checkpoint(tmp_path / "second")
-    shutil.rmtree(tmp_path / "deep")
-    equal_batches(loaded(tmp_path / "second"), loaded(tmp_path / "second"))
 
 
 def test_a_checkpoint_needs_a_new_directory(tmp_path: Path) -> None:
@@ -134,16 +117,6 @@ def test_one_buffer_at_a_time_saves_to_a_directory(tmp_path: Path) -> None:
         buffer.load_checkpoint(tmp_path / "pt")
 
 
-def test_new_trajectories_are_added_to_those_of_the_directory(tmp_path: Path) -> None:
-    """A new buffer neither loads nor loses trajectories of its directory, RLinf's included."""
-    as_rlinf(tmp_path / "a", "pt")
-    with saving(tmp_path / "a", form="pt") as buffer:
-        assert add(buffer) == []
-        assert add(buffer, rollout(9, 4)) == [3]
-        assert buffer.trajectory_ids == [3]
-    assert loaded(tmp_path / "a").trajectory_ids == [0, 1, 2, 3]
-
-
 @pytest.mark.filterwarnings("error")
 def test_the_default_path_warns_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -189,17 +162,6 @@ def test_journal_and_index_are_both_recovered(tmp_path: Path) -> None:
     assert loaded(tmp_path / "a").trajectory_ids == []
 
 
-def test_the_cost_of_adding_does_not_grow(tmp_path: Path) -> None:
-    """Bytes written for a trajectory are the same after 5 and after 100 others."""
-    with saving(tmp_path / "a", form="safetensors") as buffer:
-        sizes = []
-        for count in (5, 1, 93, 1):
-            add(buffer, *(small(model_weights_id="w") for _ in range(count)))
-            sizes.append(sum(path.stat().st_size for path in (tmp_path / "a").glob("*.json*")))
-        assert sizes[3] - sizes[2] <= sizes[1] - sizes[0] + 16
-        assert not (tmp_path / "a" / "trajectory_index.json").exists()
-
-
 def test_a_removed_journal_is_replaced(tmp_path: Path) -> None:
     buffer = saving(tmp_path / "a", 1)
     (tmp_path / "a" / "ostinato_journal.jsonl").unlink()
@@ -219,62 +181,6 @@ def test_trajectories_of_a_failed_close_are_saved_by_the_next(tmp_path: Path) ->
     buffer.close()
     assert buffer.get_stats()["pending_saves"] == 0
     assert ids_on_disk(tmp_path / "a") == [0, 1]
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers")
-def test_an_interrupted_add_loses_nothing(tmp_path: Path) -> None:
-    class StopError(Exception):
-        pass
-
-    def stop(*_: object) -> None:
-        raise StopError
-
-    buffer = saving(tmp_path / "a", save_queue_size=1)
-    add(buffer, small())
-    big = Trajectory(rewards=torch.zeros(1000, 1000, 2))
-
-    def add_for_ever() -> None:
-        while True:
-            buffer.add_trajectories([big, small(), small()])
-
-    before = signal.signal(signal.SIGALRM, stop)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.03)
-        with pytest.raises(StopError):
-            add_for_ever()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    buffer.close()
-    assert ids_on_disk(tmp_path / "a") == buffer.trajectory_ids
-
-
-def test_the_counter_of_the_directory_is_continued(tmp_path: Path) -> None:
-    with saving(tmp_path / "a") as buffer:
-        add(buffer, small(), small())
-        buffer.clear()
-    for path in (tmp_path / "a").glob("trajectory_?_*"):
-        path.unlink()
-    with saving(tmp_path / "a") as buffer:
-        assert add(buffer, small()) == [2]
-
-
-def test_spilled_files_are_found_after_a_directory_of_another_format_was_loaded(tmp_path: Path) -> None:
-    with saving(tmp_path / "a", 3, form="safetensors"):
-        pass
-    buffer = TrajectoryReplayBuffer(cache_size=1, auto_save_path=tmp_path / "spill")
-    buffer.add_trajectories([rollout(number) for number in range(3)])
-    buffer.flush()
-    (spill,) = (tmp_path / "spill").iterdir()
-    assert len(files(spill)) == 2
-    buffer.load_checkpoint(tmp_path / "a")
-    assert files(spill) == []
-    buffer.add_trajectories([rollout(number) for number in range(3, 7)])
-    buffer.flush()
-    assert [name.rpartition(".")[2] for name in files(spill)] == ["safetensors"] * 3
-    assert {serial // 1000 for serial in check_batch(buffer.sample(300))} == set(range(7))
-    buffer.save_checkpoint(tmp_path / "b")
-    check_batch(loaded(tmp_path / "b").sample(300))
 
 
 def test_cleared_trajectories_are_not_retried(tmp_path: Path) -> None:

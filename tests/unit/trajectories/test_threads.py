@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from concurrent.futures import CancelledError
-from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -24,7 +22,6 @@ from tests.unit.trajectories.rollouts import (
 )
 
 from ostinato import Trajectory, TrajectoryReplayBuffer
-from ostinato.durable.journal import read_lines, write_lines
 from ostinato.errors import (
     EmptyBufferError,
     UsageError,
@@ -56,22 +53,6 @@ def test_a_reader_finds_all_saved_trajectories_while_the_index_is_written(tmp_pa
             reader.load_checkpoint(tmp_path / "a")
             assert len(reader) >= least
     buffer.close()
-
-
-def test_a_journal_that_grows_while_it_is_read_is_not_damaged(tmp_path: Path) -> None:
-    """A reader sees the last line half written, and then complete."""
-    write_lines(tmp_path / "line", [{"n": 1}])
-    line = (tmp_path / "line").read_bytes()
-    left = iter(range(1000))
-    with (tmp_path / "j").open("ab", buffering=0) as journal:
-
-        def append() -> None:
-            for half in (line[:9], line[9:]) if next(left, None) is not None else ():
-                journal.write(half)
-
-        with in_background(append):
-            for _ in range(30):
-                assert all(found == {"n": 1} for found in read_lines(tmp_path / "j", whole=False))
 
 
 @pytest.mark.parametrize("again", ["clear", "load_checkpoint"])
@@ -142,44 +123,6 @@ def test_a_callback_of_a_future_may_add_but_not_wait_for_the_saver(tmp_path: Pat
     buffer.close()
     check_batch(buffer.sample(10))
     assert buffer.trajectory_ids == [0, 1, 2, 3]
-
-
-def test_ids_are_not_reused_while_others_clear(tmp_path: Path) -> None:
-    buffer = saving(tmp_path / "a", cache_size=2)
-    given: list[int] = []
-
-    def adding() -> None:
-        future = buffer.add_trajectories([small(model_weights_id="w")])
-        assert future is not None
-        with suppress(CancelledError):
-            given.extend(future.result(20))
-
-    with in_background(adding, adding):
-        for _ in range(50):
-            buffer.clear()
-        add(buffer, small())
-    assert len(set(given)) == len(given) > 0
-    buffer.close()
-    assert sorted(ids_on_disk(tmp_path / "a")) == sorted(buffer.trajectory_ids)
-
-
-def test_adding_does_not_wait_while_the_saver_writes(tmp_path: Path) -> None:
-    """The lock that the saver holds while it writes is held here."""
-    buffer = saving(tmp_path / "a")
-    add(buffer, small())
-    added = threading.Event()
-
-    def adding() -> None:
-        buffer.add_trajectories([small()])
-        added.set()
-
-    with buffer._store._directory_lock:
-        thread = threading.Thread(target=adding)
-        thread.start()
-        assert added.wait(10)
-    thread.join()
-    buffer.close()
-    assert ids_on_disk(tmp_path / "a") == [0, 1]
 
 
 @needs_fork

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ import torch
 from tests.unit.trajectories.rollouts import (
     add,
     check_batch,
-    loaded,
     rollout,
     saving,
     serials,
@@ -169,25 +167,6 @@ def test_the_defaults_are_those_of_rlinf() -> None:
     back = buffer.load_trajectory(0)
     assert (back.actions, back.curr_obs, type(back.max_episode_length)) == (None, {}, int)
     assert set(back.to_dict()) == {"rewards", "max_episode_length", "model_weights_id"}
-
-
-class Number(enum.IntEnum):
-    ONE = 1
-
-
-class Word(enum.StrEnum):
-    PICK = "pick"
-
-
-@pytest.mark.parametrize("form", ["pt", "safetensors"])
-def test_subclasses_of_plain_values_and_empty_dicts_come_back_as_plain_values(tmp_path: Path, form: str) -> None:
-    words = {np.str_("text"): list(np.array(["pick", "place"])), "n": [np.float64(1.5), Number.ONE, Word.PICK, True]}
-    with saving(tmp_path / "a", form=form) as buffer:
-        add(buffer, small(curr_obs={**words, "none": {}, "deep": {"down": {}}}, extra={"mine": {}}))
-        assert set(buffer.sample(3)) == {"rewards"}  # a batch has only tensors, as with RLinf
-    back = loaded(tmp_path / "a").load_trajectory(0)
-    plain = {"text": ["pick", "place"], "n": [1.5, 1, "pick", True], "none": {}, "deep": {"down": {}}}
-    assert (back.curr_obs, back.forward_inputs, back.next_obs, back.extra) == (plain, {}, {}, {"mine": {}})
 
 
 def test_values_that_cannot_be_saved_raise_before_ids_are_given(tmp_path: Path) -> None:

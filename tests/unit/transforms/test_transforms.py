@@ -215,12 +215,3 @@ def test_modules_are_put_into_evaluation_mode() -> None:
     rb.extend(torch.ones(5))
     assert not module.training
     assert rb.sample(50).tolist() == [1.0] * 50
-
-
-def test_states_are_kept_by_position() -> None:
-    chain = Compose(lambda x: x, torch.nn.Linear(2, 2))
-    state = chain.state_dict()
-    assert set(state) == {"1"}
-    other = Compose(lambda x: x, torch.nn.Linear(2, 2))
-    other.load_state_dict(state)
-    assert torch.equal(other[1].weight, chain[1].weight)

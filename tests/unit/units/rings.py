@@ -40,7 +40,3 @@ def written(log: Log, rb: ReplayBuffer, *rows: int) -> ReplayBuffer:
     for count in rows:
         log.extend(rb, count)
     return rb
-
-
-def leaves_of(data: dict[str, Any]) -> list[torch.Tensor]:
-    return [leaf for value in data.values() for leaf in (leaves_of(value) if isinstance(value, dict) else [value])]

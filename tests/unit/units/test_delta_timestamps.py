@@ -10,21 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
 
 from ostinato import (
     DeltaTimestamps,
     FrameStack,
     Hindsight,
-    LazyTensorStorage,
     NStep,
-    ReplayBuffer,
-    ReplayBufferEnsemble,
-    SamplerWithoutReplacement,
     SequenceUnit,
     SliceSampler,
-    TensorDictReplayBuffer,
-    open_dataset,
 )
 from ostinato.errors import KeyMissingError, KindError, OptionError, OstinatoError, SchemaError
 
@@ -154,32 +147,8 @@ def test_after_n_steps_offsets_count_from_the_row_that_they_end_at() -> None:
     assert torch.equal(batch["next"]["obs"], expected)
 
 
-def test_tensordicts_and_ensembles_have_the_masks_where_the_fields_are() -> None:
-    members = []
-    for _ in range(2):
-        unit = DeltaTimestamps({STATE: [-0.1, 0.0], ("next", "reward"): [0.1]}, fps=10)
-        members.append(TensorDictReplayBuffer(storage=LazyTensorStorage(12), sample_unit=unit, batch_size=6))
-        members[-1].extend(TensorDict(rows([5, 7]), [12]))
-    both = [ReplayBufferEnsemble(*members, batch_size=8, flatten=flatten) for flatten in (True, False)]
-    for buffer_, lead in ((members[0], (6,)), (both[0], (8,)), (both[1], (2, 4))):
-        batch = buffer_.sample()
-        assert batch.batch_size == lead
-        assert batch[STATE].shape == (*lead, 2, 2)
-        assert batch[f"{STATE}_is_pad"].shape == (*lead, 2)
-        now = batch[STATE][..., 1, 0]
-        assert torch.equal(batch["next", "reward_is_pad"][..., 0], (now == 4) | (now == 11))
-
-
-def test_the_key_of_ends_and_the_episodes_of_a_dataset_are_those_of_the_offsets() -> None:
+def test_the_key_of_ends_is_that_of_the_offsets() -> None:
     rb = buffer(40, 64, sample_unit=DeltaTimestamps(steps={"t": [6]}, done_key="lap"))
     rb.extend(steps())
     last = rb.sample()["t"][:, 0]
     assert ((last % 7 == 6) | (last == 39)).all()
-    dataset = open_dataset({ACTION: np.arange(8)}, episode_ends=np.cumsum([3, 1, 4]))
-    rb = ReplayBuffer(
-        storage=dataset,
-        sampler=SamplerWithoutReplacement(shuffle=False),
-        sample_unit=DeltaTimestamps(steps={ACTION: [-1, 2]}),
-        batch_size=8,
-    )
-    assert rb.sample()[ACTION].T.tolist() == [[0, 0, 1, 3, 4, 4, 5, 6], [2, 2, 2, 3, 6, 7, 7, 7]]

@@ -11,9 +11,7 @@ import torch
 from ostinato import (
     Episodes,
     NStep,
-    ReplayBuffer,
     SequenceUnit,
-    TensorStorage,
 )
 from ostinato.errors import KeyMissingError, SchemaError
 
@@ -98,21 +96,6 @@ def test_rows_without_a_next_observation_say_so() -> None:
         rb.extend(given)
         assert set(rb.sample()) == {*given, "gamma", "steps_to_next_obs"}
         assert repr(unit) == f"NStep(n=3, gamma=0.9, moves={moves})"
-
-
-def test_rows_that_are_there_are_checked_when_the_unit_meets_them() -> None:
-    storage, unit = TensorStorage(named(next_obs="obs_next")), NStep(3, 0.9)
-    rb = buffer(50, sample_unit=unit)
-    rb.extend(named())
-    for call in (
-        lambda: ReplayBuffer(storage=storage, sample_unit=unit),
-        lambda: ReplayBuffer(storage=storage).view(sample_unit=unit),
-        lambda: rb.set_storage(storage),
-    ):
-        with pytest.raises(SchemaError, match="'obs_next' looks like one"):
-            call()
-    assert repr(unit) == "NStep(n=3, gamma=0.9, moves=['next_obs', 'done'])"
-    assert len(rb) == 20
 
 
 @pytest.mark.parametrize("by_unit", [True, False])

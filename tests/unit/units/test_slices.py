@@ -9,13 +9,10 @@ import torch
 
 from ostinato import (
     SliceSampler,
-    SliceSamplerWithoutReplacement,
 )
-from ostinato.errors import EmptyBufferError
 
 from ...episodes import Log, batch_of
-from ...windows import check_slices
-from .rings import ENDS, buffer, written
+from .rings import ENDS, buffer
 
 
 def test_every_option_of_a_slice_changes_something_or_raises() -> None:
@@ -45,12 +42,3 @@ def test_every_option_of_a_slice_changes_something_or_raises() -> None:
     for refused in ({"end_key": "done"}, {"ends": torch.zeros(40)}):
         with pytest.raises((ValueError, TypeError, RuntimeError)):
             SliceSampler(slice_len=3, end_keys=ENDS, **refused)
-
-
-def test_another_slice_length_begins_another_pass() -> None:
-    log = Log(60, longest=6, seed=2)
-    rb = written(log, buffer(60, 4, sampler=SliceSamplerWithoutReplacement(num_slices=2, end_keys=ENDS)), 60)
-    check_slices(log, *rb.sample(4, return_info=True), length=2)
-    check_slices(log, *rb.sample(10, return_info=True), length=5)
-    with pytest.raises(EmptyBufferError, match="has the 9 rows of a slice"):
-        rb.sample(18)

@@ -16,7 +16,6 @@ from ostinato import (
     ListStorage,
     NStep,
     ReplayBuffer,
-    SampleUnit,
     SequenceUnit,
     SliceSampler,
     TensorDictMaxValueWriter,
@@ -33,7 +32,7 @@ from ostinato.errors import (
 
 from ...episodes import Log, batch_of
 from ...windows import reward_of
-from .rings import leaves_of, slices
+from .rings import slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,32 +178,3 @@ def test_named_next_fields_alone_belong_to_the_end() -> None:
     assert several.any()
     assert not batch["next"]["done"][several].any()  # that of the first step, as it was asked for
     assert torch.equal(batch["next"]["obs"][:, 2], (batch["t"] + batch["steps_to_next_obs"]).float())
-
-
-UNITS: list[list[SampleUnit]] = [
-    [SequenceUnit(3), NStep(2, 0.9)],
-    [SequenceUnit(2), Hindsight(reward_of)],
-    [Hindsight(reward_of), FrameStack(2, ["obs"])],
-    [FrameStack(2, ["obs"]), NStep(2, 0.9), SequenceUnit(2, burn_in=1), DeltaTimestamps(steps={"t": [0, 1]})],
-]
-
-
-@pytest.mark.parametrize("units", UNITS, ids=str)
-def test_units_combine_in_any_order(units: list[SampleUnit]) -> None:
-    one, other = (filled(order, generator=torch.Generator().manual_seed(1)) for order in (units, units[::-1]))
-    first, second = one.sample(return_info=True), other.sample(return_info=True)
-    assert torch.equal(first[0]["obs"], second[0]["obs"])
-    assert list(first[1]) == list(second[1])
-    rows = next((unit.rows for unit in units if isinstance(unit, SequenceUnit)), 1)
-    assert all(value.shape[0] == 4 * rows for value in first[1].values())
-
-
-def test_fields_of_a_batch_share_no_memory() -> None:
-    deltas = DeltaTimestamps(steps={"t": [0, 1], "obs": [0, 1]})
-    for unit in (NStep(2, 0.9), FrameStack(2, ["obs"]), SequenceUnit(2), Hindsight(reward_of), deltas, None):
-        rb = filled(unit, size=6, sampler=None if unit else slices(2))
-        batch, info = rb.sample(return_info=True)
-        leaves = [*leaves_of(batch), *[value for key, value in info.items() if key not in batch]]
-        places = [leaf.untyped_storage().data_ptr() for leaf in leaves if leaf.numel()]
-        stored = {leaf.untyped_storage().data_ptr() for leaf in leaves_of(rb[:])}
-        assert len({*places} - stored) == len(places), unit

@@ -16,26 +16,11 @@ from ostinato import (
 )
 from ostinato.errors import CheckpointError
 
-from ...episodes import Log, batch_of
+from ...episodes import Log
 from .rings import ENDS, buffer, steps
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def test_a_larger_buffer_and_a_state_without_episodes_read_them_off_the_rows() -> None:
-    log = Log(40, longest=6, seed=5)
-    plain, tracked = buffer(40), buffer(40, sample_unit=NStep(3, 0.9))
-    for rows in (batch_of(log.play(30)), batch_of(log.play(27))):
-        plain.extend(rows)
-        tracked.extend(rows)
-    for state, capacity in (({**plain.state_dict(), "generator": None}, 40), (tracked.state_dict(), 64)):
-        rb = buffer(capacity, sample_unit=NStep(3, 0.9))
-        rb.load_state_dict(state)
-        assert rb._engine.tracker is not None
-        found = rb._engine.tracker.table(rb.storage).episodes()
-        assert found.rows.tolist() == [len(slots) for slots, _ in log.episodes()]
-        assert found.closed.tolist() == [ended for _, ended in log.episodes()]
 
 
 def sampled(sampler: Any, prefetch: int = 0) -> ReplayBuffer:

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 
 from ostinato import (
-    Episodes,
     LazyTensorStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato import Sampler
-
-
-ENDS = [("next", "terminated"), ("next", "truncated")]
 
 
 ALPHA, EPS = 0.6, 1e-3
@@ -138,25 +134,6 @@ def test_slices_by_priority_are_what_the_log_says(name: str, tmp_path: Path) -> 
         replay(history, case, make, tmp_path, need if strict else 1, learn=False)
 
     run()
-
-
-@pytest.mark.parametrize(("shuffle", "prefetch"), [(False, 2), (True, 0)])
-def test_a_pass_has_every_strict_window_once(shuffle: bool, prefetch: int) -> None:
-    log = Log(50, longest=8, masked=0.1, seed=6)
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(50),
-        sampler=SamplerWithoutReplacement(shuffle=shuffle),
-        sample_unit=SequenceUnit(3, "strict"),
-        episodes=Episodes(ENDS, mask_key="mask"),
-        batch_size=4,
-        prefetch=prefetch,
-    )
-    log.extend(rb, 83)
-    present = log.present()
-    want = sorted(present[slot].id for line, _ in log.episodes() for slot in line[: max(0, len(line) - 2)])
-    for _ in range(3):
-        got = [number for batch in rb for number in batch["id"].view(-1, 3)[:, 0].tolist()]
-        assert sorted(got) == want
 
 
 @pytest.mark.parametrize("options", [{"drop_last": True}, {"endless": True}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import random
 from typing import Any
 
@@ -14,15 +13,11 @@ from ostinato import (
     LazyTensorStorage,
     ReplayBuffer,
     ReservoirWriter,
-    RoundRobinWriter,
     TensorDictMaxValueWriter,
-    TensorDictRoundRobinWriter,
 )
-from ostinato.core.records import Run
 from ostinato.errors import CheckpointError, KindError, OptionError
-from ostinato.protocols import Ring
 
-from ...tags import buffer, read_ids, rows
+from ...tags import buffer
 
 
 def ranked(values: list[float]) -> TensorDict:
@@ -31,17 +26,6 @@ def ranked(values: list[float]) -> TensorDict:
 
 def best(storage: str = "packed", capacity: int = 4, **options: Any) -> ReplayBuffer:
     return buffer(storage, capacity, writer=TensorDictMaxValueWriter("r", **options))
-
-
-def test_a_ring_skips_the_rows_that_it_would_overwrite() -> None:
-    writer, ring = RoundRobinWriter(), Ring(5)
-    for count, run in ((3, Run(0, 3, 5, 0)), (4, Run(3, 4, 5, 0)), (12, Run(4, 5, 5, 7))):
-        assert writer.place(count, ring, None) == run
-        ring.record(run)
-    assert ring.cursor == 4
-    rb = buffer("packed", 5, writer=TensorDictRoundRobinWriter())
-    rb.extend(ranked([1, 2]))
-    assert rb.extend(ranked(list(range(12)))).tolist() == [2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3], "one slot for each row"
 
 
 def test_the_best_rows_stay() -> None:
@@ -92,15 +76,6 @@ def test_ranks_of_several_values_are_reduced() -> None:
 # -- ranks: cost, edits, states ------------------------------------------------------------------------------
 
 
-def test_rows_below_a_full_buffer_cost_no_heap_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = TensorDictMaxValueWriter("r")
-    ring = Ring(100)
-    ring.record(writer.place(100, ring, torch.arange(100.0) + 5))
-    for name in ("heappush", "heappop"):
-        monkeypatch.setattr(heapq, name, None)
-    assert (writer.place(100_000, ring, torch.rand(100_000)).kept == -1).all()
-
-
 def test_edited_rows_are_ranked_anew() -> None:
     rb = best(capacity=3)
     rb.extend(ranked([1.0, 2.0, 3.0]))
@@ -147,20 +122,6 @@ def test_random_ranks_and_edits_follow_a_sorted_list(storage: str) -> None:
 
 def reservoir(storage: str = "packed", capacity: int = 5, seed: int = 0) -> ReplayBuffer:
     return buffer(storage, capacity, writer=ReservoirWriter(generator=torch.Generator().manual_seed(seed)))
-
-
-@pytest.mark.parametrize("storage", ["packed", "list"])
-def test_a_reservoir_keeps_the_rows_that_it_says(storage: str) -> None:
-    rb, model, first, kind = reservoir(storage), {}, 0, "dict"
-    for size in (1, 3, 2, 9, 1, 30, 2):
-        ids = range(first, first + size)
-        slots = rb.extend(rows(ids, f"{kind}s" if storage == "list" else kind)).tolist()
-        assert len({slot for slot in slots if slot >= 0}) == len([slot for slot in slots if slot >= 0])
-        model.update({slot: row for slot, row in zip(slots, ids, strict=True) if slot >= 0})
-        first += size
-        assert read_ids(rb[:]) == [model[slot] for slot in range(len(model))]
-    assert rb.writer.offered == first  # type: ignore[attr-defined]
-    assert rb.add(rows(torch.tensor(first), kind)) in {None, 0, 1, 2, 3, 4}
 
 
 def test_a_reservoir_in_a_larger_buffer_fills_it_first() -> None:
