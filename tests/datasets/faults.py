@@ -264,21 +264,6 @@ def ends(*values: int) -> Damage:
 # -- faults that need more --------------------------------------------------------------------------------------------
 
 
-def index_in_front_and_cut(folder: Path) -> None:
-    import av
-
-    path = folder / VIDEO
-    moved = path.with_suffix(".moved.mp4")
-    with av.open(str(path)) as source, av.open(str(moved), "w", options={"movflags": "faststart"}) as target:
-        stream: Any = target.add_stream_from_template(source.streams.video[0])
-        for packet in source.demux(video=0):
-            if packet.dts is not None:
-                packet.stream = stream
-                target.mux(packet)
-    moved.replace(path)
-    cut(VIDEO, 0.8)(folder)
-
-
 def an_episode_twice(folder: Path) -> None:
     builders.lerobot_v3(folder, lengths=[30, 30, 25], features=ARM)
     values = arm([30, 30, 25])
@@ -291,13 +276,6 @@ def an_end_in_the_middle(folder: Path) -> None:
     builders.lerobot_v3(folder, lengths=LENGTHS, features={**ARM, "next.done": ("bool", (1,))})
     fill(folder, arm(LENGTHS))
     put("next.done", 7, True)(folder)
-
-
-def black_pictures(folder: Path) -> None:
-    name = "observation.images.a"
-    builders.lerobot_v3(folder, images={name: (16, 24)})
-    picture = builders._png(np.zeros((1, 16, 24, 3), np.uint8))[0]
-    column(name, lambda rows: [{**row, "bytes": picture} for row in rows])(folder)
 
 
 def another_task(folder: Path) -> None:
@@ -325,21 +303,6 @@ def limits_without_flags(folder: Path) -> None:
     rb.dumps(folder)
 
 
-def nan_in_a_mapping(_: Path) -> dict[str, Any]:
-    values = arm([20, 20])
-    values["observation.state"][22, 0] = np.nan
-    return {"observation": values["observation.state"], "action": values["action"], "episode_ends": [20, 40]}
-
-
-def a_saved_buffer_with_a_black_camera(folder: Path) -> None:
-    images, after = (torch.from_numpy(builders.pictures(40, 16, 16, seed=seed)) for seed in range(2))
-    images[20:] = 0
-    following = {"observation": {"image": after}, "done": torch.arange(40) % 20 == 19}
-    rb = ReplayBuffer(storage=LazyTensorStorage(40))
-    rb.extend({"observation": {"image": images}, "action": torch.arange(40.0).sin()[:, None], "next": following})
-    rb.dumps(folder)
-
-
 def nan_in_a_trajectory(folder: Path) -> None:
     trajectories = [rollout(number, 2) for number in range(3)]
     rewards = trajectories[2].rewards
@@ -364,9 +327,6 @@ FAULTS: dict[str, Fault] = {
     "the_description_is_cut": planted(v3, cut(INFO), "file-unreadable", also=("field-unlisted",), file=INFO),
     "a_table_is_cut": planted(v3, cut(DATA, 0.7), "file-unreadable", file=DATA, episode=0),
     "a_video_has_no_index": planted(v3_camera, cut(VIDEO), "file-unreadable", file=VIDEO, episode=0, camera=TOP),
-    "a_video_with_its_index_in_front_is_cut": planted(
-        v3_camera, index_in_front_and_cut, "file-unreadable", file=VIDEO, episode=1, camera=TOP
-    ),
     "a_table_belongs_to_nothing": planted(
         v3,
         lambda folder: shutil.copy(folder / DATA, folder / "data/chunk-000/file-007.parquet"),
@@ -378,7 +338,6 @@ FAULTS: dict[str, Fault] = {
         v3, info(fps="ten"), "metadata-invalid", also=("timestamp-rate",), file=INFO
     ),
     "the_total_of_frames_is_wrong": planted(v3, info(total_frames=119), "count-mismatch", field="total_frames"),
-    "the_total_of_episodes_is_wrong": planted(v21, info(total_episodes=4), "count-mismatch", field="total_episodes"),
     "a_split_has_too_many_episodes": planted(
         v3, info(splits={"train": "0:2", "test": "2:9"}), "split-invalid", file=INFO, field="splits"
     ),
@@ -524,13 +483,6 @@ FAULTS: dict[str, Fault] = {
         v3, episode(0, tasks=[builders._task(1)]), "task-mismatch", WARNING, file=DATA, episode=0
     ),
     # cameras
-    "a_video_is_too_short": planted(
-        v21,
-        video(builders.pictures(4, 32, 32), f"videos/chunk-000/{TOP}/episode_000001.mp4"),
-        "video-frames",
-        episode=1,
-        camera=TOP,
-    ),
     "a_video_of_two_episodes_is_too_short": planted(
         v3_camera, video(builders.pictures(60, 32, 32)), "video-frames", file=VIDEO, episode=1, frame=20, camera=TOP
     ),
@@ -564,9 +516,6 @@ FAULTS: dict[str, Fault] = {
     ),
     "a_camera_is_frozen": planted(
         v3_camera, video(frozen(), LATER), "camera-frozen", WARNING, file=LATER, episode=2, camera=TOP
-    ),
-    "pictures_are_black": planted(
-        nothing, black_pictures, "camera-blank", WARNING, episode=0, camera="observation.images.a"
     ),
     "the_statistics_of_a_camera_are_wrong": planted(
         v3_camera,
@@ -613,15 +562,6 @@ FAULTS: dict[str, Fault] = {
         "split-invalid",
         file="r.hdf5/mask/train",
     ),
-    "robomimic_has_nan": planted(
-        robomimic,
-        hdf5(lambda file: file["data/demo_1/obs/object"].__setitem__((3, 1), np.nan)),
-        "value-nan",
-        file="r.hdf5/data/demo_1",
-        episode=1,
-        frame=3,
-        field="obs/object",
-    ),
     # Minari
     "minari_lost_an_observation": planted(
         minari,
@@ -630,13 +570,6 @@ FAULTS: dict[str, Fault] = {
         file=f"{MAIN}/episode_1",
         episode=1,
         field="observations",
-    ),
-    "minari_counts_wrong": planted(
-        arrow,
-        edited("data/metadata.json", lambda meta: meta.update(total_steps=20)),
-        "count-mismatch",
-        file="data/metadata.json",
-        field="total_steps",
     ),
     "minari_table_is_cut": planted(
         arrow, cut("data/1/part-0.arrow"), "file-unreadable", file="data/1/part-0.arrow", episode=1
@@ -654,7 +587,6 @@ FAULTS: dict[str, Fault] = {
     "zarr_ends_overlap": planted(
         zarr, ends(20, 10, 30), "episode-bounds", file="meta/episode_ends", episode=1, field="episode_ends"
     ),
-    "zarr_ends_exceed_the_rows": planted(zarr, ends(10, 20, 31), "episode-bounds", episode=2, field="episode_ends"),
     "a_zarr_chunk_is_missing": planted(
         zarr, remove("data/state/1.0"), "file-missing", WARNING, file="data/state", field="state"
     ),
@@ -672,9 +604,6 @@ FAULTS: dict[str, Fault] = {
     "time_limits_have_no_flag": planted(
         nothing, limits_without_flags, "episode-joined", WARNING, also=("value-jump",), episode=0, frame=24
     ),
-    "a_camera_of_a_buffer_is_black": planted(
-        nothing, a_saved_buffer_with_a_black_camera, "camera-blank", WARNING, episode=1, camera="observation.image"
-    ),
     "ends_are_no_integers": planted(
         nothing,
         lambda _: {"action": arm([20, 20])["action"], "episode_ends": np.array([20.0, 40.0])},
@@ -682,7 +611,6 @@ FAULTS: dict[str, Fault] = {
         also=("value-jump",),
         field="episode_ends",
     ),
-    "a_mapping_has_nan": planted(nothing, nan_in_a_mapping, "value-nan", episode=1, frame=2, field="observation"),
     "a_saved_trajectory_has_nan": planted(
         nothing, nan_in_a_trajectory, "value-nan", episode=8, frame=0, field="next.reward"
     ),

@@ -20,7 +20,7 @@ from ostinato.tools.doctor.checks import CHECKS
 
 from ..command import run_here
 from . import builders
-from .clean import ARM, CLEAN, TOP, arm, fill, locomotion
+from .clean import ARM, CLEAN, TOP, arm, fill
 from .faults import FAULTS
 
 DOCS = Path(__file__).parents[2] / "docs" / "doctor.md"
@@ -96,19 +96,6 @@ def test_what_datasets_hold_decides_what_is_said(tmp_path: Path) -> None:
         file["episode_1/rewards"].resize((3_000_000_000,))
     found = [f for f in examine(path).findings if f.check == "file-unreadable"]
     assert [(f.episode, "24,000,000,000 bytes" in f.message) for f in found] == [(1, True)], "it is not read"
-
-
-def test_jumps_are_seen_at_their_place_and_not_in_angles_quaternions_grippers_and_noise() -> None:
-    for seed in range(4):
-        values = {**arm([300, 200, 250], seed), **locomotion([300, 200, 250], seed)}
-        report = examine(values, episode_ends=[300, 500, 750])
-        assert not [f for f in report.findings if f.severity != "note"], str(report)
-        generator = np.random.default_rng(seed)
-        row, dimension = int(generator.integers(310, 480)), int(generator.integers(0, 5))
-        values["action"][row, dimension] += 4.0
-        report = examine(values, episode_ends=[300, 500, 750])
-        found = [(f.episode, f.frame, f.field) for f in report.findings if f.check == "value-jump"]
-        assert found == [(1, row - 300, "action")]
 
 
 def test_what_is_no_dataset_raises(tmp_path: Path) -> None:

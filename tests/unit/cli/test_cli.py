@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -174,17 +173,6 @@ def test_verify_and_doctor_say_what_is_damaged_and_what_was_not_checked(
     for command in ("inspect", "sample"):
         if damaged == "manifest.json":
             assert damaged in run_here(command, str(saved)).stderr, command
-
-
-def test_one_is_singular(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(1))
-    rb.extend({"obs": torch.zeros(1, 3), "done": torch.ones(1, dtype=torch.bool)})
-    rb.dumps(tmp_path / "one")
-    for command in ("inspect", "verify", "doctor", "sample"):
-        done = run_here(command, str(tmp_path / "one"))
-        assert done.returncode == 0, done.stderr
-        assert not re.findall(r"\b1 [a-z]+s\b", done.stdout), done.stdout
-    assert "1 of 1 row, 1 episode" in run_here("inspect", str(tmp_path / "one")).stdout
 
 
 WORDS: dict[str, tuple[str, ...]] = {

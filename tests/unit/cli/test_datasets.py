@@ -254,19 +254,6 @@ def test_inspect_and_doctor_agree_on_rows_that_cannot_be_sampled(tmp_path: Path)
             assert words in ostinato(command, tmp_path / name).stdout, command
 
 
-def test_lines_and_names_are_broken_between_words(tmp_path: Path) -> None:
-    pytest.importorskip("minari")
-    path = builders.minari_dataset(tmp_path / "door-v0", lengths=LENGTHS, observation="dict").path
-    done = ostinato("inspect", path, COLUMNS="80")
-    lines = [line for line in done.stdout.splitlines() if not line.startswith(str(path))]
-    assert max(map(len, lines)) <= 80
-    assert any(line.startswith("next.observation.arm.  ") for line in lines)
-    assert "  position" in (line.rstrip() for line in lines)
-    wide, narrow = (ostinato("doctor", path, COLUMNS=columns).stdout for columns in ("500", "40"))
-    assert wide.split() == narrow.split(), "no word is cut"
-    assert len(narrow.splitlines()) >= len(wide.splitlines())
-
-
 def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
     model = _lerobot(tmp_path)
     video = min(model.path.rglob("*.mp4"))

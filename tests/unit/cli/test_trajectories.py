@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, ReplayBuffer, Trajectory, TrajectoryReplayBuffer, open_dataset
-from ostinato.tools import merge
 from tests.command import fails
 from tests.command import run_here as ostinato
 from tests.unit.tools.test_merge_split_convert import tree
@@ -150,21 +149,6 @@ def test_a_batch_beyond_memory_is_one_line_and_no_traceback(saved: Path, number:
         buffer.clear()
         buffer.add_trajectories([Trajectory(rewards=torch.zeros(3, 1, 1), actions=wide)])
     fails(1 if number == 10**7 else 2, "num-samples", "sample", "--load-path", saved, "--num-chunks", number)
-
-
-def test_a_merge_names_the_ranks_that_got_more_meanwhile(saved: Path, tmp_path: Path) -> None:
-    saved.rename(tmp_path / "rank_0")
-
-    def late(done: int, _: int) -> None:
-        if done:
-            store(tmp_path / "rank_1", 9)
-            raise OSError("stop")
-
-    with pytest.raises(OSError, match="stop"):
-        merge(tmp_path, tmp_path / "t", move=True, progress=late)
-    done = ostinato("merge", tmp_path, tmp_path / "t", "--move")
-    assert done.returncode == 0
-    assert f"{tmp_path}/rank_1 has trajectories that were added during the move" in done.stdout
 
 
 def test_convert_takes_checkpoints_of_torchrl(tmp_path: Path, saved: Path) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from ostinato.demo import Agent, Collector, DqnConfig, EnvSpec, evaluate
+from ostinato.demo import Agent, Collector, DqnConfig, EnvSpec
 from ostinato.errors import OptionError
 
 pytest.importorskip("gymnasium")
@@ -52,17 +49,6 @@ def test_the_time_limit_truncates_and_does_not_terminate() -> None:
     assert rows["next_observation"][499].abs().max() > 0
     assert not torch.equal(rows["next_observation"][499], rows["observation"][500])
     collector.close()
-
-
-def test_evaluation_plays_each_seed_once_and_sizes_are_those_of_the_environment() -> None:
-    assert evaluate(upright, [5, 6, 7]) == [500.0, 500.0, 500.0]
-    falling = evaluate(lambda observations: torch.ones(len(observations), dtype=torch.int64), [5, 6, 7])
-    assert all(8 <= value <= 11 for value in falling)
-    from gymnasium.spaces import Box, Discrete
-
-    high = np.array([2.0, 1e6, np.inf, 0.5])
-    env = SimpleNamespace(observation_space=Box(-high, high, dtype=np.float64), action_space=Discrete(3))
-    assert EnvSpec.of(env) == EnvSpec(4, 3, (2.0, 1.0, 1.0, 8.0))
 
 
 def test_goals_bootstrap_on_truncation_but_not_on_termination() -> None:
@@ -112,9 +98,3 @@ def test_settings_are_checked_and_short_runs_shrink_the_phases() -> None:
         assert config.warmup_steps < steps
         for name in ("warmup_steps", "explore_steps", "validate_every"):
             assert getattr(config, name) == max(name != "warmup_steps", getattr(whole, name) * steps // 10_000), name
-
-
-def test_the_example_runs() -> None:
-    from ostinato.demo import training
-
-    assert doctest.testmod(training).failed == 0

@@ -28,27 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_everything_that_a_dict_buffer_saves(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=3)
-    rb.extend({"obs": torch.arange(12).reshape(6, 2), "next": {"done": torch.tensor([True, False] * 3)}})
-    rb.sample()
-    rb.dumps(tmp_path / "saved")
-    report = inspect_checkpoint(tmp_path / "saved")
-    assert (report.rows, report.capacity, report.rows_written, report.rows_drawn) == (6, 10, 6, 3)
-    assert (report.storage, report.sampler, report.writer) == (
-        "LazyTensorStorage", "SamplerWithoutReplacement", "RoundRobinWriter",
-    )  # fmt: skip
-    assert report.verified
-    assert not report.exact_resume
-    assert report.nbytes == sum(
-        f.stat().st_size for f in (tmp_path / "saved").iterdir() if f.suffix in {".bin", ".json"}
-    )
-    obs, done = report.fields
-    assert (obs.name, obs.dtype, obs.shape, obs.rows, obs.nbytes) == ("obs", "int64", (2,), 6, 96)
-    assert (obs.minimum, obs.maximum, obs.mean, obs.nan_count) == (0, 11, 5.5, 0)
-    assert (done.name, done.dtype, done.shape, done.mean) == ("next.done", "bool", (), 0.5)
-
-
 def reported(rb: ReplayBuffer, rows: Any, path: Path) -> tuple[CheckpointReport, dict[str, Any]]:
     """The report on a buffer with some rows, and its fields by name."""
     if rows is not None:
