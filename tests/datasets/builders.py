@@ -588,7 +588,6 @@ def diffusion_zarr(
     *,
     lengths: Sequence[int] = (6, 4, 8),
     zarr_format: int = 2,
-    size: tuple[int, int] | None = (16, 16),
     chunk_rows: int = 5,
     picture_dtype: str = "uint8",
 ) -> Model:
@@ -598,7 +597,6 @@ def diffusion_zarr(
         path: The directory to write, or the archive if the name ends with `.zip`.
         lengths: Rows of each episode.
         zarr_format: 2 or 3.
-        size: `(height, width)` of the pictures `img` `[rows, H, W, 3]`; None for none.
         chunk_rows: Rows of each chunk: chunks and episodes do not end together.
         picture_dtype: uint8, or float32 as in the files of PushT.
     """
@@ -606,9 +604,8 @@ def diffusion_zarr(
     import zarr
 
     observations, _, actions, _, _ = _transitions(lengths, 5, 2)
-    arrays = {"action": actions, "state": observations}
-    if size is not None:
-        arrays["img"] = pictures(sum(lengths), *size).astype(picture_dtype)
+    images = pictures(sum(lengths), 16, 16).astype(picture_dtype)
+    arrays = {"action": actions, "state": observations, "img": images}
     store: Any = zarr.storage.ZipStore(path, mode="w") if path.suffix == ".zip" else zarr.storage.LocalStore(path)
     root: Any = zarr.open_group(store, mode="w", zarr_format=2 if zarr_format == 2 else 3)
     packed = {"compressors": [numcodecs.Blosc("zstd", clevel=1)]} if zarr_format == 2 else {}

@@ -45,12 +45,11 @@ ROWS = sum(LENGTHS)
 
 
 class Blocks:
-    """Blocks of rows of a tensor; counts how often each is read."""
+    """Blocks of rows of a tensor."""
 
     def __init__(self, values: torch.Tensor, cuts: list[int]) -> None:
         self.values = values
         self.starts = np.array([0, *sorted(set(cuts) - {0, len(values)}), len(values)])
-        self.loads: list[int] = []
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,7 +60,6 @@ class Blocks:
         return tuple(self.values.shape[1:])
 
     def load(self, block: int) -> torch.Tensor:
-        self.loads.append(block)
         return self.values[self.starts[block] : self.starts[block + 1]].clone()
 
     def close(self) -> None:

@@ -266,32 +266,6 @@ for row, (e, t) in zip(dataset, rows):
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def leave(path: Path) -> None:
-    path.mkdir()
-    (path / "mine").write_text("x")
-
-
-@pytest.mark.parametrize(
-    ("format_name", "made", "names"),
-    [("lerobot", leave, ["data", "meta", "videos"]), ("hdf5", lambda path: path.write_bytes(b"mine"), [])],
-)
-def test_an_existing_target_is_replaced_on_demand(tmp_path: Path, format_name: str, made: Any, names: Any) -> None:
-    target = tmp_path / "out"
-    options: dict[str, Any] = {"fps": 10} if format_name == "lerobot" else {}
-    made(target)
-    with pytest.raises(CheckpointError, match="overwrite=True"):
-        export(transitions(), target, format=format_name, **options)
-    assert (target / "mine").exists() if target.is_dir() else target.read_bytes() == b"mine"
-    export(transitions(), target, format=format_name, overwrite=True, **options)
-    assert sorted(file.name for file in target.glob("*")) == names
-    assert [file.name for file in tmp_path.iterdir()] == ["out"]
-    assert open_dataset(target).episode_lengths.tolist() == [5, 3, 7]
-    if not names:
-        leave(tmp_path / "folder")
-        with pytest.raises(CheckpointError, match="is a folder"):
-            export(transitions(), tmp_path / "folder", format=format_name, overwrite=True)
-
-
 def export_forever(target: Path, told: Any) -> None:
     """Export 40,000 rows with a camera in another process, which tells how many are written."""
     frames = torch.zeros(40, 3, 32, 32, dtype=torch.uint8)
@@ -432,6 +406,8 @@ def test_hdf5_is_read_back_bit_by_bit(tmp_path: Path, compression: str) -> None:
     parts, path = transitions(), tmp_path / "robomimic.hdf5"
     export(parts, path, format="hdf5", env_args={"env_name": "Lift", "type": 1}, compression=compression)
     check_round_trip(path, parts)
+    with pytest.raises(CheckpointError, match="is a folder"):
+        export(parts, tmp_path, format="hdf5", overwrite=True)
     with h5py.File(path) as file:
         assert file["data"].attrs["total"] == 15
         assert json.loads(file["data"].attrs["env_args"])["env_name"] == "Lift"

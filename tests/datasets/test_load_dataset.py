@@ -193,18 +193,6 @@ def test_a_ring_is_copied_in_the_order_of_time(kind: str) -> None:
     assert not source[4]["done"]
 
 
-def test_environments_are_copied_one_after_the_other() -> None:
-    rows = torch.arange(20).reshape(5, 4)
-    done = torch.arange(5)[:, None].expand(5, 4) == 2
-    source = TensorDictReplayBuffer(storage=LazyTensorStorage(24, ndim=2), batch_size=4, dim_extend=0)
-    source.extend(TensorDict({"row": rows, "done": done}, [5, 4]))
-    rb = buffer()
-    assert rb.load_dataset(source) == 20
-    ends = torch.nonzero(rb["done"]).flatten() + 1
-    pieces = sorted(piece.tolist() for piece in rb["row"].tensor_split(ends)[:-1])
-    assert pieces == sorted(part[:, env].tolist() for part in (rows[:3], rows[3:]) for env in range(4))
-
-
 def test_a_single_copy_of_observations_is_read_as_two_and_fields_are_left_out() -> None:
     source = buffer(storage=LazyTensorStorage(50, single_copy=True))
     obs, done = torch.arange(39.0).view(13, 3), torch.arange(12) % 6 == 5

@@ -19,7 +19,7 @@ from ostinato import (
 )
 from tests.unit.collect.envs import MODES, Transition, actions_for, log, make, run
 
-ENVS, COUNT, GAMMA = 3, 40, 0.5
+ENVS, COUNT = 3, 40
 CASES = list(product(MODES, ["flat", "ted"], [1, 2]))
 ENDS = {"flat": ["terminated", "truncated"], "ted": [("next", "terminated"), ("next", "truncated")]}
 
@@ -49,7 +49,7 @@ def columns(rows: Any, layout: str) -> dict[str, torch.Tensor]:
     following = rows["next"]
     flat = {"obs": rows["observation"], "action": rows["action"], "next_obs": following["observation"]}
     flat |= {name: following[name].squeeze(-1) for name in ("reward", "terminated", "truncated")}
-    return flat | {name: rows[name] for name in ("mask", "steps_to_next_obs") if name in rows}
+    return flat | {name: rows[name] for name in ("mask",) if name in rows}
 
 
 def _transition(flat: dict[str, torch.Tensor], i: int) -> Transition:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,31 +100,6 @@ def test_split_takes_the_first_and_a_move_leaves_the_rest(tmp_path: Path, how: s
     split(tmp_path / "s", tmp_path / "all", 4 if how != "moved" else 1, move=True)
     assert inspect_store(tmp_path / "s").trajectories == 0
     assert owners(tmp_path / "t") == {0: 3, 1: 4, 2: 5}
-
-
-@pytest.mark.parametrize("verb", ["merge", "split"])
-def test_directories_that_share_files_do_not_change_each_other(tmp_path: Path, verb: str) -> None:
-    source = tmp_path / "s" / "rank_0"
-    write(source, [1, 2])
-    if verb == "merge":
-        merge(tmp_path / "s", tmp_path / "t")
-    else:
-        split(source, tmp_path / "t", 2)
-    before = tree(tmp_path / "t")
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=source) as buffer:  # rewrites lists, adds, drops
-        buffer.load_checkpoint(source)
-        buffer.clear()
-        buffer.add_trajectories([rollout(7, 2)])
-    assert tree(tmp_path / "t") == before
-    before = tree(source)
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "t") as buffer:
-        buffer.load_checkpoint(tmp_path / "t")
-        buffer.clear()
-        buffer.add_trajectories([rollout(8, 2)])
-    split(tmp_path / "t", tmp_path / "moved", 1, move=True)
-    assert tree(source) == before
-    shutil.rmtree(tmp_path / "s")
-    assert not verify(tmp_path / "t").damage
 
 
 def test_files_are_copied_where_the_file_system_has_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

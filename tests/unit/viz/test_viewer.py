@@ -158,10 +158,6 @@ def test_cameras_broken_files_and_states_are_drawn(path: Path, tmp_path: Path) -
     panels = [axes for axes in drawing.figure.axes if axes.get_title(loc="left") == "states"]
     lines = [list(line.get_ydata()) for line in panels[0].get_lines()]
     assert lines[:3] == [[0, 1, 2, 3], [0, 2, 4, 6], [2, 2, 2, 2]]
-    drawing.show(read_frame(TrajectoryFolder(store(tmp_path / "b", [(1, 1)], images=False)), Position()))
-    alone = [line for axes in drawing.figure.axes for line in axes.get_lines() if len(line.get_xdata()) == 1]
-    assert len(alone) == 3 + 3 + 4 + 1  # states of both observations, action, reward
-    assert all(line.get_marker() == "o" for line in alone), "one step alone is seen"
 
 
 def test_a_window_without_a_display_raises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
