@@ -168,18 +168,6 @@ def test_convert_takes_checkpoints_of_torchrl(tmp_path: Path, saved: Path) -> No
     assert not (tmp_path / "wrong").exists()
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "sample", "compact", "view", "plot", "convert"])
-def test_every_command_says_what_lies_at_a_path_that_it_cannot_use(command: str, saved: Path, tmp_path: Path) -> None:
-    ranks, more = tmp_path / "ranks", (tmp_path / "new",) if command == "convert" else ()
-    ranks.mkdir()
-    saved.rename(ranks / "rank_0")
-    (tmp_path / "empty").mkdir()
-    fails(1, "has neither trajectories nor a checkpoint that dumps() wrote", command, tmp_path / "empty", *more)
-    fails(1, "there is no directory", command, tmp_path / "nowhere", *more)
-    if command in {"verify", "compact", "convert"}:  # the others open it as one dataset
-        fails(1, "give one of rank_0 in it, or merge them first (ostinato merge)", command, ranks, *more)
-
-
 def test_wrong_usage_and_the_other_kind_of_directory(saved: Path, tmp_path: Path) -> None:
     ReplayBuffer(storage=LazyTensorStorage(4)).dumps(tmp_path / "buffer")
     new = tmp_path / "new"

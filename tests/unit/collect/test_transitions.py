@@ -49,7 +49,7 @@ def columns(rows: Any, layout: str) -> dict[str, torch.Tensor]:
     following = rows["next"]
     flat = {"obs": rows["observation"], "action": rows["action"], "next_obs": following["observation"]}
     flat |= {name: following[name].squeeze(-1) for name in ("reward", "terminated", "truncated")}
-    return flat | {name: rows[name] for name in ("mask",) if name in rows}
+    return flat | ({"mask": rows["mask"]} if "mask" in rows else {})
 
 
 def _transition(flat: dict[str, torch.Tensor], i: int) -> Transition:

@@ -91,8 +91,6 @@ def test_next_observations_curves_and_texts_of_an_episode() -> None:
     assert timeline.reward.values[:, 0].tolist() == list(range(6, 14))
     assert timeline.ends.tolist() == [7]
     assert [made.returns(index) for index in range(3)] == made.all_returns() == [10.0, 5.0, 76.0]
-    assert [made.extent(index) for index in range(3)] == [(5, 1), (1, 1), (8, 1)]
-    assert made.title == "pusht, 14 rows, 3 episodes, arrays"
     texts = [made.open(index).facts for index in range(3)]
     assert texts == [(("task", text),) for text in ("lift", "push", "lift / push / a / ... (5 in all)")]
     assert dict(read_frame(made, Position(1, 0)).facts)["task"] == "push"
