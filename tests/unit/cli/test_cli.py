@@ -175,27 +175,27 @@ def test_verify_and_doctor_say_what_is_damaged_and_what_was_not_checked(
             assert damaged in run_here(command, str(saved)).stderr, command
 
 
-WORDS: dict[str, tuple[str, ...]] = {
-    "": ("demo", "inspect"),
-    "demo": ("OUTPUT", "--overwrite", "--seed", "--steps", "--prioritized", "--n-step"),
-    "inspect": ("--json", "--quick", "data/pusht"),
-    "verify": ("PATH", "--json", "--allow-pickle"),
-    "doctor": ("--strict", "--output"),
-    "sample": ("--load-path", "--num-chunks", "--cache-size", "--enable-cache", "data/pusht"),
-    "merge": ("PATH", "OUTPUT", "--source-path", "--save-path", "--copy", "--move", "hard links"),
-    "split": ("--source-path", "--save-path", "--split-count", "--copy", "--move", "hard links"),
-    "compact": ("PATH", "--json"),
-    "convert": ("PATH", "OUTPUT", "--format", "--fields", "--overwrite"),
-    "view": ("--replay-dir", "--camera", "--headless", "--save-image", "--no-display", "--web", "data/pusht"),
-    "plot": ("--output", "report.png", "data/pusht"),
-    "top": ("NAME",),
-}
+COMMANDS = [
+    "",
+    "demo",
+    "inspect",
+    "verify",
+    "doctor",
+    "sample",
+    "merge",
+    "split",
+    "compact",
+    "convert",
+    "view",
+    "plot",
+    "top",
+]
 
 
-def test_help_names_options_gives_an_example_and_fits_into_80_columns() -> None:
-    for command, words in WORDS.items():
+def test_help_gives_an_example_and_fits_into_80_columns() -> None:
+    for command in COMMANDS:
         wide, narrow = (run_here(*command.split(), "--help", COLUMNS=columns).stdout for columns in ("200", "80"))
-        for word in ("Usage", "Example", f"ostinato {command}", *words):
+        for word in ("Usage", "Example", f"ostinato {command}"):
             assert word in wide, (command, word)
         assert "\N{HORIZONTAL ELLIPSIS}" not in narrow
         assert max(map(len, narrow.splitlines())) <= 80

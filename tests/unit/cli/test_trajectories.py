@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from ostinato import LazyTensorStorage, ReplayBuffer, Trajectory, TrajectoryReplayBuffer, open_dataset
 from tests.command import fails
 from tests.command import run_here as ostinato
+from tests.unit.tools.test_merge_split_convert import tree
 from tests.unit.trajectories.rollouts import files, rollout
 
 pytest.importorskip("typer")
@@ -196,3 +198,20 @@ def test_wrong_usage_and_the_other_kind_of_directory(saved: Path, tmp_path: Path
     for status, words, arguments in table:
         fails(status, words, *arguments)
     assert not new.exists()
+
+
+def test_no_command_takes_anything_away_without_a_flag(saved: Path, tmp_path: Path) -> None:
+    one = tmp_path / "ranks" / "rank_0"
+    shutil.copytree(saved, one)
+    ReplayBuffer(storage=LazyTensorStorage(4)).dumps(tmp_path / "ranks" / "buffer")
+    before = tree(tmp_path / "ranks")
+    for command in (
+        ("merge", tmp_path / "ranks", tmp_path / "merged"),
+        ("split", one, tmp_path / "part", "--split-count", 2),
+        ("convert", one, tmp_path / "converted"),
+        ("compact", tmp_path / "ranks" / "buffer"),
+        *((name, one) for name in ("sample", "inspect", "verify")),
+    ):
+        done = ostinato(*command)
+        assert done.returncode == 0, done.stderr
+        assert tree(tmp_path / "ranks") == before, command
