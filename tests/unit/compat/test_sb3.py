@@ -330,9 +330,10 @@ def test_saved_and_loaded_through_an_algorithm(tmp_path: Any) -> None:
 def test_models_of_the_same_options_have_samplers_of_their_own() -> None:
     """A sampler keeps the largest priority and the beta of its model: a second model must not begin with them."""
     shared = PrioritizedSampler(40, 0.6, 0.4)
-    make("plain", 40, 2, sampler=shared)
+    first = make("plain", 40, 2, sampler=shared)
     with pytest.raises(OptionError, match=r"serves another replay buffer.*partial\(PrioritizedSampler"):
         make("plain", 40, 2, sampler=shared)
+    assert first.size() == 0
     buffers = [make("plain", 40, 2, sampler=partial(PrioritizedSampler, 40, 0.6, 0.4)) for _ in range(2)]
     for seed, buffer in enumerate(buffers):
         Rollout(seed, 2, 12).fill(buffer, PLAIN)
