@@ -264,6 +264,21 @@ def ends(*values: int) -> Damage:
 # -- faults that need more --------------------------------------------------------------------------------------------
 
 
+def index_in_front_and_cut(folder: Path) -> None:
+    import av
+
+    path = folder / VIDEO
+    moved = path.with_suffix(".moved.mp4")
+    with av.open(str(path)) as source, av.open(str(moved), "w", options={"movflags": "faststart"}) as target:
+        stream: Any = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = stream
+                target.mux(packet)
+    moved.replace(path)
+    cut(VIDEO, 0.8)(folder)
+
+
 def an_episode_twice(folder: Path) -> None:
     builders.lerobot_v3(folder, lengths=[30, 30, 25], features=ARM)
     values = arm([30, 30, 25])
@@ -303,6 +318,15 @@ def limits_without_flags(folder: Path) -> None:
     rb.dumps(folder)
 
 
+def a_saved_buffer_with_a_black_camera(folder: Path) -> None:
+    images, after = (torch.from_numpy(builders.pictures(40, 16, 16, seed=seed)) for seed in range(2))
+    images[20:] = 0
+    following = {"observation": {"image": after}, "done": torch.arange(40) % 20 == 19}
+    rb = ReplayBuffer(storage=LazyTensorStorage(40))
+    rb.extend({"observation": {"image": images}, "action": torch.arange(40.0).sin()[:, None], "next": following})
+    rb.dumps(folder)
+
+
 def nan_in_a_trajectory(folder: Path) -> None:
     trajectories = [rollout(number, 2) for number in range(3)]
     rewards = trajectories[2].rewards
@@ -327,6 +351,9 @@ FAULTS: dict[str, Fault] = {
     "the_description_is_cut": planted(v3, cut(INFO), "file-unreadable", also=("field-unlisted",), file=INFO),
     "a_table_is_cut": planted(v3, cut(DATA, 0.7), "file-unreadable", file=DATA, episode=0),
     "a_video_has_no_index": planted(v3_camera, cut(VIDEO), "file-unreadable", file=VIDEO, episode=0, camera=TOP),
+    "a_video_with_its_index_in_front_is_cut": planted(
+        v3_camera, index_in_front_and_cut, "file-unreadable", file=VIDEO, episode=1, camera=TOP
+    ),
     "a_table_belongs_to_nothing": planted(
         v3,
         lambda folder: shutil.copy(folder / DATA, folder / "data/chunk-000/file-007.parquet"),
@@ -483,6 +510,13 @@ FAULTS: dict[str, Fault] = {
         v3, episode(0, tasks=[builders._task(1)]), "task-mismatch", WARNING, file=DATA, episode=0
     ),
     # cameras
+    "a_video_is_too_short": planted(
+        v21,
+        video(builders.pictures(4, 32, 32), f"videos/chunk-000/{TOP}/episode_000001.mp4"),
+        "video-frames",
+        episode=1,
+        camera=TOP,
+    ),
     "a_video_of_two_episodes_is_too_short": planted(
         v3_camera, video(builders.pictures(60, 32, 32)), "video-frames", file=VIDEO, episode=1, frame=20, camera=TOP
     ),
@@ -571,6 +605,13 @@ FAULTS: dict[str, Fault] = {
         episode=1,
         field="observations",
     ),
+    "minari_counts_wrong": planted(
+        arrow,
+        edited("data/metadata.json", lambda meta: meta.update(total_steps=20)),
+        "count-mismatch",
+        file="data/metadata.json",
+        field="total_steps",
+    ),
     "minari_table_is_cut": planted(
         arrow, cut("data/1/part-0.arrow"), "file-unreadable", file="data/1/part-0.arrow", episode=1
     ),
@@ -603,6 +644,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "time_limits_have_no_flag": planted(
         nothing, limits_without_flags, "episode-joined", WARNING, also=("value-jump",), episode=0, frame=24
+    ),
+    "a_camera_of_a_buffer_is_black": planted(
+        nothing, a_saved_buffer_with_a_black_camera, "camera-blank", WARNING, episode=1, camera="observation.image"
     ),
     "ends_are_no_integers": planted(
         nothing,

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
+from ostinato import export
 from ostinato.errors import CheckpointNotFoundError, KindError
 from ostinato.tools import examine
 from ostinato.tools.doctor.checks import CHECKS
@@ -72,6 +73,9 @@ def test_a_report_is_printed_and_written_as_json(tmp_path: Path) -> None:
 
 
 def test_what_datasets_hold_decides_what_is_said(tmp_path: Path) -> None:
+    export({"action": np.random.default_rng(0).normal(size=(20, 2)), "episode_ends": [20]}, tmp_path / "data", fps=10)
+    found = {(finding.check, finding.severity) for finding in examine(tmp_path / "data").findings}
+    assert ("task-text", "note") in found, "one task without text"
     path = builders.lerobot_v3(tmp_path / "camera", lengths=[30, 20, 20], cameras={TOP: (32, 32)}).path
     assert examine(path).decoded.startswith("36 of 70 pictures decoded")
     assert examine(path, full=True).decoded == "70 of 70 pictures decoded"
@@ -138,6 +142,9 @@ def test_the_command_draws_a_page(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "--overwrite" in done.stderr
     assert run_here("doctor", path, "--output", tmp_path / "page.pdf").returncode == 2
+    faulty = FAULTS["an_action_jumps"].write(tmp_path / "faulty")
+    assert run_here("doctor", faulty, "--output", tmp_path).returncode == 0
+    assert (tmp_path / "doctor.png").exists()
 
 
 @pytest.mark.parametrize("name", ["v3-two-cameras", "minari", "minari-arrow", "d4rl", "zarr-2"])

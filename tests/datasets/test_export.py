@@ -300,6 +300,8 @@ def test_lerobot_is_read_back_and_written_again_bit_by_bit(tmp_path: Path, expor
     assert dataset["task"] == [text for part in episodes() for text in part["task"]]
     again = export(dataset, tmp_path / "again", codec="lossless", episodes=[2, 1])
     assert again.rows == 13
+    with pytest.raises(CheckpointError, match="overwrite=True"):
+        export(dataset, tmp_path / "again")
     found, given = open_dataset(tmp_path / "again"), dataset.select(episodes=[2, 1])
     for path in (("observation", "image"), *NUMBERS):
         key = ".".join(path)

@@ -49,6 +49,10 @@ def test_the_file_is_a_png_of_the_size_that_is_asked_for(tmp_path: Path) -> None
     for name, size in (("out.pdf", (800, 600)), ("out", (800, 600)), ("out.png", (100, 600))):
         with pytest.raises(OptionError, match=r"end in \.png and size must be at least 200 x 200"):
             draw(scene(), tmp_path / name, size=size)
+    with pytest.raises(OptionError, match="'a' must have series of equal length, got 2 and 1"):
+        Line("a", (1.0, 2.0), (1.0,))
+    with pytest.raises(OptionError, match="each must have a panel"):
+        FigureSpec("nothing", "", ((),))
 
 
 def test_frames_need_no_matplotlib_and_pyplot_is_left_alone(tmp_path: Path) -> None:

@@ -133,6 +133,10 @@ def test_jumps_go_by_id(tmp_path: Path) -> None:
     assert not navigator.jump(1)
     assert navigator.position == Position(1, 0, 0)
     assert read_stamp(read_frame(source, navigator.position).current.pictures[0].pixels)[0] == 3
+    first = source.open(0)
+    for index in range(9):
+        source.open(index)
+    assert source.open(0) is not first, "few are kept open"
 
 
 def test_pictures_of_all_kinds_become_rgb() -> None:
