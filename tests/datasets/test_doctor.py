@@ -74,8 +74,8 @@ def test_a_report_is_printed_and_written_as_json(tmp_path: Path) -> None:
 
 def test_what_datasets_hold_decides_what_is_said(tmp_path: Path) -> None:
     export({"action": np.random.default_rng(0).normal(size=(20, 2)), "episode_ends": [20]}, tmp_path / "data", fps=10)
-    found = {(finding.check, finding.severity) for finding in examine(tmp_path / "data").findings}
-    assert ("task-text", "note") in found, "one task without text"
+    notes = {(finding.check, finding.severity) for finding in examine(tmp_path / "data").findings}
+    assert ("task-text", "note") in notes, "one task without text"
     path = builders.lerobot_v3(tmp_path / "camera", lengths=[30, 20, 20], cameras={TOP: (32, 32)}).path
     assert examine(path).decoded.startswith("36 of 70 pictures decoded")
     assert examine(path, full=True).decoded == "70 of 70 pictures decoded"
