@@ -293,6 +293,13 @@ def an_end_in_the_middle(folder: Path) -> None:
     put("next.done", 7, True)(folder)
 
 
+def black_pictures(folder: Path) -> None:
+    name = "observation.images.a"
+    builders.lerobot_v3(folder, images={name: (16, 24)})
+    picture = builders._png(np.zeros((1, 16, 24, 3), np.uint8))[0]
+    column(name, lambda rows: [{**row, "bytes": picture} for row in rows])(folder)
+
+
 def another_task(folder: Path) -> None:
     builders.write_tasks(folder / "meta/tasks.parquet", [builders._task(0), builders._task(1), "Wipe the table."])
     info(total_tasks=3)(folder)
@@ -550,6 +557,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "a_camera_is_frozen": planted(
         v3_camera, video(frozen(), LATER), "camera-frozen", WARNING, file=LATER, episode=2, camera=TOP
+    ),
+    "pictures_are_black": planted(
+        nothing, black_pictures, "camera-blank", WARNING, episode=0, camera="observation.images.a"
     ),
     "the_statistics_of_a_camera_are_wrong": planted(
         v3_camera,

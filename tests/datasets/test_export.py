@@ -97,6 +97,8 @@ def test_files_and_statistics_of_lerobot(exported: Path, tmp_path: Path) -> None
     rows = pq.read_table(exported / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
     action = joined(episodes(), "action").numpy()
     assert np.allclose(rows[1]["stats/action/q50"], np.quantile(action[7:11], 0.5, 0))
+    stats = json.loads((exported / "meta/stats.json").read_text())
+    assert all(np.allclose(stats["action"][name], getattr(action, name)(0)) for name in ("min", "max", "mean", "std"))
     halves = np.repeat(np.array([0, 255], np.uint8), 3 * 32 * 32).reshape(2, 3, 32, 32)
     export([{"observation": halves, "action": np.zeros(2)}], tmp_path / "out", fps=10, images="png")
     stats = json.loads((tmp_path / "out/meta/stats.json").read_text())
