@@ -72,7 +72,6 @@ class Model:
             uint8 `[rows, 3, H, W]`.
         tasks: The task of each row as a text; empty where the format has none.
         fps: Frames per second, where the format has them.
-        known_next: False for rows whose next observation the file does not hold.
         infos: Further fields by their names in the file, which not every reader returns.
     """
 
@@ -81,7 +80,6 @@ class Model:
     columns: dict[Key, Array]
     tasks: list[str] = dataclasses.field(default_factory=list)
     fps: int | None = None
-    known_next: NDArray[np.bool_] | None = None
     infos: dict[str, Array] = dataclasses.field(default_factory=dict)
 
     @property
@@ -517,11 +515,10 @@ def d4rl_hdf5(
         cut[-1] = not ended[-1]
     done = ended | cut
     columns = _outcome(observations, following, actions, rewards, ended, cut)
-    known = np.ones(len(done), bool) if next_observations else ~done
     if not next_observations:
         columns["next", "observation"] = np.concatenate([observations[1:], observations[-1:]])
     counts = np.diff(np.flatnonzero(done), prepend=-1).tolist()
-    return Model(path, counts, columns, known_next=known, infos=extra)
+    return Model(path, counts, columns, infos=extra)
 
 
 def _outcome(
@@ -583,8 +580,7 @@ def robomimic_hdf5(
     columns: dict[Key, Array] = {("observation", name): values for name, values in current.items()}
     columns |= {("next", "observation", name): values for name, values in later.items()}
     columns |= {"action": actions, ("next", "reward"): rewards, ("next", "done"): last}
-    known = np.ones(len(last), bool) if next_observations else ~last
-    return Model(path, list(lengths), columns, known_next=known, infos={"states": states})
+    return Model(path, list(lengths), columns, infos={"states": states})
 
 
 def diffusion_zarr(
@@ -592,7 +588,6 @@ def diffusion_zarr(
     *,
     lengths: Sequence[int] = (6, 4, 8),
     zarr_format: int = 2,
-    size: tuple[int, int] | None = (16, 16),
     chunk_rows: int = 5,
     picture_dtype: str = "uint8",
 ) -> Model:
@@ -602,7 +597,6 @@ def diffusion_zarr(
         path: The directory to write, or the archive if the name ends with `.zip`.
         lengths: Rows of each episode.
         zarr_format: 2 or 3.
-        size: `(height, width)` of the pictures `img` `[rows, H, W, 3]`; None for none.
         chunk_rows: Rows of each chunk: chunks and episodes do not end together.
         picture_dtype: uint8, or float32 as in the files of PushT.
     """
@@ -610,9 +604,8 @@ def diffusion_zarr(
     import zarr
 
     observations, _, actions, _, _ = _transitions(lengths, 5, 2)
-    arrays = {"action": actions, "state": observations}
-    if size is not None:
-        arrays["img"] = pictures(sum(lengths), *size).astype(picture_dtype)
+    images = pictures(sum(lengths), 16, 16).astype(picture_dtype)
+    arrays = {"action": actions, "state": observations, "img": images}
     store: Any = zarr.storage.ZipStore(path, mode="w") if path.suffix == ".zip" else zarr.storage.LocalStore(path)
     root: Any = zarr.open_group(store, mode="w", zarr_format=2 if zarr_format == 2 else 3)
     packed = {"compressors": [numcodecs.Blosc("zstd", clevel=1)]} if zarr_format == 2 else {}
@@ -724,7 +717,6 @@ def _minari_model(folder: Path, lengths: list[int], written: list[dict[str, Any]
         folder,
         lengths,
         columns,
-        known_next=np.ones(sum(lengths), bool),
         infos={name: np.concatenate([np.asarray(buffer["infos"][name]) for buffer in written]) for name in infos},
     )
 

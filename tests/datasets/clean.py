@@ -114,13 +114,6 @@ def episode_table(folder: Path, change: Callable[[list[dict[str, Any]]], None]) 
 # -- the datasets -----------------------------------------------------------------------------------------------------
 
 
-def _v3_arm(folder: Path) -> Path:
-    lengths = [60, 45, 80, 52]
-    builders.lerobot_v3(folder, lengths=lengths, features=ARM, cameras={TOP: (32, 32)}, fps=30)
-    fill(folder, arm(lengths))
-    return folder
-
-
 def _v3_paused_camera(folder: Path) -> Path:
     """A robot that stands still for a while: its camera shows the same picture, as it should; then in a dark room."""
     lengths = [60, 50]
@@ -260,7 +253,6 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
             skipped_frames={TOP: 4},
         ).path
     ),
-    "v3-arm": _v3_arm,
     "v3-paused-camera": _v3_paused_camera,
     "v3-zero-rewards": _v3_rewards,
     "v21-chunks": lambda p: (

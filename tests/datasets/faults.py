@@ -325,12 +325,6 @@ def limits_without_flags(folder: Path) -> None:
     rb.dumps(folder)
 
 
-def nan_in_a_mapping(_: Path) -> dict[str, Any]:
-    values = arm([20, 20])
-    values["observation.state"][22, 0] = np.nan
-    return {"observation": values["observation.state"], "action": values["action"], "episode_ends": [20, 40]}
-
-
 def a_saved_buffer_with_a_black_camera(folder: Path) -> None:
     images, after = (torch.from_numpy(builders.pictures(40, 16, 16, seed=seed)) for seed in range(2))
     images[20:] = 0
@@ -378,7 +372,6 @@ FAULTS: dict[str, Fault] = {
         v3, info(fps="ten"), "metadata-invalid", also=("timestamp-rate",), file=INFO
     ),
     "the_total_of_frames_is_wrong": planted(v3, info(total_frames=119), "count-mismatch", field="total_frames"),
-    "the_total_of_episodes_is_wrong": planted(v21, info(total_episodes=4), "count-mismatch", field="total_episodes"),
     "a_split_has_too_many_episodes": planted(
         v3, info(splits={"train": "0:2", "test": "2:9"}), "split-invalid", file=INFO, field="splits"
     ),
@@ -613,15 +606,6 @@ FAULTS: dict[str, Fault] = {
         "split-invalid",
         file="r.hdf5/mask/train",
     ),
-    "robomimic_has_nan": planted(
-        robomimic,
-        hdf5(lambda file: file["data/demo_1/obs/object"].__setitem__((3, 1), np.nan)),
-        "value-nan",
-        file="r.hdf5/data/demo_1",
-        episode=1,
-        frame=3,
-        field="obs/object",
-    ),
     # Minari
     "minari_lost_an_observation": planted(
         minari,
@@ -654,7 +638,6 @@ FAULTS: dict[str, Fault] = {
     "zarr_ends_overlap": planted(
         zarr, ends(20, 10, 30), "episode-bounds", file="meta/episode_ends", episode=1, field="episode_ends"
     ),
-    "zarr_ends_exceed_the_rows": planted(zarr, ends(10, 20, 31), "episode-bounds", episode=2, field="episode_ends"),
     "a_zarr_chunk_is_missing": planted(
         zarr, remove("data/state/1.0"), "file-missing", WARNING, file="data/state", field="state"
     ),
@@ -682,7 +665,6 @@ FAULTS: dict[str, Fault] = {
         also=("value-jump",),
         field="episode_ends",
     ),
-    "a_mapping_has_nan": planted(nothing, nan_in_a_mapping, "value-nan", episode=1, frame=2, field="observation"),
     "a_saved_trajectory_has_nan": planted(
         nothing, nan_in_a_trajectory, "value-nan", episode=8, frame=0, field="next.reward"
     ),

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("h5py")
 
@@ -19,7 +17,6 @@ from ostinato import open_dataset
 from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.columns import BlockColumn
 from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source
-from ostinato.datasets.stored import Pieces
 from ostinato.errors import DamagedFileError, KindError, OptionError, UsageError
 
 from .builders import Model, d4rl_hdf5, last_rows, robomimic_hdf5
@@ -221,15 +218,6 @@ def test_files_that_were_cut_short_or_changed_are_named(tmp_path: Path) -> None:
     model.path.write_bytes(b"text")
     with pytest.raises(KindError, match="not recognized"):
         open_dataset(model.path)
-
-
-@given(st.lists(st.integers(1, 70), min_size=1, max_size=4), st.none() | st.integers(1, 64))
-def test_blocks_cover_all_rows_once_and_end_with_chunks_and_episodes(lengths: list[int], chunk: int | None) -> None:
-    pieces = Pieces(np.array(lengths), 4, chunk, 16)
-    found = [pieces.locate(block) for block in range(len(pieces.starts) - 1)]
-    rows = [(piece, row) for piece, first, stop in found for row in range(first, stop)]
-    assert rows == [(piece, row) for piece, length in enumerate(lengths) for row in range(length)]
-    assert all(first % (chunk or 1) == 0 for _, first, _ in found)
 
 
 @pytest.mark.parametrize("how", ["plain", "user block", "chunks", "external", "big-endian", "empty"])

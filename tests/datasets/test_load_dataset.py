@@ -22,7 +22,7 @@ from ostinato import (
 )
 from ostinato.errors import CapacityError, OptionError, OstinatoError, SchemaError, UsageError
 
-from .builders import last_rows, lerobot_v3
+from .builders import last_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,18 +193,6 @@ def test_a_ring_is_copied_in_the_order_of_time(kind: str) -> None:
     assert not source[4]["done"]
 
 
-def test_environments_are_copied_one_after_the_other() -> None:
-    rows = torch.arange(20).reshape(5, 4)
-    done = torch.arange(5)[:, None].expand(5, 4) == 2
-    source = TensorDictReplayBuffer(storage=LazyTensorStorage(24, ndim=2), batch_size=4, dim_extend=0)
-    source.extend(TensorDict({"row": rows, "done": done}, [5, 4]))
-    rb = buffer()
-    assert rb.load_dataset(source) == 20
-    ends = torch.nonzero(rb["done"]).flatten() + 1
-    pieces = sorted(piece.tolist() for piece in rb["row"].tensor_split(ends)[:-1])
-    assert pieces == sorted(part[:, env].tolist() for part in (rows[:3], rows[3:]) for env in range(4))
-
-
 def test_a_single_copy_of_observations_is_read_as_two_and_fields_are_left_out() -> None:
     source = buffer(storage=LazyTensorStorage(50, single_copy=True))
     obs, done = torch.arange(39.0).view(13, 3), torch.arange(12) % 6 == 5
@@ -224,7 +212,7 @@ def test_a_single_copy_of_observations_is_read_as_two_and_fields_are_left_out() 
     assert rb["row"].tolist() == [0, 1, 2, 0, 1, 2]
 
 
-def test_buffers_over_datasets_shared_ones_and_text_are_sources() -> None:
+def test_buffers_over_datasets_shared_ones_and_text_are_sources(tmp_path: Path) -> None:
     source = buffer()
     source.extend({**steps(0, 5, ends=(1, 4)), "task": ["a", "a", "b", "cc", "b"]})
     for rb in (buffer(), buffer(storage=ListStorage(10))):
@@ -234,20 +222,8 @@ def test_buffers_over_datasets_shared_ones_and_text_are_sources() -> None:
     data = mapping([4, 5], flags="next")
     shared = buffer(shared=True)
     assert shared.load_dataset(data, batch_rows=2) == 9
-    for other in (shared, ReplayBuffer(storage=open_dataset(data))):
+    shared.dumps(tmp_path / "saved")
+    for other in (shared, ReplayBuffer(storage=open_dataset(data)), tmp_path / "saved"):
         rb = buffer()
         assert rb.load_dataset(other, episodes=[1]) == 5
         assert rb["row"].tolist() == list(range(4, 9))
-
-
-def test_a_dataset_on_disk_is_copied_frame_by_frame(tmp_path: Path) -> None:
-    model = lerobot_v3(tmp_path / "data", cameras={"observation.images.top": (32, 48)}, lengths=(7, 5, 9))
-    rb = buffer(sampler=SliceSampler(slice_len=3), batch_size=24)
-    assert rb.load_dataset(tmp_path / "data", episodes=[2, 0], batch_rows=4) == 16
-    rows = [*range(12, 21), *range(7)]
-    for key in ("observation.images.top", "observation.state", "action", "timestamp", "episode_index"):
-        assert np.array_equal(rb[key].numpy(), model.columns[key][rows]), key
-    assert torch.nonzero(rb["done"]).flatten().tolist() == [8, 15]
-    assert list(rb[:]["task"]) == [model.tasks[row] for row in rows]
-    steps = rb.sample()["frame_index"].reshape(-1, 3)
-    assert torch.equal(steps[:, 1:] - steps[:, :-1], torch.ones(8, 2, dtype=torch.int64))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -249,22 +248,6 @@ def test_an_unknown_codec_is_an_error(tmp_path: Path) -> None:
 @pytest.fixture
 def two(tmp_path: Path) -> Film:
     return filmed(tmp_path, (32, 48), keyframes=10, b_frames=2)
-
-
-@pytest.mark.parametrize("budget", [0, 40_000])
-def test_threads_read_at_once(two: Film, budget: int) -> None:
-    videos = two.open(num_threads=3)
-    videos.keep_frames(2 * ROWS, budget)
-
-    def check(seed: int) -> None:
-        generator = np.random.default_rng(seed)
-        for _ in range(20):
-            rows = generator.integers(0, len(two.frames), 12)
-            np.testing.assert_array_equal(read(videos, rows), two.frames[rows])
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(check, range(4)))
-    videos.close()
 
 
 def test_an_error_of_one_thread_names_the_frame_and_the_next_read_works(two: Film) -> None:

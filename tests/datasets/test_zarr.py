@@ -72,10 +72,7 @@ def test_wrong_ends_of_episodes_and_arrays_that_disagree_are_named(tmp_path: Pat
     group = zarr.open_group(str(model.path), mode="a")
     ends: Any
     for ends, message in (
-        ([6, 10, 19], "ends at row 19, the fields have 18 rows"),
         ([6, 6, 18], r"episode 1 would be the rows \[6, 6\)"),
-        ([0, 18], r"episode 0 would be the rows \[0, 0\)"),
-        ([6.0, 18.0], "must be integers"),
         ([[6], [18]], "must be integers"),
         ([], "must be integers"),
     ):

@@ -47,13 +47,12 @@ def write_video(
     codec: str = "libx264",
     keyframes: int = 2,
     b_frames: int = 0,
-    pixel_format: str | None = None,
     crf: int = 23,
 ) -> None:
     """Write frames `[H, W, 3]`, or an array of them, as one MP4 with a keyframe at least every `keyframes` frames.
 
-    `codec` is an encoder of PyAV: libx264, libx265 (sides that are multiples of 16, at least 64), libsvtav1, mpeg4 or
-    ffv1 (no loss but that of YUV).
+    `codec` is an encoder of PyAV: libx264, libx265 (sides that are multiples of 16, at least 64), libsvtav1 or
+    mpeg4.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     images = iter(frames)
@@ -77,7 +76,7 @@ def write_video(
     with kept_scheduling(), av.open(str(path), "w") as container:
         stream: Any = container.add_stream(codec, rate=fps, options=options)
         stream.width, stream.height = width, height
-        stream.pix_fmt = pixel_format or ("yuv444p" if odd and codec == "libx264" else "yuv420p")
+        stream.pix_fmt = "yuv444p" if odd and codec == "libx264" else "yuv420p"
         for frame in itertools.chain([first], images):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode(None))

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from typing import TYPE_CHECKING
 
 import pytest
 
 pytest.importorskip("ray")
 
 from benchmarks.fleet_costs import Costs
-from benchmarks.fleet_simulation import Fleet, main, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from benchmarks.fleet_simulation import Fleet, run
 
 pytestmark = pytest.mark.house
 
@@ -42,11 +37,3 @@ def test_a_busy_shard_and_a_busy_limiter_are_the_ceiling_and_a_seed_repeats() ->
     first, again, other = (run(costs, Fleet(20, 64, 4, learners=2, writers=3), 40, seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
-
-
-def test_the_table_is_written(tmp_path: Path) -> None:
-    COSTS.save(tmp_path / "costs.json")
-    files = ["--costs", str(tmp_path / "costs.json"), "--json", str(tmp_path / "table.json")]
-    assert main(["--shards", "4", "--batches", "20", *files]) == 0
-    table = json.loads((tmp_path / "table.json").read_text())["table"]
-    assert table["4 shards, batch 256, prefetch 32"]["calls_per_batch"] < 2

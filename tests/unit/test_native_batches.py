@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -45,47 +44,6 @@ def test_gather_makes_ordinary_tensors() -> None:
     assert found.is_shared()
     with torch.inference_mode():
         assert batches.gather(torch.arange(5))[0].is_inference()
-
-
-def test_slots_of_another_form_and_columns_that_are_no_memory_raise() -> None:
-    columns, batches = make()
-    odd: list[Any] = [torch.zeros(3), torch.zeros(3).int(), torch.zeros(3, 1).long(), 3, torch.arange(10)[::2]]
-    for slots in [*odd, torch.zeros(3, dtype=torch.int64, device="meta")]:
-        with pytest.raises(ValueError, match="slots must be a contiguous int64 tensor"):
-            batches.gather(slots)
-    for slot in (-1, 100, 2**62, -(2**63)):
-        with pytest.raises(IndexError, match="out of range"):
-            batches.gather(torch.tensor([3, slot]))
-    each = [torch.randint(0, 100, (n,)) for n in (3, 0, 5, 8)]
-    for column, at, found in zip(columns, each, batches.gather_each(each), strict=True):
-        assert torch.equal(found, column[at])
-    native: Any = backend.installed
-    held = torch.rand(3)
-    for wrong in ([torch.rand(3, device="meta")], [held.to_sparse()], [], [torch.rand(())]):
-        fields = native.Fields()
-        fields.add([(held.data_ptr(), 3)], 4, 4)
-        with pytest.raises(ValueError, match="column"):
-            native.Batches(fields, wrong)
-
-
-def test_outs_are_checked_in_order() -> None:
-    columns, batches = make()
-    good = batches.gather(torch.arange(4))
-    batches.check_outs(good, 4)
-    for at, wrong, reason in [
-        (0, torch.empty(4, 3, dtype=torch.float64), "another dtype or shape"),
-        (0, torch.empty(5, 3), "another dtype or shape"),
-        (0, torch.empty(3, 4).t(), "not contiguous"),
-        (0, columns[0][:4], "shares memory with the storage"),
-        (1, np.zeros(4, np.int64), "not a tensor"),
-        (3, torch.nn.Parameter(torch.rand(4, 2, 2, dtype=torch.bfloat16)), "not a tensor"),
-    ]:
-        outs = [*good]
-        outs[at] = wrong
-        with pytest.raises(ValueError, match=f"^{at}:.*{reason}"):
-            batches.gather_into(torch.arange(4), outs)
-    with pytest.raises(ValueError, match="one tensor for each field"):
-        batches.check_outs(good[:2], 4)
 
 
 def test_memory_kept_for_later_batches_is_bounded() -> None:

@@ -38,7 +38,7 @@ from ostinato import (
 from ostinato.compat import objectrl, torchrl
 from ostinato.durable import progress as module
 from ostinato.durable.locks import LOCK_NAME
-from ostinato.durable.progress import BYTES, Progress, begin, count, finish
+from ostinato.durable.progress import BYTES, Progress, begin
 from ostinato.errors import OptionError
 from ostinato.storages.checkpoint import readable
 from ostinato.tools.datasets import inspect_dataset
@@ -354,41 +354,6 @@ def test_the_rate_is_limited() -> None:
             bar.advance()
     told.check()
     assert len(told.calls) < 60  # a second would have 20
-
-
-@pytest.mark.usefixtures("every_step")
-def test_totals_that_are_unknown_told_later_or_by_nobody() -> None:
-    told = [Told(), Told(), Told()]
-    with Progress(told[0], "count", 0) as bar:
-        bar.advance()
-        bar.advance(2)
-    with Progress(told[1], "save", unit=BYTES):
-        count(5)
-        begin(10)
-        begin(20)
-        finish()
-        count(3)
-    with Progress(told[2], "save", unit=BYTES):
-        pass
-    assert [each.calls for each in told] == [[(0, 0), (1, 0), (3, 0), (3, 3)], [(0, 10), (10, 10)], [(0, 0)]]
-
-
-@pytest.mark.usefixtures("every_step")
-def test_nested_calls_other_units_and_other_threads_count_nothing() -> None:
-    outer, inner = Told(), Told()
-    with Progress(outer, "save", 10, unit=BYTES):
-        with Progress(None, "part", 99, unit=BYTES) as part:
-            part.advance(50)
-            count(4)
-        with Progress(inner, "own", 2, unit=BYTES):
-            count(2)
-        count(3, "rows")
-        thread = threading.Thread(target=count, args=(3,))
-        thread.start()
-        thread.join()
-    assert outer.calls == [(0, 10), (4, 10), (10, 10)]
-    assert inner.calls == [(0, 2), (2, 2)]
-    count(1)  # no call is open
 
 
 @pytest.mark.parametrize("taken", [contextlib.suppress(ValueError), readable("a buffer")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -176,38 +175,27 @@ def test_verify_and_doctor_say_what_is_damaged_and_what_was_not_checked(
             assert damaged in run_here(command, str(saved)).stderr, command
 
 
-def test_one_is_singular(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(1))
-    rb.extend({"obs": torch.zeros(1, 3), "done": torch.ones(1, dtype=torch.bool)})
-    rb.dumps(tmp_path / "one")
-    for command in ("inspect", "verify", "doctor", "sample"):
-        done = run_here(command, str(tmp_path / "one"))
-        assert done.returncode == 0, done.stderr
-        assert not re.findall(r"\b1 [a-z]+s\b", done.stdout), done.stdout
-    assert "1 of 1 row, 1 episode" in run_here("inspect", str(tmp_path / "one")).stdout
+COMMANDS = [
+    "",
+    "demo",
+    "inspect",
+    "verify",
+    "doctor",
+    "sample",
+    "merge",
+    "split",
+    "compact",
+    "convert",
+    "view",
+    "plot",
+    "top",
+]
 
 
-WORDS: dict[str, tuple[str, ...]] = {
-    "": ("demo", "inspect"),
-    "demo": ("OUTPUT", "--overwrite", "--seed", "--steps", "--prioritized", "--n-step"),
-    "inspect": ("--json", "--quick", "data/pusht"),
-    "verify": ("PATH", "--json", "--allow-pickle"),
-    "doctor": ("--strict", "--output"),
-    "sample": ("--load-path", "--num-chunks", "--cache-size", "--enable-cache", "data/pusht"),
-    "merge": ("PATH", "OUTPUT", "--source-path", "--save-path", "--copy", "--move", "hard links"),
-    "split": ("--source-path", "--save-path", "--split-count", "--copy", "--move", "hard links"),
-    "compact": ("PATH", "--json"),
-    "convert": ("PATH", "OUTPUT", "--format", "--fields", "--overwrite"),
-    "view": ("--replay-dir", "--camera", "--headless", "--save-image", "--no-display", "--web", "data/pusht"),
-    "plot": ("--output", "report.png", "data/pusht"),
-    "top": ("NAME",),
-}
-
-
-def test_help_names_options_gives_an_example_and_fits_into_80_columns() -> None:
-    for command, words in WORDS.items():
+def test_help_gives_an_example_and_fits_into_80_columns() -> None:
+    for command in COMMANDS:
         wide, narrow = (run_here(*command.split(), "--help", COLUMNS=columns).stdout for columns in ("200", "80"))
-        for word in ("Usage", "Example", f"ostinato {command}", *words):
+        for word in ("Usage", "Example", f"ostinato {command}"):
             assert word in wide, (command, word)
         assert "\N{HORIZONTAL ELLIPSIS}" not in narrow
         assert max(map(len, narrow.splitlines())) <= 80

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, ReplayBuffer, Trajectory, TrajectoryReplayBuffer, open_dataset
-from ostinato.tools import merge
 from tests.command import fails
 from tests.command import run_here as ostinato
 from tests.unit.tools.test_merge_split_convert import tree
@@ -152,21 +151,6 @@ def test_a_batch_beyond_memory_is_one_line_and_no_traceback(saved: Path, number:
     fails(1 if number == 10**7 else 2, "num-samples", "sample", "--load-path", saved, "--num-chunks", number)
 
 
-def test_a_merge_names_the_ranks_that_got_more_meanwhile(saved: Path, tmp_path: Path) -> None:
-    saved.rename(tmp_path / "rank_0")
-
-    def late(done: int, _: int) -> None:
-        if done:
-            store(tmp_path / "rank_1", 9)
-            raise OSError("stop")
-
-    with pytest.raises(OSError, match="stop"):
-        merge(tmp_path, tmp_path / "t", move=True, progress=late)
-    done = ostinato("merge", tmp_path, tmp_path / "t", "--move")
-    assert done.returncode == 0
-    assert f"{tmp_path}/rank_1 has trajectories that were added during the move" in done.stdout
-
-
 def test_convert_takes_checkpoints_of_torchrl(tmp_path: Path, saved: Path) -> None:
     ours = tmp_path / "ours"
     report = answer("convert", TORCHRL / "tree", ours)
@@ -184,18 +168,6 @@ def test_convert_takes_checkpoints_of_torchrl(tmp_path: Path, saved: Path) -> No
     ):
         fails(status, words, "convert", *wrong)
     assert not (tmp_path / "wrong").exists()
-
-
-@pytest.mark.parametrize("command", ["inspect", "verify", "sample", "compact", "view", "plot", "convert"])
-def test_every_command_says_what_lies_at_a_path_that_it_cannot_use(command: str, saved: Path, tmp_path: Path) -> None:
-    ranks, more = tmp_path / "ranks", (tmp_path / "new",) if command == "convert" else ()
-    ranks.mkdir()
-    saved.rename(ranks / "rank_0")
-    (tmp_path / "empty").mkdir()
-    fails(1, "has neither trajectories nor a checkpoint that dumps() wrote", command, tmp_path / "empty", *more)
-    fails(1, "there is no directory", command, tmp_path / "nowhere", *more)
-    if command in {"verify", "compact", "convert"}:  # the others open it as one dataset
-        fails(1, "give one of rank_0 in it, or merge them first (ostinato merge)", command, ranks, *more)
 
 
 def test_wrong_usage_and_the_other_kind_of_directory(saved: Path, tmp_path: Path) -> None:

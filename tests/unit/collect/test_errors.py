@@ -188,7 +188,7 @@ def test_final_observations_in_each_format() -> None:
         steps = VectorEnvRecorder(rb, 2, "SAME_STEP")
         steps.reset({"a": np.zeros((2, 3))})
         step(steps, ends=YES, info=info, obs={"a": np.ones((2, 3))})
-        step(steps, obs={"a": np.full((2, 3), 2.0)})
+        step(steps, obs={"a": np.full((2, 3), 2.0)}, action=[0, 0])
         assert rb[:]["next_a"][:, 0].tolist() == [1, 6, 2, 2]
         assert rb[:]["a"][:, 0].tolist() == [0, 0, 1, 1], "the next episode begins with what the step returned"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,23 +13,13 @@ from ostinato import (
     Episodes,
     LazyTensorStorage,
     NStep,
-    PrioritizedSampler,
-    RandomSampler,
     ReplayBuffer,
-    Sampler,
-    SamplerWithoutReplacement,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
     VectorEnvRecorder,
 )
-from ostinato.errors import CastWarning, SchemaError
 from tests.unit.collect.envs import MODES, Transition, actions_for, log, make, run
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-ENVS, COUNT, GAMMA = 3, 40, 0.5
+ENVS, COUNT = 3, 40
 CASES = list(product(MODES, ["flat", "ted"], [1, 2]))
 ENDS = {"flat": ["terminated", "truncated"], "ted": [("next", "terminated"), ("next", "truncated")]}
 
@@ -59,7 +49,7 @@ def columns(rows: Any, layout: str) -> dict[str, torch.Tensor]:
     following = rows["next"]
     flat = {"obs": rows["observation"], "action": rows["action"], "next_obs": following["observation"]}
     flat |= {name: following[name].squeeze(-1) for name in ("reward", "terminated", "truncated")}
-    return flat | {name: rows[name] for name in ("mask", "steps_to_next_obs") if name in rows}
+    return flat | ({"mask": rows["mask"]} if "mask" in rows else {})
 
 
 def _transition(flat: dict[str, torch.Tensor], i: int) -> Transition:
@@ -97,50 +87,6 @@ def test_rows_are_what_really_happened(mode: str, layout: str, ndim: int) -> Non
             assert len(rows) >= 2
         if capacity == 1_000 and not (mode == "NEXT_STEP" and ndim == 2):  # there reset steps write masked rows
             assert len(rb) == sum(map(len, truth))
-
-
-@pytest.mark.parametrize(("mode", "layout", "ndim"), CASES)
-def test_windows_stay_in_one_episode(mode: str, layout: str, ndim: int) -> None:
-    actions = actions_for(COUNT, ENVS)
-    rb = buffer(mode, layout, ndim, 24 if layout == "ted" else 1_000, sample_unit=NStep(3, GAMMA))
-    run(VectorEnvRecorder(rb, ENVS, mode), make(ENVS, mode), actions)
-    truth = {row.obs: row for rows in stored(rb, layout) for row in rows}
-    batch = columns(rb.sample(800), layout)
-    seen = set()
-    for i in range(800):
-        got, k = _transition(batch, i), int(batch["steps_to_next_obs"][i])
-        env, episode, step = got.obs
-        path = [truth[env, episode, step + j] for j in range(k)]
-        seen.add(got.obs)
-        assert got.reward == pytest.approx(sum(GAMMA**j * row.reward for j, row in enumerate(path)))
-        assert got.action == path[0].action
-        assert got[3:] == path[-1][3:]
-        assert k == 3 or path[-1].terminated or path[-1].truncated or (env, episode, step + k) not in truth
-    assert seen == set(truth), "every transition can be drawn, and no other row"
-
-
-SLICES = {"slice_len": 2, "truncated_key": None}
-SAMPLERS: dict[str, Callable[[], Sampler]] = {
-    "slices": lambda: SliceSampler(**SLICES),  # type: ignore[arg-type]
-    "slices once": lambda: SliceSamplerWithoutReplacement(**SLICES),  # type: ignore[arg-type]
-    "rows": RandomSampler,
-    "rows once": SamplerWithoutReplacement,
-    "priorities": lambda: PrioritizedSampler(1_000, 0.7, 0.5),
-}
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize(("mode", "ndim"), [("NEXT_STEP", 1), ("NEXT_STEP", 2), ("SAME_STEP", 1)])
-def test_no_sampler_draws_a_row_that_is_no_transition(mode: str, ndim: int, name: str) -> None:
-    rb = buffer(mode, "flat", ndim, sampler=SAMPLERS[name]())
-    run(VectorEnvRecorder(rb, ENVS, mode), make(ENVS, mode), actions_for(COUNT, ENVS))
-    truth = {row.obs for rows in stored(rb, "flat") for row in rows}
-    places = [tuple(place) for _ in range(20) for place in rb.sample(100)["obs"].tolist()]
-    if "slices" in name:
-        truth = {place for place in truth if (*place[:2], 1.0) in truth}
-        for first, second in zip(places[::2], places[1::2], strict=True):
-            assert second == (*first[:2], first[2] + 1)
-    assert set(places) == truth
 
 
 @pytest.mark.parametrize(("mode", "ndim"), list(product(MODES, [1, 2])))
@@ -218,41 +164,3 @@ def test_a_buffer_that_was_loaded_does_not_go_on_with_its_old_episodes(ndim: int
     newest = (batch["obs"][:, None] == last).all(-1).any(-1)
     assert newest.any()
     assert (batch["truncated"] | batch["terminated"])[newest].all()
-
-
-def test_environments_in_processes_give_the_same_rows() -> None:
-    gym = pytest.importorskip("gymnasium")
-    kept = []
-    for kind in (gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv):
-        rb = ReplayBuffer(storage=LazyTensorStorage(200))
-        env = kind([lambda: gym.make("CartPole-v1")] * 2)
-        steps = VectorEnvRecorder.for_env(rb, env)
-        steps.reset(env.reset(seed=3)[0])
-        for action in np.random.default_rng(0).integers(2, size=(60, 2)):
-            steps.add_step(action, *env.step(action))
-        env.close()
-        kept.append(rb[:])
-    assert len(kept[0]["obs"]) < 120, "some steps were resets"
-    assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
-
-
-def test_values_that_do_not_fit_leave_steps_and_buffer_as_they_were_and_others_are_cast() -> None:
-    rb = buffer("SAME_STEP", "flat", 1)
-    steps = VectorEnvRecorder(rb, 2, "SAME_STEP", reward_dtype=torch.float16)
-    steps.reset(np.zeros((2, 3), np.uint8))
-    no, yes = np.zeros(2, bool), np.ones(2, bool)
-    bad = [
-        (np.full((2, 3), 256), no, {}, r"field 'obs' must be uint8, got int64 with the value 256"),
-        (np.zeros((2, 3)), yes, {"final_obs": np.full((2, 3), 0.5)}, r"field 'final_obs' must be uint8.*0.5"),
-    ]
-    for obs, ends, info, message in bad:
-        with pytest.raises(SchemaError, match=message):
-            steps.add_step(np.zeros(2), obs, np.zeros(2), ends, no, info)
-    assert len(rb) == 0
-    steps.add_step(np.zeros(2, np.int32), np.full((2, 3), 7.0), np.zeros(2), no, no)
-    with pytest.warns(CastWarning, match="'reward' is stored as float16"):
-        steps.add_step([1, 0], np.full((2, 3), 8.0), np.array([0.1, 0]), yes, no, {"final_obs": np.full((2, 3), 9.0)})
-    rows = rb[:]
-    assert rows["obs"].dtype is rows["next_obs"].dtype is torch.uint8
-    assert (rows["action"].dtype, rows["reward"].dtype) == (torch.int32, torch.float16)
-    assert rows["next_obs"][:, 0].tolist() == [7, 7, 9, 9]

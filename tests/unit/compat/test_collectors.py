@@ -112,36 +112,6 @@ def test_calls_after_close_raise_in_the_worker() -> None:
     assert len(rb) == 0
 
 
-class Rows(dict[str, Any]):
-    """Rows that are about to be sent when another thread of the worker closes the handle."""
-
-    def __init__(self, handle: CollectorBuffer) -> None:
-        super().__init__(id=torch.arange(5))
-        self.thread = threading.Thread(target=handle.close)
-
-    def contiguous(self) -> dict[str, Any]:
-        self.thread.start()
-        self.thread.join(0.2)  # it cannot end before the call: only where the handle has no lock
-        return dict(self)
-
-
-def close_in_a_call(handle: CollectorBuffer, pipe: Any) -> None:
-    len(handle)  # connects
-    data = Rows(handle)
-    pipe.send(handle.extend(data).tolist())
-    data.thread.join(LIMIT_S)
-
-
-def test_closing_waits_for_the_call_of_another_thread() -> None:
-    rb = private()
-    with for_collector(rb) as handle:
-        mine, other = multiprocessing.get_context("fork").Pipe()
-        child = start(close_in_a_call, handle, other)
-        assert mine.recv() == [0, 1, 2, 3, 4]
-        end(child)
-    assert len(rb) == 5
-
-
 def test_what_the_handle_does_not_do() -> None:
     with for_collector(private()) as handle:
         assert handle.shared

@@ -74,19 +74,6 @@ def test_draws_are_shuffled_copies_that_follow_torchs_generator() -> None:
     assert orders[0][:20] != orders[0][20:40]
 
 
-def test_memory_is_allocated_once() -> None:
-    buffer = ReplayBuffer(100, "cpu")
-    columns = buffer._rows.storage.columns  # type: ignore[attr-defined]
-    assert not columns
-    places = set()
-    for first in (0, 50):
-        buffer.store(rows(first, 4))
-        places.add(buffer._rows.storage.columns[("amp_obs",)].data_ptr())  # type: ignore[attr-defined]
-        assert sorted(ids(buffer.sample(4))) == list(range(first, first + 4))
-        buffer.reset()
-    assert len(places) == 1
-
-
 def test_errors_change_nothing() -> None:
     buffer, empty = ReplayBuffer(10, CPU), ReplayBuffer(10, CPU)
     good = rows(0, 3)

@@ -250,14 +250,10 @@ class Count(Env[Any, Any]):
     observation_space = PLAIN
     action_space = spaces.Discrete(2)
 
-    seen: list[tuple[int, int]]
-    """Each step: what was seen before it, and after it."""
-
     def __init__(self, first: int = 0, space: spaces.Space[Any] = PLAIN) -> None:
         self.observation_space = space  # type: ignore[assignment]
         self.number = first
         self.taken = 0
-        self.seen = []
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         self.number += 1
@@ -268,7 +264,6 @@ class Count(Env[Any, Any]):
         self.number += 1
         self.taken += 1
         over = self.taken == 5
-        self.seen.append((self.number - 1, self.number))
         return self._show(), float(self.number), False, over, {}
 
     def _show(self) -> Any:
@@ -276,47 +271,6 @@ class Count(Env[Any, Any]):
         if isinstance(seen, dict):
             return {key: x[0] for key, x in seen.items()}
         return seen[0].astype(np.float32)
-
-
-@pytest.mark.parametrize(
-    ("space", "n", "calls"),
-    [(PLAIN, None, 1), (PLAIN, 3, 3), (spaces.Dict({"place": PLAIN, "other": PLAIN}), None, 1)],
-    ids=["plain", "n steps", "dict, normalized"],
-)
-def test_transitions_of_an_algorithm_are_those_of_its_environments(
-    space: spaces.Space[Any], n: int | None, calls: int
-) -> None:
-    """DQN bootstraps from true final observations; a second `learn`, which resets in an episode, is never crossed."""
-    envs = [Count(1000 * i, space) for i in range(3)]
-    vec: Any = DummyVecEnv([partial(next, iter([env])) for env in envs])
-    if space is not PLAIN:
-        vec = VecNormalize(vec, clip_obs=1e9, epsilon=0.0)
-    options = {} if n is None else {"n_steps": n, "gamma": GAMMA}
-    policy = "MlpPolicy" if space is PLAIN else "MultiInputPolicy"
-    kind: Any = {"replay_buffer_class": ReplayBuffer, "replay_buffer_kwargs": options}
-    model = DQN(policy, vec, **kind, buffer_size=300, learning_starts=90, seed=0)
-    for _ in range(calls):
-        model.learn(120 if calls == 1 else 21)
-    buffer = model.replay_buffer
-    assert buffer is not None
-    samples = buffer.sample(2000)
-    steps = dict(step for env in envs for step in env.seen)
-    discounts = [[1.0]] * 2000 if samples.discounts is None else samples.discounts.tolist()
-    nows, afters = (
-        [round(x) for x in _place(seen).tolist()] for seen in (samples.observations, samples.next_observations)
-    )
-    assert set(nows) == set(steps)
-    for now, after, discount in zip(nows, afters, discounts, strict=True):
-        at, k = now, 0
-        while k < (n or 1) and at in steps:  # nothing starts from what was seen before a reset
-            at, k = steps[at], k + 1
-        assert (after, discount) == (at, [pytest.approx(GAMMA**k if n else 1.0)])
-    assert not samples.dones.any()
-
-
-def _place(observations: Any) -> torch.Tensor:
-    place: torch.Tensor = (observations["place"] if isinstance(observations, dict) else observations)[:, 0]
-    return place
 
 
 def test_images_take_half_the_memory() -> None:
@@ -375,13 +329,12 @@ def test_saved_and_loaded_through_an_algorithm(tmp_path: Any) -> None:
 
 def test_models_of_the_same_options_have_samplers_of_their_own() -> None:
     """A sampler keeps the largest priority and the beta of its model: a second model must not begin with them."""
-    shared: dict[str, Any] = {"sampler": PrioritizedSampler(40, 0.6, 0.4)}
-    first = DQN("MlpPolicy", Count(), replay_buffer_class=ReplayBuffer, replay_buffer_kwargs=shared, buffer_size=40)
+    shared = PrioritizedSampler(40, 0.6, 0.4)
+    first = make("plain", 40, 2, sampler=shared)
     with pytest.raises(OptionError, match=r"serves another replay buffer.*partial\(PrioritizedSampler"):
-        DQN("MlpPolicy", Count(), replay_buffer_class=ReplayBuffer, replay_buffer_kwargs=shared, buffer_size=40)
-    assert isinstance(first.replay_buffer, ReplayBuffer)
-    shared["sampler"] = partial(PrioritizedSampler, 40, 0.6, 0.4)
-    buffers = [make("plain", 40, 2, **shared) for _ in range(2)]
+        make("plain", 40, 2, sampler=shared)
+    assert first.size() == 0
+    buffers = [make("plain", 40, 2, sampler=partial(PrioritizedSampler, 40, 0.6, 0.4)) for _ in range(2)]
     for seed, buffer in enumerate(buffers):
         Rollout(seed, 2, 12).fill(buffer, PLAIN)
     _, info = buffers[0].sample_with_info(16)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from ostinato.demo import Agent, Collector, DqnConfig, EnvSpec, evaluate
+from ostinato.demo import Agent, Collector, DqnConfig, EnvSpec
 from ostinato.errors import OptionError
 
 pytest.importorskip("gymnasium")
@@ -22,27 +19,6 @@ def upright(observations: torch.Tensor) -> torch.Tensor:
     return (3.0 * angle + turn + 0.1 * position + 0.3 * speed > 0).long()
 
 
-def test_rows_hold_the_true_successor_and_one_episode_each() -> None:
-    collector = Collector(seed=0)
-    rows = collector.collect(300, upright, epsilon=1.0)
-    assert {name: tuple(column.shape) for name, column in rows.items()} == {
-        "observation": (300, 4), "action": (300,), "reward": (300,), "next_observation": (300, 4),
-        "terminated": (300,), "truncated": (300,), "episode": (300,), "step": (300,),
-    }  # fmt: skip
-    assert rows["observation"].dtype == rows["next_observation"].dtype == rows["reward"].dtype == torch.float32
-    assert rows["terminated"].dtype == rows["truncated"].dtype == torch.bool
-    assert rows["step"].tolist() == list(range(300))
-    over = rows["terminated"] | rows["truncated"]
-    follows = (rows["next_observation"][:-1] == rows["observation"][1:]).all(dim=-1)
-    assert torch.equal(follows, ~over[:-1]), "a row's successor is the next row, unless an episode ends between them"
-    assert torch.equal(rows["episode"][1:] - rows["episode"][:-1], over[:-1].long())
-    last = rows["next_observation"][rows["terminated"]]
-    assert ((last[:, 0].abs() > 2.4) | (last[:, 2].abs() > 0.2095)).all(), (
-        "the last state of an episode is the fallen one"
-    )
-    collector.close()
-
-
 def test_the_time_limit_truncates_and_does_not_terminate() -> None:
     collector = Collector(seed=1)
     rows = collector.collect(501, upright, epsilon=0.0)
@@ -52,17 +28,6 @@ def test_the_time_limit_truncates_and_does_not_terminate() -> None:
     assert rows["next_observation"][499].abs().max() > 0
     assert not torch.equal(rows["next_observation"][499], rows["observation"][500])
     collector.close()
-
-
-def test_evaluation_plays_each_seed_once_and_sizes_are_those_of_the_environment() -> None:
-    assert evaluate(upright, [5, 6, 7]) == [500.0, 500.0, 500.0]
-    falling = evaluate(lambda observations: torch.ones(len(observations), dtype=torch.int64), [5, 6, 7])
-    assert all(8 <= value <= 11 for value in falling)
-    from gymnasium.spaces import Box, Discrete
-
-    high = np.array([2.0, 1e6, np.inf, 0.5])
-    env = SimpleNamespace(observation_space=Box(-high, high, dtype=np.float64), action_space=Discrete(3))
-    assert EnvSpec.of(env) == EnvSpec(4, 3, (2.0, 1.0, 1.0, 8.0))
 
 
 def test_goals_bootstrap_on_truncation_but_not_on_termination() -> None:
@@ -85,14 +50,9 @@ def test_goals_bootstrap_on_truncation_but_not_on_termination() -> None:
     goals = learner.targets(batch)
     assert torch.allclose(goals[:2], 0.5 + 0.9 * future[:2])
     assert goals[2] == 0.5
-    before = learner.snapshot()
     several = {**batch, "gamma": torch.tensor([0.9, 0.81, 0.729])}
     assert torch.allclose(learner.targets(several)[:2], 0.5 + torch.tensor([0.9, 0.81]) * future[:2])
     assert learner.targets(several)[2] == 0.5
-    error = learner.learn(batch, step=0)
-    assert error.shape == (3,)
-    moved = [name for name, value in learner.snapshot().items() if not torch.equal(value, before[name])]
-    assert moved == [name for name in before if name != "scale"]
 
 
 def test_settings_are_checked_and_short_runs_shrink_the_phases() -> None:
@@ -112,9 +72,3 @@ def test_settings_are_checked_and_short_runs_shrink_the_phases() -> None:
         assert config.warmup_steps < steps
         for name in ("warmup_steps", "explore_steps", "validate_every"):
             assert getattr(config, name) == max(name != "warmup_steps", getattr(whole, name) * steps // 10_000), name
-
-
-def test_the_example_runs() -> None:
-    from ostinato.demo import training
-
-    assert doctest.testmod(training).failed == 0

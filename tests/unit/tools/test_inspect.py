@@ -1,10 +1,7 @@
-"""Reports on checkpoints: contents, damage, bounded memory."""
+"""Reports on checkpoints: what they hold."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,37 +13,15 @@ from ostinato import (
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
-    SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
 from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.durable import CheckpointWriter
-from ostinato.errors import CheckpointError, DamagedFileError
+from ostinato.errors import CheckpointError
 from ostinato.tools import CheckpointReport, inspect_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def test_everything_that_a_dict_buffer_saves(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=3)
-    rb.extend({"obs": torch.arange(12).reshape(6, 2), "next": {"done": torch.tensor([True, False] * 3)}})
-    rb.sample()
-    rb.dumps(tmp_path / "saved")
-    report = inspect_checkpoint(tmp_path / "saved")
-    assert (report.rows, report.capacity, report.rows_written, report.rows_drawn) == (6, 10, 6, 3)
-    assert (report.storage, report.sampler, report.writer) == (
-        "LazyTensorStorage", "SamplerWithoutReplacement", "RoundRobinWriter",
-    )  # fmt: skip
-    assert report.verified
-    assert not report.exact_resume
-    assert report.nbytes == sum(
-        f.stat().st_size for f in (tmp_path / "saved").iterdir() if f.suffix in {".bin", ".json"}
-    )
-    obs, done = report.fields
-    assert (obs.name, obs.dtype, obs.shape, obs.rows, obs.nbytes) == ("obs", "int64", (2,), 6, 96)
-    assert (obs.minimum, obs.maximum, obs.mean, obs.nan_count) == (0, 11, 5.5, 0)
-    assert (done.name, done.dtype, done.shape, done.mean) == ("next.done", "bool", (), 0.5)
 
 
 def reported(rb: ReplayBuffer, rows: Any, path: Path) -> tuple[CheckpointReport, dict[str, Any]]:
@@ -91,51 +66,9 @@ def test_every_kind_of_storage(tmp_path: Path) -> None:
     assert (fields["observation"].maximum, apart.rows, apart.maximum) == (4, 1, 5)
 
 
-def save(tmp_path: Path) -> Path:
-    """Save a small buffer with a state large enough for a file of its own."""
-    rb = ReplayBuffer(storage=LazyTensorStorage(20_000), sampler=SamplerWithoutReplacement(), batch_size=2)
-    rb.extend({"a": torch.arange(20_000)})
-    rb.sample()
-    rb.dumps(tmp_path / "saved")
-    return tmp_path / "saved"
-
-
-def test_damage_in_any_file_is_found_and_quick_looks_at_the_manifest_alone(tmp_path: Path) -> None:
-    saved = save(tmp_path)
-    for file in sorted(saved.glob("*.bin")):
-        whole = file.read_bytes()
-        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        with pytest.raises(DamagedFileError, match=file.name.replace(".", r"\.")):
-            inspect_checkpoint(saved)
-        file.write_bytes(whole)
-    full, quick = inspect_checkpoint(saved), inspect_checkpoint(saved, read_data=False)
-    assert not quick.verified
-    assert quick.fields[0].mean is None
-    assert (quick.rows, quick.nbytes, quick.fields[0].name) == (full.rows, full.nbytes, full.fields[0].name)
-    with pytest.raises(CheckpointError, match="no checkpoint at"):
-        inspect_checkpoint(tmp_path / "nowhere")
+def test_what_is_no_buffer_is_named(tmp_path: Path) -> None:
     for number, state in enumerate(({}, {"storage": 3}, {"storage": {"class": "X", "state": {}}}, [1], None)):
         with CheckpointWriter(tmp_path / str(number), format_name=FORMAT) as writer:
             writer.commit(state)
         with pytest.raises(CheckpointError, match="does not describe a replay buffer"):
             inspect_checkpoint(tmp_path / str(number))
-
-
-@pytest.mark.slow
-def test_memory_stays_bounded(tmp_path: Path) -> None:
-    pytest.importorskip("resource")
-    rb = ReplayBuffer(storage=LazyTensorStorage(1500))
-    rb.extend({"pixels": torch.zeros(1500, 100_000, dtype=torch.uint8)})
-    rb.dumps(tmp_path / "saved")
-    del rb
-    code = (
-        "import json, resource, sys, torch; from ostinato.tools import inspect_checkpoint as look\n"
-        "look(sys.argv[2])\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "before = peak(); report = look(sys.argv[1]); print(json.dumps([peak() - before, report.nbytes]))"
-    )
-    small = save(tmp_path / "small")
-    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "saved"), str(small)]
-    grown, nbytes = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert nbytes > 140e6
-    assert grown / 1024 < 64, "MiB of memory more than for a small checkpoint"

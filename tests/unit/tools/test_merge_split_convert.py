@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ostinato import TrajectoryReplayBuffer
-from ostinato.durable import files as durable_files
 from ostinato.durable.locks import DirectoryLock
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError, StorageMemoryError
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError
 from ostinato.tools import convert, inspect_store, merge, merge_split, split, verify
 from tests.unit.trajectories.rollouts import check_batch, files, rollout
 
@@ -103,31 +101,6 @@ def test_split_takes_the_first_and_a_move_leaves_the_rest(tmp_path: Path, how: s
     assert owners(tmp_path / "t") == {0: 3, 1: 4, 2: 5}
 
 
-@pytest.mark.parametrize("verb", ["merge", "split"])
-def test_directories_that_share_files_do_not_change_each_other(tmp_path: Path, verb: str) -> None:
-    source = tmp_path / "s" / "rank_0"
-    write(source, [1, 2])
-    if verb == "merge":
-        merge(tmp_path / "s", tmp_path / "t")
-    else:
-        split(source, tmp_path / "t", 2)
-    before = tree(tmp_path / "t")
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=source) as buffer:  # rewrites lists, adds, drops
-        buffer.load_checkpoint(source)
-        buffer.clear()
-        buffer.add_trajectories([rollout(7, 2)])
-    assert tree(tmp_path / "t") == before
-    before = tree(source)
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "t") as buffer:
-        buffer.load_checkpoint(tmp_path / "t")
-        buffer.clear()
-        buffer.add_trajectories([rollout(8, 2)])
-    split(tmp_path / "t", tmp_path / "moved", 1, move=True)
-    assert tree(source) == before
-    shutil.rmtree(tmp_path / "s")
-    assert not verify(tmp_path / "t").damage
-
-
 def test_files_are_copied_where_the_file_system_has_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "s" / "rank_0", [1, 2])
     write(tmp_path / "s" / "rank_1", [3])
@@ -146,24 +119,6 @@ def test_files_are_copied_where_the_file_system_has_no_links(tmp_path: Path, mon
         assert (seen[0], seen[-1]) == ((0, 3), (3, 3))
         assert tree(tmp_path / "s") == before
         assert owners(tmp_path / f"t{number}") == {0: 1, 1: 3, 2: 2}
-
-
-@pytest.mark.parametrize("copy", [True, False])
-def test_copies_are_not_begun_where_the_disk_is_too_small(
-    tmp_path: Path, copy: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "s", [1, 2])
-    before = tree(tmp_path)
-
-    def link(*_: Any, **_options: Any) -> None:
-        raise OSError(errno.EXDEV, "other device")
-
-    monkeypatch.setattr(os, "link", link)
-    monkeypatch.setattr(durable_files, "free_bytes", lambda _path: 10)
-    with pytest.raises(StorageMemoryError, match=r"bytes needed, 10 bytes free"):
-        split(tmp_path / "s", tmp_path / "t", 2, copy=copy)
-    assert tree(tmp_path) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
 def refused(tmp_path: Path, words: str, work: Any, error: type[Exception] = CheckpointError) -> None:

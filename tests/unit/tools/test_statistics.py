@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.tools.inspect import RunningStatistics, elements
+from ostinato.tools.inspect import RunningStatistics
 
 
 def tally(*pieces: torch.Tensor) -> RunningStatistics:
@@ -35,23 +34,9 @@ def test_pieces_equal_the_whole(values: list[float], size: int) -> None:
     assert seen.mean == (pytest.approx(math.fsum(real) / len(real), abs=1e-6) if real else None)
 
 
-def test_every_real_dtype_and_values_at_the_bounds() -> None:
-    integers = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-    for dtype in (*integers, torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        seen = tally(torch.tensor([0, 1, 1, 0], dtype=dtype))
-        assert (seen.minimum, seen.maximum, seen.mean, seen.nan_count) == (0, 1, 0.5, 0), dtype
+def test_values_at_the_bounds() -> None:
     seen = tally(torch.tensor([2**62 + 1, -(2**62) - 1]))
     assert (seen.minimum, seen.maximum) == (-(2**62) - 1, 2**62 + 1), "exact"
-    assert isinstance(seen.minimum, int)
     assert tally(torch.tensor([0, 2**63], dtype=torch.uint64)).maximum == 2.0**63
-    assert tally(torch.tensor([1.0, math.inf])).mean == math.inf
     both = tally(torch.tensor([-math.inf, math.inf]))
     assert (both.minimum, both.maximum, both.mean) == (-math.inf, math.inf, None)
-
-
-@given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20), st.lists(st.integers(0, 80), max_size=6))
-def test_elements_across_blocks(values: list[int], cuts: list[int]) -> None:
-    raw = torch.tensor(values, dtype=torch.int32).numpy().tobytes()
-    bounds = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
-    blocks = [raw[a:b] for a, b in itertools.pairwise(bounds)]
-    assert [n for part in elements(blocks, torch.int32) for n in part.tolist()] == values

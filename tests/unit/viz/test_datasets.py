@@ -61,19 +61,6 @@ def source(data: dict[str, Any], **changes: Any) -> DatasetSource:
     return DatasetSource(DatasetStorage(dataclasses.replace(dataset.contents, **changes)), "data/pusht")
 
 
-def test_fields_get_their_roles_by_the_names_that_datasets_use() -> None:
-    roles = source({**robot(), "next": np.zeros(ROWS)}).roles
-    assert (roles.reward, roles.action, dict(roles.ends)) == (("next.reward",), ("action",), {"done": ("done",)})
-    assert list(roles.current) == ["observation.state", "observation.images.top", "observation.images.wrist"]
-    assert not roles.following
-    assert list(roles.extra) == ["timestamp", "next"]
-    roles = source(nested()).roles
-    assert (roles.reward, roles.action) == (("next", "reward"), ("action",))
-    assert set(roles.ends) == {"terminated", "truncated"}
-    assert dict(roles.current) == {"observation": ("observation",)}
-    assert dict(roles.following) == {"observation": ("next", "observation")}
-
-
 def test_a_frame_has_all_cameras_and_the_vectors_beside_them() -> None:
     seen = read_frame(source(robot()), Position(2, 3), ALL_CAMERAS)
     assert seen.title == "episode 2 (3 of 3)"
@@ -104,8 +91,6 @@ def test_next_observations_curves_and_texts_of_an_episode() -> None:
     assert timeline.reward.values[:, 0].tolist() == list(range(6, 14))
     assert timeline.ends.tolist() == [7]
     assert [made.returns(index) for index in range(3)] == made.all_returns() == [10.0, 5.0, 76.0]
-    assert [made.extent(index) for index in range(3)] == [(5, 1), (1, 1), (8, 1)]
-    assert made.title == "pusht, 14 rows, 3 episodes, arrays"
     texts = [made.open(index).facts for index in range(3)]
     assert texts == [(("task", text),) for text in ("lift", "push", "lift / push / a / ... (5 in all)")]
     assert dict(read_frame(made, Position(1, 0)).facts)["task"] == "push"

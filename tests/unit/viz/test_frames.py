@@ -12,7 +12,7 @@ from ostinato import tools
 from ostinato.errors import CheckpointError
 from ostinato.viz import Navigator, Position, TrajectoryFolder, read_frame
 from ostinato.viz.frames import ALL_CAMERAS
-from ostinato.viz.sources import CACHE_SIZE, is_picture, picture_of
+from ostinato.viz.sources import is_picture, picture_of
 from tests.unit.viz.rollouts import file_of, read_stamp, store
 
 if TYPE_CHECKING:
@@ -87,10 +87,6 @@ def test_fields_that_are_missing_or_odd(tmp_path: Path) -> None:
     assert "nothing" not in facts
     ends = [dict(read_frame(source, Position(0, step)).facts)["done"] for step in range(6)]
     assert ends == ["no", "no", "yes", "no", "no", "no"]
-    with pytest.raises(CheckpointError, match="allow_pickle"):
-        TrajectoryFolder(store(tmp_path / "p", form="pkl"))
-    with pytest.raises(CheckpointError, match="no trajectories at"):
-        TrajectoryFolder(tmp_path)
     with pytest.raises(CheckpointError, match="has no trajectories"):
         TrajectoryFolder(store(tmp_path / "b", []))
 
@@ -126,7 +122,7 @@ def test_a_broken_file_shows_as_such_and_the_rest_goes_on(how: str, form: str, t
     assert "missing" in read_frame(source, Position(1)).problem  # its header is in the cache, its pictures are not
 
 
-def test_jumps_go_by_id_and_few_trajectories_stay_open(tmp_path: Path) -> None:
+def test_jumps_go_by_id(tmp_path: Path) -> None:
     path = store(tmp_path / "a", [(2, 1)] * 11)
     tools.split(path, tmp_path / "first", 2, move=True)
     source = TrajectoryFolder(path)
@@ -139,12 +135,8 @@ def test_jumps_go_by_id_and_few_trajectories_stay_open(tmp_path: Path) -> None:
     assert read_stamp(read_frame(source, navigator.position).current.pictures[0].pixels)[0] == 3
     first = source.open(0)
     for index in range(9):
-        read_frame(source, Position(index), ALL_CAMERAS)
-    assert source.open(8) is source.open(8)
-    assert source.open(8 - CACHE_SIZE + 1) is source.open(8 - CACHE_SIZE + 1)
-    assert source.open(0) is not first
-    columns: Any = source.open(8).columns
-    assert all(tensor.nbytes < 100 for tensor in columns._whole.values()), "no pictures are held"
+        source.open(index)
+    assert source.open(0) is not first, "few are kept open"
 
 
 def test_pictures_of_all_kinds_become_rgb() -> None:

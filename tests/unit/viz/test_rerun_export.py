@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from ostinato.errors import DamagedFileError, OptionError
 from ostinato.viz import TrajectoryFolder
-from tests.unit.viz.rollouts import CAMERAS, file_of, store
+from tests.unit.viz.rollouts import CAMERAS, store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,29 +47,3 @@ def test_every_step_of_every_environment_is_there(tmp_path: Path) -> None:
                     for step, pixels in zip(images["step"], images["Image:buffer"], strict=True)
                 }
                 assert stamps == {step: (2, step, env * 50 + camera * 10 + 5 * following) for step in range(4)}
-
-
-def test_one_camera_and_errors_that_leave_what_was_there(tmp_path: Path) -> None:
-    from ostinato.viz.rerun_export import export
-
-    path = store(tmp_path / "a")
-    source = TrajectoryFolder(path)
-    target = export(source, 1, tmp_path / "out.rrd", camera="wrist_images")
-    found = read(target)
-    assert "/current/wrist_images" in found
-    assert "/current/main_images" not in found
-    for size, shown in ((64, True), (65, False)):
-        states = {"states": torch.zeros(2, 1, size)}
-        wide = TrajectoryFolder(store(tmp_path / str(size), [(2, 1)], curr_obs=states, next_obs=None))
-        assert ("/current/states" in read(export(wide, 0, target))) == shown, size
-    before = target.read_bytes()
-    for name in ("out.png", "gone/out.rrd"):
-        with pytest.raises(OptionError, match=r"must end in \.rrd"):
-            export(source, 0, tmp_path / name)
-    source.open(2)
-    for number in (0, 2):  # the header of the second is in the cache, its pictures are not
-        file_of(path, number).unlink()
-        with pytest.raises(DamagedFileError, match="missing"):
-            export(source, number, target)
-    assert target.read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["out.rrd"]

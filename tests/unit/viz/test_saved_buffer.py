@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 
 from ostinato import LazyTensorStorage, ListStorage, PrioritizedSampler, ReplayBuffer, SliceSampler
 from ostinato.errors import CheckpointError
-from ostinato.viz import Bars, Curves, Navigator, Position, SavedBuffer, Shares, TrajectoryFolder, read_frame
+from ostinato.viz import Bars, Curves, Position, SavedBuffer, Shares, read_frame
 from ostinato.viz.report import report
-from tests.unit.viz.rollouts import file_of, read_stamp, store
+from tests.unit.viz.rollouts import read_stamp
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,28 +36,6 @@ def saved(path: Path, lengths: list[int], capacity: int = 100, **parts: Any) -> 
         rb.extend(episode(number, rows))
     rb.dumps(path)
     return rb
-
-
-def test_episodes_are_shown_row_by_row(tmp_path: Path) -> None:
-    saved(tmp_path / "a", [3, 5, 2])
-    source = SavedBuffer(tmp_path / "a")
-    assert source.unit == "episode"
-    navigator, seen = Navigator(source), []
-    while True:
-        shown = read_frame(source, navigator.position)
-        index, step, _ = navigator.position
-        seen.append((index, step))
-        current, following = shown.current.traces[0].values, shown.following.traces[0].values
-        assert current[step].tolist() == [index + 1, step]
-        assert following[step].tolist() == [index + 1.5, step + 0.5]
-        facts = dict(shown.facts)
-        assert float(facts["reward"]) == index + 1
-        assert facts["done"] == ("yes" if step == shown.steps - 1 else "no")
-        assert int(facts["rows since"]) == 10 - len(seen)
-        if not navigator.next():
-            break
-    assert seen == [(index, step) for index, rows in enumerate([3, 5, 2]) for step in range(rows)]
-    assert [source.returns(index) for index in range(3)] == [3.0, 10.0, 6.0]
 
 
 def dumped(path: Path, rows: Any, capacity: int = 20, **options: Any) -> SavedBuffer:
@@ -178,32 +155,6 @@ def test_the_report_of_a_checkpoint(tmp_path: Path) -> None:
     scene = report(SavedBuffer(tmp_path / "a"))
     assert "mean return 8 \u00b7 1 without readable rewards" in scene.subtitle
     assert panels(scene)["Return of each episode"].lines[0].y == (10.0, 6.0)
-
-
-@pytest.mark.parametrize("rows", [1, 29, 2_500])
-def test_bars_over_whole_numbers_are_equally_wide_and_even(rows: int, tmp_path: Path) -> None:
-    source = dumped(tmp_path / "a", {"obs": torch.zeros(rows, 1)}, rows)
-    bars = panels(report(source))["Age of rows"]  # each age once
-    counts = bars.stacks[0].counts
-    assert sum(counts) == rows
-    assert len(counts) <= 31
-    assert len(set(counts[: rows // int(max(counts))])) == 1
-    assert bars.edges[0] >= -0.5
-    assert f"max {rows - 1:,}" in bars.stacks[0].label
-
-
-def test_the_report_of_trajectories(tmp_path: Path) -> None:
-    path = store(tmp_path / "a")
-    file_of(path, 1).unlink()
-    scene = report(TrajectoryFolder(path))
-    found = panels(scene)
-    line = found["Return of each trajectory"].lines[0]
-    assert line.x == (0.0, 2.0)
-    assert line.y == pytest.approx((0.03, 8.06))
-    assert "1 without readable rewards" in scene.subtitle
-    assert "Priorities" not in found
-    assert np.isclose(sum(found["Age of rows"].stacks[0].counts), 3 * 2 + 2 + 4 * 2)
-    assert found["Bytes by field"].names[0] == "curr_obs.extra_view_images"
 
 
 def test_an_episode_of_very_many_rows_keeps_its_spikes_in_few_points(tmp_path: Path) -> None:

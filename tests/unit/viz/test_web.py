@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from ostinato.viz import Position, TrajectoryFolder
-from tests.unit.viz.rollouts import file_of, store
+from ostinato.viz import TrajectoryFolder
+from tests.unit.viz.rollouts import store
 from tests.unit.viz.serving import served
 
 if TYPE_CHECKING:
@@ -28,12 +27,6 @@ READ_PIXEL = """image => {
   const canvas = new OffscreenCanvas(image.naturalWidth, image.naturalHeight), pen = canvas.getContext('2d');
   pen.drawImage(image, 0, 0);
   return [image.naturalWidth, image.naturalHeight, ...pen.getImageData(2, 2, 1, 1).data.slice(0, 3)];
-}"""
-
-HAS_BLUE = """canvas => {
-  const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-  for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 200 && data[i + 2] > 150 && data[i] < 60) return true;
-  return false;
 }"""
 
 
@@ -125,22 +118,6 @@ def test_the_list_filters_jumps_and_is_walked(browser: Any, tmp_path: Path) -> N
             page.locator("#jump").press("Enter")
         at(page, 3, 0, 1)
         page.locator("#message", has_text="there is no trajectory 77").wait_for()
-
-
-def test_broken_and_stateless_trajectories(browser: Any, tmp_path: Path) -> None:
-    path = store(tmp_path / "a")
-    file_of(path, 1).unlink()
-    with served(TrajectoryFolder(path), Position(1)) as url, opened(browser, url) as page:
-        assert at(page, 1, 0) == []
-        assert "missing" in page.locator("#current .note").inner_text()
-        page.keyboard.press("ArrowRight")
-        assert at(page, 2, 0) == colours(2, 0)
-    path = store(tmp_path / "b", [(3, 1)], images=False, rewards=None, prev_logprobs=torch.zeros(3, 1, 1))
-    with served(TrajectoryFolder(path)) as url, opened(browser, url) as page:
-        assert at(page, 0, 0) == []
-        page.wait_for_function(f"({HAS_BLUE})(document.querySelector('#current canvas'))", timeout=20_000)
-        page.locator("#action").wait_for()
-        assert page.locator("#reward").is_hidden()
 
 
 def test_answers_are_for_this_machine_alone(tmp_path: Path) -> None:
