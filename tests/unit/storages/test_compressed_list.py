@@ -145,7 +145,7 @@ def test_functions_of_the_user(tmp_path: Path) -> None:
 
 
 def test_wrong_options_and_rows_raise() -> None:
-    with pytest.raises(OptionError, match="levels 0 to 9"):
+    with pytest.raises(OptionError, match="compression_level of zlib must be an integer from 0 to 9"):
         CompressedListStorage(5, codec="zlib", compression_level=22)
     with pytest.raises(OptionError, match="must be 'zstd'"):
         CompressedListStorage(5, codec="lzma")
