@@ -949,8 +949,8 @@ class ReplayBuffer(Sampling):
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state: rows, cursor, generations, sampler, generator, transforms, queued draws.
 
-        A copy, of rows present alone, for `torch.save` and `load_state_dict`; `dumps` saves without copying. Pending
-        updates are written first.
+        A copy, of rows present alone, for `torch.save` and `load_state_dict`; `dumps` saves without copying. The rows
+        of a `ListStorage` are the stored objects. Pending updates are written first.
         """
         self._pipeline.settle()
         with self._engine.lock:
