@@ -156,8 +156,12 @@ def test_all_shards_are_saved_and_loaded(shards: ShardedReplayBuffer, tmp_path: 
         shards.loads(tmp_path / "elsewhere")
 
 
-def test_a_killed_shard_is_left_out_and_returns_with_its_checkpoint(shards: ShardedReplayBuffer, cluster: Any) -> None:
-    """Under load."""
+def test_a_killed_shard_is_left_out_and_returns_with_its_checkpoint(
+    shards: ShardedReplayBuffer, cluster: Any, tmp_path: Path
+) -> None:
+    """Under load, and soon after all shards have loaded a checkpoint."""
+    shards.dumps(tmp_path)
+    shards.loads(tmp_path)
     calls, end = Calls(LONG_S), time.monotonic() + 100
     writers = [Writer(shards.pinned(i), 10_000 * (i + 1), calls, count=2, pause_s=0.1) for i in range(SHARDS)]
     with warnings.catch_warnings(record=True) as said:

@@ -52,6 +52,8 @@ _MOST_OFFERS = 256
 _MOST_DRAWS = 1 << 20
 """Draws of all kept offers together, in the same way; 20 bytes each."""
 _ERAS = 1 << 18
+_LOADS = 16
+"""Eras for each one that begins here: every load of a used buffer begins one, too, and none of them may come again."""
 
 
 class Offer(NamedTuple):
@@ -279,7 +281,7 @@ def begin_era(buffer: ReplayBuffer, era: int) -> None:
     engine = buffer._engine  # noqa: SLF001 (same package)
     with engine.lock:
         engine.parts_changed()
-        engine.era = 1 + era % _ERAS
+        engine.era = 1 + era * _LOADS % _ERAS
 
 
 def describe_updates(buffer: ReplayBuffer) -> dict[str, Any]:
