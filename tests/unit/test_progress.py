@@ -239,7 +239,6 @@ CASES = [
     *cases("ReplayBufferEnsemble", ensemble, ALL),
     *cases("OfflineToOnlineReplayBuffer", online, "dumps loads"),
     *cases("Storage", storage_of, ALL),
-    *cases("Storage", lambda: storage_of(lambda: ListStorage(100, allow_pickle=True)), "dumps loads"),
     *cases("LazyMemmapStorage", lambda: storage_of(lambda: LazyMemmapStorage(100)), "dumps loads"),
     *cases("StorageEnsemble", storages, "dumps loads"),
     *cases("StorageCheckpointerBase", storage_of, "dumps loads", TensorStorageCheckpointer),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import json
 import math
-import struct
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from torch import Tensor
 from ostinato.durable import decode, encode
 from ostinato.durable.dtypes import DTYPES
 from ostinato.errors import CheckpointError, DamagedFileError
+from ostinato.testing.views import bits
 
 
 class Pair(NamedTuple):
@@ -34,20 +34,7 @@ Colour = enum.IntEnum("Colour", "RED")
 
 def same(a: Any, b: Any) -> bool:
     """Equal in type, order and every bit."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, float):
-        return struct.pack("<d", a) == struct.pack("<d", b) or (math.isnan(a) and math.isnan(b))
-    if isinstance(a, Tensor):
-        bits = [t.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).tolist() for t in (a, b)]
-        return a.dtype == b.dtype and a.shape == b.shape and bits[0] == bits[1]
-    if isinstance(a, np.ndarray | np.generic):
-        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a.items(), b.items(), strict=True))
-    return bool(a == b)
+    return bits(a) == bits(b) and repr(a) == repr(b)
 
 
 def through_json(value: object, **options: Any) -> Any:
