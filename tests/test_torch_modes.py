@@ -169,11 +169,3 @@ def test_results_are_the_same_in_every_mode(scenario: str, tmp_path: Path) -> No
     modes = {name: lambda _, make=make: make() for name, make in MODES.items()}
     for name, mode in (modes | {"in turns": alternating(0), "in turns, first": alternating(1)}).items():
         assert tour(scenario, tmp_path / name, mode) == wanted, name
-
-
-def test_a_default_device_does_not_reach_native_code() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=8)
-    rb.extend({"x": torch.arange(10.0)})
-    with default_device():
-        assert rb.sample()["x"].device.type == "cpu"
-        assert rb[torch.tensor([1, 2], device="cpu")]["x"].tolist() == [1.0, 2.0]

@@ -31,6 +31,7 @@ from ostinato.datasets.dataset import Contents
 from ostinato.datasets.decoded import HeapRows
 from ostinato.errors import CheckpointError, KeyMissingError, OptionError, SchemaError, SlotError, UsageError
 
+from ..tags import same_state
 from .builders import last_rows
 from .samples import flat
 
@@ -109,11 +110,7 @@ def dataset_of(kind: str, data: dict[str, Any], lengths: tuple[int, ...] = LENGT
 
 
 def same(one: Any, two: Any) -> None:
-    ones, twos = flat(one), flat(two)
-    assert ones.keys() == twos.keys()
-    for path, value in ones.items():
-        assert value.dtype == twos[path].dtype, path
-        assert torch.equal(value, twos[path]), path
+    same_state(flat(one), flat(two))
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {

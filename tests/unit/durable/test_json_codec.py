@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.effort import examples
+from tests.tags import random_bits
 from torch import Tensor
 
 from ostinato.durable import decode, encode
@@ -42,17 +43,9 @@ def through_json(value: object, **options: Any) -> Any:
     return decode(json.loads(text), load=options.get("load"))
 
 
-def tensor_of(name: str, shape: list[int], seed: int) -> Tensor:
-    dtype = DTYPES[name]
-    count = int(np.prod(shape, dtype=int)) * dtype.itemsize
-    generator = torch.Generator().manual_seed(seed)
-    raw = torch.randint(0, 2 if dtype == torch.bool else 256, (count,), dtype=torch.uint8, generator=generator)
-    return raw.view(dtype).view(shape)
-
-
 NUMPY_DTYPES = ["?", "i1", "u1", "<i2", ">i4", "<u8", "<f2", "<f4", ">f8", "<c8", "<c16", "<U3", "S5"]
 shapes = st.lists(st.integers(0, 3), max_size=3)
-tensors = st.builds(tensor_of, st.sampled_from(sorted(DTYPES)), shapes, st.integers(0, 9))
+tensors = st.builds(random_bits, shapes, st.sampled_from([*DTYPES.values()]), st.integers(0, 9))
 numpy_arrays = st.builds(
     lambda dtype, shape: np.arange(math.prod(shape)).reshape(shape).astype(dtype), st.sampled_from(NUMPY_DTYPES), shapes
 )
