@@ -134,7 +134,7 @@ def random_bits(shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Te
     generator = torch.Generator().manual_seed(seed)
     count = int(torch.Size(shape).numel()) * dtype.itemsize
     data = torch.randint(0, 2 if dtype == torch.bool else 256, (count,), dtype=torch.uint8, generator=generator)
-    return data.view(dtype).view(*shape)
+    return data.view(dtype).view(shape)
 
 
 def same_state(first: Any, second: Any, path: str = "state") -> None:
