@@ -16,7 +16,7 @@ from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBu
 from ostinato.testing.views import bits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "STORAGES",
@@ -26,6 +26,7 @@ __all__ = [
     "buffer",
     "fill",
     "poison",
+    "random_bits",
     "read_ids",
     "rows",
     "same_state",
@@ -126,6 +127,14 @@ def buffer(storage: str | Storage, capacity: int = 10, **options: Any) -> Replay
 def snapshot(rb: ReplayBuffer) -> Any:
     """Return a deep copy of the whole state."""
     return copy.deepcopy(rb.state_dict())
+
+
+def random_bits(shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Return a tensor of random bits (NaNs of all kinds included)."""
+    generator = torch.Generator().manual_seed(seed)
+    count = int(torch.Size(shape).numel()) * dtype.itemsize
+    data = torch.randint(0, 2 if dtype == torch.bool else 256, (count,), dtype=torch.uint8, generator=generator)
+    return data.view(dtype).view(shape)
 
 
 def same_state(first: Any, second: Any, path: str = "state") -> None:

@@ -22,10 +22,9 @@ from ostinato import (
     TrajectoryReplayBuffer,
     VectorEnvRecorder,
 )
-from ostinato.compat import objectrl
 from ostinato.testing.views import bits
 from ostinato.transforms import Cast, Compose, Exclude, Rename, Select
-from tests.registry import BUFFERS, registered, rows, seeded
+from tests.registry import BUFFERS, registered, seeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,20 +117,6 @@ def environments(directory: Path) -> Iterator[Any]:
     del directory
 
 
-def object_rl(directory: Path) -> Iterator[Any]:
-    cpu = torch.device("cpu")
-    buffer, other = (objectrl.ReplayBuffer(cpu, cpu, 12) for _ in range(2))
-    buffer.add_batch(rows(9))
-    buffer.add(rows(1, 20)[0])
-    torch.manual_seed(0)
-    yield buffer.sample_batch(4)
-    yield list(buffer.create_epoch_iterator(4))
-    buffer.save(directory / "saved")
-    other.load(directory / "saved")
-    other.add_batch(rows(9, 30))
-    yield other.sample_all()
-
-
 def trajectories(directory: Path) -> Iterator[Any]:
     """Rollouts in memory and on disk."""
     buffer = TrajectoryReplayBuffer(seed=3, auto_save=True, auto_save_path=directory / "store", cache_size=1)
@@ -154,7 +139,6 @@ SCENARIOS: dict[str, Callable[[Path], Iterator[Any]]] = {
     **{name: of_the_registry(name) for name in BUFFERS if "Ragged" not in name and name != "transform"},
     "edits": edits,
     "environments": environments,
-    "objectrl": object_rl,
     "trajectories": trajectories,
 }
 
@@ -185,11 +169,3 @@ def test_results_are_the_same_in_every_mode(scenario: str, tmp_path: Path) -> No
     modes = {name: lambda _, make=make: make() for name, make in MODES.items()}
     for name, mode in (modes | {"in turns": alternating(0), "in turns, first": alternating(1)}).items():
         assert tour(scenario, tmp_path / name, mode) == wanted, name
-
-
-def test_a_default_device_does_not_reach_native_code() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=8)
-    rb.extend({"x": torch.arange(10.0)})
-    with default_device():
-        assert rb.sample()["x"].device.type == "cpu"
-        assert rb[torch.tensor([1, 2], device="cpu")]["x"].tolist() == [1.0, 2.0]

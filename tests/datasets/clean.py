@@ -132,15 +132,6 @@ def _v3_paused_camera(folder: Path) -> Path:
     return folder
 
 
-def _v3_rewards(folder: Path) -> Path:
-    """Imitation data: all rewards are zero, as is the flag of success."""
-    features: builders.Features = {**ARM, "next.reward": ("float32", (1,)), "next.done": ("bool", (1,))}
-    lengths = [40, 30]
-    builders.lerobot_v3(folder, lengths=lengths, features=features)
-    fill(folder, {**arm(lengths), "next.reward": np.zeros(70, np.float32)})
-    return folder
-
-
 def _d4rl(path: Path, lengths: list[int], values: dict[str, Array], *, terminal: bool) -> Path:
     """Write a D4RL file whose episodes all terminate, or are all cut off."""
     import h5py
@@ -254,7 +245,6 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
         ).path
     ),
     "v3-paused-camera": _v3_paused_camera,
-    "v3-zero-rewards": _v3_rewards,
     "v21-chunks": lambda p: (
         builders.lerobot_v21(
             p, lengths=[4] * 7, episodes_per_chunk=3, cameras={TOP: (64, 64)}, codec="libsvtav1", fps=30

@@ -107,18 +107,34 @@ def test_the_rows_used_least_recently_leave() -> None:
     assert cache.read(np.arange(93, 100))[1].all()
 
 
-@pytest.mark.parametrize("max_bytes", [1, 60_000, 1 << 30])
-def test_frames_are_right_with_any_budget(written: Model, max_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "once"),
+    [
+        ({"max_bytes": 1}, False),
+        ({"max_bytes": 60_000}, False),
+        ({"max_bytes": 1 << 30}, True),
+        ({"max_bytes": 1, "cache": "memory"}, True),
+        ({"max_bytes": 1, "cache": "disk"}, True),
+    ],
+)
+def test_frames_are_right_with_any_cache_and_decoded_once_where_all_are_kept(
+    written: Model, options: Any, once: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     jobs = decoded(monkeypatch)
-    dataset = open_dataset(written.path, max_bytes=max_bytes, num_threads=2)
+    dataset = open_dataset(written.path, num_threads=2, **options)
     generator = np.random.default_rng(0)
     for size in generator.integers(1, 20, 12):
         assert agrees(dataset, written, generator.integers(0, ROWS, size))
     assert agrees(dataset, written, np.arange(ROWS))
     count = len(jobs)
     assert agrees(dataset, written, np.arange(ROWS)[::-1].copy())
-    assert (len(jobs) == count) == (max_bytes == 1 << 30), "frames that are kept are not decoded again"
+    assert (len(jobs) == count) == once
     dataset.close()
+    assert agrees(dataset, written, np.arange(ROWS))
+    assert any(tmp_path.iterdir()) == ("disk" in options.values())
+    del dataset
+    assert not list(tmp_path.iterdir()), "temporary files are removed"
 
 
 MEMORY = """
@@ -158,24 +174,6 @@ def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
     resident, kept = map(float, run.stdout.split())
     assert kept > 0.9
     assert resident < 1.1 + 20 / 96  # batches and decoders take memory of their own, too
-
-
-@pytest.mark.parametrize("kind", ["memory", "disk"])
-def test_every_row_is_decoded_once(model: Model, kind: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
-    (tmp_path / "t").mkdir()
-    jobs = decoded(monkeypatch)
-    dataset = open_dataset(model.path, cache=kind, max_bytes=1)
-    assert agrees(dataset, model, np.array([3, 40, 3, 18]))
-    assert agrees(dataset, model, np.arange(ROWS))
-    count = len(jobs)
-    assert agrees(dataset, model, np.arange(ROWS)[::-2].copy())
-    assert len(jobs) == count
-    dataset.close()
-    assert agrees(dataset, model, np.arange(ROWS))
-    assert any((tmp_path / "t").iterdir()) == (kind == "disk")
-    del dataset
-    assert not list((tmp_path / "t").iterdir()), "temporary files are removed"
 
 
 def in_a_fork(work: Callable[[], bool]) -> bool:

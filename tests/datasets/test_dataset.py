@@ -26,11 +26,12 @@ from ostinato import (
 )
 from ostinato.core.rows import Leaf
 from ostinato.datasets.cache import BlockCache
-from ostinato.datasets.columns import BlockColumn, DenseColumn, MovedColumn, TensorColumn, TextColumn
+from ostinato.datasets.columns import BlockColumn, DenseColumn, MovedColumn, TensorColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.decoded import HeapRows
 from ostinato.errors import CheckpointError, KeyMissingError, OptionError, SchemaError, SlotError, UsageError
 
+from ..tags import same_state
 from .builders import last_rows
 from .samples import flat
 
@@ -109,11 +110,7 @@ def dataset_of(kind: str, data: dict[str, Any], lengths: tuple[int, ...] = LENGT
 
 
 def same(one: Any, two: Any) -> None:
-    ones, twos = flat(one), flat(two)
-    assert ones.keys() == twos.keys()
-    for path, value in ones.items():
-        assert value.dtype == twos[path].dtype, path
-        assert torch.equal(value, twos[path]), path
+    same_state(flat(one), flat(two))
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -216,13 +213,7 @@ def test_a_dataset_is_read_only_and_says_what_it_holds() -> None:
     assert len(rb) == ROWS
 
 
-def test_text_and_tensordicts() -> None:
-    codes = torch.tensor([0, 0, 1, 0, 1])
-    texts: dict[Any, TextColumn] = {("task",): TextColumn(["pick", "place"], TensorColumn(codes))}
-    dataset = DatasetStorage(Contents("x", {("a",): TensorColumn(torch.arange(5))}, torch.tensor([5]), texts))
-    assert dataset[2]["task"] == "place"
-    drawn = ReplayBuffer(storage=dataset, batch_size=20, sample_unit=SequenceUnit(2)).sample()
-    assert drawn["task"] == [("pick", "place")[int(codes[a])] for a in drawn["a"]]
+def test_rows_are_tensordicts_if_asked_for() -> None:
     dataset = open_dataset(rows_of(), tensordict=True)
     rb = TensorDictReplayBuffer(storage=dataset, batch_size=6, sampler=PrioritizedSampler(ROWS, 0.6, 0.4))
     batch = rb.sample()

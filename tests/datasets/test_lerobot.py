@@ -164,22 +164,6 @@ def test_only_files_of_the_rows_are_read(whole: Model, tmp_path: Path) -> None:
 # -- what is known of a dataset --------------------------------------------------------------------------------------
 
 
-def test_a_relative_path_is_that_of_the_folder_in_which_it_was_opened(
-    small: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for given in (str(small.path), small.path / "meta"):
-        check_rows(open_dataset(given), small.columns, small.lengths)
-    shutil.copytree(small.path, tmp_path / "data")
-    for folder, path in ((tmp_path, "data"), (tmp_path / "data", "."), (tmp_path / "data" / "meta", "info.json")):
-        monkeypatch.chdir(folder)
-        options: dict[str, Any] = {"cache": "disk", "cache_dir": "decoded"} if path == "data" else {}
-        dataset = open_dataset(path, **options)
-        monkeypatch.chdir("/")
-        check_rows(dataset, small.columns, small.lengths)
-        dataset.close()
-    assert any((tmp_path / "decoded").glob("*.rows"))
-
-
 def test_version_2_0_and_missing_episodes(tmp_path: Path) -> None:
     model = lerobot_v21(tmp_path / "data", lengths=(4, 3, 5))
     edit_info(model.path, codebase_version="v2.0", total_episodes=2, total_frames=9)

@@ -1,4 +1,4 @@
-"""Ensembles, and offline data with one's own experience: names of rows, members, options, routed writes."""
+"""Ensembles, and offline data with one's own experience: names of rows, options, routed writes."""
 
 from __future__ import annotations
 
@@ -35,25 +35,6 @@ def test_batches(lib: Any, note: Note) -> None:
             note((sorted(map(str, batch.keys(True, True))), batch["obs"], members, info["index", "buffer_ids"]))
             assert (index + 100 * members == batch["obs"]).all()
         note([batch["obs"] for batch in islice(raw(rb), 2)])
-
-
-@both
-def test_members(lib: Any, note: Note) -> None:
-    members = _members(lib, 0, 100, 200)
-    rb = lib.ReplayBufferEnsemble(*members, p=[0.5, 0.25, 0.25])
-    for index in (0, 1, 2, -1, slice(None), (1, slice(2, 4)), (slice(None), 2), (slice(None), slice(1, 3)), 3):
-        rb[index]
-    note([len(raw(rb)[index]) for index in (slice(1, None), [0, 2], torch.tensor([1, 2]), range(2))])
-    note(raw(rb)[1:].sample(6)["obs"].shape)
-    note([len(rb), len(rb.storage), len(rb.sampler), len(rb.writer)])
-    with note.refusals():
-        rb["obs"]
-        rb[torch.tensor([0.5])]
-    rb.empty()
-    note([len(member) for member in members])
-    rb.shutdown()
-    members[0].extend(rows(3))  # outlives the ensemble
-    note(len(raw(members[0]).sample(3)))
 
 
 def _empty(lib: Any, **options: Any) -> Any:

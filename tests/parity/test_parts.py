@@ -1,4 +1,4 @@
-"""Exchanging parts, state, checkpoints, and the writer that keeps the best."""
+"""Exchanging parts, state, checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from ._script import Note, both, raw, rows
 
@@ -69,26 +68,3 @@ def test_dumps_and_loads(lib: Any, note: Note, storage: str, tmp_path: Path) -> 
         with note.refusals():
             small.loads(path)
             rb.loads(tmp_path / "nothing")
-
-
-# -- writers ----------------------------------------------------------------------------------------------------------
-
-
-def _ranked(values: list[float]) -> TensorDict:
-    return TensorDict({"key": torch.tensor(values), "obs": torch.arange(len(values))}, [len(values)])
-
-
-@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
-@both
-def test_the_best_stay(lib: Any, note: Note, storage: str) -> None:
-    writer = lib.TensorDictMaxValueWriter(rank_key="key")
-    rb = lib.ReplayBuffer(storage=getattr(lib, storage)(4), batch_size=3, writer=writer)
-    for values in ([1.0, 5.0, 3.0], [0.0, 9.0, 4.0, 2.0], [-1.0], [4.5], [200.0, 1.0, 201.0, 202.0, 3.0, 203.0]):
-        rb.extend(_ranked(values))
-        rb[:]
-    for value in (0.0, 202.5):
-        rb.add(_ranked([value])[0])
-        rb[:]
-    rb.empty()
-    rb.extend(_ranked([3.0, 1.0, 2.0, 9.0, 8.0, 0.0]))
-    rb[:]

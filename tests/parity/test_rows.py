@@ -1,4 +1,4 @@
-"""Rows by index: which are read and written, views and copies, edits in place, storages alone and in two dimensions."""
+"""Rows by index: which are read and written, views and copies, edits in place, and two dimensions."""
 
 from __future__ import annotations
 
@@ -120,24 +120,6 @@ def test_in_place(lib: Any, note: Note) -> None:
         rb.set_("obs", torch.arange(10.0))
         rb.update_({"obs": torch.arange(10.0)})
     rb[:]
-
-
-@pytest.mark.parametrize("name", ["LazyTensorStorage", "LazyMemmapStorage", "ListStorage"])
-@both
-def test_storages(lib: Any, note: Note, name: str) -> None:
-    storage = getattr(lib, name)(6)
-    storage.set(range(4), rows(4))
-    for index in (0, -1, slice(1, 3), [2, 0], torch.tensor([3, 3])):
-        storage.get(index)
-    storage.set(4, rows(1, 9)[0])
-    storage[1] = rows(1, 20)[0]
-    list(storage)
-    for index in (*range(-6, 6), torch.tensor([-6, -5, 4, 5])):
-        storage.contains(index)
-    note(len(storage))
-    with note.refusals():
-        storage.get(5)
-        storage.set(range(5, 9), rows(4))
 
 
 def _block(*shape: int, start: int = 0) -> TensorDict:

@@ -1,4 +1,4 @@
-"""Sequences, slices, hindsight, groups, staleness and conditional updates beside TorchRL's."""
+"""Sequences, slices and hindsight beside TorchRL's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from ._script import Note, both, raw
 from .episodes import hindsight_buffer, hindsight_episode, steps
@@ -81,57 +80,3 @@ def test_hindsight_batches_are_the_same_without_chance(lib: Any, note: Note, rat
     for size in (None, None, 7, None, None):
         batch = raw(rb).sample(size)
         note([batch[key] for key in ("achieved_goal", "desired_goal", ("next", "desired_goal"), ("next", "reward"))])
-
-
-# -- groups, staleness ------------------------------------------------------------------------------------------------
-
-
-@both
-def test_prompt_groups_and_staleness(lib: Any, note: Note) -> None:
-    rewards = torch.rand(24, generator=torch.Generator().manual_seed(1))
-    data = TensorDict({"query": torch.arange(24) // 6, ("next", "reward"): rewards}, [24])
-    for strategy in ("recency", "reward", "variance"):
-        sampler = lib.PromptGroupSampler(samples_per_group=3, strategy=strategy)
-        batch = raw(_buffer(lib, data[:], 12, capacity=24, sampler=sampler)).sample()
-        groups = batch["query"].view(4, 3)
-        assert (groups == groups[:, :1]).all()
-        note(sorted(batch["index"].tolist()))
-    sampler = lib.StalenessAwareSampler(max_staleness=2)
-    rows = TensorDict({"policy_version": torch.arange(8), "row": torch.arange(8)}, [8])
-    rb = _buffer(lib, rows, 3, sampler=sampler)
-    sampler.consumer_version = 7
-    batch, info = raw(rb).sample(return_info=True)
-    assert torch.equal(batch["staleness"], 7.0 - batch["row"])
-    note([sorted(batch["row"].tolist()), info["staleness"].dtype == torch.float32, dict(raw(sampler).state_dict())])
-    rb.empty()
-    note(sampler.consumer_version)
-
-
-# -- conditional updates ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        {},
-        {"version": 3},
-        {"version": torch.tensor([1, 2, 3, 4, 5, 6, 7])},
-        {"version": torch.tensor([5, 5, 5, 2, 9, 9, 9]), "require_newer": True},
-    ],
-)
-@both
-def test_conditional_updates_change_the_same_rows(lib: Any, note: Note, case: dict[str, Any]) -> None:
-    writer = lib.TensorDictRoundRobinWriter(track_generations=True)
-    rb = raw(lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(6), writer=writer))
-    index = rb.extend(TensorDict({"x": torch.zeros(6), "v": torch.full((6, 1), 3)}, [6]))
-    generation = rb.writer.generations_of(index)
-    rb.extend(TensorDict({"x": torch.full((2,), -1.0), "v": torch.full((2, 1), 3)}, [2]))
-    chosen = torch.tensor([0, 2, 3, 3, 5, 3, 1])
-    more = {**case, "version_key": "v"} if case else {}
-    result = rb.update_if_present(
-        index=index[chosen], generation=generation[chosen], patch={"x": torch.arange(1.0, 8.0)}, **more
-    )
-    note([result.updated, result.version_rejected, result.updated_count])
-    note([result.stale_count, result.version_rejected_count, rb.writer.generations_of(index) != generation, rb[:]["v"]])
-    note(rb.update_if_present(index=index, generation=generation, patch={"x": torch.ones(6)}).updated)
-    note(rb.writer.generations_of(torch.tensor([-1])))

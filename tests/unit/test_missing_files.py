@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, TrajectoryReplayBuffer
+from ostinato import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, TrajectoryReplayBuffer
 from ostinato.compat import objectrl, torchrl
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError, MissingFileError
 from ostinato.tools import compact, convert, inspect_checkpoint, inspect_store, kind_of, merge, split, verify
@@ -75,29 +75,19 @@ def of_a_buffer(path: Path) -> Callable[[], object]:
     return lambda: buffer().loads(path)
 
 
-def of_a_mapped_storage(path: Path) -> Callable[[], object]:
-    storage = LazyMemmapStorage(8, scratch_dir=path)
-    ReplayBuffer(storage=storage).extend({"x": torch.arange(5)})
-    storage.flush()
-    (path / "block0.bin").unlink()
-    return lambda: LazyMemmapStorage(8, scratch_dir=path, existsok=True)
-
-
-def of_trajectories(path: Path, *, index: bool = False, loaded: bool = False) -> Callable[[], object]:
+def of_trajectories(path: Path, *, loaded: bool = False) -> Callable[[], object]:
     with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path) as trajectories:
         trajectories.add_trajectories([rollout(1), rollout(2)])
     before = TrajectoryReplayBuffer()
     before.load_checkpoint(path)
-    for name in ["trajectory_index.json"] if index else files(path):
+    for name in files(path):
         (path / name).unlink()
     return lambda: before.sample(4) if loaded else TrajectoryReplayBuffer().load_checkpoint(path)
 
 
 LOSSES: list[Callable[[Path], Callable[[], object]]] = [
     of_a_buffer,
-    of_a_mapped_storage,
     of_trajectories,
-    partial(of_trajectories, index=True),
     partial(of_trajectories, loaded=True),
 ]
 

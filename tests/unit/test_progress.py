@@ -23,7 +23,6 @@ from ostinato import (
     H5StorageCheckpointer,
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     OfflineToOnlineReplayBuffer,
     ReplayBuffer,
     ReplayBufferEnsemble,
@@ -111,7 +110,7 @@ def rows(count: int = ROWS, first: int = 0) -> TensorDict:
 
 def filled(first: int = 0, kind: Callable[[], Any] = lambda: LazyTensorStorage(100)) -> ReplayBuffer:
     rb = ReplayBuffer(storage=kind(), batch_size=4)
-    rb.extend([{"at": i} for i in range(ROWS)] if isinstance(rb.storage, ListStorage) else rows(first=first))
+    rb.extend(rows(first=first))
     return rb
 
 
@@ -197,7 +196,7 @@ def content(held: Any, path: Path) -> Any:
         return [content(member, path) for member in held.members]
     if isinstance(held, TrajectoryReplayBuffer):
         return [held.trajectory_ids, held.get_stats()["trajectory_counter"], held.seed]
-    if isinstance(held, (OfflineToOnlineReplayBuffer, objectrl.ReplayBuffer, ListStorage)):
+    if isinstance(held, (OfflineToOnlineReplayBuffer, objectrl.ReplayBuffer)):
         return len(held)
     return [getattr(held, "write_count", 0), held[:]["obs"].tolist()]
 
@@ -239,7 +238,6 @@ CASES = [
     *cases("ReplayBufferEnsemble", ensemble, ALL),
     *cases("OfflineToOnlineReplayBuffer", online, "dumps loads"),
     *cases("Storage", storage_of, ALL),
-    *cases("Storage", lambda: storage_of(lambda: ListStorage(100, allow_pickle=True)), "dumps loads"),
     *cases("LazyMemmapStorage", lambda: storage_of(lambda: LazyMemmapStorage(100)), "dumps loads"),
     *cases("StorageEnsemble", storages, "dumps loads"),
     *cases("StorageCheckpointerBase", storage_of, "dumps loads", TensorStorageCheckpointer),

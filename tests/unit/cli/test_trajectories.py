@@ -141,16 +141,6 @@ def test_names_from_files_cannot_command_the_terminal(tmp_path: Path) -> None:
     assert "\\x1b[2J\\u202ex[red]" in outputs[0].stdout
 
 
-@pytest.mark.parametrize("number", [10**7, 10**30])
-def test_a_batch_beyond_memory_is_one_line_and_no_traceback(saved: Path, number: int) -> None:
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=saved) as buffer:
-        wide = torch.zeros(1, 1, 1).expand(3, 1, 2**20)
-        buffer.load_checkpoint(saved)
-        buffer.clear()
-        buffer.add_trajectories([Trajectory(rewards=torch.zeros(3, 1, 1), actions=wide)])
-    fails(1 if number == 10**7 else 2, "num-samples", "sample", "--load-path", saved, "--num-chunks", number)
-
-
 def test_convert_takes_checkpoints_of_torchrl(tmp_path: Path, saved: Path) -> None:
     ours = tmp_path / "ours"
     report = answer("convert", TORCHRL / "tree", ours)

@@ -219,7 +219,6 @@ def test_errors_change_nothing() -> None:
 
     calls: list[tuple[Any, type[Exception], str | None]] = [
         (lambda: ReplayBuffer(CPU, meta, 10), OptionError, "storing_device must be a CPU or CUDA device"),
-        (put("storing_device", meta), OptionError, "got meta"),
         (put("buffer_size", 0), OptionError, "buffer_size must be at least 1, got 0"),
         (put("data_size", 7), OptionError, r"data_size must be in \[0, 6\], got 7: add rows, or load"),
         *((put("pointer", bad), OptionError, r"pointer must be in \[0, 6\]") for bad in (7, -1, 1.0, True)),
@@ -236,12 +235,9 @@ def test_errors_change_nothing() -> None:
     ]
     refused: list[tuple[Any, Any, type[Exception]]] = [
         ([0, 6], ["id"], SlotError),
-        ([-7], ["id"], SlotError),
         (2, ["id"], KindError),
-        (torch.zeros(2, 2).long(), ["id"], KindError),
         ([0], "obs", KindError),
         ([0], [], KindError),
-        ([0], None, KindError),
     ]
     for indices, fields, error in refused:
         calls.append((lambda i=indices, f=fields: buffer.sample_by_index_fields(i, f), error, None))

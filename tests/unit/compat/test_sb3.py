@@ -327,22 +327,6 @@ def test_saved_and_loaded_through_an_algorithm(tmp_path: Any) -> None:
     assert not again.dones.any()
 
 
-def test_models_of_the_same_options_have_samplers_of_their_own() -> None:
-    """A sampler keeps the largest priority and the beta of its model: a second model must not begin with them."""
-    shared = PrioritizedSampler(40, 0.6, 0.4)
-    first = make("plain", 40, 2, sampler=shared)
-    with pytest.raises(OptionError, match=r"serves another replay buffer.*partial\(PrioritizedSampler"):
-        make("plain", 40, 2, sampler=shared)
-    assert first.size() == 0
-    buffers = [make("plain", 40, 2, sampler=partial(PrioritizedSampler, 40, 0.6, 0.4)) for _ in range(2)]
-    for seed, buffer in enumerate(buffers):
-        Rollout(seed, 2, 12).fill(buffer, PLAIN)
-    _, info = buffers[0].sample_with_info(16)
-    buffers[0].update_priority(info, torch.full((16,), 50.0))
-    assert buffers[0].sample_with_info(200)[1]["priority_weight"].min() < 1
-    assert (buffers[1].sample_with_info(200)[1]["priority_weight"] == 1).all()
-
-
 @pytest.mark.parametrize(
     ("steps", "n", "wanted"),
     [
@@ -367,7 +351,7 @@ def test_returns_where_arrays_are_written_over_after_add(
 
 def test_priorities_decide_what_is_drawn() -> None:
     rollout = Rollout(8, 2, 6)
-    buffer = make("plain", 20, 2, n_steps=2, gamma=GAMMA, sampler=PrioritizedSampler(20, 1.0, 1.0))
+    buffer = make("plain", 20, 2, n_steps=2, gamma=GAMMA, sampler=partial(PrioritizedSampler, 20, 1.0, 1.0))
     rollout.fill(buffer, PLAIN)
     with pytest.raises(UsageError, match="sample_with_info"):
         buffer.sample(4)

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.effort import examples
+from tests.tags import random_bits
 from torch import Tensor
 
 from ostinato.durable import (
@@ -46,27 +47,18 @@ def raw(tensor: Tensor) -> bytes:
     return plain.view(torch.uint8).numpy().tobytes()
 
 
-def filled(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
-    """A tensor of random bits (NaNs of all kinds included)."""
-    generator = torch.Generator().manual_seed(seed)
-    count = int(torch.Size(shape).numel())
-    high = 2 if dtype == torch.bool else 256
-    data = torch.randint(0, high, (count * dtype.itemsize,), dtype=torch.uint8, generator=generator)
-    return data.view(dtype).view(shape)
-
-
 def layouts(shape: tuple[int, ...], dtype: torch.dtype, layout: str, seed: int) -> Tensor:
     """A tensor of that shape whose memory is laid out in one of several ways."""
     if layout == "strided rows" and shape:
-        wide = filled((shape[0], 3 * max(1, torch.Size(shape[1:]).numel()) + 5), dtype, seed)
-        return wide.as_strided(shape, (wide.stride(0), *filled(shape, dtype, 0).stride()[1:]), 1)
+        wide = random_bits((shape[0], 3 * max(1, torch.Size(shape[1:]).numel()) + 5), dtype, seed)
+        return wide.as_strided(shape, (wide.stride(0), *random_bits(shape, dtype, 0).stride()[1:]), 1)
     if layout == "transposed" and len(shape) >= 2:
-        return filled((shape[1], shape[0], *shape[2:]), dtype, seed).transpose(0, 1)
+        return random_bits((shape[1], shape[0], *shape[2:]), dtype, seed).transpose(0, 1)
     if layout == "every other" and shape:
-        return filled((2 * shape[0], *shape[1:]), dtype, seed)[::2]
+        return random_bits((2 * shape[0], *shape[1:]), dtype, seed)[::2]
     if layout == "expanded" and shape:
-        return filled((1, *shape[1:]), dtype, seed).expand(shape)
-    return filled(shape, dtype, seed)
+        return random_bits((1, *shape[1:]), dtype, seed).expand(shape)
+    return random_bits(shape, dtype, seed)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")

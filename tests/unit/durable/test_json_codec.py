@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import json
 import math
-import struct
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -15,11 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.effort import examples
+from tests.tags import random_bits
 from torch import Tensor
 
 from ostinato.durable import decode, encode
 from ostinato.durable.dtypes import DTYPES
 from ostinato.errors import CheckpointError, DamagedFileError
+from ostinato.testing.views import bits
 
 
 class Pair(NamedTuple):
@@ -34,20 +35,7 @@ Colour = enum.IntEnum("Colour", "RED")
 
 def same(a: Any, b: Any) -> bool:
     """Equal in type, order and every bit."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, float):
-        return struct.pack("<d", a) == struct.pack("<d", b) or (math.isnan(a) and math.isnan(b))
-    if isinstance(a, Tensor):
-        bits = [t.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).tolist() for t in (a, b)]
-        return a.dtype == b.dtype and a.shape == b.shape and bits[0] == bits[1]
-    if isinstance(a, np.ndarray | np.generic):
-        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a.items(), b.items(), strict=True))
-    return bool(a == b)
+    return bits(a) == bits(b) and repr(a) == repr(b)
 
 
 def through_json(value: object, **options: Any) -> Any:
@@ -55,17 +43,9 @@ def through_json(value: object, **options: Any) -> Any:
     return decode(json.loads(text), load=options.get("load"))
 
 
-def tensor_of(name: str, shape: list[int], seed: int) -> Tensor:
-    dtype = DTYPES[name]
-    count = int(np.prod(shape, dtype=int)) * dtype.itemsize
-    generator = torch.Generator().manual_seed(seed)
-    raw = torch.randint(0, 2 if dtype == torch.bool else 256, (count,), dtype=torch.uint8, generator=generator)
-    return raw.view(dtype).view(shape)
-
-
 NUMPY_DTYPES = ["?", "i1", "u1", "<i2", ">i4", "<u8", "<f2", "<f4", ">f8", "<c8", "<c16", "<U3", "S5"]
 shapes = st.lists(st.integers(0, 3), max_size=3)
-tensors = st.builds(tensor_of, st.sampled_from(sorted(DTYPES)), shapes, st.integers(0, 9))
+tensors = st.builds(random_bits, shapes, st.sampled_from([*DTYPES.values()]), st.integers(0, 9))
 numpy_arrays = st.builds(
     lambda dtype, shape: np.arange(math.prod(shape)).reshape(shape).astype(dtype), st.sampled_from(NUMPY_DTYPES), shapes
 )

@@ -1,4 +1,4 @@
-"""TED2Flat and Flat2TED: layout, files, bad input. Beside TorchRL's: `tests/parity/test_ted.py`."""
+"""TED2Flat and Flat2TED: layout, bad input. Beside TorchRL's: `tests/parity/test_ted.py`."""
 
 from __future__ import annotations
 
@@ -14,44 +14,18 @@ from ostinato.errors import CheckpointError, KeyMissingError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
-def ring(steps: int, lanes: int, written: int, lengths: list[int]) -> TensorDict:
-    """Rows in TED format `[steps, lanes]` as a ring holds them after `written` steps of each lane.
-
-    `obs` is 1000 * lane + step written; at ends `next.obs` is minus that. Lanes end out of step with each other.
-    """
-    obs = torch.zeros(steps, lanes, 2)
-    after = torch.zeros(steps, lanes, 2)
-    done = torch.zeros(steps, lanes, 1, dtype=torch.bool)
-    for lane in range(lanes):
-        left, turn = lengths[lane % len(lengths)], lane
-        for step in range(written):
-            left -= 1
-            row, number = step % steps, float(1000 * lane + step)
-            obs[row, lane] = number
-            after[row, lane] = -number if left == 0 else number + 1
-            done[row, lane] = left == 0
-            if left == 0:
-                turn += 1
-                left = lengths[turn % len(lengths)]
-    newest = (written - 1) % steps
-    after[newest] = obs[newest] + 0.5  # what follows the newest step is not stored anywhere else
-    data: dict[str, Any] = {
-        "obs": obs,
-        "pixels": {"small": (obs[..., :1] * 3).to(torch.int32)},
-        "action": obs[..., :1] * 2,
-        "next": {
-            "obs": after,
-            "pixels": {"small": (after[..., :1] * 3).to(torch.int32)},
-            "reward": after[..., :1] * 7,
-            "done": done,
-            "terminated": done & (after[..., :1] < -5),
-        },
-    }
-    data |= {name: torch.zeros_like(done) for name in ("done", "terminated")}
-    return TensorDict(data, [steps, lanes])
+def episodes(steps: int) -> TensorDict:
+    """Rows of episodes of three steps in TED format; at ends `next.obs` is minus the number of the row."""
+    number = torch.arange(float(steps))[:, None]
+    done = number % 3 == 2
+    after = torch.where(done, -number, number + 1)
+    after[-1] = number[-1] + 0.5  # what follows the newest step is not stored anywhere else
+    flags = {name: torch.zeros_like(done) for name in ("done", "terminated")}
+    now = {"obs": number.expand(-1, 2), "pixels": {"small": number.int() * 3}}
+    then = {"obs": after.expand(-1, 2), "pixels": {"small": (after * 3).int()}, "reward": after * 7}
+    return TensorDict({**now, **flags, "next": {**then, **dict.fromkeys(flags, done)}}, [steps])
 
 
 def hook(shift: int, *, full: bool) -> TED2Flat:
@@ -60,16 +34,12 @@ def hook(shift: int, *, full: bool) -> TED2Flat:
     return made
 
 
-def test_more_than_one_dimension_of_environments_and_files(tmp_path: Path) -> None:
-    rows = ring(5, 6, 9, [2, 3])
-    flat = hook(4, full=True)(rows.reshape(5, 2, 3), path=tmp_path / "flat")
-    same_state(flat["obs"], hook(4, full=True)(rows)["obs"])
-    for found in (flat, TensorDict.load_memmap(tmp_path / "flat")):
-        same_state(Flat2TED()(found).reshape(5, 6), rows)
-    whole = ring(6, 1, 6, [4])[:, 0]  # without marks all rows are there
-    assert TED2Flat()(whole)["obs"][:, 0].tolist() == [0, 1, 2, 3, -3, 4, 5, 5.5]
-    for form in (whole, whole.to_dict()):
-        same_state(Flat2TED()(TED2Flat()(form)), whole)
+def test_dicts_and_more_than_one_dimension_of_environments_come_back() -> None:
+    whole = episodes(6)
+    assert TED2Flat()(whole)["obs"][:, 0].tolist() == [0, 1, 2, -2, 3, 4, 5, 5.5]
+    for rows in (whole, torch.stack([whole] * 6, 1).reshape(6, 2, 3)):
+        same_state(Flat2TED()(TED2Flat()(rows)), rows)
+    same_state(Flat2TED()(TED2Flat()(whole.to_dict())), whole)
 
 
 def changed(rows: TensorDict, key: Any, value: Any, step: int | None = None) -> TensorDict:
@@ -82,7 +52,7 @@ def changed(rows: TensorDict, key: Any, value: Any, step: int | None = None) -> 
 
 
 def test_rows_that_would_not_come_back_and_bad_input_are_refused() -> None:
-    rows = ring(6, 1, 6, [3])[:, 0]
+    rows = episodes(6)
     broken = changed(rows, ("next", "obs"), -1.0, 1)  # as after n-step sums
     hook(1, full=False)(broken)  # of rows never written nothing is asked
     cases: list[tuple[Callable[[], object], type[Exception], str]] = [
@@ -114,7 +84,7 @@ def test_rows_that_would_not_come_back_and_bad_input_are_refused() -> None:
 
 
 def test_damage_is_refused() -> None:
-    flat = TED2Flat()(ring(4, 1, 4, [3])[:, 0])
+    flat = TED2Flat()(episodes(4))
     damages: list[tuple[Any, str]] = [
         ({"done": torch.zeros(4)}, "takes the TensorDict"),
         (changed(flat, "obs", flat["obs"][:-1].clone()), r"field 'obs' must hold 4 or 6 values, got shape \[5, 2\]"),

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from ostinato import (
-    DeltaTimestamps,
     Episodes,
     FrameStack,
     Hindsight,
@@ -68,7 +67,6 @@ BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
     (lambda: SliceSampler(slice_len=4, pad_output=True), OptionError, "incompatible with strict_length=True"),
     (lambda: setattr(SequenceUnit(2, "strict"), "length", 6), UsageError, "make another unit"),
     (lambda: setattr(Hindsight(reward_of), "her_ratio", 7.0), UsageError, "make another unit"),
-    (lambda: setattr(DeltaTimestamps(steps={"t": [0]}), "offsets", {}), UsageError, "make another unit"),
 ]
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ostinato.errors import OptionError
 from ostinato.viz import Bars, Curves, FigureSpec, Level, Line, Mark, Points, Stack, draw
-from tests.unit.viz.rollouts import store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,21 +50,3 @@ def test_the_file_is_a_png_of_the_size_that_is_asked_for(tmp_path: Path) -> None
         Line("a", (1.0, 2.0), (1.0,))
     with pytest.raises(OptionError, match="each must have a panel"):
         FigureSpec("nothing", "", ((),))
-
-
-def test_frames_need_no_matplotlib_and_pyplot_is_left_alone(tmp_path: Path) -> None:
-    code = (
-        "import sys, ostinato, ostinato.viz as viz\n"
-        "source = viz.TrajectoryFolder(sys.argv[2])\n"
-        "print(viz.read_frame(source, viz.Navigator(source).position).title)\n"
-        "assert not {'matplotlib', 'PIL', 'starlette', 'rerun'} & set(sys.modules)\n"
-        "line = viz.Line('a', (0.0, 1.0), (0.0, 1.0))\n"
-        "scene = viz.FigureSpec('t', 's', ((viz.Curves('c', 'x', 'y', (line,)),),))\n"
-        "viz.draw(scene, sys.argv[1])\n"
-        "assert 'matplotlib.pyplot' not in sys.modules\n"
-        "import matplotlib; assert matplotlib.rcParams['font.size'] == matplotlib.rcParamsDefault['font.size']\n"
-    )
-    folder = store(tmp_path / "a", [(2, 1)])
-    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "out.png"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "trajectory 0 (1 of 1)\n"), done.stderr

@@ -47,27 +47,6 @@ def test_each_step_shows_its_own_pictures(form: str, tmp_path: Path) -> None:
     assert back == seen[::-1]
 
 
-def test_cameras_vectors_and_timelines(tmp_path: Path) -> None:
-    source = TrajectoryFolder(store(tmp_path / "a"))
-    shown = read_frame(source, Position(2, 1, 1))
-    assert [picture.camera for picture in shown.current.pictures] == ["main_images"]
-    assert shown.timeline is not None
-    assert shown.timeline.reward is not None
-    assert shown.timeline.action is not None
-    assert shown.timeline.reward.values[:, 0] == pytest.approx([2.0, 2.01, 2.02, 2.03])
-    assert shown.timeline.ends.tolist() == [3]
-    assert shown.timeline.action.values[:, 0] == pytest.approx([0.0, 0.1, 0.2, 0.3])
-    assert read_stamp(read_frame(source, Position(0, 1, 1), "wrist_images").following.pictures[0].pixels) == (0, 1, 65)
-    states = read_frame(source, Position(0, 1, 1), "states").following
-    assert not states.pictures
-    assert states.traces[0].values[:, 0].tolist() == [0.5, 1.5, 2.5]
-    missing = read_frame(source, Position(), "left_images").current
-    assert missing.note.startswith("no observation left_images; available: states, main_images")
-    shown = read_frame(TrajectoryFolder(store(tmp_path / "b", next_obs=None)), Position())
-    assert [picture.camera for picture in shown.current.pictures] == ["main_images"]
-    assert (shown.following.title, [trace.name for trace in shown.following.traces]) == ("vectors", ["states"])
-
-
 def test_fields_that_are_missing_or_odd(tmp_path: Path) -> None:
     done = torch.zeros(7, 1, 1, dtype=torch.bool)
     done[[0, 3]] = True  # row 0 precedes step 0, row 3 is of step 2
@@ -81,6 +60,7 @@ def test_fields_that_are_missing_or_odd(tmp_path: Path) -> None:
     shown = read_frame(source, Position())
     assert [(trace.name, trace.values.shape) for trace in shown.current.traces] == [("states", (6, 3))]
     assert shown.following.note == "not stored"
+    assert read_frame(source, Position(), "left_images").current.note == "no observation left_images; available: states"
     facts = dict(shown.facts)
     assert (facts["reward"], facts["action"]) == ("2", "[1, 1, 1, 1, 1, 1, 1, 1, ... (20 in all)]")
     assert facts["task"] == "task of 0"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ostinato.errors import OptionError
-from ostinato.viz import Navigator, Position, TrajectoryFolder, read_frame
-from tests.unit.viz.rollouts import file_of, read_stamp, store
+from ostinato.viz import Navigator, TrajectoryFolder
+from tests.unit.viz.rollouts import read_stamp, store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,23 +141,6 @@ def test_s_saves_and_q_and_escape_end(path: Path, tmp_path: Path) -> None:
     first = (tmp_path / "viz.png").read_bytes()
     keys.press("right")
     assert (tmp_path / "viz.png").read_bytes() != first
-
-
-def test_cameras_broken_files_and_states_are_drawn(path: Path, tmp_path: Path) -> None:
-    from ostinato.viz.viewer import FrameFigure
-
-    file_of(path, 1).unlink()
-    keys = Keys(path, camera="*")
-    assert len(keys.window.frame_figure.pictures) == 8
-    keys.press("up")
-    assert keys.window.frame_figure.pictures == []
-    assert any("missing" in text.get_text() for axes in keys.window.figure.axes for text in axes.texts)
-    assert keys.press("up") == (2, 0, 0)
-    drawing = FrameFigure.headless()
-    drawing.show(read_frame(TrajectoryFolder(store(tmp_path / "states", images=False)), Position(2)))
-    panels = [axes for axes in drawing.figure.axes if axes.get_title(loc="left") == "states"]
-    lines = [list(line.get_ydata()) for line in panels[0].get_lines()]
-    assert lines[:3] == [[0, 1, 2, 3], [0, 2, 4, 6], [2, 2, 2, 2]]
 
 
 def test_a_window_without_a_display_raises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
