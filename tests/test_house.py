@@ -1,4 +1,4 @@
-"""The house: imports have no cycle, functions stay small, habits that the design rules out; exceptions have reasons."""
+"""The house: imports go down only, parts of one floor do not meet, functions stay small; exceptions have reasons."""
 
 from __future__ import annotations
 
@@ -11,6 +11,28 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "ostinato"
+
+FLOORS = (
+    ("errors", "_optional", "_backend", "_native"),
+    ("core",),
+    ("durable", "protocols"),
+    ("storages", "samplers", "writers", "units", "transforms"),
+    ("trajectories",),
+    ("datasets",),
+    ("buffers",),
+    ("collect", "compat", "distributed", "testing", "tools", "viz", "demo"),
+    ("cli",),
+    ("__main__",),
+)
+"""From the ground up. A part imports lower floors only; parts on one floor are strangers."""
+
+NEIGHBOURS = {
+    ("_backend", "errors"): "the switch of the native part raises the tree's errors",
+    ("_optional", "errors"): "the importer of extras raises the tree's errors",
+    ("viz", "tools"): "the page of the doctor draws its report",
+    ("demo", "viz"): "the demo draws its report with the library's own plots",
+}
+"""Pairs on one floor that may meet, and why."""
 
 LONG_FUNCTIONS: dict[str, str] = {}
 """Functions of more than 40 lines of code, and why (`file:function`)."""
@@ -54,6 +76,40 @@ def part_of(path: Path) -> str:
     return relative.parts[0].removesuffix(".py")
 
 
+def floor_of(part: str) -> int:
+    """Number of the floor of a part."""
+    for number, parts in enumerate(FLOORS):
+        if part in parts:
+            return number
+    pytest.fail(f"{part} stands on no floor: add it to FLOORS and to docs/architecture.md")
+
+
+def imported_parts(path: Path) -> set[str]:
+    """Parts of ostinato that a file imports, imports for typing included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module]
+            if node.module == "ostinato":
+                names = [f"ostinato.{alias.name}" for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("ostinato.")}
+    return found
+
+
+def test_imports_go_down_only() -> None:
+    known = {name for floor in FLOORS for name in floor}
+    for path in modules():
+        part = part_of(path)
+        for other in imported_parts(path) - {part} if part in known else ():
+            if other not in known:
+                assert floor_of(part) >= floor_of("compat"), f"{path} imports {other} from the root of the package"
+            elif (part, other) not in NEIGHBOURS:
+                assert floor_of(other) < floor_of(part), f"{path} imports {other}, which is not below it"
+
+
 def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Lines of a function without its signature and docstring."""
     body = node.body
@@ -77,6 +133,13 @@ def test_functions_are_small() -> None:
                 assert lines <= 40 or name in LONG_FUNCTIONS, f"{name} has {lines} lines"
     lengths.sort()
     assert lengths[int(len(lengths) * 0.9)] <= 25
+
+
+def test_exceptions_are_still_needed() -> None:
+    pairs = {(part_of(p), other) for p in modules() for other in imported_parts(p)}
+    for pair in NEIGHBOURS:
+        exists = (SOURCE / pair[0]).is_dir() or (SOURCE / f"{pair[0]}.py").exists()
+        assert pair in pairs or not exists, f"{pair} no longer meet"
 
 
 def runtime_imports(path: Path, names: dict[str, Path]) -> set[str]:

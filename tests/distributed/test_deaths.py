@@ -185,6 +185,7 @@ def test_a_client_killed_between_the_limiter_and_its_shard_stays_counted(
     processes: Any, limited: ShardedReplayBuffer
 ) -> None:
     client = processes.remote(num_cpus=0, max_retries=0)(_acquire_and_die)
+    assert limited.limiter_counts is not None
     (written, drawn), held = limited.limiter_counts, len(limited)
     for kind in ("write", "draw"):
         with pytest.raises(processes.exceptions.WorkerCrashedError):

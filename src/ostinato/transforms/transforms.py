@@ -160,7 +160,8 @@ class RewardScale(_FieldTransform):
 
     def __init__(self, scale: float, loc: float = 0.0, key: Key = "reward") -> None:
         super().__init__(key)
-        for name, value in (("scale", scale), ("loc", loc)):
+        given: dict[str, Any] = {"scale": scale, "loc": loc}
+        for name, value in given.items():
             if not isinstance(value, Tensor) and not (isinstance(value, Real) and math.isfinite(value)):
                 msg = f"{name} must be a finite number, got {value!r}"
                 raise OptionError(msg)
