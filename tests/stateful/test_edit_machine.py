@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CAPACITY = 7
-SETTINGS = examples(0.5)
+SETTINGS = examples(0.8)
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "queue": QueueSampler,
     "stack": StackSampler,
