@@ -1,11 +1,11 @@
-"""`Ring` against a plain list of serial numbers; placements and views."""
+"""`Ring`: serial numbers of rows that were not stored; `tests/stateful` holds generations against a model."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from ostinato.core.records import Run
+from ostinato.core.records import Picks, Run
 from ostinato.core.ring import Ring
 
 
@@ -25,3 +25,10 @@ def test_rows_that_could_not_be_stored_are_taken_back(edited: bool) -> None:
     ring.record(Run(2, 2, 4))
     found = ring.generations(torch.arange(4)).tolist()
     assert found[2:] == [serial + 2, serial + 3]
+
+
+def test_rows_that_the_writer_dropped_count_as_written() -> None:
+    ring = Ring(4)
+    ring.record(Picks(torch.tensor([1]), torch.tensor([0]), torch.tensor([1, -1, -1])))
+    assert (ring.written, ring.rows) == (3, 2)
+    assert ring.generations(torch.arange(4)).tolist() == [0, 1, 0, 0]
