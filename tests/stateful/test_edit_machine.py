@@ -1,4 +1,4 @@
-"""Edits of rows in queues, stacks and heaps: a plain Python model says what is drawn, and after a load, too.
+"""Edits of rows that are drawn in an order or a few times: a plain Python model says what is drawn, and after a load.
 
 Every call is made in two buffers, of which one was saved and loaded at some moments. An edit changes the values of a
 row, not its place (docs/sampling.md). Edits with all samplers: `BufferContract`.
@@ -12,6 +12,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,9 +20,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from ostinato import (
+    ConsumingSampler,
     HeapSampler,
     LazyMemmapStorage,
     LazyTensorStorage,
+    LimitedSampler,
     ListStorage,
     QueueSampler,
     RaggedTensorStorage,
@@ -29,6 +32,7 @@ from ostinato import (
     RoundRobinWriter,
     StackSampler,
 )
+from ostinato.core import rank_order
 from ostinato.errors import OstinatoError
 
 from ..effort import examples
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CAPACITY = 7
-SETTINGS = examples(0.5)
+SETTINGS = examples(0.8)
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "queue": QueueSampler,
     "stack": StackSampler,
@@ -46,6 +50,8 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "heap": lambda: HeapSampler(CAPACITY),
     "heap of the least": lambda: HeapSampler(CAPACITY, "min"),
     "heap that pops": lambda: HeapSampler(CAPACITY, "max", 1),
+    "limited": lambda: LimitedSampler(2),
+    "consuming": lambda: ConsumingSampler(2),
 }
 STORAGES: dict[str, Callable[[], Any]] = {
     "packed": lambda: LazyTensorStorage(CAPACITY),
@@ -66,7 +72,19 @@ def make(name: str, storage: str) -> ReplayBuffer:
         writer=RoundRobinWriter(track_generations=True),
         batch_size=2,
         generator=torch.Generator().manual_seed(3),
+        transform=Failing(),
     )
+
+
+class Failing:
+    """A transform that raises if it is asked to."""
+
+    raises = False
+
+    def __call__(self, batch: Any) -> Any:
+        if self.raises:
+            raise NotImplementedError
+        return batch
 
 
 @dataclass
@@ -80,36 +98,57 @@ class Row:
 
 
 class Model:
-    """The rows that a queue, a stack or a heap draws, in the order of the documentation."""
+    """The rows that may be drawn, in the order of the documentation, and the slots that are free."""
 
-    limits = {"queue": 1, "stack that pops": 1, "stack of two draws": 2, "heap that pops": 1}  # noqa: RUF012
+    limits = {"queue": 1, "stack that pops": 1, "heap that pops": 1}  # noqa: RUF012
+    limits |= dict.fromkeys(("stack of two draws", "limited", "consuming"), 2)
 
     def __init__(self, name: str) -> None:
         self.name, self.limit = name, self.limits.get(name)
+        self.leaves = self.limit is not None and name not in {"queue", "limited"}
         self.rows: dict[int, Row] = {}
+        self.free: list[int] = []
         self.written = 0
         self.largest = 0.0
 
     def write(self, slots: list[int], values: list[int]) -> None:
+        unused = [slot for slot in range(CAPACITY) if slot not in {*self.rows, *self.free}]
+        oldest = sorted(self.rows, key=lambda slot: self.rows[slot].arrival)
+        expected = self.free if self.leaves else [*self.free, *unused, *oldest]
+        assert slots[: len(expected)] == expected[: len(slots)]
+        self.free = self.free[len(slots) :]
         for slot, value in zip(slots, values, strict=True):
             self.written += 1
             self.rows[slot] = Row(value, self.written, self.largest or 1.0)
 
-    def rank(self, row: Row) -> tuple[float, int]:
+    def present(self) -> list[int]:
+        return [slot for slot, row in self.rows.items() if not self.leaves or row.draws != self.limit]
+
+    def rank(self, slot: int) -> tuple[float, int]:
+        row = self.rows[slot]
         if self.name.startswith("stack"):
             return 0.0, -row.arrival
         keys = {"heap of the least": row.priority, "queue": 0.0}
         return keys.get(self.name, -row.priority), row.arrival
 
-    def sample(self, size: int) -> list[int] | None:
-        """Return the values of a batch; None if there are too few rows."""
-        able = [row for row in self.rows.values() if self.limit is None or row.draws < self.limit]
-        if not able or (len(able) < size and (self.limit is None or self.name == "queue")):
+    def sample(self, size: int, found: list[int] | None) -> list[int] | None:
+        """Return the values of a batch, of random ones those found; None if there are too few rows."""
+        able = [slot for slot, row in self.rows.items() if self.limit is None or row.draws < self.limit]
+        left = sum(2 - self.rows[slot].draws for slot in able) if self.name == "limited" else len(able)
+        if not able or (left < size and not self.leaves):
             return None
         drawn = sorted(able, key=self.rank)[:size]
-        for row in drawn:
-            row.draws += 1
-        return [row.value for row in drawn]
+        if self.name in {"limited", "consuming"} and found is not None:
+            assert len(found) == min(left, size)
+            assert self.name == "limited" or len(set(found)) == len(found)
+            by_value = {self.rows[slot].value: slot for slot in able}
+            drawn = [by_value[value] for value in found]
+        values = [self.rows[slot].value for slot in drawn]
+        for slot in drawn:
+            self.rows[slot].draws += 1
+            assert self.limit is None or self.rows[slot].draws <= self.limit
+            self.free += [slot] * (self.leaves and self.rows[slot].draws == self.limit)
+        return values
 
 
 def outcome(call: Callable[[ReplayBuffer], Any], rb: ReplayBuffer) -> Any:
@@ -137,9 +176,14 @@ class EditMachine(RuleBasedStateMachine):
 
     name: str
 
-    @initialize(storage=st.sampled_from(sorted(STORAGES)), count=st.integers(1, CAPACITY))
-    def begin(self, storage: str, count: int) -> None:
+    @initialize(
+        storage=st.sampled_from(sorted(STORAGES)), count=st.integers(1, CAPACITY), few=st.sampled_from([0, 2, 1024])
+    )
+    def begin(self, storage: str, count: int, few: int) -> None:
+        """Changes of a `few` rows go to a heap beside the sorted rows, of more they are sorted anew."""
         self.storage = storage
+        self.patch = mock.patch.object(rank_order, "_FEW", few)
+        self.patch.start()
         self.directory = tempfile.TemporaryDirectory()
         self.live, self.twin = make(self.name, storage), make(self.name, storage)
         self.model = Model(self.name)
@@ -198,15 +242,24 @@ class EditMachine(RuleBasedStateMachine):
     @rule(size=SIZES)
     def sample(self, size: int) -> None:
         found = self.both(lambda rb: rb.sample(size, return_info=True, timeout_s=self.wait))
-        assert self.model.sample(size) == (None if isinstance(found, str) else found[0]["id"])
+        ids = None if isinstance(found, str) else found[0]["id"]
+        assert self.model.sample(size, ids) == ids
+
+    @rule(size=SIZES)
+    def fail(self, size: int) -> None:
+        """What was drawn is taken back."""
+        with mock.patch.object(Failing, "raises", new=True):
+            assert isinstance(self.both(lambda rb: rb.sample(size, timeout_s=self.wait)), str)
 
     @rule(size=SIZES)
     def compare(self, size: int) -> None:
         """Compare two batches, and all rows."""
         for _ in range(2):
             self.sample(size)
-        self.both(len)
+        assert self.both(len) == len(self.model.present())
         self.both(lambda rb: rb[:] if self.used else None)
+        present = self.both(lambda rb: rb.writer.generations_of(torch.arange(CAPACITY)) > 0)
+        assert self.model.leaves or present == [slot in self.model.rows for slot in range(CAPACITY)]
 
     @precondition(lambda self: self.used)
     @rule(way=st.sampled_from(EDITS), picks=PICKS, seed=st.integers(0, 9))
@@ -272,13 +325,16 @@ class EditMachine(RuleBasedStateMachine):
         slots = self.some(picks[:2])
         gone = self.both(lambda rb: rb.delete(torch.tensor(slots)))
         if isinstance(gone, list):
-            for slot in (slot for slot, there in zip(slots, gone, strict=True) if there):
+            deleted = sorted(slot for slot, there in zip(slots, gone, strict=True) if there)
+            self.model.free += deleted
+            for slot in deleted:
                 del self.model.rows[slot]
 
     @rule()
     def empty(self) -> None:
         self.both(lambda rb: rb.empty())
         self.model.rows.clear()
+        self.model.free.clear()
         self.model.largest = 0.0
         self.used = []
 
@@ -303,6 +359,7 @@ class EditMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "directory"):
             self.directory.cleanup()
+            self.patch.stop()
 
 
 def put(rb: Any, index: Any, rows: Any) -> int:

@@ -199,15 +199,6 @@ def test_errors_of_submitted_updates_are_raised_once() -> None:
         rb.submit_update_if_present(index=index, generation=generation, patch={"x": torch.ones(4)})
 
 
-def test_a_load_makes_older_generations_stale() -> None:
-    rb, index, generation = _filled()
-    rb.load_state_dict(rb.state_dict())
-    assert rb.update_if_present(index=index, generation=generation, patch={"x": torch.ones(4)}).stale_count == 4
-    now = rb.writer.generations_of(index)
-    assert (rb.sample(4, return_info=True)[1]["index_generation"] >= now.min()).all()
-    assert rb.update_if_present(index=index, generation=now, patch={"x": torch.ones(4)}).updated_count == 4
-
-
 def test_shared_buffers_take_priorities_alone() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 1.0, 1.0), batch_size=64, shared=True)
     rb.extend({"x": torch.arange(4)})

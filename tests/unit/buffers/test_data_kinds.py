@@ -12,10 +12,9 @@ from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 from torch import Tensor
 
 from ostinato import LazyTensorStorage, ListStorage, ReplayBuffer, TensorDictReplayBuffer
-from ostinato.core.casts import DTYPES
 from ostinato.errors import KindError, SchemaError
 
-from ...tags import buffer, fill, read_ids
+from ...tags import buffer
 
 
 @tensorclass
@@ -153,39 +152,10 @@ def test_numbers_and_arrays_are_taken_at_the_door() -> None:
             buffer("packed").add({"a": value})
 
 
-@pytest.mark.parametrize("storage", ["packed", "columns", "mapped"])
-def test_every_dtype_keeps_its_bits_on_every_path(storage: str) -> None:
-    ids = torch.arange(16)
-    for dtype in (*DTYPES, torch.float8_e4m3fn, torch.float8_e5m2):
-        bits = torch.arange(16 * dtype.itemsize, dtype=torch.uint8).view(16, -1)
-        values = (bits % 2 == 1)[:, 0] if dtype is torch.bool else bits.view(dtype)[:, 0]
-        rb = buffer(storage, 8)
-        rb.extend({"x": values[:6].clone(), "id": ids[:6]})
-        rb.extend({"x": values[6:12:2], "id": ids[6:12:2]})  # strided, and wraps: slots 6, 7, 0
-        rb.add({"x": values[11], "id": 11})
-        rb[torch.tensor([3, 4])] = {"x": torch.stack([values[14], values[15]]), "id": ids[14:]}
-        rb.set_at_("x", torch.stack([values[5]]), [5])
-        batch = rb.sample(20)
-        for found in (rb[:], rb[torch.tensor([7, 0])], batch):
-            assert equal(found["x"], torch.stack([values[i] for i in found["id"].tolist()]))
-        assert rb[:]["id"].tolist() == [10, 11, 2, 14, 15, 5, 6, 8]
-
-
 def test_one_dict_given_to_extend_is_ambiguous_for_a_list_storage() -> None:
     for wrong in ({"a": 1}, "text", b"bytes"):
         with pytest.raises(TypeError, match=r"use add\(\)"):
             ReplayBuffer(storage=ListStorage(10)).extend(wrong)
-
-
-def test_a_tensordict_buffer_round_trips_its_samples() -> None:
-    """The keys that samples carry are dropped when they are written back."""
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
-    fill(rb, range(5), "tensordict")
-    batch = rb.sample()
-    assert batch["index"].tolist() == read_ids(batch)
-    rb.extend(batch)
-    assert "index" not in rb[:].keys()  # noqa: SIM118 (a TensorDict iterates over rows)
-    assert read_ids(rb[5:9]) == batch["index"].tolist()
 
 
 def laid_out(values: Tensor) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from ostinato import (
 from ostinato.buffers.as_dataset import buffer_as_dataset
 from ostinato.errors import (
     CheckpointError,
-    EmptyBufferError,
     KeyMissingError,
     OptionError,
     SchemaError,
@@ -47,46 +45,6 @@ def make(kind: str = "RandomSampler", capacity: int = CAPACITY, **options: Any) 
         generator=seeded(3),
         **options,
     )
-
-
-@pytest.mark.parametrize("kind", KINDS[:6])
-def test_rows_are_those_of_a_model(kind: str) -> None:
-    """Slots with values and generations, and free slots in the order in which rows left; see also `tests/stateful`."""
-    for seed in range(4):
-        dice, rb, number = random.Random(f"{kind} {seed}"), make(kind), 0
-        rows: dict[int, tuple[int, int]] = {}
-        free: list[int] = []
-        for deed in dice.choices(["write", "delete", "draw", "load"], k=40):
-            used, gone = len(rb.storage), list[int]()
-            picks = dice.sample(range(used), dice.randint(1, used)) if used else []
-            index = torch.tensor(picks, dtype=torch.int64)
-            if deed == "write":
-                values = list(range(number, number + dice.randint(1, CAPACITY)))
-                number += len(values)
-                slots = rb.extend(torch.tensor(values)).tolist()
-                oldest = sorted(rows, key=lambda slot: rows[slot][1])
-                assert slots == [*free, *range(used, CAPACITY), *oldest][: len(values)]
-                free = free[len(slots) :]
-                generations = rb.writer.generations_of(torch.tensor(slots)).tolist()
-                rows.update(zip(slots, zip(values, generations, strict=True), strict=True))
-            elif deed == "delete" and picks:
-                assert rb.delete(index).tolist() == [slot in rows for slot in picks]
-                gone = sorted(slot for slot in picks if slot in rows)
-            elif deed == "draw":
-                try:
-                    batch, info = rb.sample(max(1, len(picks)), return_info=True)
-                except EmptyBufferError:
-                    assert len(rows) < len(picks) or not rows or kind == "LimitedSampler"
-                    continue
-                assert batch.tolist() == [rows[slot][0] for slot in info["index"].tolist()]
-            elif deed == "load":
-                state, rb = rb.state_dict(), make(kind)
-                rb.load_state_dict(state)
-            rows = {slot: row for slot, row in rows.items() if slot not in gone}
-            free += gone
-            assert len(rb) == rb.stats().rows == len(rows)
-            expected = [rows.get(slot, (0, -1))[1] for slot in range(len(rb.storage))]
-            assert rb.writer.generations_of(torch.arange(len(expected))).tolist() == expected
 
 
 def test_a_pass_goes_on_without_the_deleted_rows() -> None:

@@ -66,27 +66,6 @@ def test_the_form_of_no_rows_is_checked() -> None:
         rb[0:2] = []
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_no_steps_and_no_environments(dim: int) -> None:
-    def data(steps: int, envs: int) -> Any:
-        shape = (steps, envs) if dim == 0 else (envs, steps)
-        return {"x": torch.zeros(*shape, 2)}
-
-    rb = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2), batch_size=2, dim_extend=dim)
-    assert is_empty_index(rb.extend(data(0, 3)), 0, 2)
-    assert is_empty_index(rb.extend(data(4, 0)), 0, 2)
-    with pytest.raises(SchemaError, match="at least one environment"):
-        rb.add({"x": torch.zeros(0, 2)})
-    assert not rb.storage.laid_out
-    rb.extend(data(2, 2))
-    assert is_empty_index(rb.extend(data(0, 2)), 0, 2)
-    for wrong in (data(0, 3), data(4, 0)):
-        with pytest.raises(SchemaError, match="must have 2 environments"):
-            rb.extend(wrong)
-    with pytest.raises(SchemaError, match="environment"):
-        rb.add({"x": torch.zeros(0, 2)})
-
-
 def test_no_rows_of_text_change_nothing() -> None:
     """An empty list of text is a tensor of floats once a TensorDict or NumPy has it."""
     text: dict[str, Any] = {"text": ["a", "b"], "x": torch.arange(2)}

@@ -14,7 +14,6 @@ from ostinato import (
     Episodes,
     ImmutableDatasetWriter,
     LazyTensorStorage,
-    ListStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     RandomSampler,
@@ -41,7 +40,7 @@ from ostinato.errors import (
 )
 
 from ...registry import seeded
-from ...tags import rows, same_state
+from ...tags import same_state
 from .refusals import raises
 
 
@@ -100,29 +99,6 @@ def test_rows_of_two_dimensions_are_named_by_step_and_environment() -> None:
     step, env = batch["index", "index"].unbind(-1)
     assert torch.equal(env * 4 + step + 100 * batch["index", "buffer_ids"], batch["id"])
     assert rb[:, 1:3, 0]["id"].tolist() == [[4, 8], [104, 108]]
-
-
-@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
-@pytest.mark.parametrize("kind", ["dict", "tuple", "tensor", "tensordict"])
-def test_every_kind_of_data_stacked_and_flat(kind: str, storage: Any) -> None:
-    def draw(**options: Any) -> Any:
-        members = [ReplayBuffer(storage=storage(10)) for _ in range(2)]
-        for base, member in enumerate(members):
-            ids = range(100 * base, 100 * base + 5)
-            member.extend(rows(ids, f"{kind}s" if storage is ListStorage else kind))
-        mix = ReplayBufferEnsemble(*members, p=[1, 3], num_buffer_sampled=4, generator=seeded(), **options)
-        batch, info = mix.sample(8, return_info=True)
-        first = batch[..., 0] / 5 if kind == "tensor" else batch[0] if kind == "tuple" else batch["id"]
-        return type(batch), first, info["index"]
-
-    cls, first, index = draw()
-    flat_cls, flat, names = draw(flatten=True)
-    assert first.shape == (4, 2)
-    assert (first >= 100).sum(0).tolist() == [3, 3]
-    assert flat_cls is cls
-    assert torch.equal(flat, first.flatten())
-    for key in ("index", "buffer_ids"):
-        assert torch.equal(names[key], index[key].flatten())
 
 
 def test_members_of_different_shapes_and_fields() -> None:
@@ -413,6 +389,11 @@ def test_priorities_reach_the_rows_of_their_members() -> None:
         for base, member in zip((0, 100), rb.members, strict=True):
             expected = [base + i + 5 + turn if base + i in drawn else 1 for i in range(10)]
             assert priorities(member).tolist() == expected
+    flat = ReplayBufferEnsemble(*rb.members, sample_from_all=True, flatten=True)
+    row = flat.sample(8)
+    flat.update_priority(row, row["id"] + 20.0)
+    for number in row["id"].tolist():
+        assert priorities(rb[number // 100])[number % 100] == number + 20
     batch["td_error"], batch["loss"] = torch.full((2, 4), 3.0), torch.full((2, 4), 7.0)
     rb.update_tensordict_priority(batch)
     for member, part, value in zip(rb.members, batch["index", "index"], (3, 7), strict=True):

@@ -107,23 +107,6 @@ def test_sources_that_cannot_be_named_are_refused() -> None:
     )
 
 
-def test_priorities_reach_the_member_of_each_row() -> None:
-    rb = ReplayBufferEnsemble(tds(0, ranked=True), tds(100, ranked=True), ratio=0.25, batch_size=8, generator=seeded())
-    batch, info = rb.sample(return_info=True)
-    assert batch["priority_weight"].shape == batch["index_generation"].shape == (8,)
-    rb.update_priority(batch, batch["id"] + 1.0)
-    for row in batch["id"].tolist():
-        member: Any = rb[row // 100].sampler
-        assert member.priorities[row % 100] == row + 1
-    batch["td_error"] = batch["id"] + 7.0
-    rb.update_tensordict_priority(batch)
-    rb[0].extend(TensorDict({"id": torch.arange(10)}, [10]))  # the rows that were sampled are replaced
-    before = rb[0].sampler.priorities.clone()
-    rb.update_priority(info["index"], torch.full((8,), 99.0), info["index_generation"])
-    assert torch.equal(rb[0].sampler.priorities, before)
-    assert (rb[1].sampler.priorities == 99).sum() == batch["id"][2:].unique().numel()
-
-
 def steps(base: int, **options: Any) -> ReplayBuffer:
     rb = ReplayBuffer(storage=LazyTensorStorage(40), **options)
     t = torch.arange(40)

@@ -125,32 +125,6 @@ def test_rows_without_a_member_are_refused() -> None:
     assert rb.write_count == columns.write_count == 0
 
 
-class Holding:
-    """Keeps rows back until it has two of them, and returns the sum of both."""
-
-    kept: TensorDict | None = None
-
-    def forward(self, data: Any) -> Any:
-        return data
-
-    def inv(self, data: TensorDict) -> Any:
-        first, self.kept = self.kept, data if self.kept is None else None
-        return None if first is None else first[:1].set("id", first["id"][:1] + data["id"][:1])
-
-
-def test_transforms_that_hold_rows_back() -> None:
-    rb, whole = ensemble(2), ensemble(transform=Holding())
-    rb[0].append_transform(Holding())
-    names = rb.extend(rows([0, 1, 0]))
-    assert names["index"].tolist() == [-1, 0, -1]
-    assert names["index_generation"].tolist() == [0, 1, 0]
-    assert rb.extend(rows([0, 0], 10))["index"].tolist() == [-1, -1]
-    assert [ids(member) for member in rb.members] == [[10], [1]]
-    assert whole.extend(rows([1, 2])).batch_size == (0,)
-    assert whole.extend(rows([1, 2], 5))["buffer_ids"].tolist() == [1]
-    assert ids(whole[1]) == [5]
-
-
 # -- updates of rows that were written -----------------------------------------------------------------------------
 
 

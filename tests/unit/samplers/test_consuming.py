@@ -1,4 +1,4 @@
-"""Queue and limited sampling against plain lists: random writes, draws, deliveries, draws taken back, loads."""
+"""Queue and limited sampling: their law, draws taken back, states; `tests/stateful` holds them against a model."""
 
 from __future__ import annotations
 
@@ -7,130 +7,31 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ostinato import LazyTensorStorage, LimitedSampler, QueueSampler, ReplayBuffer, TensorStorage
-from ostinato.core.records import Draw, Run, View
-from ostinato.core.ring import Ring
-from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
+from ostinato.errors import CheckpointError, KindError, OptionError
 
-from ...effort import examples
 from ...stats.chi_square import p_value
 
 CAPACITY = 7
 
 
-class Held:
-    """A ring of row numbers, written in order; what a sampler sees of it."""
-
-    def __init__(self, sampler: QueueSampler | LimitedSampler) -> None:
-        self.sampler = sampler
-        self.ring = Ring(CAPACITY)
-        self.held: list[int] = []
-        self.cursor = 0
-        self.count = 0
-
-    @property
-    def view(self) -> View:
-        return View(len(self.held), CAPACITY, self.cursor, self.ring, torch.device("cpu"))
-
-    def write(self, rows: int) -> None:
-        placement = Run(self.cursor, rows, CAPACITY)
-        for slot in placement.slots().tolist():
-            self.held[slot : slot + 1] = [self.count]
-            self.count += 1
-        self.cursor = (self.cursor + rows) % CAPACITY
-        self.ring.record(placement)
-        self.sampler.record(placement)
-
-    def draw(self, rows: int, generator: torch.Generator | None = None) -> tuple[Draw, list[int]]:
-        draw = self.sampler.draw(self.view, rows, generator)
-        return draw, [self.held[slot] for slot in draw.slots.tolist()]
-
-    def move(self, other: QueueSampler | LimitedSampler) -> None:
-        """Let another sampler go on from the state of this one."""
-        state = self.sampler.state_dict()
-        other.check_state(state, len(self.held))
-        other.load_state_dict(state)
-        self.sampler = other
+def filled(sampler: Any, **options: Any) -> ReplayBuffer:
+    rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler, **options)
+    rb.extend(torch.arange(3))
+    return rb
 
 
-CALLS = st.lists(
-    st.tuples(st.sampled_from(["write", "draw", "deliver", "undo", "load", "resume"]), st.integers(0, 6)), max_size=60
-)
+def test_draws_of_rows_that_were_replaced_are_not_given_back() -> None:
+    def fail(_: Any) -> Any:
+        rb.extend(torch.arange(3, 3 + CAPACITY - 1))
+        raise ValueError
 
-
-@examples(1)
-@given(CALLS)
-def test_a_queue_gives_every_row_once_and_in_order(calls: list[tuple[str, int]]) -> None:
-    ring = Held(QueueSampler())
-    waiting: list[int] = []
-    under_way: list[tuple[Draw, list[int]]] = []
-    delivered: list[int] = []
-    for call, number in calls:
-        oldest = min([*waiting, *(row for _, rows in under_way for row in rows)], default=ring.count)
-        room = CAPACITY - (ring.count - oldest)
-        assert ring.sampler.room(ring.view) == room
-        assert ring.sampler.rows_left == ring.sampler.draws_left == len(waiting)
-        if call == "write" and 0 < number <= room:
-            waiting += range(ring.count, ring.count + number)
-            ring.write(number)
-        elif call == "draw" and number:
-            if number > len(waiting):
-                with pytest.raises(EmptyBufferError, match=rf"holds {len(waiting)} row\(s\), {number} were asked"):
-                    ring.draw(number)
-                continue
-            draw, rows = ring.draw(number)
-            assert rows == waiting[:number]
-            waiting = waiting[number:]
-            under_way.append((draw, rows))
-        elif call in {"deliver", "undo"} and under_way:
-            draw, rows = under_way.pop(number % len(under_way))
-            if call == "deliver":
-                ring.sampler.deliver(draw)
-                delivered += rows
-            else:
-                ring.sampler.undo(draw, ring.view)
-                waiting = sorted(waiting + rows)
-        elif call == "load":
-            ring.move(QueueSampler())
-        elif call == "resume":
-            kept, lost = under_way[:number], under_way[number:]
-            ring.sampler.resume([draw for draw, _ in kept], ring.view)
-            waiting = sorted(waiting + [row for _, rows in lost for row in rows])
-            under_way = kept
-    assert len(set(delivered)) == len(delivered)
-    assert sorted(delivered + waiting + [row for _, rows in under_way for row in rows]) == list(range(ring.count))
-
-
-@examples(1)
-@given(CALLS, st.integers(1, 4))
-def test_a_row_retires_after_exactly_so_many_draws(calls: list[tuple[str, int]], most: int) -> None:
-    ring, generator = Held(LimitedSampler(most)), torch.Generator().manual_seed(1)
-    uses: Counter[int] = Counter()
-    draws: list[tuple[Draw, list[int]]] = []
-    for call, number in calls:
-        left = {row: most - uses[row] for row in ring.held}
-        assert ring.sampler.rows_left == sum(count > 0 for count in left.values())
-        assert ring.sampler.draws_left == sum(left.values())
-        if call == "write" and number:
-            ring.write(number)
-        elif call == "draw" and number and ring.held:
-            if number > sum(left.values()):
-                with pytest.raises(EmptyBufferError, match=rf"can be drawn {sum(left.values())} more time"):
-                    ring.draw(number)
-                continue
-            draw, rows = ring.draw(number, generator)
-            uses.update(rows)
-            draws.append((draw, rows))
-        elif call == "undo" and draws:
-            draw, rows = draws.pop(number % len(draws))
-            ring.sampler.undo(draw, ring.view)
-            uses.subtract(row for row in rows if row in ring.held)
-        elif call == "load":
-            ring.move(LimitedSampler(most))
-        assert max(uses.values(), default=0) <= most
+    rb = filled(LimitedSampler(2), transform=fail)
+    with pytest.raises(ValueError):
+        rb.sample(6)
+    sampler: Any = rb.sampler
+    assert (sampler.rows_left, sampler.draws_left) == (CAPACITY, 2 * CAPACITY)
 
 
 def test_limited_batches_follow_the_law_of_single_draws() -> None:
@@ -149,18 +50,14 @@ def test_limited_batches_follow_the_law_of_single_draws() -> None:
     go((2, 2, 2), 0, 0, 1.0)
     generator, seen = torch.Generator().manual_seed(4), Counter[int]()
     for _ in range(1500):
-        ring = Held(LimitedSampler(2))
-        ring.write(3)
-        seen[ring.draw(4, generator)[1].count(0)] += 1
+        seen[filled(LimitedSampler(2), generator=generator).sample(4).tolist().count(0)] += 1
     assert 1e-4 < p_value([seen[i] for i in range(3)], [expected[i] for i in range(3)]) < 1 - 1e-4
 
 
 def test_states_of_other_rows_or_options_are_refused() -> None:
-    ring, queue = Held(LimitedSampler(2)), Held(QueueSampler())
-    for each in (ring, queue):
-        each.write(3)
-    ring.draw(4)
-    state, saved = ring.sampler.state_dict(), queue.sampler.state_dict()
+    limited, queue = filled(LimitedSampler(2)), filled(QueueSampler())
+    limited.sample(4)
+    state, saved = limited.sampler.state_dict(), queue.sampler.state_dict()
     wrong: list[tuple[Any, dict[str, Any], int, str]] = [
         (LimitedSampler(3), state, 3, r"max_times_sampled=2\), this one has 3"),
         (LimitedSampler(2), state, 4, "not those of 4 rows"),

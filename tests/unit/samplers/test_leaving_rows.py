@@ -1,4 +1,4 @@
-"""Rows that leave the buffer after so many draws; they are held against a model in `test_ranked.py`."""
+"""Rows that leave the buffer after so many draws; `tests/stateful` holds them against a model."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ostinato import (
     PrioritizedSampler,
     ReplayBuffer,
 )
-from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError, SlotError
+from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError
 from ostinato.testing.views import make_view
 
 
@@ -61,23 +61,6 @@ def test_options_out_of_range_are_refused_also_if_they_are_set_later() -> None:
     assert (sampler.alpha, sampler.beta) == (0.6, 0.4)
     sampler.beta, sampler.alpha = 1.0000001, -5e-17  # a schedule whose last step was rounded
     assert (sampler.alpha, sampler.beta) == (0.0, 1.0000001)
-
-
-def test_a_sampler_smaller_than_the_storage_takes_the_rows_that_it_has_room_for() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(7), sampler=PrioritizedSampler(4, 0.6, 0.4), batch_size=64)
-    rb.extend(torch.arange(3))
-    before = rb.stats()
-    with pytest.raises(SlotError, match=r"slot 4 is out of range: PrioritizedSampler keeps priorities for max_capac"):
-        rb.extend(torch.arange(2))
-    assert (len(rb), rb.stats()) == (3, before)
-    rb.add(torch.tensor(3))
-    with pytest.raises(IndexError, match="max_capacity=4 rows: give it the max_size"):
-        rb.add(torch.tensor(4))
-    assert set(rb.sample().tolist()) == {0, 1, 2, 3}
-    full = ReplayBuffer(storage=LazyTensorStorage(7))
-    full.extend(torch.arange(5))
-    with pytest.raises(SlotError, match="max_capacity=4"):
-        full.set_sampler(PrioritizedSampler(4, 0.6, 0.4))
 
 
 def test_the_device_is_that_of_the_storage() -> None:

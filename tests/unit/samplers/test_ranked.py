@@ -1,15 +1,11 @@
-"""Stacks and heaps: against sorted lists, with rows that leave, undone draws, states and windows."""
+"""Stacks and heaps: as in Reverb, with rows that leave, states and windows; `tests/stateful` has a model."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from ostinato import (
@@ -25,11 +21,9 @@ from ostinato import (
     StackSampler,
     TensorDictReplayBuffer,
 )
-from ostinato.core import rank_order
 from ostinato.errors import (
     CapacityError,
     CheckpointError,
-    EmptyBufferError,
     KindError,
     OptionError,
     PriorityError,
@@ -37,8 +31,6 @@ from ostinato.errors import (
     TooFewRowsError,
     WaitTimeoutError,
 )
-
-from ...effort import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,132 +41,11 @@ KINDS: dict[str, Any] = {
     "max": lambda most: HeapSampler(CAPACITY, "max", most),
     "min": lambda most: HeapSampler(CAPACITY, "min", most),
 }
-CALLS = st.lists(
-    st.tuples(
-        st.sampled_from(["write", "write", "draw", "draw", "fail", "priorities", "edit", "load"]),
-        st.lists(st.integers(0, CAPACITY - 1), min_size=1, max_size=CAPACITY),
-    ),
-    max_size=30,
-)
-
-
-class Failing:
-    """A transform that raises if it is asked to."""
-
-    raises = False
-
-    def __call__(self, batch: Any) -> Any:
-        if self.raises:
-            raise ValueError
-        return batch
 
 
 def make(kind: str, most: int | None, **options: Any) -> ReplayBuffer:
     sampler = ConsumingSampler(most or 3) if kind == "consuming" else KINDS[kind](most)
     return ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler, **options)
-
-
-class Model:
-    """Values, priorities, ages and draws by slot."""
-
-    def __init__(self, kind: str, most: int | None) -> None:
-        self.kind, self.most = kind, 3 if kind == "consuming" and most is None else most
-        self.failing = Failing()
-        self.rb = make(kind, most, transform=self.failing)
-        self.rows: dict[int, int] = {}
-        self.ages: dict[int, int] = {}
-        self.priorities_of: dict[int, float] = {}
-        self.uses: Counter[int] = Counter()
-        self.left: list[int] = []
-        self.serial = 0
-        self.largest = 0.0
-
-    def ranked(self) -> list[int]:
-        key: dict[str, Any] = {
-            "consuming": lambda slot: slot,
-            "stack": lambda slot: -self.ages[slot],
-            "max": lambda slot: (-self.priorities_of[slot], self.ages[slot]),
-            "min": lambda slot: (self.priorities_of[slot], self.ages[slot]),
-        }
-        return sorted(self.rows, key=key[self.kind])
-
-    def write(self, picks: list[int]) -> None:
-        values = list(range(self.serial, self.serial + len(picks)))
-        index = self.rb.extend(torch.tensor(values)).tolist()
-        assert len(picks) == CAPACITY or index[: len(self.left)] == self.left[: len(index)]
-        for slot, value in zip(index, values, strict=True):
-            self.serial += 1
-            self.rows[slot], self.ages[slot], self.uses[slot] = value, self.serial, 0
-            self.priorities_of[slot] = self.largest or 1.0
-        self.left = [slot for slot in self.left if slot not in index]
-
-    def draw(self, picks: list[int]) -> None:
-        expected = self.ranked()[: len(picks)]
-        if len(expected) < (len(picks) if self.most is None else 1):
-            with pytest.raises(EmptyBufferError):
-                self.rb.sample(len(picks))
-            return
-        batch, info = self.rb.sample(len(picks), return_info=True)
-        if self.kind == "consuming":  # in random order, each once
-            number, expected = len(expected), info["index"].tolist()
-            assert len(expected) == len({*expected} & self.rows.keys()) == number
-        assert info["index"].tolist() == expected
-        assert batch.tolist() == [self.rows[slot] for slot in expected]
-        if self.most is not None:
-            self.uses.update(expected)
-            for slot in expected:
-                if self.uses[slot] == self.most:
-                    del self.rows[slot]
-                    self.left.append(slot)
-
-    def fail(self, picks: list[int]) -> None:
-        if len(self.rows) >= len(picks):
-            self.failing.raises = True
-            with pytest.raises(ValueError):
-                self.rb.sample(len(picks))
-            self.failing.raises = False
-
-    def priorities(self, picks: list[int]) -> None:
-        if self.kind not in {"max", "min"}:
-            return
-        slots = sorted({slot for slot in picks if slot < len(self.rb.storage)})
-        if slots:
-            values = [float(pick) - 2 for pick in picks[: len(slots)]]
-            self.rb.update_priority(torch.tensor(slots), torch.tensor(values))
-            self.priorities_of.update(zip(slots, values, strict=True))
-            self.largest = max(self.largest, *values)
-
-    def edit(self, picks: list[int]) -> None:
-        slot = picks[0]
-        if slot in self.rows:
-            self.rb[slot] = torch.tensor(self.serial)
-            self.serial += 1
-            self.rows[slot] = self.serial - 1  # in the place of the row before
-            self.priorities_of[slot] = self.largest or 1.0
-
-    def load(self, _: list[int]) -> None:
-        state = self.rb.state_dict()
-        self.rb = make(self.kind, self.most, transform=self.failing)
-        self.rb.load_state_dict(state)
-
-    def check(self) -> None:
-        if self.most is not None:
-            assert len(self.rb) == len(self.rows)
-            assert len(self.rb.storage) == len(self.rows) + len(self.left)
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "consuming"])
-@examples(0.8)
-@given(most=st.sampled_from([None, 1, 2]), calls=CALLS, few=st.sampled_from([0, 2, 1024]))
-def test_batches_are_those_of_a_sorted_list(
-    kind: str, most: int | None, calls: list[tuple[str, list[int]]], few: int
-) -> None:
-    """Changes of a few rows go to a heap beside the sorted rows, of more they are sorted anew."""
-    model = Model(kind, most)
-    with mock.patch.object(rank_order, "_FEW", few):
-        for name, picks in calls:
-            getattr(model, name)(picks)
-            model.check()
 
 
 def test_a_stack_and_a_queue_of_priorities_as_in_reverb() -> None:
