@@ -249,3 +249,12 @@ def test_ends_are_found_in_mappings_or_said_to_be_missing() -> None:
     for option in ({"max_bytes": 0}, {"num_threads": 0}, {"tolerance_s": 0.0}, {"max_bytes": True}):
         with pytest.raises(OptionError, match=next(iter(option))):
             open_dataset(values, episode_ends=[10], **option)
+
+
+def test_a_block_above_the_budget_takes_the_place_of_no_other() -> None:
+    cache = BlockCache(100)
+    for key, rows in (("small", 10), ("large", 1000)):
+        assert len(cache.get(key, lambda rows=rows: torch.arange(rows))) == rows  # type: ignore[misc]
+    assert "small" in cache
+    assert "large" not in cache
+    assert cache.nbytes == 80

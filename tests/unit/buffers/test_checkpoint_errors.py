@@ -214,3 +214,20 @@ def test_a_state_that_no_load_takes_is_not_committed(case: str, tmp_path: Path) 
     assert {file: file.read_bytes() for file in tmp_path.glob("*/*")} == before
     other.loads(tmp_path / "one")
     same_state(snapshot(other), good)
+
+
+def test_counts_and_deleted_rows_that_contradict_each_other_are_refused() -> None:
+    rb, other = (ReplayBuffer(storage=LazyTensorStorage(8)) for _ in range(2))
+    rb.extend(torch.arange(4))
+    rb.empty()
+    rb.extend(torch.arange(3))
+    state = rb.state_dict()
+    other.load_state_dict(state)
+    state["stamps"]["base"] += 1
+    with pytest.raises(CheckpointError, match="3 rows, of which 2 were written"):
+        other.load_state_dict(state)
+    rb.delete([1])
+    rb.extend(torch.arange(3, 5))  # room for more generations than there are rows
+    rb.delete([0])
+    other.load_state_dict(rb.state_dict())
+    assert sorted(other.sample(64).unique().tolist()) == [2, 3, 4]

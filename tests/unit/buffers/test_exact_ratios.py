@@ -59,6 +59,7 @@ def test_forms_of_reverb_give_its_verdicts(form: int) -> None:
         flow.drew(drawn)
         balance = written * Fraction(str(ratio)) - drawn
         assert flow.may_write(1, stock) == (written < least or balance + Fraction(str(ratio)) <= high)
+        assert (flow.write_room() >= 1) == (balance + Fraction(str(ratio)) <= high)
         able = [size for size in (1, 2, 3, 4) if written >= least and balance - size >= low]
         assert [size for size in (1, 2, 3, 4) if flow.may_draw(size, stock)] == able
         assert flow.most_draws(4, stock) == max(able, default=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from functools import partial
 from typing import Any
 
@@ -17,6 +19,8 @@ from ostinato import (
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
+    RoundRobinWriter,
+    SequenceUnit,
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
@@ -311,3 +315,29 @@ def test_two_dimensions_take_pairs_and_tensors_of_pairs() -> None:
 
 
 # -- saving -----------------------------------------------------------------------------------------------------------
+
+
+def test_as_many_steps_as_items_are_no_pairs_of_rows() -> None:
+    rows, windows = (
+        ReplayBuffer(storage=LazyTensorStorage(9), sampler=PrioritizedSampler(9, **OPTIONS), sample_unit=unit)
+        for unit in (None, SequenceUnit(3, done_key="done"))
+    )
+    rows.extend({"reward": torch.zeros(3, 3)})
+    windows.extend({"obs": torch.arange(9.0), "done": torch.zeros(9, dtype=torch.bool)})
+    for one in (rows, windows):
+        one.update_priority(torch.arange(3), torch.arange(9.0).reshape(3, 3))
+        assert priorities(one)[:3] == [2.0, 5.0, 8.0]
+    _, info = windows.sample(2, return_info=True)
+    windows.update_priority(info, torch.tensor([30.0, 70.0]))  # one for each of two windows
+    assert max(priorities(windows)) == 70.0
+
+
+def test_slots_without_a_row_have_no_generation_and_take_no_priority() -> None:
+    rb = plain(5, writer=RoundRobinWriter(track_generations=True))
+    assert rb.writer.generations_of(torch.tensor([-3, -1, 0, 4, 5, 7, 8, 100])).tolist() == [-1, -1, 1, 5, *[-1] * 4]
+    for slot, generation in itertools.product((5, 8, 100, -1, -3), (0, 1, 5, 9)):
+        with contextlib.suppress(SlotError):  # or it is counted as stale
+            rb.update_priority([slot], [3.0], [generation])
+    with pytest.raises(SlotError, match="index 5 is out of range for 5 rows"):
+        rb.update_priority([5], 3.0)
+    assert (priorities(rb), rb.sampler.default_priority) == ([1.0] * 5, 1.0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from ostinato.core.episodes.continuity import find_mates, looks_next
+from ostinato.core.episodes.continuity import contradicts_order, find_mates, looks_next
 
 
 @pytest.mark.parametrize(
@@ -23,3 +24,10 @@ def test_next_observations_are_found_by_their_names(fields: str, mates: dict[str
     assert find_mates(paths) == {tuple(a.split(".")): tuple(b.split(".")) for a, b in mates.items()}
     assert looks_next(("nextobs",), [("nextobs",), ("state",)])
     assert not looks_next(("context",), [("context",)])
+
+
+def test_numbers_of_steps_contradict_the_order_of_dimensions_only_if_they_fit_the_other() -> None:
+    time, lane = torch.arange(4)[:, None], torch.arange(5)
+    for steps, turned in ((time + 0 * lane, False), (0 * time + lane, True), (time + lane, False)):
+        found = contradicts_order([], None, [], [steps])
+        assert found == ("the number of the step counts up in the other dimension" if turned else None)

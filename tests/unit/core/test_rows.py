@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ostinato.core.kinds import stack
 from ostinato.core.rows import Schema, describe, map_leaves
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, KindError
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 (users have those too)
@@ -98,3 +98,12 @@ def test_hostile_schemas_are_refused_and_nothing_is_imported() -> None:
         Schema.from_json({"leaves": [], "tree": tree})
     with pytest.raises(CheckpointError, match="as keys"):
         describe({(1, 2): torch.zeros(2)}, 1).to_json()
+
+
+def test_rows_are_nested_up_to_100_deep() -> None:
+    deep: Any = 1
+    for _ in range(101):
+        deep = [deep]
+    assert str(map_leaves(deep, lambda leaf: leaf + 1)) == str(deep).replace("1", "2")
+    with pytest.raises(KindError, match="nested more than 100 deep"):
+        map_leaves([deep], lambda leaf: leaf)

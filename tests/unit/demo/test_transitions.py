@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from ostinato.demo import Agent, Collector, DqnConfig, EnvSpec
+from ostinato.demo import Agent, Collector, DqnConfig, EnvSpec, evaluate
 from ostinato.errors import OptionError
 
 pytest.importorskip("gymnasium")
@@ -72,3 +74,14 @@ def test_settings_are_checked_and_short_runs_shrink_the_phases() -> None:
         assert config.warmup_steps < steps
         for name in ("warmup_steps", "explore_steps", "validate_every"):
             assert getattr(config, name) == max(name != "warmup_steps", getattr(whole, name) * steps // 10_000), name
+
+
+def test_evaluation_plays_each_seed_once_and_sizes_are_those_of_the_environment() -> None:
+    falling = evaluate(lambda observations: torch.ones(len(observations), dtype=torch.int64), [5, 6, 7])
+    assert len(falling) == 3
+    assert all(8 <= value <= 11 for value in falling)
+    from gymnasium.spaces import Box, Discrete
+
+    high = np.array([2.0, 1e6, np.inf, 0.5])
+    env = SimpleNamespace(observation_space=Box(-high, high, dtype=np.float64), action_space=Discrete(3))
+    assert EnvSpec.of(env) == EnvSpec(4, 3, (2.0, 1.0, 1.0, 8.0))
