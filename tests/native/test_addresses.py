@@ -155,25 +155,6 @@ def test_a_null_address_raises(native: ModuleType, name: str, arguments: list[An
     MEMORY[:] = 0
 
 
-@pytest.mark.parametrize("position", range(6))
-def test_states_of_episodes_need_addresses(native: ModuleType, position: int) -> None:
-    table = episodes(native)
-    for count in range(ROWS):  # rows of other episodes leave records free
-        table.record_write(table.cursor, 1, 0, 0, AT + 8 * 512 * (count % 2), 0)
-    addresses = [AT + 512 * i for i in range(6)]
-    table.save(*addresses)
-    counts = (table.present, table.records, table.free_count)
-    addresses[position] = 0
-    if counts[0 if position == 0 else 2 if position == 5 else 1]:
-        with pytest.raises(ValueError, match="must be an address"):
-            table.save(*addresses)
-        with pytest.raises(ValueError, match="must be an address"):
-            table.load(table.cursor, table.serial, *counts, *addresses)
-    else:
-        table.save(*addresses)
-    MEMORY[:] = 0
-
-
 def test_memory_of_objects_needs_an_address(native: ModuleType) -> None:
     with pytest.raises(ValueError, match="address"):
         native.SingleCopy(ROWS, 1, ROWS, 0)

@@ -98,27 +98,3 @@ def test_slots_without_rows_raise(native: ModuleType) -> None:
     rows.side_rows[0] = 99  # a number written by other code does not lead out of memory
     with pytest.raises(IndexError, match="slot 0 holds no row"):
         rows.read([0])
-
-
-def test_sources_in_guarded_memory_are_not_compared(native: ModuleType) -> None:
-    rows = Rows(native, 6, 1, 2)
-    source, flags = noise(4, sum(SIZES), 3), np.zeros(5, np.uint8)
-    rows.table.guard(address(source), source.nbytes)
-    other = noise(4, sum(SIZES), 3)
-    at = [address(other)] * 2
-    assert rows.table.compare(0, 4, at, [address(source)] * 2, address(flags), address(flags) + 4) == -1
-    assert rows.table.compare(0, 4, at, at, address(flags), address(flags) + 4) == 4
-
-
-def test_choices(native: ModuleType) -> None:
-    pick, out = np.array([True, False, True]), slots_of([7, 7, 7])
-    for slot in (-1, 5, 2**62):
-        slots = slots_of([0, slot])
-        with pytest.raises(IndexError):
-            native.choose_slots(address(slots), address(pick), 2, 5, address(out))
-    with pytest.raises(ValueError, match="n must be at least 0"):
-        native.choose_slots(address(out), address(pick), -1, 5, address(out))
-    assert out.tolist() == [7, 7, 7]
-    slots = slots_of([4, 0, 2])
-    native.choose_slots(address(slots), address(pick), 3, 5, address(out))
-    assert out.tolist() == [9, 0, 7]
