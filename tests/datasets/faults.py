@@ -606,6 +606,15 @@ FAULTS: dict[str, Fault] = {
         "split-invalid",
         file="r.hdf5/mask/train",
     ),
+    "robomimic_has_nan": planted(
+        robomimic,
+        hdf5(lambda file: file["data/demo_1/obs/object"].__setitem__((3, 1), np.nan)),
+        "value-nan",
+        file="r.hdf5/data/demo_1",
+        episode=1,
+        frame=3,
+        field="obs/object",
+    ),
     # Minari
     "minari_lost_an_observation": planted(
         minari,

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -19,7 +20,7 @@ from ostinato.tools.doctor.checks import CHECKS
 
 from ..command import run_here
 from . import builders
-from .clean import CLEAN, TOP, arm
+from .clean import ARM, CLEAN, TOP, arm, fill
 from .faults import FAULTS
 
 DOCS = Path(__file__).parents[2] / "docs" / "doctor.md"
@@ -115,7 +116,7 @@ def test_a_dataset_is_found_by_each_path_that_opens_it(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_findings_and_sets_the_exit_status(tmp_path: Path) -> None:
-    clean = CLEAN["v3-small"](tmp_path / "clean")
+    clean = CLEAN["v3-two-cameras"](tmp_path / "clean")
     broken = FAULTS["a_table_is_cut"].write(tmp_path / "broken")
     odd = FAULTS["an_action_jumps"].write(tmp_path / "odd")
     for status, words, *arguments in (
@@ -132,8 +133,8 @@ def test_the_command_prints_findings_and_sets_the_exit_status(tmp_path: Path) ->
     assert json.loads(run_here("doctor", odd, "--json").stdout)["counts"]["warning"] == 1
 
 
-def test_the_command_draws_a_page(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_the_command_draws_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agg = pytest.importorskip("matplotlib.backends.backend_agg")
     path = CLEAN["v3-two-cameras"](tmp_path / "small")
     target = tmp_path / "page.png"
     assert run_here("doctor", path, "--output", target).returncode == 0
@@ -142,9 +143,23 @@ def test_the_command_draws_a_page(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "--overwrite" in done.stderr
     assert run_here("doctor", path, "--output", tmp_path / "page.pdf").returncode == 2
-    faulty = FAULTS["an_action_jumps"].write(tmp_path / "faulty")
-    assert run_here("doctor", faulty, "--output", tmp_path).returncode == 0
-    assert (tmp_path / "doctor.png").exists()
+    camera, lengths = "w" * 40, [30, 20]
+    path = builders.lerobot_v3(
+        tmp_path / "wide", lengths=lengths, images={f"observation.images.{camera}": (16, 16)}, features=ARM
+    ).path
+    values = arm(lengths)
+    values["action"][:, 3] *= 1e4
+    values["observation.state"] *= np.array([200] + [10] * 7, np.float32)
+    fill(path, values)
+    figures: list[Any] = []
+    monkeypatch.setattr(agg.FigureCanvasAgg, "print_png", lambda canvas, _: figures.append(canvas.figure))
+    assert run_here("doctor", path, "--output", tmp_path, "--overwrite").returncode == 0
+    panels = {axes.get_title(loc="left"): axes for axes in figures[0].axes}
+    assert panels["Range of action"].get_yscale() == "symlog", "one dimension is far larger than the others"
+    assert panels["Range of observation.state"].get_yscale() == "linear", "one is larger, but not far"
+    brightness = panels["Brightness"]
+    assert brightness.get_xlim() == (0, 50)
+    assert [len(text.get_text()) for text in brightness.get_legend().get_texts()] == [30], "long names are shortened"
 
 
 @pytest.mark.parametrize("name", ["v3-two-cameras", "minari", "minari-arrow", "d4rl", "zarr-2"])

@@ -140,3 +140,11 @@ def test_a_buffer_that_is_emptied_during_a_draw_delivers_it(kind: str) -> None:
     rb.append_transform(empty_meanwhile)
     assert rb.sample().shape == (2,)
     assert len(rb) == 0
+
+
+def test_the_last_row_of_a_draw_that_failed_is_left() -> None:
+    rb = make("stack", 1, batch_size=1, transform=lambda batch: batch.missing)
+    rb.extend(torch.arange(1))
+    with pytest.raises(AttributeError):
+        rb.sample()
+    assert not rb.sampler.ran_out

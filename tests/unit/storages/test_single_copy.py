@@ -222,3 +222,13 @@ def test_slots_without_rows_are_no_rows() -> None:
     rb.empty()
     with pytest.raises(IndexError):
         rb.storage.fetch([Request(2, torch.tensor([0]))])
+
+
+def test_environments_side_by_side_do_not_lie_apart() -> None:
+    rb, first = single(600, ndim=2), torch.arange(40) * 1000
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(20):
+            rb.extend(transitions((first + step)[None]))
+    assert nexts(rb)[:40] == (first + 16).tolist()
+    assert int((rb.storage.state_dict()["columns"]["apart"]).sum()) == 40  # the newest row of each environment

@@ -175,3 +175,16 @@ def test_the_figure_of_vectors_and_discrete_actions() -> None:
     nothing = {"observation": np.full((ROWS, 3), np.nan), "action": np.full((ROWS, 2), np.nan)}
     spread = panels(dataset_report(source(nothing), 1))["Actions"]
     assert all(sum(line.y) == 0 for line in spread.lines)
+
+
+def test_fields_get_their_roles_by_the_names_that_datasets_use() -> None:
+    roles = source({**robot(), "next": np.zeros(ROWS)}).roles
+    assert (roles.reward, roles.action, dict(roles.ends)) == (("next.reward",), ("action",), {"done": ("done",)})
+    assert list(roles.current) == ["observation.state", "observation.images.top", "observation.images.wrist"]
+    assert not roles.following
+    assert list(roles.extra) == ["timestamp", "next"]
+    roles = source(nested()).roles
+    assert (roles.reward, roles.action) == (("next", "reward"), ("action",))
+    assert set(roles.ends) == {"terminated", "truncated"}
+    assert dict(roles.current) == {"observation": ("observation",)}
+    assert dict(roles.following) == {"observation": ("next", "observation")}
