@@ -61,6 +61,7 @@ $(VENV)/.installed: $(SOURCES)
 
 $(VENV)/.all: $(SOURCES)
 	$(call install,dev$(COMMA)parity$(COMMA)ray,$@ $(VENV)/.installed $(VENV)/.demo)
+	@$(PIP) install --no-deps rlinf==0.3.0 || echo 'make: rlinf cannot be installed here, going on without it'
 
 .PHONY: venv
 venv: $(VENV)/.installed ## Set up .venv and build the native extension

@@ -1,6 +1,6 @@
 """Directories go to and fro between RLinf's own class and ours; skipped where rlinf is missing.
 
-Its buffer needs little of what the package asks for: `pip install --no-deps rlinf==0.3.0`, then `omegaconf` and `ray`.
+Its buffer needs little of what the package asks for: `make` installs it without its dependencies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The simulation of fleets: against queues that can be computed by hand, and repeatable."""
+"""The simulation of fleets, against queues that can be computed by hand."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import pytest
 
@@ -26,14 +24,5 @@ def test_a_batch_of_one_shard_takes_the_sum_of_its_costs() -> None:
     assert found.calls == 20
     delayed = run(COSTS, Fleet(1, 256, age_s=0.0, network_s=(5e-3, 5e-3)), 10)
     assert delayed.latencies_s == pytest.approx([2 * (1e-4 + 2e-3 + 1e-3 + 1e-4 + 1e-2)] * 10)
-
-
-def test_a_busy_shard_and_a_busy_limiter_are_the_ceiling_and_a_seed_repeats() -> None:
     shard = run(COSTS, Fleet(1, 256, learners=50, age_s=0.0), 40)
-    assert shard.calls / shard.seconds == pytest.approx(1000, rel=0.1)
-    limited = run(COSTS, Fleet(100, 32, learners=10, writers=100, limiter=True), 100)
-    assert limited.row()["limiter_calls_per_s"] == pytest.approx(1000, rel=0.1)
-    costs = dataclasses.replace(COSTS, wire=[1e-3, 2e-3, 9e-3])
-    first, again, other = (run(costs, Fleet(20, 64, 4, learners=2, writers=3), 40, seed) for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
+    assert shard.calls / shard.seconds == pytest.approx(1000, rel=0.1), "a busy shard is the ceiling"

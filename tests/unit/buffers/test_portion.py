@@ -41,16 +41,6 @@ def prioritized() -> PrioritizedSampler:
     return PrioritizedSampler(100, alpha=1.0, beta=0.5, eps=0.0)
 
 
-def test_an_offer_says_what_the_rows_that_may_be_drawn_weigh() -> None:
-    assert Portion(made(30)).offer(8)[1:5] == (30, 30.0, 1.0, 0.0)
-    rb = made(4, prioritized())
-    rb.update_priority(torch.arange(4), torch.tensor([0.0, 0.5, 2.0, 4.0]))
-    assert Portion(rb).offer(8)[1:5] == (4, 6.5, 0.5, 0.5)
-    for sampler in (None, prioritized()):
-        rb = made(25, sampler, sample_unit=SequenceUnit(4, episode_boundary="strict"))
-        assert Portion(rb).offer(2).mass == 7 + 7 + 2
-    assert Portion(made(0)).offer(8)[:3] == (-1, 0, 0.0)
-
 
 def test_rows_that_are_gone_are_not_to_be_had() -> None:
     for unit in (None, SequenceUnit(4, episode_boundary="strict")):
