@@ -41,7 +41,6 @@ def prioritized() -> PrioritizedSampler:
     return PrioritizedSampler(100, alpha=1.0, beta=0.5, eps=0.0)
 
 
-
 def test_rows_that_are_gone_are_not_to_be_had() -> None:
     for unit in (None, SequenceUnit(4, episode_boundary="strict")):
         rb = made(100, sample_unit=unit)
