@@ -54,11 +54,13 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The module `ray`, connected to a cluster; or one whose actors are threads (see `threads.py`)."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
     if request.param == "threads":
-        from .threads import module
+        from .threads import ACTORS, module
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "ray", module())
             yield sys.modules["ray"]
+            for one in ACTORS:
+                one.die()
         return
     ray.init(
         address="local",  # a new one, even if another cluster is running

@@ -57,20 +57,23 @@ class Actor:
         self.pools = {name: ThreadPoolExecutor(threads) for name, threads in groups.items()}
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.place, self.alive, self.ended = len(ACTORS), False, False
+        self.place, self.alive, self.ended, self.lock = len(ACTORS), False, False, threading.RLock()
         ACTORS.append(self)
         self.start(reconstructed=False)
 
     def start(self, *, reconstructed: bool = True) -> None:
         """Make the actor, anew after its process has died."""
-        _HERE.reconstructed = reconstructed
-        cls, arguments = self.made_of
-        self.made, self.alive = cls(*arguments), True
-        self.running.set()
+        with self.lock:
+            if not self.alive:
+                _HERE.reconstructed = reconstructed
+                cls, arguments = self.made_of
+                self.made, self.alive = cls(*arguments), True
+                self.running.set()
 
     def die(self) -> None:
         """Lose the calls in progress; the next call is lost, too, and has the actor made anew if Ray would do that."""
         self.alive, self.ended = False, not self.given.get("max_restarts")
+        self.made._made = exceptions.RayActorError()  # ends the threads that save
         for reference in list(self.open):
             reference.end(error=exceptions.RayActorError())
 

@@ -747,7 +747,7 @@ class ShardActor:
     def _keep_saving(self, every_s: float) -> None:
         buffer, path = self._parts.buffer, str(self._spec.path)
         saved = written(buffer)
-        while True:
+        while not isinstance(self._made, Exception):  # until it is closed
             time.sleep(every_s)
             now = written(buffer)
             if now == saved and self._saves.error is None:
