@@ -119,3 +119,25 @@ def test_idle_streams_are_closed_when_there_are_many(monkeypatch: pytest.MonkeyP
     streams.close("3")
     streams.close("3")
     assert streams.take("3", 2, 1, 0.0) is CLOSED
+
+
+def test_whoever_closes_a_stream_waits_for_the_batch_that_is_being_made() -> None:
+    begun, go, streams = threading.Event(), threading.Event(), ServedStreams()
+
+    def make(_: float | None) -> str:
+        begun.set()
+        assert go.wait(60)
+        return "batch"
+
+    streams.open("one", ServedStream(make))
+    threads = [threading.Thread(target=streams.take, args=("one", 0, 1, 0.0), daemon=True)]
+    threads += [threading.Thread(target=streams.close, args=("one",), daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        assert begun.wait(60)
+    threads[2].join(0.05)
+    assert threads[2].is_alive()
+    go.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()

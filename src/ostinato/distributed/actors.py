@@ -371,6 +371,7 @@ class ServedStreams:
 
     def __init__(self) -> None:
         self._streams: dict[str, ServedStream] = {}
+        self._closing: dict[str, ServedStream] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -408,9 +409,13 @@ class ServedStreams:
     def close(self, name: str) -> None:
         """Close a stream if it exists. When this returns, no batch is being made for it."""
         with self._lock:
-            stream = self._streams.pop(name, None)
-        if stream is not None:
-            stream.close()
+            stream = self._streams.pop(name, None) or self._closing.get(name)
+            if stream is None:
+                return
+            self._closing[name] = stream  # whoever closes it again waits, too
+        stream.close()
+        with self._lock:
+            self._closing.pop(name, None)
 
 
 # -- the actors -------------------------------------------------------------------------------------------------------
@@ -747,8 +752,10 @@ class ShardActor:
     def _keep_saving(self, every_s: float) -> None:
         buffer, path = self._parts.buffer, str(self._spec.path)
         saved = written(buffer)
-        while not isinstance(self._made, Exception):  # until it is closed
+        while True:
             time.sleep(every_s)
+            if isinstance(self._made, Exception):  # it was closed
+                return
             now = written(buffer)
             if now == saved and self._saves.error is None:
                 continue

@@ -287,3 +287,16 @@ def test_a_damaged_state_is_refused_and_changes_nothing(kind: Kind) -> None:
         if isinstance(x, torch.Tensor):
             x.zero_()
     assert plain_state(table) == before, "a state is a copy"
+
+
+@kinds
+def test_lists_of_slots_are_no_longer_than_the_ring(kind: Kind) -> None:
+    even, by_row, uneven = make(kind, 400, 4), make(kind, 400, 4), make(kind, 400, 4)
+    even.record(Run(0, 400, 400), None)
+    random = torch.Generator().manual_seed(0)
+    for row in range(2000):
+        by_row.record(Run(row % 400, 1, 400), None)
+    for i in range(60):
+        uneven.record(Run(100 * i % 400, 100, 400), None, torch.randint(0, 4, (100,), generator=random))
+    assert by_row.nbytes - even.nbytes <= (400 * 8 if kind == "torch" else 0)
+    assert 400 < uneven.nbytes - even.nbytes < 400 * 32
