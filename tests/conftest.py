@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
+# Without it a call of Ray's would start a cluster: that of a thread which outlives its test, too.
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+
 _UNTIMED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 
 settings.register_profile(

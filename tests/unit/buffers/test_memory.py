@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +16,6 @@ from ostinato import (
 from ostinato.core.rows import map_leaves
 
 from ...tags import STORAGES, buffer, fill, read_ids, rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def overwrite(data: Any) -> None:
@@ -62,38 +57,6 @@ def test_fields_of_a_sample_do_not_share_memory() -> None:
     batch["next"]["obs"].fill_(99.0)
     assert all(torch.equal(batch[key], value) for key, value in untouched.items())
     assert all(leaf.is_contiguous() for leaf in (batch["obs"], batch["next"]["obs"], batch["id"]))
-
-
-@pytest.mark.parametrize("storage", list(STORAGES))
-def test_no_graph_is_kept_alive_by_stored_rows(storage: str) -> None:
-    class Big:
-        pass
-
-    class Watched(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.kept = Big()
-            alive.append(weakref.ref(ctx.kept))
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            return grad * 2
-
-    alive: list[Any] = []
-    plain, nested = (ReplayBuffer(storage=STORAGES[storage](4), batch_size=2) for _ in range(2))
-    for _ in range(2):
-        out = Watched.apply(torch.ones(3, requires_grad=True))  # type: ignore[no-untyped-call]
-        plain.add(out)
-        plain.extend(out.expand(2, 3))
-        plain[0] = out
-        nested.add({"x": out})
-        del out
-    gc.collect()
-    assert [ref() for ref in alive] == [None, None], "the buffer keeps the graph of a stored row"
-    assert not plain.sample().requires_grad
-    assert not plain[:].requires_grad
-    assert torch.equal(plain[:], torch.full((4, 3), 2.0))
 
 
 def test_a_list_lets_go_of_the_batch_that_a_row_came_from() -> None:
