@@ -12,10 +12,13 @@ import importlib
 import os
 import shutil
 import time
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+import tests.processes  # noqa: F401 (what the fork server imports)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,13 +76,16 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(params=["native", "torch"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Run a test with the native extension, and again with torch alone; processes that it starts do the same.
+    """Run a test with the native extension, and again with torch alone; new interpreters that it starts do the same.
+
+    The fork server serves all tests, so it begins before the environment is that of one test.
 
     Modules whose tests depend on the choice say `pytestmark = pytest.mark.usefixtures("backend")`.
     """
     module = importlib.import_module("ostinato._backend")
     if request.param == "native" and module.backend.installed is None:
         pytest.skip("the native extension is switched off or not installed")
+    forkserver.ensure_running()
     monkeypatch.setenv("OSTINATO_NATIVE", "1" if request.param == "native" else "0")
     with module.use_backend(request.param):
         yield request.param
