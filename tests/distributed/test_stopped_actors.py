@@ -111,18 +111,18 @@ def test_work_that_takes_long_goes_on(one: RayReplayBuffer, tmp_path: Path) -> N
 
 def test_a_call_of_a_stopped_actor_ends(cluster: Any) -> None:
     """Its calls change the buffer when the actor goes on, and it is shut down."""
-    one = make_one()
-    calls: dict[str, Callable[[], Any]] = {
-        **{name: partial(call, quick(one)) for name, call in {**UNTIMED, **TIMED}.items()},
-        **{f"{name} in time": partial(call, quick(one), timeout_s=0.3) for name, call in TIMED.items()},
-        **{f"{name} at once": partial(call, quick(one), timeout_s=0) for name, call in TIMED.items()},
-        "prefetch": quick(one, prefetch=3).sample,
-    }
-    with stopped(cluster, one.actor):
-        found = all_at_once(calls)
-        future = one.submit_update_if_present(**UPDATE)
-        assert outcome(partial(one.shutdown, timeout=0.1)).took_s < LATE_S
-        assert isinstance(future.exception(), LostBufferError)
+    with closing(make_one()) as one:
+        calls: dict[str, Callable[[], Any]] = {
+            **{name: partial(call, quick(one)) for name, call in {**UNTIMED, **TIMED}.items()},
+            **{f"{name} in time": partial(call, quick(one), timeout_s=0.3) for name, call in TIMED.items()},
+            **{f"{name} at once": partial(call, quick(one), timeout_s=0) for name, call in TIMED.items()},
+            "prefetch": quick(one, prefetch=3).sample,
+        }
+        with stopped(cluster, one.actor):
+            found = all_at_once(calls)
+            future = one.submit_update_if_present(**UPDATE)
+            assert outcome(partial(one.shutdown, timeout=0.1)).took_s < LATE_S
+            assert isinstance(future.exception(), LostBufferError)
     for name, (result, took_s) in found.items():
         assert took_s < LATE_S, name
         if name == "is_alive":
