@@ -6,7 +6,9 @@ of the constructor makes its own.
 
 from __future__ import annotations
 
+import gc
 import sys
+import threading
 import warnings
 from contextlib import closing
 from functools import partial
@@ -30,7 +32,7 @@ from ostinato.buffers.portion import reseed
 from ostinato.distributed.rate_limits import RateLimits
 from ostinato.transforms import Compose
 
-from .handles import handle_of, until
+from .handles import LONG_S, handle_of, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,6 +73,11 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Any]:
         log_to_driver=False,
     )
     yield ray
+    # A thread that calls Ray while it shuts down ends the process: those of dropped handles come to their ends first.
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("ostinato-shards"):
+            thread.join(LONG_S)
     ray.shutdown()
 
 

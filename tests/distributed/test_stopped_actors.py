@@ -178,6 +178,5 @@ def test_calls_leave_stopped_shards_out_or_raise(cluster: Any, shards: ShardedRe
             assert not isinstance(result, Exception), (name, result)
     assert "nothing was sent" in str(found["stats at once"].result)
     assert isinstance(found["sample in time"].result, NoAnswerError)
-    assert isinstance(found["sample in time"].result, TimeoutError)
     assert (silent == 3) == isinstance(found["__len__"].result, Exception)
     until(lambda: len(shards.apply(len)) == 3)

@@ -29,7 +29,7 @@ from tests.mutants.trial_copy import ROOT, make_copy, python_of
 FOLDER = ROOT / "build" / "mutants"
 FLOOR = Path(__file__).with_name("floor.json")
 MARKERS = "not slow and not ray and not parity and not house"
-SECONDS = 60.0
+SECONDS = 120.0
 """Most seconds of tests that one fault is tried with: the quickest ones that meet it."""
 
 
@@ -124,7 +124,7 @@ def main() -> int:
     make_copy(copy, changes)
     pytest_run(copy, "-p", "xdist", "-n", "2", "--dist", "loadgroup")
     plan = plan_of(changes)
-    (FOLDER / "plan.json").write_text(json.dumps({"tests": plan, "seconds": 3 * SECONDS}))
+    (FOLDER / "plan.json").write_text(json.dumps({"tests": plan, "seconds": 2 * SECONDS}))
     files = sorted({name.split("::")[0] for names in plan.values() for name in names})
     pytest_run(copy, "-s", *files, OSTINATO_MUTANTS_RUN="try")
     unnoticed = report(changes, plan)
