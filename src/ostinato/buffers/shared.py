@@ -73,7 +73,7 @@ class _Present(NamedTuple):
 
 @final
 class SharedEngine:
-    """Owner of the parts of a buffer in one of the processes that share it; serves `ReplayBuffer` as `LocalEngine` does.
+    """Owner of the parts of a buffer in one of the processes that share it; what `LocalEngine` is in one process.
 
     A writer reserves slots, copies its rows, and commits them; only the first and the last step take the lock between
     processes, for microseconds. A draw takes it only where there are priorities. What was drawn is copied without it;
