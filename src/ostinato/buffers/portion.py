@@ -285,7 +285,7 @@ def begin_era(buffer: ReplayBuffer, era: int) -> None:
 
 
 def describe_updates(buffer: ReplayBuffer) -> dict[str, Any]:
-    """Return what the arguments of updates are checked by; see `Engine.least_index` and `steps_of`."""
+    """Return what the arguments of updates are checked by; see `LocalEngine.least_index` and `steps_of`."""
     engine = buffer._engine  # noqa: SLF001 (same package)
     return {"least_index": engine.least_index, "steps": steps_of(engine)}
 

@@ -73,7 +73,7 @@ class _Present(NamedTuple):
 
 @final
 class SharedEngine:
-    """Owner of the parts of a buffer in one of the processes that share it; serves `ReplayBuffer` as `Engine` does.
+    """Owner of the parts of a buffer in one of the processes that share it; what `LocalEngine` is in one process.
 
     A writer reserves slots, copies its rows, and commits them; only the first and the last step take the lock between
     processes, for microseconds. A draw takes it only where there are priorities. What was drawn is copied without it;
@@ -293,7 +293,7 @@ class SharedEngine:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def write(self, data: Any, lead: int, *, ranked: bool = True, timeout_s: float | None = None) -> Run:  # noqa: ARG002
-        """Check rows, reserve slots, copy, commit; see `Engine.write`. Writers do not wait for readers."""
+        """Check rows, reserve slots, copy, commit; see `LocalEngine.write`. Writers do not wait for readers."""
         require_eager("writing rows")
         storage, sampler = self._storage, self.sampler
         with self.lock:  # threads of this process share the form of the last batch, and the first layout
@@ -405,7 +405,7 @@ class SharedEngine:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = _PLAIN) -> Ticket:  # noqa: ARG002
-        """Draw slots that hold whole rows; see `Engine.draw`. Nothing can be asked for besides."""
+        """Draw slots that hold whole rows; see `LocalEngine.draw`. Nothing can be asked for besides."""
         with self.lock:
             if self._process != os.getpid():
                 self._draw_apart()
@@ -475,7 +475,7 @@ class SharedEngine:
         return draw
 
     def undraw(self, queued: list[Ticket]) -> None:
-        """Forget draws that were made ahead; see `Engine.undraw`."""
+        """Forget draws that were made ahead; see `LocalEngine.undraw`."""
         with self.lock:
             dropped = [*queued, *self.pending]
             self.pending.clear()

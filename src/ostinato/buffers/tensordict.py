@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
@@ -91,54 +91,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _direct_rows(self, data: Any, lead: int) -> Any:
         return direct_rows(data, lead) if kinds.is_tensordict(data) else None
 
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: Literal[False] = False,  # noqa: FBT002
-        include_info: bool | None = None,  # noqa: FBT001
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> Any: ...
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        *,
-        return_info: Literal[True],
-        include_info: bool | None = None,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> tuple[Any, dict[Any, Any]]: ...
-    @overload
-    def sample(
-        self,
-        batch_size: int | None,
-        return_info: Literal[True],
-        include_info: bool | None = None,  # noqa: FBT001
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> tuple[Any, dict[Any, Any]]: ...
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: bool = False,  # noqa: FBT001, FBT002
-        include_info: bool | None = None,  # noqa: FBT001
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> Any: ...
     def sample(
         self,
         batch_size: int | None = None,

@@ -679,58 +679,6 @@ class RayReplayBuffer:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: Literal[False] = False,  # noqa: FBT002
-        include_info: bool | None = None,  # noqa: FBT001
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> Any: ...
-
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        *,
-        return_info: Literal[True],
-        include_info: bool | None = None,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> tuple[Any, dict[str, Any]]: ...
-
-    @overload
-    def sample(
-        self,
-        batch_size: int | None,
-        return_info: Literal[True],
-        include_info: bool | None = None,  # noqa: FBT001
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> tuple[Any, dict[str, Any]]: ...
-
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: bool = False,  # noqa: FBT001, FBT002
-        include_info: bool | None = None,  # noqa: FBT001
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> Any: ...
-
     def sample(
         self,
         batch_size: int | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ostinato.buffers import TensorDictReplayBuffer
 from ostinato.buffers.options import own
@@ -78,58 +78,6 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     def extend(self, data: Any, *, update_priority: bool | None = None, timeout_s: float | None = None) -> Tensor:
         """Add rows; see `ReplayBuffer.extend`."""
         return TensorDictReplayBuffer.extend(_here(self), data, update_priority=update_priority, timeout_s=timeout_s)
-
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: Literal[False] = False,  # noqa: FBT002
-        include_info: bool | None = None,  # noqa: FBT001
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> Any: ...
-
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        *,
-        return_info: Literal[True],
-        include_info: bool | None = None,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> tuple[Any, dict[str, Any]]: ...
-
-    @overload
-    def sample(
-        self,
-        batch_size: int | None,
-        return_info: Literal[True],
-        include_info: bool | None = None,  # noqa: FBT001
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> tuple[Any, dict[str, Any]]: ...
-
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: bool = False,  # noqa: FBT001, FBT002
-        include_info: bool | None = None,  # noqa: FBT001
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> Any: ...
 
     def sample(
         self,

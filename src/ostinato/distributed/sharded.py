@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, final
 
 import torch
 
@@ -730,50 +730,6 @@ class ShardedReplayBuffer:
             self._limiter.recount()
 
     # -- reading ------------------------------------------------------------------------------------------------------
-
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: Literal[False] = False,  # noqa: FBT002
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-    ) -> Any: ...
-
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        *,
-        return_info: Literal[True],
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-    ) -> tuple[Any, dict[str, Any]]: ...
-
-    @overload
-    def sample(
-        self,
-        batch_size: int | None,
-        return_info: Literal[True],
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-    ) -> tuple[Any, dict[str, Any]]: ...
-
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: bool = False,  # noqa: FBT001, FBT002
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-    ) -> Any: ...
 
     def sample(
         self,
