@@ -17,7 +17,7 @@ from ostinato.datasets import DatasetStorage
 from ostinato.datasets.columns import TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.errors import EmptyBufferError, KindError, SchemaError, UsageError
-from ostinato.storages import RaggedTensorStorage
+from ostinato.storages import RaggedTensorStorage, StorageEnsemble
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,10 +85,14 @@ def buffer_as_dataset(rb: ReplayBuffer, fields: Fields = None) -> DatasetStorage
         UsageError: if rows that lay between others have left the buffer, so that its episodes have gaps.
         KeyMissingError: if nothing tells where episodes end.
         SchemaError: if rows have fields of different lengths.
-        KindError: if rows have no named fields.
+        KindError: if rows have no named fields, or for an ensemble.
     """
     engine = rb._engine  # noqa: SLF001 (one package)
     storage = engine.storage
+    whole: Any = storage
+    if isinstance(whole, StorageEnsemble):
+        msg = "an ensemble has no rows of its own: pass one of its members, ensemble[i]"
+        raise KindError(msg)
     if not len(storage):
         msg = "the buffer is empty: there are no rows to read"
         raise EmptyBufferError(msg)

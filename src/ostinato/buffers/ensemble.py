@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, final, overload
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ostinato.buffers.checkpoint.load import load_ensemble, quiet_ensemble, restore_ensemble
-from ostinato.buffers.checkpoint.save import save_ensemble
-from ostinato.buffers.checkpoint.state import ensemble_state, own_ensemble_copy
-from ostinato.buffers.mixing import Member, Mixer, locked, mark_members, show_names, update_from_batch, update_members
-from ostinato.buffers.options import check_generator, check_not_shared, check_prefetch, check_size, own, positive
+from ostinato.buffers.batch_parts import put_names, show_names, with_source
+from ostinato.buffers.mixing import EnsembleEngine, EnsemblePipeline, Member
+from ostinato.buffers.options import check_generator, check_not_shared, check_prefetch, own, positive
 from ostinato.buffers.replay import ReplayBuffer
-from ostinato.buffers.routed_writes import check_route, require_route, update_rows, write_rows
+from ostinato.buffers.routed_updates import reset_priorities, update_fields, update_from_batch, update_priorities
+from ostinato.buffers.routed_writes import check_route, require_route, write_rows
 from ostinato.buffers.stats import BufferStats, combine
 from ostinato.buffers.streams import end_streams
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
 from ostinato.core.group import choose, split_index
-from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import SamplerEnsemble
 from ostinato.storages import StorageEnsemble
@@ -25,33 +23,20 @@ from ostinato.transforms import Compose
 from ostinato.writers import WriterEnsemble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
-    from pathlib import Path
-    from types import TracebackType
 
     import torch
     from torch import Tensor
 
     from ostinato.buffers.conditional_updates import ConditionalUpdateResult
+    from ostinato.buffers.pipeline import Batch
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Key
-    from ostinato.durable.progress import ProgressOption
     from ostinato.samplers.ensemble import WhenEmpty
     from ostinato.samplers.ratio import Ratio, RatioSteps, Rounding
 
-__all__ = ["ReplayBufferEnsemble", "check_buffers", "check_collates", "check_no_parts", "put_together"]
-
-
-def check_no_parts(*parts: Any) -> None:
-    """Check that no parts are given beside buffers.
-
-    Raises:
-        UsageError: if there are any.
-    """
-    if any(part is not None for part in parts):
-        msg = "an ensemble is made of buffers, or else of storages=, samplers= and writers=, not of both: give one"
-        raise UsageError(msg)
+__all__ = ["ReplayBufferEnsemble", "check_buffers"]
 
 
 def check_buffers(rbs: Sequence[Any]) -> None:
@@ -62,7 +47,7 @@ def check_buffers(rbs: Sequence[Any]) -> None:
         OptionError: if one is there twice, counts its draws, or storages differ in `ndim`.
     """
     for i, rb in enumerate(rbs):
-        if not isinstance(rb, ReplayBuffer):
+        if not isinstance(rb, ReplayBuffer) or isinstance(rb, ReplayBufferEnsemble):
             msg = f"the members of an ensemble are ReplayBuffers, got {type(rb).__name__} at {i}"
             raise KindError(msg)
         if rb.rate_limiter is not None or rb.sampler.counting:
@@ -121,9 +106,8 @@ def put_together(
     if len(set(counts.values())) > 1:
         msg = f"storages, samplers and writers must be equally many, got {counts}"
         raise OptionError(msg)
-    twice = [name for name, value in given.items() if value is not None]
-    if twice:
-        msg = f"with samplers= the SamplerEnsemble says how to mix: give {', '.join(twice)} to it"
+    if given:
+        msg = f"with samplers= the SamplerEnsemble says how to mix: give {', '.join(given)} to it"
         raise OptionError(msg)
     rows = zip(storages, samplers, writers, storages.transforms, strict=True)
     rbs = tuple(ReplayBuffer(storage=a, sampler=b, writer=c, transform=d) for a, b, c, d in rows)
@@ -131,8 +115,21 @@ def put_together(
     return rbs, samplers
 
 
-@final
-class ReplayBufferEnsemble:
+def _of_members(name: str) -> Callable[..., NoReturn]:
+    """Return a method of an ensemble that raises, since a buffer does by it what members do by themselves."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ARG001
+        """Raise `UsageError`: rows and parts belong to the members, `ensemble[i]`."""
+        msg = (
+            f"{type(self).__name__} has no rows and parts of its own: call ensemble[i].{name}(...), ensemble[i] is one "
+            f"of its {len(self.members)} members"
+        )
+        raise UsageError(msg)
+
+    return method
+
+
+class ReplayBufferEnsemble(ReplayBuffer):
     """Draws batches from several buffers at once.
 
     Rows are written through the members, `ensemble[i].extend(rows)`, or with `routing_key` or `routing_dim` through the
@@ -201,6 +198,9 @@ class ReplayBufferEnsemble:
                 [1., 1., 1.]])
     """
 
+    _engine: EnsembleEngine  # type: ignore[assignment]
+    _pipeline_class = EnsemblePipeline
+
     def __init__(
         self,
         *rbs: ReplayBuffer,
@@ -240,81 +240,65 @@ class ReplayBufferEnsemble:
             "ratio_steps": ratio_steps,
             "min_rows": min_rows,
         }
+        given = {name: value for name, value in mix.items() if value is not None}
         if rbs:
-            check_no_parts(storages, samplers, writers)
+            if any(parts is not None for parts in (storages, samplers, writers)):
+                msg = "an ensemble is made of buffers, or else of storages=, samplers= and writers=, not of both"
+                raise UsageError(msg)
             check_buffers(rbs)
-            given = {name: value for name, value in mix.items() if value is not None}
             sampler = SamplerEnsemble(*(rb.sampler for rb in rbs), **given)
         else:
-            rbs, sampler = put_together(storages, samplers, writers, mix)
-        collate_fns = check_collates(collate_fns, len(rbs))
-        self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
-        self._mixer = Mixer(
-            [Member(rb, collate) for rb, collate in zip(rbs, collate_fns, strict=True)],
-            sampler,
-            collate_fn,
-            Compose.of(transform),
-            check_generator(generator),
-            check_prefetch(prefetch, self._batch_size),
-            flatten=bool(flatten),
-            source=None if source_key is None else as_path(source_key),
+            rbs, sampler = put_together(storages, samplers, writers, given)
+        members = [Member(rb, mine) for rb, mine in zip(rbs, check_collates(collate_fns, len(rbs)), strict=True)]
+        engine = EnsembleEngine(
+            members, sampler, collate_fn, check_generator(generator), flatten=bool(flatten), named=True
         )
+        self._join(engine, batch_size, transform, source_key, prefetch)
         if self._batch_size is not None:
             sampler.part_rows(self._batch_size)
-        self._route = check_route(routing_key, routing_dim, self._mixer.members)
+        self._route = check_route(routing_key, routing_dim, members)
+
+    def _join(
+        self, engine: EnsembleEngine, batch_size: int | None, transform: Any, source_key: Key | None, prefetch: Any
+    ) -> None:
+        """Take the engine, and what is done with its batches."""
+        self._given, self._dim_given, self._dim_extend, self._route = None, False, 0, None
+        self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
+        self._source = None if source_key is None else as_path(source_key)
+        self._transform = Compose.of(transform)
+        self._engine = engine
+        self._pipeline = EnsemblePipeline(engine, check_prefetch(prefetch, self._batch_size))  # type: ignore[arg-type]
 
     # -- what there is ----------------------------------------------------------------------------------------
 
     @property
     def members(self) -> tuple[ReplayBuffer, ...]:
         """The buffers."""
-        return tuple(member.buffer for member in self._mixer.members)
+        return tuple(member.buffer for member in self._engine.members)
 
     @property
-    def storage(self) -> StorageEnsemble:
+    def storage(self) -> StorageEnsemble:  # type: ignore[override]
         """The storages of the members."""
-        return StorageEnsemble(*(rb.storage for rb in self.members), transforms=[rb.transform for rb in self.members])
+        return self._engine.storage
 
     @property
-    def sampler(self) -> SamplerEnsemble:
+    def sampler(self) -> SamplerEnsemble:  # type: ignore[override]
         """The sampler of the ensemble, whose `p` may be set at any time, with the samplers of the members."""
-        sampler = self._mixer.sampler
-        sampler.members = tuple(rb.sampler for rb in self.members)  # a member may have been given another one
-        return sampler
+        return self._engine.sampler
 
     @property
-    def writer(self) -> WriterEnsemble:
+    def writer(self) -> WriterEnsemble:  # type: ignore[override]
         """The writers of the members."""
-        return WriterEnsemble(*(rb.writer for rb in self.members))
-
-    @property
-    def batch_size(self) -> int | None:
-        """Rows that `sample()` gives; None if the constructor was given none."""
-        return self._batch_size
+        return self._engine.writer
 
     @property
     def flatten(self) -> bool:
         """Whether batches are `[batch_size, ...]`, not `[parts, rows, ...]`."""
-        return self._mixer.flatten
-
-    @property
-    def transform(self) -> Compose:
-        """The chain of transforms of whole batches."""
-        return self._mixer.transform
-
-    @property
-    def initialized(self) -> bool:
-        """Whether the parts of all members are made: always, since an ensemble makes them."""
-        return True
-
-    @property
-    def write_count(self) -> int:
-        """Rows written to all members since each was made or emptied."""
-        return sum(rb.write_count for rb in self.members)
+        return self._engine.flatten
 
     def __len__(self) -> int:
         """Number of members, as in TorchRL; `stats().rows` counts rows."""
-        return len(self._mixer.members)
+        return len(self._engine.members)
 
     def __getitem__(self, index: Any) -> Any:
         """Return a member, an ensemble of some members, or rows of them.
@@ -344,11 +328,11 @@ class ReplayBufferEnsemble:
         index = rows[0] if len(rows) == 1 else rows
         if isinstance(chosen, int):
             return self.members[chosen][index]
-        data = self._mixer.join([own(self.members[i][index]) for i in chosen], chosen)
+        data = self._engine.join([own(self.members[i][index]) for i in chosen], chosen)
         return self.transform.forward(data) if self.transform else data
 
     def _subset(self, chosen: list[int]) -> ReplayBufferEnsemble:
-        mixer, sampler = self._mixer, self.sampler.subset(chosen)
+        engine, sampler = self._engine, self.sampler.subset(chosen)
         size = self._batch_size
         if size is not None and sampler.ratio_step is None and size % sampler.num_buffer_sampled:
             size = None
@@ -356,11 +340,11 @@ class ReplayBufferEnsemble:
             *(self.members[i] for i in chosen),
             transform=self.transform,
             batch_size=size,
-            collate_fn=mixer.collate,
-            collate_fns=[mixer.members[i].collate for i in chosen],
-            source_key=mixer.source,
-            flatten=mixer.flatten,
-            generator=mixer.generator,
+            collate_fn=engine.collate,
+            collate_fns=[engine.own[i].collate for i in chosen],
+            source_key=self._source,
+            flatten=engine.flatten,
+            generator=engine.generator,
             **sampler.options(),
         )
 
@@ -377,7 +361,7 @@ class ReplayBufferEnsemble:
         """Batch dimension of written data whose entries are the members; None if there is none."""
         return None if self._route is None else self._route.dim
 
-    def add(self, data: Any) -> Any:
+    def add(self, data: Any) -> Any:  # type: ignore[override]
         """Write one row to the member that its `routing_key` names.
 
         Args:
@@ -401,7 +385,7 @@ class ReplayBufferEnsemble:
             raise SchemaError(msg)
         return self.extend(data.unsqueeze(0))[0]
 
-    def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:  # type: ignore[override]
         """Write each row to its member; the rows of one member keep their order.
 
         The rows of all members are checked before the first one is written. If a write fails after that (too little
@@ -425,9 +409,8 @@ class ReplayBufferEnsemble:
                 for each row; nothing is changed.
         """
         route = require_route(self._route, data, "extend", len(self))
-        with self._mixer.lock:
-            ranked = update_priority is not False
-            return write_rows(self._mixer.members, route, self.transform, data, ranked=ranked)
+        with self._engine.lock:
+            return write_rows(self._engine.own, route, self.transform, data, ranked=update_priority is not False)
 
     def update_if_present(
         self,
@@ -457,16 +440,17 @@ class ReplayBufferEnsemble:
         Returns:
             Which rows were changed, `[*B]`, and how many were not.
         """
-        return update_rows(
-            self._mixer.members,
-            index,
-            generation,
-            {} if patch is None else patch,
-            version=version,
-            priority=priority,
-            version_key=version_key,
-            require_newer=require_newer,
-        )
+        with self._engine.lock:
+            return update_fields(
+                self._engine.engines,
+                index,
+                generation,
+                {} if patch is None else patch,
+                version=version,
+                priority=priority,
+                version_key=version_key,
+                require_newer=require_newer,
+            )
 
     def submit_update_if_present(
         self,
@@ -500,7 +484,7 @@ class ReplayBufferEnsemble:
             require_newer=require_newer,
             priority=priority,
         )
-        return self._mixer.submit(update)
+        return self._pipeline.submit(update)
 
     def mark_update(self, index: Any) -> None:
         """Give rows the default priority again, as new ones have it; members without priorities are left out.
@@ -512,7 +496,8 @@ class ReplayBufferEnsemble:
             KindError: if the index does not name members.
             SlotError: if a row or a member is out of range; nothing is changed.
         """
-        mark_members(self._mixer.members, index)
+        with self._engine.lock:
+            reset_priorities(self._engine.engines, index)
 
     def end_streams(
         self,
@@ -537,57 +522,8 @@ class ReplayBufferEnsemble:
             OptionError: if keys are equal.
             KindError: if the end flag is not bool; nothing is changed.
         """
-        end_streams(self.members, end_key, terminated_key, truncated_key)
-
-    def empty(self, empty_write_count: bool = True) -> None:  # noqa: FBT001, FBT002
-        """Forget all rows of all members.
-
-        Args:
-            empty_write_count: False lets `write_count` go on.
-
-        Raises:
-            UsageError: if a member does not allow it; no member is emptied then.
-        """
-        for i, rb in enumerate(self.members):
-            if not rb.writer.mutable:
-                msg = f"member {i} does not allow writing ({type(rb.writer).__name__}): the ensemble cannot be emptied"
-                raise UsageError(msg)
-        self._mixer.drop()
-        for rb in self.members:
-            rb.empty(empty_write_count)
-
-    def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw from another generator from now on, within members too. Draws made ahead are dropped.
-
-        Args:
-            generator: None lets each member draw from its own source, as in the constructor.
-
-        Raises:
-            KindError: if it is no generator.
-        """
-        given = check_generator(generator)
-        with self._mixer.lock:
-            self._mixer.drop()
-            self._mixer.generator = given
-
-    def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBufferEnsemble:
-        """Add a transform of whole batches at the end of the chain. Returns the ensemble.
-
-        With `invert` a callable runs on rows that `add` and `extend` of the ensemble write.
-        """
-        self.transform.append(transform, invert=invert)
-        self._mixer.redo()
-        return self
-
-    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBufferEnsemble:
-        """Add a transform of whole batches before position `index` of the chain; see `append_transform`.
-
-        Raises:
-            OptionError: if the position is out of range.
-        """
-        self.transform.insert(index, transform, invert=invert)
-        self._mixer.redo()
-        return self
+        with self._engine.lock:
+            end_streams(self.members, end_key, terminated_key, truncated_key)
 
     def step(self, steps: int = 1) -> None:
         """Go on by some steps in the schedule of the ratio; batches made ahead keep theirs.
@@ -599,132 +535,26 @@ class ReplayBufferEnsemble:
             UsageError: unless the ensemble was made with `ratio=` and `ratio_steps="calls"`.
             OptionError: if it is not an integer of at least 0.
         """
-        with self._mixer.lock:
-            self._mixer.sampler.step(steps)
+        with self._engine.lock:
+            self._engine.sampler.step(steps)
 
-    # -- the service ------------------------------------------------------------------------------------------
+    # -- batches ----------------------------------------------------------------------------------------------
 
-    @property
-    def dim_extend(self) -> int:
-        """Dimension of the data along which `extend` writes: 0, since routed rows are flat."""
-        return 0
+    def _finish(self, data: Any, ticket: Any, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
+        """Add the member of each row, transform, and add the keys that name rows."""
+        if self._source is not None:
+            data = with_source(data, self._source, notes["index", "buffer_ids"])
+        if self._transform.steps:
+            data = self._transform.forward(data)
+        if self._engine.named and kinds.is_tensordict(data):
+            put_names(data, notes)
+        return data
 
-    def start(self) -> Self:
-        """Return the ensemble, which needs no start.
+    def _info(self, batch: Batch) -> Any:
+        return show_names(batch.notes, as_tensordict=kinds.is_tensordict(batch.data))
 
-        Raises:
-            UsageError: after `shutdown`.
-        """
-        if self._mixer.ended:
-            msg = "A shut down replay buffer cannot be restarted: make another one, or use close() to end its threads"
-            raise UsageError(msg)
-        return self
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the ensemble can be sampled: until `shutdown`."""
-        return not self._mixer.ended
-
-    @property
-    def service_backend(self) -> str:
-        """Where the ensemble is: "direct", in this process."""
-        return "direct"
-
-    @property
-    def shared(self) -> bool:
-        """Whether several processes may use the ensemble: never, nor its members."""
-        return False
-
-    def client(self) -> Self:
-        """Return the ensemble itself: in its own process it needs no client."""
-        return self
-
-    def synchronize(self) -> None:
-        """Wait until pending updates are written and prefetched batches are made, also those of the members.
-
-        Raises:
-            Exception: the first error of one of them.
-        """
-        self._mixer.synchronize()
-
-    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002
-        """Finish pending updates and prefetched batches, end the threads, and sample no more. Idempotent.
-
-        The members can still be sampled, written and saved by themselves.
-
-        Args:
-            timeout: no effect: there is no other process to wait for.
-
-        Raises:
-            Exception: the first error of a pending update or batch, once the threads have ended.
-        """
-        if self._mixer.ended:
-            return
-        self._mixer.ended = True
-        try:
-            self._mixer.synchronize()
-        finally:
-            self.close()
-
-    # -- reading ----------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """End the prefetch threads of the ensemble and of its members. Idempotent; see `ReplayBuffer.close`."""
-        self._mixer.close()
-        for member in self.members:
-            member.close()
-
-    def __enter__(self) -> Self:
-        """Return the ensemble."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the ensemble; see `close`."""
-        self.close()
-
-    @overload
-    def sample(self, batch_size: int | None = None, return_info: Literal[False] = False) -> Any: ...  # noqa: FBT002
-    @overload
-    def sample(self, batch_size: int | None = None, *, return_info: Literal[True]) -> tuple[Any, dict[Any, Any]]: ...
-    @overload
-    def sample(self, batch_size: int | None, return_info: Literal[True]) -> tuple[Any, dict[Any, Any]]: ...
-    @overload
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any: ...  # noqa: FBT001, FBT002
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:  # noqa: FBT001, FBT002
-        """Draw a batch.
-
-        Args:
-            batch_size: rows, divisible by `num_buffer_sampled`; None takes the constructor's. With prefetch it must be
-                the constructor's.
-            return_info: return `(batch, info)`. The info names the rows: `info["index"]["buffer_ids"]` and
-                `info["index"]["index"]`, int64 `[parts, rows]`, with the keys that prioritized samplers and prefetch
-                add, all flat with `flatten`, and where parts differ in length. It is a TensorDict where the batch is
-                one, else a dict.
-
-        Returns:
-            The rows, `[parts, rows, *shape]`, with `flatten` `[parts * rows, *shape]`, transformed. Copy.
-
-        Raises:
-            UsageError: if there is no batch size.
-            OptionError: if the batch size is not divisible.
-            EmptyBufferError: if no member that may be drawn has rows; with `when_empty="raise"` if one has none.
-        """
-        fixed = self._mixer.prefetch is not None
-        data, names = self._mixer.next(check_size(batch_size, self._batch_size, fixed=fixed))
-        return (data, show_names(names, as_tensordict=kinds.is_tensordict(data))) if return_info else data
-
-    def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether `sample` would return a batch now: the members that may be drawn have rows for it.
-
-        Args:
-            batch_size: rows; None takes the constructor's.
-
-        Raises:
-            UsageError: if there is no batch size.
-        """
-        return self._mixer.can_draw(check_size(batch_size, self._batch_size, fixed=False))
+    def _begin_process(self) -> None:
+        """Do nothing: each member gets ready to be passed to a process by itself."""
 
     def can_insert(self, rows: int = 1) -> bool:
         """Whether a write of so many rows would go ahead at once: rows have a route, and each member takes them.
@@ -735,27 +565,8 @@ class ReplayBufferEnsemble:
         Raises:
             OptionError: if `rows` is below 1.
         """
-        able = [rb.can_insert(rows) for rb in self.members]
-        return self._route is not None and all(able)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over batches, without end.
-
-        Raises:
-            UsageError: if the constructor was given no batch size.
-        """
-        self._require_size()
-        while True:
-            yield self.sample()
-
-    def next(self) -> Any:
-        """Return the next batch, for callers without a `for` loop.
-
-        Raises:
-            UsageError: if the constructor was given no batch size.
-        """
-        self._require_size()
-        return self.sample()
+        able = super().can_insert(rows)
+        return able and self._route is not None
 
     def query(
         self, predicate: Callable[[Trajectory], Any] | None = None, *, trajectory_key: Key | None = None
@@ -772,17 +583,9 @@ class ReplayBufferEnsemble:
         Raises:
             KindError, KeyMissingError, UsageError: as `ReplayBuffer.query` raises them.
         """
-        with locked(self._mixer.members):
+        with self._engine.lock:
             found = [rb.query(predicate, trajectory_key=trajectory_key) for rb in self.members]
         return [one for part in found for one in part]
-
-    def _require_size(self) -> None:
-        if self._batch_size is None:
-            msg = (
-                "Cannot iterate over the replay buffer. Batch_size was not specified during construction of the "
-                "ensemble: pass batch_size to its constructor"
-            )
-            raise UsageError(msg)
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
         """Give rows new priorities, each in its member; rows of members without priorities are left out.
@@ -801,7 +604,8 @@ class ReplayBufferEnsemble:
             PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
             SlotError: if a row or a member is out of range; nothing is changed.
         """
-        update_members(self._mixer.members, index, priority, generation)
+        with self._engine.lock:
+            update_priorities(self._engine.engines, index, priority, generation)
 
     def update_tensordict_priority(self, data: Any) -> None:
         """Give the rows of a sample the priorities that it has under each member's `priority_key`.
@@ -812,115 +616,25 @@ class ReplayBufferEnsemble:
             KeyMissingError: if a member's key is missing; nothing is changed.
             PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
         """
-        update_from_batch(self._mixer.members, data)
+        with self._engine.lock:
+            update_from_batch(self.members, self._engine.engines, data)
 
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits over all members. Cost: O(rows), for the ages."""
-        return combine([rb.stats() for rb in self.members], self._mixer.prefetch)
+        return combine([rb.stats() for rb in self.members], self._pipeline.prefetch)
 
-    # -- state ------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state: that of every member, the mixing weights, the generator, draws made ahead. Copy.
-
-        Pending updates are written first.
-        """
-        self._mixer.settle()
-        with self._mixer.lock, locked(self._mixer.members):
-            return own_ensemble_copy(self._state())
-
-    def _state(self) -> dict[str, Any]:
-        return ensemble_state(self._mixer, self._batch_size)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, by copy; sampling goes on exactly where it was.
-
-        Raises:
-            CheckpointError: if the state does not fit the members or the options; nothing is changed.
-        """
-        self._mixer.settle()
-        with quiet_ensemble(self._mixer):
-            restore_ensemble(self._mixer, state, self._batch_size)
-
-    def dumps(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
-        """Save the whole state to the directory `path`, all members in one checkpoint of one moment.
-
-        Options, costs and errors are those of `ReplayBuffer.dumps`.
-        """
-        with Progress(progress, "save", unit=BYTES):
-            self._mixer.settle()
-            save_ensemble(path, self._mixer, self._state, incremental=incremental)
-
-    def loads(
-        self, path: str | Path, *, verify: bool = True, mmap: bool = False, progress: ProgressOption = None
-    ) -> None:
-        """Restore what `dumps` saved; options and errors are those of `ReplayBuffer.loads`."""
-        with Progress(progress, "load", unit=BYTES):
-            load_ensemble(path, self._mixer, self.load_state_dict, verify=verify, mmap=mmap)
-
-    def save(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
-        """Do `dumps`."""
-        self.dumps(path, incremental=incremental, progress=progress)
-
-    def dump(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
-        """Do `dumps`."""
-        self.dumps(path, incremental=incremental, progress=progress)
-
-    def load(
-        self, path: str | Path, *, verify: bool = True, mmap: bool = False, progress: ProgressOption = None
-    ) -> None:
-        """Do `loads`."""
-        self.loads(path, verify=verify, mmap=mmap, progress=progress)
-
-    def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Let a hook convert the rows of each member when `dumps` saves them; see `ReplayBuffer.register_save_hook`.
-
-        Raises:
-            KindError: if a member has no fields; no member has the hook then.
-        """
-        with self._mixer.locked():
-            self.storage.register_save_hook(hook)
-
-    def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Let a hook convert the rows of each member back when `loads` reads them; see `register_save_hook`."""
-        with self._mixer.locked():
-            self.storage.register_load_hook(hook)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickling copies the ensemble with its members and the draws made ahead; locks and threads are new.
-
-        Pending updates are written first.
-        """
-        mixer = self._mixer
-        mixer.settle()
-        with mixer.lock, locked(mixer.members):
-            return {
-                "members": [(member.buffer, member.collate) for member in mixer.members],
-                "sampler": mixer.sampler,
-                "collate": mixer.collate,
-                "transform": mixer.transform,
-                "generator": mixer.generator,
-                "depth": mixer.prefetch.depth if mixer.prefetch else 0,
-                "flatten": mixer.flatten,
-                "source": mixer.source,
-                "queued": mixer.queued,
-                "batch_size": self._batch_size,
-                "route": self._route,
-            }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Start without a thread; queued draws come first."""
-        self._batch_size, self._route = state["batch_size"], state["route"]
-        names = ("sampler", "collate", "transform", "generator", "depth", "flatten", "source")
-        options = {name: state[name] for name in names}
-        self._mixer = Mixer([Member(rb, collate) for rb, collate in state["members"]], **options)
-        self._mixer.pending.extend(self._mixer.hold(mix) for mix in state["queued"])
+    set_sampler, set_storage, set_writer = map(_of_members, ("set_sampler", "set_storage", "set_writer"))
+    set_, set_at_, update_ = map(_of_members, ("set_", "set_at_", "update_"))
+    read_all_in_order, write_all = map(_of_members, ("read_all_in_order", "write_all"))
+    delete, view, share, check = map(_of_members, ("delete", "view", "share", "check"))
+    load_dataset, export, read_episodes = map(_of_members, ("load_dataset", "export", "read_episodes"))
+    __setitem__ = _of_members("__setitem__")
 
     def __repr__(self) -> str:
         """Members and options."""
         lines = ",\n".join(f"    {rb!r}" for rb in self.members)
         flat = ", flatten=True" if self.flatten else ""
-        depth = self._mixer.prefetch and self._mixer.prefetch.depth
+        depth = self._pipeline.prefetch and self._pipeline.prefetch.depth
         return (
             f"ReplayBufferEnsemble(\n{lines},\n    {self.sampler!r}, batch_size={self._batch_size}, "
             f"prefetch={depth}{flat})"

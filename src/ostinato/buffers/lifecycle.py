@@ -76,6 +76,8 @@ class Lifecycle:
     _priority_path: tuple[str, ...] | None = None
     """Path of the field that holds priorities, where rows are TensorDicts."""
 
+    _pipeline_class: type[Pipeline] = Pipeline
+
     def __init__(self, given: Given, *, delayed: bool) -> None:
         self._given: Given | None = given
         self._batch_size = given.batch_size
@@ -327,4 +329,4 @@ class Lifecycle:
         drawn = [engine.hold(ticket) for ticket in (*queued, *engine.pending)]
         engine.pending.clear()
         engine.pending.extend(drawn)
-        self._pipeline = Pipeline(self._engine, depth)
+        self._pipeline = self._pipeline_class(self._engine, depth)

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, final, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from ostinato._optional import require
+from ostinato.buffers.batch_parts import without_names
 from ostinato.buffers.checkpoint.load import with_state
 from ostinato.buffers.checkpoint.save import Saving, save_buffer
-from ostinato.buffers.checkpoint.state import FORMAT, checker, own_tensors, read_generator
+from ostinato.buffers.checkpoint.state import FORMAT, checker, read_generator
 from ostinato.buffers.engine import LocalEngine
-from ostinato.buffers.ensemble import check_buffers
-from ostinato.buffers.mixing import (
-    Member,
-    Mixer,
-    join_parts,
-    show_names,
-    update_from_batch,
-    update_members,
-    with_source,
-)
-from ostinato.buffers.options import check_generator, check_size, part, positive, real
+from ostinato.buffers.ensemble import ReplayBufferEnsemble, check_buffers
+from ostinato.buffers.mixing import EnsembleEngine, Member, OwnDraws
+from ostinato.buffers.options import check_generator, part, positive, real
 from ostinato.buffers.replay import ReplayBuffer
-from ostinato.core import kinds
-from ostinato.core.episodes.keys import as_path
 from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
-from ostinato.samplers import RandomSampler, SamplerEnsemble
+from ostinato.samplers import SamplerEnsemble
 from ostinato.storages import LazyTensorStorage, Storage
 from ostinato.storages.checkpoint import readable
-from ostinato.transforms import Compose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable
     from pathlib import Path
     from types import ModuleType
 
@@ -47,12 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OfflineToOnlineReplayBuffer", "prefill_replay_buffer"]
 
-_OWN_KEYS = ("index", "priority_weight", "index_generation")
-"""Keys that buffers of TensorDicts add to rows; those of a dataset name no rows of the result."""
-
 
 @final
-class OfflineToOnlineReplayBuffer:
+class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
     """A fixed dataset and a growing buffer, of which every batch holds an exact ratio, as in TorchRL.
 
     A batch of `B` rows has `round(offline_fraction * B)` rows of the dataset, followed by rows of the online buffer.
@@ -60,15 +47,15 @@ class OfflineToOnlineReplayBuffer:
     batches is exact. While the online buffer is empty all rows are of the dataset, and none once `anneal` has reached
     0. `extend` writes to the online buffer alone.
 
-    It is a `ReplayBufferEnsemble` of two members with `ratio=offline_fraction` under TorchRL's names; that one has also
-    schedules, more members, prefetch, and checkpoints of all members. Samples of TensorDicts carry names of their rows
-    (`("index", "buffer_ids")`, 0 for the dataset, and `("index", "index")`) and `priority_weight` only if one of the
-    two is prioritized.
+    It is a `ReplayBufferEnsemble` of two members with `ratio=offline_fraction` under TorchRL's names; the class itself
+    has also schedules, more members, prefetch, and checkpoints of all members. Samples of TensorDicts carry names of
+    their rows (`("index", "buffer_ids")`, 0 for the dataset, and `("index", "index")`) and `priority_weight` only if
+    one of the two is prioritized.
 
     Datasets that an ensemble cannot draw from (of another library, shared between processes, or with a `rate_limiter`)
     are sampled by their own `sample(n)`: their rows have no names.
 
-    Safe to use from several threads. Not a `ReplayBuffer`: it has two of them.
+    Safe to use from several threads.
 
     Args:
         offline_dataset: a `ReplayBuffer`, what `open_dataset` returns, a dataset of TorchRL (any object with
@@ -126,34 +113,22 @@ class OfflineToOnlineReplayBuffer:
         if not 0.0 < self._base < 1.0:
             msg = f"offline_fraction must be in (0, 1), got {offline_fraction!r}: for one of the two use it alone"
             raise OptionError(msg)
-        self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
+        size = None if batch_size is None else positive("batch_size", batch_size)
         self._online = _online(online_storage, online_capacity, online_buffer)
-        self._offline = _dataset(offline_dataset, self._batch_size, dataset_kwargs)
-        own = isinstance(self._offline, ReplayBuffer)
-        self._sampler = SamplerEnsemble(
-            self._offline.sampler if own else RandomSampler(),  # a dataset of another library draws by itself
-            self._online.sampler,
-            ratio=self._base,
-            rounding=rounding,
-            when_empty=when_empty,
+        self._offline = _dataset(offline_dataset, size, dataset_kwargs)
+        buffers = self._offline, self._online
+        members: list[Member | OwnDraws] = [OwnDraws(buffer) for buffer in buffers]
+        if _mixable(self._offline, self._online):
+            check_buffers(buffers)
+            members = [Member(buffer, None) for buffer in buffers]
+        elif generator is not None:
+            msg = f"{type(self._offline).__name__} draws by itself, from its own source: leave generator= out"
+            raise OptionError(msg)
+        sampler = SamplerEnsemble(
+            *(member.sampler for member in members), ratio=self._base, rounding=rounding, when_empty=when_empty
         )
-        self._transform = Compose.of(transform)
-        self._source = None if source_key is None else as_path(source_key)
-        self._mixer = self._mixed(check_generator(generator))
-
-    def _mixed(self, generator: torch.Generator | None) -> Mixer | None:
-        """Return what draws from both; None if the dataset draws by itself."""
-        offline, online = self._offline, self._online
-        if not _mixable(offline, online):
-            if generator is not None:
-                msg = f"{type(offline).__name__} draws by itself, from its own source: leave generator= out"
-                raise OptionError(msg)
-            return None
-        check_buffers([offline, online])
-        members = [Member(offline, None), Member(online, None)]
-        return Mixer(
-            members, self._sampler, None, self._transform, generator, 0, flatten=True, source=self._source, named=False
-        )
+        engine = EnsembleEngine(members, sampler, None, check_generator(generator), flatten=True, named=False)
+        self._join(engine, size, transform, source_key, None)
 
     @property
     def offline_buffer(self) -> Any:
@@ -168,42 +143,39 @@ class OfflineToOnlineReplayBuffer:
     @property
     def offline_fraction(self) -> float:
         """Share of the dataset now; `anneal` changes it."""
-        return float(self._sampler.share or 0)
+        return float(self._engine.sampler.share or 0)
 
-    @property
-    def batch_size(self) -> int | None:
-        """Rows that `sample()` gives; None if the constructor was given none."""
-        return self._batch_size
-
-    @property
-    def transform(self) -> Compose:
-        """The chain of transforms of whole batches."""
-        return self._transform
-
-    def add(self, data: Any) -> Any:
+    def add(self, data: Any, *, timeout_s: float | None = None) -> Any:
         """Add one row to the online buffer; see `ReplayBuffer.add`."""
-        return self._online.add(data)
+        return self._online.add(data, timeout_s=timeout_s)
 
-    def extend(self, data: Any) -> Tensor:
+    def extend(self, data: Any, *, update_priority: bool | None = None, timeout_s: float | None = None) -> Tensor:
         """Add rows to the online buffer; see `ReplayBuffer.extend`.
 
         Returns:
             Their slots there, int64 `[B]`.
         """
-        return self._online.extend(data)
+        return self._online.extend(data, update_priority=update_priority, timeout_s=timeout_s)
 
-    @overload
-    def sample(self, batch_size: int | None = None, return_info: Literal[False] = False) -> Any: ...  # noqa: FBT002
-    @overload
-    def sample(self, batch_size: int | None = None, *, return_info: Literal[True]) -> tuple[Any, dict[Any, Any]]: ...
-    @overload
-    def sample(self, batch_size: int | None, return_info: Literal[True]) -> tuple[Any, dict[Any, Any]]: ...
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:  # noqa: FBT001, FBT002
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+        min_batch: int | None = None,
+        out: Any = None,
+    ) -> Any:
         """Draw a batch: rows of the dataset, then rows of the online buffer.
 
         Args:
             batch_size: rows; None takes the constructor's.
             return_info: return `(batch, info)`; the info names the rows, as that of `ReplayBufferEnsemble`.
+            max_age: must be None, as must `timeout_s` and `min_batch`: no call waits.
+            timeout_s: see `max_age`.
+            min_batch: see `max_age`.
+            out: an earlier batch, to which the rows are copied; see `ReplayBuffer.sample`.
 
         Returns:
             The rows, `[B, *shape]`, transformed. Copy.
@@ -217,50 +189,22 @@ class OfflineToOnlineReplayBuffer:
         if batch_size is None and self._batch_size is None:
             msg = "batch_size must be provided either in the constructor or to sample()"
             raise OptionError(msg)
-        size = check_size(batch_size, self._batch_size, fixed=False)
-        if len(self._offline) == 0 and self._sampler.share:
+        if len(self._offline) == 0 and self._engine.sampler.share:
             msg = "Cannot sample from an empty storage: the dataset holds no rows"
             raise EmptyBufferError(msg)
-        if self._mixer is None:
-            if return_info:
-                raise UsageError(_no_names(self._offline))
-            return self._sample_apart(size)
-        data, names = self._mixer.next(size)
-        return (data, show_names(names, as_tensordict=kinds.is_tensordict(data))) if return_info else data
+        if return_info:
+            self._require_names()
+        return super().sample(
+            batch_size, return_info, max_age=max_age, timeout_s=timeout_s, min_batch=min_batch, out=out
+        )
 
-    def _sample_apart(self, size: int) -> Any:
-        """Draw from a dataset that draws by itself, and from the online buffer."""
-        online, lock = self._online, self._online._engine.lock  # noqa: SLF001
-        with lock:
-            split = self._sampler.plan(size, [len(self._offline), len(online)], None)
-            self._sampler.drew(split.owed)
-        counts = dict(zip(split.members, split.sizes, strict=True))
-        try:
-            parts = [_plain(batch, self._offline) for batch in _draw(self._offline, counts.get(0, 0))]
-            members = [0] * len(parts)
-            if 1 in counts:
-                parts, members = [*parts, online.sample(counts[1])], [*members, 1]
-            batch = parts[0] if len(parts) == 1 else join_parts(parts, members, flatten=True)
-        except BaseException:
-            with lock:
-                self._sampler.undrew(split.owed)
-            raise
-        if self._source is not None:
-            ids = [torch.full((rows,), i, dtype=torch.int64, device="cpu") for i, rows in counts.items()]
-            batch = with_source(batch, self._source, torch.cat(ids))
-        return self._transform.forward(batch) if self._transform.steps else batch
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over batches, without end.
-
-        Raises:
-            UsageError: if the constructor was given no batch size.
-        """
-        if self._batch_size is None:
-            msg = "Cannot iterate over the replay buffer: batch_size was not specified when it was made"
+    def _require_names(self) -> None:
+        if not self._engine.own:
+            msg = (
+                f"{type(self._offline).__name__} draws by itself, and its rows have no names: make the dataset a "
+                "ReplayBuffer of this process without a rate_limiter"
+            )
             raise UsageError(msg)
-        while True:
-            yield self.sample()
 
     def anneal(self, step: int, total_steps: int) -> None:
         """Set the share of the dataset to `offline_fraction * (1 - step / total_steps)`, at least 0.
@@ -276,7 +220,7 @@ class OfflineToOnlineReplayBuffer:
         if not (end > 0 and done >= 0):
             msg = f"anneal() needs step >= 0 and total_steps > 0, got step={step} and total_steps={total_steps}"
             raise OptionError(msg)
-        self._sampler.share = self._base * max(0.0, 1.0 - done / end)
+        self._engine.sampler.share = self._base * max(0.0, 1.0 - done / end)
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
         """Give rows new priorities, each in its buffer; see `ReplayBufferEnsemble.update_priority`.
@@ -286,7 +230,8 @@ class OfflineToOnlineReplayBuffer:
             SlotError: if a row is out of range; nothing is changed.
             UsageError: if the dataset draws by itself.
         """
-        update_members(self._members(), index, priority, generation)
+        self._require_names()
+        super().update_priority(index, priority, generation)
 
     def update_tensordict_priority(self, data: Any) -> None:
         """Give the rows of a sample the priorities in it; see `ReplayBufferEnsemble.update_tensordict_priority`.
@@ -296,34 +241,43 @@ class OfflineToOnlineReplayBuffer:
             PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
             UsageError: if the dataset draws by itself.
         """
-        update_from_batch(self._members(), data)
+        self._require_names()
+        super().update_tensordict_priority(data)
 
-    def _members(self) -> Sequence[Member]:
-        if self._mixer is None:
-            raise UsageError(_no_names(self._offline))
-        return self._mixer.members
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the online buffer's state, and where mixing and draws are. Copy.
-
-        The rows of the dataset are not part of it; its sampler and generator are, unless it draws by itself.
-        """
-        with self._locked():
-            return {"online": self._online.state_dict(), **own_tensors(self._mixing_state())}
+    def _state(self) -> dict[str, Any]:
+        """Return the state of the online buffer, and that of the mixture; nothing is copied."""
+        engine = self._engine
+        mixture = {
+            "mixing": engine.sampler.state_dict(),
+            "generator": None if engine.generator is None else engine.generator.get_state(),
+            "draws": _draws_of(engine.engines[0]) if engine.own else None,
+        }
+        return {**self._online._state(), "offline": mixture}  # noqa: SLF001 (one package)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; sampling goes on exactly where it was.
 
+        The rows of the dataset are not part of it; its sampler and generator are, unless it draws by itself.
+
         Raises:
             CheckpointError: if the state does not fit; nothing is changed.
         """
-        if "online" not in state:
-            msg = f"the state must hold `online` and `offline_fraction`, got {sorted(map(str, state))}"
+        if "offline" not in state:
+            msg = "this is the state of a buffer, without a dataset: load it with online_buffer.loads(path)"
             raise CheckpointError(msg)
-        with self._online._engine.saves.lock, self._locked():  # noqa: SLF001
-            then = self._mixing_loader(state)
-            self._online.load_state_dict(state["online"])
-            then()
+        engine, online = self._engine, self._online._engine  # noqa: SLF001 (one package)
+        mixture, rest = state["offline"], {key: value for key, value in state.items() if key != "offline"}
+        with online.saves.lock, engine.lock:
+            with readable("this mixture"):
+                engine.sampler.check_state(mixture["mixing"])
+                generator = read_generator(mixture["generator"], self._online.storage.device)
+                draws = None if mixture["draws"] is None else _check_draws(engine.engines[0], mixture["draws"])
+            self._online.load_state_dict(rest)
+            engine.sampler.load_state_dict(mixture["mixing"])
+            if generator is not None:
+                engine.generator = with_state(engine.generator, generator)
+            if draws is not None:
+                draws()
 
     def dumps(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
         """Save the online buffer, and where mixing and draws are, to the directory `path`.
@@ -332,89 +286,23 @@ class OfflineToOnlineReplayBuffer:
         unless it draws by itself. The checkpoint is one of the online buffer with more entries: `ReplayBuffer.loads`
         reads it, too. Options, costs and errors are those of `ReplayBuffer.dumps`.
         """
-        online = self._online
-        online.synchronize()
-        engine = online._engine  # noqa: SLF001
-
-        def state() -> dict[str, Any]:
-            return {**online._state(), "offline": self._mixing_state()}  # noqa: SLF001
-
-        if isinstance(engine, LocalEngine):
-            saving = Saving([engine], state, self._locked, lambda: checker(engine), FORMAT)
-            with Progress(progress, "save", unit=BYTES):
+        engine, online = self._engine, self._online._engine  # noqa: SLF001 (one package)
+        with Progress(progress, "save", unit=BYTES):
+            self._online.synchronize()
+            if engine.own:
+                mine = engine.engines[1]
+                saving = Saving([mine], self._state, lambda: engine.lock, partial(checker, mine), FORMAT)
                 save_buffer(path, saving, incremental=incremental)
-        else:
-            with Progress(progress, "save", unit=BYTES):
-                engine.save(path, state, incremental=incremental)
+            else:
+                online.save(path, self._state, incremental=incremental)
 
     def loads(
         self, path: str | Path, *, verify: bool = True, mmap: bool = False, progress: ProgressOption = None
     ) -> None:
         """Restore what `dumps` saved; options and errors are those of `ReplayBuffer.loads`."""
-
-        def restore(state: dict[str, Any]) -> None:
-            if "offline" not in state:
-                msg = f"{path} is the checkpoint of a buffer, without a dataset: load it with online_buffer.loads(path)"
-                raise CheckpointError(msg)
-            then = self._mixing_loader(state["offline"])
-            self._online.load_state_dict({key: value for key, value in state.items() if key != "offline"})
-            then()
-
-        engine = self._online._engine  # noqa: SLF001
-        with Progress(progress, "load", unit=BYTES), engine.saves.lock, self._locked():
-            engine.load(path, restore, verify=verify, mmap=mmap)
-
-    def _locked(self) -> AbstractContextManager[Any]:
-        """Take all locks; no batch is drawn meanwhile."""
-        return self._online._engine.lock if self._mixer is None else self._mixer.locked()  # noqa: SLF001
-
-    def _mixing_state(self) -> dict[str, Any]:
-        """Return all state but the rows; nothing is copied."""
-        mixer = self._mixer
-        source = None if mixer is None or mixer.generator is None else mixer.generator.get_state()
-        draws = None if mixer is None else _draws_of(mixer.members[0].engine)
-        fraction = self.offline_fraction
-        return {"offline_fraction": fraction, "mixing": self._sampler.state_dict(), "generator": source, "draws": draws}
-
-    def _mixing_loader(self, state: dict[str, Any]) -> Callable[[], None]:
-        """Check what `_mixing_state` returned, and return what restores it.
-
-        Raises:
-            CheckpointError: if it does not fit.
-        """
-        fraction = state.get("offline_fraction")
-        if not isinstance(fraction, float) or not 0.0 <= fraction < 1.0:
-            msg = f"the state must hold `offline_fraction` in [0, 1), got {sorted(map(str, state))}"
-            raise CheckpointError(msg)
-        mixing, draws, mixer = state.get("mixing"), state.get("draws"), self._mixer
-        with readable("this mixture"):
-            if mixing is not None:
-                self._sampler.check_state(mixing)
-            generator = read_generator(state.get("generator"), self._online.storage.device)
-            again = None if mixer is None or draws is None else _draws_loader(mixer.members[0].engine, draws)
-
-        def then() -> None:
-            if mixing is None:  # of a version that kept the fraction alone
-                self._sampler.share = fraction
-            else:
-                self._sampler.load_state_dict(mixing)
-            if mixer is not None and generator is not None:
-                mixer.generator = with_state(mixer.generator, generator)
-            if again is not None:
-                again()
-
-        return then
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickling copies both; locks are new."""
-        state = {name: value for name, value in vars(self).items() if name != "_mixer"}
-        return {**state, "generator": None if self._mixer is None else self._mixer.generator}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Mix the copies."""
-        generator = state.pop("generator")
-        vars(self).update(state)
-        self._mixer = self._mixed(generator)
+        online = self._online._engine  # noqa: SLF001 (one package)
+        with Progress(progress, "load", unit=BYTES), online.saves.lock, self._engine.lock, online.lock:
+            online.load(path, self.load_state_dict, verify=verify, mmap=mmap)
 
     def __len__(self) -> int:
         """Rows of the dataset and of the online buffer."""
@@ -468,6 +356,8 @@ def _mixable(dataset: Any, online: ReplayBuffer) -> bool:
     """
     if not isinstance(dataset, ReplayBuffer):
         return False
+    if isinstance(dataset, ReplayBufferEnsemble):
+        return False
     sampler = dataset.sampler
     able = (
         isinstance(dataset._engine, LocalEngine)  # noqa: SLF001
@@ -504,7 +394,7 @@ def _fingerprint(engine: LocalEngine) -> str | None:
     return storage.fingerprint if isinstance(storage, DatasetStorage) else None
 
 
-def _draws_loader(engine: LocalEngine, state: dict[str, Any]) -> Callable[[], None]:
+def _check_draws(engine: LocalEngine, state: dict[str, Any]) -> Callable[[], None]:
     """Check what `_draws_of` returned, and return what restores it.
 
     Raises:
@@ -533,13 +423,6 @@ def _draws_loader(engine: LocalEngine, state: dict[str, Any]) -> Callable[[], No
             engine.generator = with_state(engine.generator, generator)
 
     return then
-
-
-def _no_names(dataset: Any) -> str:
-    return (
-        f"{type(dataset).__name__} draws by itself, and its rows have no names: make the dataset a ReplayBuffer of "
-        "this process without a rate_limiter"
-    )
 
 
 def prefill_replay_buffer(
@@ -583,12 +466,12 @@ def prefill_replay_buffer(
     if source is rb:
         msg = "the dataset is the buffer itself: give another one"
         raise OptionError(msg)
+    if not hasattr(source, "__getitem__") or isinstance(source, ReplayBufferEnsemble):
+        msg = f"a dataset must have rows to read, dataset[i:j], got {type(source).__name__}"
+        raise KindError(msg)
     if isinstance(source, ReplayBuffer) and source.sampler.leaves:
         msg = f"rows of the dataset leave as they are drawn ({source.sampler!r}): use rb.extend(dataset.sample(n))"
         raise OptionError(msg)
-    if not hasattr(source, "__getitem__"):
-        msg = f"a dataset must have rows to read, dataset[i:j], got {type(source).__name__}"
-        raise KindError(msg)
     if getattr(getattr(source, "storage", None), "ndim", 1) > 1:
         msg = "a dataset with storage.ndim=2 has steps of several environments: copy them with rb.extend(dataset[:])"
         raise OptionError(msg)
@@ -598,7 +481,8 @@ def prefill_replay_buffer(
     for ages in torch.split(chosen, chunk) if rows else ():
         index = (ages + oldest) % rows
         whole = not part_of and int(index[-1]) - int(index[0]) == len(index) - 1
-        rb.extend(_plain(source[slice(int(index[0]), int(index[-1]) + 1) if whole else index], source))
+        data = source[slice(int(index[0]), int(index[-1]) + 1) if whole else index]
+        rb.extend(without_names(data) if OwnDraws(source).names_rows else data)
     return rb
 
 
@@ -634,25 +518,3 @@ def _dataset(given: Any, batch_size: int | None, options: dict[str, Any]) -> Any
         )
         raise KindError(msg)
     return given
-
-
-def _draw(dataset: Any, rows: int) -> list[Any]:
-    """Draw rows of a dataset, in several batches where passes end within them; no batch for no rows."""
-    if rows == 0:
-        return []
-    if not (isinstance(dataset, ReplayBuffer) and dataset.sampler.epochal):
-        return [dataset.sample(rows)]
-    batches = []
-    while rows > 0:
-        batch, info = dataset.sample(rows, return_info=True)
-        index = info["index"]
-        rows -= len(index[0] if isinstance(index, tuple) else index)
-        batches.append(batch)
-    return batches
-
-
-def _plain(batch: Any, dataset: Any) -> Any:
-    """Return rows of a dataset without the keys that it adds; those of a plain `ReplayBuffer` are its own fields."""
-    if type(dataset) is ReplayBuffer or not kinds.is_tensordict(batch):
-        return batch
-    return batch.exclude(*_OWN_KEYS)

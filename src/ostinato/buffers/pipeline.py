@@ -284,7 +284,6 @@ class Batch(NamedTuple):
     notes: dict[Any, Any]
 
 
-@final
 class Pipeline:
     """Makes batches of draws, at once or ahead in a prefetch thread.
 

@@ -1,31 +1,22 @@
-"""Rows written through an ensemble: which member each row goes to, the write to all members, and later updates."""
+"""Rows written through an ensemble: which member each row goes to, and the write to all members."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.checks import require_tracking
-from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult, parse_conditional
-from ostinato.buffers.mixing import Member, as_members, locked, steps_of_members, unpack
-from ostinato.buffers.priority_updates import steps_of
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
-from ostinato.core.rows import map_leaves
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
-from ostinato.samplers.standalone import check_one_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ostinato.buffers.mixing import Member
     from ostinato.core.episodes.keys import Key
     from ostinato.transforms import Compose
-
-__all__ = ["Route", "check_route", "require_route", "update_rows", "write_rows"]
 
 
 class Route(NamedTuple):
@@ -64,7 +55,7 @@ def check_route(routing_key: Key | None, routing_dim: int | None, members: Seque
 def write_rows(members: Sequence[Member], route: Route, transform: Compose, data: Any, *, ranked: bool) -> Any:
     """Write each row to its member, in the order of the rows.
 
-    The rows for all members are checked before the first one is written. The caller holds the lock of the ensemble.
+    The rows for all members are checked before the first one is written. The caller holds the locks.
 
     Args:
         members: of the ensemble.
@@ -107,17 +98,16 @@ def _names(ids: Tensor) -> Any:
 def _write(members: Sequence[Member], parts: dict[int, Any], *, ranked: bool) -> dict[int, tuple[Tensor, Tensor]]:
     """Check all parts, then write them. Returns index and generation of the rows of each."""
     undo: list[Callable[[], None]] = []
-    with locked([members[i] for i in parts]):
-        try:
-            accepted = {i: members[i].accept(part) for i, part in parts.items()}
-            accepted = {i: rows for i, rows in accepted.items() if rows is not None}  # the others wait in a transform
-            for i, rows in accepted.items():
-                undo.append(members[i].engine.check_rows(rows, ranked=ranked))
-        except Exception:
-            for drop in undo:
-                drop()
-            raise
-        return {i: members[i].write(rows, ranked=ranked) for i, rows in accepted.items()}
+    try:
+        accepted = {i: members[i].buffer._accept(part) for i, part in parts.items()}  # noqa: SLF001 (one package)
+        accepted = {i: rows for i, rows in accepted.items() if rows is not None}  # the others wait in a transform
+        for i, rows in accepted.items():
+            undo.append(members[i].engine.check_rows(rows, ranked=ranked))
+    except Exception:
+        for drop in undo:
+            drop()
+        raise
+    return {i: members[i].write(rows, ranked=ranked) for i, rows in accepted.items()}
 
 
 def _members_of(data: Any, route: Route, members: int) -> Tensor:
@@ -190,75 +180,3 @@ def require_route(route: Route | None, data: Any, verb: str, members: int) -> Ro
         )
         raise UsageError(msg)
     return route
-
-
-# -- updates of rows that were written ---------------------------------------------------------------------------------
-
-
-def update_rows(
-    members: Sequence[Member],
-    index: Any,
-    generation: Any,
-    patch: Any,
-    *,
-    version: Any = None,
-    priority: Any = None,
-    **options: Any,
-) -> ConditionalUpdateResult:
-    """Write fields of rows that are still there, each in its member; see `ReplayBufferEnsemble.update_if_present`.
-
-    The arguments for all members are checked before the first row is changed.
-    """
-    index, ids, generations = unpack(index, generation)
-    lead = index.shape[: index.ndim - (1 if members[0].engine.storage.ndim > 1 else 0)]
-    ids, index = as_members(ids, lead, len(members)), index.reshape(-1, *index.shape[len(lead) :])
-    if not isinstance(generations, Tensor) or generations.numel() != ids.numel():
-        msg = f"generation and routed index metadata must address the same number of records, {ids.numel()}: pass both"
-        raise OptionError(msg)
-    whole = torch.Size(lead)
-    if priority is not None:
-        check_one_each(tuple(np.shape(priority)), tuple(whole), steps_of_members(members))
-
-    def part(value: Any, at: Tensor) -> Any:
-        if kinds.is_tensor_collection(value):
-            return value.reshape(-1)[at.to(value.device or "cpu")]
-        values = value if isinstance(value, Tensor) else np.asarray(value)
-        if tuple(values.shape[: len(whole)]) != tuple(whole):
-            return value  # one for all rows, or of a wrong shape, which the member names
-        flat = values.reshape((-1, *values.shape[len(whole) :]))
-        return flat[at.to(flat.device) if isinstance(flat, Tensor) else at.cpu().numpy()]
-
-    rows = {i: (ids == i).nonzero().flatten() for i in sorted(set(ids.tolist()))}
-    with locked([members[i] for i in rows]):
-        updates = {
-            i: parse_conditional(
-                members[i].engine.storage,
-                members[i].engine.sampler,
-                index[at],
-                generations.reshape(-1)[at.to(generations.device)],
-                map_leaves(patch, partial(part, at=at)),
-                least_index=members[i].engine.least_index,
-                steps=steps_of(members[i].engine),
-                version=None if version is None else part(version, at),
-                priority=None if priority is None else part(priority, at),
-                **options,
-            )
-            for i, at in rows.items()
-        }
-        return _apply(members, updates, rows, whole)
-
-
-def _apply(
-    members: Sequence[Member], updates: dict[int, ConditionalUpdate], rows: dict[int, Tensor], lead: torch.Size
-) -> ConditionalUpdateResult:
-    for i in updates:
-        if not members[i].engine.sampler.prioritized:
-            require_tracking(members[i].engine.writer)
-    updated = torch.zeros(lead.numel(), dtype=torch.bool, device="cpu")
-    rejected = torch.zeros_like(updated) if any(update.versions is not None for update in updates.values()) else None
-    for i, update in updates.items():
-        made = members[i].engine.update_present(update)
-        updated[rows[i].cpu()] = made.updated.cpu().reshape(-1)
-        if rejected is not None and made.version_rejected is not None:
-            rejected[rows[i].cpu()] = made.version_rejected.cpu().reshape(-1)
-    return ConditionalUpdateResult(updated.reshape(lead), None if rejected is None else rejected.reshape(lead))

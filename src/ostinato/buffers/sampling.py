@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.records import Ticket
     from ostinato.core.rows import Schema
 
-__all__ = ["INFO", "Sampling"]
-
 _CPU = torch.device("cpu")
 _PLAIN = Ask()
 INFO = ("index", "priority_weight", "index_generation")
@@ -43,50 +41,6 @@ class Sampling(Lifecycle):
     def _find_direct(self) -> None:
         """Look for direct calls after the parts have changed."""
 
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: Literal[False] = False,  # noqa: FBT002
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> Any: ...
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        *,
-        return_info: Literal[True],
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> tuple[Any, dict[Any, Any]]: ...
-    @overload
-    def sample(
-        self,
-        batch_size: int | None,
-        return_info: Literal[True],
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> tuple[Any, dict[Any, Any]]: ...
-    @overload
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: bool = False,  # noqa: FBT001, FBT002
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
-    ) -> Any: ...
     def sample(
         self,
         batch_size: int | None = None,

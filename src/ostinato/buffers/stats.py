@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.records import Engine
 
-__all__ = ["BufferStats", "combine", "describe", "measure"]
-
 
 @dataclass(frozen=True)
 class BufferStats(dict[str, "int | float | bool"]):
@@ -28,35 +26,35 @@ class BufferStats(dict[str, "int | float | bool"]):
     `size`, `write_count`, `prefetch_queue_size` and `utilization` (not of a buffer without a known capacity).
     """
 
-    rows: int
+    rows: int = 0
     """Rows present (cells with `ndim=2`), without those that have left the buffer (`ConsumingSampler`, `delete`)."""
-    capacity: int
+    capacity: int = 0
     """Most rows that fit."""
-    nbytes: int
+    nbytes: int = 0
     """Bytes held for rows, the whole capacity included, and for what the sampler keeps of each."""
-    rows_written: int
+    rows_written: int = 0
     """Rows ever added (edits in place are not counted); survives `empty`."""
-    rows_drawn: int
+    rows_drawn: int = 0
     """Rows ever delivered by `sample`."""
-    row_age_mean: float
+    row_age_mean: float = math.nan
     """Mean age of the rows present, in rows written since; NaN when empty."""
-    row_age_max: int
+    row_age_max: int = 0
     """Age of the oldest row present, in rows written since."""
-    draws_per_insert: float
+    draws_per_insert: float = 0.0
     """`rows_drawn / rows_written`; 0 before the first write."""
-    stale_rows: int
+    stale_rows: int = 0
     """Rows delivered by prefetch although they had been replaced meanwhile (`info["stale"]` marks them)."""
-    stale_updates: int
+    stale_updates: int = 0
     """Priority updates dropped because their rows had been replaced."""
-    redone_gathers: int
+    redone_gathers: int = 0
     """Batches read once more because a writer replaced some of their rows during the copy."""
-    prefetch_ready: int
+    prefetch_ready: int = 0
     """Batches that wait ready in the prefetch queue."""
-    prefetch_waits: int
+    prefetch_waits: int = 0
     """Times `sample` had to wait for a prefetched batch."""
-    rows_lost: int
+    rows_lost: int = 0
     """Rows never finished, as their process died; counted when another one comes upon them; 0 unless shared."""
-    repairs: int
+    repairs: int = 0
     """Times a process died holding the shared lock, and the next one repaired counts, generations and tree; 0 unless
     shared."""
     write_count: int = 0
@@ -134,13 +132,4 @@ def measure(engine: Engine, prefetch: Prefetcher[Any] | None) -> BufferStats:
 
 def describe(storage: Any) -> BufferStats:
     """Return the counts of a buffer whose parts are not made yet: none, and the capacity of a storage that is given."""
-    counts = dict.fromkeys((field.name for field in fields(BufferStats)), 0)
-    capacity = storage.capacity if isinstance(storage, Storage) else 0
-    more = {
-        "capacity": capacity,
-        "row_age_mean": math.nan,
-        "draws_per_insert": 0.0,
-        "initialized": False,
-        "num_buffers": 1,
-    }
-    return BufferStats(**{**counts, **more})  # type: ignore[arg-type]
+    return BufferStats(capacity=storage.capacity if isinstance(storage, Storage) else 0, initialized=False)

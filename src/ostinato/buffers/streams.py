@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,13 +20,14 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Key
     from ostinato.core.rows import Path
 
-__all__ = ["end_streams"]
-
 
 def end_streams(
     members: Sequence[ReplayBuffer], end_key: Key, terminated_key: Key | None, truncated_key: Key | None
 ) -> None:
-    """End the stream of each buffer; see `ReplayBufferEnsemble.end_streams`. All are checked before one is changed."""
+    """End the stream of each buffer; see `ReplayBufferEnsemble.end_streams`. The caller holds the locks.
+
+    All are checked before one is changed.
+    """
     end, terminated, truncated = (
         None if key is None else as_path(key) for key in (end_key, terminated_key, truncated_key)
     )
@@ -38,16 +38,13 @@ def end_streams(
             f"{terminated_key!r} and truncated_key={truncated_key!r}"
         )
         raise OptionError(msg)
-    with ExitStack() as locks:
-        for member in sorted(members, key=lambda member: member._engine.waiters.place):  # noqa: SLF001 (one package)
-            locks.enter_context(member._engine.lock)  # noqa: SLF001
-        for number, member in enumerate(members):
-            _check(member, number, end)
-        patches = [_patch(member, end, terminated, truncated) if len(member.storage) else None for member in members]
-        for member, patch in zip(members, patches, strict=True):
-            if patch is not None:
-                slot, values = patch
-                member._engine.edit_fields(values, slot, swap=False, same=True)  # noqa: SLF001
+    for number, member in enumerate(members):
+        _check(member, number, end)
+    patches = [_patch(member, end, terminated, truncated) if len(member.storage) else None for member in members]
+    for member, patch in zip(members, patches, strict=True):
+        if patch is not None:
+            slot, values = patch
+            member._engine.edit_fields(values, slot, swap=False, same=True)  # noqa: SLF001 (one package)
 
 
 def _check(member: ReplayBuffer, number: int, end: Path) -> None:

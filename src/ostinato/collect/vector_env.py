@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict, Unpack, fina
 import numpy as np
 import torch
 
-from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
+from ostinato.buffers import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
 from ostinato.buffers.options import leaves_by_path
 from ostinato.core import kinds
 from ostinato.core.casts import cast
@@ -371,7 +371,7 @@ def _check_arguments(rb: Any, num_envs: Any) -> None:
         KindError: `rb` is not a `ReplayBuffer`.
         OptionError: The storage is a `ListStorage`, or `num_envs` is not a positive integer.
     """
-    if not isinstance(rb, ReplayBuffer):
+    if not isinstance(rb, ReplayBuffer) or isinstance(rb, ReplayBufferEnsemble):
         msg = f"rb must be a ReplayBuffer, got {type(rb).__name__}"
         raise KindError(msg)
     if isinstance(rb.storage, ListStorage):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
 
-from ostinato.errors import KindError, OptionError, SlotError, UsageError
+from ostinato.errors import CheckpointError, KindError, OptionError, SlotError, UsageError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Sequence
-
-__all__ = ["Group", "choose", "split_index"]
 
 T = TypeVar("T")
 
@@ -68,6 +68,34 @@ class Group(ABC, Generic[T]):
             )
             raise SlotError(msg)
         return self[which]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the members by their numbers as text."""
+        members: Sequence[Any] = self.members
+        return {str(i): member.state_dict() for i, member in enumerate(members)}
+
+    def states(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the states in what `state_dict` returned.
+
+        Raises:
+            CheckpointError: if it is of another number of members.
+        """
+        if set(state) != {str(i) for i in range(len(self))}:
+            msg = f"the state holds the {self._plural} {sorted(state)}, the ensemble has {len(self)}"
+            raise CheckpointError(msg)
+        return [state[str(i)] for i in range(len(self))]
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save the state of each member to a directory in `path`, named by its number."""
+        members: Sequence[Any] = self.members
+        for i, member in enumerate(members):
+            member.dumps(Path(path) / str(i))
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Restore what `dumps` saved, member by member."""
+        members: Sequence[Any] = self.members
+        for i, member in enumerate(members):
+            member.loads(Path(path) / str(i))
 
 
 def split_index(index: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
-from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
+from ostinato.buffers import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
 from ostinato.buffers.pipeline import END, Pass
 from ostinato.buffers.portion import (
     Portion,
@@ -116,7 +116,7 @@ class BufferSpec(NamedTuple):
             OptionError: `cls` does not return a `ReplayBuffer`.
         """
         buffer = self.cls(*self.args, **self.kwargs)
-        if not isinstance(buffer, ReplayBuffer):
+        if not isinstance(buffer, ReplayBuffer) or isinstance(buffer, ReplayBufferEnsemble):
             msg = (
                 f"replay_buffer_cls must make a ReplayBuffer, or a subclass of it, got {type(buffer).__name__}: an "
                 "actor holds one buffer; to mix several, make a handle for each, and draw a part of the batch from each"

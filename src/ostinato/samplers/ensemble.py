@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, final, get_args
 
 import numpy as np
@@ -16,7 +15,6 @@ from ostinato.samplers.base import Sampler, check_replacement
 from ostinato.samplers.ratio import MixingRatio, Ratio, RatioSteps, Rounding, Split
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
     from fractions import Fraction
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
     from ostinato.samplers.standalone import BareStorage
 
-__all__ = ["SamplerEnsemble", "WhenEmpty"]
+__all__ = ["SamplerEnsemble"]
 
 WhenEmpty: TypeAlias = Literal["renormalize", "raise", "fill"]
 """How an ensemble handles a member without rows to draw."""
@@ -90,6 +88,9 @@ class SamplerEnsemble(Group[Sampler]):
         [77, 179]
     """
 
+    epochal = counting = by_age = False
+    """Batches have no end, as samplers of single buffers have it: passes of the members begin again."""
+
     def __init__(
         self,
         *samplers: Sampler,
@@ -117,7 +118,11 @@ class SamplerEnsemble(Group[Sampler]):
                 f"num_buffer_sampled={num_buffer_sampled} into equal parts: give one or the other"
             )
             raise UsageError(msg)
-        self._ratio = MixingRatio.of(ratio, len(samplers), rounding, ratio_steps)
+        if ratio is None and (rounding, ratio_steps) != ("carry", "batches"):
+            msg = f"rounding={rounding!r} and ratio_steps={ratio_steps!r} belong to a ratio: give ratio="
+            raise OptionError(msg)
+        made = ratio is None or isinstance(ratio, MixingRatio)  # one that is made already is shared
+        self._ratio: MixingRatio | None = ratio if made else MixingRatio(ratio, len(samplers), rounding, ratio_steps)  # type: ignore[assignment]
         if sample_from_all and p is not None:
             msg = (
                 "Cannot pass both `p` argument and `sample_from_all=True`: the latter takes equal parts from all "
@@ -265,15 +270,10 @@ class SamplerEnsemble(Group[Sampler]):
         chosen = [i for i, count in enumerate(counts) if count]
         return Split(chosen, [self.grain * counts[i] for i in chosen], owed)
 
-    def drew(self, owed: tuple[Fraction, ...] | None) -> None:
-        """Count a batch of `plan` that was drawn, by what it left owed."""
+    def drew(self, owed: tuple[Fraction, ...] | None, batches: int = 1) -> None:
+        """Count a batch of `plan` that was drawn, by what it left owed; with -1 take back one that was dropped."""
         if self._ratio is not None and owed is not None:
-            self._ratio.drew(owed)
-
-    def undrew(self, owed: tuple[Fraction, ...] | None) -> None:
-        """Take back a batch that was drawn and dropped."""
-        if self._ratio is not None and owed is not None:
-            self._ratio.undrew(owed)
+            self._ratio.count(owed, batches)
 
     def choose(self, rows: Sequence[int], generator: torch.Generator | None) -> list[int]:
         """Draw which members the parts of the next batch come from.
@@ -368,16 +368,6 @@ class SamplerEnsemble(Group[Sampler]):
         wanted = [able for able, share in zip(held, shares, strict=True) if share > 0]
         return all(wanted) if self.when_empty == "raise" else any(wanted)
 
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Save the members' states to the directories `0`, `1`, ... of a directory; see `Sampler.dumps`."""
-        for number, member in enumerate(self.members):
-            member.dumps(Path(path) / str(number))
-
-    def loads(self, path: str | os.PathLike[str]) -> None:
-        """Restore what `dumps` saved, member by member; the distribution is not part of it."""
-        for number, member in enumerate(self.members):
-            member.loads(Path(path) / str(number))
-
     def _without(self, lacking: list[int], shares: list[Any], rows: Sequence[int]) -> list[Any]:
         """Return the shares of a batch without some members, of sum 1.
 
@@ -393,9 +383,11 @@ class SamplerEnsemble(Group[Sampler]):
         if self.when_empty == "raise" or total <= 0:
             few = f", or fewer than min_rows={list(self.min_rows)}" if max(self.min_rows) > 1 else ""
             others = few if total > 0 else f"{few}, and no other member has p > 0"
-            msg = f"Cannot sample from an empty storage: members {lacking} of the ensemble have no rows to draw{others}"
-            msg_0 = f"{msg}; add some first"
-            raise EmptyBufferError(msg_0)
+            msg = (
+                f"Cannot sample from an empty storage: members {lacking} of the ensemble have no rows to draw{others}; "
+                "add some first"
+            )
+            raise EmptyBufferError(msg)
         if not self._warned and self.when_empty != "fill":
             self._warned = True
             warnings.warn(
@@ -458,11 +450,8 @@ class SamplerEnsemble(Group[Sampler]):
             )
             raise CheckpointError(msg)
         if self._ratio is not None and saved is not None:
-            self._ratio.check_state(saved)
+            self._ratio.read_state(saved)
             return
-        self._check_parts_state(state)
-
-    def _check_parts_state(self, state: dict[str, Any]) -> None:
         for name in ("sample_from_all", "num_buffer_sampled"):
             if state[name] != getattr(self, name):
                 msg = (
@@ -470,17 +459,17 @@ class SamplerEnsemble(Group[Sampler]):
                     f"{name}={getattr(self, name)!r}: make it with the same options"
                 )
                 raise CheckpointError(msg)
+        p = state["p"]
+        if p is None or p == _SAMPLEABLE:
+            return
         try:
-            if state["p"] is not None and state["p"] != _SAMPLEABLE:
-                shares = _shares(state["p"], len(self.members))
-                if not torch.allclose(
-                    shares, torch.as_tensor(state["p"], dtype=torch.float64, device="cpu"), rtol=0, atol=1e-6
-                ):
-                    msg = f"the checkpoint's mixing weights {state['p']} are no shares of 1: it is damaged"
-                    raise CheckpointError(msg)
+            _shares(p, len(self.members))
         except (OptionError, KindError) as error:
             msg = f"the checkpoint's mixing weights do not fit this ensemble: {error}"
             raise CheckpointError(msg) from None
+        if abs(sum(p) - 1) > _NEARLY:
+            msg = f"the checkpoint's mixing weights {p} are no shares of 1: it is damaged"
+            raise CheckpointError(msg)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, including `p` and the ratio, its step and its carry."""

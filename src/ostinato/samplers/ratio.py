@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import partial
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final, get_args
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
     from torch import Tensor
-
-__all__ = ["MixingRatio", "Ratio", "RatioSteps", "Rounding", "Split"]
 
 Share: TypeAlias = "float | str | Fraction | Decimal"
 """A number, taken as it is written."""
@@ -65,30 +64,17 @@ class MixingRatio:
         members: number of members.
         rounding: "carry" or "nearest".
         clock: "batches" counts each batch as a step, "calls" the calls of `SamplerEnsemble.step`.
-        whole: of a subset, the number of members of all that a function gives shares of; None is `members`.
-        picks: of a subset, its members among all of them.
 
     Raises:
         KindError, OptionError: if something is not as described.
     """
 
-    def __init__(
-        self,
-        given: Any,
-        members: int,
-        rounding: Any = "carry",
-        clock: Any = "batches",
-        *,
-        whole: int | None = None,
-        picks: tuple[int, ...] | None = None,
-    ) -> None:
+    def __init__(self, given: Any, members: int, rounding: Any, clock: Any) -> None:
         for name, value, allowed in (("rounding", rounding, Rounding), ("ratio_steps", clock, RatioSteps)):
             if value not in get_args(allowed):
                 msg = f"{name} must be one of {', '.join(map(repr, get_args(allowed)))}, got {value!r}"
                 raise OptionError(msg)
         self._members = members
-        self._whole = members if whole is None else whole
-        self._picks = tuple(range(members)) if picks is None else picks
         self.rounding: Rounding = rounding
         self.clock: RatioSteps = clock
         self.step = 0
@@ -96,18 +82,6 @@ class MixingRatio:
         self.carry = [Fraction(0)] * members
         """For each member the rows that it is owed, in sum 0."""
         self.set(given)
-
-    @classmethod
-    def of(cls, given: Any, members: int, rounding: Any, clock: Any) -> MixingRatio | None:
-        """Return the ratio of an ensemble's options, None if there is none; one that is made already is shared.
-
-        Raises:
-            OptionError: if options of a ratio are given without one.
-        """
-        if given is None and (rounding, clock) != ("carry", "batches"):
-            msg = f"rounding={rounding!r} and ratio_steps={clock!r} belong to a ratio: give ratio="
-            raise OptionError(msg)
-        return given if given is None or isinstance(given, MixingRatio) else cls(given, members, rounding, clock)
 
     def set(self, given: Any) -> None:
         """Replace the ratio; steps and carry go on.
@@ -134,9 +108,7 @@ class MixingRatio:
             KindError, OptionError: if the function of the schedule returns something else.
         """
         if self._points is None:
-            where = f" at step {self.step}"
-            shares = _shares(self.given(self.step), self._whole, where)
-            return _of_sum_1([shares[i] for i in self._picks], where)
+            return _shares(self.given(self.step), self._members, f" at step {self.step}")
         steps = [step for step, _ in self._points]
         after = bisect_right(steps, self.step)
         low, start = self._points[max(0, after - 1)]
@@ -164,22 +136,15 @@ class MixingRatio:
             counts[i] += 1
         return counts, tuple(rows - count for rows, count in zip(exact, counts, strict=True))
 
-    def drew(self, owed: tuple[Fraction, ...]) -> None:
-        """Count a batch that was drawn."""
-        self._add(owed, 1)
-
-    def undrew(self, owed: tuple[Fraction, ...]) -> None:
-        """Take back a batch that was drawn and dropped."""
-        self._add(tuple(-rows for rows in owed), -1)
-
-    def _add(self, owed: tuple[Fraction, ...], steps: int) -> None:
-        carry = [have + more for have, more in zip(self.carry, owed, strict=True)]
+    def count(self, owed: tuple[Fraction, ...], batches: int) -> None:
+        """Count a batch that was drawn (`batches` is 1), or take one back that was dropped (-1)."""
+        carry = [have + batches * more for have, more in zip(self.carry, owed, strict=True)]
         if max(rows.denominator for rows in carry).bit_length() > _MOST_BITS:  # a schedule of ever new denominators
             carry = [Fraction(round(rows * _FINE), _FINE) for rows in carry[1:]]
             carry = [-sum(carry, Fraction(0)), *carry]
         self.carry = carry
         if self.clock == "batches":
-            self.step = max(0, self.step + steps)
+            self.step = max(0, self.step + batches)
 
     def advance(self, steps: int) -> None:
         """Go on by some steps, where calls are counted.
@@ -199,11 +164,10 @@ class MixingRatio:
         Raises:
             OptionError: if the shares of all of them are 0.
         """
-        given: Any = self.given
+        given: Any = partial(_some, self.given, self._members, chosen)
         if self._points is not None:
             given = {step: [shares[i] for i in chosen] for step, shares in self._points}
-        picks = tuple(self._picks[i] for i in chosen)
-        made = MixingRatio(given, len(chosen), self.rounding, self.clock, whole=self._whole, picks=picks)
+        made = MixingRatio(given, len(chosen), self.rounding, self.clock)
         made.step = self.step
         return made
 
@@ -218,23 +182,18 @@ class MixingRatio:
             "carry": _texts(self.carry),
         }
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Check that `load_state_dict` would take a state.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; a function stays the one that was given."""
+        points, self.step, self.carry = self.read_state(state)
+        if points is not None:
+            self.given, self._points = dict(points), points
+
+    def read_state(self, state: dict[str, Any]) -> tuple[list[tuple[int, list[Fraction]]] | None, int, list[Fraction]]:
+        """Return points, step and carry of a state.
 
         Raises:
             CheckpointError: naming what differs.
         """
-        self._read(state)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; a function stays the one that was given."""
-        points, step, carry = self._read(state)
-        if points is not None:
-            self.given = dict(points)
-            self._points = points
-        self.step, self.carry = step, carry
-
-    def _read(self, state: dict[str, Any]) -> tuple[list[tuple[int, list[Fraction]]] | None, int, list[Fraction]]:
         for name, mine in (("rounding", self.rounding), ("steps", self.clock)):
             if state[name] != mine:
                 option = "ratio_steps" if name == "steps" else name
@@ -298,15 +257,17 @@ def _shares(given: Any, count: int, where: str = "") -> list[Fraction]:
     if len(weights) != count or min(weights) < 0:
         msg = f"ratio must hold one number of at least 0 for each of the {count} members, got {given!r}{where}"
         raise OptionError(msg)
-    return _of_sum_1(weights, where)
-
-
-def _of_sum_1(weights: list[Fraction], where: str) -> list[Fraction]:
     total = sum(weights)
     if total == 0:
         msg = f"the ratio must not be 0 for all {len(weights)} members{where}"
         raise OptionError(msg)
     return [weight / total for weight in weights]
+
+
+def _some(given: Any, count: int, chosen: list[int], step: int) -> list[Fraction]:
+    """Return what a function gives for some of `count` members."""
+    shares = _shares(given(step), count, f" at step {step}")
+    return [shares[i] for i in chosen]
 
 
 def _fraction(value: Any, where: str) -> Fraction:

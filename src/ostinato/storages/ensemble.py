@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 import torch
 
 from ostinato.core.group import Group, choose
 from ostinato.durable.progress import BYTES, Progress
-from ostinato.errors import CheckpointError, KindError, UsageError
+from ostinato.errors import KindError, UsageError
 from ostinato.storages.base import Storage
 from ostinato.storages.checkpoint import load_storages, restore_storages, save_storages
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from ostinato.durable.progress import ProgressOption
 
@@ -41,6 +42,9 @@ class StorageEnsemble(Group[Storage]):
         >>> len(StorageEnsemble(LazyTensorStorage(10), LazyTensorStorage(1000)))
         2
     """
+
+    laid_out = False
+    """Whether rows of its own are laid out: never."""
 
     def __init__(self, *storages: Storage, transforms: Sequence[Any] | None = None) -> None:
         super().__init__(storages, Storage)
@@ -90,6 +94,10 @@ class StorageEnsemble(Group[Storage]):
         """Whether `update_if_present` can write fields in all storages."""
         return all(storage.supports_conditional_update for storage in self.members)
 
+    def shares_memory(self, tensor: torch.Tensor) -> bool:
+        """Return whether rows of one of the storages may lie in the memory of a tensor."""
+        return any(storage.shares_memory(tensor) for storage in self.members)
+
     def flatten(self) -> Self:
         """Return an ensemble of the flat storages, with their transforms; see `Storage.flatten`."""
         return type(self)(*(storage.flatten() for storage in self.members), transforms=self.transforms)
@@ -137,29 +145,21 @@ class StorageEnsemble(Group[Storage]):
         Raises:
             KindError: if it is not callable, or a storage has no fields; no storage has the hook then.
         """
-        before = [storage.save_hooks for storage in self.members]
-        try:
-            for storage in self.members:
-                storage.register_save_hook(hook)
-        except Exception:
-            for storage, hooks in zip(self.members, before, strict=True):
-                storage.save_hooks = hooks
-            raise
+        self._register("save", hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
         """Register a function that converts rows of a checkpoint back, for each storage; see `register_save_hook`."""
-        before = [storage.load_hooks for storage in self.members]
+        self._register("load", hook)
+
+    def _register(self, when: str, hook: Callable[..., Any]) -> None:
+        before = [getattr(storage, f"{when}_hooks") for storage in self.members]
         try:
             for storage in self.members:
-                storage.register_load_hook(hook)
+                getattr(storage, f"register_{when}_hook")(hook)
         except Exception:
             for storage, hooks in zip(self.members, before, strict=True):
-                storage.load_hooks = hooks
+                setattr(storage, f"{when}_hooks", hooks)
             raise
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of the storages by their numbers as text."""
-        return {str(i): storage.state_dict() for i, storage in enumerate(self.members)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned, into all storages or none.
@@ -167,12 +167,9 @@ class StorageEnsemble(Group[Storage]):
         Raises:
             CheckpointError: if there is another number of storages, or a state does not fit.
         """
-        if set(state) != {str(i) for i in range(len(self))}:
-            msg = f"the state holds the storages {sorted(state)}, the ensemble has {len(self)}"
-            raise CheckpointError(msg)
-        restore_storages([state[str(i)] for i in range(len(self))], self.members)
+        restore_storages(self.states(state), self.members)
 
-    def dumps(self, path: str | Path, *, progress: ProgressOption = None) -> None:
+    def dumps(self, path: str | os.PathLike[str], *, progress: ProgressOption = None) -> None:
         """Write the rows of all storages to one checkpoint directory; transforms are not saved.
 
         Args:
@@ -184,16 +181,16 @@ class StorageEnsemble(Group[Storage]):
             StorageMemoryError: if the disk is too small.
         """
         with Progress(progress, "save", unit=BYTES):
-            save_storages(path, self.members)
+            save_storages(Path(path), self.members)
 
-    def loads(self, path: str | Path, *, progress: ProgressOption = None) -> None:
+    def loads(self, path: str | os.PathLike[str], *, progress: ProgressOption = None) -> None:
         """Replace the rows by those that `dumps` wrote, in all storages or none; see `Storage.loads`.
 
         Raises:
             CheckpointError: if there is another number of storages, or one does not fit.
         """
         with Progress(progress, "load", unit=BYTES):
-            load_storages(path, self.members)
+            load_storages(Path(path), self.members)
 
     dump = save = dumps
     load = loads

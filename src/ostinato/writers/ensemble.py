@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
 import torch
 
 from ostinato.core import kinds
 from ostinato.core.group import Group
-from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
+from ostinato.errors import KindError, SchemaError, SlotError
 from ostinato.writers.ring import Writer
 
 if TYPE_CHECKING:
-    import os
-
     from torch import Tensor
 
 __all__ = ["WriterEnsemble"]
@@ -85,33 +82,17 @@ class WriterEnsemble(Group[Writer]):
                 found[at] = writer.generations_of(slots[at.to(slots.device)]).to(found.device)
         return found
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of the writers by their numbers as text."""
-        return {str(i): writer.state_dict() for i, writer in enumerate(self.members)}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
 
         Raises:
             CheckpointError: if there is another number of writers, or a state is damaged; nothing is changed.
         """
-        if set(state) != {str(i) for i in range(len(self))}:
-            msg = f"the state holds the writers {sorted(state)}, the ensemble has {len(self)}"
-            raise CheckpointError(msg)
-        for i, writer in enumerate(self.members):
-            writer.check_state(state[str(i)])
-        for i, writer in enumerate(self.members):
-            writer.load_state_dict(state[str(i)])
-
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Save the state of each writer to a directory in `path`, named by its number; see `Writer.dumps`."""
-        for i, writer in enumerate(self.members):
-            writer.dumps(Path(path) / str(i))
-
-    def loads(self, path: str | os.PathLike[str]) -> None:
-        """Restore what `dumps` saved; see `Writer.loads`."""
-        for i, writer in enumerate(self.members):
-            writer.loads(Path(path) / str(i))
+        states = self.states(state)
+        for writer, mine in zip(self.members, states, strict=True):
+            writer.check_state(mine)
+        for writer, mine in zip(self.members, states, strict=True):
+            writer.load_state_dict(mine)
 
     def subset(self, chosen: list[int]) -> Self:
         """Return an ensemble of some of the writers."""

@@ -20,6 +20,7 @@ from ostinato import (
     SliceSampler,
     TensorDictMaxValueWriter,
 )
+from ostinato.buffers.checkpoint import ensemble as ensembles
 from ostinato.buffers.checkpoint import load as checkpoint
 from ostinato.buffers.engine import LocalEngine
 from ostinato.core.records import Run
@@ -140,7 +141,7 @@ def test_members_of_ensembles_all_or_none(mmap: bool, tmp_path: Path) -> None:
     rb, other = both(0), both(120)
     other.dumps(tmp_path / "save")
     before = rb.state_dict()
-    with mock.patch.object(checkpoint, "_revive_mix", side_effect=MemoryError), pytest.raises(MemoryError):
+    with mock.patch.object(ensembles, "revive", side_effect=MemoryError), pytest.raises(MemoryError):
         rb.loads(tmp_path / "save", mmap=mmap)
     same_state(rb.state_dict(), before)
     rb.loads(tmp_path / "save", mmap=mmap)

@@ -150,8 +150,8 @@ def big_memory() -> set[int]:
 
 def parts_of(rb: Any) -> list[weakref.ref[Any]]:
     buffers = [rb, rb[0], rb[1]] if isinstance(rb, ReplayBufferEnsemble) else [rb, *filter(None, [rb._viewed])]
-    parts = [rb._mixer] if isinstance(rb, ReplayBufferEnsemble) else []
-    for found in buffers[len(parts) :]:
+    parts = []
+    for found in buffers:
         parts += [found._engine, found._pipeline, found.storage, found.sampler, found.writer]
     return [weakref.ref(part) for part in (*buffers, *parts)]
 

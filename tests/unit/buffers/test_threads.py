@@ -78,7 +78,7 @@ def test_a_fork_samples_whatever_locks_other_threads_hold_when_it_is_made() -> N
             taken.set()
             time.sleep(0.05)
 
-    for lock in (rb._engine.lock, both._mixer.lock):
+    for lock in (rb._engine.lock, both._engine.waiters.lock):
         taken = threading.Event()
         thread = threading.Thread(target=hold, args=(lock, taken))
         thread.start()

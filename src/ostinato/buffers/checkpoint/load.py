@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ostinato.buffers.checkpoint.state import (
-    ENSEMBLE_FORMAT,
     FORMAT,
     check_form,
     check_state,
-    one_at_a_time,
     own_tensors,
-    read_generator,
-    read_ticket,
     restoring,
     saved_rows,
-    unit_name,
     view_states,
 )
 from ostinato.buffers.drawn_ahead import HeldRows
-from ostinato.buffers.records import Mix
 from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
 from ostinato.core.rows import NAME_LENGTH, Schema
@@ -35,36 +27,15 @@ from ostinato.storages.object_columns import unpack
 from ostinato.storages.tensor import raise_mapped_ring
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from ostinato.buffers.engine import LocalEngine
-    from ostinato.buffers.mixing import Member, Mixer
     from ostinato.buffers.records import Ticket
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
-
-
-__all__ = [
-    "Reading",
-    "Target",
-    "begin_load",
-    "check_loadable",
-    "end_load",
-    "hold",
-    "load_buffer",
-    "load_engine_state",
-    "load_engine_states",
-    "load_ensemble",
-    "open_state",
-    "quiet_ensemble",
-    "restore_ensemble",
-    "revive",
-    "turn_ticket",
-    "with_state",
-]
 
 
 class Reading(NamedTuple):
@@ -473,132 +444,3 @@ def revive(engine: LocalEngine, ticket: Ticket) -> Ticket | None:
         return drawn._replace(held=HeldRows(drawn, rows))
     found = engine.expand_again(drawn) if plan is None else drawn
     return None if found is None else engine.hold(found)
-
-
-def _target(member: Member) -> Target:
-    return Target(member.engine, member.buffer.transform, member.buffer.batch_size)
-
-
-def load_ensemble(
-    path: str | Path, mixer: Mixer, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool
-) -> None:
-    """Read a directory and hand its state to `restore`, with all members locked."""
-    with quiet_ensemble(mixer):
-        engines = [member.engine for member in mixer.members]
-        storages = [engine.storage for engine in engines]
-        save = load_buffer(path, restore, storages, Reading(ENSEMBLE_FORMAT, verify=verify, mmap=mmap))
-        for engine in engines:
-            engine.saves.loaded(save, engine.ring, engine.storage)
-
-
-@contextmanager
-def quiet_ensemble(mixer: Mixer) -> Iterator[None]:
-    """Wait for saves of the members to end, and take all locks."""
-    with one_at_a_time([member.engine for member in mixer.members]), mixer.locked():
-        yield
-
-
-def restore_ensemble(mixer: Mixer, state: dict[str, Any], batch_size: int | None) -> None:
-    """Restore a state, by copy; if it does not fit, nothing has changed.
-
-    Raises:
-        CheckpointError: naming what differs.
-    """
-    with readable("an ensemble"):
-        queue, generator = _check_ensemble(mixer, state, batch_size)
-    before, sampler = own_tensors(mixer.transform.state_dict()), mixer.sampler.state_dict()
-    revived: list[Mix] = []
-
-    def then() -> None:
-        mixer.sampler.load_state_dict(state["mixing"])
-        revived.extend(mix for mix in (_revive_mix(mixer, mix) for mix in queue) if mix is not None)
-
-    try:
-        with readable("these transforms"):
-            mixer.transform.load_state_dict(state["transforms"])
-        load_engine_states([_target(member) for member in mixer.members], state["members"], then)
-    except BaseException:
-        mixer.transform.load_state_dict(before)
-        mixer.sampler.load_state_dict(sampler)
-        raise
-    for member in mixer.members:
-        member.loaded()
-    if mixer.prefetch is not None:
-        mixer.prefetch.clear()
-    mixer.pending.clear()
-    mixer.pending.extend(revived)
-    if generator is not None:
-        mixer.generator = with_state(mixer.generator, generator)
-
-
-def _check_ensemble(
-    mixer: Mixer, state: dict[str, Any], batch_size: int | None
-) -> tuple[list[Mix], torch.Generator | None]:
-    """Check what is the ensemble's own; return draws made ahead, and a generator in the saved state."""
-    members = mixer.members
-    if len(state["members"]) != len(members):
-        msg = f"the checkpoint holds {len(state['members'])} members, this ensemble {len(members)}"
-        raise CheckpointError(msg)
-    mixer.sampler.check_state(state["mixing"])
-    if state["pending"] and state["batch_size"] != batch_size:
-        msg = (
-            f"the checkpoint holds queued draws of batch_size={state['batch_size']}, this ensemble has "
-            f"batch_size={batch_size}: load it with the same batch_size"
-        )
-        raise CheckpointError(msg)
-    for member, mine in zip(members, state["members"], strict=True):
-        if state["pending"] and mine.get("unit") != unit_name(member.engine):
-            msg = (
-                f"the checkpoint holds queued draws of the unit {mine.get('unit')}, the member has "
-                f"{unit_name(member.engine)}: load it with the same sample_unit"
-            )
-            raise CheckpointError(msg)
-    rows = [saved_rows(mine) for mine in state["members"]]
-    schemas = [mine["storage"]["state"].get("schema") for mine in state["members"]]
-    seams = [
-        member.engine.storage.seam(mine["storage"]["state"])
-        for member, mine in zip(members, state["members"], strict=True)
-    ]
-    devices = [member.engine.storage.device for member in members]
-    queue = []
-    for mix in state["pending"]:
-        chosen = [int(i) for i in mix["members"]]
-        if len(chosen) != len(mix["tickets"]) or any(not 0 <= i < len(members) for i in chosen):
-            msg = f"the checkpoint holds a queued draw from the members {chosen}: it is damaged"
-            raise CheckpointError(msg)
-        pairs = zip(chosen, mix["tickets"], strict=True)
-        draws = [
-            read_ticket(turn_ticket(ticket, seams[i], rows[i]), rows[i], members[i].engine, schemas[i])
-            for i, ticket in pairs
-        ]
-        queue.append(Mix(chosen, draws, mix["rng"], _owed(mix, len(members))))
-    device = devices[0] if mixer.generator is None else mixer.generator.device
-    return queue, read_generator(state["generator"], device)
-
-
-def _owed(mix: dict[str, Any], members: int) -> tuple[Fraction, ...] | None:
-    """Return what a queued draw left of the exact share of each member; None without a ratio.
-
-    Raises:
-        CheckpointError: if it is damaged.
-    """
-    if "owed" not in mix:
-        return None
-    try:
-        owed = tuple(Fraction(rows) for rows in mix["owed"])
-    except (ValueError, TypeError, ZeroDivisionError):
-        owed = ()
-    if len(owed) != members:
-        msg = f"the checkpoint holds a queued draw that owes rows {mix['owed']!r:.80}: it is damaged"
-        raise CheckpointError(msg)
-    return owed
-
-
-def _revive_mix(mixer: Mixer, mix: Mix) -> Mix | None:
-    engines = [mixer.members[i].engine for i in mix.members]
-    tickets = [revive(engine, ticket) for engine, ticket in zip(engines, mix.tickets, strict=True)]
-    whole = [ticket for ticket in tickets if ticket is not None]
-    if len(whole) < len(tickets):
-        mixer.sampler.undrew(mix.owed)
-        return None
-    return mix._replace(tickets=whole)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ostinato.buffers.checkpoint.load import Reading, open_state
-from ostinato.buffers.checkpoint.state import ENSEMBLE_FORMAT, converted, ensemble_checker, one_at_a_time
+from ostinato.buffers.checkpoint.state import converted, one_at_a_time
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointWriter, progress
 from ostinato.durable.checkpoint_writer import PIECE_BYTES, can_write_ahead
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.buffers.engine import LocalEngine
-    from ostinato.buffers.mixing import Mixer
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
     from ostinato.durable.checkpoint_writer import Piece, RowFile
@@ -47,7 +46,6 @@ __all__ = [
     "Snapshot",
     "rows_since",
     "save_buffer",
-    "save_ensemble",
     "save_state",
 ]
 
@@ -423,10 +421,3 @@ def _put_ahead(array: RowArray, file: RowFile, slots: np.ndarray) -> None:
         cuts = [0, *(np.flatnonzero(np.diff(at) != file.row_bytes) + 1).tolist(), len(at)]
         for first, last in pairwise(cuts):
             file.put_ahead(int(at[first]), raw_view(room[first:last]))
-
-
-def save_ensemble(path: str | Path, mixer: Mixer, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
-    """Save all members and what is the ensemble's own, as they are at one moment."""
-    engines = [member.engine for member in mixer.members]
-    parts = Saving(engines, state, mixer.locked, lambda: ensemble_checker(mixer), ENSEMBLE_FORMAT)
-    save_buffer(path, parts, incremental=incremental)

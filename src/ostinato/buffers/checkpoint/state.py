@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ostinato.buffers.engine import LocalEngine
-    from ostinato.buffers.mixing import Mixer
     from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.ring import Ring
     from ostinato.samplers import Sampler
@@ -29,32 +28,6 @@ if TYPE_CHECKING:
     from ostinato.transforms import Compose
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
-
-__all__ = [
-    "ENSEMBLE_FORMAT",
-    "FORMAT",
-    "Parts",
-    "check_counts",
-    "check_saved",
-    "check_ticket",
-    "checker",
-    "converted",
-    "engine_state",
-    "ensemble_checker",
-    "ensemble_state",
-    "one_at_a_time",
-    "own_copy",
-    "own_ensemble_copy",
-    "own_tensors",
-    "parts_of",
-    "read_generator",
-    "read_ticket",
-    "restoring",
-    "saved_rows",
-    "show_ticket",
-    "unit_name",
-    "view_states",
-]
 
 
 def converted(state: dict[str, Any], storages: Sequence[Storage]) -> dict[str, Any]:
@@ -313,6 +286,9 @@ def unit_name(engine: LocalEngine | Parts) -> str | None:
 
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:
     """Copy a state, so that later draws and writes do not change it, and `torch.save` finds plain dense tensors."""
+    if "members" in state:
+        members, rest = state["members"], {key: value for key, value in state.items() if key != "members"}
+        return {"members": [own_copy(mine) for mine in members], **own_tensors(rest)}
     storage = state["storage"]
     if "columns" in storage["state"]:
         columns = dict(storage["state"]["columns"])
@@ -342,6 +318,24 @@ def check_state(
             msg = "the checkpoint's rows were deleted one by one, this buffer, or a view of it, has windows or episodes"
             raise CheckpointError(msg)
         engine.tracker.check_state(state["storage"]["state"], state.get("episodes"))
+    check_queued(state, engine, batch_size)
+    rows = saved_rows(state)
+    with readable("this sampler"):
+        engine.sampler.check_state(state["sampler"]["state"], rows)
+    with readable("this writer"):
+        engine.writer.check_state(state["writer"]["state"])
+    check_counts(state, rows)
+    schema = state["storage"]["state"].get("schema")
+    pending = [read_ticket(ticket, rows, engine, schema) for ticket in state["pending"]]
+    return pending, read_generator(state["generator"], engine.storage.device)
+
+
+def check_queued(state: dict[str, Any], engine: LocalEngine | Parts, batch_size: int | None) -> None:
+    """Check that draws queued in a state are of the unit and the batch size that a buffer has.
+
+    Raises:
+        CheckpointError: if they are not.
+    """
     if state["pending"] and state.get("unit") != unit_name(engine):
         msg = (
             f"the checkpoint holds queued draws of the unit {state.get('unit')}, this buffer has {unit_name(engine)}: "
@@ -354,15 +348,6 @@ def check_state(
             f"batch_size={batch_size}: load it with the same batch_size"
         )
         raise CheckpointError(msg)
-    rows = saved_rows(state)
-    with readable("this sampler"):
-        engine.sampler.check_state(state["sampler"]["state"], rows)
-    with readable("this writer"):
-        engine.writer.check_state(state["writer"]["state"])
-    check_counts(state, rows)
-    schema = state["storage"]["state"].get("schema")
-    pending = [read_ticket(ticket, rows, engine, schema) for ticket in state["pending"]]
-    return pending, read_generator(state["generator"], engine.storage.device)
 
 
 def read_generator(state: Tensor | None, device: torch.device) -> torch.Generator | None:
@@ -389,6 +374,7 @@ def saved_rows(state: dict[str, Any]) -> int:
 
 
 def check_form(engine: LocalEngine | Parts, state: dict[str, Any]) -> None:
+    """Raise `CheckpointError` if the rows of a state are in another form than those of a storage."""
     mine, saved = engine.storage.form, state["storage"]["state"]["form"]
     if mine != saved:
         msg = (
@@ -479,54 +465,6 @@ def _with_rows(ticket: Ticket, saved: dict[str, Any], storage: Storage, schema: 
     payload = storage.read_payload(saved["payload"], None if schema is None else Schema.from_json(schema), count)
     rows = Rows(Source(storage, None), payload, 0, ticket.ring, ticket, stale.to(storage.device).clone())
     return ticket._replace(held=HeldRows(ticket, rows))
-
-
-ENSEMBLE_FORMAT = "ostinato-ensemble"
-
-
-def ensemble_state(mixer: Mixer, batch_size: int | None) -> dict[str, Any]:
-    """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
-    return {
-        "members": [member.show() for member in mixer.members],
-        "mixing": mixer.sampler.state_dict(),
-        "generator": None if mixer.generator is None else mixer.generator.get_state(),
-        "transforms": mixer.transform.state_dict(),
-        "batch_size": batch_size,
-        "pending": [
-            {
-                "members": mix.members,
-                "tickets": [
-                    show_ticket(ticket, mixer.members[i].engine)
-                    for i, ticket in zip(mix.members, mix.tickets, strict=True)
-                ],
-                "rng": mix.rng,
-                **({} if mix.owed is None else {"owed": [str(rows) for rows in mix.owed]}),
-            }
-            for mix in mixer.queued
-        ],
-    }
-
-
-def ensemble_checker(mixer: Mixer) -> Callable[[dict[str, Any]], None]:
-    """Return what checks a saved state against the members as they are now; the caller holds the locks."""
-    parts, sampler = [parts_of(member.engine) for member in mixer.members], mixer.sampler
-
-    def check(state: dict[str, Any]) -> None:
-        sampler.check_state(state["mixing"])
-        for mine, saved in zip(parts, state["members"], strict=True):
-            check_saved(mine, saved)
-        for mix in state["pending"]:
-            for i, ticket in zip(mix["members"], mix["tickets"], strict=True):
-                saved = state["members"][i]
-                read_ticket(ticket, saved_rows(saved), parts[i], saved["storage"]["state"].get("schema"))
-
-    return check
-
-
-def own_ensemble_copy(state: dict[str, Any]) -> dict[str, Any]:
-    """Copy a state, so that later draws and writes do not change it."""
-    rest = {key: value for key, value in state.items() if key != "members"}
-    return {"members": [own_copy(mine) for mine in state["members"]], **own_tensors(rest)}
 
 
 @contextlib.contextmanager
