@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters
     from ostinato.buffers.remover import Remover
+    from ostinato.core.eligible import Eligible
     from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.records import Draw, Placement, Plan, View
     from ostinato.core.ring import Ring
-    from ostinato.core.rows_left import RowsLeft
     from ostinato.core.shared_ring import SharedRing
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
@@ -177,7 +177,7 @@ class Engine(Protocol):
         """The writer."""
 
     @property
-    def left(self) -> RowsLeft | None:
+    def left(self) -> Eligible | None:
         """Rows present and free slots, once rows were deleted."""
 
     @property
