@@ -121,7 +121,7 @@ def raise_for_priorities(sampler: Sampler) -> None:
         OptionError: always.
     """
     msg = (
-        f"{type(sampler).__name__} does not say how its priorities follow rows to other slots (keep_state): override "
+        f"{type(sampler).__name__} does not say how its priorities follow rows to other slots (move_state): override "
         "that method, or leave max_bytes out"
     )
     raise OptionError(msg)

@@ -44,13 +44,13 @@ from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.buffers.remover import Remover, check_deletable, make_remover
 from ostinato.buffers.view_list import ViewList
 from ostinato.core.counts import BufferCounts, make_counts
+from ostinato.core.eligible import Eligible
 from ostinato.core.episodes.keys import Marks, merge_episodes
 from ostinato.core.episodes.tracker import EpisodeTracker
 from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, Run, View
 from ostinato.core.ring import Ring
-from ostinato.core.rows_left import RowsLeft
 from ostinato.errors import (
     EmptyBufferError,
     KeyMissingError,
@@ -115,7 +115,7 @@ class LocalEngine:
     pickles_queue = True
     direct: Direct | None = None
     """Native calls that write and draw in place of the methods here; see `ostinato.buffers.direct`."""
-    left: RowsLeft | None = None
+    left: Eligible | None = None
     """Rows present and free slots, once rows were deleted; None with a sampler that keeps them itself."""
     remover: Remover | None = None
     """What chooses the rows that new ones replace; None leaves that to the writer."""
@@ -455,14 +455,14 @@ class LocalEngine:
             OptionError: if the sampler cannot follow.
         """
         sampler = self.sampler
-        state = sampler.keep_state(sampler.state_dict(), slots) if slots.shape[0] else None
+        state = sampler.move_state(sampler.state_dict(), slots) if slots.shape[0] else None
         if state is None and sampler.prioritized and slots.shape[0]:
             raise_for_priorities(sampler)
 
         def keep() -> None:
             if self.tracker is not None:
                 self.tracker.forget()
-            if state is None:
+            if not state:
                 sampler.move()
             else:
                 sampler.load_state_dict(state)
@@ -593,7 +593,7 @@ class LocalEngine:
         """Follow the rows that were deleted, which have the generation 0, with a new sampler or after a load.
 
         Args:
-            state: of `RowsLeft`; None for the order of slots.
+            state: of `Eligible`; None for the order of slots.
         """
         self.left = None
         if self.remover is not None:
@@ -603,7 +603,7 @@ class LocalEngine:
             return
         gone = self._gone()
         if state is not None:
-            self.left = RowsLeft.of_state(state)
+            self.left = Eligible.of_state(state)
             self.remover = self.remover or Remover("fifo", implied=True)
         elif gone.numel():
             self._delete(gone)
@@ -768,7 +768,7 @@ class LocalEngine:
         self.parts_changed()
         slots: NDArray[np.int64] = gone.cpu().numpy()
         if not self.sampler.leaves:
-            self.left = self.left or RowsLeft(self.ring.rows)
+            self.left = self.left or Eligible(self.ring.rows)
             self.left.delete(slots)
             self.remover = self.remover or Remover("fifo", implied=True)
         if self.remover is not None:
@@ -1089,21 +1089,24 @@ class LocalEngine:
             view = self.view() if view is None else view
             if view.rows == 0 or view.starts is not None:
                 self.check_drawable(view)
-            if max_age is None:
-                draw = sampler.draw(view, batch_size, generator)
-            elif self.versions is not None and sampler.by_age:
-                young = self.versions.young(self.storage, view.cursor, max_age)
-                draw = sampler.draw(view._replace(young=young), batch_size, generator)
-            elif self.versions is not None:
-                draw = self.versions.draw(self.storage, view, batch_size, generator, max_age)
-            else:
-                raise OptionError(no_versions(max_age))
+            if max_age is not None:
+                view = self._recent(view, max_age)
+            draw = sampler.draw(view, batch_size, generator)
             slots = draw.slots
             if slots.dtype is not torch.int64 or slots.device != view.device or not slots.is_contiguous():
                 draw = draw._replace(slots=checked_slots(slots, view.device, sampler))
             if draw.generations is None and self.writer.tracks_generations:
                 draw = draw._replace(generations=ring.generations_of_rows(draw.slots))
             return Ticket(draw, ring.written, sampler.ran_out, ring, sampler)
+
+    def _recent(self, view: View, max_age: int) -> View:
+        """Return a view of which only rows young enough may be drawn."""
+        if self.versions is None:
+            raise OptionError(no_versions(max_age))
+        if view.starts is not None and not self.sampler.by_age:
+            msg = "max_age does not go with windows that only some rows can start, nor with masked rows: leave one out"
+            raise OptionError(msg)
+        return view._replace(starts=self.versions.recent(self.storage, view, max_age))
 
     def check_drawable(self, view: View) -> None:
         """Raise if there is no row to draw.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
 
 from ostinato.core import kinds
-from ostinato.core.records import Draw, Run
+from ostinato.core.eligible import Recent
+from ostinato.core.records import Run
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
 from ostinato.samplers import RandomSampler
 
@@ -24,29 +25,6 @@ if TYPE_CHECKING:
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.writers import Writer
-
-__all__ = ["Recent", "Runs", "Versions", "begin_versions", "check_age", "check_versions", "no_versions"]
-
-
-class Recent(NamedTuple):
-    """Rows of a ring, counted from the oldest of those that are not replaced: `[starts[i], starts[i] + lengths[i])`."""
-
-    starts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-
-    @property
-    def rows(self) -> int:
-        """How many rows these are."""
-        return int(self.lengths.sum())
-
-    def pick(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions of the rows of these ranks. Cost: O(n log runs)."""
-        if self.starts.size == 1:
-            return ranks + int(self.starts[0])
-        ends = np.cumsum(self.lengths)
-        run = np.searchsorted(ends, ranks, side="right")
-        shifts: NDArray[np.int64] = self.starts - (ends - self.lengths)
-        return ranks + shifts[run]
 
 
 @final
@@ -107,18 +85,22 @@ class Runs:
         """Largest version present."""
         return self._values[-1] if self.ordered else max(self._values[self._first :])
 
-    def recent(self, rows: int, max_age: int) -> Recent:
-        """Return the rows, of the newest `rows`, whose version is at least the newest version less `max_age`."""
+    def recent(self, rows: int, max_age: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows, of the newest `rows`, whose version is at least the newest version less `max_age`.
+
+        Returns:
+            Starts and lengths of runs of such rows, which are counted from the oldest one of the newest `rows`.
+        """
         self.forget(rows)
         oldest, first = self.written - rows, self._first
         if self.ordered:
             run = bisect_left(self._values, self._values[-1] - max_age, lo=first)
             start = oldest if run == first else self._ends[run - 1]
-            return Recent(np.array([start - oldest]), np.array([self.written - start]))
+            return np.array([start - oldest]), np.array([self.written - start])
         values, ends = np.array(self._values[first:]), np.array(self._ends[first:]) - oldest
         starts = np.r_[0, ends[:-1]]
         young = values >= values.max() - max_age
-        return Recent(starts[young], (ends - starts)[young])
+        return starts[young], (ends - starts)[young]
 
 
 @final
@@ -186,37 +168,10 @@ class Versions:
         """Return the versions of rows, int64 `[n]`; they are read from the storage."""
         return self._checked(storage.scores_at(slots, self.path), slots.shape[0])
 
-    def recent(self, storage: Storage, cursor: int, max_age: int) -> tuple[Recent, int]:
-        """Return the rows that are young enough, and the slot of the first position."""
-        runs, first = self._present(storage, cursor)
-        return runs.recent(len(storage), max_age), first
-
-    def draw(
-        self, storage: Storage, view: View, batch_size: int, generator: torch.Generator | None, max_age: int
-    ) -> Draw:
-        """Draw rows uniformly among those whose version is at least the newest one less `max_age`.
-
-        Raises:
-            OptionError: if episodes leave only some rows to draw from.
-        """
-        if view.starts is not None:
-            msg = "max_age does not go with windows that only some rows can start, nor with masked rows: leave one out"
-            raise OptionError(msg)
-        found, first = self.recent(storage, view.cursor, max_age)
-        ranks = torch.randint(0, found.rows, (batch_size,), generator=generator, device=view.device)
-        if found.starts.size == 1:
-            slots = ranks + (int(found.starts[0]) + first)
-        else:
-            slots = torch.from_numpy(found.pick(ranks.cpu().numpy())).to(view.device) + first
-        return Draw(slots.remainder_(view.capacity))
-
-    def young(self, storage: Storage, cursor: int, max_age: int) -> Tensor:
-        """Return bool `[rows]`: whose version is at least the newest one less `max_age`. Cost: O(rows)."""
-        found, first = self.recent(storage, cursor, max_age)
-        positions = torch.from_numpy(found.pick(np.arange(found.rows))).to(storage.device)
-        young = torch.zeros(len(storage), dtype=torch.bool, device=storage.device)
-        young[(positions + first).remainder_(storage.capacity)] = True
-        return young
+    def recent(self, storage: Storage, view: View, max_age: int) -> Recent:
+        """Return the rows that may be drawn and are young enough: a version of at least the newest less `max_age`."""
+        runs, first = self._present(storage, view.cursor)
+        return Recent(*runs.recent(len(storage), max_age), first, view.capacity, view.starts)
 
     def newest(self, storage: Storage, cursor: int) -> int:
         """Return the largest version of the rows present, of which there are some."""

@@ -198,7 +198,7 @@ class Portion:
             if age < 0:
                 return Offer(-1, view.rows, 0.0, 1.0, 0.0, newest=mine)
             ticket = engine.fresh(rows, engine.generator, age)
-            young, _ = versions.recent(engine.storage, view.cursor, age)
+            young = versions.recent(engine.storage, view, age)
             return Offer(self._keep(ticket), view.rows, float(young.rows), 1.0, 0.0, newest=mine)
 
     def _keep(self, ticket: Ticket) -> int:

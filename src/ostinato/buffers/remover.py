@@ -8,24 +8,23 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 import numpy as np
 import torch
 
+from ostinato.core.eligible import slots_of
+from ostinato.core.options import check_choice
 from ostinato.core.rank_order import RankOrder
 from ostinato.core.records import Picks
-from ostinato.core.rows_left import slots_of
 from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostinato.buffers.policy_versions import Versions
+    from ostinato.core.eligible import FreeSlots
     from ostinato.core.rank_order import ReadKeys
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
-    from ostinato.core.rows_left import FreeSlots
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.writers import Writer
-
-__all__ = ["Remover", "RemoverName", "check_deletable", "make_remover"]
 
 RemoverName: TypeAlias = Literal["fifo", "lifo", "lowest_priority", "oldest_version"]
 _NAMES = ("fifo", "lifo", "lowest_priority", "oldest_version")
@@ -135,27 +134,27 @@ class Remover:
     def _add_unknown(self, ring: Ring, free: FreeSlots | None) -> None:
         """Add rows that were written while none had to be removed."""
         if self._rows < ring.rows:
-            self._order.add(np.arange(self._rows, ring.rows))
+            self._order.include(np.arange(self._rows, ring.rows))
             self._rows = ring.rows
             if free is not None:
-                self._order.remove(free.first(len(free)))
+                self._order.exclude(free.first(len(free)))
 
     def record(self, placement: Placement) -> None:
         """Record rows just written. Cost: O(n), and O(log rows) for each later."""
         if self._rows:  # else nothing was removed yet
             slots = slots_of(placement)
-            self._order.add(slots)
+            self._order.include(slots)
             self._rows = max(self._rows, int(slots.max(initial=-1)) + 1)
 
     def touch(self, slots: torch.Tensor) -> None:
         """Read priorities or versions of rows again before the next row is removed; arrivals do not change."""
         if self._rows and self.name in {"lowest_priority", "oldest_version"}:
             changed = slots.reshape(-1).cpu().numpy()
-            self._order.add(changed[(changed >= 0) & (changed < self._rows)])
+            self._order.include(changed[(changed >= 0) & (changed < self._rows)])
 
     def remove(self, slots: NDArray[np.int64]) -> None:
         """Record rows that have left."""
-        self._order.remove(slots)
+        self._order.exclude(slots)
 
     def restart(self) -> None:
         """Read all rows again before the next one is removed."""
@@ -181,9 +180,7 @@ def make_remover(
     """
     if name is None:
         return None
-    if name not in _NAMES:
-        msg = f"remover must be one of {', '.join(map(repr, _NAMES))}, or None for that of the writer, got {name!r}"
-        raise OptionError(msg)
+    check_choice("remover", name, _NAMES)
     if not (writer.in_order and writer.mutable):
         msg = f"{type(writer).__name__} chooses the rows to replace itself, got remover={name!r}: use RoundRobinWriter"
         raise OptionError(msg)

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from ostinato.buffers.rate_limit import Gate, RateLimiter
     from ostinato.buffers.records import Engine
     from ostinato.buffers.remover import Remover, RemoverName
+    from ostinato.core.eligible import Eligible
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.episodes.tracker import EpisodeTracker
-    from ostinato.core.rows_left import RowsLeft
     from ostinato.core.shared_ring import SharedRing
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
@@ -88,7 +88,7 @@ class SharedEngine:
     tracker: EpisodeTracker | None = None
     gate: Gate | None = None
     versions: Versions | None = None
-    left: RowsLeft | None = None
+    left: Eligible | None = None
     remover: Remover | None = None
     era = 0
     direct: Direct | None = None

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from ostinato.buffers.records import Engine, Source, Ticket
     from ostinato.buffers.remover import Remover
     from ostinato.buffers.replay import ReplayBuffer
+    from ostinato.core.eligible import Eligible
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
-    from ostinato.core.rows_left import RowsLeft
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
@@ -197,7 +197,7 @@ class ViewEngine(LocalEngine):
         return self.owner.versions
 
     @property
-    def left(self) -> RowsLeft | None:  # type: ignore[override]
+    def left(self) -> Eligible | None:  # type: ignore[override]
         """Rows present and free slots, once rows of the buffer were deleted."""
         return self.owner.left
 

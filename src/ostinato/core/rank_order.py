@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
 
+from ostinato.core.eligible import grown
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
-
-__all__ = ["RankOrder", "ReadKeys"]
 
 ReadKeys: TypeAlias = "Callable[[NDArray[np.int64]], tuple[NDArray[np.float64], NDArray[np.int64]]]"
 """Returns the keys and the generations of rows, by their slots; of a generation 0 there is no row."""
@@ -40,7 +40,7 @@ class RankOrder:
 
     def __init__(self, *, rising: bool = False) -> None:
         self._rising = rising
-        self.count = 0
+        self.rows = 0
         """Rows."""
         self._keys: NDArray[np.float64] = np.zeros(0, np.float64)
         self._ages: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -63,25 +63,25 @@ class RankOrder:
         known = slots < self._here.size
         return known & self._here[np.where(known, slots, 0)] if self._here.size else known
 
-    def add(self, slots: NDArray[np.int64]) -> None:
+    def include(self, slots: NDArray[np.int64]) -> None:
         """Add rows, or read the keys of rows again that have changed. Cost: O(n)."""
         if not slots.size:
             return
         slots = np.unique(slots)
         self._reserve(int(slots[-1]) + 1)
-        self.count += int(slots.size - np.count_nonzero(self._here[slots]))
+        self.rows += int(slots.size - np.count_nonzero(self._here[slots]))
         self._here[slots] = True
         self._in_order[slots] = False
         self._changed.append(slots)
         self._changes += slots.size
-        if self._changes > 2 * self.count + _FEW:
+        if self._changes > 2 * self.rows + _FEW:
             self._changed = [np.unique(np.concatenate(self._changed))]
             self._changes = self._changed[0].size
 
-    def remove(self, slots: NDArray[np.int64]) -> None:
+    def exclude(self, slots: NDArray[np.int64]) -> None:
         """Remove rows; those that are not in the order are left out."""
         slots = np.unique(slots[self.has(slots)])
-        self.count -= slots.size
+        self.rows -= slots.size
         self._here[slots] = False
         self._in_order[slots] = False
 
@@ -128,10 +128,10 @@ class RankOrder:
         slots = slots[self._here[slots]]
         keys, ages = read(slots)
         if not ages.all():  # rows that were deleted
-            self.remove(slots[ages == 0])
+            self.exclude(slots[ages == 0])
             slots, keys, ages = slots[ages > 0], keys[ages > 0], ages[ages > 0]
         self._keys[slots], self._ages[slots] = keys, ages
-        if self._rising or len(self._heap) + slots.size > max(_FEW, self.count // 4):
+        if self._rising or len(self._heap) + slots.size > max(_FEW, self.rows // 4):
             self._sort()
         else:
             for entry in zip(keys.tolist(), ages.tolist(), slots.tolist(), strict=True):
@@ -169,11 +169,8 @@ class RankOrder:
         return bool(self._here[slot] and not self._in_order[slot]) and self._entry(slot) == entry
 
     def _reserve(self, rows: int) -> None:
-        """Allocate for at least `rows` slots; the size doubles, since a list storage may have no bound."""
-        held = self._keys.size
-        if rows > held:
-            more = max(rows, 2 * held) - held
-            self._keys = np.concatenate((self._keys, np.zeros(more, np.float64)))
-            self._ages = np.concatenate((self._ages, np.zeros(more, np.int64)))
-            self._here = np.concatenate((self._here, np.zeros(more, np.bool_)))
-            self._in_order = np.concatenate((self._in_order, np.zeros(more, np.bool_)))
+        """Allocate for at least `rows` slots."""
+        if rows <= self._keys.size:
+            return
+        self._keys, self._ages = grown(self._keys, rows), grown(self._ages, rows)
+        self._here, self._in_order = grown(self._here, rows), grown(self._in_order, rows)

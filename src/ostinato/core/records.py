@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.episodes.table import EpisodeTable, Starts
+    from ostinato.core.eligible import Some
+    from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.ring import Ring
     from ostinato.core.rows import Path, Schema
-    from ostinato.core.rows_left import RowsLeft
     from ostinato.core.shared_ring import SharedRing
 
 __all__ = [
@@ -122,12 +122,10 @@ class View(NamedTuple):
     """Device of slots."""
     episodes: EpisodeTable | None = None
     """Episodes of the rows; None if the buffer does not track them."""
-    starts: Starts | RowsLeft | None = None
+    starts: Some | None = None
     """Rows that may be drawn; None stands for all of them."""
     stored: Stored | None = None
     """Stored fields, for a sampler that reads some (`Sampler.reads`); None for others."""
-    young: Tensor | None = None
-    """bool `[rows]`: which rows `sample(max_age=)` leaves, for a sampler with `Sampler.by_age`; None without."""
     ends: tuple[Path, ...] = ()
     """Fields that end episodes, if the buffer, its unit or its sampler name some."""
 
@@ -144,11 +142,8 @@ class View(NamedTuple):
         return self.stored.field_at(slots, path)
 
     def allowed(self) -> Tensor | None:
-        """Return bool `[rows]`: which rows may be drawn by `starts` and `young`; None for all. Cost: O(rows)."""
-        if self.starts is None:
-            return self.young
-        allowed = self.starts.allowed(torch.arange(self.rows, device=self.device))
-        return allowed if self.young is None else allowed & self.young
+        """Return bool `[rows]`: which rows may be drawn by `starts`; None for all. Cost: O(rows)."""
+        return None if self.starts is None else self.starts.allowed(torch.arange(self.rows, device=self.device))
 
     def require_episodes(self) -> EpisodeTable:
         """Return `episodes`, for a unit or sampler that needs them.

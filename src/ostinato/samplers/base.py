@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 import torch
 
+from ostinato.core.options import LARGEST
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointReader, CheckpointWriter
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, PriorityError, SlotError
-from ostinato.samplers.standalone import Standalone, as_picks, check_request, index_and_info, read_index
+from ostinato.samplers.standalone import (
+    Standalone,
+    as_picks,
+    check_request,
+    index_and_info,
+    read_index,
+    read_values,
+    steps_of_rows,
+)
+from ostinato.samplers.state import moved
 
 if TYPE_CHECKING:
     import os
@@ -19,22 +29,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.core.eligible import FreeSlots
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Draw, Placement, Plan, View
     from ostinato.core.ring import Ring
     from ostinato.core.rows import Path
-    from ostinato.core.rows_left import FreeSlots
     from ostinato.samplers.standalone import BareStorage
-
-__all__ = [
-    "CountingSampler",
-    "PrioritySampler",
-    "Sampler",
-    "SizedStorage",
-    "check_not_negative",
-    "check_replacement",
-    "check_rows",
-]
 
 _FORMAT = "ostinato.sampler"
 _CPU = torch.device("cpu")
@@ -104,9 +104,13 @@ class Sampler(ABC):
     watches: bool = False
     """Whether the buffer calls `watch` as rows are written."""
     by_age: bool = False
-    """Whether it heeds `View.young`, so that `sample(max_age=)` is available."""
+    """Whether it draws only rows of `View.allowed`, so that `sample(max_age=)` is available."""
     leaves: bool = False
     """Whether rows that are used up leave the buffer, so that `len` counts only the others (`rows_left`)."""
+    row_values: tuple[str, ...] | None = None
+    """Entries of the state with one value for each row; None if it is not known how the state follows rows."""
+    row_slots: tuple[str, ...] = ()
+    """Entries of the state that list slots."""
     drop_last: bool = False
     """Whether an epoch leaves out its last, smaller batch; the buffer then needs a batch size from the start."""
 
@@ -231,34 +235,23 @@ class Sampler(ABC):
             CheckpointError: if the state is damaged, of other options, or of another number of rows.
         """
 
-    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return the state after rows were moved: the row of slot `i` of `rows` is in slot `(i - seam) % rows` now.
+    def move_state(self, state: dict[str, Any], order: Tensor) -> dict[str, Any] | None:
+        """Return the state after rows were moved: the row of slot `order[i]` is in slot `i` now, and all others left.
 
-        A full ring is moved so when it is loaded into a buffer of another capacity. A sampler of your own whose state
-        contains slots, or a number for each slot, overrides this.
-
-        Raises:
-            CheckpointError: if the sampler has a state and does not override this method.
-        """
-        if state:
-            msg = (
-                f"{type(self).__name__} does not say how its state follows rows to other slots (turn_state): load into "
-                "a buffer of the same max_size"
-            )
-            raise CheckpointError(msg)
-        return state
-
-    def keep_state(self, state: dict[str, Any], slots: Tensor) -> dict[str, Any] | None:  # noqa: ARG002
-        """Return the state after the rows at `slots` were moved to `[0, n)` and all others left (`max_bytes`).
-
-        A sampler whose state contains slots, or a number for each slot, overrides this if it is to go on; None lets it
-        begin anew with the rows that stay.
+        A full ring is moved so when it is loaded into a buffer of another capacity, and rows leave a buffer with
+        `max_bytes`. A sampler of your own whose state contains slots, or a value for each row, sets `row_values` and
+        `row_slots`, or overrides this method.
 
         Args:
             state: what `state_dict` returned.
-            slots: int64 `[n]`, ascending in age.
+            order: int64 `[n]`, ascending in age.
+
+        Returns:
+            The state; None if it cannot follow: the sampler then begins anew where rows leave, and a load raises.
         """
-        return None
+        if self.row_values is None:
+            return None if state else state
+        return moved(state, order, self.row_values, self.row_slots)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Restore what `state_dict` returned."""
@@ -380,15 +373,12 @@ class Sampler(ABC):
             raise CheckpointError(msg)
         state = saved["state"]
         try:
-            self.check_state(state, self._rows_of_state(state))
+            sizes = [state[entry].shape[0] for entry in self.row_values or () if entry in state]
+            self.check_state(state, sizes[0] if sizes else LARGEST)
         except (KeyError, TypeError, AttributeError) as error:
             msg = f"the sampler's state in {path} is damaged ({error!r})"
             raise CheckpointError(msg) from error
         self.load_state_dict(state)
-
-    def _rows_of_state(self, state: dict[str, Any]) -> int:
-        """Return the number of rows that a state is of, as far as it says so."""
-        return int(state.get("rows", 0))
 
 
 class PrioritySampler(Sampler):
@@ -439,6 +429,41 @@ class PrioritySampler(Sampler):
                 f"{self.max_capacity} rows: give it the max_size of the storage"
             )
             raise SlotError(msg)
+
+    def begin_standalone(self, view: View, storage: BareStorage) -> View:
+        """Give rows of a bare storage that have no priority the default priority.
+
+        Raises:
+            SlotError: if the storage has more than `max_capacity` rows.
+        """
+        self.check_rows(view.rows, self.max_rows(storage))
+        self.begin(view)
+        return view
+
+    def _read_priorities(
+        self, index: Any, priority: Any, storage: BareStorage | None, device: torch.device, *, least: int = 0
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the slots of an index and their priorities, checked, without rows that were not kept (-1).
+
+        Args:
+            index: slots, or an index as `sample` returns it.
+            priority: see `update_priority`; None for the default priority.
+            storage: needed for an index with `ndim=2`.
+            device: of the slots.
+            least: the smallest slot allowed.
+        """
+        slots, shape = read_index(index, storage, device)
+        check_not_negative(slots.cpu(), least=least)
+        steps = None if self.slices else steps_of_rows(None if storage is None else storage.schema)
+        given = None if priority is None else read_values(priority, shape, self.reduce, steps).to(device)
+        kept = slots >= 0
+        slots, given = slots[kept].contiguous(), None if given is None else given[kept].contiguous()
+        if slots.numel():
+            if given is not None:
+                self.check(given)
+            room = self.max_capacity if storage is None else self.max_rows(storage)
+            self.check_rows(int(slots.max()) + 1, room)
+        return slots, given
 
     def priorities_at(self, slots: Tensor, view: View) -> Tensor:  # noqa: ARG002
         """Return the priorities of rows, float64 `[n]`, for `remover="lowest_priority"`.
@@ -550,8 +575,11 @@ class CountingSampler(Sampler):
     """Whether rows must be in the order of writing."""
     bounded: bool = False
     """Whether writers wait for room (`room`)."""
-    free: FreeSlots | None = None
-    """Slots of the rows that have left, for samplers with `leaves`."""
+
+    @property
+    def free(self) -> FreeSlots | None:
+        """Slots of the rows that have left, for samplers with `leaves`."""
+        return None
 
     def place(self, rows: int, ring: Ring) -> Placement | None:  # noqa: ARG002
         """Return the slots of `rows` new rows; None leaves them to the writer. Nothing changes before `record`."""

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
+from ostinato.core.eligible import Eligible
+from ostinato.core.options import LARGEST, check_integer
 from ostinato.core.records import Draw, Run, ring_range
-from ostinato.core.rows_left import FreeSlots, SlotSet, slots_of
-from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
+from ostinato.errors import CheckpointError, EmptyBufferError, OptionError
 from ostinato.samplers.base import CountingSampler, check_replacement
 from ostinato.samplers.distinct import draw_distinct
+from ostinato.samplers.state import require
 from ostinato.samplers.uniform import RandomSampler
+from ostinato.samplers.uses import Uses, UsesSampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,15 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ostinato.core.records import Picks, Placement, View
+    from ostinato.core.records import Placement, View
     from ostinato.core.ring import Ring
-    from ostinato.samplers.base import Sampler, StorageShape, WriterOrder
-    from ostinato.samplers.standalone import BareStorage
-
-__all__ = ["ConsumingSampler", "LimitedSampler", "QueueSampler", "check_count", "check_leaving", "with_limit"]
-
-_BOUND = 2**62
-"""Counts below it fit int64."""
+    from ostinato.samplers.base import Sampler
 
 
 @final
@@ -56,6 +53,8 @@ class QueueSampler(CountingSampler):
 
     in_order = True
     bounded = True
+    row_values = ()
+    row_slots = ("returned", "drawn")
 
     def __init__(self) -> None:
         self._returned: deque[int] = deque()  # rows before the newest ones: of undone draws, or not in ring order
@@ -200,14 +199,6 @@ class QueueSampler(CountingSampler):
             msg = f"the queue's state is damaged: its {len(held)} rows drawn and {waiting} waiting are not of {rows}"
             raise CheckpointError(msg)
 
-    def _rows_of_state(self, state: dict[str, Any]) -> int:
-        held = [*state["returned"].tolist(), *state["drawn"].tolist()]
-        return int(max([int(state["waiting"]) + len(held), *(slot + 1 for slot in held)]))
-
-    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-        """Return the state after rows were moved to other slots; rows not yet drawn are the newest ones as before."""
-        return {**state, **{name: (state[name] - seam).remainder_(rows) for name in ("returned", "drawn")}}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         slots = state["drawn"].tolist()
@@ -219,146 +210,7 @@ class QueueSampler(CountingSampler):
 
 
 @final
-class _Uses:
-    """How often each row was drawn, and the rows that were drawn fewer than `limit` times, in an order to draw from.
-
-    Memory: 20 bytes for each slot.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.left = 0
-        """Draws that the rows allow."""
-        self.rows = 0
-        self.uses: NDArray[np.int32] = np.zeros(0, np.int32)
-        self._set = SlotSet()  # rows that may be drawn
-
-    @property
-    def usable(self) -> int:
-        """Rows that may be drawn: the first ones of `order`."""
-        return self._set.count
-
-    @property
-    def order(self) -> NDArray[np.int64]:
-        """Slots of the rows that may be drawn, then others."""
-        return self._set.order
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of counts and order."""
-        return int(self.uses.nbytes + self._set.nbytes)
-
-    def begin(self, view: View) -> None:
-        """Add rows that were not recorded."""
-        if view.rows < self.rows:
-            self.clear()
-        if view.rows > self.rows:
-            self.reset(np.arange(self.rows, view.rows))
-
-    def reset(self, slots: NDArray[np.int64]) -> None:
-        """Let rows be drawn `limit` times from now on."""
-        if not slots.size:
-            return
-        self._reserve(int(slots.max()) + 1)
-        usable = self._set.has(slots)
-        self.left += slots.size * self.limit
-        self.left -= int((self.limit - self.uses[slots[usable]]).sum())
-        self.uses[slots] = 0
-        self._set.insert(slots[~usable])
-
-    def drop(self, slots: NDArray[np.int64]) -> None:
-        """Use up rows that are deleted, each once: they are not drawn again."""
-        slots = slots[self._set.has(slots)]
-        self.left -= int((self.limit - self.uses[slots].astype(np.int64)).sum())
-        self.uses[slots] = self.limit
-        self._set.remove(slots)
-
-    def usable_at(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which rows may be drawn, bool `[n]`."""
-        return self._set.has(slots)
-
-    def use(self, candidates: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Count one use of each candidate that is not used up by its turn, and return these candidates in order."""
-        by_slot = np.argsort(candidates, kind="stable")
-        ranked = candidates[by_slot]
-        first = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
-        lengths = np.diff(np.r_[first, ranked.size])
-        turn = np.arange(ranked.size) - np.repeat(first, lengths)
-        good = np.empty(ranked.size, dtype=bool)
-        good[by_slot] = self.uses[ranked] + turn < self.limit
-        rows = ranked[first]
-        self.uses[rows] = np.minimum(self.uses[rows] + lengths, self.limit)
-        self._set.remove(rows[self.uses[rows] == self.limit])
-        found = candidates[good]
-        self.left -= found.size
-        return found
-
-    def undo(self, draw: Draw, view: View) -> None:
-        """Undo the uses of a draw, for rows that have not been replaced since."""
-        if draw.generations is None:
-            return
-        there = draw.slots < view.rows
-        kept = draw.slots[there]
-        slots = kept[view.ring.holds(kept, draw.generations[there])].cpu().numpy()
-        np.subtract.at(self.uses, slots, 1)
-        self.left += slots.size
-        rows = np.unique(slots)
-        self._set.insert(rows[~self._set.has(rows)])
-
-    def _reserve(self, rows: int) -> None:
-        """Allocate for at least `rows` rows; the size doubles, since a list storage may have no bound."""
-        held = self.uses.size
-        if rows > held:
-            more = max(rows, 2 * held) - held
-            self.uses = np.concatenate((self.uses, np.zeros(more, np.int32)))
-            self._set.reserve(held + more)
-        self.rows = max(self.rows, rows)
-
-    def clear(self) -> None:
-        """Remove all rows."""
-        self._set.clear()
-        self.left = self.rows = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the uses of rows, and the order of the rows that may be drawn. Copy."""
-        return {
-            "uses": torch.from_numpy(self.uses[: self.rows].copy()),
-            "order": torch.from_numpy(self.order[: self.usable].copy()),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.clear()
-        uses: Tensor = state["uses"]
-        self._reserve(uses.shape[0])
-        self.uses[: self.rows] = uses.numpy()
-        self._set.insert(state["order"].numpy())
-        self.left = int((self.limit - self.uses[: self.rows].astype(np.int64)).sum())
-
-
-def _check_uses(state: dict[str, Any], rows: int, limit: int) -> None:
-    """Check the state of `_Uses`.
-
-    Raises:
-        CheckpointError: if it is not that of `rows` rows.
-    """
-    uses, order = state["uses"], state["order"]
-    usable = (uses < limit).nonzero().flatten()
-    good = uses.shape == (rows,) and not bool(((uses < 0) | (uses > limit)).any())
-    if not (good and torch.equal(order.sort().values, usable)):
-        msg = f"the sampler's state is damaged: its uses and order are not those of {rows} rows"
-        raise CheckpointError(msg)
-
-
-def _turn_uses(state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-    """Return the state of `_Uses` after rows were moved to other slots: their uses move with them."""
-    uses = state["uses"]
-    moved = torch.cat((uses[seam:], uses[:seam]))
-    return {**state, "uses": moved, "order": (state["order"] - seam).remainder_(rows)}
-
-
-@final
-class LimitedSampler(CountingSampler):
+class LimitedSampler(UsesSampler):
     """Uniform draws among the rows that have been drawn fewer than `max_times_sampled` times.
 
     The rows of a batch are drawn one after the other, so a row may be in it more than once, and a row that is used up
@@ -383,45 +235,22 @@ class LimitedSampler(CountingSampler):
     """
 
     def __init__(self, max_times_sampled: int) -> None:
-        if isinstance(max_times_sampled, bool) or not hasattr(max_times_sampled, "__index__"):
-            msg = f"max_times_sampled must be an integer, got {max_times_sampled!r}"
-            raise KindError(msg)
-        if max_times_sampled < 1:
-            msg = f"max_times_sampled must be at least 1, got {max_times_sampled}"
-            raise OptionError(msg)
-        self.max_times_sampled: int = int(max_times_sampled)
-        self._uses = _Uses(self.max_times_sampled)
+        self.max_times_sampled = check_integer("max_times_sampled", max_times_sampled, 1)
+        self._rows = Eligible()
+        super().__init__(Uses(self.max_times_sampled, self._rows, leave=False))
 
     def __repr__(self) -> str:
         """Show the option and the rows left."""
         return f"LimitedSampler(max_times_sampled={self.max_times_sampled}, left={self.rows_left})"
 
     @property
-    def rows_left(self) -> int:
-        """Rows that are not used up."""
-        return self._uses.usable
-
-    @property
     def draws_left(self) -> int:
         """Draws that these rows allow."""
-        return self._uses.left
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of counts and order."""
-        return self._uses.nbytes
+        return self._uses.rows * self.max_times_sampled - self._uses.total
 
     def draws_of(self, capacity: int) -> int:
         """Return the draws that a full buffer allows."""
         return capacity * self.max_times_sampled
-
-    def begin(self, view: View) -> None:
-        """Add rows that were not recorded."""
-        self._uses.begin(view)
-
-    def record(self, placement: Placement) -> None:
-        """Add rows just written."""
-        self._uses.reset(slots_of(placement))
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw rows one after the other, each uniformly among those that are not used up by then.
@@ -430,68 +259,40 @@ class LimitedSampler(CountingSampler):
             EmptyBufferError: if the rows do not allow so many draws; nothing is drawn.
         """
         self.begin(view)
-        uses = self._uses
-        if batch_size > uses.left:
+        left = self.draws_left
+        if batch_size > left:
             msg = (
-                f"the {uses.usable} row(s) left can be drawn {uses.left} more time(s) in all, {batch_size} were "
-                f"asked for (max_times_sampled={self.max_times_sampled}): write more rows, or ask for fewer"
+                f"the {self.rows_left} row(s) left can be drawn {left} more time(s) in all, {batch_size} "
+                f"were asked for (max_times_sampled={self.max_times_sampled}): write more rows, or ask for fewer"
             )
             raise EmptyBufferError(msg)
         parts, missing = [], batch_size
         while missing:
             # as if drawn one by one: a candidate that is used up by its turn is skipped
-            random = torch.randint(0, uses.usable, (missing,), generator=generator, device=view.device)
-            found = uses.use(uses.order[random.cpu().numpy()])
+            random = torch.randint(0, self._rows.rows, (missing,), generator=generator, device=view.device)
+            found = self._use(self._rows.select(random.cpu().numpy()))
             parts.append(found)
             missing -= found.size
         slots = torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts)).to(view.device)
         return Draw(slots, generations=view.ring.generations_of_rows(slots))
 
-    def undo(self, draw: Draw, view: View) -> None:
-        """Undo the uses of a draw that reached no reader, for rows that have not been replaced since."""
-        self._uses.undo(draw, view)
-
-    def drop_rows(self, slots: Tensor, view: View) -> None:
-        """Draw rows that are deleted no more."""
-        self.begin(view)
-        self._uses.drop(slots.cpu().numpy())
-
-    def clear(self) -> None:
-        """Remove all rows."""
-        self._uses.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the uses of rows, and the order of the rows that may be drawn."""
-        return {"max_times_sampled": self.max_times_sampled, **self._uses.state_dict()}
-
-    def check_state(self, state: dict[str, Any], rows: int) -> None:
-        """Check that a state is complete, of the same option, and of `rows` rows.
-
-        Raises:
-            CheckpointError: naming what differs.
-        """
-        if state["max_times_sampled"] != self.max_times_sampled:
-            msg = (
-                f"the state is that of LimitedSampler(max_times_sampled={state['max_times_sampled']}), this one has "
-                f"{self.max_times_sampled}: make it with the same number"
-            )
-            raise CheckpointError(msg)
-        _check_uses(state, rows, self.max_times_sampled)
-
-    def _rows_of_state(self, state: dict[str, Any]) -> int:
-        return int(state["uses"].shape[0])
-
-    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-        """Return the state after rows were moved to other slots: their uses move with them."""
-        return _turn_uses(state, seam, rows)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._uses.load_state_dict(state)
+    def _use(self, candidates: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Count one draw of each candidate that is not used up by its turn, and return these candidates in order."""
+        by_slot = np.argsort(candidates, kind="stable")
+        ranked = candidates[by_slot]
+        first = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+        lengths = np.diff(np.r_[first, ranked.size])
+        turn = np.arange(ranked.size) - np.repeat(first, lengths)
+        left = self.max_times_sampled - self._uses.counts[ranked]
+        good = np.empty(ranked.size, dtype=bool)
+        good[by_slot] = turn < left
+        found = candidates[good]
+        self._uses.add(ranked[first], np.minimum(lengths, left[first]), found.size)
+        return found
 
 
 @final
-class ConsumingSampler(CountingSampler):
+class ConsumingSampler(UsesSampler):
     """Uniform draws of distinct rows, each of which leaves the buffer after `max_sample_count` draws.
 
     A batch has no row twice. It is shorter if fewer rows are left (with a `rate_limiter`, `sample` waits for whole
@@ -520,76 +321,17 @@ class ConsumingSampler(CountingSampler):
         (3, 1, 1, 0)
     """
 
-    leaves = True
+    limit_name = "max_sample_count"
 
     def __init__(self, max_sample_count: int = 1, *, replacement: bool = True) -> None:
         check_replacement(type(self), replacement=replacement)
-        self.max_sample_count = check_count("max_sample_count", max_sample_count)
-        self.ran_out = False
-        self._uses = _Uses(self.max_sample_count)
-        self.free: FreeSlots = FreeSlots()
-        self._drawn: dict[int, NDArray[np.int64]] = {}  # draw under way -> the rows that leave when it is delivered
+        self.max_sample_count = check_integer("max_sample_count", max_sample_count, 1)
+        self._rows = Eligible()
+        super().__init__(Uses(self.max_sample_count, self._rows, leave=True))
 
     def __repr__(self) -> str:
         """Show the option and the rows left."""
         return f"ConsumingSampler(max_sample_count={self.max_sample_count}, left={self.rows_left})"
-
-    @property
-    def epochal(self) -> bool:
-        """Iteration ends with the last row."""
-        return True
-
-    @property
-    def rows_left(self) -> int:
-        """Rows that can be drawn."""
-        return self._uses.usable
-
-    @property
-    def draws_left(self) -> int:
-        """Draws of distinct rows that these rows allow at once."""
-        return self._uses.usable
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of counts and order."""
-        return self._uses.nbytes
-
-    def draws_of(self, capacity: int) -> int:
-        """Return the rows of the largest batch."""
-        return capacity
-
-    def check_parts(self, storage: StorageShape, writer: WriterOrder) -> None:
-        """Check that rows can be written to the slots of rows that have left.
-
-        Raises:
-            OptionError: for a storage of two dimensions, or one that needs ring order.
-            KindError: for a writer that chooses slots itself.
-        """
-        check_leaving(type(self).__name__, storage, writer)
-
-    def begin(self, view: View) -> None:
-        """Add rows that were not recorded."""
-        if view.rows < self._uses.rows:
-            self.clear()
-        self._uses.begin(view)
-
-    def place(self, rows: int, ring: Ring) -> Picks | None:
-        """Return slots of rows that have left, then those from the cursor on; None if there are none of the first."""
-        return self.free.place(rows, ring)
-
-    def record(self, placement: Placement) -> None:
-        """Add rows just written."""
-        slots = slots_of(placement)
-        self.free.discard(slots)
-        for key, held in self._drawn.items():
-            self._drawn[key] = held[~np.isin(held, slots)]
-        self._uses.reset(slots)
-        self.ran_out = False
-
-    def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:
-        """Let rows be drawn `max_sample_count` times from now on, as if they were just written."""
-        super().mark_update(index, storage=storage)
-        self.extend(index)
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw distinct rows among those left, all of them if there are fewer.
@@ -598,154 +340,25 @@ class ConsumingSampler(CountingSampler):
             EmptyBufferError: if no row is left.
         """
         self.check_draw(view, batch_size)
-        uses = self._uses
-        picked = draw_distinct(uses.usable, min(batch_size, uses.usable), generator, view.device)
-        found = uses.use(uses.order[picked.cpu().numpy()])
-        slots = torch.from_numpy(found).to(view.device)
-        draw = Draw(slots, generations=view.ring.generations_of_rows(slots))
-        left = found[uses.uses[found] == uses.limit]
-        if left.size:
-            self._drawn[_key(draw)] = left
-        self.ran_out = uses.usable == 0
+        picked = draw_distinct(self.rows_left, min(batch_size, self.rows_left), generator, view.device)
+        draw = self._uses.take(self._rows.select(picked.cpu().numpy()), view)
+        self.ran_out = self.rows_left == 0
         return draw
 
-    def check_draw(self, view: View, batch_size: int) -> None:  # noqa: ARG002
-        """Raise what `draw` would raise.
-
-        Raises:
-            EmptyBufferError: if no row is left.
-        """
-        self.begin(view)
-        if not self._uses.usable:
-            self.ran_out = True
-            msg = (
-                f"Cannot sample from an empty storage: all {view.rows} rows were drawn {self.max_sample_count} "
-                "time(s) and have left: add rows first"
-            )
-            raise EmptyBufferError(msg)
-
-    def deliver(self, draw: Draw) -> None:
-        """Free the slots of the rows that have left."""
-        left = self._drawn.pop(_key(draw), None)
-        if left is not None:
-            self.free.add(left)
-
-    def holds(self, slots: Tensor) -> Tensor:
-        """Return which rows can still be drawn."""
-        return torch.from_numpy(self._uses.usable_at(slots.cpu().numpy())).to(slots.device)
-
-    def drop_rows(self, slots: Tensor, view: View) -> None:
-        """Let rows leave that are deleted, and free their slots."""
-        self.begin(view)
-        gone = slots.cpu().numpy()
-        self._uses.drop(gone)
-        self.free.add(gone)
-
-    def undo(self, draw: Draw, view: View) -> None:
-        """Let the rows of a batch that reached no reader be drawn again, unless they have been replaced since."""
-        self._drawn.pop(_key(draw), None)
-        self._uses.undo(draw, view)
-        self.ran_out = self._uses.usable == 0
-
-    def clear(self) -> None:
-        """Remove all rows."""
-        self._uses.clear()
-        self.free.clear()
-        self._drawn = {}
-        self.ran_out = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the draws of each row, the order of the rows left, and the free slots in their order."""
-        return {
-            "max_sample_count": self.max_sample_count,
-            **self._uses.state_dict(),
-            "free": self.free.state(),
-            "ran_out": self.ran_out,
-        }
-
     def check_state(self, state: dict[str, Any], rows: int) -> None:
-        """Check that a state is complete, and of `rows` rows.
+        """Check that a state is complete, and of `rows` rows; `max_sample_count` becomes that of the state.
 
         Raises:
-            CheckpointError: naming what differs.
+            CheckpointError: if it is not.
         """
         limit = state["max_sample_count"]
-        if type(limit) is not int or not 1 <= limit < _BOUND:
-            msg = f"the sampler's state is damaged: max_sample_count is {limit!r}"
-            raise CheckpointError(msg)
-        _check_uses(state, rows, limit)
-        free, left = state["free"], (state["uses"] == limit).nonzero().flatten()
-        if free.dtype is not torch.int64 or free.unique().shape != free.shape or not torch.isin(free, left).all():
-            msg = f"the sampler's state is damaged: its free slots are not those of rows drawn {limit} time(s)"
-            raise CheckpointError(msg)
-
-    def _rows_of_state(self, state: dict[str, Any]) -> int:
-        return int(state["uses"].shape[0])
-
-    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-        """Return the state after rows were moved to other slots."""
-        return {**_turn_uses(state, seam, rows), "free": (state["free"] - seam).remainder_(rows)}
+        require(type(limit) is int and 1 <= limit < LARGEST, f"max_sample_count is {limit!r}")
+        self._uses.check_state(state, rows, limit)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; `max_sample_count` becomes that of the state.
-
-        Rows of batches that were under way then have left.
-        """
+        """Restore what `state_dict` returned; `max_sample_count` becomes that of the state."""
+        super().load_state_dict(state)
         self.max_sample_count = int(state["max_sample_count"])
-        self._uses = _Uses(self.max_sample_count)
-        self._uses.load_state_dict(state)
-        self.free.load(state["free"])
-        self._drawn = {}
-        self.free.add(np.flatnonzero(self._uses.uses[: self._uses.rows] == self.max_sample_count))
-        self.ran_out = bool(state["ran_out"])
-
-
-def check_leaving(name: str, storage: StorageShape, writer: WriterOrder) -> None:
-    """Check that rows can be written to the slots of rows that have left.
-
-    Args:
-        name: of the sampler.
-        storage: of the buffer.
-        writer: of the buffer.
-
-    Raises:
-        OptionError: for a storage of two dimensions, or one that needs ring order.
-        KindError: for a writer that chooses slots itself.
-    """
-    if storage.ndim != 1:
-        msg = f"{name} only supports 1-dimensional storages, got ndim={storage.ndim}: use ndim=1"
-        raise OptionError(msg)
-    if storage.ring_only:
-        msg = (
-            f"{name} lets new rows take the slots of rows that have left, and the storage (single_copy) takes rows in "
-            "ring order only: leave single_copy out, or use LimitedSampler"
-        )
-        raise OptionError(msg)
-    if not (writer.in_order and writer.mutable):
-        msg = (
-            f"{name} requires a writer that leaves the choice of slots to it, got {type(writer).__name__}: use "
-            "RoundRobinWriter, or LimitedSampler"
-        )
-        raise KindError(msg)
-
-
-def check_count(name: str, value: Any) -> int:
-    """Return a number of draws.
-
-    Raises:
-        KindError: if it is no integer.
-        OptionError: if it is below 1.
-    """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        msg = f"{name} must be a positive integer, got {value!r} of type {type(value).__name__}"
-        raise KindError(msg)
-    if value < 1:
-        msg = f"{name} must be a positive integer, got {value!r}"
-        raise OptionError(msg)
-    if value >= _BOUND:
-        msg = f"{name} must be below 2 ** 62, got {value}"
-        raise OptionError(msg)
-    return int(value)
 
 
 def with_limit(sampler: Sampler, limit: int | None, prefetch: int | None) -> Sampler:
@@ -756,7 +369,7 @@ def with_limit(sampler: Sampler, limit: int | None, prefetch: int | None) -> Sam
         OptionError: if it is below 1, or does not go with the sampler or with prefetch.
     """
     if limit is not None:
-        count = check_count("consume_after_n_samples", limit)
+        count = check_integer("consume_after_n_samples", limit, 1)
         if prefetch:
             msg = (
                 f"Prefetching is not supported when consume_after_n_samples is set, got prefetch={prefetch}: leave "

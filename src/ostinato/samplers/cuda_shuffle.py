@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
+from ostinato.core.eligible import scale
 from ostinato.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = ["DevicePasses"]
 
 _TOP = 2**63 - 1
 _MOST_ROWS = 2**31 - 1
@@ -127,12 +126,6 @@ class DevicePasses:
         out = swap(self.order, first, first + scale(randoms, rows - first))
         self._at.copy_((self._at + count).remainder_(rows))
         return out
-
-
-def scale(randoms: Tensor, spans: Tensor) -> Tensor:
-    """Return `randoms * spans >> 63`, exact: int64 in [0, 2**63) times int64 in [1, 2**31)."""
-    high, low = randoms >> 31, randoms & (2**31 - 1)
-    return (high * spans + (low * spans >> 31)) >> 32
 
 
 def swap(order: Tensor, first: Tensor, second: Tensor) -> Tensor:

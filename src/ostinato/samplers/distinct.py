@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["draw_distinct", "draw_weighted"]
-
 _ROUNDS = 8
 """Rounds of single draws, before the rest of a batch is drawn from an order of all rows."""
 _LARGE = 4

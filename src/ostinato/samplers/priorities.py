@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ostinato._backend import backend
+from ostinato.core.options import check_choice
 from ostinato.core.records import Run, View
 from ostinato.core.ring import Ring
 from ostinato.errors import (
@@ -20,30 +21,20 @@ from ostinato.errors import (
     UsageError,
     warn_caller,
 )
-from ostinato.samplers.base import PrioritySampler, check_not_negative
+from ostinato.samplers.base import PrioritySampler
 from ostinato.samplers.priority_tree import MAX_VALUE, NativeTree, PriorityTree, make_tree
-from ostinato.samplers.standalone import read_index, read_values, steps_of_rows
+from ostinato.samplers.state import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from ostinato.core.episodes.table import EpisodeTable, Starts
+    from ostinato.core.eligible import Some
+    from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import Placement
-    from ostinato.core.rows_left import RowsLeft
     from ostinato.core.shared_ring import SharedRing
     from ostinato.samplers.standalone import BareStorage
-
-__all__ = [
-    "RowPriorities",
-    "check_capacity",
-    "check_exponent",
-    "check_number",
-    "check_reduction",
-    "raise_invalid",
-    "reduce_items",
-]
 
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda x: x.amax(-1),
@@ -82,6 +73,8 @@ class RowPriorities(PrioritySampler):
         OptionError: for another option out of its range.
     """
 
+    row_values = ("priorities", "values")
+
     def __init__(
         self,
         max_capacity: int,
@@ -107,10 +100,7 @@ class RowPriorities(PrioritySampler):
         self._raw = torch.empty(0, dtype=torch.float64, device="cpu")
         self._tree: PriorityTree | None = None
         self._tree_alpha = self._alpha
-        # priorities and values of a loaded state, until a buffer says how many slots there are
-        self._loaded: tuple[Tensor, Tensor] | None = None
         self._mask: Tensor | None = None  # bool for each slot, True where hidden; None until a row is hidden
-        self._hidden: Tensor | None = None  # slots given to `hide`
         self._largest: float | Tensor = 0.0
         self._largest_outdated = False
         self._invalid: Tensor | None = None  # bool on a device: whether an update there was invalid
@@ -190,7 +180,7 @@ class RowPriorities(PrioritySampler):
     @property
     def nbytes(self) -> int:
         """Bytes of priorities, masks and tree."""
-        parts = [self._raw, *(self._loaded or ()), *(() if self._mask is None else (self._mask,))]
+        parts = [self._raw, *(() if self._mask is None else (self._mask,))]
         return sum(int(part.nbytes) for part in parts) + (0 if self._tree is None else self._tree.nbytes)
 
     def priorities_at(self, slots: Tensor, view: View) -> Tensor:
@@ -444,7 +434,7 @@ class RowPriorities(PrioritySampler):
         """Discard all priorities, the largest included."""
         if self._tree is not None:
             self._tree.clear()
-        self._rows, self._loaded, self._invalid, self._mask, self._hidden = 0, None, None, None, None
+        self._rows, self._invalid, self._mask = 0, None, None
         self._largest, self._largest_outdated = 0.0, False
         self._tree_alpha = self._alpha
 
@@ -465,13 +455,11 @@ class RowPriorities(PrioritySampler):
             UsageError: if the priorities are shared with other processes.
         """
         self._require_own()
-        self.check_rows(view.rows, self.max_rows(storage))
         if view.rows < self._rows:
             priorities, values = self._contents()
-            self._loaded = (priorities[: view.rows].clone(), values[: view.rows].clone())
-            self._tree, self._rows, self._largest_outdated = None, view.rows, True
-        self._tree_for(view)
-        return view
+            self._allocate(priorities[: view.rows], values[: view.rows], view.rows)
+            self._largest_outdated = True
+        return super().begin_standalone(view, storage)
 
     def _require_own(self) -> None:
         if self._ring is not None:
@@ -522,62 +510,25 @@ class RowPriorities(PrioritySampler):
 
     def _set_by_index(self, index: Any, priority: Any, storage: BareStorage | None, *, least: int = 0) -> None:
         device = self.device if storage is None else storage.device
-        slots, shape = read_index(index, storage, device)
-        check_not_negative(slots.cpu(), least=least)
-        steps = None if self.slices else steps_of_rows(None if storage is None else storage.schema)
-        given = None if priority is None else read_values(priority, shape, self.reduce, steps).to(device)
-        kept = slots >= 0
-        slots, given = slots[kept].contiguous(), None if given is None else given[kept].contiguous()
+        slots, given = self._read_priorities(index, priority, storage, device, least=least)
         if not slots.numel():
             return
-        if given is not None:
-            self.check(given)
         room = self.max_capacity if storage is None else self.max_rows(storage)
-        self.check_rows(int(slots.max()) + 1, room)
         view = self._view_of_rows(max(self._rows, int(slots.max()) + 1), max(room, self._rows), device)
         self.set_priorities(slots, given, view)
 
-    # -- hidden rows --------------------------------------------------------------------------------------------------
-
-    def hide(self, slots: Tensor, view: View) -> None:
-        """Exclude rows from draws until `show`; priorities that they get meanwhile are stored.
-
-        Memory from the first call on: one byte for each slot. Cost: O(n log rows).
-
-        Args:
-            slots: int64 `[n]` on the view's device, in `[0, capacity)`; they may hold no row yet.
-            view: the buffer.
-
-        Raises:
-            SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
-        """
-        self._hide_values(slots, view)
-        more = slots if self._hidden is None else slots[~torch.isin(slots, self._hidden)]
-        self._hidden = more.clone() if self._hidden is None else torch.cat((self._hidden, more))
-
-    def show(self, slots: Tensor, view: View) -> None:
-        """Include rows in draws again, with the priority that they have; see `hide`.
-
-        Rows that the buffer excludes (masked rows, incomplete windows) stay hidden.
-
-        Raises:
-            SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
-        """
-        self._tree_for(view).get(slots)  # checks the slots
-        if self._hidden is not None:
-            self._hidden = self._hidden[~torch.isin(self._hidden, slots)]
-            self._limit(slots, view)
+    # -- rows that may not be drawn ------------------------------------------------------------------------------------
 
     def drop_rows(self, slots: Tensor, view: View) -> None:
         """Hide rows that are deleted, with the priority 0, until their slots are written."""
         self.set_priorities(slots, torch.zeros_like(slots, dtype=torch.float64), view)
-        self._hide_values(slots, view)
+        self._hide(slots, view)
 
-    def _starts(self, view: View) -> Starts | RowsLeft | None:
+    def _starts(self, view: View) -> Some | None:
         """Return the rows that may be drawn; None stands for all of them."""
         return view.starts
 
-    def _completed(self, slots: Tensor, starts: Starts | RowsLeft, episodes: EpisodeTable) -> Tensor:
+    def _completed(self, slots: Tensor, starts: Some, episodes: EpisodeTable) -> Tensor:
         """Return the older rows whose windows are complete since `slots` were written."""
         return episodes.shift(slots, 1 - starts.need)
 
@@ -587,28 +538,11 @@ class RowPriorities(PrioritySampler):
         return None if starts is None else starts.allowed(slots)
 
     def _limit(self, slots: Tensor, view: View) -> None:
-        """Show rows that the view allows to be drawn, and hide the others; rows given to `hide` stay hidden."""
+        """Show rows that the view allows to be drawn, with the values of their priorities, and hide the others."""
         allowed = self._allowed(slots, view)
-        if self._hidden is not None:
-            free = ~torch.isin(slots, self._hidden)
-            allowed = free if allowed is None else allowed & free
-        if allowed is None:
-            self._show_values(slots, view)
-            return
-        self._hide_values(slots[~allowed], view)
-        self._show_values(slots[allowed], view)
-
-    def _hide_values(self, slots: Tensor, view: View) -> None:
-        """Set the values of rows to 0, and mark the rows as hidden."""
-        tree = self._tree_for(view)
-        if self._mask is None:
-            with torch.inference_mode(mode=False):
-                self._mask = torch.zeros(tree.capacity, dtype=torch.bool, device=tree.device)
-        tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))  # checks the slots first
-        self._mask[slots] = True
-
-    def _show_values(self, slots: Tensor, view: View) -> None:
-        """Set the values of hidden rows from their priorities; other rows are left as they are."""
+        if allowed is not None:
+            self._hide(slots[~allowed], view)
+            slots = slots[allowed]
         tree = self._tree_for(view)
         known = tree.get(slots)  # checks the slots
         if self._mask is None:
@@ -616,6 +550,15 @@ class RowPriorities(PrioritySampler):
         change = self._mask[slots] & (slots < view.rows)
         self._mask[slots] = False
         tree.set(slots, torch.where(change, _values(self._raw[slots], self._eps, self._alpha), known))
+
+    def _hide(self, slots: Tensor, view: View) -> None:
+        """Set the values of rows to 0, and mark the rows as hidden."""
+        tree = self._tree_for(view)
+        if self._mask is None:
+            with torch.inference_mode(mode=False):
+                self._mask = torch.zeros(tree.capacity, dtype=torch.bool, device=tree.device)
+        tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))  # checks the slots first
+        self._mask[slots] = True
 
     def _masked(self, slots: Tensor, values: Tensor) -> Tensor:
         """Return values with 0 for hidden slots, in place."""
@@ -646,23 +589,27 @@ class RowPriorities(PrioritySampler):
         """Allocate priorities, mask and tree for a buffer, and copy what there is."""
         self.check_device(view.device)
         capacity = self._tree_capacity(view.capacity)
-        raw, values = (part[:capacity].to(view.device) for part in self._contents())
-        with torch.inference_mode(mode=False):  # updates come in any mode
-            self._raw = torch.empty(capacity, dtype=torch.float64, device=view.device)
-        native = backend.native
-        if native is not None and self._raw.is_cpu:
-            native.advise_huge_pages(self._raw.data_ptr(), self._raw.nbytes)  # random rows then miss the TLB less often
-        self._raw.zero_()[: raw.shape[0]] = raw
         if self._mask is not None:
             mask = self._mask[:capacity].to(view.device)
             with torch.inference_mode(mode=False):
                 self._mask = torch.zeros(capacity, dtype=torch.bool, device=view.device)
             self._mask[: mask.shape[0]] = mask
-        self._tree = tree = make_tree(capacity, view.device)
-        self._rows, self._loaded = raw.shape[0], None
+        priorities, values = (part[:capacity].to(view.device) for part in self._contents())
+        return self._allocate(priorities, values, capacity)
+
+    def _allocate(self, priorities: Tensor, values: Tensor, capacity: int) -> PriorityTree:
+        """Allocate priorities and tree for so many slots, with copies of those given for the first rows."""
+        with torch.inference_mode(mode=False):  # updates come in any mode
+            raw = torch.empty(capacity, dtype=torch.float64, device=priorities.device)
+        native = backend.native
+        if native is not None and raw.is_cpu:
+            native.advise_huge_pages(raw.data_ptr(), raw.nbytes)  # random rows then miss the TLB less often
+        self._rows = priorities.shape[0]
+        raw.zero_()[: self._rows] = priorities
+        self._raw, self._tree = raw, make_tree(capacity, priorities.device)
         if self._rows:
-            tree.load(values)
-        return tree
+            self._tree.load(values)
+        return self._tree
 
     def _recompute(self, tree: PriorityTree) -> None:
         """Compute all values from the priorities, for another `alpha`."""
@@ -699,8 +646,6 @@ class RowPriorities(PrioritySampler):
 
     def _contents(self) -> tuple[Tensor, Tensor]:
         """Return priorities (a view) and values (a copy) of the rows, float64 `[rows]` each."""
-        if self._loaded is not None:
-            return self._loaded
         if self._tree is None:
             return torch.empty(0, dtype=torch.float64, device="cpu"), torch.empty(0, dtype=torch.float64, device="cpu")
         rows = self.rows
@@ -736,29 +681,19 @@ class RowPriorities(PrioritySampler):
             raise CheckpointError(msg)
         numbers = [state[name] for name in ("alpha", "eps", "values_alpha", "largest")]
         complete = all(_is_column(state[name], rows) for name in ("priorities", "values"))
-        if not (complete and all(isinstance(x, (int, float)) and 0.0 <= x < float("inf") for x in numbers)):
-            msg = f"the sampler's state is damaged: it does not hold {rows} finite priorities of at least 0"
-            raise CheckpointError(msg)
+        complete = complete and all(isinstance(x, (int, float)) and 0.0 <= x < float("inf") for x in numbers)
+        require(complete, f"it does not hold {rows} finite priorities of at least 0")
         alpha, eps, values_alpha, largest = map(float, numbers)
         top, value = (float(state[name].max()) if rows else 0.0 for name in ("priorities", "values"))
-        if not (_fits(max(largest, top), eps, max(alpha, values_alpha)) and value <= MAX_VALUE):
-            msg = f"the sampler's state is damaged: (p + eps) ** alpha is above 2**960 with alpha={alpha:g}"
-            raise CheckpointError(msg)
+        good = _fits(max(largest, top), eps, max(alpha, values_alpha)) and value <= MAX_VALUE
+        require(good, f"(p + eps) ** alpha is above 2**960 with alpha={alpha:g}")
 
-    def _rows_of_state(self, state: dict[str, Any]) -> int:
-        return int(state["priorities"].shape[0])
-
-    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return the state after rows were moved to other slots: priorities and values move with them."""
-        moved = {name: torch.cat((state[name][seam:], state[name][:seam])) for name in ("priorities", "values")}
-        return {**state, **moved}
-
-    def keep_state(self, state: dict[str, Any], slots: Tensor) -> dict[str, Any]:
-        """Return the state after rows left: the priorities and values of the others move with them."""
-        kept = {name: state[name][slots.to(state[name].device)] for name in ("priorities", "values")}
-        if self.max_priority_within_buffer:
+    def move_state(self, state: dict[str, Any], order: Tensor) -> dict[str, Any] | None:
+        """Return the state after rows were moved: priorities and values move with them."""
+        kept = super().move_state(state, order)
+        if kept is not None and self.max_priority_within_buffer:
             kept["largest"] = float(kept["priorities"].max())
-        return {**state, **kept}
+        return kept
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; `alpha` and `eps` become those of the state.
@@ -772,8 +707,8 @@ class RowPriorities(PrioritySampler):
         self._alpha, self._eps = float(state["alpha"]), float(state["eps"])
         self._reset()
         self._tree_alpha, self._largest = float(state["values_alpha"]), float(state["largest"])
-        self._loaded = (state["priorities"].clone(), state["values"].clone())
-        self._rows = self._loaded[0].shape[0]
+        if state["priorities"].shape[0]:
+            self._allocate(state["priorities"], state["values"], state["priorities"].shape[0])
 
 
 def reduce_items(items: Tensor, reduction: str) -> Tensor:
@@ -861,10 +796,7 @@ def check_reduction(reduction: str) -> str:
     Raises:
         OptionError: for another name.
     """
-    if reduction not in _REDUCTIONS:
-        msg = f"reduction must be one of {sorted(_REDUCTIONS)}, got {reduction!r}"
-        raise OptionError(msg)
-    return reduction
+    return check_choice("reduction", reduction, _REDUCTIONS)
 
 
 def check_capacity(value: Any) -> int:

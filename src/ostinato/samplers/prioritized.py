@@ -10,11 +10,10 @@ from ostinato.core.records import Draw
 from ostinato.errors import CheckpointError, OptionError, PriorityError
 from ostinato.samplers.base import check_replacement
 from ostinato.samplers.priorities import RowPriorities, check_exponent
+from ostinato.samplers.state import require_options
 
 if TYPE_CHECKING:
     from ostinato.core.records import View
-
-__all__ = ["PrioritizedSampler"]
 
 _OPTIONS = ("reduction", "max_priority_within_buffer", "stratified")
 
@@ -155,13 +154,7 @@ class PrioritizedSampler(RowPriorities):
         Raises:
             CheckpointError: naming what differs.
         """
-        for name in _OPTIONS:
-            if state[name] != getattr(self, name):
-                msg = (
-                    f"the state is that of a PrioritizedSampler with {name}={state[name]!r}, this one has "
-                    f"{name}={getattr(self, name)!r}: make it with the same options"
-                )
-                raise CheckpointError(msg)
+        require_options(self, state, _OPTIONS)
         try:
             check_exponent("beta", state["beta"])
         except OptionError as error:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ostinato.core.ring import Ring
     from ostinato.core.shared_ring import SharedRing
 
-__all__ = ["MAX_VALUE", "NativeTree", "PriorityTree", "TorchTree", "make_tree"]
-
 MAX_VALUE = 2.0**960
 """Largest value of a row: the sum of 2**36 of them is still finite."""
 _WEIGHT_DTYPES = frozenset({torch.float32, torch.float64})
@@ -423,6 +421,7 @@ class TorchTree(PriorityTree):
             # zero stands for "no leaf above zero"; the three trees share the leaves
             self._leasts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
             self._mosts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
+        self._trees = ((self._sums, _sum), (self._leasts, _least), (self._mosts, _most))
 
     @property
     def nbytes(self) -> int:
@@ -450,8 +449,9 @@ class TorchTree(PriorityTree):
 
     def clear(self) -> None:
         """Set all values to zero."""
-        for level in (*self._sums, *self._leasts, *self._mosts):
-            level.zero_()
+        for tree, _ in self._trees:
+            for level in tree:
+                level.zero_()
 
     def _set(self, slots: Tensor, values: Tensor) -> None:
         if self._on_cpu:
@@ -513,13 +513,13 @@ class TorchTree(PriorityTree):
 
     def _update_range(self, level: int, begin: int, end: int) -> None:
         below = slice(begin * _FAN, min(end * _FAN, self._sums[level - 1].shape[0]))
-        for tree, combine in ((self._sums, _sum), (self._leasts, _least), (self._mosts, _most)):
+        for tree, combine in self._trees:
             made = combine(tree[level - 1][below].view(-1, _FAN))
             tree[level][begin : begin + made.shape[0]] = made
 
     def _update_nodes(self, level: int, nodes: Tensor) -> None:
         """Recompute the nodes listed; for a node listed twice the same number is written twice."""
-        for tree, combine in ((self._sums, _sum), (self._leasts, _least), (self._mosts, _most)):
+        for tree, combine in self._trees:
             tree[level].index_copy_(0, nodes, combine(tree[level - 1].view(-1, _FAN).index_select(0, nodes)))
 
 

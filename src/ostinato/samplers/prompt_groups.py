@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, final
 import numpy as np
 import torch
 
+from ostinato.core.options import check_integer
 from ostinato.core.records import Draw
 from ostinato.errors import EmptyBufferError, KindError, OptionError, SchemaError
 from ostinato.samplers.base import Sampler, check_replacement
-from ostinato.samplers.consuming import check_count
 from ostinato.samplers.distinct import draw_distinct
 from ostinato.samplers.row_values import RowValues
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ostinato.core.records import View
 
     Strategy: TypeAlias = Literal["random", "recency", "reward", "variance"]
-
-__all__ = ["PromptGroupSampler"]
 
 _STRATEGIES = ("random", "recency", "reward", "variance")
 
@@ -100,8 +98,10 @@ class PromptGroupSampler(Sampler):
         if strategy not in _STRATEGIES:
             msg = f"Unknown strategy={strategy!r}: use one of {', '.join(map(repr, _STRATEGIES))}"
             raise OptionError(msg)
-        self.num_groups = None if num_groups is None else check_count("num_groups", num_groups)
-        self.samples_per_group = None if num_groups is not None else check_count("samples_per_group", samples_per_group)
+        self.num_groups = None if num_groups is None else check_integer("num_groups", num_groups, 1)
+        self.samples_per_group = (
+            None if samples_per_group is None else check_integer("samples_per_group", samples_per_group, 1)
+        )
         self.group_key = group_key
         self.strategy = strategy
         self.reward_key = reward_key

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Values: TypeAlias = "Tensor | list[Any]"
 
-__all__ = ["RowValues", "changed_slots"]
-
 
 @final
 class RowValues:

@@ -9,10 +9,12 @@ import torch
 
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import Episodes, as_path
+from ostinato.core.options import check_integer
 from ostinato.core.records import Draw
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, TooFewRowsError, UsageError
 from ostinato.samplers.base import Sampler, check_replacement
 from ostinato.samplers.prioritized import PrioritizedSampler
+from ostinato.samplers.state import new_slots, require
 from ostinato.samplers.uniform import SamplerWithoutReplacement
 
 if TYPE_CHECKING:
@@ -20,17 +22,15 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.core.eligible import Some
     from ostinato.core.episodes.keys import Key
     from ostinato.core.episodes.table import EpisodeTable, Starts
     from ostinato.core.records import Plan, View
     from ostinato.core.rows import Path
-    from ostinato.core.rows_left import RowsLeft
     from ostinato.samplers.standalone import BareStorage
 
     Side: TypeAlias = bool | int
     Span: TypeAlias = Side | tuple[Side, Side] | list[Side]
-
-__all__ = ["PrioritizedSliceSampler", "SliceSampler", "SliceSamplerWithoutReplacement"]
 
 _SIDES = 2
 _TOP = 2**63 - 1  # random numbers are uniform in [0, _TOP)
@@ -66,6 +66,7 @@ class _Slicer:
     """The part that all slice samplers share: number and length of slices, and the flags that they add to a batch."""
 
     slices = True
+    episodes: Episodes | None
 
     def __init__(self, options: _Options, keys: _Keys) -> None:
         if (options.num_slices is None) == (options.slice_len is None):
@@ -74,11 +75,12 @@ class _Slicer:
                 f"num_slices={options.num_slices} and slice_len={options.slice_len}"
             )
             raise KindError(msg)
-        for name in ("num_slices", "slice_len"):
-            value = getattr(options, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                msg = f"{name} must be an integer of at least 1, got {value!r}"
-                raise OptionError(msg)
+        sizes: dict[str, Any] = {
+            name: check_integer(name, getattr(options, name), 1, OptionError)
+            for name in ("num_slices", "slice_len")
+            if getattr(options, name) is not None
+        }
+        options = options._replace(**sizes)
         if options.pad_output and options.strict_length:
             msg = (
                 "pad_output=True is incompatible with strict_length=True, where no slice is shorter than the others: "
@@ -87,6 +89,9 @@ class _Slicer:
             raise OptionError(msg)
         self._options = options
         self._keys = keys
+        self.episodes = _choose_episodes(keys)
+        self.cache_values = bool(keys.cache_values)
+        self.slice_steps = options.slice_len if options.slice_len is not None and options.strict_length else 1
         self._left, self._right = _checked_span(options.span, options.slice_len)
         self._full = options.strict_length and not self._left and not self._right  # every slice has full length
         self._truncated = None if options.truncated_key is None else as_path(options.truncated_key)
@@ -424,6 +429,8 @@ class SliceSampler(_Slicer, Sampler):
         True
     """
 
+    row_values: tuple[str, ...] | None = ()
+
     def __new__(cls, *args: Any, replacement: bool = True, **kwargs: Any) -> Self:  # noqa: ARG004
         """Make the sampler that `replacement` selects; subclasses have no other variant."""
         if cls is not SliceSampler and not issubclass(cls, SliceSamplerWithoutReplacement):
@@ -458,11 +465,8 @@ class SliceSampler(_Slicer, Sampler):
         _Slicer.__init__(
             self, _Options(num_slices, slice_len, truncated_key, init_key, strict_length, pad_output, span), keys
         )
-        self.episodes = _choose_episodes(keys)
-        self.cache_values = bool(cache_values)
         self.compile = bool(compile)
         self.use_gpu = bool(use_gpu)
-        self.slice_steps = 1 if slice_len is None or not strict_length else slice_len
 
     def __repr__(self) -> str:
         """Options."""
@@ -519,10 +523,6 @@ class SliceSampler(_Slicer, Sampler):
             CheckpointError: if they differ.
         """
         self._check_form(state)
-
-    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return the state unchanged: it contains no slots."""
-        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Compare the options with those of a state; see `check_state`."""
@@ -676,18 +676,18 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """
         firsts = state["firsts"]
         sound = firsts.dtype is torch.int64 and firsts.ndim == 1 and int(state["rows"]) <= firsts.shape[0]
-        if not sound or (firsts.numel() and int(firsts.min()) < 0):
-            msg = "the sampler's state is damaged: it names more episodes than it holds"
-            raise CheckpointError(msg)
+        sound = sound and not (firsts.numel() and int(firsts.min()) < 0)
+        require(sound, "it names more episodes than it holds")
         SliceSampler.check_state(self, state, rows)
         SamplerWithoutReplacement.check_state(self, state, rows)
 
-    def keep_state(self, state: dict[str, Any], slots: Tensor) -> None:
-        """Begin a new pass after rows left: the episodes of a pass are known by their first slots."""
+    def move_state(self, state: dict[str, Any], order: Tensor) -> dict[str, Any] | None:
+        """Return the state after rows were moved: the first slots identify the episodes of a pass.
 
-    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-        """Return a state for rows that have moved: the slots of first rows identify the episodes of a pass."""
-        return {**state, "firsts": (state["firsts"] - seam).remainder_(rows)}
+        A pass with episodes whose first rows have left begins anew.
+        """
+        firsts = new_slots(order, state["firsts"])
+        return None if bool((firsts < 0).any()) else {**state, "firsts": firsts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; see `check_state`."""
@@ -770,11 +770,8 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
         span = (False, right)
         options = _Options(num_slices, slice_len, truncated_key, init_key, strict_length, pad_output, span)
         _Slicer.__init__(self, options, keys)
-        self.episodes = _choose_episodes(keys)
-        self.cache_values = bool(cache_values)
         self.compile = bool(compile)
-        self._length = slice_len
-        self.slice_steps = 1 if slice_len is None or not strict_length else slice_len
+        self._length = self.slice_len
 
     def __repr__(self) -> str:
         """Options and rows."""
@@ -796,7 +793,7 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
         need = 1 if length is None or self._right is True else max(1, length - int(self._right))  # rows of a slice
         return None if need == 1 and not table.masked else table.starts(need)
 
-    def _completed(self, slots: Tensor, starts: Starts | RowsLeft, episodes: EpisodeTable) -> Tensor:
+    def _completed(self, slots: Tensor, starts: Some, episodes: EpisodeTable) -> Tensor:
         older = super()._completed(slots, starts, episodes)
         if self._options.strict_length:
             return older
@@ -878,9 +875,7 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
         """Check a state before it is loaded; see `PrioritizedSampler`."""
         self._check_form(state)
         length = state["length"]
-        if length is not None and (type(length) is not int or length < 1):
-            msg = f"the sampler's state is damaged: its slices have {length!r} rows"
-            raise CheckpointError(msg)
+        require(length is None or (type(length) is int and length >= 1), f"its slices have {length!r} rows")
         super().check_state(state, rows)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from ostinato.core.options import LARGEST, check_integer
 from ostinato.core.records import Draw
-from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, PriorityError, SchemaError
+from ostinato.errors import EmptyBufferError, KindError, PriorityError, SchemaError
 from ostinato.samplers.base import Sampler, check_replacement
 from ostinato.samplers.distinct import draw_weighted
 from ostinato.samplers.row_values import RowValues
+from ostinato.samplers.state import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,11 +21,6 @@ if TYPE_CHECKING:
 
     from ostinato.core.episodes.keys import Key
     from ostinato.core.records import View
-
-__all__ = ["StalenessAwareSampler", "freshness"]
-
-_BOUND = 2**62
-"""Differences of versions below it are exact in int64."""
 
 
 def freshness(staleness: Tensor) -> Tensor:
@@ -73,6 +70,7 @@ class StalenessAwareSampler(Sampler):
 
     reads = True
     by_age = True
+    row_values = ()
 
     def __init__(
         self,
@@ -112,7 +110,7 @@ class StalenessAwareSampler(Sampler):
 
     @consumer_version.setter
     def consumer_version(self, version: int) -> None:
-        self._consumer_version = _integer("consumer_version", version)
+        self._consumer_version = check_integer("consumer_version", version)
 
     @property
     def max_staleness(self) -> int:
@@ -121,11 +119,7 @@ class StalenessAwareSampler(Sampler):
 
     @max_staleness.setter
     def max_staleness(self, limit: int) -> None:
-        value = _integer("max_staleness", limit)
-        if value < -1:
-            msg = f"max_staleness must be at least 0, or -1 for no limit, got {limit}"
-            raise OptionError(msg)
-        self._max_staleness = value
+        self._max_staleness = check_integer("max_staleness", limit, -1)
 
     @property
     def nbytes(self) -> int:
@@ -164,7 +158,7 @@ class StalenessAwareSampler(Sampler):
         """Return the slots of weight above 0 (None for all), the cumulative sums of their weights, and the weights."""
         changed = self._versions.update(view)
         key = (self._consumer_version, self._max_staleness)
-        fixed = self._weight_fn is freshness and view.starts is None and view.young is None
+        fixed = self._weight_fn is freshness and view.starts is None
         if self._table is not None and fixed and not changed and self._table[0] == key:
             return self._table[1:]
         staleness = self._staleness(None)
@@ -232,29 +226,13 @@ class StalenessAwareSampler(Sampler):
             CheckpointError: if it does not hold two integers.
         """
         version, limit = state["consumer_version"], state["max_staleness"]
-        if type(version) is not int or abs(version) >= _BOUND or type(limit) is not int or not -1 <= limit < _BOUND:
-            msg = f"the sampler's state is damaged: consumer_version={version!r}, max_staleness={limit!r}"
-            raise CheckpointError(msg)
-
-    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return the state: it does not depend on slots."""
-        return state
+        good = type(version) is int and abs(version) < LARGEST and type(limit) is int and -1 <= limit < LARGEST
+        require(good, f"consumer_version={version!r}, max_staleness={limit!r}")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.consumer_version, self.max_staleness = int(state["consumer_version"]), int(state["max_staleness"])
         self._versions.forget()
-
-
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        msg = f"{name} must be an integer, got {value!r} of type {type(value).__name__}"
-        raise KindError(msg)
-    number = int(value.__index__())
-    if abs(number) >= _BOUND:
-        msg = f"{name} must be below 2 ** 62, got {number}"
-        raise OptionError(msg)
-    return number
 
 
 def _versions(found: Tensor | list[Any]) -> Tensor:

@@ -23,18 +23,6 @@ if TYPE_CHECKING:
 
     Index: TypeAlias = Tensor | tuple[Tensor, ...]
 
-__all__ = [
-    "BareStorage",
-    "Standalone",
-    "as_picks",
-    "check_one_each",
-    "check_request",
-    "index_and_info",
-    "read_index",
-    "read_values",
-    "steps_of_rows",
-]
-
 _WRAPPED = 2
 
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from ostinato.core.options import check_integer
 from ostinato.core.records import Draw, Run
-from ostinato.errors import CheckpointError, KindError, OptionError, UsageError
+from ostinato.errors import UsageError
 from ostinato.samplers.base import check_replacement
 from ostinato.samplers.slices import SliceSampler
+from ostinato.samplers.state import new_slots, require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import Placement, View
     from ostinato.samplers.base import StorageShape, WriterOrder
-
-__all__ = ["StreamingSliceSampler"]
 
 
 @final
@@ -59,6 +59,7 @@ class StreamingSliceSampler(SliceSampler):
     """
 
     watches = True
+    row_values = ("places",)
 
     def __init__(
         self,
@@ -78,15 +79,9 @@ class StreamingSliceSampler(SliceSampler):
         replacement: bool = True,
     ) -> None:
         check_replacement(type(self), replacement=replacement)
-        rows: Any = slice_len
-        if isinstance(rows, bool) or not isinstance(rows, int):
-            msg = f"slice_len must be a positive integer, got {rows!r} of type {type(rows).__name__}"
-            raise KindError(msg)
-        if rows < 1:
-            msg = f"slice_len must be a positive integer, got {rows}"
-            raise OptionError(msg)
+        self._rows_each = check_integer("slice_len", slice_len, 1)
         super().__init__(
-            slice_len=slice_len,
+            slice_len=self._rows_each,
             end_key=end_key,
             end_keys=end_keys,
             traj_key=traj_key,
@@ -99,7 +94,6 @@ class StreamingSliceSampler(SliceSampler):
             span=span,
             use_gpu=use_gpu,
         )
-        self._rows_each = slice_len
         self._queue: deque[tuple[int, int]] = deque()  # first slot of each window, and the arrival of its row
         self._place_in_window = torch.empty(0, dtype=torch.int32, device="cpu")  # of each row; -1 in none
 
@@ -257,20 +251,15 @@ class StreamingSliceSampler(SliceSampler):
             and bool(((queue[:, 0] >= 0) & (queue[:, 0] < rows)).all())
             and bool(((places >= -1) & (places < self._rows_each)).all())
         )
-        if not good:
-            msg = f"the sampler's state is damaged: its windows are not those of {rows} rows"
-            raise CheckpointError(msg)
+        require(good, f"its windows are not those of {rows} rows")
 
-    def _rows_of_state(self, state: dict[str, Any]) -> int:
-        return int(state["places"].shape[0])
-
-    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-        """Return the state after rows were moved to other slots."""
+    def move_state(self, state: dict[str, Any], order: Tensor) -> dict[str, Any]:
+        """Return the state after rows were moved; windows whose first rows have left are dropped."""
         queue, places = state["queue"].clone(), state["places"]
-        queue[:, 0] = (queue[:, 0] - seam) % rows
-        held = torch.full((rows,), -1, dtype=torch.int32, device="cpu")
-        held[: places.shape[0]] = places[:rows]
-        return {**state, "queue": queue, "places": torch.cat((held[seam:], held[:seam]))}
+        queue[:, 0] = new_slots(order, queue[:, 0])
+        held = torch.full((max(int(order.max()) + 1, places.shape[0]),), -1, dtype=torch.int32, device="cpu")
+        held[: places.shape[0]] = places
+        return {**state, "queue": queue[queue[:, 0] >= 0], "places": held[order.cpu()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.

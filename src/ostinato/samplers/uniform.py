@@ -8,19 +8,18 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import backend
+from ostinato.core.episodes.table import Starts
 from ostinato.core.records import Draw, Run
-from ostinato.core.rows_left import RowsLeft
-from ostinato.errors import CheckpointError, OptionError, TooFewRowsError
+from ostinato.errors import OptionError, TooFewRowsError
 from ostinato.samplers.base import Sampler, check_replacement
 from ostinato.samplers.cuda_shuffle import DevicePasses
+from ostinato.samplers.state import new_slots, require, require_options
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.episodes.table import Starts
+    from ostinato.core.eligible import Some
     from ostinato.core.records import Placement, View
-
-__all__ = ["RandomSampler", "SamplerWithoutReplacement"]
 
 _TOP = 2**63 - 1
 _CPU = torch.device("cpu")
@@ -64,13 +63,14 @@ class RandomSampler(Sampler):
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw `batch_size` independent uniform slots, among those that may be drawn."""
-        if type(view.starts) is RowsLeft:
-            ranks = torch.randint(0, view.starts.rows, (batch_size,), generator=generator, device=view.device)
-            return Draw(view.starts.at(ranks))
-        if view.starts is not None:
+        starts = view.starts
+        if starts is None:
+            return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
+        if type(starts) is Starts:
             randoms = torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device)
-            return Draw(view.starts.draw(randoms))
-        return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
+            return Draw(starts.draw(randoms))
+        ranks = torch.randint(0, starts.rows, (batch_size,), generator=generator, device=view.device)
+        return Draw(starts.at(ranks))
 
 
 class SamplerWithoutReplacement(RandomSampler):
@@ -219,9 +219,7 @@ class SamplerWithoutReplacement(RandomSampler):
         self._due = 0
         return Draw(self._draw_pass(view, batch_size, generator))
 
-    def _draw_among(
-        self, view: View, starts: Starts | RowsLeft, batch_size: int, generator: torch.Generator | None
-    ) -> Tensor:
+    def _draw_among(self, view: View, starts: Some, batch_size: int, generator: torch.Generator | None) -> Tensor:
         """Draw the next slots of the pass that may be drawn, and skip the others."""
         parts: list[Tensor] = []
         missing = batch_size
@@ -236,7 +234,7 @@ class SamplerWithoutReplacement(RandomSampler):
         self.ran_out = self.ran_out or self._count_due(starts) == 0
         return torch.cat(parts)
 
-    def _count_due(self, starts: Starts | RowsLeft) -> int:
+    def _count_due(self, starts: Some) -> int:
         """Return a lower bound of the rows left in the pass that may be drawn; 0 only if there is none."""
         if self._due <= 0:
             left = slice(self._at, self._rows)
@@ -358,44 +356,26 @@ class SamplerWithoutReplacement(RandomSampler):
         Raises:
             CheckpointError: naming what differs.
         """
-        names = ("drop_last", "shuffle", "endless")
-        saved, mine = (
-            ", ".join(f"{name}={options.get(name, False)}" for name in names) for options in (state, vars(self))
-        )
-        if saved != mine:
-            msg = (
-                f"the state is that of SamplerWithoutReplacement({saved}), this one has {mine}: make it with the same "
-                "options"
-            )
-            raise CheckpointError(msg)
+        require_options(self, state, ("drop_last", "shuffle", "endless"))
         known, at, order = int(state["rows"]), int(state["at"]), state["order"]
-        if not 0 <= at <= known or not _is_order(order, known if self.shuffle else None):
-            msg = f"the sampler's state is damaged: {at} drawn of {known} rows, and no permutation of these"
-            raise CheckpointError(msg)
+        good = 0 <= at <= known and _is_order(order, known if self.shuffle else None)
+        require(good, f"{at} drawn of {known} rows, and no permutation of these")
 
-    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-        """Return the state after rows were moved to other slots; a pass in the order of slots starts again.
+    def move_state(self, state: dict[str, Any], order: Tensor) -> dict[str, Any] | None:
+        """Return the state after rows were moved: the pass goes on with those that stay.
 
-        Rows that are not yet in the pass come last, as they would with the next draw.
+        A pass in the order of slots starts again. Rows that are not yet in the pass come last, as they would with the
+        next draw.
         """
-        known, at, order = int(state["rows"]), int(state["at"]), state["order"]
-        if order is None or at == 0:
-            return {**state, "rows": 0, "at": 0, "order": None if order is None else order[:0]}
-        rest = torch.arange(known, rows, device=order.device)
-        return {**state, "rows": rows, "order": (torch.cat((order, rest)) - seam).remainder_(rows)}
-
-    def keep_state(self, state: dict[str, Any], slots: Tensor) -> dict[str, Any] | None:
-        """Return the state after rows left: the pass goes on with the others; without `shuffle` it begins anew."""
-        known, at, order = int(state["rows"]), int(state["at"]), state["order"]
-        if order is None or self.endless:
-            return None
-        place = torch.full((max(known, int(slots.max()) + 1),), -1, dtype=torch.int64, device=order.device)
-        place[slots.to(order.device)] = torch.arange(slots.shape[0], device=order.device)
-        stay = place[order] >= 0
-        order = place[order[stay]]
-        if not _is_order(order, order.shape[0]):
-            return None
-        return {**state, "rows": order.shape[0], "order": order, "at": int(stay[:at].sum())}
+        known, at, drawn = int(state["rows"]), int(state["at"]), state["order"]
+        moved = None if drawn is None or not at else new_slots(order, drawn)
+        if moved is None or (self.endless and bool((moved < 0).any())):
+            return {**state, "rows": 0, "at": 0, "order": None if drawn is None else drawn[:0]}
+        rest = order.to(moved.device)
+        rest = (rest >= known).nonzero().flatten()
+        stay = moved >= 0
+        moved = torch.cat((moved[stay], rest))
+        return {**state, "rows": moved.shape[0], "at": int(stay[:at].sum()), "order": moved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from ostinato.errors import OptionError, UsageError
+from ostinato.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Plan, View
     from ostinato.core.rows import Path, Schema
-
-__all__ = ["SampleUnit", "check_count"]
 
 
 class SampleUnit(ABC):
@@ -112,18 +110,3 @@ class SampleUnit(ABC):
     def finish(self, data: Any, plan: Plan) -> Any:  # noqa: ARG002
         """Return the finished batch. `data` is a copy, nested like the rows that were added."""
         return data
-
-
-def check_count(name: str, value: Any, least: int) -> int:
-    """Return an integer of at least `least`, which is 0 or 1.
-
-    Raises:
-        OptionError: otherwise.
-    """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        msg = f"{name} must be an integer of at least {least}, got {value!r}"
-        raise OptionError(msg)
-    if value.__index__() < least:
-        msg = f"{name} must be {'strictly positive' if least else 'non-negative'}, got {value!r}"
-        raise OptionError(msg)
-    return int(value.__index__())

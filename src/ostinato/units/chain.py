@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ostinato.core.records import Plan, View
     from ostinato.core.rows import Path, Schema
 
-__all__ = ["chain_units"]
-
 
 def chain_units(given: SampleUnit | Sequence[SampleUnit] | None) -> SampleUnit | None:
     """Return the unit of a buffer: the one given, or one unit that applies those of a list in the order of their ranks.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ostinato.core.records import Plan, View
     from ostinato.core.rows import Path, Schema
 
-__all__ = ["DeltaTimestamps"]
-
 _TOLERANCE_S = 1e-4
 _FARTHEST = 2**31
 """Larger offsets leave every episode: a buffer has at most `2**30` rows."""

@@ -8,9 +8,10 @@ import torch
 
 from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.kinds import show_path
+from ostinato.core.options import check_choice, check_integer
 from ostinato.core.records import Column, Request, next_path
 from ostinato.errors import OptionError, SchemaError
-from ostinato.units.base import SampleUnit, check_count
+from ostinato.units.base import SampleUnit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from ostinato.core.records import Plan, View
     from ostinato.core.rows import Schema
 
-__all__ = ["FrameStack"]
-
-_PADDINGS = ("repeat", "zeros")
 _Seen: TypeAlias = "dict[tuple[int, bool], tuple[Tensor, Tensor | None]]"
 
 
@@ -71,15 +69,12 @@ class FrameStack(SampleUnit):
         merge: bool = False,
         done_key: Key | None = None,
     ) -> None:
-        self.k = check_count("k", k, 1)
+        self.k = check_integer("k", k, 1, OptionError)
         self.keys = tuple(as_path(key) for key in ([keys] if isinstance(keys, str) else keys))
         if not self.keys:
             msg = "keys must name at least one field to stack, got none"
             raise OptionError(msg)
-        if padding not in _PADDINGS:
-            msg = f"padding must be one of {list(_PADDINGS)}, got {padding!r}"
-            raise OptionError(msg)
-        self.padding = padding
+        self.padding = check_choice("padding", padding, ("repeat", "zeros"))
         self.merge = bool(merge)
         self._last = torch.empty(0, dtype=torch.bool, device="cpu")  # result of `_is_last` for the last batch
         self._fields: tuple[Schema | None, list[tuple[int, int | None]]] = (None, [])

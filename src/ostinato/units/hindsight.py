@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ostinato.core.records import Plan, View
     from ostinato.core.rows import Schema
 
-__all__ = ["Hindsight", "HindsightStrategy"]
-
 
 class HindsightStrategy(StrEnum):
     """Which achieved goal replaces the goal of a row; each is equal to its name as text. See `Hindsight`."""

@@ -11,9 +11,10 @@ import torch
 from ostinato.core.episodes.continuity import looks_next
 from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.kinds import show_path
+from ostinato.core.options import check_integer
 from ostinato.core.records import Column, Plan, Request
 from ostinato.errors import OptionError, SchemaError
-from ostinato.units.base import SampleUnit, check_count
+from ostinato.units.base import SampleUnit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Key
     from ostinato.core.records import View
     from ostinato.core.rows import Path, Schema
-
-__all__ = ["NStep"]
 
 _ADDABLE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _END = re.compile(r"(is_)?(d|dones?|terminat(ed|ions?)|terminals?|truncat(ed|ions?)|timeouts?)")
@@ -111,7 +110,7 @@ class NStep(SampleUnit):
 
     @n.setter
     def n(self, value: int) -> None:
-        self._n = check_count("n", value, 1)
+        self._n = check_integer("n", value, 1, OptionError)
 
     @property
     def gamma(self) -> float:

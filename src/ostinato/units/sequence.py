@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 import torch
 
 from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.episodes.tracker import EpisodeTracker, TrackedRows
+from ostinato.core.options import check_integer
 from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
 from ostinato.errors import KindError, OptionError
-from ostinato.units.base import SampleUnit, check_count
+from ostinato.units.base import SampleUnit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Key
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import View
-
-__all__ = ["Sequence", "Transition"]
 
 _BOUNDARIES = ("pad", "stop", "strict", "include_reset")
 
@@ -45,12 +44,6 @@ class Transition(SampleUnit):
     def __repr__(self) -> str:
         """The class."""
         return "Transition()"
-
-    @overload
-    def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan: ...
-
-    @overload
-    def expand(self, plan: Index, view: dict[Any, Any], dice: BareRows) -> tuple[Index, dict[Any, Any]]: ...
 
     def expand(self, plan: Any, view: Any, dice: Any) -> Any:  # noqa: ARG002
         """Return the plan unchanged; of `expand(index, info, storage)`, index and info."""
@@ -122,10 +115,10 @@ class Sequence(SampleUnit):
         bootstrap: int = 0,
         dilation: int = 1,
     ) -> None:
-        self.length = check_count("length", length, 1)
-        self.burn_in = check_count("burn_in", burn_in, 0)
-        self.bootstrap = check_count("bootstrap", bootstrap, 0)
-        self.dilation = check_count("dilation", dilation, 1)
+        self.length = check_integer("length", length, 1, OptionError)
+        self.burn_in = check_integer("burn_in", burn_in, 0, OptionError)
+        self.bootstrap = check_integer("bootstrap", bootstrap, 0, OptionError)
+        self.dilation = check_integer("dilation", dilation, 1, OptionError)
         if episode_boundary not in _BOUNDARIES:
             msg = f"Unknown episode_boundary {episode_boundary!r}: it must be one of {list(_BOUNDARIES)}"
             raise OptionError(msg)
@@ -166,12 +159,6 @@ class Sequence(SampleUnit):
     def span(self) -> int:
         """Rows from the first to the last row of a window."""
         return self._ahead + 1 + self.dilation * self.burn_in
-
-    @overload
-    def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan: ...
-
-    @overload
-    def expand(self, plan: Index, view: dict[Any, Any], dice: BareRows) -> tuple[Index, dict[Any, Any]]: ...
 
     def expand(self, plan: Any, view: Any, dice: Any) -> Any:
         """Turn each record into a window.

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from ostinato.core import kinds
+from ostinato.core.options import LARGEST, check_choice
 from ostinato.core.records import Picks
-from ostinato.errors import CheckpointError, KeyMissingError, OptionError, SchemaError, UsageError
+from ostinato.errors import CheckpointError, KeyMissingError, SchemaError, UsageError
 from ostinato.writers.ring import Writer
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from ostinato.core.ring import Ring
 
-__all__ = ["TensorDictMaxValueWriter"]
-
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x.sum(-1),
     "mean": lambda x: x.mean(-1),
@@ -31,7 +30,6 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "median": lambda x: x.median(-1).values,
 }
 
-_MOST_COUNT = 2**62
 _Entry: TypeAlias = tuple[float, int, int]
 """Rank, negative age and slot of a row: of equal ranks the newer one is replaced first."""
 
@@ -62,10 +60,7 @@ class TensorDictMaxValueWriter(Writer):
         *,
         compilable: bool = False,  # noqa: ARG002
     ) -> None:
-        if reduction not in _REDUCTIONS:
-            msg = f"reduction must be one of {sorted(_REDUCTIONS)}, got {reduction!r}"
-            raise OptionError(msg)
-        self.reduction = reduction
+        self.reduction = check_choice("reduction", reduction, _REDUCTIONS)
         key = ("next", "reward") if rank_key is None else rank_key
         self.rank_path = (key,) if isinstance(key, str) else tuple(key)
         self._heap: list[_Entry] = []
@@ -226,7 +221,7 @@ class TensorDictMaxValueWriter(Writer):
         """
         columns = (state["rank"].tolist(), state["age"].tolist(), state["slot"].tolist())
         count = int(state["count"])
-        if not 0 <= count < _MOST_COUNT or not all(-count < age <= 0 for age in columns[1]):
+        if not 0 <= count < LARGEST or not all(-count < age <= 0 for age in columns[1]):
             msg = f"the writer's state is damaged: rows are older than the {count} that were offered"
             raise CheckpointError(msg)
         if len({len(column) for column in columns}) > 1 or sorted(columns[2]) != list(range(len(columns[2]))):

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from ostinato.core.ring import Ring
 
-__all__ = ["ReservoirWriter"]
-
 
 @final
 class ReservoirWriter(Writer):

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
 
-__all__ = ["ImmutableDatasetWriter", "RoundRobinWriter", "TensorDictRoundRobinWriter", "Writer"]
-
-
 _FORMAT = "ostinato-writer"
 
 

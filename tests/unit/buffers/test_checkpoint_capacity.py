@@ -76,7 +76,7 @@ def test_a_sampler_that_cannot_follow_raises_and_nothing_changes() -> None:
     rb, same, other = (ReplayBuffer(storage=LazyTensorStorage(size), sampler=Own(), batch_size=4) for size in (5, 5, 9))
     rb.extend({"x": torch.arange(7)})
     same.load_state_dict(rb.state_dict())
-    with pytest.raises(CheckpointError, match="turn_state"):
+    with pytest.raises(CheckpointError, match="move_state"):
         other.load_state_dict(rb.state_dict())
     assert len(other) == 0
 

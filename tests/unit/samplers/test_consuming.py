@@ -69,9 +69,9 @@ def test_states_of_other_rows_or_options_are_refused() -> None:
     for sampler, given_, rows, words in wrong:
         with pytest.raises(CheckpointError, match=words):
             sampler.check_state(given_, rows)
-    with pytest.raises(OptionError, match="at least 1, got 0"):
+    with pytest.raises(OptionError, match="a positive integer, got 0"):
         LimitedSampler(0)
-    with pytest.raises(KindError, match=r"must be an integer, got 1\.5"):
+    with pytest.raises(KindError, match=r"must be a positive integer, got 1\.5"):
         LimitedSampler(1.5)  # type: ignore[arg-type]
 
 

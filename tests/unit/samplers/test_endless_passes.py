@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import SamplerWithoutReplacement
+from ostinato.core.eligible import scale
 from ostinato.core.records import Run
 from ostinato.errors import OptionError
-from ostinato.samplers.cuda_shuffle import DevicePasses, scale, swap
+from ostinato.samplers.cuda_shuffle import DevicePasses, swap
 from ostinato.samplers.uniform import _shuffle_draw
 from ostinato.testing import make_view
 from tests.registry import seeded

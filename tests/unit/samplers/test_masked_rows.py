@@ -17,8 +17,6 @@ from ostinato import (
     SamplerWithoutReplacement,
     SequenceUnit,
 )
-from ostinato.errors import SlotError
-from ostinato.testing.views import make_view
 
 from ...episodes import Log
 
@@ -38,25 +36,6 @@ def masked(*rows: int) -> ReplayBuffer:
     valid = torch.tensor([i not in rows for i in range(8)])
     rb.extend({"row": row, "done": torch.zeros(8, dtype=torch.bool), "valid": valid})
     return rb
-
-
-def test_rows_hidden_by_a_caller_stay_hidden_beside_a_mask() -> None:
-    """An edit of masks shows no row that `hide` was called for, and `show` no masked one."""
-    rb = masked(0, 5)
-    sampler: Any = rb.sampler
-    slots = torch.tensor([1, 5])
-    sampler.hide(slots, rb._engine.view())
-    rb.set_at_("valid", torch.tensor([True, True]), torch.tensor([0, 1]))
-    assert set(rb.sample()["row"].tolist()) == {0, 2, 3, 4, 6, 7}
-    sampler.show(slots, rb._engine.view())
-    assert set(rb.sample()["row"].tolist()) == {0, 1, 2, 3, 4, 6, 7}
-    sampler.hide(slots, rb._engine.view())
-    with pytest.raises(SlotError):
-        sampler.hide(torch.tensor([2, 8]), rb._engine.view())
-    larger = sampler.draw(make_view(10, 10), 400, torch.Generator().manual_seed(0)).slots
-    assert set(larger.tolist()) == {0, 2, 3, 4, 6, 7, 8, 9}, "also in a larger buffer"
-    sampler.show(slots, rb._engine.view())
-    assert set(rb.sample()["row"].tolist()) == {0, 1, 2, 3, 4, 6, 7}
 
 
 @pytest.mark.parametrize("unit", [None, NStep(2, 1.0, next_keys=())])

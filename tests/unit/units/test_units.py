@@ -45,14 +45,14 @@ def filled(unit: Any = None, rows: int = 20, size: int = 4, change: Any = None, 
 
 
 BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
-    (lambda: NStep(0, 0.9), OptionError, "n must be strictly positive, got 0"),
+    (lambda: NStep(0, 0.9), OptionError, "n must be a positive integer, got 0"),
     (lambda: NStep(2, 1.1), OptionError, r"gamma must be in \[0, 1\], got 1.1"),
-    (lambda: FrameStack(0, ["obs"]), OptionError, "k must be strictly positive"),
+    (lambda: FrameStack(0, ["obs"]), OptionError, "k must be a positive integer"),
     (lambda: FrameStack(2, []), OptionError, "keys must name at least one field"),
     (lambda: FrameStack(2, ["obs"], padding="mirror"), OptionError, "padding must be one of"),
     (lambda: FrameStack(2, [3]), OptionError, "a key is a string, or a tuple of strings"),  # type: ignore[list-item]
     (lambda: SequenceUnit(2, "never"), OptionError, "Unknown episode_boundary 'never': it must be one of"),
-    (lambda: SequenceUnit(2, dilation=0), OptionError, "dilation must be strictly positive"),
+    (lambda: SequenceUnit(2, dilation=0), OptionError, "dilation must be a positive integer"),
     (lambda: Hindsight(3), KindError, "reward_fn must be a function from a batch"),  # type: ignore[arg-type]
     (lambda: Hindsight(reward_of, her_ratio=1.5), OptionError, r"her_ratio must be in \[0, 1\]"),
     (lambda: Hindsight(reward_of, strategy="past"), OptionError, "strategy must be one of"),

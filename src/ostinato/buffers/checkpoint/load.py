@@ -392,7 +392,14 @@ def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
 
 def _turn_reader(engine: LocalEngine, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
     """Return the state of a buffer or a view with slots and draws of rows that were turned by `seam`."""
-    sampler = engine.sampler.turn_state(state["sampler"]["state"], seam, rows)
+    order = (torch.arange(rows, device="cpu") + seam).remainder_(rows)
+    sampler = engine.sampler.move_state(state["sampler"]["state"], order)
+    if sampler is None:
+        msg = (
+            f"{type(engine.sampler).__name__} does not say how its state follows rows to other slots (move_state): "
+            "load into a buffer of the same max_size"
+        )
+        raise CheckpointError(msg)
     return {
         **{name: value for name, value in state.items() if name != "episodes"},  # they are read off the rows
         "sampler": {**state["sampler"], "state": sampler},

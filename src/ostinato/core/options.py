@@ -1,0 +1,54 @@
+"""Types and ranges of options, with one message for each kind of error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ostinato.errors import KindError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_Name = TypeVar("_Name", bound=str)
+
+LARGEST = 2**62
+"""Options and counts are below it: sums and differences of two fit int64."""
+
+
+def check_integer(name: str, value: Any, least: int | None = None, kind: type[Exception] = KindError) -> int:
+    """Return an option that is an integer of at least `least`, if there is such a bound.
+
+    Args:
+        name: of the option.
+        value: as it was given.
+        least: the smallest that is allowed.
+        kind: the error for something else than an integer.
+
+    Raises:
+        KindError: if it is no integer, unless there is another `kind`.
+        OptionError: if it is out of range.
+    """
+    words = {None: "an integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        msg = f"{name} must be {words}, got {value!r} of type {type(value).__name__}"
+        raise kind(msg)
+    number = int(value.__index__())
+    if least is not None and number < least:
+        msg = f"{name} must be {words}, got {value!r}"
+        raise OptionError(msg)
+    if abs(number) >= LARGEST:
+        msg = f"{name} must be below 2 ** 62, got {value}"
+        raise OptionError(msg)
+    return number
+
+
+def check_choice(name: str, value: _Name, choices: Iterable[str]) -> _Name:
+    """Return an option that is one of some names.
+
+    Raises:
+        OptionError: if it is not, naming them.
+    """
+    if value not in choices:
+        msg = f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}"
+        raise OptionError(msg)
+    return value
