@@ -15,15 +15,14 @@ from ostinato._backend import backend
 from ostinato.core.records import Plan
 from ostinato.errors import OstinatoError
 from ostinato.samplers import RandomSampler, SliceSampler
-from ostinato.storages.window_reader import register_windows
+from ostinato.storages.table import register_windows
 from ostinato.units import FrameStack, NStep
 
 if TYPE_CHECKING:
     from ostinato._native import DirectWindows, TrackedEpisodes
     from ostinato.buffers.engine import LocalEngine
     from ostinato.core.rows import Schema
-    from ostinato.storages.table import Table
-    from ostinato.storages.window_reader import Registration, Source
+    from ostinato.storages.table import Registration, Source, Table
 
 __all__ = ["direct_windows", "tracked_episodes"]
 

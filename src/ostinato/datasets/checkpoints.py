@@ -17,7 +17,7 @@ from ostinato.durable.dtypes import DTYPES
 from ostinato.durable.manifest import format_of, holds_checkpoint
 from ostinato.durable.torchrl_files import Folder, is_checkpoint
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError, OstinatoError, SchemaError
-from ostinato.storages.codec_table import BlobReader
+from ostinato.storages.coded import BlobReader
 from ostinato.storages.torchrl_rows import read_rows
 
 if TYPE_CHECKING:

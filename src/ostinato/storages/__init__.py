@@ -4,8 +4,7 @@ from ostinato.storages.base import Storage
 from ostinato.storages.compressed_list import CompressedListStorage
 from ostinato.storages.ensemble import StorageEnsemble
 from ostinato.storages.lazy import LazyTensorStorage
-from ostinato.storages.lazy_stack import LazyStackStorage
-from ostinato.storages.list import ListStorage
+from ostinato.storages.list import LazyStackStorage, ListStorage
 from ostinato.storages.memmap import LazyMemmapStorage
 from ostinato.storages.ragged import RaggedTensorStorage
 from ostinato.storages.tensor import TensorStorage

@@ -5,9 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from ostinato.core.kinds import show_path
+from ostinato.core.index import plain_index, select
+from ostinato.core.kinds import require_eager, show_path
+from ostinato.core.records import Picks, Run
 from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import (
     CapacityError,
@@ -15,18 +19,17 @@ from ostinato.errors import (
     KeyMissingError,
     KindError,
     OptionError,
+    SchemaError,
+    SlotError,
     StorageMemoryError,
     UsageError,
 )
 from ostinato.storages.checkpoint import load_storage, save_storage
-from ostinato.storages.direct_writes import contains, set_rows
-from ostinato.storages.object_columns import owned, pack, unpack
+from ostinato.storages.objects import owned, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
     from pathlib import Path as FilePath
-
-    from torch import Tensor
 
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import Placement, Plan, Request
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from ostinato.storages.table import RowArray
 
 __all__ = ["Checkpointer", "Storage", "check_capacity", "check_hook", "check_ndim"]
+
+_MOST = 2**40
 
 
 class Checkpointer(Protocol):
@@ -508,7 +513,25 @@ class Storage(ABC):
             SlotError: if a position is beyond the capacity, or would leave an empty slot before it; without
                 `set_cursor`, if it holds no row.
         """
-        set_rows(self, cursor, data, grow=set_cursor)
+        require_eager("writing rows")
+        if not set_cursor:
+            _edit(self, list(cursor) if isinstance(cursor, tuple) and self.ndim == 1 else cursor, data)
+            return
+        steps = self.shape[0]
+        positions = _positions(cursor, steps, self)
+        if steps and positions.numel() and int(positions.max()) < steps:
+            _edit(self, int(positions) if positions.ndim == 0 else positions, data)
+            return
+        known = self.laid_out
+        payload, rows = self.admit(data, 0 if positions.ndim == 0 else 1)
+        try:
+            self.write(_placement(self, positions.reshape(-1), rows), payload)
+        except BaseException:
+            if not known:
+                self.forget_form()
+            raise
+        self.writes += 1
+        self.exposed = True
 
     def get(self, index: Any) -> Any:
         """Return rows at an index as they were written: `storage[index]`; see `read`."""
@@ -527,7 +550,16 @@ class Storage(ABC):
         Raises:
             KindError: for other items.
         """
-        return contains(item, self.shape)
+        steps = self.shape[0]
+        if isinstance(item, (int, np.integer)) and not isinstance(item, (bool, np.bool_)):
+            return -steps <= int(item) < steps
+        if isinstance(item, Tensor) and not (item.is_floating_point() or item.is_complex() or item.dtype is torch.bool):
+            if self.ndim == 1 or item.ndim < 2 or item.shape[-1] != self.ndim:
+                return (item >= -steps) & (item < steps)
+            sizes = torch.tensor(self.shape, dtype=torch.int64, device=item.device)
+            return ((item >= -sizes) & (item < sizes)).all(-1)
+        msg = f"contains() takes an int or a tensor of integers, type {type(item)} is not supported yet"
+        raise KindError(msg)
 
     def flatten(self) -> Storage:
         """Return a storage of the rows present with `ndim=1`: this storage, or with `ndim=2` one on the same memory.
@@ -606,7 +638,7 @@ class Storage(ABC):
     def __contains__(self, item: Any) -> bool:
         """Whether positions hold rows: `contains(item)`, for all of a tensor."""
         found = self.contains(item)
-        return bool(found.all()) if isinstance(found, torch.Tensor) else found
+        return bool(found.all()) if isinstance(found, Tensor) else found
 
     def close(self) -> None:  # noqa: B027
         """Release the files of the storage, which cannot be used afterwards; does nothing if it has none."""
@@ -622,6 +654,94 @@ class Storage(ABC):
     def __getitem__(self, index: Any) -> Any:
         """Return rows without transforms or collation; see `read`."""
         return self.read(index)
+
+
+def _edit(storage: Storage, index: Any, data: Any) -> None:
+    """Replace rows present."""
+    picked = select(index, storage.shape, storage.device)
+    slots = picked.slots
+    if picked.span is not None:
+        slots = torch.arange(len(storage), device=storage.device)[picked.span].contiguous()
+    change = storage.prepare_edit(slots, data, picked.batch)
+    storage.check_new_fields(index, slots, data)
+    change()
+    storage.writes += 1
+    storage.edits += 1
+    storage.exposed = True  # a buffer does not know of these rows, so an incremental save writes all
+
+
+def _positions(cursor: Any, steps: int, storage: Storage) -> Tensor:
+    """Return positions in the first dimension, int64 `[n]`, or `[]` for one.
+
+    Raises:
+        KindError: if the cursor is not an integer, slice, list, range, array or tensor.
+        SlotError: if a position is negative and no row has it.
+    """
+    if isinstance(cursor, slice):
+        span = range(*cursor.indices(storage.capacity // storage.num_envs))
+        if len(span) > _MOST:
+            msg = f"{cursor!r} of an unbounded storage selects {len(span)} positions: give the slice a stop"
+            raise SlotError(msg)
+        return torch.arange(span.start, max(span.start, span.stop), span.step, device="cpu")
+    if isinstance(cursor, tuple):
+        cursor = list(cursor)
+    plain = plain_index(np.asarray(cursor) if isinstance(cursor, np.generic) else cursor)
+    if not isinstance(plain, (int, Tensor)) or isinstance(plain, bool):
+        msg = f"a cursor is an int, slice, list, range, array or tensor of positions, got {cursor!r}"
+        raise KindError(msg)
+    positions = plain if isinstance(plain, Tensor) else torch.tensor(plain, dtype=torch.int64, device="cpu")
+    if positions.dtype is torch.bool:
+        positions = positions.nonzero().reshape(-1)
+    if positions.is_floating_point() or positions.is_complex() or positions.ndim > 1:
+        msg = f"a cursor holds integers in one dimension, got {positions.dtype}{list(positions.shape)}"
+        raise KindError(msg)
+    positions = positions.to(torch.int64)
+    positions = torch.where(positions < 0, positions + steps, positions)
+    if positions.numel() and int(positions.min()) < 0:
+        msg = f"position {int(positions.min()) - steps} is out of range for {steps} rows"
+        raise SlotError(msg)
+    return positions
+
+
+def _placement(storage: Storage, positions: Tensor, rows: int) -> Placement:
+    """Return the slots of rows that go to positions of the first dimension.
+
+    Raises:
+        SchemaError: if there is not one row for each position.
+        SlotError: if a position is beyond the capacity, or a slot before it would stay empty.
+        OptionError: if the storage needs the order of a ring, and this is another.
+    """
+    envs, capacity, present = storage.num_envs, storage.capacity, len(storage)
+    if len(positions) * envs != rows:
+        msg = f"{len(positions) * envs} slots are chosen, {rows} rows were given: give one for each"
+        raise SchemaError(msg)
+    steps = capacity // envs
+    if len(positions) and int(positions.max()) >= steps:
+        msg = (
+            "Cannot append data to the storage: "
+            f"maximum capacity is {steps}, the index of an item to be set is {int(positions.max())}"
+        )
+        raise SlotError(msg)
+    slots = (positions[:, None] * envs + torch.arange(envs, device="cpu")).reshape(-1)
+    fresh = torch.unique(slots[slots >= present])
+    if not torch.equal(fresh, torch.arange(present, present + len(fresh), device="cpu")):
+        msg = (
+            "Cannot append data located more than one item away from the storage size: the storage size is "
+            f"{present // envs}, and of the positions from there on {fresh[::envs].tolist()[:5]} were given, which "
+            "would leave others empty"
+        )
+        raise SlotError(msg)
+    start = int(slots[0]) if rows else present % capacity
+    if torch.equal(slots, (torch.arange(rows, device="cpu") + start) % capacity) and rows <= capacity:
+        if storage.ring_only and start != storage.cursor:
+            msg = f"rows of this storage are written in ring order: the next slot is {storage.cursor}, got {start}"
+            raise OptionError(msg)
+        return Run(start, rows, capacity)
+    if storage.ring_only:
+        msg = f"rows of this storage are written in ring order from slot {storage.cursor} on, got {positions.tolist()}"
+        raise OptionError(msg)
+    slots = slots.to(storage.device)
+    return Picks(slots, torch.arange(rows, device=storage.device), slots)
 
 
 def copied_rows(state: dict[str, Any]) -> dict[str, Any]:

@@ -9,28 +9,19 @@ import torch
 
 from ostinato.core.records import ring_range
 from ostinato.errors import CapacityError, OptionError, StorageMemoryError
+from ostinato.storages.coded import CodedColumns, sizes_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
     from ostinato.core.episodes.table import EpisodeTable
-    from ostinato.storages.codec_table import CodecTable, Encoded
-
-__all__ = ["Budget", "Evict", "RowsPresent", "check_budget", "rows_that_stay"]
+    from ostinato.storages.columns import Fields, Payload
 
 Evict: TypeAlias = Literal["rows", "episodes"]
 
 _SLACK = 16
 """A removal leaves room for a 16th of the budget: moving the rows that stay then costs little per row written."""
-
-
-class RowsPresent(NamedTuple):
-    """The rows of a ring: their number, the slot of the oldest, and how many of them form a step."""
-
-    rows: int
-    oldest: int
-    num_envs: int
 
 
 class Budget(NamedTuple):
@@ -69,7 +60,7 @@ def check_budget(max_bytes: object, evict: object, *, coded: bool, ndim: int) ->
 
 
 def rows_that_stay(
-    budget: Budget, table: CodecTable, encoded: Encoded, ring: RowsPresent, episodes: EpisodeTable | None
+    budget: Budget, table: Fields, payload: Payload, rows: int, oldest: int, episodes: EpisodeTable | None
 ) -> Tensor | None:
     """Return the slots of the rows that stay when others have to leave; None if all may stay.
 
@@ -77,9 +68,10 @@ def rows_that_stay(
 
     Args:
         budget: the limits.
-        table: the rows.
-        encoded: rows about to be written in ring order, compressed.
-        ring: which rows are present.
+        table: the fields of the rows; the compressed ones come first among the kinds.
+        payload: rows about to be written in ring order.
+        rows: rows present.
+        oldest: slot of the oldest.
         episodes: of the rows, for a budget of whole episodes.
 
     Returns:
@@ -88,7 +80,11 @@ def rows_that_stay(
     Raises:
         StorageMemoryError: if the new rows alone exceed the budget.
     """
-    coming = table.encoded_bytes(encoded)[-table.capacity :]
+    coded = table.kinds[0]
+    if not isinstance(coded, CodedColumns):
+        return None
+    dense = sum(table.schema.leaves[i].nbytes for i in table.kept)
+    coming = (sizes_of(payload.prepared[0]) + dense)[-table.capacity :]
     needed = int(coming.sum())
     if needed > budget.max_bytes:
         msg = (
@@ -96,22 +92,22 @@ def rows_that_stay(
             "at once, or raise max_bytes"
         )
         raise StorageMemoryError(msg)
-    if needed + table.bytes_of(ring.rows) <= budget.max_bytes:
+    if needed + coded.nbytes + rows * dense <= budget.max_bytes:
         return None
-    order = ring_range(ring.oldest, ring.rows, table.capacity)
-    sizes = table.row_bytes(order)
-    replaced = max(0, ring.rows + coming.shape[0] - table.capacity)
+    order = ring_range(oldest, rows, table.capacity)
+    sizes = coded.sizes(order) + dense
+    replaced = max(0, rows + coming.shape[0] - table.capacity)
     most = budget.max_bytes - needed
     if int(sizes[replaced:].sum()) <= most:
         return None
     wanted = max(0, most - budget.max_bytes // _SLACK)
-    leaving = np.zeros(ring.rows, dtype=np.bool_)
+    leaving = np.zeros(rows, dtype=np.bool_)
     if budget.episodes and episodes is not None:
         _mark_episodes(leaving, episodes, order, sizes, (wanted, most))
         if int(sizes[~leaving].sum()) > most:
             _mark_rows(leaving, sizes, most, 1)
     else:
-        _mark_rows(leaving, sizes, wanted, ring.num_envs)
+        _mark_rows(leaving, sizes, wanted, table.num_envs)
     return order[torch.from_numpy(~leaving)]
 
 

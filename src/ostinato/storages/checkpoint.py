@@ -20,7 +20,7 @@ from ostinato.errors import (
     StorageMemoryError,
     UsageError,
 )
-from ostinato.storages.object_columns import pack, pack_column, unpack, unpack_column
+from ostinato.storages.objects import pack, pack_column, unpack, unpack_column
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
@@ -28,23 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.storages.base import Storage
-
-__all__ = [
-    "convert_rows",
-    "get_objects",
-    "hooks_of",
-    "load_converted",
-    "load_storage",
-    "load_storages",
-    "put_items",
-    "put_objects",
-    "readable",
-    "require_form",
-    "restore_rows",
-    "restore_storages",
-    "save_storage",
-    "save_storages",
-]
 
 _FORMAT = "ostinato-storage"
 _ENSEMBLE_FORMAT = "ostinato-storages"
@@ -58,24 +41,22 @@ def save_storage(path: str | Path, storage: Storage, checkpointer: Any = None) -
     if not storage.laid_out:
         msg = "Cannot save a non-initialized storage: write rows first"
         raise UsageError(msg)
-    state = convert_rows(storage.state_dict(), storage, checkpointer)
-    with CheckpointWriter(path, format_name=_FORMAT, needed_bytes=_row_bytes(state)) as writer:
-        progress.begin(_row_bytes(state))
-        writer.commit(_put_rows(writer, state, ""))
+    _save(path, [convert_rows(storage.state_dict(), storage, checkpointer)], _FORMAT)
 
 
 def save_storages(path: str | Path, storages: Sequence[Storage]) -> None:
     """Write the rows of several storages as one checkpoint; members without rows are saved as such."""
     states = [convert_rows(storage.state_dict(), storage) if storage.laid_out else None for storage in storages]
-    needed = sum(_row_bytes(state) for state in states if state is not None)
-    with CheckpointWriter(path, format_name=_ENSEMBLE_FORMAT, needed_bytes=needed) as writer:
+    _save(path, states, _ENSEMBLE_FORMAT)
+
+
+def _save(path: str | Path, states: Sequence[dict[str, Any] | None], form: str) -> None:
+    single = form == _FORMAT
+    needed = sum(column.nbytes for state in states if state for column in (state.get("columns") or {}).values())
+    with CheckpointWriter(path, format_name=form, needed_bytes=needed) as writer:
         progress.begin(needed)
-        put = [None if state is None else _put_rows(writer, state, f"{i}:") for i, state in enumerate(states)]
-        writer.commit({"members": put})
-
-
-def _row_bytes(state: dict[str, Any]) -> int:
-    return sum(column.nbytes for column in (state.get("columns") or {}).values())
+        put = [state and _put_rows(writer, state, "" if single else f"{i}:") for i, state in enumerate(states)]
+        writer.commit(put[0] or {} if single else {"members": put})
 
 
 def _put_rows(writer: CheckpointWriter, state: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -94,22 +75,7 @@ def _put_rows(writer: CheckpointWriter, state: dict[str, Any], prefix: str) -> d
 
 def load_storage(path: str | Path, storage: Storage, checkpointer: Any = None) -> None:
     """Read what `save_storage` wrote; see `Storage.loads`."""
-    reader = CheckpointReader(path, format_name=_FORMAT)
-    progress.begin(reader.nbytes * (1 + (len(storage) > 0)))
-    with readable(f"a storage in {path}"):
-        states = [_read_state(reader, reader.state(), storage, "")]
-    if len(storage):
-        reader.verify_arrays()
-    load_converted(states[0], storage, checkpointer)
-
-
-def load_converted(state: dict[str, Any], storage: Storage, checkpointer: Any = None) -> None:
-    """Load the state of one storage, whose rows hooks may have converted.
-
-    Raises:
-        CheckpointError: if it does not fit; nothing has changed.
-    """
-    _load([state], [storage], checkpointer)
+    load_states(_read(path, [storage], _FORMAT), [storage], checkpointer)
 
 
 def load_storages(path: str | Path, storages: Sequence[Storage]) -> None:
@@ -118,24 +84,34 @@ def load_storages(path: str | Path, storages: Sequence[Storage]) -> None:
     Raises:
         CheckpointError: if there is another number of storages, or one does not fit.
     """
-    reader = CheckpointReader(path, format_name=_ENSEMBLE_FORMAT)
-    progress.begin(reader.nbytes * (1 + any(map(len, storages))))
-    with readable(f"storages in {path}"):
-        saved = reader.state()["members"]
+    load_states(_read(path, storages, _ENSEMBLE_FORMAT), storages)
+
+
+def _read(path: str | Path, storages: Sequence[Storage], form: str) -> list[dict[str, Any] | None]:
+    """Return the states in a checkpoint; columns are read when they are copied."""
+    reader, single, used = CheckpointReader(path, format_name=form), form == _FORMAT, any(map(len, storages))
+    progress.begin(reader.nbytes * (1 + used))
+    with readable(f"a storage in {path}"):
+        body = reader.state()
+        saved = [body] if single else body["members"]
         if len(saved) != len(storages):
             msg = f"the checkpoint holds {len(saved)} storages, the ensemble {len(storages)}"
             raise CheckpointError(msg)
         states = [
-            None if state is None else _read_state(reader, state, storage, f"{i}:")
+            None if state is None else _read_state(reader, state, storage, "" if single else f"{i}:")
             for i, (state, storage) in enumerate(zip(saved, storages, strict=True))
         ]
-    if any(len(storage) for storage in storages):
+    if used:
         reader.verify_arrays()
-    _load(states, storages)
+    return states
 
 
-def _load(states: Sequence[dict[str, Any] | None], storages: Sequence[Storage], checkpointer: Any = None) -> None:
-    """Load states that were read from a checkpoint, all or none; None empties the storage."""
+def load_states(states: Sequence[dict[str, Any] | None], storages: Sequence[Storage], checkpointer: Any = None) -> None:
+    """Load states that were read from a checkpoint, whose rows hooks may have converted; None empties the storage.
+
+    Raises:
+        CheckpointError: if one does not fit; nothing has changed.
+    """
     pairs = list(zip(states, storages, strict=True))
     for state, storage in pairs:
         _require_known_tree(state, storage)

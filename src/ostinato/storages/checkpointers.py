@@ -16,7 +16,7 @@ from ostinato.durable.progress import BYTES, Progress
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, KindError, UsageError
 from ostinato.storages.base import check_hook
-from ostinato.storages.checkpoint import convert_rows, load_converted, load_storage, save_storage
+from ostinato.storages.checkpoint import convert_rows, load_states, load_storage, save_storage
 from ostinato.storages.ensemble import StorageEnsemble
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
             if not isinstance(state, dict) or "hooked" not in state:
                 msg = f"{file} holds no rows of a storage: it was written by something else"
                 raise CheckpointError(msg)
-            load_converted({**state, "columns": {_COLUMN: _as_tensor(raw)}}, storage, self)
+            load_states([{**state, "columns": {_COLUMN: _as_tensor(raw)}}], [storage], self)
 
     def _file(self, path: str | Path) -> Path:
         given = Path(path).absolute()

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast, final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.index import select
 from ostinato.core.rows import Schema, describe, map_leaves
 from ostinato.durable.codecs import ZlibCodec, find_codec, map_in_threads
 from ostinato.durable.dtypes import DTYPES, check_shape, dtype_name, raw_view, shape_nbytes
-from ostinato.errors import CheckpointError, KindError, OstinatoError
+from ostinato.errors import CheckpointError, KindError
 from ostinato.storages.base import check_device
-from ostinato.storages.blobs import join_blobs, split_blobs
+from ostinato.storages.checkpoint import readable
+from ostinato.storages.columns import join_blobs, split_blobs
 from ostinato.storages.list import ListStorage
-from ostinato.storages.object_columns import pack, unpack
+from ostinato.storages.objects import object_array, pack, unpack
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ostinato.durable.codecs import AnyCodec
 
@@ -43,9 +42,9 @@ class _Packed:
     """Whether it was a NumPy array."""
 
     @property
-    def nbytes(self) -> int:
-        """Bytes before compression."""
-        return shape_nbytes(self.shape, self.dtype)
+    def size(self) -> int:
+        """Compressed bytes."""
+        return len(self.blob) if isinstance(self.blob, bytes) else int(getattr(self.blob, "nbytes", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,12 @@ class _PackedTree:
 
     schema: Schema
     leaves: list[_Packed]
-    objects: Sequence[Any]
+    objects: Sequence[np.ndarray[Any, Any]]
+
+    @property
+    def size(self) -> int:
+        """Compressed bytes."""
+        return sum(leaf.size for leaf in self.leaves)
 
 
 @final
@@ -133,7 +137,10 @@ class CompressedListStorage(ListStorage):
     @property
     def nbytes(self) -> int:
         """Compressed bytes; the size of objects that are not tensors or arrays is not known."""
-        return sum(_size(leaf.blob) for item in self._items for leaf in _leaves(item, _Packed))
+        sizes: list[int] = []
+        for item in self._items:
+            map_leaves(item, lambda leaf: sizes.append(leaf.size if _is_packed(leaf) else 0))
+        return sum(sizes)
 
     def to_bytestream(self, data: Any) -> builtins.bytes:
         """Return the memory of a tensor or array as bytes, which is what is compressed.
@@ -159,64 +166,58 @@ class CompressedListStorage(ListStorage):
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
-    def admit(self, data: Any, lead: int) -> tuple[list[Any], int]:
-        """Check and compress rows; see `ListStorage.admit`.
+    def _stored(self, rows: Sequence[Any]) -> list[Any]:
+        """Return rows compressed.
 
         Raises:
-            KindError: for rows that `extend` cannot separate, and tensors that have no plain memory.
+            KindError: for tensors that have no plain memory.
         """
-        rows, count = super().admit(data, lead)
-        return self._pack_rows(rows), count
+        return self._over_leaves(super()._stored(rows), self._pack)
 
-    def gather(self, slots: Tensor, *, pin: bool = False) -> list[Any]:
-        """Return the objects at `slots` with their tensors decompressed."""
-        return self._unpack_rows(super().gather(slots, pin=pin))
+    def _shown(self, rows: list[Any]) -> list[Any]:
+        """Return rows with their tensors decompressed."""
+        return self._over_leaves(rows, self._unpack)
 
-    def read(self, index: Any, *, swap: bool = False) -> Any:  # noqa: ARG002
-        """Return one object, or the list of objects at a slice, tensor or mask. Copy."""
-        picked = select(index, (len(self),), self.device)
-        span = picked.span
-        rows = [self._items[slot] for slot in picked.slots.tolist()] if span is None else self._items[span]
-        rows = self._unpack_rows(rows)
-        return rows if picked.batch else rows[0]
+    def _over_leaves(self, rows: list[Any], change: Callable[[Any], Any]) -> list[Any]:
+        """Return rows with all leaves changed, in several threads if the codec is the library's."""
+        sizes: list[int] = []
+        for row in () if self._own else rows[:1]:  # the first one stands for all
+            map_leaves(row, lambda leaf: sizes.append(_plain_bytes(leaf)))
+        return map_in_threads(lambda part: [map_leaves(row, change) for row in part], rows, sum(sizes) * len(rows))
 
-    def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
-        """Check and compress one object for each slot; return a function that writes them.
+    def _pack(self, leaf: Any) -> Any:
+        """Return a leaf of a row compressed; objects that are not tensors or arrays unchanged."""
+        if isinstance(leaf, np.ndarray):
+            try:
+                tensor = torch.from_numpy(np.ascontiguousarray(leaf).reshape(leaf.shape))
+            except (TypeError, ValueError):
+                return leaf  # of objects, text or another byte order
+            return self._pack_tensor(tensor, array=True)
+        if isinstance(leaf, Tensor):
+            return self._pack_tensor(leaf)
+        if not kinds.is_tensor_collection(leaf):
+            return leaf
+        schema = describe(leaf, 0, bare=True)
+        if self._schema == schema:
+            schema = self._schema
+        self._schema = schema
+        flat = schema.flatten(leaf, (), 0)
+        return _PackedTree(schema, [self._pack_tensor(x) for x in flat.leaves], flat.objects)
 
-        Raises:
-            SchemaError: if the number of rows differs from that of the slots.
-        """
-        rows = kinds.unstack(data) if batch else [data]
-        packed = self._pack_rows(list(rows))
-        return super().prepare_edit(slots, packed if batch else packed[0], batch)
-
-    def scores(self, payload: list[Any], path: tuple[Hashable, ...]) -> Tensor | None:
-        """Return the field at `path` of rows that have keys, `[rows, *shape]`."""
-        return super().scores(self._unpack_rows(payload), path)
-
-    def _pack_rows(self, rows: list[Any]) -> list[Any]:
-        known = [self._schema]
-        opened = [map_leaves(row, lambda leaf: _open(leaf, known)) for row in rows]
-        self._schema = known[0]
-        return self._over_leaves(opened, _Waiting, self._pack)
-
-    def _unpack_rows(self, rows: list[Any]) -> list[Any]:
-        flat = self._over_leaves(rows, _Packed, self._unpack)
-        return [map_leaves(row, self._close) for row in flat]
-
-    def _over_leaves(self, rows: list[Any], kind: type, change: Callable[[Any], Any]) -> list[Any]:
-        """Return rows with all leaves of a kind changed, in several threads if the codec is the library's."""
-        leaves = [leaf for row in rows for leaf in _leaves(row, kind)]
-        nbytes = 0 if self._own else sum(map(attrgetter("nbytes"), leaves))
-        changed = iter(map_in_threads(lambda part: map(change, part), leaves, nbytes))
-        return [_replace(row, kind, changed) for row in rows]
-
-    def _pack(self, leaf: _Waiting) -> _Packed:
-        tensor = leaf.tensor
+    def _pack_tensor(self, tensor: Tensor, *, array: bool = False) -> _Packed:
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
+            msg = f"only dense tensors with data can be compressed, got {tensor.layout} on {tensor.device}: convert it"
+            raise KindError(msg)
+        tensor = tensor.detach()
         blob = self.compression_fn(tensor) if self._own else self.codec.encode(raw_view(_as_host_tensor(tensor)))
-        return _Packed(blob, tensor.dtype, tuple(tensor.shape), leaf.array)
+        return _Packed(blob, tensor.dtype, tuple(tensor.shape), array)
 
-    def _unpack(self, leaf: _Packed) -> Tensor | np.ndarray[Any, Any]:
+    def _unpack(self, leaf: Any) -> Any:
+        """Return a leaf as it was given."""
+        if isinstance(leaf, _PackedTree):
+            return leaf.schema.build(list(map(self._unpack, leaf.leaves)), (), self.device, leaf.objects)
+        if not isinstance(leaf, _Packed):
+            return leaf
         given = {"type": "tensor", "shape": torch.Size(leaf.shape), "dtype": leaf.dtype, "device": self.device}
         tensor = (self.decompression_fn if self._own else self._decompress)(leaf.blob, given)
         return tensor.numpy() if leaf.array else tensor.to(self.device)
@@ -229,11 +230,6 @@ class CompressedListStorage(ListStorage):
         raw_view(tensor)[:] = self.codec.decode(self.to_bytestream(blob), tensor.nbytes)
         return tensor
 
-    def _close(self, leaf: Any) -> Any:
-        if not isinstance(leaf, _PackedTree):
-            return leaf
-        return leaf.schema.build(cast("Any", leaf.leaves), (), self.device, leaf.objects)
-
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -242,12 +238,65 @@ class CompressedListStorage(ListStorage):
         Raises:
             CheckpointError: if a row has an object that can only be pickled, and that is not allowed.
         """
-        state, blobs = super().state_dict(), list[Any]()
-        items = [_to_node(item, blobs, allow_pickle=self.allow_pickle) for item in self._items]
+        blobs: list[Any] = []
+        items = [self._show(item, blobs) for item in self._items]
         values, ends = join_blobs([blob if isinstance(blob, bytes) else b"" for blob in blobs])
         own = {str(i): blob for i, blob in enumerate(blobs) if not isinstance(blob, bytes)}
-        name = "functions" if self._own else self.codec.name
-        return {**state, "items": items, "codec": name, "columns": {"values": values, "ends": ends}, "own": own}
+        return {
+            **super().state_dict(),
+            "items": items,
+            "codec": self._codec_name,
+            "columns": {"values": values, "ends": ends},
+            "own": own,
+        }
+
+    @property
+    def _codec_name(self) -> str:
+        return "functions" if self._own else self.codec.name
+
+    def _show(self, row: Any, blobs: list[Any]) -> dict[str, Any]:
+        """Return a row as plain values: without its compressed leaves, and what describes these in their order."""
+        notes: list[Any] = []
+
+        def show(leaf: Any) -> Any:
+            if not _is_packed(leaf):
+                notes.append(None)
+                return leaf
+            parts = leaf.leaves if isinstance(leaf, _PackedTree) else [leaf]
+            blobs.extend(part.blob for part in parts)
+            described = [[dtype_name(part.dtype), list(part.shape), part.array] for part in parts]
+            notes.append({"leaves": described})
+            if isinstance(leaf, _PackedTree):
+                columns = [values.reshape(-1).tolist() for values in leaf.objects]
+                objects = [[pack(value, allow_pickle=self.allow_pickle) for value in values] for values in columns]
+                notes[-1] |= {"schema": leaf.schema.to_json(), "objects": objects}
+            return None
+
+        return {"row": pack(map_leaves(row, show), allow_pickle=self.allow_pickle), "leaves": notes}
+
+    def _read(self, saved: dict[str, Any], blobs: list[Any]) -> Any:
+        """Return the row that `_show` showed; takes its compressed bytes from the end of `blobs`."""
+        notes = list(reversed(saved["leaves"]))
+
+        def read(leaf: Any) -> Any:
+            note = notes.pop()
+            if note is None:
+                return leaf
+            parts = []
+            for dtype, size, array in note["leaves"]:
+                shape = check_shape(size)
+                if shape is None:
+                    msg = f"the shape {size!r}"
+                    raise ValueError(msg)
+                parts.append(_Packed(blobs.pop(), DTYPES[dtype], shape, bool(array)))
+            if "schema" not in note:
+                return parts[0]
+            schema = Schema.from_json(note["schema"])
+            columns = zip(note["objects"], schema.objects, strict=True)
+            objects = [object_array(x, leaf.shape, allow_pickle=self.allow_pickle) for x, leaf in columns]
+            return _PackedTree(schema, parts, objects)
+
+        return map_leaves(unpack(saved["row"], allow_pickle=self.allow_pickle), read)
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Check that the rows fit, and that this storage can decompress them.
@@ -256,12 +305,14 @@ class CompressedListStorage(ListStorage):
             CheckpointError: naming the difference.
         """
         super().check_state(state)
-        mine = "functions" if self._own else self.codec.name
         saved = state.get("codec")
-        if saved == mine or (not self._own and saved in {"zlib", "zstd"}):
+        if saved == self._codec_name or (not self._own and saved in {"zlib", "zstd"}):
             return
         how = "its functions" if saved == "functions" else f"codec={saved!r}"
-        msg = f"the checkpoint's rows are compressed with {how}, the storage has {mine!r}: load into such a one"
+        msg = (
+            f"the checkpoint's rows are compressed with {how}, the storage has {self._codec_name!r}: load into such a "
+            "one"
+        )
         raise CheckpointError(msg)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -272,158 +323,33 @@ class CompressedListStorage(ListStorage):
         """
         self.check_state(state)
         columns = state["columns"]
-        blobs: list[Any] = list(split_blobs(read_column(columns["values"]), read_column(columns["ends"])))
-        for i, blob in (state.get("own") or {}).items():
-            blobs[int(i)] = blob
-        items = [_from_node(item, blobs, allow_pickle=self.allow_pickle) for item in state["items"]]
+        with readable("a CompressedListStorage"):
+            blobs: list[Any] = list(split_blobs(read_column(columns["values"]), read_column(columns["ends"])))
+            for i, blob in (state.get("own") or {}).items():
+                blobs[int(i)] = blob
+            blobs.reverse()
+            items = [self._read(item, blobs) for item in state["items"]]
         if not self._own and state["codec"] != self.codec.name:
             other = CompressedListStorage(codec=state["codec"])
-            items = self._pack_rows(other._unpack_rows(items))
+            items = self._over_leaves(other._shown(items), self._pack)
         super().load_state_dict({**state, "items": items})
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A tensor, or an array as a tensor, that is to be compressed."""
-
-    tensor: Tensor
-    array: bool
-
-    @property
-    def nbytes(self) -> int:
-        return self.tensor.nbytes
+def _is_packed(leaf: Any) -> bool:
+    return isinstance(leaf, (_Packed, _PackedTree))
 
 
-def _open(leaf: Any, known: list[Schema | None]) -> Any:
-    """Return a leaf of a row with what is to be compressed marked; `known` holds the schema of the last TensorDict."""
-    if isinstance(leaf, Tensor):
-        return _Waiting(_plain(leaf), array=False)
-    if isinstance(leaf, np.ndarray):
-        try:
-            return _Waiting(torch.from_numpy(np.ascontiguousarray(leaf).reshape(leaf.shape)), array=True)
-        except (TypeError, ValueError):
-            return leaf  # of objects, text or another byte order
-    if not kinds.is_tensor_collection(leaf):
-        return leaf
-    schema = describe(leaf, 0, bare=True)
-    if known[0] is not None and known[0] == schema:
-        schema = known[0]
-    known[0] = schema
-    flat = schema.flatten(leaf, (), 0)
-    return _PackedTree(schema, [cast("Any", _Waiting(_plain(x), array=False)) for x in flat.leaves], flat.objects)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
-        msg = f"only dense tensors with data can be compressed, got {tensor.layout} on {tensor.device}: convert it"
-        raise KindError(msg)
-    return tensor.detach()
+def _plain_bytes(leaf: Any) -> int:
+    """Return the bytes of a leaf before compression, roughly."""
+    if isinstance(leaf, _PackedTree):
+        return leaf.schema.nbytes
+    if isinstance(leaf, _Packed):
+        return shape_nbytes(leaf.shape, leaf.dtype)
+    if kinds.is_tensor_collection(leaf):
+        return describe(leaf, 0, bare=True).nbytes
+    return int(getattr(leaf, "nbytes", 0))
 
 
 def _as_host_tensor(data: Tensor | np.ndarray[Any, Any]) -> Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(data)) if isinstance(data, np.ndarray) else data.detach()
     return tensor.as_subclass(Tensor).cpu().resolve_conj().resolve_neg().contiguous()
-
-
-def _leaves(row: Any, kind: type) -> Iterator[Any]:
-    """Yield the leaves of a kind in the order in which `_replace` replaces them."""
-    if isinstance(row, kind):
-        yield row
-    elif isinstance(row, _PackedTree):
-        yield from (leaf for leaf in row.leaves if isinstance(leaf, kind))
-    elif isinstance(row, dict):
-        for value in row.values():
-            yield from _leaves(value, kind)
-    elif isinstance(row, (list, tuple)):
-        for value in row:
-            yield from _leaves(value, kind)
-
-
-def _replace(row: Any, kind: type, values: Iterator[Any]) -> Any:
-    if isinstance(row, kind):
-        return next(values)
-    if isinstance(row, _PackedTree):
-        return replace(row, leaves=[next(values) if isinstance(leaf, kind) else leaf for leaf in row.leaves])
-    if type(row) is dict:
-        return {key: _replace(value, kind, values) for key, value in row.items()}
-    if isinstance(row, (list, tuple)):
-        made = [_replace(value, kind, values) for value in row]
-        return type(row)(*made) if hasattr(row, "_fields") else type(row)(made)
-    return row
-
-
-def _size(blob: Any) -> int:
-    return len(blob) if isinstance(blob, bytes) else int(getattr(blob, "nbytes", 0))
-
-
-# -- rows in checkpoints -----------------------------------------------------------------------------------------------
-
-
-def _to_node(row: Any, blobs: list[Any], *, allow_pickle: bool) -> list[Any]:
-    """Return a row as plain values, with the positions of compressed leaves in `blobs`."""
-    if isinstance(row, _Packed):
-        blobs.append(row.blob)
-        return ["leaf", len(blobs) - 1, dtype_name(row.dtype), list(row.shape), row.array]
-    if isinstance(row, _PackedTree):
-        leaves = [_to_node(leaf, blobs, allow_pickle=allow_pickle) for leaf in row.leaves]
-        columns = [np.asarray(values, dtype=object).reshape(-1).tolist() for values in row.objects]
-        objects = [[pack(value, allow_pickle=allow_pickle) for value in values] for values in columns]
-        return ["tree", row.schema.to_json(), leaves, objects]
-    if type(row) is dict:
-        return ["dict", [[key, _to_node(row[key], blobs, allow_pickle=allow_pickle)] for key in row]]
-    if type(row) in {list, tuple}:
-        return [type(row).__name__, [_to_node(value, blobs, allow_pickle=allow_pickle) for value in row]]
-    return ["object", pack(row, allow_pickle=allow_pickle)]
-
-
-def _from_node(node: Any, blobs: list[Any], *, allow_pickle: bool) -> Any:
-    """Return the row that `_to_node` wrote.
-
-    Raises:
-        CheckpointError: if it is damaged, or pickled and that is not allowed.
-    """
-    try:
-        kind, *rest = node
-        if kind == "leaf":
-            return _read_leaf(rest, blobs)
-        if kind == "tree":
-            return _read_tree(rest, blobs, allow_pickle=allow_pickle)
-        (body,) = rest
-        if kind == "dict":
-            return {key: _from_node(value, blobs, allow_pickle=allow_pickle) for key, value in body}
-        if kind in {"list", "tuple"}:
-            made = [_from_node(value, blobs, allow_pickle=allow_pickle) for value in body]
-            return made if kind == "list" else tuple(made)
-        if kind == "object":
-            return unpack(body, allow_pickle=allow_pickle)
-    except OstinatoError:
-        raise
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        msg = f"a compressed row of the checkpoint cannot be read ({type(error).__name__}: {error}): it is damaged"
-        raise CheckpointError(msg) from error
-    msg = f"a compressed row of the checkpoint has the unknown kind {str(kind)[:80]!r}: it is damaged"
-    raise CheckpointError(msg)
-
-
-def _read_leaf(node: list[Any], blobs: list[Any]) -> _Packed:
-    position, dtype, size, array = node
-    shape = check_shape(size)
-    if shape is None or type(position) is not int or not 0 <= position < len(blobs):
-        msg = f"shape {size!r} at position {position!r} of {len(blobs)}"
-        raise ValueError(msg)
-    return _Packed(blobs[position], DTYPES[dtype], shape, bool(array))
-
-
-def _read_tree(node: list[Any], blobs: list[Any], *, allow_pickle: bool) -> _PackedTree:
-    body, saved, columns = node
-    schema = Schema.from_json(body)
-    leaves = [_from_node(leaf, blobs, allow_pickle=allow_pickle) for leaf in saved]
-    forms = [(leaf.dtype, leaf.shape) for leaf in leaves]
-    if forms != [(leaf.dtype, leaf.shape) for leaf in schema.leaves] or len(columns) != len(schema.objects):
-        msg = f"leaves {forms} of {schema}"
-        raise ValueError(msg)
-    objects = []
-    for leaf, values in zip(schema.objects, columns, strict=True):
-        found = [unpack(value, allow_pickle=allow_pickle) for value in values]
-        objects.append(np.fromiter(found, dtype=object, count=len(found)).reshape(leaf.shape))
-    return _PackedTree(schema, leaves, objects)

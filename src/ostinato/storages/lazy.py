@@ -11,12 +11,10 @@ from ostinato.core.counts import StoredRows, make_counts
 from ostinato.core.kinds import require_tensordict, show_path
 from ostinato.errors import CheckpointError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
-from ostinato.storages.byte_budget import RowsPresent, check_budget, rows_that_stay
-from ostinato.storages.codec_table import CodecTable, CodedColumn, check_codec, codecs_of, raise_mapped_codec
-from ostinato.storages.late_fields import LateFields
+from ostinato.storages.byte_budget import check_budget, rows_that_stay
+from ostinato.storages.coded import CodedColumns, check_codec, codecs_of
 from ostinato.storages.memory import HeapMemory, Memory
-from ostinato.storages.object_columns import ObjectColumns
-from ostinato.storages.single_copy import SingleCopyTable, check_option, find_pairs, read_pairs
+from ostinato.storages.single_copy import NextColumns, check_option, find_pairs
 from ostinato.storages.table import Table, plan_layout
 from ostinato.storages.tensor import TensorStorage
 
@@ -26,9 +24,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.episodes.table import EpisodeTable
-    from ostinato.core.rows import Path, Schema
+    from ostinato.core.rows import Schema
     from ostinato.durable.codecs import AnyCodec
     from ostinato.storages.byte_budget import Evict
+    from ostinato.storages.columns import Columns
+    from ostinato.storages.table import Block
 
 __all__ = ["LazyTensorStorage"]
 
@@ -130,7 +130,6 @@ class LazyTensorStorage(TensorStorage):
         """Whether small fields share a row."""
         self._given: Memory | None = None
         self._at = make_counts(StoredRows)
-        self._late = LateFields(max_size, self.device)
 
     def lay_out(self, schema: Schema) -> None:
         """Fix the schema before the first rows; see `Storage.lay_out`.
@@ -151,38 +150,48 @@ class LazyTensorStorage(TensorStorage):
         """Drop the schema and the memory of rows, so that the next rows may have another."""
         self._table = None
         self._at.plain = False
-        self._objects = None
         self.num_envs = 1
         self.capacity = self.max_size
 
-    def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
+    def _lay_out(
+        self,
+        schema: Schema,
+        batch: tuple[int, ...],
+        device: torch.device,
+        mapped: Mapping[int, Any] | None = None,
+        layout: list[Block] | None = None,
+    ) -> None:
+        """Allocate memory for rows of a schema, or map saved columns as memory; `layout` is that of existing files."""
+        num_envs = batch[-1] if self.ndim > 1 else 1
+        self._check_first_rows(schema, batch, num_envs)
+        if self._auto:
+            self.device = device
+        capacity, memory = -(-self.max_size // num_envs) * num_envs, self._memory()
+        naming = None if isinstance(self._single_copy, bool) else self._single_copy
+        pairs = find_pairs(schema, naming) if self._single_copy else ()
+        kinds = self._other_columns(schema, capacity, memory)
+        elsewhere = {position for pair in pairs for position in pair}.union(*(kind.positions for kind in kinds))
+        kept = [*(mate for _, mate in pairs), *(i for i in range(len(schema.leaves)) if i not in elsewhere)]
+        if mapped is not None:
+            dense = _mapped(schema, mapped, capacity)
+        else:
+            # Packed rows are faster with the native gather only; torch gathers contiguous columns faster.
+            packed = self.packed and backend.native is not None and self.device.type == "cpu"
+            leaves = [schema.leaves[i] for i in kept]
+            layout = layout or plan_layout(leaves, packed=packed, align=1 if pairs else 8)
+            dense = Table.allocate(schema, kept, capacity, memory, layout)
+        if pairs:
+            kinds.append(NextColumns(schema, pairs, dense, num_envs, memory))
+        self._table = self._fields(schema, dense, kinds, kept, num_envs)
+        self.num_envs, self.capacity = num_envs, capacity
+
+    def _check_first_rows(self, schema: Schema, batch: tuple[int, ...], num_envs: int) -> None:
         if self.consolidated and schema.kind not in {"tensordict", "tensorclass"}:
             msg = f"Cannot consolidate non-tensordict storages, got rows of the kind {schema.kind!r}: omit consolidated"
             raise OptionError(msg)
-        if self._auto:
-            self.device = device
-        num_envs = batch[-1] if self.ndim > 1 else 1
         if num_envs < 1:
             msg = f"rows must have at least one environment, got batch size {list(batch)}"
             raise SchemaError(msg)
-        capacity = self._capacity_for(num_envs)
-        objects = self._object_columns(schema, capacity)
-        memory = self._memory()
-        # Packed rows are faster with the native gather only; torch gathers contiguous columns faster.
-        packed = self.packed and backend.native is not None and self.device.type == "cpu"
-        if self._single_copy:
-            pairs = find_pairs(schema, None if isinstance(self._single_copy, bool) else self._single_copy)
-            self._table = SingleCopyTable(schema, capacity, num_envs, pairs, memory, packed=packed)
-        elif self._codec is not None:
-            self._table = CodecTable(schema, capacity, codecs_of(schema, self._codec), memory, packed=packed)
-        else:
-            layout = plan_layout(schema.leaves, packed=packed)
-            memory.check(sum(block.stride for block in layout) * capacity)
-            self._table = Table.allocate(schema, capacity, memory, layout)
-        self._objects, self.num_envs, self.capacity = objects, num_envs, capacity
-        self._late = LateFields(capacity, self.device)
-
-    def _object_columns(self, schema: Schema, capacity: int) -> ObjectColumns | None:
         if schema.objects and self._given is not None:
             names = ", ".join(show_path(leaf.path) for leaf in schema.objects)
             msg = (
@@ -190,31 +199,17 @@ class LazyTensorStorage(TensorStorage):
                 "encode them as tensors, or make the buffer without shared=True"
             )
             raise KindError(msg)
-        return ObjectColumns(schema.objects, capacity) if schema.objects else None
+
+    def _other_columns(self, schema: Schema, capacity: int, memory: Memory) -> list[Columns]:
+        """Return the columns of fields that are not dense, without those of next observations and objects."""
+        if self._codec is None:
+            return []
+        return [CodedColumns(schema, capacity, codecs_of(schema, self._codec), memory.device)]
 
     @property
     def mappable(self) -> bool:  # type: ignore[override]
         """Whether files can be mapped as its rows."""
         return self.device.type == "cpu" and not self._single_copy and self._codec is None
-
-    def _lay_mapped(self, schema: Schema, state: dict[str, Any], num_envs: int) -> None:
-        pairs = read_pairs(state, schema)
-        if pairs:
-            shown = ", ".join(
-                f"{_dotted(schema.leaves[i].path)} (as {_dotted(schema.leaves[mate].path)} of the next row)"
-                for i, mate in pairs
-            )
-            msg = (
-                f"the checkpoint was saved with single_copy, it stores {shown} once: such rows cannot be mapped, load "
-                "it with mmap=False"
-            )
-            raise CheckpointError(msg)
-        if any(isinstance(column, CodedColumn) for column in state["columns"].values()):
-            raise_mapped_codec(schema, state)
-        capacity = -(-self.max_size // num_envs) * num_envs
-        objects = self._object_columns(schema, capacity)
-        self._table = Table.map(schema, state["columns"], capacity)
-        self._objects, self.num_envs, self.capacity = objects, num_envs, capacity
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the rows that are present and the options; memory of unwritten rows is not pickled."""
@@ -247,23 +242,17 @@ class LazyTensorStorage(TensorStorage):
 
     def rows_that_stay(self, payload: Any, oldest: int, episodes: EpisodeTable | None) -> Tensor | None:
         """Return the slots that stay when rows leave because of `max_bytes`; see `Storage.rows_that_stay`."""
-        if self._budget is None or not isinstance(self._table, CodecTable):
+        if self._budget is None or self._table is None:
             return None
-        ring = RowsPresent(self._at.rows, oldest, self.num_envs)
-        return rows_that_stay(self._budget, self._table, payload.found, ring, episodes)
+        return rows_that_stay(self._budget, self._table, payload, self._at.rows, oldest, episodes)
 
     def keep(self, slots: Tensor) -> None:
         """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        if self._budget is None or not isinstance(self._table, CodecTable):
+        if self._budget is None or self._table is None:
             super().keep(slots)
             return
-        rows = slots.shape[0]
         self._table.keep(slots)
-        if self._objects is not None:
-            self._objects.keep(slots)
-        if self._late.columns:
-            self._late.keep(slots)
-        self._at.rows, self._at.cursor = rows, rows % self.capacity
+        self._at.rows, self._at.cursor = slots.shape[0], slots.shape[0] % self.capacity
 
     def _codecs(self) -> list[AnyCodec]:
         codec = self._codec
@@ -283,8 +272,8 @@ class LazyTensorStorage(TensorStorage):
             f"ndim={self.ndim}": self.ndim > 1,
             "device='auto'": self._auto,
             f"device={str(self.device)!r}": self.device.type != "cpu",
-            "text or other non-tensor fields": self._objects is not None,
-            "fields added later": bool(self._late.columns),
+            "text or other non-tensor fields": self._table is not None and bool(self._table.schema.objects),
+            "fields added later": self._table is not None and bool(self._table.late.columns),
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -300,5 +289,14 @@ class LazyTensorStorage(TensorStorage):
             self._lay_out(schema, (), self.device)
 
 
-def _dotted(path: Path) -> str:
-    return ".".join(map(str, path))
+def _mapped(schema: Schema, sources: Mapping[int, Any], capacity: int) -> Table:
+    """Return a table in the files of saved columns.
+
+    Raises:
+        CheckpointError: if some are saved in a form that cannot be mapped.
+    """
+    for source in sources.values():
+        if hasattr(source, "how"):
+            msg = f"the checkpoint was saved with {source.how}, which cannot be mapped: load it with mmap=False"
+            raise CheckpointError(msg)
+    return Table.map(schema, sources, capacity)

@@ -1,10 +1,10 @@
-"""ListStorage: rows of any Python objects, one list item for each row."""
+"""ListStorage: rows of any Python objects, one list item for each row; LazyStackStorage: TensorDicts of any shapes."""
 
 from __future__ import annotations
 
 import sys
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 from torch import Tensor
@@ -13,18 +13,20 @@ from ostinato.core import kinds
 from ostinato.core.index import select
 from ostinato.core.records import Run
 from ostinato.core.rows import map_leaves
-from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
+from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 from ostinato.storages.base import Storage, check_capacity, check_device, find_seam
 from ostinato.storages.checkpoint import require_form
-from ostinato.storages.object_columns import owned, pack, unpack
+from ostinato.storages.objects import owned, pack, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from ostinato.core.records import Placement
-    from ostinato.core.rows import Schema
+    from ostinato.core.rows import Path, Schema
 
-__all__ = ["ListStorage"]
+__all__ = ["LazyStackStorage", "ListStorage"]
+
+_LAYOUTS = ("lazy", "nested", "padded")
 
 
 class ListStorage(Storage):
@@ -54,6 +56,10 @@ class ListStorage(Storage):
     """
 
     form = "objects"
+    capacity: int = 0
+    """Maximum number of rows."""
+    cursor: int = 0
+    """Slot after the newest row."""
 
     def __init__(
         self,
@@ -63,28 +69,18 @@ class ListStorage(Storage):
         allow_pickle: bool = False,
         compilable: bool = False,  # noqa: ARG002
     ) -> None:
-        self._max_size = sys.maxsize if max_size is None else check_capacity(max_size)
+        self.capacity = sys.maxsize if max_size is None else check_capacity(max_size)
         self._target = None if device is None else check_device(device)
         if self._target is not None:
             self.device = self._target
         self.allow_pickle = allow_pickle
         self._items: list[Any] = []
-        self._cursor = 0
-
-    @property
-    def capacity(self) -> int:
-        """Maximum number of rows."""
-        return self._max_size
+        self.cursor = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors and arrays; the size of other objects is not known."""
         return sum(int(getattr(item, "nbytes", 0)) for item in self._items)
-
-    @property
-    def cursor(self) -> int:
-        """Slot after the newest row."""
-        return self._cursor
 
     @property
     def default_collate(self) -> Callable[[Any], Any]:
@@ -97,7 +93,7 @@ class ListStorage(Storage):
 
     def __repr__(self) -> str:
         """Class and number of rows."""
-        return f"ListStorage(rows={len(self)}, capacity={self._max_size}, bytes of tensors={self.nbytes})"
+        return f"ListStorage(rows={len(self)}, capacity={self.capacity}, bytes of tensors={self.nbytes})"
 
     def admit(self, data: Any, lead: int) -> tuple[list[Any], int]:
         """Check one object, or a list, tuple, range, iterator, array, tensor or TensorDict of rows.
@@ -106,7 +102,7 @@ class ListStorage(Storage):
             KindError: if `extend` is given a dict or text, which could be one row or many.
         """
         if lead == 0:
-            return [self._copied(data)], 1
+            return self._stored([data]), 1
         if isinstance(data, (dict, str, bytes)):
             msg = (
                 "extend() of a ListStorage takes rows (list, tuple, range, tensor, TensorDict), got one "
@@ -121,11 +117,15 @@ class ListStorage(Storage):
                 f"{type(data).__name__} ({error}): use add() for one row"
             )
             raise KindError(msg) from None
-        return [self._copied(row) for row in rows], len(rows)
+        return self._stored(rows), len(rows)
 
-    def _copied(self, row: Any) -> Any:
-        """Return a copy of a row on the device of the storage."""
-        return self._moved(owned(row))
+    def _stored(self, rows: Sequence[Any]) -> list[Any]:
+        """Return rows as the list holds them: copies on the device of the storage."""
+        return [self._moved(owned(row)) for row in rows]
+
+    def _shown(self, rows: list[Any]) -> list[Any]:
+        """Return rows of the list as they were given."""
+        return rows
 
     def _moved(self, row: Any) -> Any:
         target = self._target
@@ -138,12 +138,12 @@ class ListStorage(Storage):
         if isinstance(placement, Run):
             slots = [(placement.start + i) % placement.capacity for i in range(placement.rows)]
             rows = payload[placement.skip :]
-            self._cursor = (placement.start + placement.rows) % placement.capacity
+            self.cursor = (placement.start + placement.rows) % placement.capacity
         else:
             slots = placement.slots.tolist()
             rows = [payload[i] for i in placement.rows.tolist()]
-            end = max(len(self._items), *(slot + 1 for slot in slots), 0) % self._max_size
-            self._cursor = end if placement.cursor is None else placement.cursor
+            end = max(len(self._items), *(slot + 1 for slot in slots), 0) % self.capacity
+            self.cursor = end if placement.cursor is None else placement.cursor
         for slot, row in sorted(zip(slots, rows, strict=True), key=itemgetter(0)):  # a list grows at its end
             if slot == len(self._items):
                 self._items.append(row)
@@ -156,7 +156,7 @@ class ListStorage(Storage):
     def gather(self, slots: Tensor, *, pin: bool = False) -> list[Any]:  # noqa: ARG002
         """Return the objects at `slots`, not copied."""
         items = self._items
-        return [items[slot] for slot in slots.tolist()]
+        return self._shown([items[slot] for slot in slots.tolist()])
 
     def present(self, payload: list[Any], batch: tuple[int, ...]) -> Any:
         """Return the list of rows, or the single row if `batch` is empty."""
@@ -175,15 +175,14 @@ class ListStorage(Storage):
         if not isinstance(saved, list) or len(saved) != rows:
             msg = f"the checkpoint holds a queued draw of {rows} rows without an object for each: it is damaged"
             raise CheckpointError(msg)
-        return [self._copied(unpack(row, allow_pickle=self.allow_pickle)) for row in saved]
+        return [self._moved(owned(unpack(row, allow_pickle=self.allow_pickle))) for row in saved]
 
     def read(self, index: Any, *, swap: bool = False) -> Any:  # noqa: ARG002
         """Return one object, or the list of objects at a slice, tensor or mask."""
         picked = select(index, (len(self),), self.device)
-        if picked.span is not None:
-            return self._items[picked.span] if picked.batch else self._items[picked.span.start]
-        rows = [self._items[slot] for slot in picked.slots.tolist()]
-        return rows if picked.batch else rows[0]
+        items = self._items
+        rows = [items[slot] for slot in picked.slots.tolist()] if picked.span is None else items[picked.span]
+        return self.present(self._shown(rows), picked.batch)
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
         """Check that there is one object for each slot; return a function that writes them.
@@ -191,7 +190,7 @@ class ListStorage(Storage):
         Raises:
             SchemaError: if the number of rows differs from that of the slots.
         """
-        rows = [self._copied(row) for row in kinds.unstack(data)] if batch else [self._copied(data)]
+        rows = self._stored(kinds.unstack(data) if batch else [data])
         if len(rows) != slots.shape[0]:
             msg = f"{slots.shape[0]} rows are chosen, {len(rows)} were given: give one for each"
             raise SchemaError(msg)
@@ -205,13 +204,13 @@ class ListStorage(Storage):
     def clear(self) -> None:
         """Remove all objects."""
         self._items = []  # a new list, since a reader may iterate over the old one
-        self._cursor = 0
+        self.cursor = 0
 
     def scores(self, payload: list[Any], path: tuple[Hashable, ...]) -> Tensor | None:
         """Return the field at `path` of rows that have keys, `[rows, *shape]`."""
         try:
             values = []
-            for row in payload:
+            for row in self._shown(payload):
                 value = row
                 for key in path:
                     value = value[key]
@@ -225,8 +224,8 @@ class ListStorage(Storage):
         return {
             "form": self.form,
             "items": list(self._items),
-            "cursor": self._cursor,
-            "capacity": self._max_size,
+            "cursor": self.cursor,
+            "capacity": self.capacity,
             "allow_pickle": self.allow_pickle,
         }
 
@@ -236,8 +235,8 @@ class ListStorage(Storage):
         Raises:
             CheckpointError: naming the number of rows and the capacity.
         """
-        if len(state["items"]) > self._max_size:
-            msg = f"the checkpoint holds {len(state['items'])} rows, the storage has room for {self._max_size}"
+        if len(state["items"]) > self.capacity:
+            msg = f"the checkpoint holds {len(state['items'])} rows, the storage has room for {self.capacity}"
             raise CheckpointError(msg)
         if not all(isinstance(state.get(name), int) for name in ("cursor", "capacity")):
             msg = "the checkpoint's list of rows has no cursor or no capacity: it is damaged"
@@ -245,14 +244,14 @@ class ListStorage(Storage):
 
     def seam(self, state: dict[str, Any]) -> int:
         """Return the slot of the oldest row of a saved ring that `load_state_dict` rotates to slot 0, else 0."""
-        return find_seam(state, len(state["items"]), self._max_size)
+        return find_seam(state, len(state["items"]), self.capacity)
 
     def hold(self, *, replaced: bool) -> Callable[[], None]:  # noqa: ARG002
         """Return a function that restores the present list, which a load replaces."""
-        kept = self._items, self._cursor
+        kept = self._items, self.cursor
 
         def restore() -> None:
-            self._items, self._cursor = kept
+            self._items, self.cursor = kept
 
         return restore
 
@@ -266,8 +265,8 @@ class ListStorage(Storage):
         self.check_state(state)
         items, seam = list(map(self._moved, state["items"])), self.seam(state)
         self._items = items[seam:] + items[:seam]
-        grown = self._max_size != state["capacity"]
-        self._cursor = (len(self._items) if grown else int(state["cursor"])) % self._max_size
+        grown = self.capacity != state["capacity"]
+        self.cursor = (len(self._items) if grown else int(state["cursor"])) % self.capacity
 
 
 def collate_rows(rows: list[Any]) -> Any:
@@ -287,3 +286,131 @@ def collate_rows(rows: list[Any]) -> Any:
             "TensorDicts need none"
         )
         raise KindError(msg) from error
+
+
+@final
+class LazyStackStorage(ListStorage):
+    """A list of TensorDicts or tensorclasses of different shapes, such as token sequences, read as one batch.
+
+    Each row is a copy in memory of its own; a batch copies its rows.
+
+    Args:
+        max_size: capacity in rows; None for no limit.
+        stack_dim: dimension of the batch among the batch dimensions of the rows; negative ones count from the end.
+            Rows without batch dimensions have only 0 (or -1).
+        layout: of batches, and of `storage[index]` for several rows. "lazy": a `LazyStackedTensorDict`, whose fields
+            are stacked when they are read; those of different shapes are read row by row. "nested": fields of
+            different lengths are jagged nested tensors (values and offsets). "padded": fields are padded at the end of
+            their first dimension with 0, and the batch, a TensorDict, has a bool mask of the same name under "masks".
+        device: where the tensors of rows are moved when they are written; None leaves each where it is.
+        allow_pickle: see `ListStorage`.
+        compilable: no effect, see `ListStorage`.
+
+    Raises:
+        CapacityError: if `max_size` is not a positive integer.
+        OptionError: for another layout, a `stack_dim` that is no integer, or one with "nested" or "padded".
+        MissingExtraError: tensordict is not installed (`pip install 'ostinato[tensordict]'`).
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from ostinato import LazyStackStorage, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyStackStorage(100), batch_size=8)
+        >>> _ = rb.add(TensorDict({"tokens": torch.arange(3), "reward": torch.tensor(1.0)}))
+        >>> _ = rb.add(TensorDict({"tokens": torch.arange(5), "reward": torch.tensor(0.0)}))
+        >>> batch = rb.sample()
+        >>> batch["reward"].shape, sorted({len(row["tokens"]) for row in batch.unbind(0)})
+        (torch.Size([8]), [3, 5])
+    """
+
+    def __init__(
+        self,
+        max_size: int | None = None,
+        *,
+        stack_dim: int = 0,
+        layout: Literal["lazy", "nested", "padded"] = "lazy",
+        device: torch.device | str | int | None = None,
+        allow_pickle: bool = False,
+        compilable: bool = False,
+    ) -> None:
+        kinds.require_tensordict("LazyStackStorage", "use RaggedTensorStorage, which also stores dicts")
+        super().__init__(max_size, device=device, allow_pickle=allow_pickle, compilable=compilable)
+        if layout not in _LAYOUTS:
+            msg = f"layout must be one of {_LAYOUTS}, got {layout!r}"
+            raise OptionError(msg)
+        if layout != "lazy" and stack_dim not in {0, -1}:
+            msg = f"layout={layout!r} makes batches along dimension 0, got stack_dim={stack_dim}: use layout='lazy'"
+            raise OptionError(msg)
+        if isinstance(stack_dim, bool) or not isinstance(stack_dim, int):
+            msg = f"stack_dim must be an integer, got {stack_dim!r}"
+            raise OptionError(msg)
+        self.stack_dim = stack_dim
+        self.layout = layout
+
+    def __repr__(self) -> str:
+        """Class, number of rows and layout."""
+        return f"LazyStackStorage(rows={len(self)}, capacity={self.capacity}, layout={self.layout!r})"
+
+    @property
+    def default_collate(self) -> Callable[[Any], Any]:
+        """Stack rows into a batch."""
+        return self.stack
+
+    def stack(self, rows: Any) -> Any:
+        """Return a list of rows as one batch of the layout; a batch is returned as it is. Copy.
+
+        Raises:
+            SchemaError: if "nested" or "padded" rows differ in more than the length of their fields.
+        """
+        if not isinstance(rows, list) or not rows:
+            return rows
+        copies = [row.clone() for row in rows]
+        if self.layout == "lazy":
+            dims = rows[0].batch_dims + 1
+            if not -dims <= self.stack_dim < dims:
+                msg = f"stack_dim={self.stack_dim} is out of range for rows with {dims - 1} batch dimensions"
+                raise SchemaError(msg)
+            return kinds.lazy_stack(copies, self.stack_dim % dims)
+        try:
+            return kinds.stack_lengths(copies, padded=self.layout == "padded")
+        except (RuntimeError, ValueError) as error:
+            msg = (
+                f"rows cannot be a {self.layout} batch ({error}): fields may differ in their first dimension alone; "
+                "layout='lazy' takes any rows"
+            )
+            raise SchemaError(msg) from error
+
+    def field_at(self, slots: Tensor, path: Path) -> Tensor | list[Any]:
+        """Return one field of the rows at `slots`: a tensor if their shapes are equal, else a list.
+
+        Raises:
+            KeyMissingError: if a row lacks the field.
+        """
+        values = [kinds.find_field(row, path) for row in self.gather(slots)]
+        missing = sum(value is None for value in values)
+        if missing:
+            msg = (
+                f"Could not find key {kinds.show_path(path)} in the replay buffer: {missing} of {len(values)} rows "
+                "lack it; write the field, or name another"
+            )
+            raise KeyMissingError(msg)
+        if all(isinstance(value, Tensor) for value in values):
+            same = len({(value.shape, value.dtype) for value in values}) == 1
+            return torch.stack(values) if same else [value.tolist() for value in values]
+        return [value.tolist() if hasattr(value, "tolist") else value for value in values]
+
+    def _stored(self, rows: Sequence[Any]) -> list[Any]:
+        """Return rows as the list holds them.
+
+        Raises:
+            KindError: for rows that are no TensorDicts or tensorclasses.
+        """
+        for row in rows:
+            if not kinds.is_tensor_collection(row):
+                msg = f"LazyStackStorage holds TensorDicts and tensorclasses, got {type(row).__name__}: use ListStorage"
+                raise KindError(msg)
+        return super()._stored(rows)
+
+    def read(self, index: Any, *, swap: bool = False) -> Any:
+        """Return one row, or a batch of the rows at a slice, tensor or mask. Copy of several rows."""
+        return self.stack(super().read(index, swap=swap))

@@ -15,12 +15,10 @@ from ostinato.durable.arrays import ArrayRecord, read_array, write_array
 from ostinato.durable.manifest import read_manifest, write_manifest
 from ostinato.durable.progress import BYTES, Progress, begin, finish
 from ostinato.errors import CheckpointError, DirectoryInUseError, OptionError, UsageError
-from ostinato.storages.late_fields import LateFields
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.memory import MappedMemory, Memory
-from ostinato.storages.object_columns import check_objects, pack_column, unpack_column
-from ostinato.storages.single_copy import SingleCopyTable, checked_apart, find_pairs
-from ostinato.storages.table import Block, Table, plan_layout
+from ostinato.storages.objects import pack_column, unpack_column
+from ostinato.storages.table import Block, plan_layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from ostinato.core.counts import StoredRows
     from ostinato.core.records import Placement
     from ostinato.durable.progress import ProgressOption
+    from ostinato.storages.table import Table
 
 __all__ = ["LazyMemmapStorage"]
 
@@ -208,63 +207,38 @@ class LazyMemmapStorage(LazyTensorStorage):
                 "empty" if self._table is None else "temporary; pass scratch_dir, or save with dumps()"
             )
             raise UsageError(msg)
-        if self._late.columns:
-            msg = f"flush() cannot keep fields added later ({list(self._late.columns)}): save with dumps()"
-            raise UsageError(msg)
-        objects = self._write_objects(self._mapped.directory)
-        single = None
-        if isinstance(self._table, SingleCopyTable):
-            single = _write_next_rows(self._mapped.directory, self._table, self._at.rows)
+        state = self._write_parts(self._mapped.directory)
         begin(sum(self._mapped.sizes().values()))
         self._mapped.sync()
         finish()
         write_manifest(
             self._mapped.directory,
             {
-                "rows": self._at.rows,
-                "cursor": self._at.cursor,
-                "lanes": self.num_envs,  # its name in the checkpoint format
+                **state,
                 "max_size": self.max_size,
-                "capacity": self._table.capacity,
-                "ndim": self.ndim,
-                "schema": self._table.schema.to_json(),
-                "single_copy": single,
-                **({} if objects is None else {"objects": objects}),
-                "layout": [[block.stride, [list(member) for member in block.members]] for block in self._table.layout],
+                "layout": [
+                    [block.stride, [list(member) for member in block.members]] for block in self._table.dense.layout
+                ],
             },
             format_name=_FORMAT,
         )
         self._flushed = True
         self._at.plain = False  # the next write removes the manifest
 
-    def _write_objects(self, directory: Path) -> dict[str, Any] | None:
-        """Write the fields of objects to files; return their records."""
-        if self._objects is None:
-            return None
-        columns = self._objects.state(self._at.rows, allow_pickle=False)["objects"]
-        packed = {name: pack_column(name, values, allow_pickle=False) for name, values in columns.items()}
+    def _write_parts(self, directory: Path) -> dict[str, Any]:
+        """Write what is not in the mapped blocks to files; return the state with the records of these files."""
+        state, table = self.state_dict(), self._require()
+        dense = {table.schema.column_names[i] for i in table.kept}
+        parts = {name: column for name, column in state["columns"].items() if name not in dense}
+        forms = {}
+        for name, values in state.get("objects", {}).items():
+            forms[name], *found = pack_column(name, values, allow_pickle=False)
+            parts |= zip((f"{name}.text", f"{name}.ends"), found, strict=True)
         records = {}
-        for number, (name, (form, *arrays)) in enumerate(packed.items()):
-            files = []
-            for part, array in zip(("text", "ends"), arrays, strict=True):
-                (directory / f"block-{part}{number}.bin").unlink(missing_ok=True)
-                files.append(write_array(directory, f"block-{part}{number}.bin", array).to_json())
-            records[name] = {"form": form, "files": files}
-        return records
-
-    def _read_objects(self, directory: Path, body: dict[str, Any]) -> None:
-        """Read the fields of objects of a directory."""
-        schema = self._require().schema
-        self._objects = self._object_columns(schema, body["capacity"])
-        if self._objects is None:
-            return
-        found = {}
-        for name, node in body.get("objects", {}).items():
-            text, ends = (read_array(directory, ArrayRecord.from_json(record)) for record in node["files"])
-            found[name] = unpack_column(name, node["form"], text, ends, allow_pickle=False)
-        state = {"rows": self._at.rows, "objects": found}
-        check_objects(schema, state)
-        self._objects.load(state)
+        for number, (name, column) in enumerate(parts.items()):
+            (directory / f"block-part{number}.bin").unlink(missing_ok=True)
+            records[name] = write_array(directory, f"block-part{number}.bin", column).to_json()
+        return {**state, "columns": records, "objects": forms}
 
     def _end_flush(self) -> None:
         """Remove the manifest of an earlier `flush` before rows change: a crash must not mix old with new rows."""
@@ -281,7 +255,6 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._closed = True
         super().forget_form()
         self._at.rows = self._at.cursor = 0
-        self._late.clear()
         if self._mapped is not None:
             self._mapped.close()
             self._mapped = None
@@ -303,7 +276,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         mapped = self._mapped or MappedMemory(self._directory, remove=self.auto_cleanup)
         if self._at.rows and self._table is not None:
             packed = self.packed and backend.native is not None
-            if list(self._table.layout) != plan_layout(self._table.schema.leaves, packed=packed):
+            if list(self._table.dense.layout) != plan_layout(self._table.schema.leaves, packed=packed):
                 msg = (
                     f"the files in {mapped.directory} were written with another layout: load the rows from a checkpoint"
                 )
@@ -359,46 +332,42 @@ class LazyMemmapStorage(LazyTensorStorage):
         layout = [
             Block(stride, tuple((int(i), int(offset)) for i, offset in members)) for stride, members in body["layout"]
         ]
-        single = body.get("single_copy")
-        if bool(single) != bool(self._single_copy):
+        if bool(body["single_copy"]) != bool(self._single_copy):
             msg = (
-                f"the directory {directory} holds a storage {'with' if single else 'without'} single_copy, got "
-                f"single_copy={self._single_copy!r}: open it with the same option, or choose another scratch_dir"
+                f"the directory {directory} holds a storage {'with' if body['single_copy'] else 'without'} "
+                f"single_copy, got single_copy={self._single_copy!r}: open it with the same option, or choose another "
+                "scratch_dir"
             )
             raise CheckpointError(msg)
-        self._mapped = MappedMemory(directory, remove=self.auto_cleanup)
-        self._mapped.must_exist({f"block{n}.bin": b.stride * body["capacity"] for n, b in enumerate(layout)})
-        if single:
-            self._table = self._reopen_single(schema, layout, body)
-        else:
-            self._table = Table.allocate(schema, body["capacity"], self._mapped, layout)
-        self._at.rows, self._at.cursor, self.num_envs = body["rows"], body["cursor"], body["lanes"]
-        self.capacity = body["capacity"]
-        self._read_objects(directory, body)
-        self._late = LateFields(self._table.capacity, self.device)
+        MappedMemory(directory, remove=False).must_exist(
+            {f"block{n}.bin": b.stride * body["capacity"] for n, b in enumerate(layout)}
+        )
+        super()._lay_out(schema, (body["lanes"],), self.device, None, layout)
+        table, rows = self._require(), int(body["rows"])
+        columns = {name: read_array(directory, ArrayRecord.from_json(node)) for name, node in body["columns"].items()}
+        objects = {}
+        for name, form in body["objects"].items():
+            text, ends = (columns.pop(f"{name}.{part}") for part in ("text", "ends"))
+            objects[name] = unpack_column(name, form, text, ends, allow_pickle=False)
+        placed = zip(table.kept, table.dense.view(slice(rows)), strict=True)
+        columns |= {schema.column_names[i]: column for i, column in placed}
+        _, state, sources = self._open({**body, "columns": columns, "objects": objects, "mapped": True}, 0)
+        table.load(state, sources)
+        self._at.rows, self._at.cursor = rows, body["cursor"]
         self._flushed = True
-        _in_files.add(self)
 
-    def _reopen_single(self, schema: Schema, layout: list[Block], body: dict[str, Any]) -> SingleCopyTable:
-        rows, num_envs, capacity = int(body["rows"]), int(body["lanes"]), int(body["capacity"])
-        mapped, naming = self._mapped, None if isinstance(self._single_copy, bool) else self._single_copy
-        pairs = find_pairs(schema, naming)
-        records = [ArrayRecord.from_json(node) for node in body["single_copy"]]
-        apart, *nexts = [read_array(mapped.directory, record) for record in records]  # type: ignore[union-attr]
-        apart = checked_apart(apart, rows, num_envs, capacity)
-        wanted = [(schema.leaves[i].dtype, (int(apart.sum()), *schema.leaves[i].shape)) for i, _ in pairs]
-        if [(value.dtype, tuple(value.shape)) for value in nexts] != wanted or num_envs < 1:
-            msg = f"the directory {self._directory} was made with another single_copy, or is damaged"
-            raise CheckpointError(msg)
-        table = SingleCopyTable(schema, capacity, num_envs, pairs, mapped, packed=self.packed, layout=layout)  # type: ignore[arg-type]
-        table.begin(apart, nexts)
-        return table
-
-    def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
+    def _lay_out(
+        self,
+        schema: Schema,
+        batch: tuple[int, ...],
+        device: torch.device,
+        mapped: Mapping[int, Any] | None = None,
+        layout: list[Block] | None = None,
+    ) -> None:
         for path in self._foreign():
             # left by a process that did not flush: it is not known which of the bytes are rows
             path.unlink()
-        super()._lay_out(schema, batch, device)
+        super()._lay_out(schema, batch, device, mapped, layout)
 
     def _options(self) -> dict[str, Any]:
         """Return the options of a copy, which has temporary files of its own."""
@@ -408,13 +377,3 @@ class LazyMemmapStorage(LazyTensorStorage):
             "single_copy": self._single_copy,
             "allow_pickle": self.allow_pickle,
         }
-
-
-def _write_next_rows(directory: Path, table: SingleCopyTable, rows: int) -> list[dict[str, Any]]:
-    """Write which rows have a next observation of their own, and these, to files; return the records."""
-    apart, nexts = table.apart_rows(rows)
-    records = []
-    for number, value in enumerate([apart, *nexts]):
-        (directory / f"block-apart{number}.bin").unlink(missing_ok=True)
-        records.append(write_array(directory, f"block-apart{number}.bin", value).to_json())
-    return records

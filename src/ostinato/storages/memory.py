@@ -19,8 +19,6 @@ from ostinato.errors import DamagedFileError, MissingFileError, StorageMemoryErr
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["HeapMemory", "MappedMemory", "Memory", "show_bytes"]
-
 _LARGE_BYTES = 8 << 20
 """Smallest block for which huge pages are requested; a smaller one would be rounded up to them."""
 

@@ -2,41 +2,312 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato._backend import backend
 from ostinato.core import kinds
 from ostinato.core.kinds import show_field, show_path
-from ostinato.core.rows import Flat, Schema, as_bits
+from ostinato.core.rows import Flat, as_bits
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
+from ostinato.storages.columns import Columns, check_ends, take_parts, targets
 from ostinato.storages.lazy import LazyTensorStorage
-from ostinato.storages.ragged_table import RaggedTable, jagged, offsets_of, ragged_columns
+from ostinato.storages.table import check_alike, checked_choice, last_of_each, read_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from ostinato.core.rows import Path
-    from ostinato.storages.payload import Payload
+    from ostinato.core.records import Placement, Plan, Request
+    from ostinato.core.rows import Leaf, Path, Schema
+    from ostinato.storages.columns import Payload
+    from ostinato.storages.memory import Memory
 
 __all__ = ["RaggedTensorStorage"]
 
 _LAYOUTS = ("lazy", "nested", "padded")
 Layout = Literal["lazy", "nested", "padded"]
+_NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
+_Values: TypeAlias = tuple[Tensor, Tensor]
+"""The values of a field of rows, one after the other, `[total, *F]`, and the length of each, int64 `[rows]`."""
 
 
-class _Given(NamedTuple):
-    """The values of one field of rows that are written."""
+_CHUNK = 2**20
+"""Elements that are moved at once when values are compacted."""
+
+
+def jagged(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return values `[total, *F]` as a nested tensor `[n, j, *F]` of the layout `torch.jagged`. A view of them."""
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+
+def _offsets_of(nested: Tensor) -> Tensor:
+    """Return where the rows of a jagged tensor `[n, j, *F]` begin and end in its values, int64 `[n + 1]`."""
+    offsets: Tensor = nested.offsets()  # type: ignore[attr-defined]
+    return offsets
+
+
+def _lengths_of(nested: Tensor) -> Tensor:
+    """Return the lengths of the rows of a jagged tensor, int64 `[n]`."""
+    return torch.diff(_offsets_of(nested))
+
+
+class _Arena(NamedTuple):
+    """Values and where those of each slot lie; both are replaced together, so that a reader has one of two states."""
 
     values: Tensor
-    """`[total, *F]`, of the dtype that was given."""
-    lengths: Tensor
-    """int64 `[rows]`."""
-    typed: bool = True
-    """Whether dtype and shape are known: not those of an empty list."""
+    """`[elements, *F]`."""
+    spans: Tensor
+    """int64 `[capacity, 2]`: start and length."""
+
+
+def _take(values: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
+    """Copy spans `[n, 2]` of values; return them one after the other, `[total, *F]`, and their lengths `[n]`.
+
+    Spans that another thread is writing may be torn: they are cut to the values there are.
+    """
+    starts = spans[:, 0].clamp(0, values.shape[0])
+    lengths = torch.minimum(spans[:, 1].clamp(min=0), values.shape[0] - starts)
+    ends = lengths.cumsum(0)
+    total = int(ends[-1]) if ends.shape[0] else 0
+    at = torch.arange(total, device=values.device)
+    at += torch.repeat_interleave(starts - ends + lengths, lengths, output_size=total)
+    return as_bits(values).index_select(0, at).view(values.dtype), lengths
+
+
+@final
+class _RaggedColumn:
+    """The values of one field for `capacity` slots, one after the other in a single tensor.
+
+    New values are appended. When the tensor is full, the values of rows that are still there are copied to a new one of
+    twice their size, so it has at most twice the elements that were present and about to be written at that moment, and
+    each element that is written costs O(1) on average. While values are copied, both tensors are in memory.
+
+    Args:
+        leaf: the field; its shape is that of one element.
+        capacity: slots.
+        memory: on which device, and how much is free.
+    """
+
+    def __init__(self, leaf: Leaf, capacity: int, memory: Memory) -> None:
+        self.leaf = leaf
+        self._memory = memory
+        self._capacity = capacity
+        self.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values, free ones included, and of 16 bytes per slot."""
+        return self._arena.values.nbytes + self._arena.spans.nbytes
+
+    def clear(self) -> None:
+        """Remove all values."""
+        device = self._memory.device
+        with torch.inference_mode(mode=False):
+            spans = torch.zeros((self._capacity, 2), dtype=torch.int64, device=device)
+            values = torch.empty((0, *self.leaf.shape), dtype=self.leaf.dtype, device=device)
+        self._arena = _Arena(values, spans)
+        self._used = self._live = 0
+
+    def take(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values of slots (int64 `[n]`), `[total, *F]`, and their lengths `[n]`. Copy.
+
+        Raises:
+            IndexError: if a slot is out of range.
+        """
+        values, spans = self._arena
+        return _take(values, spans.index_select(0, slots))
+
+    def choose(self, other: _RaggedColumn, slots: Tensor, pick: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values of slots, those where `pick` (bool `[n]`) is set from another column. Copy."""
+        parts = [column.take(slots) for column in (self, other)]
+        values = torch.cat([part[0] for part in parts])
+        lengths = torch.cat([part[1] for part in parts])
+        spans = torch.stack((lengths.cumsum(0) - lengths, lengths), 1)
+        rows = slots.shape[0]
+        return _take(values, torch.where(pick[:, None], spans[rows:], spans[:rows]))
+
+    def reserve(self, elements: int) -> None:
+        """Make room for elements, so that `put` allocates nothing.
+
+        Raises:
+            StorageMemoryError: if there is not enough memory; nothing has changed.
+        """
+        old = self._arena
+        if self._used + elements <= old.values.shape[0]:
+            return
+        size = 2 * (self._live + elements)
+        self._memory.check(size * self.leaf.nbytes)
+        lengths = old.spans[:, 1]
+        with torch.inference_mode(mode=False):
+            values = torch.empty((size, *self.leaf.shape), dtype=self.leaf.dtype, device=old.values.device)
+            ends = lengths.cumsum(0)
+            spans = torch.stack((ends - lengths, lengths), 1)
+        rows = torch.nonzero(lengths)[:, 0]
+        pieces = (ends[rows] - lengths[rows]) // _CHUNK
+        sizes = torch.unique_consecutive(pieces, return_counts=True)[1].tolist()
+        done = 0
+        for part in torch.split(rows, sizes):
+            moved, _ = _take(old.values, old.spans[part])
+            as_bits(values)[done : done + moved.shape[0]] = as_bits(moved)
+            done += moved.shape[0]
+        self._arena, self._used = _Arena(values, spans), done  # the old one is not changed: a reader may have it
+
+    def put(self, slots: Tensor, values: Tensor, lengths: Tensor) -> None:
+        """Write values `[total, *F]`, `lengths` (int64 `[n]`) of them to each of `slots`, which are distinct."""
+        total = values.shape[0]
+        self.reserve(total)
+        mine, spans = self._arena
+        slots, lengths = slots.to(spans.device), lengths.to(spans.device)
+        as_bits(mine)[self._used : self._used + total] = as_bits(values).to(mine.device)
+        self._live += total - int(spans[slots, 1].sum())
+        spans[slots] = torch.stack((lengths.cumsum(0) - lengths + self._used, lengths), 1)
+        self._used += total
+
+    def replace(self, values: Tensor, lengths: Tensor) -> None:
+        """Remove all values, and write the first slots."""
+        self.clear()
+        self.put(torch.arange(lengths.shape[0], device="cpu"), values, lengths)
+
+    def put_nested(self, slots: Tensor, rows: Tensor, nested: Tensor) -> None:
+        """Write rows (int64 `[n]`) of a jagged tensor to slots; of equal slots the last one wins."""
+        slots, rows = last_of_each(slots, rows)
+        offsets = _offsets_of(nested).to(rows.device)
+        if rows.shape[0] == offsets.shape[0] - 1 and torch.equal(rows, torch.arange(rows.shape[0], device=rows.device)):
+            self.put(slots, nested.values(), torch.diff(offsets))
+            return
+        starts = offsets[rows]
+        spans = torch.stack((starts, offsets[rows + 1] - starts), 1)
+        values = nested.values()
+        self.put(slots, *_take(values, spans.to(values.device)))
+
+
+@final
+class RaggedColumns(Columns):
+    """The ragged fields of the rows of a storage.
+
+    The leaf of such a field has the dtype and shape of one element. Its rows are a jagged nested tensor wherever other
+    fields have a tensor `[n, *leaf.shape]`: in rows that are written, and in those that are read.
+
+    Args:
+        schema: of a row.
+        positions: of the leaves that differ in length.
+        capacity: rows.
+        memory: on which device, and how much is free.
+    """
+
+    def __init__(self, schema: Schema, positions: Sequence[int], capacity: int, memory: Memory) -> None:
+        self.positions = sorted(positions)
+        self._schema, self._device = schema, memory.device
+        self._columns = {i: _RaggedColumn(schema.leaves[i], capacity, memory) for i in self.positions}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values and spans."""
+        return sum(column.nbytes for column in self._columns.values())
+
+    def prepare(self, flat: Flat, rows: int, cursor: int | None) -> list[Tensor]:  # noqa: ARG002
+        """Make room for the values of rows."""
+        nested = [flat.leaves[i] for i in self.positions]
+        for column, value in zip(self._columns.values(), nested, strict=True):
+            column.reserve(value.values().shape[0])
+        return nested
+
+    def write(self, placement: Placement, prepared: list[Tensor]) -> None:
+        """Write the values of rows: jagged nested tensors of all rows of the placement."""
+        for column, nested in zip(self._columns.values(), prepared, strict=True):
+            column.put_nested(*targets(placement), nested)
+
+    def write_field(self, position: int, slots: Tensor, value: Tensor) -> None:
+        """Write one field, a jagged nested tensor of `n` rows."""
+        self._columns[position].put_nested(slots, torch.arange(slots.shape[0], device=slots.device), value)
+
+    def gather(self, slots: Tensor, *, pin: bool = False) -> list[Tensor]:
+        """Return jagged nested tensors; those of equal lengths share their offsets."""
+        out: list[Tensor] = []
+        for column in self._columns.values():
+            nested = _pinned(*column.take(slots), pin=pin)
+            for other in out:
+                if torch.equal(_offsets_of(other), _offsets_of(nested)):
+                    # only tensors that share offsets can be added or multiplied
+                    nested = torch.nested.nested_tensor_from_jagged(nested.values(), _offsets_of(other))
+                    break
+            out.append(nested)
+        return out
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request names a ragged field."""
+        return request.leaf in self._columns or request.other in self._columns
+
+    def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
+        """Return a jagged nested tensor for each request."""
+        return [_pinned(*self._take(request), pin=pin) for request in requests]
+
+    def _take(self, request: Request) -> tuple[Tensor, Tensor]:
+        leaf, slots, other, pick = request
+        if other is None and pick is None:
+            return self._columns[leaf].take(slots)
+        other, pick = checked_choice(request)
+        one, two = self._schema.leaves[leaf], self._schema.leaves[other]
+        check_alike(one.dtype, one.shape, two.dtype, two.shape)
+        if leaf not in self._columns or other not in self._columns:
+            msg = f"{one} and {two} cannot take each other's place: only one of them differs in length"
+            raise OptionError(msg)
+        return self._columns[leaf].choose(self._columns[other], slots, pick.to(self._device))
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        for column in self._columns.values():
+            column.clear()
+
+    def keep(self, slots: Tensor) -> None:
+        """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
+        for column in self._columns.values():
+            column.replace(*column.take(slots))
+
+    def add_state(self, state: dict[str, Any], rows: int) -> None:
+        """Add values and ends to the columns of a state, and `ragged`: the names of the fields. Copies."""
+        names = self._schema.column_names
+        state["ragged"] = [names[i] for i in self.positions]
+        for i, column in self._columns.items():
+            values, lengths = column.take(torch.arange(rows, device=self._device))
+            state["columns"] |= {f"{names[i]}.values": values, f"{names[i]}.ends": lengths.cumsum(0)}
+
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> Callable[[], None]:  # noqa: ARG002
+        """Read what `add_state` added; return a function that replaces all rows by it."""
+        read = {i: sources[i].parts() for i in self.positions}
+
+        def finish() -> None:
+            for i, parts in read.items():
+                self._columns[i].replace(*parts)
+
+        return finish
+
+
+def _pinned(values: Tensor, lengths: Tensor, *, pin: bool) -> Tensor:
+    """Return values and lengths as a jagged nested tensor, in page-locked memory if `pin`."""
+    return jagged(values.pin_memory() if pin else values, lengths)
+
+
+@final
+class SavedRagged:
+    """A ragged column of a state, its row `seam` first: values `[total, *F]`, and where those of each row end."""
+
+    def __init__(self, values: Any, ends: Any, seam: int) -> None:
+        self._values, self._ends, self._seam = values, ends, seam
+        self.dtype, self.shape = values.dtype, (int(ends.shape[0]), *values.shape[1:])
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Return values and lengths.
+
+        Raises:
+            DamagedFileError: if the ends do not ascend from 0 to the number of values.
+        """
+        values, ends = read_column(self._values), read_column(self._ends)
+        lengths, cut = check_ends(values, ends), int(ends[self._seam - 1]) if self._seam else 0
+        return torch.cat((values[cut:], values[:cut])), torch.roll(lengths, -self._seam)
 
 
 @final
@@ -126,18 +397,8 @@ class RaggedTensorStorage(LazyTensorStorage):
         """The option because of which processes cannot share its rows."""
         return "ragged fields"
 
-    def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:  # noqa: ARG002
-        positions = self._positions(schema)
-        if self._auto:
-            self.device = device
-        objects = self._object_columns(schema, self.capacity)
-        packed = self.packed and backend.native is not None and self.device.type == "cpu"
-        self._table = RaggedTable(schema, self.capacity, positions, self._memory(), packed=packed)
-        self._objects = objects
-        self._late = type(self._late)(self.capacity, self.device)
-
-    def _positions(self, schema: Schema) -> list[int]:
-        """Return the positions of the ragged fields.
+    def _other_columns(self, schema: Schema, capacity: int, memory: Memory) -> list[Columns]:
+        """Return the columns of the ragged fields.
 
         Raises:
             KindError: if they are not in dicts or TensorDicts.
@@ -149,136 +410,102 @@ class RaggedTensorStorage(LazyTensorStorage):
         if self.layout == "padded" and any(path[0] == "masks" for path in schema.paths):
             msg = "layout='padded' puts masks under 'masks', and the rows have such a field: rename it"
             raise SchemaError(msg)
-        return [schema.find(path) for path in self.ragged]
+        return [RaggedColumns(schema, [schema.find(path) for path in self.ragged], capacity, memory)]
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def admit(self, data: Any, lead: int) -> tuple[Payload, int]:
-        """Check rows; see `LazyTensorStorage.admit`.
-
-        Raises:
-            KeyMissingError: if a ragged field is missing.
-            KindError: if rows are not dicts or TensorDicts, or a ragged field is not made of tensors.
-            SchemaError: if a ragged field has another dtype or shape of elements.
-            StorageMemoryError: if there is not enough memory for the values.
-        """
-        if lead and type(data) is list and not data:
-            return super().admit(data, lead)
-        data, given = self._split(data, lead)
-        fresh = self._table is None
-        payload, rows = super().admit(data, lead)
-        if not rows:
-            return payload, rows
-        try:
-            flat = self._joined(payload.flat, given, rows)
-            self._ragged_table().reserve(flat.leaves)
-        except Exception:
-            if fresh:
-                self.forget_form()
-            raise
-        return payload._replace(flat=flat), rows
-
-    def _ragged_table(self) -> RaggedTable:
-        table = self._require()
-        if not isinstance(table, RaggedTable):
-            msg = f"the table of {type(self).__name__} is a {type(table).__name__}"
-            raise TypeError(msg)
-        return table
-
-    def _split(self, data: Any, lead: int) -> tuple[Any, dict[Path, _Given]]:
+    def _set_aside(self, data: Any, lead: int) -> tuple[Any, dict[Path, _Values]]:
         """Take the ragged fields out of rows; zeros of the dtype and shape of an element take their place."""
         if lead and type(data) is list:
-            pairs = [self._split(row, 0) for row in data]
-            joined = {path: self._join_given([given[path] for _, given in pairs], path) for path in self.ragged}
+            pairs = [self._set_aside(row, 0) for row in data]
+            joined = {path: self._join([given[path][0] for _, given in pairs], path) for path in self.ragged}
             return [row for row, _ in pairs], joined
-        given = {}
+        given: dict[Path, _Values] = {}
         if not isinstance(data, dict) and not kinds.is_tensordict(data):
-            _raise_kind(data)
+            msg = f"rows with ragged fields are dicts or TensorDicts, got a {type(data).__name__}: convert them"
+            raise KindError(msg)
         rest = data.exclude(*self.ragged) if kinds.is_tensordict(data) else dict(data)
         for path in self.ragged:
-            given[path] = found = self._read_ragged(data, path, lead)
-            if not found.typed:
+            given[path] = values, lengths = self._find(data, path, lead)
+            if values is _NOTHING and self._table is None:
                 msg = f"the first rows of the ragged {show_field(path)} are empty lists without a dtype: give a tensor"
                 raise KindError(msg)
-            shape = found.values.shape[1:] if lead == 0 else (found.lengths.shape[0], *found.values.shape[1:])
-            blank = torch.zeros((), dtype=found.values.dtype, device=found.values.device).expand(shape)
+            shape = (*lengths.shape[:lead], *values.shape[1:])
+            blank = torch.zeros((), dtype=values.dtype, device=values.device).expand(shape)
             if kinds.is_tensordict(rest):
                 rest.set(path, blank)
             else:
                 _put(rest, path, blank)
         return rest, given
 
-    def _read_ragged(self, data: Any, path: Path, lead: int) -> _Given:
+    def _find(self, data: Any, path: Path, lead: int) -> _Values:
         """Return one ragged field of a row (`lead` of 0) or of a batch of rows."""
         rows = getattr(data, "tensordicts", None) if kinds.is_tensordict(data) else None
         if rows is not None and lead:
-            return self._join_given([self._read_ragged(row, path, 0) for row in rows], path)
+            return self._join([self._find(row, path, 0)[0] for row in rows], path)
         value = kinds.find_field(data, path)
         if value is None:
             msg = f"rows lack the ragged {show_field(path)}: give it, or do not name it in ragged="
             raise KeyMissingError(msg)
         return self._values_of(value, path, lead)
 
-    def _values_of(self, value: Any, path: Path, lead: int) -> _Given:
+    def _values_of(self, value: Any, path: Path, lead: int) -> _Values:
         if lead == 0:
-            if isinstance(value, (list, tuple)) and not value and self._table is None:
-                return _Given(
-                    _NOTHING,
-                    torch.zeros(1, dtype=torch.int64, device="cpu"),
-                    typed=False,
-                )
-            values = self._row(value, path)
-            return _Given(values, torch.tensor([values.shape[0]], dtype=torch.int64, device="cpu"))
+            return self._join([self._row(value, path)], path)
         if isinstance(value, Tensor) and value.is_nested:
             if value.layout is torch.jagged and value.lengths() is None:  # type: ignore[attr-defined]
-                return _Given(value.values().detach(), torch.diff(offsets_of(value)))
+                return value.values().detach(), _lengths_of(value)
             value = list(value.unbind(0))
         if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object):
-            return self._join_given([self._values_of(row, path, 0) for row in value], path)
+            return self._join([self._row(row, path) for row in value], path)
         dense = kinds.as_tensor(value, path)
         if dense.ndim < 2:
             msg = f"the ragged {show_field(path)} of rows needs the shape [rows, length, ...], got {list(dense.shape)}"
             raise SchemaError(msg)
         lengths = torch.full((dense.shape[0],), dense.shape[1], dtype=torch.int64, device="cpu")
-        return _Given(dense.flatten(0, 1), lengths)
+        return dense.flatten(0, 1), lengths
 
     def _row(self, value: Any, path: Path) -> Tensor:
-        """Return the field of one row, `[length, *F]`."""
+        """Return the field of one row, `[length, *F]`; `_NOTHING` of an empty list that no dtype is known of."""
+        schema = self.schema
         if isinstance(value, (list, tuple)):
-            value = self._numbers(value, path)
-        tensor = kinds.as_tensor(value, path) if self._table is None else self._table.schema.fit(value, path)
+            if not value:
+                leaf = None if schema is None else schema.leaves[schema.find(path)]
+                return _NOTHING if leaf is None else torch.empty((0, *leaf.shape), dtype=leaf.dtype, device="cpu")
+            try:
+                value = np.asarray(value)
+            except ValueError as error:
+                msg = (
+                    f"the ragged {show_field(path)} of a row is a list that is no array ({error}): give one of numbers"
+                )
+                raise KindError(msg) from error
+            if schema is None and value.dtype.kind == "f":  # first rows store Python floats as float32
+                value = value.astype(np.float32)
+        tensor = kinds.as_tensor(value, path) if schema is None else schema.fit(value, path)
         if tensor.ndim == 0:
             msg = f"the ragged {show_field(path)} of a row needs the shape [length, ...], got a single number"
             raise SchemaError(msg)
         return tensor
 
-    def _numbers(self, value: Any, path: Path) -> Tensor:
-        if not value and self._table is not None:
-            leaf = self._table.schema.leaves[self._table.schema.find(path)]
-            return torch.empty((0, *leaf.shape), dtype=leaf.dtype, device="cpu")
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            msg = f"the ragged {show_field(path)} of a row is a list that is no array ({error}): give one of numbers"
-            raise KindError(msg) from error
-        fresh_floats = self._table is None and array.dtype.kind == "f"  # first rows store Python floats as float32
-        return kinds.as_tensor(array.astype(np.float32) if fresh_floats else array, path)
-
-    def _join_given(self, parts: list[_Given], path: Path) -> _Given:
-        known = [part.values for part in parts if part.typed]
+    def _join(self, rows: list[Tensor], path: Path) -> _Values:
+        """Return rows one after the other, and their lengths."""
+        known = [values for values in rows if values is not _NOTHING]
         if len({(values.dtype, values.shape[1:]) for values in known}) > 1:
             shown = ", ".join(sorted({f"{x.dtype}[length{''.join(f', {n}' for n in x.shape[1:])}]" for x in known}))
             msg = f"rows of the ragged {show_field(path)} may differ in their first dimension alone, got {shown}"
             raise SchemaError(msg)
-        lengths = torch.tensor([part.values.shape[0] for part in parts], dtype=torch.int64, device="cpu")
-        if not known:
-            return _Given(_NOTHING, lengths, typed=self._table is not None)
-        return _Given(torch.cat(known), lengths)
+        lengths = torch.tensor([values.shape[0] for values in rows], dtype=torch.int64, device="cpu")
+        return torch.cat(known) if known else _NOTHING, lengths
 
-    def _joined(self, flat: Flat, given: dict[Path, _Given], rows: int) -> Flat:
+    def _put_back(self, flat: Flat, aside: dict[Path, _Values], rows: int) -> Flat:
         """Put ragged fields, checked and cast, into the leaves of rows."""
-        schema, leaves = self._ragged_table().schema, list(flat.leaves)
-        for path, (values, lengths, _) in given.items():
+        joined = self._joined(aside, rows)
+        return flat._replace(leaves=[joined.get(i, leaf) for i, leaf in enumerate(flat.leaves)])
+
+    def _joined(self, given: dict[Path, _Values], rows: int) -> dict[int, Tensor]:
+        """Return jagged nested tensors of ragged fields, checked and cast, by position."""
+        schema, out = self._require().schema, {}
+        for path, (values, lengths) in given.items():
             position = schema.find(path)
             if lengths.shape[0] != rows:
                 msg = f"the ragged {show_field(path)} has {lengths.shape[0]} rows, the other fields have {rows}"
@@ -287,118 +514,90 @@ class RaggedTensorStorage(LazyTensorStorage):
                 msg = f"the lengths of the ragged {show_field(path)} do not add up to its {values.shape[0]} values"
                 raise SchemaError(msg)
             (checked,), *_ = schema.only(position).flatten(values, None, 1)
-            leaves[position] = jagged(checked, lengths.to(checked.device))
-        return Flat(leaves, flat.batch, flat.addresses, flat.objects)
+            out[position] = jagged(checked, lengths.to(checked.device))
+        return out
 
-    def scores(self, payload: Payload, path: tuple[Hashable, ...]) -> Tensor | None:
-        """Return the field at `path` of rows that will be written; see `LazyTensorStorage.scores`."""
-        self._check_dense(path)
-        return super().scores(payload, path)
-
-    def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
-        """Return the field at `path` of some rows; see `LazyTensorStorage.scores_at`."""
-        self._check_dense(path)
-        return super().scores_at(slots, path)
-
-    def _check_dense(self, path: tuple[Hashable, ...]) -> None:
+    def _find_leaf(self, path: tuple[Hashable, ...]) -> int | None:
         if path in self.ragged:
-            msg = f"{show_field(path)} has another length in each row, and a dense field is needed here: name another"
+            msg = f"{show_path(path)} has another length in each row, and a dense field is needed here: name another"
             raise KindError(msg)
+        return super()._find_leaf(path)
+
+    def _fit_field(self, position: int, value: Any, batch: tuple[int, ...], count: int) -> Any:
+        path = self._require().schema.paths[position]
+        if path not in self.ragged:
+            return super()._fit_field(position, value, batch, count)
+        return self._joined({path: self._values_of(value, path, len(batch))}, count)[position]
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
+    def read_plan(self, plan: Plan, *, pin: bool = False) -> list[Tensor]:
+        """Return the fields of a plan's batch; see `LazyTensorStorage.read_plan`.
+
+        Raises:
+            OptionError: if a unit stacks rows of a ragged field.
+        """
+        for position, column in plan.changed.items():
+            path = plan.schema.leaves[position].path
+            if column.tail and path in self.ragged:
+                msg = (
+                    f"{show_field(path)} has another length in each row, so rows of it cannot be stacked: name other "
+                    "fields in the sample_unit"
+                )
+                raise OptionError(msg)
+        return super().read_plan(plan, pin=pin)
+
     def present(self, payload: Payload, batch: tuple[int, ...]) -> Any:
         """Nest rows as they were written, with the ragged fields in the layout of the storage."""
-        table = self._ragged_table()
-        flat, schema, late = payload.flat, table.schema, payload.late
+        flat, schema = payload.flat, self._require().schema
         if len(batch) > 1:
             msg = f"rows with ragged fields are read by one dimension, got an index of the shape {list(batch)}"
             raise SlotError(msg)
+        leaves, objects, masks = list(flat.leaves), list(flat.objects), dict[Any, Tensor]()
+        late = payload.late
         if not batch:
-            leaves = [x.values() if i in table.columns else x[0] for i, x in enumerate(flat.leaves)]
-            data = schema.build(leaves, (), self.device, [x[0, ...] for x in flat.objects])
-            return _with_late(data, {path: value[0] for path, value in late.items()})
-        if self.layout == "lazy" and schema.kind == "tensordict":
-            return _with_late(self._stack(table, flat, batch[0]), late)
-        leaves, masks = list(flat.leaves), dict[Any, Tensor]()
-        for i in table.columns:
-            if self.layout == "padded":
-                leaves[i], mask = _padded(leaves[i])
-                masks["masks", *schema.leaves[i].path] = mask
-            elif self.layout == "lazy":
-                leaves[i] = list(_rows_of(leaves[i]))  # type: ignore[call-overload]
-        data = schema.build(leaves, batch, self.device, flat.objects)
-        return kinds.with_fields(_with_late(data, late), masks)
+            leaves = [x.values() if x.is_nested else x[0] for x in leaves]
+            objects, late = [x[0, ...] for x in objects], {path: value[0] for path, value in late.items()}
+        elif self.layout == "lazy" and schema.kind == "tensordict":
+            return self._with_late(self._stack(flat, batch[0]), late)
+        elif self.layout == "lazy":
+            leaves = [list(_rows_of(x)) if x.is_nested else x for x in leaves]  # type: ignore[misc]
+        elif self.layout == "padded":
+            for i in [schema.find(path) for path in self.ragged]:
+                leaves[i], masks["masks", *schema.leaves[i].path] = _padded(leaves[i])
+        return kinds.with_fields(self._with_late(schema.build(leaves, batch, self.device, objects), late), masks)
 
-    def _stack(self, table: RaggedTable, flat: Flat, rows: int) -> Any:
+    def _stack(self, flat: Flat, rows: int) -> Any:
         """Return rows as a lazy stack of TensorDicts, whose fields are views of one batch."""
+        schema = self._require().schema
         if not rows:
-            return table.schema.build([_padded(x)[0] if x.is_nested else x for x in flat.leaves], (0,), self.device)
+            return schema.build([_padded(x)[0] if x.is_nested else x for x in flat.leaves], (0,), self.device)
         columns = [_rows_of(leaf) if leaf.is_nested else leaf.unbind(0) for leaf in flat.leaves]
-        objects = [[x[i, ...] for x in flat.objects] for i in range(rows)]
-        made = [
-            table.schema.build(row, (), self.device, held)
-            for row, held in zip(zip(*columns, strict=True), objects, strict=True)
-        ]
+        made = []
+        for i, row in enumerate(zip(*columns, strict=True)):
+            made.append(schema.build(row, (), self.device, [x[i, ...] for x in flat.objects]))
         return kinds.lazy_stack(made)
 
     def read(self, index: Any, *, swap: bool = False) -> Any:
         """Return the rows at an index, or one field by its key; see `LazyTensorStorage.read`. Copy."""
-        path = (index,) if isinstance(index, str) else index
-        if isinstance(path, tuple) and path in self.ragged:
-            table = self._ragged_table()
-            column = table.column(table.schema.find(path), self._at.rows)
-            return column if self.layout == "nested" else list(_rows_of(column))
-        return super().read(index, swap=swap)
+        found = super().read(index, swap=swap)
+        one = isinstance(found, Tensor) and found.is_nested and self.layout != "nested"
+        return list(_rows_of(found)) if one else found
 
-    # -- edits ---------------------------------------------------------------------------------------------------------
+    def show_payload(self, payload: Payload) -> dict[str, Any]:
+        """Return gathered rows as plain values and tensors; ragged leaves are values and lengths."""
+        shown = super().show_payload(payload)
+        return {**shown, "leaves": [[x.values(), _lengths_of(x)] if x.is_nested else x for x in shown["leaves"]]}
 
-    def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
-        """Check rows for `slots`; see `LazyTensorStorage.prepare_edit`. New keys cannot be added.
+    def read_payload(self, saved: Any, schema: Schema | None, rows: int) -> Payload:
+        """Return what `show_payload` returned, by copy."""
+        leaves = [self._read_leaf(*x) if isinstance(x, list) else x for x in saved["leaves"]]
+        return super().read_payload({**saved, "leaves": leaves}, schema, rows)
 
-        Raises:
-            SchemaError: if they do not match the stored rows, or there is another number of rows.
-        """
-        table = self._ragged_table()
-        if batch and len(batch) != 1:
-            msg = f"rows with ragged fields are written by one dimension, got an index of the shape {list(batch)}"
-            raise SlotError(msg)
-        if batch and type(data) is list and not data:
-            return super().prepare_edit(slots, data, batch)
-        data, given = self._split(data, len(batch))
-        if batch and type(data) is list:
-            data = self._stacked(data)
-        data, late = self._late.split(data, self._known(), batch)
-        count = slots.shape[0]
-        flat = table.schema.flatten(data, batch, len(batch))
-        leaves = [x.reshape((count, *leaf.shape)) for x, leaf in zip(flat.leaves, table.schema.leaves, strict=True)]
-        joined = self._joined(Flat(leaves, (count,), None), given, count)
-        table.reserve(joined.leaves)
-        kept = self._objects
-        objects = () if kept is None else kept.owned(flat.objects, count)
-
-        def change() -> None:
-            self._end_flush()
-            table.edit(slots, joined)
-            if kept is not None:
-                kept.edit(slots, objects)
-            if late or self._late.columns:
-                self._late.set(slots, late)
-
-        return change
-
-    def prepare_field(
-        self, path: tuple[Hashable, ...], slots: Tensor, value: Any, batch: tuple[int, ...]
-    ) -> Callable[[], None]:
-        """Check the values of one field for `slots`; see `LazyTensorStorage.prepare_field`."""
-        if path not in self.ragged:
-            return super().prepare_field(path, slots, value, batch)
-        table = self._ragged_table()
-        position, given = table.schema.find(path), self._values_of(value, path, len(batch))
-        blank = Flat([_NOTHING] * len(table.schema.leaves), (slots.shape[0],), None)
-        nested = self._joined(blank, {path: given}, slots.shape[0]).leaves[position]
-        table.columns[position].reserve(nested.values().shape[0])
-        return lambda: table.write_column(position, slots, nested)
+    @staticmethod
+    def _read_leaf(values: Tensor, lengths: Tensor) -> Tensor:
+        check_ends(values, lengths.cumsum(0))
+        return jagged(values, lengths)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -411,32 +610,18 @@ class RaggedTensorStorage(LazyTensorStorage):
         msg = f"hooks convert dense fields, and rows have ragged ones, got {hook!r}: save without hooks"
         raise OptionError(msg)
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Check that a state has rows of the same schema and ragged fields, and no more than fit."""
-        super().check_state(self._with_columns(state))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copy rows in; see `LazyTensorStorage.load_state_dict`."""
-        super().load_state_dict(self._with_columns(state))
-
-    def _with_columns(self, state: dict[str, Any]) -> dict[str, Any]:
-        if state.get("schema") is None or "ragged" not in state:
-            return state
-        schema = Schema.from_json(state["schema"], known=self.schema)
-        names = sorted(schema.column_names[i] for i in self._positions(schema))
+    def _find_sources(self, state: dict[str, Any], schema: Schema, seam: int) -> dict[str, Any]:
+        names = sorted(schema.column_names[schema.find(path)] for path in self.ragged)
         if sorted(state["ragged"]) != names:
             msg = f"the checkpoint has the ragged columns {sorted(state['ragged'])}, the storage {names}"
             raise CheckpointError(msg)
-        return ragged_columns(state)
+        found: dict[str, Any] = {}
+        for name in names:
+            found[name] = SavedRagged(*take_parts(state["columns"], name, int(state["rows"]), "values"), seam)
+        return super()._find_sources(state, schema, seam) | found
 
 
-_NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 _KEPT_OPTIONS = ("packed", "device", "allow_pickle")
-
-
-def _raise_kind(data: Any) -> NoReturn:
-    msg = f"rows with ragged fields are dicts or TensorDicts, got a {type(data).__name__}: convert them"
-    raise KindError(msg)
 
 
 def _put(data: dict[Any, Any], path: Path, value: Any) -> None:
@@ -452,15 +637,9 @@ def _put(data: dict[Any, Any], path: Path, value: Any) -> None:
     data[last] = value
 
 
-def _with_late(data: Any, late: dict[Path, Tensor]) -> Any:
-    for path, value in late.items():
-        data[path[0]] = value
-    return data
-
-
 def _padded(nested: Tensor) -> tuple[Tensor, Tensor]:
     """Return a jagged tensor `[n, j, *F]` padded with 0, `[n, longest, *F]`, and the mask of its values."""
-    values, offsets = nested.values(), offsets_of(nested)
+    values, offsets = nested.values(), _offsets_of(nested)
     lengths = torch.diff(offsets)
     longest = int(lengths.max()) if lengths.shape[0] else 0
     mask = torch.arange(longest, device=values.device) < lengths[:, None]
@@ -475,4 +654,4 @@ def _padded(nested: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rows_of(nested: Tensor) -> tuple[Tensor, ...]:
     """Return the rows of a jagged tensor. Views."""
-    return torch.split(nested.values(), torch.diff(offsets_of(nested)).tolist())
+    return torch.split(nested.values(), _lengths_of(nested).tolist())

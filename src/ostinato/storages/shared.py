@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from ostinato.core.records import Placement, Plan
 
-__all__ = ["Segment", "SharedStorage", "check_shareable", "require_sharing"]
-
 _CPU = torch.device("cpu")
 _PAGE = mmap.ALLOCATIONGRANULARITY
 _LAYOUT, _PROCESSES = struct.Struct("<qq"), struct.Struct("<q")

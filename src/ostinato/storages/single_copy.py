@@ -1,4 +1,4 @@
-"""Tables that store a next observation once, as the observation of the row that follows.
+"""Next observations that are stored once, as the observation of the row that follows (`single_copy`).
 
 A next observation that is not bit by bit equal to the observation of the following row is stored in an *extra row*.
 """
@@ -9,58 +9,28 @@ import math
 import threading
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import backend
 from ostinato.core.kinds import show_field, show_path
-from ostinato.core.records import Picks, Request, Run, ring_range
-from ostinato.core.rows import Flat, Schema, as_bits, same_rows
+from ostinato.core.records import Run
+from ostinato.core.rows import as_bits, same_rows, turn_rows
 from ostinato.errors import CheckpointError, OptionError, SchemaError
+from ostinato.storages.columns import Columns, check_column, targets
 from ostinato.storages.memory import HeapMemory
-from ostinato.storages.table import (
-    Room,
-    Table,
-    check_alike,
-    checked_choice,
-    copy_column,
-    last_of_each,
-    plan_layout,
-    read_column,
-)
+from ostinato.storages.table import Room, checked_choice, copy_column, last_of_each, read_column
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
-    from ostinato.core.records import Placement
-    from ostinato.core.rows import Leaf, Path
+    from ostinato.core.records import Placement, Request
+    from ostinato.core.rows import Flat, Leaf, Path, Schema
     from ostinato.storages.memory import Memory
-    from ostinato.storages.table import Block
+    from ostinato.storages.table import Table
 
-__all__ = [
-    "EMPTY",
-    "FOLLOWS",
-    "Comparison",
-    "NativeNextRows",
-    "NextRows",
-    "Pairs",
-    "SingleCopy",
-    "SingleCopyTable",
-    "TorchNextRows",
-    "as_run",
-    "check_apart",
-    "check_option",
-    "checked_apart",
-    "chunk_rows",
-    "fill_plain_table",
-    "find_pairs",
-    "read_pairs",
-]
-
-SingleCopy: TypeAlias = "bool | Mapping[Any, Any]"
 Pairs: TypeAlias = "tuple[tuple[int, int], ...]"
 """Positions of leaves: (next field, the field that it equals one row later)."""
 
@@ -108,7 +78,9 @@ def find_pairs(schema: Schema, naming: Mapping[Path, Path] | None) -> Pairs:
         found: dict[int, int] = {}
         for path, position in at.items():
             mate = at.get(_mate(path))
-            if mate is not None and _alike(schema.leaves[position], schema.leaves[mate]) and mate not in found.values():
+            if mate is None or mate in found.values():
+                continue
+            if schema.leaves[position][1:] == schema.leaves[mate][1:] and schema.leaves[mate].nbytes:
                 found[position] = mate
         if not found:
             raise OptionError(_none_found(schema))
@@ -140,10 +112,6 @@ def _mate(path: Path) -> Path:
     return (*path[:-1], last.removeprefix(_PREFIX))
 
 
-def _alike(one: Leaf, other: Leaf) -> bool:
-    return one.dtype is other.dtype and one.shape == other.shape and one.nbytes > 0
-
-
 def _check_alike(one: Leaf, other: Leaf) -> None:
     if one.dtype is not other.dtype or one.shape != other.shape:
         msg = f"single_copy pairs fields of one dtype and shape, got {one} and {other}"
@@ -167,11 +135,15 @@ FOLLOWS = -1
 EMPTY = -2
 """The slot holds no row."""
 _CHUNKS = 256
+_BLOCK_BYTES = 16 << 20
+_FEW = 32
 
 
 class Comparison(NamedTuple):
-    """Which observations of a batch repeat others; see `NextRows.compare`."""
+    """Which observations of a batch repeat others."""
 
+    nexts: list[Tensor]
+    """Its next observations, contiguous on the CPU."""
     flags: Tensor
     """uint8 on the CPU: `[rows]`, whether a next observation equals the observation of the following row of the batch;
     then `[min(num_envs, rows)]`, whether an observation equals the extra row of the row before it."""
@@ -183,79 +155,43 @@ class Comparison(NamedTuple):
     """Expected slot of row 0."""
 
 
-class NextRows(Protocol):
-    """The next observations of a table: which slots have an extra row, and the memory of the extra rows.
+class _Links(NamedTuple):
+    """What the next observations of rows are after a write: of those written, and of those that they follow."""
 
-    One writer at a time, under the lock of the buffer; `read` may run in other threads meanwhile.
-    """
-
-    apart: Tensor
-    """int32 `[capacity]` on the CPU, read only: the extra row of each slot, `FOLLOWS` or `EMPTY`."""
-
-    @property
-    def used(self) -> int:
-        """Extra rows in use."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes, `apart` included."""
-
-    def compare(self, flat: Flat, rows: int, cursor: int) -> Comparison | None:
-        """Compare the rows of a batch before it is written; None if they lie in the memory of the table."""
-
-    def reserve(self, rows: int) -> None:
-        """Allocate memory for `rows` more extra rows.
-
-        Raises:
-            StorageMemoryError: if there is not enough; nothing has changed.
-        """
-
-    def detach_run(self, run: Run, found: Comparison) -> None:
-        """Before a run is written: copy next observations that it would overwrite to extra rows."""
-
-    def link_run(self, run: Run, flat: Flat, found: Comparison) -> None:
-        """After a run was written: record where its next observations are, and fill the extra rows that it needs."""
-
-    def put(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
-        """Store `nexts` `[n, *shape]` in extra rows of `slots` (int64 `[n]`, on the CPU, distinct)."""
-
-    def drop(self, slots: Tensor) -> None:
-        """Free the extra rows of slots: their next observations are the ones that follow."""
-
-    def reset(self, rows: int) -> None:
-        """Free all extra rows; the slots `[0, rows)` have next observations that follow, the others are empty."""
-
-    def read(self, pairs: Sequence[int], slots: Tensor, pick: Tensor | None, *, pin: bool) -> list[Tensor]:
-        """Copy next observations, `[n, *shape]` for each pair; observations where `pick` is False.
-
-        Raises:
-            IndexError: if a slot is out of range or empty.
-        """
+    placement: Placement
+    slots: Tensor
+    """int64 `[n]` on the CPU, distinct."""
+    nexts: list[Tensor]
+    """Their next observations, `[n, *shape]` for each pair."""
+    agree: Tensor
+    """bool `[n]` on the CPU: which are the observation of the following row."""
 
 
-def chunk_rows(capacity: int) -> int:
+def _chunk_rows(capacity: int) -> int:
     """Return how many extra rows are allocated at a time: few, so that unused ones take little memory."""
     return 1 << max(0, (capacity // _CHUNKS).bit_length() - 1)
 
 
 @final
-class NativeNextRows:
-    """`NextRows` of a CPU table, in the native extension.
+class NativeExtraRows:
+    """The extra rows of a CPU table, in the native extension.
+
+    One writer at a time, under the lock of the buffer; `read` may run in other threads meanwhile.
 
     Args:
         table: memory of the rows; the observations are its first fields, in the order of `pairs`.
-        pairs: positions in the full schema.
+        pairs: their number.
         num_envs: distance in slots from a row to the next row of its environment.
         memory: allocates the extra rows.
     """
 
-    def __init__(self, table: Table, pairs: Pairs, num_envs: int, memory: Memory) -> None:
+    def __init__(self, table: Table, pairs: int, num_envs: int, memory: Memory) -> None:
         with torch.inference_mode(mode=False):
             self.apart = torch.empty(table.capacity, dtype=torch.int32, device="cpu")
-        self._pairs = pairs
+            """int32 `[capacity]`, read only: the extra row of each slot, `FOLLOWS` or `EMPTY`."""
         self._memory = memory
-        self._chunk_rows = chunk_rows(table.capacity)
-        self._native: Any = backend.native.SingleCopy(  # type: ignore[union-attr]  # SingleCopyTable has checked
+        self._chunk_rows = _chunk_rows(table.capacity)
+        self._native: Any = backend.native.SingleCopy(  # type: ignore[union-attr]  # the caller has checked
             table.capacity, num_envs, self._chunk_rows, self.apart.data_ptr()
         )
         self._capacity = table.capacity
@@ -266,7 +202,7 @@ class NativeNextRows:
         self._rooms: dict[tuple[int, ...], Room] = {}
         for column in table.columns:
             self._native.guard(column.data_ptr(), column.stride(0) * column.itemsize * table.capacity)
-        self._register(table, len(pairs))
+        self._register(table, pairs)
         self._native.clear()
 
     def _register(self, table: Table, count: int) -> None:
@@ -300,17 +236,21 @@ class NativeNextRows:
         """Bytes of extra rows, `apart` and lists."""
         return self.apart.nbytes + int(self._native.nbytes) + sum(x.nbytes for chunk in self._chunks for x in chunk)
 
-    def compare(self, flat: Flat, rows: int, cursor: int) -> Comparison | None:
-        """Compare a batch; one pass over its memory."""
-        addresses = flat.addresses or []
+    def compare(self, flat: Flat, pairs: Pairs, cursor: int) -> Comparison:
+        """Compare a batch before it is written to the slots from the cursor on; one pass over its memory."""
+        nexts, obs = ([_as_native(flat, pair[side]) for pair in pairs] for side in (0, 1))
+        rows = math.prod(flat.batch)
         flags = torch.empty(rows + min(self._num_envs, rows), dtype=torch.uint8, device="cpu")
         at = flags.data_ptr()
-        obs, nexts = [addresses[i] for _, i in self._pairs], [addresses[i] for i, _ in self._pairs]
-        need = self._native.compare(cursor, rows, obs, nexts, at, at + rows)
-        return None if need < 0 else Comparison(flags, rows, need, cursor)
+        need = self._native.compare(cursor, rows, _addresses(obs), _addresses(nexts), at, at + rows)
+        return Comparison(nexts, flags, rows, need, cursor)
 
     def reserve(self, rows: int) -> None:
-        """Allocate extra rows, at most one for each slot."""
+        """Allocate memory for `rows` more extra rows, at most one for each slot.
+
+        Raises:
+            StorageMemoryError: if there is not enough; nothing has changed.
+        """
         while self._native.allocated - self._native.used < rows and self._native.allocated < self._capacity:
             number = len(self._chunks)
             self._memory.check(self._chunk_rows * sum(self._sizes))
@@ -322,37 +262,45 @@ class NativeNextRows:
             self._chunks.append(chunk)
 
     def detach_run(self, run: Run, found: Comparison) -> None:
-        """Detach the rows before a run: there are some after edits, or where the run does not continue the last one."""
+        """Before a run is written: copy next observations that it would overwrite to extra rows.
+
+        There are some after edits, or where the run does not continue the last one.
+        """
         lacking = self._native.detach_run(run.start, run.rows, found.need)
         if lacking:
             self.reserve(self._native.allocated - self._native.used + lacking)
             self._native.detach_run(run.start, run.rows, found.need)
 
-    def link_run(self, run: Run, flat: Flat, found: Comparison) -> None:
-        """Record the next observations of a run."""
-        addresses = flat.addresses or []
+    def link_run(self, run: Run, found: Comparison) -> None:
+        """After a run was written: record where its next observations are, and fill the extra rows that it needs."""
         expected = (run.start - run.skip) % run.capacity == found.cursor and not run.skip
-        nexts, agree = [addresses[i] for i, _ in self._pairs], found.flags.data_ptr()
+        agree = found.flags.data_ptr()
         relink = agree + found.rows if expected else 0
-        self._native.link_run(run.start, run.rows, run.skip, nexts, agree, relink)
+        self._native.link_run(run.start, run.rows, run.skip, _addresses(found.nexts), agree, relink)
 
     def put(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
-        """Fill extra rows."""
+        """Store `nexts` `[n, *shape]` in extra rows of `slots` (int64 `[n]`, on the CPU, distinct)."""
         if slots.numel():
             dense = [value.contiguous() for value in nexts]
-            self._native.set_rows(slots.data_ptr(), slots.shape[0], [value.data_ptr() for value in dense])
+            self._native.set_rows(slots.data_ptr(), slots.shape[0], _addresses(dense))
 
     def drop(self, slots: Tensor) -> None:
-        """Free extra rows."""
+        """Free the extra rows of slots: their next observations are the ones that follow."""
         self._native.link_rows(slots.data_ptr(), slots.shape[0])
 
     def reset(self, rows: int) -> None:
-        """Free all extra rows."""
+        """Free all extra rows; the slots `[0, rows)` have next observations that follow, the others are empty."""
         self._native.clear()
         self.apart[:rows] = FOLLOWS
 
-    def read(self, pairs: Sequence[int], slots: Tensor, pick: Tensor | None, *, pin: bool) -> list[Tensor]:
-        """Copy without a lock; rows that changed meanwhile are copied again."""
+    def read(self, pairs: Sequence[int], slots: Tensor, pick: Tensor | None, *, pin: bool = False) -> list[Tensor]:
+        """Copy next observations, `[n, *shape]` for each pair; observations where `pick` is False.
+
+        Without a lock; rows that changed meanwhile are copied again.
+
+        Raises:
+            IndexError: if a slot is out of range or empty.
+        """
         room = self._rooms.get(key := tuple(pairs))
         if room is None:
             leaves = [self._table.schema.leaves[i] for i in pairs]
@@ -360,24 +308,23 @@ class NativeNextRows:
         rows = slots.shape[0]
         out = room.make(rows, pin=pin)
         picked = 0 if pick is None else pick.data_ptr()
-        self._native.gather(list(pairs), slots.data_ptr(), picked, rows, [tensor.data_ptr() for tensor in out])
+        self._native.gather(list(pairs), slots.data_ptr(), picked, rows, _addresses(out))
         return out
 
 
 @final
-class TorchNextRows:
-    """`NextRows` of a table on any device, with torch. Extra rows lie in memory of the device, also for mapped tables.
+class TorchExtraRows:
+    """The same for a table on any device, with torch. Extra rows lie in memory of the device, also for mapped tables.
 
     Args:
         table: memory of the rows; the observations are its first fields, in the order of `pairs`.
-        pairs: positions in the full schema.
+        pairs: their number.
         num_envs: distance in slots from a row to the next row of its environment.
     """
 
-    def __init__(self, table: Table, pairs: Pairs, num_envs: int) -> None:
-        self._obs = [as_bits(column) for column in table.columns[: len(pairs)]]
-        self._dtypes = [column.dtype for column in table.columns[: len(pairs)]]
-        self._pairs = pairs
+    def __init__(self, table: Table, pairs: int, num_envs: int) -> None:
+        self._obs = [as_bits(column) for column in table.columns[:pairs]]
+        self._dtypes = [column.dtype for column in table.columns[:pairs]]
         self._num_envs = num_envs
         self._capacity = table.capacity
         self._device = table.device
@@ -399,40 +346,13 @@ class TorchNextRows:
         notes = self.apart.nbytes + (0 if self._apart is self.apart else self._apart.nbytes)
         return notes + sum(rows.nbytes for rows in self._rows) + 8 * len(self._free)
 
-    def compare(self, flat: Flat, rows: int, cursor: int) -> Comparison:
-        """Compare a batch on the device; the result is copied to the host once."""
-        obs, nexts = self._sources(flat, rows, 1), self._sources(flat, rows, 0)
-        agree = torch.zeros(rows, dtype=torch.bool, device=self._device)
-        if rows > self._num_envs:
-            agree[: rows - self._num_envs] = same_rows(
-                [x[: rows - self._num_envs] for x in nexts], [x[self._num_envs :] for x in obs]
-            )
-        count = min(self._num_envs, rows)
-        before = self.apart[ring_range((cursor - self._num_envs) % self._capacity, count, self._capacity)]
-        if self._rows[0].shape[0]:
-            at = before.clamp_min(0).to(self._device, torch.int64)
-            relink = same_rows([x.index_select(0, at) for x in self._rows], [x[:count] for x in obs])
-        else:
-            relink = torch.zeros(count, dtype=torch.bool, device=self._device)
-        found = torch.cat([agree, relink]).cpu()
-        found[rows:] &= before >= 0
-        need = int((~found[max(0, rows - self._capacity) : rows]).sum() + (before == FOLLOWS).sum())
-        return Comparison(found.view(torch.uint8), rows, need, cursor)
-
-    def _sources(self, flat: Flat, rows: int, side: int) -> list[Tensor]:
-        picked = [as_bits(flat.leaves[pair[side]]) for pair in self._pairs]
-        return [
-            value.reshape(rows, *column.shape[1:]).to(self._device)
-            for value, column in zip(picked, self._obs, strict=True)
-        ]
-
     def reserve(self, rows: int) -> None:
         """Allocate more memory, at most one row for each slot, and copy the extra rows to it."""
         room = int(self._rows[0].shape[0])
         wanted = min(self._capacity, self.used + rows)
         if wanted <= room:
             return
-        size = min(self._capacity, max(wanted, room + max(chunk_rows(self._capacity), room // 8)))
+        size = min(self._capacity, max(wanted, room + max(_chunk_rows(self._capacity), room // 8)))
         HeapMemory(self._device).check(size * sum(x[0:1].nbytes for x in self._obs))
         with torch.inference_mode(mode=False):
             larger = [column.new_empty((size, *column.shape[1:])) for column in self._obs]
@@ -441,32 +361,6 @@ class TorchNextRows:
         with self._lock:
             self._rows = larger
             self._free += range(size - 1, room - 1, -1)
-
-    def detach_run(self, run: Run, found: Comparison) -> None:
-        """Copy next observations that a run would overwrite to extra rows."""
-        before, outside = self._before(run)
-        before = before[outside & (self.apart[before] == FOLLOWS)]
-        if before.numel():
-            self.reserve(before.shape[0] + found.need)
-            after = ((before + self._num_envs) % self._capacity).to(self._device)
-            self.put(before, [x.index_select(0, after) for x in self._obs])
-
-    def _before(self, run: Run) -> tuple[Tensor, Tensor]:
-        """Return the rows before a run, int64 `[min(num_envs, rows)]` on the CPU, and which of them are not in it."""
-        count = min(self._num_envs, run.rows)
-        before = ring_range((run.start - self._num_envs) % self._capacity, count, self._capacity)
-        return before, (before - run.start) % self._capacity >= run.rows
-
-    def link_run(self, run: Run, flat: Flat, found: Comparison) -> None:
-        """Record the next observations of a run."""
-        if run.start == found.cursor and not run.skip:
-            before, outside = self._before(run)
-            self.drop(before[outside & found.flags[found.rows :].bool() & (self.apart[before] >= 0)])
-        slots, agree = run.slots(), found.flags[run.skip : found.rows].bool()
-        self.drop(slots)
-        alone = torch.nonzero(~agree).view(-1)
-        at = (alone + run.skip).to(self._device)
-        self.put(slots[alone], [x.index_select(0, at) for x in self._sources(flat, run.total, 0)])
 
     def put(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
         """Fill extra rows."""
@@ -503,7 +397,7 @@ class TorchNextRows:
             self._apart[:rows] = FOLLOWS
             self._free = list(range(int(self._rows[0].shape[0]) - 1, -1, -1))
 
-    def read(self, pairs: Sequence[int], slots: Tensor, pick: Tensor | None, *, pin: bool) -> list[Tensor]:
+    def read(self, pairs: Sequence[int], slots: Tensor, pick: Tensor | None, *, pin: bool = False) -> list[Tensor]:
         """Copy on the device without a wait."""
         with self._lock:
             rows = self._apart.index_select(0, slots)
@@ -524,208 +418,134 @@ class TorchNextRows:
         return [tensor.pin_memory() for tensor in tensors] if pin else tensors
 
 
-_BLOCK_BYTES = 16 << 20
-_FEW = 32
+def _addresses(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
 
 
-def as_run(placement: Placement) -> Run:
-    """Return a placement in ring order.
-
-    Raises:
-        OptionError: for other placements, in which the following slot does not hold the next row.
-    """
-    if isinstance(placement, Run):
-        return placement
-    msg = "single_copy takes rows in ring order (Run), got Picks: the row that follows would not be the next one"
-    raise OptionError(msg)
-
-
-def _kept_leaves(schema: Schema, pairs: Pairs) -> list[int]:
-    """Return the positions of the leaves that are stored for each row: the observations of pairs come first."""
-    nexts, obs = {pair[0] for pair in pairs}, [pair[1] for pair in pairs]
-    return [*obs, *(i for i in range(len(schema.leaves)) if i not in nexts and i not in obs)]
+def _as_native(flat: Flat, position: int) -> Tensor:
+    """Return a leaf as contiguous memory of the CPU."""
+    leaf = flat.leaves[position]
+    if flat.addresses is None:
+        leaf = leaf.cpu().contiguous()
+    return leaf if leaf.data_ptr() or not leaf.numel() else leaf.clone()
 
 
 @final
-class SingleCopyTable:
-    """Memory for `capacity` rows of a schema in which some fields equal other fields one row later.
+class NextColumns(Columns):
+    """The next observations of the rows of a storage.
 
     Args:
         schema: of a row.
-        capacity: rows.
-        num_envs: distance in slots from a row to the next row of its environment.
         pairs: the fields; see `find_pairs`.
-        memory: allocates the table.
-        packed: see `plan_layout`.
-        layout: of the stored fields, if files already have one.
+        dense: the dense fields, of which the observations come first, in the order of the pairs.
+        num_envs: distance in slots from a row to the next row of its environment.
+        memory: allocates the extra rows.
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        capacity: int,
-        num_envs: int,
-        pairs: Pairs,
-        memory: Memory,
-        *,
-        packed: bool,
-        layout: list[Block] | None = None,
-    ) -> None:
-        self.schema = schema
-        self.capacity = capacity
-        self.num_envs = num_envs
-        self.pairs = pairs
-        self.kept = _kept_leaves(schema, pairs)
-        inner = Schema(None, [schema.leaves[i] for i in self.kept])
-        self.layout = plan_layout(inner.leaves, packed=packed, align=1) if layout is None else layout
-        memory.check(sum(block.stride for block in self.layout) * capacity)
-        names = [schema.column_names[i] for i in self.kept]
-        self.inner = Table.allocate(inner, capacity, memory, self.layout, names)
-        self.device = self.inner.device
-        self._native = backend.native is not None and self.device.type == "cpu"
-        self.next_rows: NextRows
-        if self._native:
-            self.next_rows = NativeNextRows(self.inner, pairs, num_envs, memory)
+    def __init__(self, schema: Schema, pairs: Pairs, dense: Table, num_envs: int, memory: Memory) -> None:
+        self._pairs = pairs
+        self.positions = [position for position, _ in pairs]
+        self._mates = [mate for _, mate in pairs]
+        self._schema, self._observations = schema, dense.columns[: len(pairs)]
+        self._capacity, self._num_envs, self._device = dense.capacity, num_envs, memory.device
+        if backend.native is not None and self._device.type == "cpu":
+            self._extra: NativeExtraRows | TorchExtraRows = NativeExtraRows(dense, len(pairs), num_envs, memory)
         else:
-            self.next_rows = TorchNextRows(self.inner, pairs, num_envs)
+            self._extra = TorchExtraRows(dense, len(pairs), num_envs)
         self._all = tuple(range(len(pairs)))
-        places = {position: k for k, position in enumerate([*self.kept, *(pair[0] for pair in pairs)])}
-        self._order = [places[i] for i in range(len(schema.leaves))]
-        self._pair_of = {pair[0]: k for k, pair in enumerate(pairs)}
-        self._warned = False
+        self._rows = 0
+        """Rows present at least, for the warning; -1 if it was given."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows, extra rows and their bookkeeping."""
-        return self.inner.nbytes + self.next_rows.nbytes
+        """Bytes of extra rows and their bookkeeping."""
+        return self._extra.nbytes
 
-    # -- reading ----------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     def gather(self, slots: Tensor, *, pin: bool = False) -> list[Tensor]:
-        """Copy rows; see `Table.gather`."""
-        if is_dynamo_compiling():
-            return torch.compiler.disable(SingleCopyTable.gather)(self, slots, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
-        found = self.inner.gather(slots, pin=pin)
-        found += self.next_rows.read(self._all, slots, None, pin=pin)
-        return [found[i] for i in self._order]
+        """Copy the next observations of rows."""
+        return self._extra.read(self._all, slots, None, pin=pin)
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request is for a next observation, or for a choice between it and the observation."""
+        if request.other in self.positions:
+            return self._mates[self.positions.index(request.other)] == request.leaf
+        return super().holds(request)
 
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
-        """Copy different rows of each field; see `Table.fetch`."""
-        if is_dynamo_compiling():
-            return torch.compiler.disable(SingleCopyTable.fetch)(self, requests, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
+        """Copy next observations, those of requests with the same slots together."""
         out: dict[int, Tensor] = {}
-        inner: dict[int, Request] = {}
-        nexts: dict[tuple[int, int], dict[int, tuple[int, Tensor, Tensor | None]]] = {}
+        groups: dict[tuple[int, int], list[int]] = {}
         for i, request in enumerate(requests):
-            asked = self._of_next(request)
-            if asked is not None:
-                nexts.setdefault((id(asked[1]), id(asked[2])), {})[i] = asked
-            elif request.leaf in self._pair_of or request.other in self._pair_of:
-                out[i] = self._fetch_both(request, pin=pin)
-            else:
-                other = None if request.other is None else self._order[request.other]
-                inner[i] = request._replace(leaf=self._order[request.leaf], other=other)
-        out.update(zip(inner, self.inner.fetch(list(inner.values()), pin=pin), strict=True))
-        for group in nexts.values():
-            _, slots, pick = next(iter(group.values()))
-            read = self.next_rows.read([pair for pair, _, _ in group.values()], slots, pick, pin=pin)
-            out.update(zip(group, read, strict=True))
+            groups.setdefault((id(request.slots), id(request.pick)), []).append(i)
+        for group in groups.values():
+            _, slots, other, pick = requests[group[0]]
+            if other is not None or pick is not None:
+                pick = checked_choice(requests[group[0]])[1].to(self._device).contiguous()
+            asked = [requests[i] for i in group]
+            pairs = [self.positions.index(x.leaf if x.other is None else x.other) for x in asked]
+            slots = slots.to(self._device, torch.int64).contiguous()
+            out.update(zip(group, self._extra.read(pairs, slots, pick, pin=pin), strict=True))
         return [out[i] for i in range(len(requests))]
 
-    def _of_next(self, request: Request) -> tuple[int, Tensor, Tensor | None] | None:
-        """Return pair, slots and pick of a request for next observations; None for other requests."""
-        leaf, slots, other, pick = request
-        if other is None and pick is None and leaf in self._pair_of:
-            return self._pair_of[leaf], self._plain(slots), None
-        if other is not None and (other, leaf) in self.pairs:
-            return self._pair_of[other], self._plain(slots), self._choice(request)
-        return None
+    # -- writing -------------------------------------------------------------------------------------------------------
 
-    def _plain(self, slots: Tensor) -> Tensor:
-        good = slots.dtype is torch.int64 and slots.device == self.device and slots.is_contiguous()
-        return slots if good else slots.to(self.device, torch.int64).contiguous()
+    def prepare(self, flat: Flat, rows: int, cursor: int | None) -> tuple[Flat, Comparison | _Links | None]:
+        """Compare rows that will be written, and allocate the extra rows that they need."""
+        if cursor is None:
+            return flat, None
+        if isinstance(self._extra, NativeExtraRows):
+            found = self._extra.compare(flat, self._pairs, cursor)
+            self._extra.reserve(found.need)
+            return flat, found
+        skip = max(0, rows - self._capacity)
+        return flat, self._find_links(flat, Run((cursor + skip) % self._capacity, rows - skip, self._capacity, skip))
 
-    def _choice(self, request: Request) -> Tensor:
-        _, pick = checked_choice(request)
-        return pick if pick.device == self.device and pick.is_contiguous() else pick.to(self.device).contiguous()
+    def _find_links(self, flat: Flat, placement: Placement) -> _Links:
+        """Compare rows with those that will follow them, and allocate the extra rows that they need."""
+        here, rows = last_of_each(*(part.cpu() for part in targets(placement)))
+        here, order = torch.sort(here)
+        before = (here - self._num_envs) % self._capacity
+        before = before[(self._extra.apart[before] != EMPTY) & ~torch.isin(before, here)]
+        chosen = []
+        for side in (0, 1):
+            leaves = [
+                flat.leaves[pair[side]].reshape(-1, *self._schema.leaves[pair[side]].shape) for pair in self._pairs
+            ]
+            chosen.append([as_bits(x)[rows[order].to(x.device)].view(x.dtype).to(self._device) for x in leaves])
+        nexts = list(map(torch.cat, zip(self.gather(before.to(self._device)), chosen[0], strict=True)))
+        slots = torch.cat((before, here))
+        agree = self._agrees(slots, nexts, here, chosen[1])
+        self._extra.reserve(int((~agree & (self._extra.apart[slots] < 0)).sum()))
+        return _Links(placement, slots, nexts, agree)
 
-    def _fetch_both(self, request: Request, *, pin: bool) -> Tensor:
-        """Read both fields of a choice that is not between an observation and its next observation."""
-        other, _ = checked_choice(request)
-        one, two = self.schema.leaves[request.leaf], self.schema.leaves[other]
-        check_alike(one.dtype, one.shape, two.dtype, two.shape)
-        first, second = self.fetch([Request(request.leaf, request.slots), Request(other, request.slots)])
-        choice = self._choice(request).view(-1, *[1] * len(one.shape))
-        chosen = torch.where(choice, as_bits(second), as_bits(first)).view(one.dtype)
-        return chosen.pin_memory() if pin else chosen
+    def begin_write(self, placement: Placement, prepared: tuple[Flat, Any]) -> Comparison | _Links:
+        """Copy next observations that a run overwrites to extra rows; find those of other rows."""
+        flat, found = prepared
+        if isinstance(found, Comparison) and isinstance(placement, Run):
+            self._extra.detach_run(placement, found)  # type: ignore[union-attr]  # which has compared the rows
+            return found
+        return (
+            found if isinstance(found, _Links) and found.placement == placement else self._find_links(flat, placement)
+        )
 
-    def view(self, span: slice) -> list[Tensor]:
-        """Return copies of the rows of a span: changes to them do not reach the table."""
-        rows = range(*span.indices(self.capacity))
-        return self.gather(torch.arange(rows.start, max(rows.start, rows.stop), rows.step, device=self.device))
+    def write(self, placement: Placement, prepared: Comparison | _Links) -> None:
+        """Record where the next observations of rows are, and fill the extra rows that they need."""
+        if isinstance(prepared, Comparison):
+            self._extra.link_run(placement, prepared)  # type: ignore[union-attr, arg-type]  # see `begin_write`
+        else:
+            self._relink(prepared.slots, prepared.nexts, prepared.agree)
+        if isinstance(placement, Run) and self._rows >= 0:
+            self._rows = max(self._rows, min(placement.start + placement.rows, self._capacity))
+            self._check_savings()
 
-    def column(self, position: int, rows: int) -> Tensor:
-        """Return a copy of one field of the first `rows` rows."""
-        (found,) = self.fetch([Request(position, torch.arange(rows, device=self.device))])
-        return found
-
-    # -- writing ----------------------------------------------------------------------------------------------
-
-    def prepare(self, flat: Flat, cursor: int) -> tuple[Flat, Comparison]:
-        """Compare rows that will be written, and allocate the extra rows that they need.
-
-        Args:
-            flat: the rows.
-            cursor: the slot where they will most likely go.
-
-        Raises:
-            StorageMemoryError: if there is not enough memory; nothing has changed.
-        """
-        if is_dynamo_compiling():
-            return torch.compiler.disable(SingleCopyTable.prepare)(self, flat, cursor)  # type: ignore[no-untyped-call, no-any-return]
-        if not self._native:
-            flat = Flat([self.inner.clear_of(x) for x in flat.leaves], flat.batch, None)
-        elif flat.addresses is None:
-            leaves = [x.cpu().contiguous() for x in flat.leaves]
-            leaves = [x if x.data_ptr() or not x.numel() else x.clone() for x in leaves]
-            flat = Flat(leaves, flat.batch, [x.data_ptr() for x in leaves])
-        rows = math.prod(flat.batch)
-        found = self.next_rows.compare(flat, rows, cursor)
-        if found is None:  # the rows lie in this table
-            leaves = [x.clone() for x in flat.leaves]
-            flat = Flat(leaves, flat.batch, [x.data_ptr() for x in leaves])
-            found = self.next_rows.compare(flat, rows, cursor)
-        self.next_rows.reserve(found.need)  # type: ignore[union-attr]  # copies lie elsewhere
-        return flat, found  # type: ignore[return-value]
-
-    def write_run(self, run: Run, flat: Flat, found: Comparison, rows: int) -> None:
-        """Write rows in ring order.
-
-        Args:
-            run: where they go.
-            flat: the rows, as `prepare` returned them.
-            found: what `prepare` found.
-            rows: rows present after the write.
-        """
-        if is_dynamo_compiling():
-            torch.compiler.disable(SingleCopyTable.write_run)(self, run, flat, found, rows)  # type: ignore[no-untyped-call]
-            return
-        self.next_rows.detach_run(run, found)
-        self.inner.write(run, self._kept(flat), self.num_envs)
-        self.next_rows.link_run(run, flat, found)
-        if not self._warned:
-            self._check_savings(rows)
-
-    def _kept(self, flat: Flat) -> Flat:
-        addresses = None if flat.addresses is None else [flat.addresses[i] for i in self.kept]
-        return Flat([flat.leaves[i] for i in self.kept], flat.batch, addresses)
-
-    def _check_savings(self, rows: int) -> None:
+    def _check_savings(self) -> None:
         """Warn once if most rows need an extra row."""
-        used = self.next_rows.used
-        if used - self.num_envs <= max(rows // 2, _FEW):
+        used, rows = self._extra.used, self._rows
+        if used - self._num_envs <= max(rows // 2, _FEW):
             return
-        self._warned = True
+        self._rows = -1
         msg = (
             f"single_copy saves little: {used} of {rows} rows keep a next observation of their own, since it is "
             "not the observation of the row that follows. Rows of several environments in turns need ndim=2 (rows "
@@ -733,196 +553,190 @@ class SingleCopyTable:
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
 
-    def edit(self, slots: Tensor, flat: Flat) -> None:
-        """Replace the rows at `slots` (int64 `[n]`, of present rows); of duplicates the last one wins.
+    def begin_field(self, position: int, slots: Tensor) -> None:
+        """Before observations change: copy the next observations that they are to extra rows."""
+        if position in self._mates:
+            before = (slots.cpu() - self._num_envs) % self._capacity
+            before = before[self._extra.apart[before] == FOLLOWS]
+            self._extra.reserve(before.shape[0])
+            self._extra.put(before, self.gather(before.to(self._device)))
+
+    def write_field(self, position: int, slots: Tensor, value: Tensor) -> None:
+        """Write one field of next observations, `[n, *leaf.shape]`, at distinct slots.
 
         Raises:
             StorageMemoryError: if there is no memory for extra rows; nothing has changed.
         """
-        if not slots.numel():
-            return
-        here, rows = last_of_each(slots.cpu(), torch.arange(slots.shape[0], device="cpu"))
-        here, order = torch.sort(here)
-        leaves = [self.inner.clear_of(x) for x in flat.leaves]
-        if not torch.equal(rows[order], torch.arange(slots.shape[0], device="cpu")):
-            leaves = [as_bits(x)[rows[order].to(x.device)].view(x.dtype) for x in leaves]
-        leaves = [x.to(self.device) for x in leaves]
-        obs, nexts = ([leaves[pair[side]] for pair in self.pairs] for side in (1, 0))
-        agree = self._agrees(here, nexts, obs)
-        before = self._followed_by(here)
-        before = before[~torch.isin(before, here)]
-        lacking = int((~agree & (self.next_rows.apart[here] < 0)).sum()) + before.shape[0]
-        self.next_rows.reserve(lacking)
-        self._detach(before)
-        at = here.to(self.device)
-        count = torch.arange(here.shape[0], device=self.device)
-        self.inner.write(Picks(at, count, at), Flat([leaves[i] for i in self.kept], (here.shape[0],), None))
-        self._relink(here, nexts, agree)
+        nexts = self.gather(slots)
+        nexts[self.positions.index(position)] = value.to(self._device)
+        self._link(slots.cpu(), nexts)
 
-    def write_column(self, position: int, slots: Tensor, value: Tensor) -> None:
-        """Write one field, `[n, *leaf.shape]`, at distinct slots.
-
-        Raises:
-            StorageMemoryError: if there is no memory for extra rows; nothing has changed.
-        """
-        here = slots.cpu()
-        if position in self._pair_of:
-            nexts = self.next_rows.read(self._all, slots, None, pin=False)
-            nexts[self._pair_of[position]] = value.to(self.device)
-            self.relink(here, nexts)
-            return
-        if self._order[position] < len(self.pairs):
-            before = self._followed_by(here)
-            self.next_rows.reserve(before.shape[0])
-            self._detach(before)
-        self.inner.write_column(self._order[position], slots, value)
-
-    def relink(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
+    def _link(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
         """Set the next observations of rows (int64 `[n]`, on the CPU, distinct), `[n, *shape]` for each pair."""
-        agree = self._agrees(slots, nexts, None)
-        self.next_rows.reserve(int((~agree & (self.next_rows.apart[slots] < 0)).sum()))
+        agree = self._agrees(slots, nexts, slots[:0], [x[:0] for x in nexts])
+        self._extra.reserve(int((~agree & (self._extra.apart[slots] < 0)).sum()))
         self._relink(slots, nexts, agree)
 
-    def _followed_by(self, slots: Tensor) -> Tensor:
-        """Return the rows whose next observation is the observation of one of the slots, int64 on the CPU."""
-        before = (slots - self.num_envs) % self.capacity
-        return before[self.next_rows.apart[before] == FOLLOWS]
-
-    def _detach(self, slots: Tensor) -> None:
-        for part in self._blocks(slots.shape[0]):
-            chosen = slots[part]
-            self.next_rows.put(chosen, self.next_rows.read(self._all, chosen.to(self.device), None, pin=False))
-
-    def _agrees(self, slots: Tensor, nexts: Sequence[Tensor], obs: Sequence[Tensor] | None) -> Tensor:
-        """Return bool `[n]` on the CPU: whether next observations equal the observations that follow them.
+    def _agrees(self, slots: Tensor, nexts: Sequence[Tensor], here: Tensor, obs: Sequence[Tensor]) -> Tensor:
+        """Return bool `[n]` on the CPU: whether next observations equal the observations that will follow them.
 
         Args:
-            slots: int64 `[n]` on the CPU, sorted if there are observations.
+            slots: int64 `[n]` on the CPU.
             nexts: `[n, *shape]` for each pair.
-            obs: observations that will be written to the slots; None keeps the present ones.
+            here: slots that will be written, int64 `[m]` on the CPU, sorted.
+            obs: observations that will be written there.
         """
-        after = (slots + self.num_envs) % self.capacity
-        agree = self.next_rows.apart[after] != EMPTY
-        for part in self._blocks(slots.shape[0]):
-            at = after[part].to(self.device)
-            follow = [as_bits(x).index_select(0, at) for x in self.inner.columns[: len(self.pairs)]]
-            if obs is not None:
-                found = torch.searchsorted(slots, after[part]).clamp_max(slots.shape[0] - 1)
-                fresh = torch.nonzero(slots[found] == after[part]).view(-1)
-                for old, new in zip(follow, obs, strict=True):
-                    old[fresh.to(self.device)] = as_bits(new)[found[fresh].to(self.device)]
+        after = (slots + self._num_envs) % self._capacity
+        agree = (self._extra.apart[after] != EMPTY) | torch.isin(after, here)
+        size = max(1, _BLOCK_BYTES // sum(self._schema.leaves[i].nbytes for i in self._mates))
+        for first in range(0, slots.shape[0], size):
+            part = slice(first, first + size)
+            at = after[part]
+            follow = [as_bits(x).index_select(0, at.to(self._device)) for x in self._observations]
+            found = torch.searchsorted(here, at)
+            fresh = torch.nonzero(torch.isin(at, here)).view(-1)
+            for old, new in zip(follow, obs, strict=True):
+                old[fresh.to(self._device)] = as_bits(new)[found[fresh].to(self._device)]
             agree[part] &= same_rows([as_bits(x[part]) for x in nexts], follow).cpu()
         return agree
 
     def _relink(self, slots: Tensor, nexts: Sequence[Tensor], agree: Tensor) -> None:
-        self.next_rows.drop(slots[agree])
+        self._extra.drop(slots[agree])
         alone = torch.nonzero(~agree).view(-1)
-        for part in self._blocks(alone.shape[0]):
-            at = alone[part].to(self.device)
-            self.next_rows.put(slots[alone[part]], [as_bits(x).index_select(0, at).view(x.dtype) for x in nexts])
+        at = alone.to(self._device)
+        self._extra.put(slots[alone], [as_bits(x).index_select(0, at).view(x.dtype) for x in nexts])
 
-    def _blocks(self, rows: int) -> Iterator[slice]:
-        size = max(1, _BLOCK_BYTES // sum(self.schema.leaves[pair[0]].nbytes for pair in self.pairs))
-        return (slice(first, min(first + size, rows)) for first in range(0, rows, size))
-
-    # -- state ------------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
         """Remove all rows."""
-        self.next_rows.reset(0)
+        self._begin(torch.zeros(0, dtype=torch.bool, device="cpu"), [])
 
-    def apart_rows(self, rows: int) -> tuple[Tensor, list[Tensor]]:
-        """Return which of the first `rows` rows have an extra row (bool, on the CPU), and a copy of the extra rows.
+    def keep(self, slots: Tensor) -> None:
+        """Give the rows at `slots` (int64 `[n]`), which move to the slots `[0, n)`, extra rows; remove all others."""
+        self._begin(torch.ones(slots.shape[0], dtype=torch.bool, device="cpu"), self.gather(slots))
 
-        The copies, `[n, *shape]` for each pair, are in the order of their slots.
-        """
-        apart = self.next_rows.apart[:rows] >= 0
-        slots = torch.nonzero(apart).view(-1).to(self.device)
-        return apart, self.next_rows.read(self._all, slots, None, pin=False)
-
-    def begin(self, apart: Tensor, nexts: Sequence[Tensor]) -> None:
-        """Set the next observations of the first rows; the stored fields are in place.
+    def _begin(self, apart: Tensor, nexts: Sequence[Tensor]) -> None:
+        """Set the next observations of the first rows, and remove all others.
 
         Args:
             apart: bool `[rows]` on the CPU: rows whose next observation is not the observation that follows.
             nexts: the next observations of these rows, `[n, *shape]` for each pair, in the order of their slots.
         """
         slots = torch.nonzero(apart).view(-1)
-        self.next_rows.reset(apart.shape[0])
-        self.next_rows.reserve(slots.shape[0])
-        self.next_rows.put(slots, nexts)
+        self._extra.reset(apart.shape[0])
+        self._rows = min(self._rows, 0) or apart.shape[0]
+        self._extra.reserve(slots.shape[0])
+        self._extra.put(slots, nexts)
 
-    def put_apart(self, slots: Tensor, at: Tensor) -> None:
-        """Copy the observations of the slots `at` to extra rows of `slots`; int64 on the CPU."""
-        self.next_rows.reserve(slots.shape[0])
-        here = at.to(self.device)
-        columns = self.inner.columns[: len(self.pairs)]
-        self.next_rows.put(slots, [as_bits(x).index_select(0, here).view(x.dtype) for x in columns])
+    def add_state(self, state: dict[str, Any], rows: int) -> None:
+        """Add to a state which rows have an extra row, copies of these in order, and `single_copy`: the pairs."""
+        names = self._schema.column_names
+        apart = self._extra.apart[:rows] >= 0
+        nexts = self.gather(torch.nonzero(apart).view(-1).to(self._device))
+        state["single_copy"] = [list(pair) for pair in self._pairs]
+        state["columns"]["apart"] = apart
+        state["columns"] |= {f"{names[i]}.apart": value for i, value in zip(self.positions, nexts, strict=True)}
 
-    def fill(self, state: dict[str, Any], saved: Pairs) -> None:
-        """Copy the columns of a state in, which has the single copies `saved`, or none.
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> Callable[[], None]:
+        """Read saved next observations, those that were stored once as they are; see `Columns.load`."""
+        rows, capacity = int(state["rows"]), int(state["capacity"])
+        read = [sources[i] for i in self.positions]
+        if not all(isinstance(x, SavedNext) and x.mate == mate for x, mate in zip(read, self._mates, strict=True)):
+            nexts = [read_column(x).to(self._device) for x in read]
 
-        Raises:
-            CheckpointError: if it has other single copies; nothing has changed.
-        """
-        names = self.schema.column_names
-        rows, columns = int(state["rows"]), state["columns"]
-        if saved and set(self.pairs) != set(saved):
-            theirs, own = ({names[i]: names[j] for i, j in pairs} for pairs in (saved, self.pairs))
-            msg = f"the checkpoint has the single copies {theirs}, the storage {own}: make it with the same single_copy"
-            raise CheckpointError(msg)
-        if not saved:
-            nexts = [read_column(columns[names[i]]).to(self.device) for i, _ in self.pairs]
-            self._copy_kept(columns, rows)
-            self.begin(torch.zeros(rows, dtype=torch.bool, device="cpu"), [value[:0] for value in nexts])
-            self.relink(torch.arange(rows, device="cpu"), nexts)
-            return
-        apart = check_apart(state)
-        nexts = [read_column(columns[f"{names[i]}.apart"]) for i, _ in self.pairs]
-        self.next_rows.reserve(int(apart.sum()) + self.num_envs)
-        self._copy_kept(columns, rows)
-        self.begin(apart, nexts)
-        capacity, num_envs = int(state["capacity"]), max(1, int(state["lanes"]))
-        if capacity != self.capacity and rows == capacity:  # the ring closes elsewhere now: its end gets extra rows
-            end = torch.arange(rows - num_envs, rows, device="cpu")
-            end = end[~apart[end]]
-            self.put_apart(end, _following(rows, num_envs, capacity)[end])
+            def link() -> None:
+                self._begin(torch.zeros(rows, dtype=torch.bool, device="cpu"), [x[:0] for x in nexts])
+                self._link(torch.arange(rows, device="cpu"), nexts)
 
-    def _copy_kept(self, columns: dict[str, Any], rows: int) -> None:
-        for i, column in zip(self.kept, self.inner.columns, strict=True):
-            copy_column(columns[self.schema.column_names[i]], column[:rows])
+            return link
+        parts = [source.parts() for source in read]
+        apart, ends = parts[0][0], torch.arange(max(0, rows - self._num_envs), rows, device="cpu")
+        # a full ring of another capacity closes elsewhere now: its last rows get extra rows
+        ends = ends[~apart[ends]] if rows == capacity != self._capacity else ends[:0]
+        self._extra.reserve(int(apart.sum()) + ends.shape[0])
+
+        def finish() -> None:
+            self._begin(apart, [nexts for _, nexts in parts])
+            at = ((ends + self._num_envs) % max(rows, 1)).to(self._device)
+            self._extra.reserve(ends.shape[0])
+            self._extra.put(ends, [as_bits(x).index_select(0, at).view(x.dtype) for x in self._observations])
+
+        return finish
 
 
-_BLOCK_ROWS = 4096
+@final
+class SavedNext:
+    """A column of next observations of a state that stores them once, its row `seam` first; read like a column.
+
+    Args:
+        leaf: the field.
+        mate: position of the field of observations.
+        obs: their column.
+        apart: bool `[rows]` on the CPU: which rows have a next observation of their own.
+        nexts: these, `[n, *shape]`.
+        num_envs: rows of a step.
+        seam: row that comes first.
+    """
+
+    def __init__(
+        self, leaf: Leaf, mate: int, obs: Any, apart: Tensor, nexts: Any, *, num_envs: int, seam: int, how: str
+    ) -> None:
+        self._obs, self._apart, self._nexts, self._num_envs, self._seam = obs, apart, nexts, num_envs, seam
+        self.mate = mate
+        self.how = how
+        """How it was saved, for messages."""
+        self.dtype, self.shape = leaf.dtype, (apart.shape[0], *leaf.shape)
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Return which rows have a next observation of their own, and these."""
+        nexts, cut = read_column(self._nexts), int(self._apart[: self._seam].sum())
+        return torch.roll(self._apart, -self._seam), torch.cat((nexts[cut:], nexts[:cut]))
+
+    def read_into(self, dest: Tensor) -> None:
+        """Read all rows into a tensor."""
+        copy_column(self._obs, dest)
+        turn_rows(dest, self._num_envs % max(1, dest.shape[0]))
+        at = torch.nonzero(self._apart).view(-1).to(dest.device)
+        as_bits(dest)[at] = as_bits(read_column(self._nexts)).to(dest.device)
+        turn_rows(dest, self._seam)
+
+    def read(self) -> Tensor:
+        """Return all rows as a new tensor."""
+        rows = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        self.read_into(rows)
+        return rows
 
 
-def _following(rows: int, num_envs: int, capacity: int) -> Tensor:
-    """Return the slot that follows each of the first `rows` slots, int64 on the CPU."""
-    after = torch.arange(rows, device="cpu") + num_envs
-    return torch.where(after >= capacity, after - capacity, after).clamp_max(max(0, rows - 1))
+def find_nexts(state: dict[str, Any], schema: Schema, seam: int) -> dict[str, SavedNext]:
+    """Return the next observations that a state stores once by name; their parts are taken out of its columns.
 
-
-def fill_plain_table(table: Table, state: dict[str, Any], saved: Pairs) -> None:
-    """Copy the columns of a state with single copies into a table without them."""
-    names, columns = table.schema.column_names, state["columns"]
+    Raises:
+        CheckpointError: if the schema has no such pairs, or the next observation of a row would be in a slot without a
+            row.
+    """
+    pairs, columns, names = _read_pairs(state, schema), state["columns"], schema.column_names
+    if not pairs:
+        return {}
     rows, num_envs, capacity = int(state["rows"]), max(1, int(state["lanes"])), int(state["capacity"])
-    apart = check_apart(state)
-    after = _following(rows, num_envs, capacity)
-    nexts = [read_column(columns[f"{names[i]}.apart"]) for i, _ in saved]
-    for (position, mate), value in zip(saved, nexts, strict=True):
-        copy_column(columns[names[mate]], table.columns[mate][:rows])
-        dest, source = as_bits(table.columns[position]), as_bits(table.columns[mate])
-        for first in range(0, rows, _BLOCK_ROWS):
-            at = after[first : first + _BLOCK_ROWS].to(table.device)
-            dest[first : first + at.shape[0]] = source.index_select(0, at)
-        dest[torch.nonzero(apart).view(-1).to(table.device)] = as_bits(value).to(table.device)
-    done = {position for pair in saved for position in pair}
-    for i, name in enumerate(names):
-        if i not in done:
-            copy_column(columns[name], table.columns[i][:rows])
+    check_column("apart", columns.get("apart"), torch.bool, (rows,))
+    apart = read_column(columns.pop("apart")).cpu()
+    full = rows == capacity
+    if rows > capacity or not (full or bool(apart[max(0, rows - num_envs) :].all())) or (full and num_envs > rows):
+        msg = f"the checkpoint's single copies of {rows} rows refer to rows that it does not hold: it is damaged"
+        raise CheckpointError(msg)
+    found = {}
+    for position, mate in pairs:
+        leaf, name = schema.leaves[position], f"{names[position]}.apart"
+        check_column(name, columns.get(name), leaf.dtype, (int(apart.sum()), *leaf.shape))
+        shown = [".".join(map(str, schema.leaves[i].path)) for i in (position, mate)]
+        how = f"single_copy, it stores {shown[0]} (as {shown[1]} of the next row) once"
+        parts = columns.get(names[mate]), apart, columns.pop(name)
+        found[names[position]] = SavedNext(leaf, mate, *parts, num_envs=num_envs, seam=seam, how=how)
+    return found
 
 
-def read_pairs(state: dict[str, Any], schema: Schema) -> Pairs:
+def _read_pairs(state: dict[str, Any], schema: Schema) -> Pairs:
     """Return the pairs of a state; `()` if it has no single copies, or was written by a version without them.
 
     Raises:
@@ -943,30 +757,3 @@ def read_pairs(state: dict[str, Any], schema: Schema) -> Pairs:
         msg = f"the checkpoint pairs the fields {saved} of {schema} as single copies: it is damaged"
         raise CheckpointError(msg)
     return pairs
-
-
-def check_apart(state: dict[str, Any]) -> Tensor:
-    """Return the column `apart` of a state; see `checked_apart`."""
-    if "apart" not in state["columns"]:
-        msg = "the checkpoint's column 'apart' is missing: it is damaged"
-        raise CheckpointError(msg)
-    num_envs = max(1, int(state["lanes"]))
-    return checked_apart(read_column(state["columns"]["apart"]), int(state["rows"]), num_envs, int(state["capacity"]))
-
-
-def checked_apart(apart: Tensor, rows: int, num_envs: int, capacity: int) -> Tensor:
-    """Return the column `apart` of a state, bool `[rows]` on the CPU.
-
-    Raises:
-        CheckpointError: if the next observation of a row would be in a slot without a row.
-    """
-    full = rows == capacity
-    apart = apart.cpu()
-    good = apart.dtype is torch.bool and apart.shape == (rows,) and rows <= capacity
-    if not good or not (full or bool(apart[max(0, rows - num_envs) :].all())) or (full and num_envs > rows):
-        msg = (
-            f"the checkpoint's single copies ({apart.dtype}{list(apart.shape)} for {rows} rows) refer to rows "
-            "that it does not hold: it is damaged"
-        )
-        raise CheckpointError(msg)
-    return apart

@@ -11,36 +11,21 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import backend
-from ostinato.core.records import Picks, Run
+from ostinato.core.records import Run
 from ostinato.core.rows import Schema, as_bits, as_ordinary
 from ostinato.durable.checkpoint_reader import copy_counted
 from ostinato.durable.dtypes import copy_elements
 from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ostinato._native import Batches
-    from ostinato.core.records import Placement, Request
+    from ostinato._native import Batches, WindowReader
+    from ostinato.core.records import Column, Placement, Plan, Request
     from ostinato.core.rows import Flat, Leaf
     from ostinato.storages.memory import Memory
 
-__all__ = [
-    "Block",
-    "Member",
-    "Room",
-    "RowArray",
-    "Table",
-    "check_alike",
-    "checked_choice",
-    "copy_column",
-    "last_of_each",
-    "plan_layout",
-    "read_column",
-    "row_bytes",
-    "row_stride",
-]
-
+_CPU = torch.device("cpu")
 _SMALL_BYTES = 256
 """Fields up to this size share a packed row: reading a row that is not in the cache costs by the line, not the byte."""
 _MOST_FORMS = 64
@@ -168,57 +153,42 @@ class Table:
                     columns[position] = _column(raw, schema.leaves[position], capacity, block.stride, offset)
         self.layout = layout
         self.blocks = blocks
-        self._begin(schema, [column for column in columns if column is not None], names)
+        self._begin(schema, [column for column in columns if column is not None], capacity, names)
 
     @classmethod
-    def allocate(
-        cls, schema: Schema, capacity: int, memory: Memory, layout: list[Block], names: list[str] | None = None
-    ) -> Table:
-        """Create a table in new memory, or in the files that a mapped memory already has."""
-        sizes = [block.stride * capacity for block in layout]
-        blocks = [memory.block(f"block{i}.bin", size) for i, size in enumerate(sizes)]
-        return cls(schema, capacity, layout, blocks, names)
-
-    @classmethod
-    def allocate_some(
-        cls, schema: Schema, positions: Sequence[int], capacity: int, memory: Memory, *, packed: bool
-    ) -> Table | None:
-        """Create a table of some leaves of a schema, beside one that holds the others; None of no leaves.
+    def allocate(cls, schema: Schema, kept: Sequence[int], capacity: int, memory: Memory, layout: list[Block]) -> Table:
+        """Create a table of some leaves of a schema in new memory, or in the files that a mapped memory already has.
 
         Raises:
             StorageMemoryError: if there is too little memory.
         """
-        if not positions:
-            return None
-        leaves = [schema.leaves[i] for i in positions]
-        layout = plan_layout(leaves, packed=packed)
         memory.check(sum(block.stride for block in layout) * capacity)
-        names = [schema.column_names[i] for i in positions]
-        return cls.allocate(Schema(None, leaves), capacity, memory, layout, names)
+        blocks = [memory.block(f"block{i}.bin", block.stride * capacity) for i, block in enumerate(layout)]
+        names = [schema.column_names[i] for i in kept]
+        return cls(Schema(None, [schema.leaves[i] for i in kept]), capacity, layout, blocks, names)
 
     @classmethod
     def adopt(cls, schema: Schema, columns: list[Tensor]) -> Table:
         """Create a table of existing tensors `[rows, *leaf.shape]`. No copy."""
         table = cls.__new__(cls)
         table.layout, table.blocks = [], []
-        table._begin(schema, [as_ordinary(column) for column in columns], None)  # noqa: SLF001 (its own)
+        table._begin(schema, [as_ordinary(x) for x in columns], columns[0].shape[0], None)  # noqa: SLF001 (its own)
         return table
 
     @classmethod
-    def map(cls, schema: Schema, columns: dict[str, Any], capacity: int) -> Table:
+    def map(cls, schema: Schema, columns: Mapping[int, Any], capacity: int) -> Table:
         """Create a table in the files of saved columns, mapped into memory, with their layout."""
         arrays: dict[str, tuple[Any, list[tuple[int, int]]]] = {}
-        for i, name in enumerate(schema.column_names):
-            source = columns[name]
+        for i, source in columns.items():
             arrays.setdefault(source.rows, (source, []))[1].append((i, source.offset))
         layout = [Block(source.row_bytes, tuple(members)) for source, members in arrays.values()]
         return cls(schema, capacity, layout, [source.map_rows(capacity) for source, _ in arrays.values()])
 
-    def _begin(self, schema: Schema, columns: list[Tensor], names: list[str] | None) -> None:
+    def _begin(self, schema: Schema, columns: list[Tensor], capacity: int, names: list[str] | None) -> None:
         self.schema = schema
-        self.capacity = int(columns[0].shape[0])
+        self.capacity = capacity
         self.columns = columns
-        self.device = columns[0].device
+        self.device = columns[0].device if columns else torch.device("cpu")
         self._names = schema.column_names if names is None else names
         self._bits = [as_bits(column) for column in columns]
         self._fields = _register(columns)
@@ -428,9 +398,11 @@ class Table:
                 return source.clone()
         return source
 
-    def edit(self, slots: Tensor, flat: Flat) -> None:
-        """Replace the rows at `slots` (int64 `[n]`); of duplicates the last one wins."""
-        self.write(Picks(slots, torch.arange(slots.shape[0], device=slots.device), slots), flat)
+    def keep(self, slots: Tensor) -> None:
+        """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`."""
+        for array in self.row_arrays():
+            bits = as_bits(array.data)
+            bits[: slots.shape[0]] = bits[slots]
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -506,7 +478,7 @@ def _register(columns: Sequence[Tensor], others: Sequence[Tensor | None] | None 
         `native.Fields`; None without the native extension, or if a column is not on the CPU or has strided rows.
     """
     native = backend.native
-    if native is None or columns[0].device.type != "cpu":
+    if native is None or not columns or columns[0].device.type != "cpu":
         return None
     fields = native.Fields()
     for column, other in zip(columns, others or [None] * len(columns), strict=True):
@@ -615,3 +587,151 @@ def last_of_each(slots: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         0, inverse, torch.arange(slots.shape[0], device=slots.device), "amax"
     )
     return unique, rows.to(slots.device)[last]
+
+
+# -- windows: all fields, stacked rows and weighted sums, in one native call ------------------------------------------
+
+_MOST_READERS = 16
+"""Kinds of plans whose registration is kept; a buffer has one or two."""
+_SUMMED = frozenset({torch.float32, torch.float64})
+
+
+class _Field(NamedTuple):
+    """How one field of a batch is made of rows. Plans of equal fields share one registration."""
+
+    position: int
+    source: int
+    """Position of its slots among those of the plan."""
+    leaf: int
+    """Field that is read."""
+    other: int | None
+    """Field that picked rows are read from."""
+    tail: tuple[int, ...]
+    """Rows of a window."""
+    summed: bool
+    merge: bool
+
+
+class Registration(NamedTuple):
+    """The fields of a kind of plan, registered for native reads."""
+
+    reader: WindowReader
+    room: Room
+    forms: list[tuple[tuple[int, ...], torch.dtype]]
+    """Shape, without records, and dtype of each field of a batch."""
+
+
+class Source(NamedTuple):
+    """Slots of windows, and what belongs to each of them."""
+
+    slots: Tensor
+    pick: Tensor | None
+    weights: Tensor | None
+    width: int
+
+
+def read_windows(table: Table, plan: Plan) -> list[Tensor] | None:
+    """Return the fields of a plan's batch, arithmetic included: what `plan.fold(table.fetch(...))` returns.
+
+    Copies, contiguous. Returns None where the native call cannot do it: without the extension, on other devices, and
+    for blanked rows, other dtypes of sums, or slots of another form.
+
+    Raises:
+        IndexError: if a slot is out of range; nothing was read.
+    """
+    found = register_windows(table, plan)
+    if found is None:
+        return None
+    (reader, room, _), sources = found
+    count = plan.records.shape[0]
+    out = room.make(count)
+    slots_at = [source.slots.data_ptr() for source in sources]
+    picks_at = [0 if source.pick is None else source.pick.data_ptr() for source in sources]
+    weights_at = [0 if source.weights is None else source.weights.data_ptr() for source in sources]
+    widths = [source.width for source in sources]
+    reader.read(slots_at, picks_at, weights_at, widths, count, list(map(Tensor.data_ptr, out)))
+    return out
+
+
+def register_windows(table: Table, plan: Plan) -> tuple[Registration, list[Source]] | None:
+    """Return what reads plans of this kind, and the slots of this one; the first ones are its records.
+
+    Registered once for each kind. None where the native call cannot read the plan.
+    """
+    records = plan.records
+    count = records.shape[0]
+    if not table.registered or not _is_flat(records, torch.int64, count):
+        return None
+    sources, fields = [Source(records, None, None, 1)], []
+    known: dict[tuple[int, int, int, tuple[int, ...]], int] = {(id(records), id(None), id(None), ()): 0}
+    for position, column in plan.changed.items():
+        request, tail, weights, blank, merge = column
+        leaf, slots, other, pick = request
+        if blank is not None:
+            return None
+        key = (id(slots), id(pick), id(weights), tail)
+        source = known.get(key)
+        if source is None:
+            found = _source_of(table, column, count)
+            if found is None:
+                return None
+            source = known[key] = len(sources)
+            sources.append(found)
+        fields.append(_Field(position, source, leaf, other, tail, weights is not None, merge))
+    kind = tuple(fields)
+    registered = table.readers.get(kind) or _register_windows(table, kind)
+    return None if registered is None else (registered, sources)
+
+
+def _source_of(table: Table, column: Column, records: int) -> Source | None:
+    """Return the slots of a column; None if the native call cannot read them."""
+    (leaf, slots, other, pick), tail, weights, _, _ = column
+    width = tail[0] if tail else 1
+    if len(tail) > 1 or (other is None) != (pick is None) or not _is_flat(slots, torch.int64, records * width):
+        return None
+    if pick is not None and not _is_flat(pick, torch.bool, records * width):
+        return None
+    if weights is not None:
+        dtype = weights.dtype
+        if dtype not in _SUMMED or dtype is not table.columns[leaf].dtype or weights.shape != (records, width):
+            return None
+        if not weights.is_cpu or not weights.is_contiguous():
+            return None
+    return Source(slots, pick, weights, width)
+
+
+def _register_windows(table: Table, fields: tuple[_Field, ...]) -> Registration | None:
+    """Register the fields of a kind of plan.
+
+    Returns None if two fields that are to be read as one are not alike, or a window is not that of its slots.
+    """
+    native: Any = backend.installed  # the table is registered with it
+    reader = native.WindowReader(table.capacity)
+    changed = {field.position: field for field in fields}
+    forms: list[tuple[tuple[int, ...], torch.dtype]] = []
+    for position in range(len(table.columns)):
+        field = changed.get(position) or _Field(position, 0, position, None, (), summed=False, merge=False)
+        column = table.columns[field.leaf]
+        other = None if field.other is None else table.columns[field.other]
+        if other is not None and not _alike(column, other):
+            return None
+        number = column.itemsize if field.summed else 0
+        bases = column.data_ptr(), 0 if other is None else other.data_ptr()
+        reader.add(*bases, row_bytes(column), row_stride(column), field.source, number)
+        shape = tuple(column.shape[1:])
+        whole = shape if field.summed else (*field.tail, *shape)
+        forms.append(((whole[0] * whole[1], *whole[2:]) if field.merge else whole, column.dtype))
+    if len(table.readers) >= _MOST_READERS:
+        table.readers.clear()
+    found = table.readers[fields] = Registration(reader, Room(forms), forms)
+    return found
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    same = one.dtype is other.dtype and one.shape == other.shape
+    return same and row_stride(one) == row_stride(other)
+
+
+def _is_flat(tensor: Tensor, dtype: torch.dtype, count: int) -> bool:
+    """Whether native code can read `count` entries of a tensor."""
+    return _is_plain(tensor, dtype, _CPU) and tensor.shape == (count,)

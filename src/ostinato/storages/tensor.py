@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -12,35 +13,27 @@ from torch import Tensor
 from ostinato.core import kinds
 from ostinato.core.counts import StoredRows, make_counts
 from ostinato.core.index import apply_index, is_field, plain_index, select
-from ostinato.core.records import Picks, Request
-from ostinato.core.rows import Flat, Schema, describe, turn_rows
+from ostinato.core.records import Picks, Request, Run
+from ostinato.core.rows import Flat, Schema, describe
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, SchemaError, StackError, UsageError
 from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim, copied_rows, find_seam
 from ostinato.storages.checkpoint import require_form
-from ostinato.storages.codec_table import CodecTable, CodedColumn, Encoded, decoded_columns
-from ostinato.storages.late_fields import LateFields
+from ostinato.storages.coded import find_coded
+from ostinato.storages.columns import Columns, Fields, Payload, Turned, check_column
 from ostinato.storages.memory import show_bytes
-from ostinato.storages.object_columns import ObjectColumns, check_objects, own_values
-from ostinato.storages.payload import Payload
-from ostinato.storages.ragged_table import RaggedTable, SavedRagged
-from ostinato.storages.single_copy import Comparison, SingleCopyTable, as_run, check_apart, fill_plain_table, read_pairs
-from ostinato.storages.table import Table, copy_column, read_column
-from ostinato.storages.window_reader import read_windows
+from ostinato.storages.objects import ObjectColumns, check_objects, object_array, own_values, pack
+from ostinato.storages.single_copy import find_nexts
+from ostinato.storages.table import Table, read_windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    import numpy as np
-
     from ostinato.core.records import Placement, Plan
     from ostinato.core.rows import Path
     from ostinato.durable.codecs import AnyCodec
-    from ostinato.storages.single_copy import Pairs
     from ostinato.storages.table import RowArray
 
 __all__ = ["TensorStorage", "raise_mapped_ring"]
-
-AnyTable: TypeAlias = "Table | SingleCopyTable | CodecTable | RaggedTable"
 
 
 @final
@@ -59,7 +52,7 @@ class _Columns(dict[str, Any]):
 
 _NO_ROWS_YET = "Cannot get elements out of a non-initialized storage: it holds no rows yet, write some first"
 _NO_ROWS = Payload(Flat([], (0,), None), {})
-_HELD = ("_table", "num_envs", "capacity", "_late", "exposed", "_objects")
+_HELD = ("_table", "num_envs", "capacity", "exposed")
 
 
 class TensorStorage(Storage):
@@ -95,9 +88,7 @@ class TensorStorage(Storage):
     """The requested capacity."""
     num_envs: int = 1
     """Number of environments: the second batch dimension with `ndim=2`, else 1."""
-    _table: AnyTable | None = None
-    _objects: ObjectColumns | None = None
-    """Fields of Python objects; None if rows have none."""
+    _table: Fields | None = None
     _flushed: bool = False
     """Whether files on the disk describe the rows as they are now; see `LazyMemmapStorage.flush`."""
     _closed: bool = False
@@ -119,7 +110,7 @@ class TensorStorage(Storage):
             raise OptionError(msg)
         schema = describe(storage, self.ndim)
         flat = schema.flatten(storage, None, self.ndim)
-        leaves, batch, _, objects = flat
+        leaves, batch = flat.leaves, flat.batch
         _require_memory(schema, flat, leaves[0].device)
         self.num_envs = batch[1] if self.ndim > 1 else 1
         rows = batch[0] * self.num_envs
@@ -135,8 +126,8 @@ class TensorStorage(Storage):
                 msg = f"field {leaf} is expanded, so that rows share memory: clone() the data first"
                 raise SchemaError(msg)
         self.exposed = True  # the caller may write to the tensors
-        self._table = Table.adopt(schema, [x.flatten(0, 1) if self.ndim > 1 else x for x in leaves])
-        self.device = self._table.device
+        dense = Table.adopt(schema, [x.flatten(0, 1) if self.ndim > 1 else x for x in leaves])
+        self.device = dense.device
         if device != "auto" and check_device(device) != self.device:
             msg = (
                 f"the data lies on {self.device}, device={device!r} was asked for: move the data first, or "
@@ -145,9 +136,17 @@ class TensorStorage(Storage):
             raise OptionError(msg)
         self._at: StoredRows = make_counts(StoredRows)
         self._at.rows = rows
-        self._late = LateFields(rows, self.device)
+        self._table = self._fields(schema, dense, [], range(len(schema.leaves)), self.num_envs)
+        for kind, objects in zip(self._table.kinds, self._table.prepare(flat, rows, None), strict=True):
+            kind.write(Run(0, rows, rows), objects)
+
+    def _fields(
+        self, schema: Schema, dense: Table, kinds: Sequence[Columns], kept: Sequence[int], num_envs: int
+    ) -> Fields:
+        """Return the fields of rows: dense ones, those of other kinds, and Python objects."""
         if schema.objects:
-            self._objects = ObjectColumns.of(schema.objects, objects, rows)
+            kinds = [*kinds, ObjectColumns(schema, dense.capacity, allow_pickle=self.allow_pickle)]
+        return Fields(schema, kept, dense, kinds, num_envs=num_envs, device=self.device)
 
     @property
     def shape(self) -> torch.Size:
@@ -167,16 +166,16 @@ class TensorStorage(Storage):
         if not self._at.rows:
             msg = "Cannot flatten a non-initialized storage: write rows first"
             raise UsageError(msg)
-        if not isinstance(self._table, Table):
+        table = self._require()
+        if not table.views:
             msg = "with single_copy or codec rows cannot be flattened on their own memory: read them with storage[:]"
             raise UsageError(msg)
         self._expose()
-        slots = torch.arange(self._at.rows, device=self.device)
-        objects = () if self._objects is None else self._objects.get(slots)
-        payload = Payload(
-            Flat(self._table.view(slice(self._at.rows)), (self._at.rows,), None, objects), self._late.get(slots)
-        )
-        return TensorStorage(self.present(payload, (self._at.rows,)), allow_pickle=self.allow_pickle)
+        rows = self._at.rows
+        slots = torch.arange(rows, device=self.device)
+        flat = Flat(table.dense.view(slice(rows)), (rows,), None, table.objects(slots))
+        data = self.present(Payload(flat, table.late.get(slots)), (rows,))
+        return TensorStorage(data, allow_pickle=self.allow_pickle)
 
     @property
     def schema(self) -> Schema | None:
@@ -193,15 +192,14 @@ class TensorStorage(Storage):
         if table is None:
             return {}
         self._expose()
-        columns = table.columns if isinstance(table, Table) else table.view(slice(self._at.rows))
-        named = {leaf.path: column for leaf, column in zip(table.schema.leaves, columns, strict=True)}
-        return {**named, **self._late.columns}
+        columns = table.dense.columns if table.views else table.view(slice(self._at.rows))
+        named = zip(table.schema.leaves, columns, strict=False)  # objects follow the leaves
+        return {**{leaf.path: column for leaf, column in named}, **table.late.columns}
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole capacity without those of Python objects; 0 before the first row."""
-        objects = 0 if self._objects is None else self._objects.nbytes
-        return 0 if self._table is None else self._table.nbytes + self._late.nbytes + objects
+        return 0 if self._table is None else self._table.nbytes
 
     @property
     def cursor(self) -> int:
@@ -224,14 +222,12 @@ class TensorStorage(Storage):
         them, a budget.
         """
         table, at = self._table, self._at
-        others = self._objects is not None or bool(self._late.columns) or self.budget or self._flushed
-        at.plain = isinstance(table, Table) and not others
-        return (table, at) if isinstance(table, Table) and at.plain else None
+        at.plain = not (table is None or table.kinds or table.late.columns or self.budget or self._flushed)
+        return (table.dense, at) if table is not None and at.plain else None
 
     def shares_memory(self, tensor: Tensor) -> bool:
         """Whether a tensor shares memory with stored rows."""
-        table = self._table.inner if isinstance(self._table, SingleCopyTable) else self._table
-        return isinstance(table, Table) and table.shares_memory(tensor)
+        return self._table is not None and self._table.dense.shares_memory(tensor)
 
     @property
     def laid_out(self) -> bool:
@@ -260,42 +256,52 @@ class TensorStorage(Storage):
         A list at the root is a stack of rows, a tuple a single pytree. Without rows, only the schema is checked.
         """
         single, lead = lead == 0, lead + self.ndim - 1
-        if lead and type(data) is list:
-            if not data:
-                return _NO_ROWS, 0
+        stacked = bool(lead) and type(data) is list
+        if stacked and not data:
+            return _NO_ROWS, 0
+        data, aside = self._set_aside(data, lead)
+        if stacked:
             data = self._stacked(data)
         table = self._table
         schema = describe(data, lead) if table is None else table.schema
         late: dict[Path, Tensor] = {}
-        if self._late.columns:
-            data, late = self._late.split(data, self._known(), None)
-            self._late.require_known(late)
+        if table is not None and table.late.columns:
+            data, late = table.late.split(data, schema.paths, None)
+            table.late.require_known(late)
         flat = schema.flatten(data, None, lead)
         rows = math.prod(flat.batch)
-        if late:
-            late = self._late.rows(late, flat.batch)
+        if late and table is not None:
+            late = table.late.rows(late, flat.batch)
         if self.ndim > 1:
             self._check_envs(flat.batch, single=single)
         if rows == 0:
             return _NO_ROWS, 0
         if flat.addresses is not None and 0 in flat.addresses:
             _require_memory(schema, flat, self.device)
-        if table is None:
-            self._lay_out(schema, flat.batch, flat.leaves[0].device)
-            table = self._table
-        if self._objects is None and isinstance(table, Table):
+        if table is not None and not table.kinds:
             return Payload(flat, late), rows
-        return self._prepared(flat, late, rows), rows
+        return self._prepared(schema, flat, late, aside), rows
 
-    def _prepared(self, flat: Flat, late: dict[Path, Tensor], rows: int) -> Payload:
-        """Return rows with copies of their Python objects, and compared if the table keeps single copies."""
-        objects = () if self._objects is None else self._objects.owned(flat.objects, rows)
-        found: Comparison | Encoded | None = None
-        if isinstance(self._table, SingleCopyTable):
-            flat, found = self._table.prepare(flat, self._at.cursor)
-        elif isinstance(self._table, CodecTable):
-            found = self._table.encode(flat)
-        return Payload(flat._replace(objects=objects), late, found)
+    def _prepared(self, schema: Schema, flat: Flat, late: dict[Path, Tensor], aside: Any) -> Payload:
+        """Return rows that are ready to be written; the first ones lay the memory out."""
+        fresh, rows = self._table is None, math.prod(flat.batch)
+        if fresh:
+            self._lay_out(schema, flat.batch, flat.leaves[0].device)
+        try:
+            flat = self._put_back(flat, aside, rows)
+            return Payload(flat, late, self._require().prepare(flat, rows, self._at.cursor))
+        except Exception:
+            if fresh:
+                self.forget_form()
+            raise
+
+    def _set_aside(self, data: Any, lead: int) -> tuple[Any, Any]:  # noqa: ARG002
+        """Take fields out of rows whose shape is not that of their leaves; see `_put_back`."""
+        return data, None
+
+    def _put_back(self, flat: Flat, aside: Any, rows: int) -> Flat:  # noqa: ARG002
+        """Return rows with the fields that `_set_aside` took out of them."""
+        return flat
 
     def _check_envs(self, batch: tuple[int, ...], *, single: bool) -> None:
         """Check the number of environments in rows with these leading dimensions, a single step if `single`."""
@@ -322,20 +328,14 @@ class TensorStorage(Storage):
             )
             raise StackError(msg) from error
 
-    def _known(self) -> set[Path]:
-        return set(self._require().schema.paths)
-
-    def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
-        """Allocate memory for rows of a schema."""
-        msg = f"a TensorStorage is laid out by its data, got rows on {device} of {schema} and batch {batch}"
+    def _lay_out(
+        self, schema: Schema, batch: tuple[int, ...], device: torch.device, mapped: Mapping[int, Any] | None = None
+    ) -> None:
+        """Allocate memory for rows of a schema, or map saved columns (by position of the leaf) as memory."""
+        msg = f"a TensorStorage is laid out by its data, got rows on {device} of {schema}, batch {batch}, {mapped}"
         raise UsageError(msg)
 
-    def _lay_mapped(self, schema: Schema, state: dict[str, Any], num_envs: int) -> None:
-        """Map the files of a saved state as memory."""
-        msg = f"{type(self).__name__} cannot map {len(state)} entries of {schema} in {num_envs} environment(s)"
-        raise UsageError(msg)
-
-    def _require(self) -> AnyTable:
+    def _require(self) -> Fields:
         if self._table is None:
             msg = "the storage is closed" if self._closed else _NO_ROWS_YET
             raise UsageError(msg)
@@ -344,8 +344,9 @@ class TensorStorage(Storage):
     def write(self, placement: Placement, payload: Payload) -> None:
         """Write rows to slots, from any device. One copy."""
         table = self._table or self._require()
-        if self.ring_only:
-            as_run(placement)
+        if self.ring_only and not isinstance(placement, Run):
+            msg = "single_copy takes rows in ring order (Run), got Picks: the row that follows would not be the next"
+            raise OptionError(msg)
         if self._flushed:
             self._end_flush()
         at = self._at
@@ -356,25 +357,8 @@ class TensorStorage(Storage):
         elif placement.slots.shape[0]:
             rows = max(rows, int(placement.slots.max()) + 1)
             cursor = rows % table.capacity if placement.cursor is None else placement.cursor
-        self._write_table(table, placement, payload, rows)
-        if self._objects is not None:
-            self._objects.set(placement, payload.flat.objects)
+        table.write(placement, payload)
         at.rows, at.cursor = rows, cursor
-        if self._late.columns:
-            if isinstance(placement, Picks):
-                self._late.set(placement.slots, payload.late, placement.rows)
-            else:
-                given = torch.arange(placement.skip, placement.total, device="cpu")
-                self._late.set(placement.slots(self.device), payload.late, given)
-
-    def _write_table(self, table: AnyTable, placement: Placement, payload: Payload, rows: int) -> None:
-        """Write the tensor fields of rows; `rows` are present afterwards."""
-        if isinstance(table, (Table, RaggedTable)):
-            table.write(placement, payload.flat, self.num_envs)
-        elif isinstance(table, CodecTable):
-            table.write(placement, payload.flat, self.num_envs, encoded=cast("Encoded", payload.found))
-        elif isinstance(payload.found, Comparison):
-            table.write_run(as_run(placement), payload.flat, payload.found, rows)
 
     def _end_flush(self) -> None:
         """Record that the rows are about to change; see `LazyMemmapStorage.flush`."""
@@ -382,11 +366,16 @@ class TensorStorage(Storage):
 
     def scores(self, payload: Payload, path: tuple[Hashable, ...]) -> Tensor | None:
         """Return the field at `path` of rows that will be written, `[rows, *shape]`."""
-        flat = payload.flat
-        for leaf, value in zip(self._require().schema.leaves, flat.leaves, strict=True):
-            if leaf.path == path:
-                return value if len(flat.batch) == 1 else value.reshape((math.prod(flat.batch), *leaf.shape))
-        return payload.late.get(path)
+        flat, position = payload.flat, self._find_leaf(path)
+        if position is None:
+            return payload.late.get(path)
+        value = flat.leaves[position]
+        return value if len(flat.batch) == 1 else value.reshape((math.prod(flat.batch), *value.shape[len(flat.batch) :]))
+
+    def _find_leaf(self, path: tuple[Hashable, ...]) -> int | None:
+        """Return the position of a leaf; None if there is none."""
+        paths = [leaf.path for leaf in self._require().schema.leaves]
+        return paths.index(path) if path in paths else None
 
     def first_rows(self, payload: Payload, path: Path, most: int) -> Tensor:
         """Return a field of the first steps and environments of rows that will be written, `[steps, envs, *shape]`.
@@ -406,18 +395,15 @@ class TensorStorage(Storage):
 
     def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
         """Return the field at `path` of some rows; other fields are not read. Copy."""
-        paths = [leaf.path for leaf in self._require().schema.leaves]
-        return self.fetch([Request(paths.index(path), slots)])[0] if path in paths else None
+        position = self._find_leaf(path)
+        return None if position is None else self.fetch([Request(position, slots)])[0]
 
     def clear(self) -> None:
         """Remove all rows and late fields; keep the memory."""
         if self._flushed:
             self._end_flush()
         self._at.rows = self._at.cursor = 0
-        self._late.clear()
-        if self._objects is not None:
-            self._objects.clear()
-        if isinstance(self._table, (SingleCopyTable, CodecTable, RaggedTable)):
+        if self._table is not None:
             self._table.clear()
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -428,23 +414,24 @@ class TensorStorage(Storage):
         Raises:
             KeyMissingError: if a row lacks a field that was added later to other rows.
         """
-        table = self._table or self._require()
-        flat = Flat(table.gather(slots, pin=pin), (slots.shape[0],), None)
-        if self._objects is None and not self._late.columns:
-            return Payload(flat, {})
-        return self._with_others(flat, slots, {})
+        table, batch = self._table or self._require(), (slots.shape[0],)
+        if not table.kinds and not table.late.columns:
+            return Payload(Flat(table.dense.gather(slots, pin=pin), batch, None), {})
+        flat = table.split(table.gather(slots, pin=pin), batch)
+        return Payload(flat, table.late.get(slots, sampled=True))
 
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
         """Copy different rows of each field: one tensor `[n, *leaf.shape]` for each request.
 
         Fields that were added later have no leaf and cannot be requested.
         """
-        return self._require().fetch(requests, pin=pin)
+        table = self._table or self._require()
+        return table.fetch(requests, pin=pin) if table.kinds else table.dense.fetch(requests, pin=pin)
 
     def read_plan(self, plan: Plan, *, pin: bool = False) -> list[Tensor]:
         """Return the fields of a plan's batch: one native call where that is possible."""
         table = self._table
-        found = read_windows(table, plan) if isinstance(table, Table) and not pin else None
+        found = read_windows(table.dense, plan) if table is not None and table.views and not pin else None
         return super().read_plan(plan, pin=pin) if found is None else found
 
     def assemble(
@@ -455,16 +442,11 @@ class TensorStorage(Storage):
         Fields of Python objects are those of `records`, too, except for those that `elsewhere` has other slots for
         (int64 `[R]`).
         """
-        return self._with_others(Flat(leaves, (records.shape[0],), None), records, elsewhere or {})
-
-    def _with_others(self, flat: Flat, slots: Tensor, elsewhere: Mapping[Path, Tensor]) -> Payload:
-        """Add fields of Python objects and late fields to leaves."""
-        if self._objects is not None:
-            flat = flat._replace(objects=self._objects.get(slots, elsewhere))
-        if not self._late.columns:
-            return Payload(flat, {})
-        self._late.require_all(slots)
-        return Payload(flat, self._late.get(slots))
+        table, batch = self._table or self._require(), (records.shape[0],)
+        if not table.kinds and not table.late.columns:
+            return Payload(Flat(leaves, batch, None), {})
+        late = table.late.get(records, sampled=True)
+        return Payload(Flat(leaves, batch, None, table.objects(records, elsewhere)), late)
 
     def present(self, payload: Payload, batch: tuple[int, ...]) -> Any:
         """Nest leaves as the written rows were nested. No copy."""
@@ -474,21 +456,47 @@ class TensorStorage(Storage):
         if len(batch) != 1:
             leaves = [x.reshape((*batch, *leaf.shape)) for x, leaf in zip(leaves, schema.leaves, strict=True)]
             objects = [x.reshape((*batch, *leaf.shape)) for x, leaf in zip(objects, schema.objects, strict=True)]
-        data = schema.build(leaves, batch, self.device, objects)
-        for path, value in payload.late.items():
-            data[path[0]] = value.reshape((*batch, *value.shape[1:]))
+        late = {path: value.reshape((*batch, *value.shape[1:])) for path, value in payload.late.items()}
+        return self._with_late(schema.build(leaves, batch, self.device, objects), late)
+
+    @staticmethod
+    def _with_late(data: Any, late: dict[Path, Tensor]) -> Any:
+        """Set late fields in nested rows."""
+        for path, value in late.items():
+            data[path[0]] = value
         return data
 
     def show_payload(self, payload: Payload) -> dict[str, Any]:
-        """Return gathered rows as plain values and tensors; see `Payload.show`."""
-        return payload.show()
+        """Return gathered rows as plain values and tensors; nothing is copied.
+
+        Raises:
+            CheckpointError: if a field holds Python objects that a checkpoint cannot hold.
+        """
+        flat = payload.flat
+        objects = [[pack(value, allow_pickle=False) for value in x.reshape(-1).tolist()] for x in flat.objects]
+        late = [[list(path), x] for path, x in payload.late.items()]
+        return {"leaves": flat.leaves, "objects": objects, "late": late}
 
     def read_payload(self, saved: Any, schema: Schema | None, rows: int) -> Payload:
-        """Return what `show_payload` returned, by copy; see `Payload.read`."""
+        """Return what `show_payload` returned, by copy.
+
+        Units may have put dimensions between that of the rows and those of a field.
+        """
         if schema is None:
             msg = "the checkpoint holds a queued draw of rows without fields: it is damaged"
             raise CheckpointError(msg)
-        return Payload.read(saved, schema, rows, self.device)
+        leaves = [x.to(self.device).clone() for x in saved["leaves"]]
+        columns = zip(saved["objects"], schema.objects, strict=True)
+        objects = [object_array(values, (rows, *leaf.shape), allow_pickle=False) for values, leaf in columns]
+        late = {tuple(path): x.to(self.device).clone() for path, x in saved["late"]}
+        fits = [
+            x.dtype is leaf.dtype and x.shape[x.ndim - len(leaf.shape) :] == leaf.shape
+            for x, leaf in zip(leaves, schema.leaves, strict=True)
+        ]
+        if not all(fits) or any(x.shape[:1] != (rows,) for x in (*leaves, *late.values())):
+            msg = f"the rows of a queued draw are not {rows} rows of the buffer's fields: the checkpoint is damaged"
+            raise CheckpointError(msg)
+        return Payload(Flat(leaves, (rows,), None, objects), late)
 
     def read(self, index: Any, *, swap: bool = False) -> Any:
         """Return the rows at an index, or one field by its key: a view for ints, slices and keys, else a copy.
@@ -510,38 +518,25 @@ class TensorStorage(Storage):
             return self._read_grid(table, index, swap=swap)
         picked = select(index, self.shape, self.device)
         if picked.span is None:
-            leaves, late = table.gather(picked.slots), self._late.get(picked.slots)
+            values, late = table.gather(picked.slots), table.late.get(picked.slots)
         else:
             self._expose()
-            leaves, late = table.view(picked.span), self._late.view(picked.span, self._at.rows)
-        flat = Flat(leaves, picked.batch, None)
-        if self._objects is not None:
-            flat = flat._replace(objects=self._objects.get(picked.slots if picked.span is None else picked.span))
-        return self.present(Payload(flat, late), picked.batch)
+            values, late = table.view(picked.span), table.late.view(picked.span, self._at.rows)
+        return self.present(Payload(table.split(values, picked.batch), late), picked.batch)
 
-    def _read_grid(self, table: AnyTable, index: Any, *, swap: bool) -> Any:
+    def _read_grid(self, table: Fields, index: Any, *, swap: bool) -> Any:
         """Return the rows at an index into `[steps, num_envs]`: a view for ints and slices, else a copy."""
         self._expose()
         index = plain_index(index)
         template = torch.empty(1, dtype=torch.float32, device="cpu").expand(self._at.rows)
         batch = tuple(apply_index(self._as_grid(template, swap=swap), index).shape)
-        views = isinstance(table, Table)
-        slots = None
-        if not views or self._objects is not None or self._late.columns:
-            slots = select(index, self.shape, self.device, swap=swap).slots
-        if isinstance(table, Table):
-            columns = table.view(slice(self._at.rows))
-            leaves = [apply_index(self._as_grid(column, swap=swap), index) for column in columns]
-        elif slots is not None:
-            pairs = zip(table.gather(slots), table.schema.leaves, strict=True)
-            leaves = [x.reshape(*batch, *leaf.shape) for x, leaf in pairs]
-        objects = [] if self._objects is None or slots is None else self._objects.get(slots)
-        nested = [value.reshape((*batch, *value.shape[1:])) for value in objects]
-        data = table.schema.build(leaves, batch, self.device, nested)
-        late = {} if slots is None else self._late.get(slots)
-        for path, value in late.items():
-            data[path[0]] = value.reshape((*batch, *value.shape[1:]))
-        return data
+        grids = [self._as_grid(x, swap=swap) for x in table.dense.view(slice(self._at.rows))] if table.views else []
+        flat = Flat([apply_index(grid, index) for grid in grids], batch, None)
+        if not table.kinds and not table.late.columns:
+            return self.present(Payload(flat, {}), batch)
+        slots = select(index, self.shape, self.device, swap=swap).slots
+        flat = flat._replace(objects=table.objects(slots)) if table.views else table.split(table.gather(slots), batch)
+        return self.present(Payload(flat, table.late.get(slots)), batch)
 
     def _as_grid(self, column: Tensor, *, swap: bool) -> Tensor:
         """Return a column of the rows present in the shape of the storage; with `swap`, environments first. View."""
@@ -550,28 +545,25 @@ class TensorStorage(Storage):
 
     def _read_field(self, path: tuple[str, ...], *, swap: bool) -> Any:
         table = self._require()
-        if self._objects is not None and path in self._objects.paths:
-            values = self._objects.column(path)[: self._at.rows]
+        rows, objects = self._at.rows, [leaf.path for leaf in table.schema.objects]
+        if path in objects:
+            values = table.objects(torch.arange(rows, device=self.device))[objects.index(path)]
             values = values.reshape((*self.shape, *values.shape[1:]))
             return (values.swapaxes(0, 1) if swap else values).tolist()
         self._expose()
-        if path in self._late.columns:
-            self._late.require_all(torch.arange(self._at.rows, device=self.device))
-            column = self._late.columns[path]
+        if path in table.late.columns:
+            column = table.late.view(slice(rows), rows, sampled=True)[path]
         else:
-            column = table.column(table.schema.find(path), self._at.rows)
-        return self._as_grid(column[: self._at.rows], swap=swap)
+            column = table.column(table.schema.find(path), rows)
+        return column if self.ndim == 1 else self._as_grid(column, swap=swap)
 
     def _expose(self) -> None:
         """Record that a view is returned; tables with single copies or a codec return copies."""
-        self.exposed = self.exposed or isinstance(self._table, Table)
+        self.exposed = self.exposed or (self._table is not None and self._table.views)
 
     def row_arrays(self) -> list[RowArray]:
         """Return packed rows and fields as they lie in memory. Views."""
-        table = self._table
-        if table is None:
-            return []
-        return table.inner.row_arrays() if isinstance(table, SingleCopyTable) else table.row_arrays()
+        return [] if self._table is None else self._table.dense.row_arrays()
 
     # -- edits ---------------------------------------------------------------------------------------------------------
 
@@ -583,7 +575,8 @@ class TensorStorage(Storage):
         """
         leading = isinstance(index, slice) and not index.start and index.step in {None, 1}
         if not leading:
-            self._late.require_cover(data, self._known(), slots, len(self))
+            table = self._require()
+            table.late.require_cover(data, table.schema.paths, slots, len(self))
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
         """Check rows for `slots`; keys that are not in the schema become late fields of these rows.
@@ -592,26 +585,25 @@ class TensorStorage(Storage):
             SchemaError: if they do not match the stored rows, or a field has another number of rows.
         """
         table, count = self._require(), slots.shape[0]
-        if batch and type(data) is list:
-            if not data:
-                if count:
-                    msg = f"{count} rows are chosen, an empty list was given: give one for each"
-                    raise SchemaError(msg)
-                return lambda: None
+        stacked = bool(batch) and type(data) is list
+        if stacked and not data:
+            if count:
+                msg = f"{count} rows are chosen, an empty list was given: give one for each"
+                raise SchemaError(msg)
+            return lambda: None
+        data, aside = self._set_aside(data, len(batch))
+        if stacked:
             data = self._stacked(data)
-        data, late = self._late.split(data, self._known(), batch)
+        data, late = table.late.split(data, table.schema.paths, batch)
         flat = table.schema.flatten(data, batch, len(batch))
         leaves = [x.reshape((count, *leaf.shape)) for x, leaf in zip(flat.leaves, table.schema.leaves, strict=True)]
-        kept = self._objects
-        objects = () if kept is None else kept.owned(flat.objects, count)
+        flat = self._put_back(flat._replace(leaves=leaves, batch=(count,)), aside, count)
+        payload = Payload(flat, late, table.prepare(flat, count, None) if table.kinds else ())
+        placement = Picks(slots, torch.arange(count, device=slots.device), slots)
 
         def change() -> None:
             self._end_flush()
-            table.edit(slots, Flat(leaves, (count,), flat.addresses))
-            if kept is not None:
-                kept.edit(slots, objects)
-            if late or self._late.columns:
-                self._late.set(slots, late)
+            table.write(placement, payload)
 
         return change
 
@@ -624,37 +616,31 @@ class TensorStorage(Storage):
             KeyMissingError: if there is no such field.
             SchemaError: if the shape differs, or the values do not fit the stored dtype (see `docs/casts.md`).
         """
-        if path in self._late.columns:
-            _, late = self._late.split({path[0]: value}, set(), batch)
-            return lambda: self._change_field(None, path, slots, late[path])
         table = self._require()
-        if self._objects is not None and path in self._objects.paths:
-            return self._prepare_objects(self._objects.column(path), path, slots, (value, batch))
-        position = table.schema.find(path)
-        leaf = table.schema.leaves[position]
-        (checked,), *_ = table.schema.only(position).flatten(value, batch, len(batch))
-        column = checked.reshape((slots.shape[0], *leaf.shape))
-        return lambda: self._change_field(position, path, slots, column)
-
-    def _prepare_objects(
-        self, column: np.ndarray[Any, Any], path: tuple[Hashable, ...], slots: Tensor, given: tuple[Any, Any]
-    ) -> Callable[[], None]:
-        value, batch = given
-        objects = own_values(kinds.as_objects(value, path, (*batch, *column.shape[1:])))
-        objects = objects.reshape((slots.shape[0], *column.shape[1:]))
+        paths = table.schema.paths
+        if path in table.late.columns:
+            _, late = table.late.split({path[0]: value}, (), batch)
+            write = functools.partial(table.late.put, path, slots, late[path])
+        else:
+            position = paths.index(path) if path in paths else table.schema.find(path)
+            fitted = self._fit_field(position, value, batch, slots.shape[0])
+            write = functools.partial(table.write_field, position, slots, fitted)
 
         def change() -> None:
             self._end_flush()
-            column[slots.cpu().numpy()] = objects
+            write()
 
         return change
 
-    def _change_field(self, position: int | None, path: Path, slots: Tensor, value: Tensor) -> None:
-        self._end_flush()
-        if position is None:
-            self._late.put(path, slots, value)
-        else:
-            self._require().write_column(position, slots, value)
+    def _fit_field(self, position: int, value: Any, batch: tuple[int, ...], count: int) -> Any:
+        """Return the values of one field, a leaf or one of Python objects, as they are stored in `count` rows."""
+        schema = self._require().schema
+        if position >= len(schema.leaves):
+            leaf = schema.objects[position - len(schema.leaves)]
+            objects = own_values(kinds.as_objects(value, leaf.path, (*batch, *leaf.shape)))
+            return objects.reshape((count, *leaf.shape))
+        (checked,), *_ = schema.only(position).flatten(value, batch, len(batch))
+        return checked.reshape((count, *schema.leaves[position].shape))
 
     # -- hooks and state -----------------------------------------------------------------------------------------------
 
@@ -689,41 +675,22 @@ class TensorStorage(Storage):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows present as views, and counts. `torch.save` and `copy.deepcopy` copy the rows."""
-        table = self._table
-        state = {
+        table, rows = self._table, self._at.rows
+        state: dict[str, Any] = {
             "form": self.form,
-            "rows": self._at.rows,
+            "rows": rows,
             "cursor": self._at.cursor,
             "lanes": self.num_envs,  # its name in the checkpoint format
             "ndim": self.ndim,
             "capacity": self.capacity,
-            "schema": None,
+            "schema": None if table is None else table.schema.to_json(),
             "single_copy": None,
-            "columns": _Columns(),
+            "columns": {},
             "late": [],
         }
-        if table is None:
-            return state
-        names, rows = table.schema.column_names, self._at.rows
-        state["schema"] = table.schema.to_json()
-        if isinstance(table, Table):
-            columns = dict(zip(names, table.view(slice(rows)), strict=True))
-        elif isinstance(table, CodecTable):
-            columns, state["codec"] = table.saved_columns(rows)
-        elif isinstance(table, RaggedTable):
-            columns, state["ragged"] = table.saved_columns(rows)
-        else:
-            state["single_copy"] = list(map(list, table.pairs))
-            stored = zip(table.kept, table.inner.view(slice(rows)), strict=True)
-            columns = {names[i]: column for i, column in stored}
-            columns["apart"], nexts = table.apart_rows(rows)
-            columns |= {f"{names[i]}.apart": value for (i, _), value in zip(table.pairs, nexts, strict=True)}
-        if self._late.columns:
-            state["late"] = self._late.add_columns(columns, len(names), rows)
-        state["columns"] = _Columns(columns)
-        if self._objects is not None:
-            state |= self._objects.state(rows, allow_pickle=self.allow_pickle)
-        return state
+        if table is not None:
+            table.add_state(state, rows)
+        return {**state, "columns": _Columns(state["columns"])}
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Check that a state has rows of the same schema, and no more than fit.
@@ -731,8 +698,18 @@ class TensorStorage(Storage):
         Raises:
             CheckpointError: naming what differs.
         """
-        if state["schema"] is None:
-            return
+        if state["schema"] is not None:
+            self._open(state, 0)
+
+    def _open(self, state: dict[str, Any], seam: int) -> tuple[Schema, dict[str, Any], dict[int, Any]]:
+        """Check a state.
+
+        Returns:
+            The schema, the state, and what reads the values of each leaf, its row `seam` first.
+
+        Raises:
+            CheckpointError: naming what differs.
+        """
         num_envs, mine = max(1, int(state["lanes"])), self.schema
         schema = Schema.from_json(state["schema"], known=mine)
         _check_counts(state, self.ndim, self._capacity_for(num_envs))
@@ -742,12 +719,20 @@ class TensorStorage(Storage):
                 "load into a buffer with the same schema"
             )
             raise CheckpointError(msg)
-        if state.get("single_copy") and self._codecs():
-            msg = "the checkpoint was saved with single_copy, the storage has codec: load into one without codec"
-            raise CheckpointError(msg)
-        _check_columns(schema, decoded_columns(state, schema, self._codecs()))
-        if schema.objects:
-            check_objects(schema, state)
+        state = {**state, "columns": dict(state["columns"]), "objects": check_objects(schema, state, seam)}
+        found, rows = self._find_sources(state, schema, seam), int(state["rows"])
+        for name, leaf in zip(schema.column_names, schema.leaves, strict=True):
+            check_column(name, found[name], leaf.dtype, (rows, *leaf.shape))
+        _open_late(schema, state, seam)
+        return schema, state, {i: found[name] for i, name in enumerate(schema.column_names)}
+
+    def _find_sources(self, state: dict[str, Any], schema: Schema, seam: int) -> dict[str, Any]:
+        """Return what reads the values of each leaf by its name: the columns of a state, or what stands for them."""
+        found: dict[str, Any] = {**find_coded(state, schema, self._codecs(), seam), **find_nexts(state, schema, seam)}
+        for name in schema.column_names:
+            source = state["columns"].get(name)
+            found.setdefault(name, source if source is None or not seam else Turned(source, seam))
+        return found
 
     def _codecs(self) -> list[AnyCodec]:
         """Return the codecs with which compressed columns of a checkpoint may be read."""
@@ -765,7 +750,7 @@ class TensorStorage(Storage):
 
     def hold(self, *, replaced: bool) -> Callable[[], None]:
         """Return a function that restores the present rows; see `Storage.hold`."""
-        kept = {name: getattr(self, name) for name in _HELD}
+        kept = self._kept()
         rows, cursor = self._at.rows, self._at.cursor
         state = None if replaced or not self._at.rows else copied_rows(self.state_dict())
 
@@ -779,6 +764,9 @@ class TensorStorage(Storage):
 
         return restore
 
+    def _kept(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _HELD}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy rows in, and allocate the memory if that was not done.
 
@@ -791,50 +779,26 @@ class TensorStorage(Storage):
         if state["schema"] is None:
             self.clear()
             return
-        self.check_state(state)
-        seam, mapped = self.seam(state), bool(state.get("mapped"))
+        seam, mapped, before = self.seam(state), bool(state.get("mapped")), self._kept()
+        schema, state, sources = self._open(state, seam)
         if seam and mapped:
             raise_mapped_ring(state, seam, self.capacity)
-        if seam:
-            state = _rotated(decoded_columns(state, Schema.from_json(state["schema"]), self._codecs()), seam)
-        schema = Schema.from_json(state["schema"], known=self.schema)
-        state = decoded_columns(state, schema, self._codecs())
         rows, num_envs = int(state["rows"]), max(1, int(state["lanes"]))
-        before = self._table, self.num_envs, self.capacity, self._objects
-        if mapped:
-            self._lay_mapped(schema, state, num_envs)
-        elif self._table is None:
-            self._lay_out(schema, (rows // num_envs, num_envs) if self.ndim > 1 else (rows,), self.device)
+        if mapped or self._table is None:
+            batch = (rows // num_envs, num_envs) if self.ndim > 1 else (rows,)
+            self._lay_out(schema, batch, self.device, sources if mapped else None)
         table = self._require()
         self._end_flush()
         try:
-            late = self._fill(table, state)
+            table.load(state, sources)
         except Exception:
-            if mapped or before[0] is None:  # rows of a damaged file that were read in part are dropped
-                self._table, self.num_envs, self.capacity, self._objects = before
+            if table is not before["_table"]:  # rows of a damaged file that were read in part are dropped
+                self.__dict__.update(before)
             raise
-        if self._objects is not None:
-            self._objects.load(state)
         if mapped:
             self.exposed = False  # views that were returned are of other memory
         cursor = int(state["cursor"]) if table.capacity == state["capacity"] else rows
-        self._at.rows, self._at.cursor, self._late = rows, cursor % table.capacity, late
-
-    def _fill(self, table: AnyTable, state: dict[str, Any]) -> LateFields:
-        """Copy the columns of a checked state into a table, and return its late fields."""
-        rows, columns = int(state["rows"]), state["columns"]
-        saved = read_pairs(state, table.schema)
-        if isinstance(table, SingleCopyTable):
-            table.fill(state, saved)
-        elif saved and isinstance(table, Table):
-            fill_plain_table(table, state, saved)
-        elif not state.get("mapped"):
-            table.fill(columns, rows)
-        late = LateFields(table.capacity, table.device)
-        for path, name, has in state["late"]:
-            late.put(tuple(path), torch.arange(rows, device=table.device), read_column(columns[name]))
-            late.has[tuple(path)][:rows] = read_column(columns[has]).to(table.device)
-        return late
+        self._at.rows, self._at.cursor = rows, cursor % table.capacity
 
 
 def _require_memory(schema: Schema, flat: Flat, device: torch.device) -> None:
@@ -875,37 +839,22 @@ def _check_counts(state: dict[str, Any], ndim: int, capacity: int) -> None:
         raise CheckpointError(msg)
 
 
-def _check_columns(schema: Schema, state: dict[str, Any]) -> None:
-    """Check that all columns of a state are there, with the dtypes and shapes of the schema.
+def _open_late(schema: Schema, state: dict[str, Any], seam: int) -> None:
+    """Check the late fields of a state, and let their row `seam` come first.
 
     Raises:
-        CheckpointError: naming the column, its dtype and shape, and the expected ones.
+        CheckpointError: naming a column that is missing or has another shape.
     """
-    rows, columns = int(state["rows"]), state["columns"]
-    saved: Pairs = read_pairs(state, schema)
-    nexts = {pair[0] for pair in saved}
-    count = int(check_apart(state).sum()) if saved else 0
-    for i, (name, leaf) in enumerate(zip(schema.column_names, schema.leaves, strict=True)):
-        wanted, n = (f"{name}.apart", count) if i in nexts else (name, rows)
-        source = columns.get(wanted)
-        if source is None or source.dtype is not leaf.dtype or tuple(source.shape) != (n, *leaf.shape):
-            _raise_column(wanted, source, leaf.dtype, (n, *leaf.shape))
-    known = {leaf.path for leaf in schema.leaves} if state["late"] else set()
+    rows, columns, known = int(state["rows"]), state["columns"], {leaf.path for leaf in schema.leaves}
     for path, name, has in state["late"]:
-        value, mask = columns.get(name), columns.get(has)
+        value = columns.get(name)
         if not path or tuple(path) in known or value is None:
             msg = f"the checkpoint's field {path!r}, which was added later, is missing or duplicate: it is damaged"
             raise CheckpointError(msg)
-        if tuple(value.shape[:1]) != (rows,):
-            _raise_column(name, value, value.dtype, (rows, *value.shape[1:]))
-        if mask is None or mask.dtype is not torch.bool or tuple(mask.shape) != (rows,):
-            _raise_column(has, mask, torch.bool, (rows,))
-
-
-def _raise_column(name: str, source: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> NoReturn:
-    got = "nothing" if source is None else f"{source.dtype}{list(source.shape)}"
-    msg = f"the checkpoint's column {name!r} must be {dtype}{list(shape)}, got {got}: it is damaged"
-    raise CheckpointError(msg)
+        check_column(name, value, value.dtype, (rows, *value.shape[1:]))
+        check_column(has, columns.get(has), torch.bool, (rows,))
+        for column in (name, has) if seam else ():
+            columns[column] = Turned(columns[column], seam)
 
 
 def raise_mapped_ring(state: dict[str, Any], seam: int, capacity: int) -> NoReturn:
@@ -920,62 +869,3 @@ def raise_mapped_ring(state: dict[str, Any], seam: int, capacity: int) -> NoRetu
         f"max_size={state['capacity']}"
     )
     raise OptionError(msg)
-
-
-def _rotated(state: dict[str, Any], seam: int) -> dict[str, Any]:
-    """Return the state of a full ring with its oldest row moved from slot `seam` to slot 0.
-
-    Columns are rotated when they are read: this is not a copy. The cursor is 0.
-    """
-    columns = dict(state["columns"])
-    extra = int(check_apart(state)[:seam].sum()) if state.get("single_copy") else 0
-    names = {name for name in columns if state.get("single_copy") and name.endswith(".apart")}
-    rotated = {
-        name: column.turned(seam)
-        if isinstance(column, (CodedColumn, SavedRagged))
-        else _Rotated(column, extra if name in names else seam)
-        for name, column in columns.items()
-    }
-    out = {**state, "columns": rotated, "cursor": 0}
-    if state.get("objects"):
-        out["objects"] = {}
-        for name, values in state["objects"].items():
-            first = seam * (len(values) // max(int(state["rows"]), 1))
-            out["objects"][name] = values[first:] + values[:first]
-    return out
-
-
-@final
-class _Rotated:
-    """A column of a state whose row `seam` comes first and the rows before it last; read like the column."""
-
-    def __init__(self, source: Any, seam: int) -> None:
-        self._source = source
-        self._seam = seam
-        self.dtype, self.shape = source.dtype, source.shape
-        self.packed = getattr(source, "packed", False)
-        if self.packed:
-            self.rows, self.offset, self.row_bytes = source.rows, source.offset, source.row_bytes
-
-    def read_into(self, dest: Tensor) -> None:
-        """Read the rows into a tensor."""
-        copy_column(self._source, dest)
-        turn_rows(dest, self._seam)
-
-    def read_rows_into(self, dest: Tensor) -> None:
-        """Read the packed rows that contain the column."""
-        self._source.read_rows_into(dest)
-        turn_rows(dest, self._seam)
-
-    def read_with(self, others: Sequence[tuple[_Rotated, Tensor]]) -> None:
-        """Read columns of the same packed rows, each into its tensor."""
-        self._source.read_with([(other._source, dest) for other, dest in others])  # noqa: SLF001 (its own kind)
-        for _, dest in others:
-            turn_rows(dest, self._seam)
-
-    def read(self) -> Tensor:
-        """Return the rows as a new tensor."""
-        source = self._source
-        rows = source.clone() if isinstance(source, Tensor) else source.read()
-        turn_rows(rows, self._seam)
-        return rows

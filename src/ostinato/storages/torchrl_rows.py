@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ostinato.core import kinds
-from ostinato.core.rows import column_name, describe
 from ostinato.durable.ted import Flat2TED
 from ostinato.durable.torchrl_files import damaged
 from ostinato.errors import CheckpointError, OptionError
-from ostinato.storages.object_columns import ObjectColumns
+from ostinato.storages.tensor import TensorStorage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.durable.torchrl_files import Folder
-
-__all__ = ["SavedRing", "StoredRows", "read_rows"]
 
 _SINGLE = "_-single-tensor-_"
 
@@ -71,27 +68,14 @@ def read_rows(folder: Folder, ndim: int | None) -> StoredRows:
     shape = tuple(data.batch_size) if kinds.is_tensordict(data) else _common(data, path)
     ring = _ring(folder, shape, rows, ndim)
     data, indexed = _without_index(data, ring, folder)
-    schema = describe(data, ring.ndim)
-    leaves, batch, _, objects = schema.flatten(data, None, ring.ndim)
-    flat = [x.flatten(0, 1) if ring.ndim > 1 else x for x in leaves]
-    columns = {
-        column_name(leaf.path, i): x[: ring.rows] for i, (leaf, x) in enumerate(zip(schema.leaves, flat, strict=True))
-    }
-    state = {
-        "form": "tensors",
+    state, rows = TensorStorage(data, ndim=ring.ndim).state_dict(), slice(ring.rows)
+    each = {name: len(values) // state["rows"] for name, values in state.get("objects", {}).items()}
+    state |= {
         "rows": ring.rows,
         "cursor": ring.cursor,
-        "lanes": ring.num_envs,
-        "ndim": ring.ndim,
-        "capacity": ring.capacity,
-        "schema": schema.to_json(),
-        "single_copy": None,
-        "columns": columns,
-        "late": [],
+        "columns": {name: column[rows] for name, column in state["columns"].items()},
+        "objects": {name: state["objects"][name][: ring.rows * count] for name, count in each.items()},
     }
-    if schema.objects:
-        kept = ObjectColumns.of(schema.objects, objects, math.prod(batch))
-        state |= kept.state(ring.rows, allow_pickle=False)
     return StoredRows(ring, state, indexed)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import pickle
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import numpy as np
 import torch
@@ -13,20 +12,18 @@ from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.kinds import show_field
-from ostinato.core.records import Run
 from ostinato.core.rows import Schema, column_name, describe, map_leaves
 from ostinato.durable import decode, encode
 from ostinato.durable.manifest import canonical, parse_json
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
+from ostinato.storages.columns import Columns, join_blobs, split_blobs, targets
 from ostinato.storages.memory import HeapMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.core.records import Placement
-    from ostinato.core.rows import ObjectLeaf, Path
-
-__all__ = ["ObjectColumns", "check_objects", "own_values", "owned", "pack", "pack_column", "unpack", "unpack_column"]
+    from ostinato.core.rows import Flat, ObjectLeaf
 
 
 def owned(row: Any) -> Any:
@@ -93,10 +90,15 @@ def unpack(saved: dict[str, Any], *, allow_pickle: bool) -> Any:
     if form == "plain":
         return saved["value"]
     if form == "tree":
-        schema = Schema.from_json(saved["schema"])
-        objects = _unpack_objects(schema, saved, allow_pickle=allow_pickle)
-        leaves = schema.flatten(_nest(schema, saved["leaves"], objects), (), 0, exact=True).leaves
-        return schema.build(leaves, (), _device(leaves), objects)
+        schema, leaves = Schema.from_json(saved["schema"]), saved["leaves"]
+        columns = zip(schema.objects, saved.get("objects", []), strict=True)
+        objects = [object_array(values, leaf.shape, allow_pickle=allow_pickle) for leaf, values in columns]
+        if len(leaves) != len(schema.leaves):
+            msg = f"the checkpoint holds {len(leaves)} tensors for {len(schema.leaves)} fields"
+            raise CheckpointError(msg)
+        device = leaves[0].device if leaves else torch.device("cpu")
+        row = schema.build(leaves, (), device, objects)
+        return schema.build(schema.flatten(row, (), 0, exact=True).leaves, (), device, objects)
     if form == "pickle":
         if not allow_pickle:
             msg = (
@@ -109,24 +111,17 @@ def unpack(saved: dict[str, Any], *, allow_pickle: bool) -> Any:
     raise CheckpointError(msg)
 
 
-def _unpack_objects(schema: Any, saved: dict[str, Any], *, allow_pickle: bool) -> list[np.ndarray[Any, Any]]:
-    columns = saved.get("objects", [])
-    out = []
-    for leaf, packed in zip(schema.objects, columns, strict=True):
-        values = [unpack(value, allow_pickle=allow_pickle) for value in packed]
-        out.append(np.fromiter(values, dtype=object, count=len(values)).reshape(leaf.shape))
-    return out
+def object_array(packed: Sequence[Any], shape: tuple[int, ...], *, allow_pickle: bool) -> np.ndarray[Any, Any]:
+    """Return packed objects as an object array of a shape.
 
-
-def _device(leaves: list[Tensor]) -> torch.device:
-    return leaves[0].device if leaves else torch.device("cpu")
-
-
-def _nest(schema: Any, leaves: list[Any], objects: list[np.ndarray[Any, Any]]) -> Any:
-    if len(leaves) != len(schema.leaves):
-        msg = f"the checkpoint holds {len(leaves)} tensors for {len(schema.leaves)} fields"
+    Raises:
+        CheckpointError: if there is another number of them, or they are pickled and that is not allowed.
+    """
+    values = [unpack(value, allow_pickle=allow_pickle) for value in packed]
+    if len(values) != math.prod(shape):
+        msg = f"the checkpoint holds {len(values)} objects for {math.prod(shape)} places: it is damaged"
         raise CheckpointError(msg)
-    return schema.build(leaves, (), _device(leaves), objects)
+    return np.fromiter(values, dtype=object, count=len(values)).reshape(shape)
 
 
 def pack_column(name: str, values: Sequence[Any], *, allow_pickle: bool) -> tuple[str, Tensor, Tensor]:
@@ -147,10 +142,7 @@ def pack_column(name: str, values: Sequence[Any], *, allow_pickle: bool) -> tupl
             except CheckpointError as error:
                 msg = f"value {i} of the column {name[:200]!r} cannot be saved: {error}"
                 raise CheckpointError(msg) from error
-    ends = torch.tensor([len(part) for part in parts], dtype=torch.int64, device="cpu").cumsum(0)
-    whole = bytearray(b"".join(parts))
-    text = torch.frombuffer(whole, dtype=torch.uint8) if whole else torch.empty(0, dtype=torch.uint8, device="cpu")
-    return form, text, ends
+    return form, *join_blobs(parts)
 
 
 def _as_text(values: Sequence[Any]) -> list[bytes] | None:
@@ -170,26 +162,25 @@ def unpack_column(name: str, form: object, text: Tensor, ends: Tensor, *, allow_
         DamagedFileError: if the arrays do not match, or contain other data.
         CheckpointError: if there are pickles, and unpickling is not allowed.
     """
-    sound = text.dtype is torch.uint8 and ends.dtype is torch.int64 and text.ndim == ends.ndim == 1
-    stops = [0, *ends.tolist()] if sound else []
-    sound = sound and stops[-1] == text.shape[0] and all(a <= b for a, b in itertools.pairwise(stops))
-    if not sound or form not in {"text", "json"}:
-        msg = f"the column {name[:200]!r} of the checkpoint does not hold {ends.shape[0]} values: it is damaged"
-        raise DamagedFileError(msg)
-    whole = text.numpy().tobytes()
-    parts = [whole[a:b] for a, b in itertools.pairwise(stops)]
-    if form == "text":
-        try:
-            return [part.decode("utf-8") for part in parts]
-        except UnicodeDecodeError as error:
-            msg = f"the column {name[:200]!r} of the checkpoint is damaged: {error}"
-            raise DamagedFileError(msg) from error
     where = f"column {name[:200]!r}"
+    if text.dtype is not torch.uint8 or form not in {"text", "json"}:
+        _raise_damaged(where, f"it holds {text.dtype} of the form {form!r}")
+    try:
+        parts = split_blobs(text, ends)
+        if form == "text":
+            return [part.decode("utf-8") for part in parts]
+    except (DamagedFileError, UnicodeDecodeError) as error:
+        _raise_damaged(where, error)
     return [unpack(decode(parse_json(part, where), where=where), allow_pickle=allow_pickle) for part in parts]
 
 
+def _raise_damaged(where: str, reason: object) -> NoReturn:
+    msg = f"the {where} of the checkpoint is damaged: {reason}"
+    raise DamagedFileError(msg)
+
+
 @final
-class ObjectColumns:
+class ObjectColumns(Columns):
     """Object arrays `[capacity, *leaf.shape]`, one for each field, in memory of the host.
 
     Objects are copied when they are written (tensors, arrays and containers in them). Reads return the stored objects:
@@ -198,114 +189,97 @@ class ObjectColumns:
     for tensors.
 
     Args:
-        leaves: the fields.
+        schema: of a row.
         capacity: rows.
+        allow_pickle: of the storage.
 
     Raises:
         StorageMemoryError: if there are not eight bytes of memory for each row and field.
     """
 
-    def __init__(self, leaves: Sequence[ObjectLeaf], capacity: int) -> None:
+    def __init__(self, schema: Schema, capacity: int, *, allow_pickle: bool) -> None:
+        leaves = schema.objects
         HeapMemory(torch.device("cpu")).check(sum(8 * capacity * math.prod(leaf.shape) for leaf in leaves))
-        self._leaves = tuple(leaves)
-        self.paths = {leaf.path: position for position, leaf in enumerate(leaves)}
+        self.positions = range(len(schema.leaves), len(schema.leaves) + len(leaves))
+        self._allow_pickle = allow_pickle
+        self._names = object_names(leaves)
         self._columns = [np.empty((capacity, *leaf.shape), dtype=object) for leaf in leaves]
-
-    @classmethod
-    def of(cls, leaves: Sequence[ObjectLeaf], objects: Sequence[np.ndarray[Any, Any]], rows: int) -> ObjectColumns:
-        """Create columns of the fields of `rows` rows, `[*batch, *leaf.shape]` each. Copy."""
-        made = cls(leaves, rows)
-        made.set(Run(0, rows, rows), made.owned(objects, rows))
-        return made
 
     @property
     def nbytes(self) -> int:
         """Bytes of the references; the sizes of the objects are not known."""
         return sum(column.nbytes for column in self._columns)
 
-    def column(self, path: Path) -> np.ndarray[Any, Any]:
-        """Return one field, `[capacity, *shape]`. View."""
-        return self._columns[self.paths[path]]
+    def prepare(self, flat: Flat, rows: int, cursor: int | None) -> list[np.ndarray[Any, Any]]:  # noqa: ARG002
+        """Return the fields of rows, `[rows, *shape]`, with copies of mutable objects."""
+        pairs = zip(flat.objects, self._columns, strict=True)
+        return [own_values(values).reshape((rows, *column.shape[1:])) for values, column in pairs]
 
-    def owned(self, objects: Sequence[np.ndarray[Any, Any]], rows: int) -> list[np.ndarray[Any, Any]]:
-        """Return fields `[*batch, *shape]` as `[rows, *shape]` with copies of mutable objects."""
-        out = []
-        for leaf, values in zip(self._leaves, objects, strict=True):
-            out.append(own_values(values).reshape((rows, *leaf.shape)))
-        return out
+    def write(self, placement: Placement, prepared: list[np.ndarray[Any, Any]]) -> None:
+        """Write rows."""
+        slots, rows = (part.cpu().numpy() for part in targets(placement))
+        for column, values in zip(self._columns, prepared, strict=True):
+            column[slots] = values[rows]
 
-    def set(self, placement: Placement, objects: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Write rows `[rows, *shape]` to the slots of a placement."""
-        for column, values in zip(self._columns, objects, strict=True):
-            if isinstance(placement, Run):
-                first = min(placement.rows, placement.capacity - placement.start)
-                middle = placement.skip + first
-                column[placement.start : placement.start + first] = values[placement.skip : middle]
-                column[: placement.rows - first] = values[middle : placement.total]
-            else:
-                column[placement.slots.cpu().numpy()] = values[placement.rows.cpu().numpy()]
+    def write_field(self, position: int, slots: Tensor, value: np.ndarray[Any, Any]) -> None:
+        """Write one field, `[n, *shape]`."""
+        self._columns[position - self.positions[0]][slots.cpu().numpy()] = value
 
-    def edit(self, slots: Tensor, objects: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Replace the rows at `slots`; of duplicates the last one wins."""
+    def gather(self, slots: Tensor, *, pin: bool = False) -> list[np.ndarray[Any, Any]]:  # noqa: ARG002
+        """Return the objects at slots."""
         where = slots.cpu().numpy()
-        for column, values in zip(self._columns, objects, strict=True):
-            column[where] = values
-
-    def get(self, where: Tensor | slice, elsewhere: Mapping[Path, Tensor] | None = None) -> list[np.ndarray[Any, Any]]:
-        """Return the objects at slots (int64 `[n]`) or in a span; fields in `elsewhere` at other slots."""
-        found = []
-        at = where if isinstance(where, slice) else where.cpu().numpy()
-        for leaf, column in zip(self._leaves, self._columns, strict=True):
-            other = None if elsewhere is None else elsewhere.get(leaf.path)
-            found.append(column[at].copy() if other is None else column[other.cpu().numpy()])
-        return found
-
-    def keep(self, slots: Tensor) -> None:
-        """Move the objects at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        where = slots.cpu().numpy()
-        for column in self._columns:
-            column[: len(where)] = column[where]
-            column[len(where) :] = None
+        return [column[where] for column in self._columns]
 
     def clear(self) -> None:
         """Remove all objects."""
         for column in self._columns:
             column.fill(None)
 
-    def state(self, rows: int, *, allow_pickle: bool) -> dict[str, Any]:
-        """Return the entries of a storage state: lists of the objects of the first `rows` rows by name, not copied."""
-        named = zip(self._names(), self._columns, strict=True)
-        return {
-            "objects": {name: column[:rows].reshape(-1).tolist() for name, column in named},
-            "allow_pickle": allow_pickle,
-        }
+    def keep(self, slots: Tensor) -> None:
+        """Move the objects at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
+        self._replace(self.gather(slots))
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Load what `state` returned, after `check_objects`."""
-        rows = int(state["rows"])
-        for name, leaf, column in zip(self._names(), self._leaves, self._columns, strict=True):
+    def _replace(self, columns: Sequence[np.ndarray[Any, Any]]) -> None:
+        for column, values in zip(self._columns, columns, strict=True):
+            column[: len(values)] = values
+            column[len(values) :] = None
+
+    def add_state(self, state: dict[str, Any], rows: int) -> None:
+        """Add lists of the objects of the first rows by name to a state, not copied."""
+        named = zip(self._names, self._columns, strict=True)
+        state["objects"] = {name: column[:rows].reshape(-1).tolist() for name, column in named}
+        state["allow_pickle"] = self._allow_pickle
+
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> Callable[[], None]:  # noqa: ARG002
+        """Copy what `add_state` added, after `check_objects`; return a function that replaces all objects by it."""
+        read = []
+        for name, column in zip(self._names, self._columns, strict=True):
             values = state["objects"][name]
             flat = np.fromiter(values, dtype=object, count=len(values))
-            column[:rows] = own_values(flat).reshape((rows, *leaf.shape))
-            column[rows:] = None
-
-    def _names(self) -> list[str]:
-        return [_name(leaf, position) for position, leaf in enumerate(self._leaves)]
+            read.append(own_values(flat).reshape((int(state["rows"]), *column.shape[1:])))
+        return lambda: self._replace(read)
 
 
-def check_objects(schema: Schema, state: dict[str, Any]) -> None:
-    """Check that a state has all fields of objects of its schema, with the right number of objects.
+def object_names(leaves: Sequence[ObjectLeaf]) -> list[str]:
+    """Return the names of fields of objects in a checkpoint."""
+    return [f"object {column_name(leaf.path, position)}" for position, leaf in enumerate(leaves)]
+
+
+def check_objects(schema: Schema, state: dict[str, Any], seam: int = 0) -> dict[str, list[Any]]:
+    """Return the objects of a state by name, those of its row `seam` first.
 
     Raises:
-        CheckpointError: naming the field.
+        CheckpointError: naming a field that is missing, or has not one object for each row.
     """
-    saved = state.get("objects") or {}
-    for position, leaf in enumerate(schema.objects):
-        values, count = saved.get(_name(leaf, position)), int(state["rows"]) * math.prod(leaf.shape)
-        if not isinstance(values, list) or len(values) != count:
+    saved, out, rows = state.get("objects") or {}, {}, int(state["rows"])
+    for name, leaf in zip(object_names(schema.objects), schema.objects, strict=True):
+        values, each = saved.get(name), math.prod(leaf.shape)
+        if not isinstance(values, list) or len(values) != rows * each:
             got = f"{len(values)}" if isinstance(values, list) else "none"
-            msg = f"the checkpoint must hold {count} objects for {show_field(leaf.path)}, got {got}: it is damaged"
+            msg = f"the checkpoint must hold {rows * each} objects for {show_field(leaf.path)}, got {got}: damaged"
             raise CheckpointError(msg)
+        out[name] = values[seam * each :] + values[: seam * each]
+    return out
 
 
 def own_values(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -317,7 +291,3 @@ def own_values(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 _IMMUTABLE = frozenset({str, bytes, int, float, complex, bool, type(None)})
-
-
-def _name(leaf: ObjectLeaf, position: int) -> str:
-    return f"object {column_name(leaf.path, position)}"

@@ -1,0 +1,353 @@
+"""Compressed fields of a tensor storage (`codec=`): one byte string for each slot, and their form in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.core.kinds import show_field, show_path
+from ostinato.durable.codecs import find_codec, map_in_threads
+from ostinato.durable.dtypes import raw_view
+from ostinato.errors import CheckpointError, OptionError
+from ostinato.storages.columns import Columns, check_ends, join_blobs, split_blobs, take_parts, targets
+from ostinato.storages.table import copy_column, read_column
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ostinato.core.records import Placement, Request
+    from ostinato.core.rows import Flat, Leaf, Path, Schema
+    from ostinato.durable.codecs import AnyCodec
+
+_WIDE_BYTES = 256
+"""A codec given for all fields compresses those with more bytes per row; smaller fields share a packed row."""
+_CHUNK_BYTES = 64 << 20
+"""Uncompressed bytes of a field that are in memory at once when saved rows are compressed again."""
+
+
+def check_codec(codec: object) -> dict[Path, AnyCodec] | AnyCodec | None:
+    """Return the option `codec` with codecs in the place of their names.
+
+    Raises:
+        OptionError: if it names no codec.
+        MissingExtraError: for "zstd" if it is not installed.
+    """
+    if codec is None:
+        return None
+    if not isinstance(codec, Mapping):
+        return find_codec(codec)
+    if not codec:
+        msg = "codec={} names no field: leave it out, or name fields, such as codec={'obs': 'zstd'}"
+        raise OptionError(msg)
+    return {key if isinstance(key, tuple) else (key,): find_codec(value) for key, value in codec.items()}
+
+
+def codecs_of(schema: Schema, option: Mapping[Path, AnyCodec] | AnyCodec) -> dict[int, AnyCodec]:
+    """Return the codec of each leaf that is compressed, by its position.
+
+    Raises:
+        OptionError: if a field that the option names is not there, or no field is wide.
+    """
+    fields = "; ".join(map(str, schema.leaves))
+    if not isinstance(option, Mapping):
+        wide = {i: option for i, leaf in enumerate(schema.leaves) if leaf.nbytes > _WIDE_BYTES}
+        if not wide:
+            msg = (
+                f"codec={option.name!r} compresses fields of more than {_WIDE_BYTES} bytes per row, and there are none "
+                f"in [{fields}]: name the fields (codec={{'obs': {option.name!r}}}), or leave codec out"
+            )
+            raise OptionError(msg)
+        return wide
+    positions = {leaf.path: i for i, leaf in enumerate(schema.leaves)}
+    for path in option:
+        if path not in positions:
+            msg = f"codec names {show_path(path)}, which is not a tensor field of the rows: they have [{fields}]"
+            raise OptionError(msg)
+    return {positions[path]: codec for path, codec in option.items()}
+
+
+class _Blobs:
+    """One byte string for each slot, each in memory of its own.
+
+    A byte string is never changed in place: a reader that runs while another thread writes gets the old or the new one,
+    never a part of each.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.values: np.ndarray[Any, Any] = np.full(capacity, None, dtype=object)
+        """Bytes, or None where no row was written, `[capacity]`."""
+        self.nbytes = 0
+        """Bytes of all values."""
+
+    def put(self, slots: Sequence[int], blobs: Sequence[bytes]) -> None:
+        """Write one value to each of `slots`; of equal slots the last one wins."""
+        values = self.values
+        for slot, blob in zip(slots, blobs, strict=True):
+            old = values[slot]
+            self.nbytes += len(blob) - (0 if old is None else len(old))
+            values[slot] = blob
+
+    def get(self, slots: Sequence[int]) -> list[bytes]:
+        """Return the values at slots.
+
+        Raises:
+            IndexError: if a slot is out of range, or holds no value.
+        """
+        found = [self.values[slot] for slot in slots]
+        if None in found:
+            msg = f"slot {slots[found.index(None)]} holds no row"
+            raise IndexError(msg)
+        return found
+
+    def replace(self, blobs: Sequence[bytes]) -> None:
+        """Remove all values, and write the first slots."""
+        self.values = np.full(self.values.shape[0], None, dtype=object)  # a reader may still use the old array
+        self.nbytes = 0
+        self.put(range(len(blobs)), blobs)
+
+
+@final
+class CodedColumns(Columns):
+    """The compressed fields of the rows of a storage, in memory of the host.
+
+    Args:
+        schema: of a row.
+        capacity: rows.
+        codecs: by position of the leaf.
+        device: of the rows.
+
+    Raises:
+        OptionError: if the device is not the CPU.
+    """
+
+    def __init__(self, schema: Schema, capacity: int, codecs: Mapping[int, AnyCodec], device: torch.device) -> None:
+        if device.type != "cpu":
+            msg = f"codec= keeps compressed rows in memory of the host, got device={str(device)!r}: use the CPU"
+            raise OptionError(msg)
+        self.positions = sorted(codecs)
+        self._codecs = dict(codecs)
+        self._leaves, self._names = schema.leaves, schema.column_names
+        self._blobs = {i: _Blobs(capacity) for i in self.positions}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the compressed values."""
+        return sum(blobs.nbytes for blobs in self._blobs.values())
+
+    def prepare(self, flat: Flat, rows: int, cursor: int | None) -> list[list[bytes]]:  # noqa: ARG002
+        """Compress the fields of rows: one value per row for each field."""
+        return [self._encode(i, flat.leaves[i].reshape(rows, -1)) for i in self.positions]
+
+    def _encode(self, position: int, values: Tensor) -> list[bytes]:
+        return encode_rows(values, self._codecs[position])
+
+    def write(self, placement: Placement, prepared: list[list[bytes]]) -> None:
+        """Write the compressed values of rows."""
+        slots, rows = (part.tolist() for part in targets(placement))
+        for blobs, values in zip(self._blobs.values(), prepared, strict=True):
+            blobs.put(slots, [values[row] for row in rows])
+
+    def write_field(self, position: int, slots: Tensor, value: Tensor) -> None:
+        """Write one field, `[n, *leaf.shape]`, at distinct slots."""
+        self._blobs[position].put(slots.tolist(), self._encode(position, value.reshape(slots.shape[0], -1)))
+
+    def gather(self, slots: Tensor, *, pin: bool = False) -> list[Tensor]:
+        """Decompress the values at slots into new tensors."""
+        return [self._read(i, slots, pin=pin) for i in self.positions]
+
+    def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
+        """Decompress the values of single fields."""
+        return [self._read(request.leaf, request.slots, pin=pin) for request in requests]
+
+    def _read(self, position: int, slots: Tensor, *, pin: bool) -> Tensor:
+        blobs = self._blobs[position].get(slots.tolist())
+        return decoded(blobs, self._leaves[position], self._codecs[position], pin=pin)
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        for blobs in self._blobs.values():
+            blobs.replace(())
+
+    def keep(self, slots: Tensor) -> None:
+        """Move the rows at `slots`, int64 `[n]`, to the slots `[0, n)`, and remove all others."""
+        for blobs in self._blobs.values():
+            blobs.replace(blobs.get(slots.tolist()))
+
+    def sizes(self, slots: Tensor) -> np.ndarray[Any, Any]:
+        """Return the bytes of the compressed values of the rows at `slots`, int64 `[n]`."""
+        return sizes_of([blobs.get(slots.tolist()) for blobs in self._blobs.values()])
+
+    def add_state(self, state: dict[str, Any], rows: int) -> None:
+        """Add compressed values to the columns of a state, and `codec`: the name of the codec of each. Copies."""
+        state["codec"] = {self._names[i]: self._codecs[i].name for i in self.positions}
+        for i, blobs in self._blobs.items():
+            values, ends = join_blobs(blobs.get(range(rows)))
+            state["columns"] |= {f"{self._names[i]}.blobs": values, f"{self._names[i]}.ends": ends}
+
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> Callable[[], None]:
+        """Read saved values, compressed ones of the same codec as they are; see `Columns.load`."""
+        read = {i: self._saved(i, sources[i], int(state["rows"])) for i in self.positions}
+
+        def finish() -> None:
+            for i, values in read.items():
+                self._blobs[i].replace(values)
+
+        return finish
+
+    def _saved(self, position: int, source: Any, rows: int) -> list[bytes]:
+        if not isinstance(source, SavedCoded):
+            return self._encode(position, read_column(source).reshape(rows, -1))
+        if source.codec.name == self._codecs[position].name:
+            return source.blobs()
+        return [blob for part in source.parts() for blob in self._encode(position, part.flatten(1))]
+
+
+def sizes_of(columns: Sequence[Sequence[bytes]]) -> np.ndarray[Any, Any]:
+    """Return the bytes of the values of each row in all columns, int64 `[rows]`."""
+    sizes: np.ndarray[Any, Any] = np.asarray([list(map(len, blobs)) for blobs in columns], dtype=np.int64).sum(0)
+    return sizes
+
+
+def encode_rows(values: Tensor, codec: AnyCodec) -> list[bytes]:
+    """Compress each row of a tensor `[rows, elements]`, in several threads if there is enough work."""
+    rows = values.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if not rows.numel():
+        return [codec.encode(b"") for _ in range(rows.shape[0])]
+    data, size = raw_view(rows), rows.nbytes // rows.shape[0]
+
+    def encode(part: Sequence[int]) -> list[bytes]:
+        return [codec.encode(data[i * size : (i + 1) * size]) for i in part]
+
+    return map_in_threads(encode, range(rows.shape[0]), rows.nbytes)
+
+
+def decoded(blobs: Sequence[bytes], leaf: Leaf, codec: AnyCodec, *, pin: bool = False) -> Tensor:
+    """Decompress values into a new tensor `[n, *leaf.shape]`, in several threads if there is enough work.
+
+    Equal objects (rows that are read more than once, as in stacks of frames) are decompressed once.
+
+    Raises:
+        DamagedFileError: if a value does not have the size of the field.
+    """
+    out = torch.empty((len(blobs), *leaf.shape), dtype=leaf.dtype, pin_memory=pin, device="cpu")
+    size, first, again = leaf.nbytes, dict[int, int](), list[tuple[int, int]]()
+    for i, blob in enumerate(blobs):
+        place = first.setdefault(id(blob), i)
+        if place != i:
+            again.append((i, place))
+    if not size:
+        return out
+    rows = np.frombuffer(raw_view(out), dtype=np.uint8).reshape(len(blobs), size)
+
+    def decode(part: Sequence[int]) -> list[None]:
+        for i in part:
+            rows[i] = np.frombuffer(codec.decode(blobs[i], size), dtype=np.uint8)
+        return []
+
+    map_in_threads(decode, list(first.values()), size * len(first))
+    for i, place in again:
+        rows[i] = rows[place]
+    return out
+
+
+# -- in checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[AnyCodec], seam: int) -> dict[str, SavedCoded]:
+    """Return the compressed columns of a state, which are taken out of its other ones; nothing is read yet.
+
+    Args:
+        state: of a storage.
+        schema: of its rows.
+        mine: codecs of the storage that reads it, which may be the user's.
+        seam: row that comes first.
+
+    Raises:
+        CheckpointError: if a column is missing, or its codec is not known here.
+    """
+    by_name = {codec.name: codec for codec in mine}
+    leaves = dict(zip(schema.column_names, schema.leaves, strict=True))
+    found = {}
+    for name, codec_name in dict(state.get("codec") or {}).items():
+        values, ends = take_parts(state["columns"], name, int(state["rows"]), "blobs")
+        codec = by_name.get(str(codec_name)) or _known_codec(leaves[name], codec_name)
+        found[name] = SavedCoded(leaves[name], codec, values, ends, seam)
+    return found
+
+
+def _known_codec(leaf: Leaf, name: object) -> AnyCodec:
+    if name in {"zlib", "zstd"}:
+        return find_codec(name)
+    msg = (
+        f"{show_path(leaf.path)} was saved with the codec {name!r}, which is not of this library: load into a storage "
+        f"with codec={{{leaf.path[-1] if leaf.path else ''!r}: Codec({name!r}, ...)}}"
+    )
+    raise CheckpointError(msg)
+
+
+@final
+class SavedCoded:
+    """A compressed column of a state, its row `seam` first; read like a column of values."""
+
+    def __init__(self, leaf: Leaf, codec: AnyCodec, values: Any, ends: Any, seam: int) -> None:
+        self._leaf, self._values, self._ends, self._seam = leaf, values, ends, seam
+        self.codec = codec
+        self.how = f"codec={codec.name!r} for {show_field(leaf.path)}"
+        """How it was saved, for messages."""
+        self.dtype, self.shape = leaf.dtype, (int(ends.shape[0]), *leaf.shape)
+
+    def blobs(self) -> list[bytes]:
+        """Return the compressed values.
+
+        Raises:
+            CheckpointError: if their ends do not fit them.
+        """
+        blobs = split_blobs(read_column(self._values), read_column(self._ends))
+        return blobs[self._seam :] + blobs[: self._seam]
+
+    def parts(self) -> Iterator[Tensor]:
+        """Yield the values in parts, each decompressed when it is taken."""
+        blobs, step = self.blobs(), max(1, _CHUNK_BYTES // max(1, self._leaf.nbytes))
+        for first in range(0, len(blobs), step):
+            yield decoded(blobs[first : first + step], self._leaf, self.codec)
+
+    def read_into(self, dest: Tensor) -> None:
+        """Decompress all rows into a tensor."""
+        first = 0
+        for part in self.parts():
+            copy_column(part, dest[first : first + part.shape[0]])
+            first += part.shape[0]
+
+    def read(self) -> Tensor:
+        """Return all rows as a new tensor."""
+        return decoded(self.blobs(), self._leaf, self.codec)
+
+
+@final
+class BlobReader:
+    """Rows of a compressed column in files, decompressed when they are read.
+
+    Args:
+        leaf: the field.
+        codec: name of its codec.
+        values: compressed values, uint8 `[bytes]`, such as a mapped file.
+        ends: where each of them ends, int64 `[rows]`.
+
+    Raises:
+        CheckpointError: if the codec is not of this library, or the ends do not fit.
+    """
+
+    def __init__(self, leaf: Leaf, codec: object, values: Tensor, ends: Tensor) -> None:
+        check_ends(values, ends)
+        self._leaf, self._codec, self._values, self._ends = leaf, _known_codec(leaf, codec), values, [0, *ends.tolist()]
+        self.shape = (ends.shape[0], *leaf.shape)
+        self.nbytes = values.nbytes + ends.nbytes
+
+    def index_select(self, _dim: int, slots: Tensor) -> Tensor:
+        """Return the rows at `slots` as a new tensor, as `Tensor.index_select` does."""
+        blobs = [self._values[self._ends[i] : self._ends[i + 1]].numpy().tobytes() for i in slots.tolist()]
+        return decoded(blobs, self._leaf, self._codec)
