@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.dataset import Fields
     from ostinato.storages import Storage
 
-__all__ = ["buffer_as_dataset"]
-
 _IDS: list[Any] = [("collector", "traj_ids"), "traj_ids", "episode"]
 """Usual names of fields of trajectory ids."""
 

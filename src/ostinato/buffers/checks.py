@@ -18,21 +18,6 @@ if TYPE_CHECKING:
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
-__all__ = [
-    "check_budget_parts",
-    "check_order",
-    "check_pair",
-    "check_single",
-    "check_view_parts",
-    "checked_picks",
-    "checked_run",
-    "checked_slots",
-    "raise_for_picks",
-    "raise_for_priorities",
-    "require_rows",
-    "require_tracking",
-]
-
 
 def check_order(writer: Writer) -> None:
     """Check that a writer keeps rows in the order of time.

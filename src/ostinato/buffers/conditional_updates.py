@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     Path: TypeAlias = tuple[Hashable, ...]
 
-__all__ = ["ConditionalUpdate", "ConditionalUpdateResult", "UpdateQueue", "as_stored", "parse_conditional"]
-
 
 @final
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ostinato.samplers import Sampler
     from ostinato.units import SampleUnit
 
-__all__ = ["ContinuityCheck", "warn_of_order"]
-
 _LEAST_ROWS, _MOST_ROWS = 64, 4096
 _MOST_BYTES = 16 << 20
 _MOST_ROW_BYTES = 64 << 10

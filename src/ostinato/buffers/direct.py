@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Schema
     from ostinato.storages import Storage
 
-__all__ = ["defined_together", "direct_rows", "find_direct"]
-
 _CPU = torch.device("cpu")
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Schema
     from ostinato.storages.table import Registration, Source, Table
 
-__all__ = ["direct_windows", "tracked_episodes"]
-
 _ANCHORS, _ROWS, _OTHERS = 0, 1, 2
 """The sources of the rows of a batch: the rows drawn, their windows, and the rows after or beside these."""
 

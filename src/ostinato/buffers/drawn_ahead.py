@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
 
-__all__ = ["DrawnAhead", "HeldRows"]
-
 
 @final
 class HeldRows:

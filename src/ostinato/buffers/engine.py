@@ -83,8 +83,6 @@ if TYPE_CHECKING:
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
-__all__ = ["LocalEngine"]
-
 _PLAIN = Ask()
 
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ostinato.samplers.ensemble import WhenEmpty
     from ostinato.samplers.ratio import Ratio, RatioSteps, Rounding
 
-__all__ = ["ReplayBufferEnsemble", "check_buffers"]
-
 
 def check_buffers(rbs: Sequence[Any]) -> None:
     """Check that the members can be mixed.

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.dataset import Fields
     from ostinato.durable.progress import ProgressOption
 
-__all__ = ["export"]
-
 
 def export(
     source: Any,

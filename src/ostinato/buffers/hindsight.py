@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.options import BufferOptions
     from ostinato.core.episodes.keys import Key
 
-__all__ = ["HERReplayBuffer"]
-
 _FLAGS = ("done", "terminated", "truncated")
 
 

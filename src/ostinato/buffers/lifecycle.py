@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ostinato.storages.base import Checkpointer
     from ostinato.units import SampleUnit
 
-__all__ = ["Given", "Lifecycle"]
-
 _FIRST_USE = RLock()
 """Held while the parts of a buffer are made: two threads that use it first make them once."""
 

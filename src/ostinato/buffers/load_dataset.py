@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.dataset import Fields
     from ostinato.durable.progress import ProgressOption
 
-__all__ = ["LoadOptions", "load_dataset"]
-
 _CHUNK_BYTES = 64 << 20
 _MOST_ROWS = 1024
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ostinato.samplers.ensemble import WhenEmpty
     from ostinato.samplers.ratio import Rounding
 
-__all__ = ["OfflineToOnlineReplayBuffer", "prefill_replay_buffer"]
-
 
 @final
 class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):

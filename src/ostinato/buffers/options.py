@@ -26,35 +26,6 @@ if TYPE_CHECKING:
     from ostinato.storages.base import Checkpointer
     from ostinato.units import SampleUnit
 
-__all__ = [
-    "AnyBufferOptions",
-    "BufferOptions",
-    "check_dim",
-    "check_drop_last",
-    "check_episodes",
-    "check_generator",
-    "check_not_shared",
-    "check_pin",
-    "check_prefetch",
-    "check_same_device",
-    "check_sampler_device",
-    "check_seconds",
-    "check_service",
-    "check_size",
-    "check_transforms",
-    "descend",
-    "is_one",
-    "leaves_by_path",
-    "own",
-    "part",
-    "positive",
-    "require_collections",
-    "swap_dims",
-    "warn_of_batch",
-    "warn_of_info",
-    "warn_of_sampler",
-]
-
 Part = TypeVar("Part", Storage, Sampler, Writer)
 _MOST = 2**63 - 1
 """The largest int64."""

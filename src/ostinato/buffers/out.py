@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Schema
     from ostinato.storages import Storage
 
-__all__ = ["fill", "fill_direct"]
-
 _NOT_PLAIN = "is not a tensor in CPU memory"
 """What the extension says of tensors that it cannot write to; see native/batches.hpp."""
 

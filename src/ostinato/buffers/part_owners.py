@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Part: TypeAlias = Sampler | Writer
 
-__all__ = ["check_free", "forget_rows", "record_owner"]
-
 _owners: dict[int, tuple[ref[Part], ref[Engine]]] = {}
 """By the `id` of the part: parts need not be hashable, and those that are equal differ."""
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ostinato.samplers import Sampler
     from ostinato.units import SampleUnit
 
-__all__ = ["END", "Batch", "CopyStream", "Pass", "Pipeline", "Prefetcher", "Steps", "on_stream_of_caller"]
-
 T = TypeVar("T")
 
 

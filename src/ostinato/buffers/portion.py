@@ -28,25 +28,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.replay import ReplayBuffer
     from ostinato.core.rows import Schema
 
-__all__ = [
-    "Offer",
-    "Portion",
-    "begin_era",
-    "check_checkpoint",
-    "check_update",
-    "drawn",
-    "has_fields",
-    "lay_out",
-    "lock_of",
-    "read_own",
-    "remove_schema",
-    "reseed",
-    "save_counted",
-    "schema_of",
-    "update_stored",
-    "written",
-]
-
 _MOST_OFFERS = 256
 """Offers that are kept for a later `take`; older ones are dropped, since the client may have died."""
 _MOST_DRAWS = 1 << 20

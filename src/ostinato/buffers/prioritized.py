@@ -15,8 +15,6 @@ from ostinato.storages import ListStorage, Storage
 if TYPE_CHECKING:
     from ostinato.buffers.options import BufferOptions
 
-__all__ = ["PrioritizedReplayBuffer", "TensorDictPrioritizedReplayBuffer"]
-
 
 class PrioritizedReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` that draws rows in proportion to their priority; see `PrioritizedSampler` for the distribution.

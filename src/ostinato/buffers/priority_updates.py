@@ -24,27 +24,6 @@ if TYPE_CHECKING:
     from ostinato.samplers import PrioritySampler, Sampler
     from ostinato.storages import Storage
 
-__all__ = [
-    "GENERATIONS_PER_ERA",
-    "PAD_MASK",
-    "Indexing",
-    "PriorityUpdate",
-    "as_sampler",
-    "check_sampler",
-    "generations_at",
-    "in_era",
-    "parse_update",
-    "priorities_of_batch",
-    "priorities_of_rows",
-    "priority_fields",
-    "read_generations",
-    "read_integers",
-    "read_priorities",
-    "read_slots",
-    "rows_of_sample",
-    "steps_of",
-]
-
 _CPU = torch.device("cpu")
 _INT = torch.int64
 _FLOATS = frozenset({torch.float32, torch.float64})

@@ -26,18 +26,6 @@ if TYPE_CHECKING:
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
 
-__all__ = [
-    "ElementwisePredicate",
-    "FieldExpression",
-    "ScalarExpression",
-    "TrajectoryFields",
-    "TrajectoryPredicate",
-    "filter_trajectories",
-    "iter_trajectories",
-    "run_query",
-    "traj",
-]
-
 Path: TypeAlias = "tuple[str, ...]"
 Keys: TypeAlias = "frozenset[Key] | None"
 

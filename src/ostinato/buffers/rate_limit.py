@@ -26,21 +26,6 @@ if TYPE_CHECKING:
     from ostinato.samplers import CountingSampler, Sampler
     from ostinato.writers import Writer
 
-__all__ = [
-    "Ask",
-    "Flow",
-    "Gate",
-    "RateLimiter",
-    "Stock",
-    "Waiters",
-    "as_counting",
-    "check_counting",
-    "check_min_batch",
-    "check_wait",
-    "replayable",
-]
-
-
 Number: TypeAlias = float | Fraction | Decimal | np.number[Any]
 Exact: TypeAlias = Fraction | float
 """A fraction, or an infinite float."""

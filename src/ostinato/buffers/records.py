@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
 
-__all__ = ["Engine", "Mix", "Rows", "Source", "Ticket"]
-
 Engine: TypeAlias = "LocalEngine | SharedEngine"
 """What stands behind a `ReplayBuffer`, in one process or in several. Hold its `lock` to read several attributes."""
 

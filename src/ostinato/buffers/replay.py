@@ -72,8 +72,6 @@ if TYPE_CHECKING:
     from ostinato.transforms import Compose
     from ostinato.units import SampleUnit
 
-__all__ = ["ReplayBuffer"]
-
 _CPU = torch.device("cpu")
 
 

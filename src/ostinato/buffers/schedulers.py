@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["LambdaScheduler", "LinearScheduler", "ParameterScheduler", "SchedulerList", "StepScheduler"]
-
 Value: TypeAlias = "float | Tensor"
 _TAKEN: tuple[type, ...] = (ReplayBuffer, ReplayBufferEnsemble, Sampler)
 

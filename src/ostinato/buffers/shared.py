@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
-__all__ = ["SharedEngine", "goes_shared"]
-
 _PLAIN = Ask()
 _WRITERS = {RoundRobinWriter, TensorDictRoundRobinWriter}
 _ROWS_AT_ONCE = 1 << 16

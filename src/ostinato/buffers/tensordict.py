@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.records import Ticket
     from ostinato.core.rows import Schema
 
-__all__ = ["TensorDictReplayBuffer"]
-
 
 class TensorDictReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` for TensorDict rows: samples carry the key `index` (int64 `[B]`; with `ndim=2` `[B, 2]`).

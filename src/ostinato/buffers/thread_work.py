@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-__all__ = ["Work", "raise_first"]
-
 _PACKAGE = __name__.partition(".")[0]
 ResultT = TypeVar("ResultT")
 

@@ -16,8 +16,6 @@ else:
     require_tensordict("ostinato.compat.torchrl.Trajectory")
     tensordict = require("tensordict", "tensordict")
 
-__all__ = ["Trajectory"]
-
 
 def _with_fields(cls: Any) -> Any:
     """Give a tensorclass the fields of its data as attributes.

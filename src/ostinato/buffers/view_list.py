@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, final
 if TYPE_CHECKING:
     from ostinato.buffers.views import ViewEngine
 
-__all__ = ["ViewList"]
-
 
 @final
 class ViewList:

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
-__all__ = ["ViewEngine", "ViewOptions", "check_no_views", "make_view"]
-
 _PLAIN = Ask()
 
 

@@ -15,8 +15,6 @@ from ostinato.errors import CastWarning, SchemaError, warn_caller
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-__all__ = ["DTYPES", "Rule", "cast", "fit", "read", "rule"]
-
 Rule: TypeAlias = Literal["exact", "usual", "rounds", "checked", "never"]
 """How values of one dtype are written to a field of another.
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from ostinato._backend import backend
 
-__all__ = ["NEVER", "BufferCounts", "RingCounts", "StoredRows", "make_counts", "restore_counts"]
-
 NEVER = 2**63 - 1
 """A serial number that no row reaches."""
 

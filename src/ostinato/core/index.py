@@ -11,8 +11,6 @@ from torch import Tensor
 from ostinato.core.records import require_values
 from ostinato.errors import KindError, SlotError
 
-__all__ = ["Selection", "apply_index", "is_field", "plain_index", "select"]
-
 
 class Selection(NamedTuple):
     """Selected slots: a `span` if possible, else `slots`; results have the leading dimensions `batch`."""

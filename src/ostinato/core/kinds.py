@@ -25,42 +25,6 @@ if TYPE_CHECKING:
 
     from tensordict import TensorDictBase
 
-__all__ = [
-    "Node",
-    "as_objects",
-    "as_tensor",
-    "as_tensordict",
-    "concatenate",
-    "fields_of",
-    "find_field",
-    "func_transform",
-    "holds_collections",
-    "is_mapping",
-    "is_non_tensor",
-    "is_tensor_collection",
-    "is_tensordict",
-    "is_text",
-    "is_tracing",
-    "lazy_stack",
-    "leading",
-    "make",
-    "make_objects",
-    "open_node",
-    "put",
-    "reason_of",
-    "require_batch",
-    "require_eager",
-    "require_tensordict",
-    "show_field",
-    "show_path",
-    "stack",
-    "stack_lengths",
-    "stack_parts",
-    "stack_rows",
-    "unstack",
-    "with_fields",
-]
-
 
 class Node(NamedTuple):
     """One level of nested data: its kind and its keys in order."""

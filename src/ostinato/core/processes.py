@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["cores", "kept_scheduling", "next_place", "send_as_copies", "whole_in_forks"]
-
 _Lock: TypeAlias = "threading.Lock | threading.RLock"
 
 _known: weakref.WeakKeyDictionary[object, tuple[int, tuple[_Lock, ...]]] = weakref.WeakKeyDictionary()

@@ -24,23 +24,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path, Schema
     from ostinato.core.shared_ring import SharedRing
 
-__all__ = [
-    "Column",
-    "Draw",
-    "Picks",
-    "Placement",
-    "Plan",
-    "Request",
-    "Run",
-    "Stored",
-    "View",
-    "as_slots",
-    "check_slots",
-    "next_path",
-    "require_values",
-    "ring_range",
-]
-
 
 class Run(NamedTuple):
     """Rows `[skip, skip + rows)` of a batch go to the slots `(start + i) % capacity`, in order."""

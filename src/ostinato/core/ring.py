@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from ostinato.core.records import Placement
 
-__all__ = ["Ring"]
-
 
 @final
 class Ring:

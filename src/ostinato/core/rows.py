@@ -20,23 +20,6 @@ from ostinato.errors import CheckpointError, KeyMissingError, KindError, SchemaE
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-__all__ = [
-    "NAME_LENGTH",
-    "OBJECT",
-    "Flat",
-    "Leaf",
-    "ObjectLeaf",
-    "Path",
-    "Schema",
-    "as_bits",
-    "as_ordinary",
-    "column_name",
-    "describe",
-    "map_leaves",
-    "same_rows",
-    "turn_rows",
-]
-
 Path: TypeAlias = "tuple[Hashable, ...]"
 OBJECT: Literal["object"] = "object"
 """Stands in a tree for a field of Python objects."""

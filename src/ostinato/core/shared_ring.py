@@ -15,8 +15,6 @@ from ostinato.core.records import Run
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SharedRing"]
-
 _DRAWN, _STALE_UPDATES, _REDONE, _PROCESSES, _LOST, _ROWS_WRITTEN, _SINCE_EMPTY, _REPAIRS = range(8)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["number_of", "plural"]
-
 
 def plural(noun: str) -> str:
     """Return the plural of a regular English noun, such as `trajectory`, `patch` or `row`."""

@@ -370,7 +370,9 @@ class TensorStorage(Storage):
         if position is None:
             return payload.late.get(path)
         value = flat.leaves[position]
-        return value if len(flat.batch) == 1 else value.reshape((math.prod(flat.batch), *value.shape[len(flat.batch) :]))
+        return (
+            value if len(flat.batch) == 1 else value.reshape((math.prod(flat.batch), *value.shape[len(flat.batch) :]))
+        )
 
     def _find_leaf(self, path: tuple[Hashable, ...]) -> int | None:
         """Return the position of a leaf; None if there is none."""

@@ -39,17 +39,6 @@ if TYPE_CHECKING:
     from ostinato.storages.table import RowArray
 
 
-__all__ = [
-    "Lineage",
-    "Saves",
-    "Saving",
-    "Snapshot",
-    "rows_since",
-    "save_buffer",
-    "save_state",
-]
-
-
 class Saving(NamedTuple):
     """What is saved."""
 

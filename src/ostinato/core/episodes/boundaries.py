@@ -7,8 +7,6 @@ from torch import Tensor
 
 from ostinato.errors import KindError, UsageError
 
-__all__ = ["DEFAULT_DONE_KEYS", "find_start_stop_traj"]
-
 DEFAULT_DONE_KEYS = ("done", "truncated", "terminated")
 """Flags of which any ends a trajectory, under `next` or at the root."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ostinato.core.rows import Path
 
-__all__ = ["FLAGS", "Continuity", "compare", "contradicts_order", "find_mates", "looks_next"]
-
 FLAGS = frozenset({"done", "terminated", "truncated"})
 _NO_STATES = re.compile(
     r"(next_?)?(actions?|rewards?|dones?|terminat(ed|ions?|als?)|truncat(ed|ions?)|timeouts?|mask|discounts?|gamma"

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from ostinato.core.rows import Path
 
-__all__ = ["Episodes", "Key", "Marks", "as_flags", "as_ids", "as_path", "merge_episodes"]
-
 Key: TypeAlias = "str | tuple[str, ...]"
 
 

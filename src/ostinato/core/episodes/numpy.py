@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     Ints: TypeAlias = npt.NDArray[Any]
     Bools: TypeAlias = npt.NDArray[np.bool_]
 
-__all__ = ["CUT", "ENDED", "OPEN", "NumpyEpisodes"]
-
 OPEN, ENDED, CUT = 0, 1, 2
 """Status of an episode: it continues, its last row ended it, or a row of no episode interrupted it."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Run
 
-__all__ = ["EpisodeTable", "Spans", "Starts", "StepWindows"]
-
 _MAX_CAPACITY = 2**30
 """Records of episodes have 32-bit numbers, and while rows are replaced there may be two for each slot."""
 

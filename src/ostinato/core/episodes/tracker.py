@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ostinato.core.records import Placement
     from ostinato.core.rows import Path
 
-__all__ = ["EpisodeTracker", "TrackedRows"]
-
 _MORE = ("read", "runs")
 """Entries of the state that are not those of the table."""
 _MOST_IDS = 4
