@@ -110,6 +110,8 @@ class LocalEngine:
         OptionError: if parts do not go together.
     """
 
+    owner: LocalEngine | None = None
+    """The engine of the buffer, for that of a view."""
     pickles_queue = True
     direct: Direct | None = None
     """Native calls that write and draw in place of the methods here; see `ostinato.buffers.direct`."""
@@ -158,8 +160,6 @@ class LocalEngine:
         self.era = 0
         self.rows_stale = 0
         self.stale_updates: int | Tensor = 0
-        self.restores = 0
-        """Loads that failed after they had changed rows, which were brought back."""
         self.tracker = self._make_tracker(sampler)
         self.begin_continuity()
         check_pair(storage, writer)
@@ -1234,17 +1234,17 @@ class LocalEngine:
         held = ticket.held
         if held is not None and held.rows is not None:
             return held.rows
-        source, restores = self.source, self.restores
+        source = self.source
         payload: Any = None
         try:
             payload = self._copied(source.storage, ticket)
         except (IndexError, KeyMissingError):
-            if self._untouched(ticket) and self.restores == restores:
+            if self._untouched(ticket):
                 raise  # else a writer is at work: look again under the lock
         ring = self.ring
-        if self.restores == restores and ring is ticket.ring and ring.written == ticket.serial:
+        if ring is ticket.ring and ring.written == ticket.serial:
             return Rows(source, payload, ticket.serial, ring, ticket)
-        return self._gather_again(ticket, source, None if self.restores != restores else payload)
+        return self._gather_again(ticket, source, payload)
 
     def hold(self, ticket: Ticket) -> Ticket:
         """Return a draw made ahead, which keeps its rows as they are now; the caller holds the lock."""

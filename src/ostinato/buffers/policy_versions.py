@@ -16,7 +16,7 @@ from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
 from ostinato.samplers import RandomSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -154,15 +154,6 @@ class Versions:
     def begin(self, rows: int) -> None:
         """Start from the rows present."""
         self._runs = None if rows else Runs()
-
-    def hold(self) -> Callable[[], None]:
-        """Return a callable that restores the versions of now, for a load that fails."""
-        kept = self._runs
-
-        def restore() -> None:
-            self._runs = kept
-
-        return restore
 
     def at(self, storage: Storage, slots: Tensor) -> NDArray[np.int64]:
         """Return the versions of rows, int64 `[n]`; they are read from the storage."""

@@ -716,16 +716,6 @@ class Gate:
         """Return the counts: rows drawn are those delivered and those queued, as only these will ever arrive."""
         return {**self.flow.state_dict(), "drawn": self._delivered + sum(map(rows_of, queued))}
 
-    def hold(self) -> Callable[[], None]:
-        """Return what restores the counts of now."""
-        flow = self.flow
-        kept = flow.written, flow.drawn, self._delivered, self._since
-
-        def restore() -> None:
-            flow.written, flow.drawn, self._delivered, self._since = kept
-
-        return restore
-
     def load_state_dict(self, state: dict[str, Any] | None, ring: Ring, pending: Sequence[Ticket]) -> None:
         """Restore counts. The rules stay this buffer's own: saved under others, the counts restart."""
         differing = self.flow.load_state_dict(state, ring.rows)

@@ -86,6 +86,8 @@ class ViewEngine(LocalEngine):
         OptionError: if parts do not go together.
     """
 
+    owner: LocalEngine
+
     def __init__(
         self,
         owner: LocalEngine,
@@ -227,11 +229,6 @@ class ViewEngine(LocalEngine):
     @era.setter
     def era(self, era: int) -> None:
         self.owner.era = era
-
-    @property
-    def restores(self) -> int:  # type: ignore[override]
-        """Loads that failed after they had changed rows."""
-        return self.owner.restores
 
     @property
     def pin(self) -> bool:  # type: ignore[override]

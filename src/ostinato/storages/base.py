@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -376,19 +377,19 @@ class Storage(ABC):
             raise CheckpointError(msg)
         return 0
 
-    def hold(self, *, replaced: bool) -> Callable[[], None]:  # noqa: ARG002
-        """Return a function that restores the present rows if a load fails after it has changed them.
+    def blank(self) -> Storage:
+        """Return another storage with the same options, which a load fills while this one keeps its rows.
 
-        Args:
-            replaced: the load replaces the memory of the rows, so that they need not be copied.
-
-        Raises:
-            StorageMemoryError: if there is no memory for a copy of the rows.
+        The default is a deep copy. A storage that does not need one overrides this and `take`.
         """
-        if not len(self):
-            return self.clear
-        state = copied_rows(self.state_dict())
-        return lambda: self.load_state_dict(state)
+        return copy.deepcopy(self)
+
+    def take(self, filled: Storage) -> None:
+        """Take over the rows of a storage that `blank` returned, and that a load has filled; it is not used afterwards.
+
+        The default copies them into the memory of this storage, which others may refer to.
+        """
+        self.load_state_dict(filled.state_dict())
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -134,18 +134,29 @@ def restore_storages(states: Sequence[dict[str, Any] | None], storages: Sequence
             if state is not None:
                 require_form(state, storage)
                 storage.check_state(state)
-    held = [storage.hold(replaced=False) for storage in storages]
+    filled = [None if state is None else storage.blank() for state, storage in pairs]
     try:
-        for state, storage in pairs:
-            if state is None:
-                storage.clear()
-            else:
-                storage.load_state_dict(state)
-        progress.finish()
+        for state, blank in zip(states, filled, strict=True):
+            if blank is not None and state is not None:
+                blank.load_state_dict(state)
+        progress.finish()  # after this nothing can fail
     except BaseException:
-        for restore in held:
-            restore()
+        clear_filled(filled, storages)
         raise
+    for storage, rows in zip(storages, filled, strict=True):
+        if rows is None:
+            storage.clear()
+        else:
+            storage.take(rows)
+
+
+def clear_filled(filled: Sequence[Storage | None], storages: Sequence[Storage]) -> None:
+    """Drop what a load that has failed has put into storages that `blank` returned."""
+    for blank, storage in zip(filled, storages, strict=True):
+        if blank is storage:  # it had no rows
+            storage.clear()
+        elif blank is not None:
+            blank.forget_form()
 
 
 def require_form(state: dict[str, Any], storage: Storage) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.rows import Schema
     from ostinato.durable.codecs import AnyCodec
+    from ostinato.storages.base import Storage
     from ostinato.storages.byte_budget import Evict
     from ostinato.storages.columns import Columns
     from ostinato.storages.table import Block
@@ -152,6 +153,21 @@ class LazyTensorStorage(TensorStorage):
         self._at.plain = False
         self.num_envs = 1
         self.capacity = self.max_size
+
+    def blank(self) -> LazyTensorStorage:
+        """Return a storage without rows, in memory of its own; this one if it has memory and no rows."""
+        if self._table is not None and not self._at.rows:
+            return self
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        other._table, other._at = None, make_counts(StoredRows)
+        other.num_envs, other.capacity, other.exposed = 1, self.max_size, False
+        return other
+
+    def take(self, filled: Storage) -> None:
+        """Take over the memory of another storage. No copy; views of rows that were returned are of other memory."""
+        filled.writes = self.writes
+        vars(self).update(vars(filled))
 
     def _lay_out(
         self,

@@ -246,14 +246,16 @@ class ListStorage(Storage):
         """Return the slot of the oldest row of a saved ring that `load_state_dict` rotates to slot 0, else 0."""
         return find_seam(state, len(state["items"]), self.capacity)
 
-    def hold(self, *, replaced: bool) -> Callable[[], None]:  # noqa: ARG002
-        """Return a function that restores the present list, which a load replaces."""
-        kept = self._items, self.cursor
+    def blank(self) -> ListStorage:
+        """Return a list without rows; see `Storage.blank`."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        other.clear()
+        return other
 
-        def restore() -> None:
-            self._items, self.cursor = kept
-
-        return restore
+    def take(self, filled: Storage) -> None:
+        """Take over another list. No copy."""
+        vars(self).update(vars(filled))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the objects into a new list; those of a full ring of another capacity in the order of writing.

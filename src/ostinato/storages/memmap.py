@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ostinato.core.counts import StoredRows
     from ostinato.core.records import Placement
     from ostinato.durable.progress import ProgressOption
+    from ostinato.storages.base import Storage
     from ostinato.storages.table import Table
 
 __all__ = ["LazyMemmapStorage"]
@@ -246,6 +247,26 @@ class LazyMemmapStorage(LazyTensorStorage):
             (self._mapped.directory / "manifest.json").unlink(missing_ok=True)
         self._flushed = False
         self.plain_table()
+
+    def blank(self) -> LazyTensorStorage:
+        """Return a storage without rows, in memory if the files hold rows."""
+        if not self._at.rows:
+            return super().blank()
+        return LazyTensorStorage(
+            self.max_size,
+            ndim=self.ndim,
+            packed=self.packed,
+            single_copy=self._single_copy,
+            allow_pickle=self.allow_pickle,
+        )
+
+    def take(self, filled: Storage) -> None:
+        """Take over files, or copy the rows of a storage in memory to those of this one."""
+        if isinstance(filled, LazyMemmapStorage):
+            super().take(filled)
+            _in_files.add(self)
+        else:
+            self.load_state_dict(filled.state_dict())
 
     def close(self) -> None:
         """Release the files; the files of a temporary directory are removed. Views of rows keep their memory mapped.

@@ -16,7 +16,7 @@ from ostinato.core.index import apply_index, is_field, plain_index, select
 from ostinato.core.records import Picks, Request, Run
 from ostinato.core.rows import Flat, Schema, describe
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, SchemaError, StackError, UsageError
-from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim, copied_rows, find_seam
+from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim, find_seam
 from ostinato.storages.checkpoint import require_form
 from ostinato.storages.coded import find_coded
 from ostinato.storages.columns import Columns, Fields, Payload, Turned, check_column
@@ -52,7 +52,6 @@ class _Columns(dict[str, Any]):
 
 _NO_ROWS_YET = "Cannot get elements out of a non-initialized storage: it holds no rows yet, write some first"
 _NO_ROWS = Payload(Flat([], (0,), None), {})
-_HELD = ("_table", "num_envs", "capacity", "exposed")
 
 
 class TensorStorage(Storage):
@@ -750,25 +749,6 @@ class TensorStorage(Storage):
             return 0
         return find_seam(state, int(state["rows"]), self._capacity_for(max(1, int(state["lanes"]))))
 
-    def hold(self, *, replaced: bool) -> Callable[[], None]:
-        """Return a function that restores the present rows; see `Storage.hold`."""
-        kept = self._kept()
-        rows, cursor = self._at.rows, self._at.cursor
-        state = None if replaced or not self._at.rows else copied_rows(self.state_dict())
-
-        def restore() -> None:
-            self.__dict__.update(kept)
-            self._at.rows, self._at.cursor = rows, cursor
-            if state is not None:
-                self.load_state_dict(state)
-            elif not self._at.rows and self._table is not None:
-                self.clear()
-
-        return restore
-
-    def _kept(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _HELD}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy rows in, and allocate the memory if that was not done.
 
@@ -781,7 +761,7 @@ class TensorStorage(Storage):
         if state["schema"] is None:
             self.clear()
             return
-        seam, mapped, before = self.seam(state), bool(state.get("mapped")), self._kept()
+        seam, mapped, laid_out = self.seam(state), bool(state.get("mapped")), self.laid_out
         schema, state, sources = self._open(state, seam)
         if seam and mapped:
             raise_mapped_ring(state, seam, self.capacity)
@@ -794,8 +774,8 @@ class TensorStorage(Storage):
         try:
             table.load(state, sources)
         except Exception:
-            if table is not before["_table"]:  # rows of a damaged file that were read in part are dropped
-                self.__dict__.update(before)
+            if not laid_out:  # a damaged file, of which a part was read
+                self.forget_form()
             raise
         if mapped:
             self.exposed = False  # views that were returned are of other memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from numbers import Real
@@ -373,17 +374,24 @@ class Compose:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore what `state_dict` returned; if a transform does not take its part, those before it get theirs back.
 
         Raises:
             CheckpointError: if the transforms with a state are at other positions.
         """
-        mine = self.state_dict()
+        mine = copy.deepcopy(self.state_dict())
         if set(mine) != set(state):
             msg = (
                 f"the state has transforms with a state at positions {sorted(state)}, this chain at "
                 f"{sorted(mine)}: append the same transforms first"
             )
             raise CheckpointError(msg)
-        for position, value in state.items():
-            self.steps[int(position)].origin.load_state_dict(value)
+        loaded: list[str] = []
+        try:
+            for position, value in state.items():
+                loaded.append(position)
+                self.steps[int(position)].origin.load_state_dict(value)
+        except BaseException:
+            for position in loaded:
+                self.steps[int(position)].origin.load_state_dict(mine[position])
+            raise

@@ -20,7 +20,6 @@ from ostinato import (
     SliceSampler,
     TensorDictMaxValueWriter,
 )
-from ostinato.buffers.checkpoint import ensemble as ensembles
 from ostinato.buffers.checkpoint import load as checkpoint
 from ostinato.buffers.engine import LocalEngine
 from ostinato.core.records import Run
@@ -91,10 +90,10 @@ def stays(rb: ReplayBuffer, load: Callable[[], object], error: type[BaseExceptio
 
 STEPS: list[tuple[Any, str]] = [
     (Compose, "load_state_dict"),
-    (checkpoint, "_load_parts"),
+    (checkpoint._Load, "parts"),
     (checkpoint, "end_load"),
     (LocalEngine, "retake"),
-    (checkpoint, "_end_load"),
+    (checkpoint._Load, "draws"),
 ]
 
 
@@ -141,7 +140,7 @@ def test_members_of_ensembles_all_or_none(mmap: bool, tmp_path: Path) -> None:
     rb, other = both(0), both(120)
     other.dumps(tmp_path / "save")
     before = rb.state_dict()
-    with mock.patch.object(ensembles, "revive", side_effect=MemoryError), pytest.raises(MemoryError):
+    with mock.patch.object(checkpoint, "revive", side_effect=MemoryError), pytest.raises(MemoryError):
         rb.loads(tmp_path / "save", mmap=mmap)
     same_state(rb.state_dict(), before)
     rb.loads(tmp_path / "save", mmap=mmap)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from ostinato.buffers.checkpoint.load import Target, load_engine_states, revive, turn_ticket, with_state
+from ostinato.buffers.checkpoint.load import Target, load_engine_states, turn_ticket, with_state
 from ostinato.buffers.checkpoint.state import (
     check_queued,
     check_saved,
@@ -85,28 +85,27 @@ def load_ensemble_state(
         device = engines[0].storage.device if engine.generator is None else engine.generator.device
         generator = read_generator(state["generator"], device)
     before = own_tensors(transform.state_dict())
-    tickets: list[list[Any]] = []
-
-    def then() -> None:
-        tickets.extend(
-            [revive(engines[i], ticket) for i, ticket in zip(mix.members, mix.tickets, strict=True)] for mix in queue
-        )
-
+    queues: list[list[Any]] = [[] for _ in engines]
+    for mix in queue:
+        for i, ticket in zip(mix.members, mix.tickets, strict=True):
+            queues[i].append(ticket)
     try:
         with readable("these transforms"):
             transform.load_state_dict(state["transforms"])
         targets = [Target(member.engine, member.buffer.transform, member.buffer.batch_size) for member in engine.own]
-        load_engine_states(targets, members, then)
+        revived = [iter(found) for found in load_engine_states(targets, members, queues)]
     except BaseException:
         transform.load_state_dict(before)
         raise
     sampler.load_state_dict(state["mixing"])  # it was checked
     engine.pending.clear()
-    for mix, revived in zip(queue, tickets, strict=True):
-        if None in revived:  # windows that are not whole
+    for mix in queue:
+        found = [next(revived[i]) for i in mix.members]
+        tickets = [ticket for ticket in found if ticket is not None]
+        if len(tickets) == len(found):
+            engine.pending.append(mix._replace(tickets=tickets))
+        else:  # windows that are not whole
             sampler.drew(mix.owed, -1)
-        else:
-            engine.pending.append(mix._replace(tickets=revived))
     if generator is not None:
         engine.generator = with_state(engine.generator, generator)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -16,13 +18,17 @@ from ostinato.buffers.checkpoint.state import (
     saved_rows,
     view_states,
 )
-from ostinato.buffers.drawn_ahead import HeldRows
+from ostinato.buffers.drawn_ahead import DrawnAhead, HeldRows
+from ostinato.buffers.policy_versions import Versions
+from ostinato.buffers.records import Source
+from ostinato.buffers.view_list import ViewList
+from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
 from ostinato.core.rows import NAME_LENGTH, Schema
 from ostinato.durable import CheckpointReader, progress
 from ostinato.errors import CheckpointError, OptionError
-from ostinato.storages.checkpoint import get_objects, hooks_of, readable
+from ostinato.storages.checkpoint import clear_filled, get_objects, hooks_of, readable
 from ostinato.storages.objects import unpack
 from ostinato.storages.tensor import raise_mapped_ring
 
@@ -36,6 +42,8 @@ if TYPE_CHECKING:
     from ostinato.buffers.records import Ticket
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
+
+PartT = TypeVar("PartT")
 
 
 class Reading(NamedTuple):
@@ -168,71 +176,73 @@ def _get_rows(
     return {**state, "storage": {**state["storage"], "state": saved}}
 
 
-_FIELDS = ("era", "settled", "left", "remover")
-_COUNTS = ("written", "drawn", "since_empty")
+def _copy_of(engine: LocalEngine, owner: LocalEngine | None = None) -> LocalEngine:
+    """Return an engine with copies of the parts of one, and no rows, which a state is loaded into.
 
-
-def hold(engine: LocalEngine, transform: Compose, *, replaced: bool) -> Callable[[], None]:
-    """Return what brings a buffer and its views back to their state of now, if a load fails after it has begun.
-
-    Memory: a copy of the samplers' states, and of the rows, unless they are `replaced`; see `Storage.hold`.
+    Args:
+        engine: of a buffer or a view.
+        owner: the copy of the engine of the buffer, for that of a view.
 
     Raises:
-        StorageMemoryError: if there is too little for it; nothing has changed then.
+        OptionError: if a part cannot be copied.
     """
-    storage = engine.storage
-    rows, laid_out, ring = len(storage), storage.laid_out, engine.ring
-    writer = own_tensors(engine.writer.state_dict())
-    fields = {name: getattr(engine, name) for name in _FIELDS}
-    kept = [part.hold() for part in (engine.gate, engine.versions) if part is not None]
-    readers = [_hold_reader(engine, transform), *(_hold_reader(view, view.transform) for view in engine.views.live())]
-    bring_rows = storage.hold(replaced=replaced)
-
-    def restore() -> None:
-        bring_rows()
-        if not rows and not laid_out:
-            storage.forget_form()
-        engine.writer.load_state_dict(writer)
-        for name, value in fields.items():
-            setattr(engine, name, value)
-        engine.ring = ring
-        engine.restores += 1  # gathers in flight notice that rows were away for a moment
-        for bring in (*readers, *kept):
-            bring()
-        if rows:
-            for reader in engine.readers:
-                reader.begin_sampler()
-
-    return restore
+    made: LocalEngine = object.__new__(type(engine))
+    vars(made).update(vars(engine), direct=None, direct_tried=False, owner=owner)
+    made.sampler = _copy_of_part(engine.sampler)
+    made.counts, made.pending, made.views = make_counts(BufferCounts), deque(), ViewList()
+    made.counts.redone = engine.counts.redone
+    if owner is None:
+        storage = engine.storage
+        made.source, made.writer = Source(storage.blank(), engine.source.collate), _copy_of_part(engine.writer)
+        made.ring, made.ahead, made.left = Ring(storage.capacity, storage.device), DrawnAhead(), None
+        made.remover = copy.deepcopy(engine.remover)
+        made.versions = None if engine.versions is None else Versions(engine.versions.path)
+        made.gate = None
+        made.begin_limiter(engine._limiter)  # noqa: SLF001 (its own)
+    made.tracker = made._make_tracker(made.sampler)  # noqa: SLF001 (its own)
+    return made
 
 
-def _hold_reader(engine: LocalEngine, transform: Compose) -> Callable[[], None]:
-    """Return what brings back sampler, transforms, draws, generator and episodes of a buffer or a view."""
-    parts = [(part, own_tensors(part.state_dict())) for part in (engine.sampler, transform)]
-    counts = {name: getattr(engine.counts, name) for name in _COUNTS}
-    generator, pending = engine.generator, list(engine.pending)
-    random = None if generator is None else generator.get_state()
-    bring_episodes = None if engine.tracker is None else engine.tracker.hold()
-
-    def restore() -> None:
-        for part, state in parts:
-            part.load_state_dict(state)
-        for name, count in counts.items():
-            setattr(engine.counts, name, count)
-        engine.generator = generator
-        if random is not None and generator is not None:
-            generator.set_state(random)
-        if bring_episodes is not None:
-            bring_episodes()
-        engine.pending.clear()
-        engine.pending.extend(pending)
-
-    return restore
+def _copy_of_part(part: PartT) -> PartT:
+    try:
+        return copy.deepcopy(part)
+    except Exception as error:
+        msg = (
+            f"a load is made into a copy of the {type(part).__name__}, which cannot be copied ({error!r:.200}): give "
+            "it __deepcopy__, or __getstate__ without what cannot be copied"
+        )
+        raise OptionError(msg) from error
 
 
-def begin_load(engine: LocalEngine) -> None:
-    """Replace the ring before rows change, so that gathers in flight notice."""
-    engine.ring = Ring(engine.storage.capacity, engine.storage.device)
+_EXCHANGED = ("ring", "ahead", "left", "remover", "versions", "gate", "settled")
+"""Fields of the engine of a buffer that a load exchanges, beside those that views have too."""
+
+
+def _exchange(engine: LocalEngine, made: LocalEngine) -> None:
+    """Give an engine what was loaded into its copy; the parts stay the same objects. Raises nothing."""
+    if engine.owner is None:
+        for name in _EXCHANGED:
+            setattr(engine, name, getattr(made, name))
+        engine.storage.take(made.storage)
+        vars(engine.writer).update(vars(made.writer))
+        engine.writer.follow(engine.generations_of)
+    vars(engine.sampler).update(vars(made.sampler))
+    engine.counts, engine.tracker = made.counts, made.tracker
+    engine.storage_followed()
+    if engine.queue is not None:
+        engine.queue.clear()
+    engine.pending.clear()
+    engine.pending.extend(_of(engine, ticket) for ticket in made.pending)
+
+
+def _of(engine: LocalEngine, ticket: Ticket) -> Ticket:
+    """Return a draw of an engine, or of its copy, as one of the other."""
+    drawn, held = ticket._replace(sampler=engine.sampler), ticket.held
+    if held is not None:
+        held.ticket = held.ticket._replace(sampler=engine.sampler)
+        if held.rows is not None:
+            held.rows = held.rows._replace(source=engine.source, ticket=held.ticket)
+    return drawn
 
 
 def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, deleted: dict[str, Tensor] | None) -> None:
@@ -273,51 +283,62 @@ def load_engine_state(engine: LocalEngine, state: dict[str, Any], transform: Com
 
 
 def load_engine_states(
-    targets: Sequence[Target], states: Sequence[dict[str, Any]], then: Callable[[], None] | None = None
-) -> None:
+    targets: Sequence[Target], states: Sequence[dict[str, Any]], queues: Sequence[Sequence[Ticket]] = ()
+) -> list[list[Ticket | None]]:
     """Restore the states of several buffers, all or none; the caller holds their locks.
+
+    The states are loaded into copies of the engines, whose contents take the place of the present ones at the end.
 
     Args:
         targets: the buffers.
         states: theirs.
-        then: what else belongs to the load; if it fails, the buffers are brought back, too.
+        queues: draws of each buffer that something else has queued.
+
+    Returns:
+        These draws, expanded; None for one whose windows are not whole.
 
     Raises:
         CheckpointError: naming the part that differs.
-        StorageMemoryError: if there is too little memory for a copy of the rows that the buffers hold.
+        OptionError: if a part cannot be copied.
+        StorageMemoryError: if there is too little memory for the rows beside those that the buffers hold.
     """
     with readable("a replay buffer"):
         pairs = [(t, _in_order(t, _with_cursor(state))) for t, state in zip(targets, states, strict=True)]
-        readers = [*pairs, *(view for target, state in pairs for view in _views_of(target.engine, state))]
-        checked = [check_state(t.engine, state, t.batch_size) for t, state in readers]
+        readers = [(t, state, _views_of(t.engine, state)) for t, state in pairs]
+        checked = [
+            check_state(t.engine, s, t.batch_size) for t, state, views in readers for t, s in [(t, state), *views]
+        ]
     for target, state in pairs:
         with readable("this storage"):
             target.engine.storage.check_state(state["storage"]["state"])
-    held = [hold(t.engine, t.transform, replaced=bool(state["storage"]["state"].get("mapped"))) for t, state in pairs]
-    used = [target.engine.ring.written > 0 for target in targets]
-    for target in targets:
-        target.engine.parts_changed()
+    copies = [_copy_of(target.engine) for target in targets]
+    loads: list[_Load] = []
+    for made, (target, state, views) in zip(copies, readers, strict=True):
+        loads.append(_Load(target, made, state))
+        loads += [_Load(view, _copy_of(view.engine, made), mine) for view, mine in views]
     try:
-        _load_parts(pairs, readers)
-        for (target, state), was_used in zip(pairs, used, strict=True):
-            engine = target.engine
-            engine.era += was_used  # batches drawn before the load are of other rows, whatever their generations
-            capacity = int(state["storage"]["state"]["capacity"])
-            end_load(engine, state["stamps"], capacity, state.get("deleted"))
-            engine.counts.written = int(state["rows_written"])
-            engine.counts.since_empty = int(state["rows_since_empty"])
-        for (target, state), (pending, generator) in zip(readers, checked, strict=True):
-            _end_load(target.engine, state, pending, generator)
-        if then is not None:
-            then()
+        for load in loads:
+            load.parts()
+        for load in loads:
+            load.rows()
+        for load, (pending, _) in zip(loads, checked, strict=True):
+            load.draws(pending)
+        found = [[revive(m, _of(m, ticket)) for ticket in queue] for m, queue in zip(copies, queues, strict=False)]
+        _load_transforms(loads)
         progress.finish()  # after this nothing can fail
     except BaseException:
-        for restore in held:
-            restore()
+        clear_filled([made.storage for made in copies], [target.engine.storage for target in targets])
         raise
-    for target, _ in readers:
-        if target.engine.queue is not None:
-            target.engine.queue.clear()
+    for target in targets:
+        target.engine.parts_changed()
+        target.engine.era += target.engine.ring.written > 0  # batches drawn before are of other rows
+    for load, (_, generator) in zip(loads, checked, strict=True):
+        engine = load.target.engine
+        _exchange(engine, load.made)
+        if generator is not None:
+            engine.generator = with_state(engine.generator, generator)
+    pairs_of_queues = zip(targets, found, strict=False)
+    return [[None if one is None else _of(target.engine, one) for one in queue] for target, queue in pairs_of_queues]
 
 
 def _views_of(engine: LocalEngine, state: dict[str, Any]) -> list[tuple[Target, dict[str, Any]]]:
@@ -331,23 +352,58 @@ def _views_of(engine: LocalEngine, state: dict[str, Any]) -> list[tuple[Target, 
     return list(zip(targets, view_states(state, len(views)), strict=True))
 
 
-def _end_load(
-    engine: LocalEngine, state: dict[str, Any], pending: list[Ticket], generator: torch.Generator | None
-) -> None:
-    """Take over episodes, queued draws, counts and the generator of a buffer or a view."""
-    if engine.tracker is not None:
-        engine.tracker.load_state_dict(engine.storage, state.get("episodes"))
-    engine.begin_sampler()
-    engine.pending.clear()
-    for ticket in engine.retake(pending):
-        again = revive(engine, ticket)
-        if again is not None:
-            engine.pending.append(again)
-    if engine.gate is not None:
-        engine.gate.load_state_dict(state.get("flow"), engine.ring, engine.pending)
-    engine.counts.drawn = int(state["rows_drawn"])
-    if generator is not None:
-        engine.generator = with_state(engine.generator, generator)
+class _Load(NamedTuple):
+    """A state that is loaded into the copy of an engine: of a buffer, or of a view."""
+
+    target: Target
+    made: LocalEngine
+    state: dict[str, Any]
+
+    def parts(self) -> None:
+        """Load writer, sampler and rows."""
+        made, state = self.made, self.state
+        with readable("this sampler"):
+            made.sampler.load_state_dict(state["sampler"]["state"])
+        if made.owner is None:
+            with readable("this writer"):
+                made.writer.load_state_dict(state["writer"]["state"])
+            with readable("this storage"):
+                made.storage.load_state_dict(state["storage"]["state"])
+
+    def rows(self) -> None:
+        """Load what the buffer knows of its rows."""
+        made, state = self.made, self.state
+        if made.owner is None:
+            end_load(made, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("deleted"))
+            made.counts.written = int(state["rows_written"])
+            made.counts.since_empty = int(state["rows_since_empty"])
+
+    def draws(self, pending: list[Ticket]) -> None:
+        """Take over episodes, queued draws and counts."""
+        made, state = self.made, self.state
+        if made.tracker is not None:
+            made.tracker.load_state_dict(made.storage, state.get("episodes"))
+        made.begin_sampler()
+        revived = (revive(made, ticket) for ticket in made.retake([_of(made, ticket) for ticket in pending]))
+        made.pending.extend(ticket for ticket in revived if ticket is not None)
+        if made.gate is not None:
+            made.gate.load_state_dict(state.get("flow"), made.ring, made.pending)
+        made.counts.drawn = int(state["rows_drawn"])
+
+
+def _load_transforms(loads: Sequence[_Load]) -> None:
+    """Load transforms, which are not copied; if one raises, those before it get their state back."""
+    before: list[tuple[Compose, dict[str, Any]]] = []
+    try:
+        for load in loads:
+            transform = load.target.transform
+            before.append((transform, own_tensors(transform.state_dict())))
+            with readable("these transforms"):
+                transform.load_state_dict(load.state["transforms"])
+    except BaseException:
+        for transform, state in before[:-1]:
+            transform.load_state_dict(state)
+        raise
 
 
 def _with_cursor(state: dict[str, Any]) -> dict[str, Any]:
@@ -421,24 +477,6 @@ def with_state(mine: torch.Generator | None, saved: torch.Generator) -> torch.Ge
         return saved
     mine.set_state(saved.get_state())
     return mine
-
-
-def _load_parts(
-    pairs: Sequence[tuple[Target, dict[str, Any]]], readers: Sequence[tuple[Target, dict[str, Any]]]
-) -> None:
-    """Load the parts of buffers (`pairs`), and of these and their views (`readers`); the storages last."""
-    for target, state in pairs:
-        begin_load(target.engine)
-        with readable("this writer"):
-            target.engine.writer.load_state_dict(state["writer"]["state"])
-    for target, state in readers:
-        with readable("this sampler"):
-            target.engine.sampler.load_state_dict(state["sampler"]["state"])
-        with readable("these transforms"):
-            target.transform.load_state_dict(state["transforms"])
-    for target, state in pairs:
-        with readable("this storage"):
-            target.engine.storage.load_state_dict(state["storage"]["state"])
 
 
 def revive(engine: LocalEngine, ticket: Ticket) -> Ticket | None:

@@ -13,7 +13,7 @@ from ostinato.core.rows import Schema
 from ostinato.errors import CapacityError, CheckpointError, EpisodesError, SchemaError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Hashable, Sequence
 
     from torch import Tensor
 
@@ -259,15 +259,6 @@ class EpisodeTracker:
         return not same
 
     # -- state --------------------------------------------------------------------------------------------------------
-
-    def hold(self) -> Callable[[], None]:
-        """Return a function that restores the table of this moment: for a load that fails."""
-        kept = self._table, self._resolved, self._schema, self._end, self._runs
-
-        def restore() -> None:
-            self._table, self._resolved, self._schema, self._end, self._runs = kept
-
-        return restore
 
     def state_dict(self, storage: TrackedRows) -> dict[str, Any]:
         """Return the state of the table, and the names of the fields that it was read from."""
