@@ -6,23 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ostinato.errors import DamagedFileError
+from ostinato.durable.files import damaged
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
-
-__all__ = [
-    "PAGE_BYTES",
-    "Places",
-    "Runs",
-    "as_runs",
-    "check_runs",
-    "contains",
-    "join_runs",
-    "one_run",
-    "place",
-    "rows_of",
-]
 
 Runs: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int64]]"
 """int64 `[n, 2]`: first row and number of rows of each run, ascending and disjoint."""
@@ -33,16 +21,33 @@ _LARGE_BYTES = 2 * PAGE_BYTES
 
 
 class Places(NamedTuple):
-    """Positions of runs in a patch file."""
+    """Runs of rows, and their positions in a file."""
 
+    runs: Runs
     at: np.ndarray
     """Offset of each run in the file, int64 `[n]`."""
     large: np.ndarray
-    """Runs on pages of their own, bool `[n]`; the others follow each other at the end of the file."""
+    """Runs with a place of their own, bool `[n]`; the others follow each other at the end of the file."""
     small_start: int
     """Offset of the first of the other runs."""
     nbytes: int
     """Size of the file."""
+
+    def large_runs(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the first row, the number of rows and the offset of each run with a place of its own."""
+        for (first, count), at in zip(self.runs[self.large].tolist(), self.at[self.large].tolist(), strict=True):
+            yield first, count, at
+
+    def small_rows(self) -> np.ndarray:
+        """Return the rows of the other runs, int64; they are adjacent in the file."""
+        return rows_of(self.runs[~self.large])
+
+    def offsets(self, rows: np.ndarray, row_bytes: int) -> np.ndarray:
+        """Return the offsets of rows (int64, ascending) in the file; -1 for rows that it does not hold."""
+        if not len(self.runs):
+            return np.full(len(rows), -1, dtype=np.int64)
+        run = np.searchsorted(self.runs[:, 0], rows, side="right") - 1
+        return np.where(contains(self.runs, rows), self.at[run] + (rows - self.runs[run, 0]) * row_bytes, -1)
 
 
 def one_run(first: int, count: int) -> Runs:
@@ -90,6 +95,12 @@ def contains(runs: Runs, rows: np.ndarray) -> np.ndarray:
     return inside
 
 
+def place_all(rows: int, row_bytes: int) -> Places:
+    """Return the position of all rows in a file that holds nothing else."""
+    runs, nbytes = one_run(0, rows), rows * row_bytes
+    return Places(runs, np.zeros(len(runs), dtype=np.int64), np.ones(len(runs), dtype=bool), nbytes, nbytes)
+
+
 def place(runs: Runs, row_bytes: int) -> Places:
     """Return the positions of runs in a patch file: the table, large runs on pages of their own, then small runs."""
     sizes = runs[:, 1] * row_bytes
@@ -102,7 +113,7 @@ def place(runs: Runs, row_bytes: int) -> Places:
     small_start = start + int(extents.sum())
     small = np.where(large, 0, sizes)
     at = np.where(large, start + np.cumsum(extents) - extents + lead, small_start + np.cumsum(small) - small)
-    return Places(at, large, small_start, small_start + int(small.sum()))
+    return Places(runs, at, large, small_start, small_start + int(small.sum()))
 
 
 def check_runs(runs: Runs, path: Path, *, rows: int, row_bytes: int, nbytes: int) -> Places:
@@ -116,6 +127,5 @@ def check_runs(runs: Runs, path: Path, *, rows: int, row_bytes: int, nbytes: int
     good = good and bool((first + count <= rows).all() and (first[1:] >= (first + count)[:-1]).all())
     places = place(runs, row_bytes) if good else None
     if places is None or places.nbytes != nbytes:
-        msg = f"{path} is damaged in the block at byte 0: its table of rows does not fit {rows} rows and {nbytes} bytes"
-        raise DamagedFileError(msg)
+        damaged(path, f"its table of rows does not fit {rows} rows and {nbytes} bytes", "in the block at byte 0")
     return places

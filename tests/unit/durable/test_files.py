@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.durable import atomic_write, files, fsync_dir, reserve, safe_join
-from ostinato.durable.new_paths import new_directory
+from ostinato.durable.files import new_directory
 from ostinato.errors import DamagedFileError, OptionError, StorageMemoryError
 
 

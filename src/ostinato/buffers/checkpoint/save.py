@@ -17,8 +17,8 @@ from ostinato.buffers.checkpoint.load import Reading, open_state
 from ostinato.buffers.checkpoint.state import ENSEMBLE_FORMAT, converted, ensemble_checker, one_at_a_time
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointWriter, progress
-from ostinato.durable.checkpoint_writer import PIECE_BYTES, can_write_ahead
 from ostinato.durable.dtypes import dtype_name, raw_view
+from ostinato.durable.row_files import PIECE_BYTES, can_write_ahead
 from ostinato.durable.row_ranges import as_runs, contains, join_runs, one_run
 from ostinato.errors import CheckpointError, OstinatoError
 from ostinato.storages.checkpoint import put_items, put_objects, readable
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.mixing import Mixer
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
-    from ostinato.durable.checkpoint_writer import Piece, RowFile
-    from ostinato.durable.patched_arrays import Print
+    from ostinato.durable.row_files import Piece, Print, RowFile
     from ostinato.durable.row_ranges import Runs
     from ostinato.storages import Storage
     from ostinato.storages.table import RowArray
@@ -166,7 +165,7 @@ def _begin(begun: _Begun, saving: Saving, *, incremental: bool) -> None:
     ]
     writer.take_state(put[0] if members is None else {**state, "members": put})
     if patches:
-        progress.begin(sum(file.nbytes for _, file in begun.files))
+        progress.begin(sum(file.places.nbytes for _, file in begun.files))
     for engine, snapshot in zip(saving.engines, begun.snapshots, strict=True):
         engine.saves.snapshot = snapshot
         engine.parts_changed()  # writes are told to the snapshot
@@ -371,7 +370,7 @@ class Snapshot:
         """
         with nullcontext() if can_write_ahead() else lock, ThreadPoolExecutor(1) as writer:
             for array, file in self._arrays:
-                rows = min(max(1, PIECE_BYTES // max(1, file.row_bytes)), int(file.runs[:, 1].sum()))
+                rows = min(max(1, PIECE_BYTES // max(1, file.row_bytes)), int(file.places.runs[:, 1].sum()))
                 count = _ROOMS if rows * file.row_bytes <= PIECE_BYTES else 1
                 rooms = torch.zeros((count, rows, file.row_bytes), dtype=torch.uint8, device="cpu")
                 under_way: deque[tuple[Future[None], int]] = deque()
@@ -412,7 +411,7 @@ def _wait(written: Future[None], nbytes: int) -> None:
 
 
 def _put_ahead(array: RowArray, file: RowFile, slots: np.ndarray) -> None:
-    places = file.places(slots)
+    places = file.places.offsets(slots, file.row_bytes)
     waiting = places >= file.done
     slots, places = slots[waiting], places[waiting]
     most = max(1, PIECE_BYTES // max(1, file.row_bytes))
