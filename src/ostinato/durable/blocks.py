@@ -15,7 +15,7 @@ from ostinato.durable.files import (
     create_file,
     damaged,
     disk_errors,
-    open_file,
+    opened,
     safe_join,
     start_writeback,
     sync_fd,
@@ -266,8 +266,7 @@ def open_checked(root: Path, record: FileRecord, *, verify: bool) -> Iterator[Bl
         DamagedFileError: The file is missing or has another size.
     """
     path = safe_join(root, record.file)
-    fd = open_file(path)
-    try:
+    with opened(path) as fd:
         size = os.fstat(fd).st_size
         if size != record.nbytes:
             reason = "the file was truncated, lengthened or replaced"
@@ -275,8 +274,6 @@ def open_checked(root: Path, record: FileRecord, *, verify: bool) -> Iterator[Bl
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # doubles the read-ahead
         yield BlockReader(fd, record, path, verify=verify)
-    finally:
-        os.close(fd)
 
 
 def read_blocks(root: Path, record: FileRecord, *, verify: bool = True) -> Iterator[bytes]:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from ostinato.durable.arrays import Runs
     from ostinato.durable.row_files import Print
-    from ostinato.durable.row_ranges import Runs
 
 _STATE_PREFIX = "state:"
 _MAX_NAME = 1024
@@ -107,14 +107,16 @@ class CheckpointWriter:
             self._lock.release()
             self._remove_directories()
             raise
-        self._records.clear()
         self._open = True
         return self
 
     def __exit__(self, *error: object) -> None:
         """Without a commit, remove the new files."""
         if self._open:
-            self._close(self._named_on_disk())
+            named = None
+            with contextlib.suppress(OSError, CheckpointError):  # else the manifest does not tell which files are old
+                named = {file.file for record in self._on_disk()[0].values() for file in record.files}
+            self._close(named)
             self._remove_directories()
 
     def _check_target(self) -> None:
@@ -134,18 +136,21 @@ class CheckpointWriter:
             msg = f"will not save into {root}: it has no checkpoint but other files ({', '.join(foreign[:3])})"
             raise CheckpointError(msg)
 
+    def _on_disk(self) -> tuple[dict[str, ArrayRecord], str | None]:
+        """Return the records of the checkpoint in the directory, and its identifier, if there is one."""
+        if not (self._root / MANIFEST_NAME).exists():
+            return {}, None
+        body = read_manifest(self._root, format_name=self._format_name).body
+        return read_records(self._root, body), body["save"]
+
     def _read_older(self) -> None:
         """Read the records of the older checkpoint, which cannot change while the lock is held."""
-        if not (self._root / MANIFEST_NAME).exists():
-            return
         try:
-            body = read_manifest(self._root, format_name=self._format_name).body
-            records = read_records(self._root, body)
+            records, self.older_save = self._on_disk()
         except CheckpointError as error:
             msg = f"will not save over {self._root}: {error}; remove it or choose another path"
             raise CheckpointError(msg) from error
         self.older = {name: record for name, record in records.items() if record.of is None}
-        self.older_save = body["save"]
 
     def add_array(self, name: str, tensor: Tensor) -> ArrayRecord:
         """Write a tensor to a file of its own; `commit` waits until it is on the disk.
@@ -306,16 +311,6 @@ class CheckpointWriter:
         finally:
             self._lock.release()
 
-    def _named_on_disk(self) -> set[str] | None:
-        """Return the files that the manifest on the disk names; None if it cannot be read."""
-        try:
-            if not (self._root / MANIFEST_NAME).exists():
-                return set()
-            records = read_records(self._root, read_manifest(self._root, format_name=self._format_name).body)
-        except (OSError, CheckpointError):
-            return None
-        return {file.file for record in records.values() for file in record.files}
-
     def _write(self, name: str, tensor: Tensor, changed: Runs | None) -> ArrayRecord:
         """Write all rows of a tensor, or those that differ from the older checkpoint."""
         plain = check_plain(tensor, name)
@@ -360,8 +355,7 @@ class CheckpointWriter:
         yield b"".join(lines)
 
     def _check_name(self, name: str) -> None:
-        if not self._open:
-            self._check_open()
+        self._check_open()
         if not 0 < len(name) <= _MAX_NAME or name.startswith(_STATE_PREFIX):
             msg = f"an array name has 1 to {_MAX_NAME} characters and does not begin with 'state:', got {name[:80]!r}"
             raise CheckpointError(msg)

@@ -12,13 +12,13 @@ import re
 import shutil
 import stat
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from ostinato.errors import CheckpointError, DamagedFileError, MissingFileError, OptionError, StorageMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
 # The system has one of the two; typed as Any, since it depends on the system.
 fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
@@ -220,13 +220,20 @@ def open_file(path: Path) -> int:
     return fd
 
 
-def file_size(path: Path) -> int:
-    """Return the bytes of a regular file; see `open_file`."""
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Yield the descriptor of a regular file that is open for reading; see `open_file`."""
     fd = open_file(path)
     try:
-        return os.fstat(fd).st_size
+        yield fd
     finally:
         os.close(fd)
+
+
+def file_size(path: Path) -> int:
+    """Return the bytes of a regular file; see `open_file`."""
+    with opened(path) as fd:
+        return os.fstat(fd).st_size
 
 
 def read_small(path: Path, most_bytes: int) -> bytes:
@@ -250,14 +257,10 @@ def copy_file(source: Path, target: Path) -> None:
         DamagedFileError: `source` is not a regular file.
         StorageMemoryError: The disk is full; the new file is removed.
     """
-    fd = open_file(source)
-    try:
-        with new_contents(target, target, os.fstat(fd).st_size) as new:
-            while data := os.read(fd, _COPY_BYTES):
-                write_all(new, data)
-            sync_fd(new)
-    finally:
-        os.close(fd)
+    with opened(source) as fd, new_contents(target, target, os.fstat(fd).st_size) as new:
+        while data := os.read(fd, _COPY_BYTES):
+            write_all(new, data)
+        sync_fd(new)
 
 
 def link_file(source: Path, target: Path) -> bool:
@@ -273,8 +276,7 @@ def link_file(source: Path, target: Path) -> bool:
         DamagedFileError: `source` is not a regular file.
         StorageMemoryError: The disk is full.
     """
-    fd = open_file(source)
-    try:
+    with opened(source) as fd:
         with disk_errors(target, 0):
             try:
                 os.link(source, target, follow_symlinks=False)
@@ -284,8 +286,6 @@ def link_file(source: Path, target: Path) -> bool:
                 return False
         sync_fd(fd)
         return True
-    finally:
-        os.close(fd)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -337,14 +337,14 @@ def _no_room(path: Path, needed_bytes: int, free: int, reason: str) -> str:
     )
 
 
-def reserve(target: int | Path, nbytes: int) -> None:
+def reserve(path: Path, nbytes: int) -> None:
     """Extend a file to at least `nbytes` bytes and reserve the disk space for them.
 
     A write to a mapped file without reserved space kills the process with SIGBUS when the disk is full. If the system
     cannot reserve space (Windows, macOS), the free space is checked, and the file is only extended.
 
     Args:
-        target: Descriptor open for writing, or path of a file, which is created if it is missing.
+        path: The file, which is created if it is missing.
         nbytes: Length in bytes; a longer file is unchanged.
 
     Raises:
@@ -353,33 +353,22 @@ def reserve(target: int | Path, nbytes: int) -> None:
     if nbytes < 0:
         msg = f"nbytes must be 0 or more, got {nbytes}"
         raise OptionError(msg)
-    if isinstance(target, int):
-        _reserve(target, nbytes, Path(f"/dev/fd/{target}") if os.name != "nt" else Path.cwd())
-        return
-    existed = target.exists()
-    fd = os.open(target, os.O_RDWR | os.O_CREAT | _COMMON, 0o666)
+    existed = path.exists()
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | _COMMON, 0o666)
+    size = os.fstat(fd).st_size
     try:
-        _reserve(fd, nbytes, target)
+        with disk_errors(path, nbytes):
+            if nbytes and not _allocate(fd, nbytes):
+                check_free(path, nbytes - size)
+                os.ftruncate(fd, max(nbytes, size))
     except BaseException:
-        if not existed:
-            target.unlink(missing_ok=True)
+        if existed:
+            os.ftruncate(fd, size)  # releases what was reserved before the disk was full
+        else:
+            path.unlink(missing_ok=True)
         raise
     finally:
         os.close(fd)
-
-
-def _reserve(fd: int, nbytes: int, path: Path) -> None:
-    size = os.fstat(fd).st_size
-    if nbytes == 0:
-        return
-    try:
-        with disk_errors(path, nbytes):
-            if not _allocate(fd, nbytes):
-                check_free(path, nbytes - size)
-                os.ftruncate(fd, max(nbytes, size))
-    except StorageMemoryError:
-        os.ftruncate(fd, size)  # releases what was reserved before the disk was full
-        raise
 
 
 def _allocate(fd: int, nbytes: int) -> bool:

@@ -103,9 +103,7 @@ class _Encoder:
             ):
                 nodes[key] = item
             else:
-                self._path.append(f"[{key!r}]")
-                nodes[key] = self.encode(item)
-                self._path.pop()
+                nodes[key] = self._encode_at(f"[{key!r}]", item)
         return nodes if kind is dict else list(nodes.values())
 
     def _encode_at(self, step: str, value: object) -> Any:
@@ -213,9 +211,7 @@ class _Decoder:
             if of is str or of is int or of is bool or item is None:
                 values[key] = item
             else:
-                self._path.append(f"[{key!r}]")
-                values[key] = self.decode(item)
-                self._path.pop()
+                values[key] = self._decode_at(f"[{key!r}]", item)
         return values if kind is dict else list(values.values())
 
     def _decode_at(self, step: str, node: object) -> Any:

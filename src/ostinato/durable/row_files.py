@@ -10,12 +10,11 @@ import numpy as np
 import torch
 import xxhash
 
-from ostinato.durable.arrays import ArrayRecord, read_runs
+from ostinato.durable.arrays import ArrayRecord, join_runs, one_run, place, place_all, read_runs
 from ostinato.durable.blocks import BLOCK_BYTES, FileRecord, NewFile
 from ostinato.durable.dtypes import DTYPES, check_plain, copy_elements, dtype_name, is_raw, raw_view, shape_nbytes
 from ostinato.durable.files import check_free, disk_errors, safe_join
 from ostinato.durable.positioned_reads import read_into
-from ostinato.durable.row_ranges import join_runs, one_run, place, place_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.durable.row_ranges import Runs
+    from ostinato.durable.arrays import Runs
 
 PIECE_BYTES = 2 * 2**20
 MOST_PATCHES = 16

@@ -8,14 +8,22 @@ The nested layouts divide these values into trajectories.
 
 from __future__ import annotations
 
+import io
+import json
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
+import numpy as np
 import torch
 
+from ostinato._optional import require
 from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
 from ostinato.core.rows import as_bits, describe, same_rows
-from ostinato.errors import CheckpointError, KeyMissingError, OptionError
+from ostinato.durable.dtypes import DTYPES, dtype_name
+from ostinato.durable.files import damaged
+from ostinato.durable.json_codec import decode, encode
+from ostinato.errors import CheckpointError, DamagedFileError, KeyMissingError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,6 +43,9 @@ _NOT_FLAT = "it was not made by TED2Flat with the same keys, or is damaged"
 _FLAGS = ("done", "truncated", "terminated")
 _REWARDS = ("reward",)
 _PREFIX = "traj_"
+_NOTES = "_ostinato"
+"""Dataset with everything that is no tensor, as JSON."""
+_MAX_DEPTH = 100
 
 
 class Keys(NamedTuple):
@@ -86,11 +97,19 @@ class Line(NamedTuple):
         )
 
     @classmethod
-    def read(cls, notes: Mapping[Field, Any], keys: Keys, device: torch.device) -> Line:
-        """Return the order that `TED2Flat` noted.
+    def read(
+        cls, fields: Mapping[Field, Tensor], notes: Mapping[Field, Any], keys: Keys, path: Field
+    ) -> tuple[Line, Tensor]:
+        """Return the order that `TED2Flat` noted, and which rows end an episode.
+
+        Args:
+            fields: in the flat layout.
+            notes: its other values.
+            keys: of the special fields.
+            path: of the flag that ends an episode.
 
         Raises:
-            CheckpointError: There is none.
+            CheckpointError: There is no order, or there is not one flag for each row.
         """
         shape, shift, full = notes.get(_SHAPE), notes.get(keys.shift), notes.get(keys.is_full)
         shape = (shape,) if type(shape) is int else tuple(shape) if isinstance(shape, (list, tuple)) else ()
@@ -104,7 +123,13 @@ class Line(NamedTuple):
             got = f"{_SHAPE[0]}={shape!r}, {show_path(keys.shift)}={shift!r}, {show_path(keys.is_full)}={full!r}"
             msg = f"the flat layout must contain the order of its rows, got {got}: {_NOT_FLAT}"
             raise CheckpointError(msg)
-        return cls.of(shape, shift, full=full, device=device)
+        done, cells = fields.get(path), math.prod(shape)
+        if done is None or done.is_nested or done.numel() != cells:
+            got = "nothing" if done is None else "nested ones" if done.is_nested else f"shape {list(done.shape)}"
+            msg = f"the flat layout must have {cells} flags {show_path(path)}, got {got}: {_NOT_FLAT}"
+            raise CheckpointError(msg)
+        line = cls.of(shape, shift, full=full, device=done.device)
+        return line, line.ends(done)
 
     @property
     def num_envs(self) -> int:
@@ -434,14 +459,8 @@ class Flat2TED:
             CheckpointError: if `data` was not made by `TED2Flat` with the same keys, or is damaged.
         """
         fields, notes = leaves_of(data)
-        line = Line.read(notes, self._keys, _device_of(fields))
-        shape, cells = line.shape, line.num_envs * line.shape[0]
-        done = fields.get(self._keys.done)
-        if done is None or done.is_nested or done.numel() != cells:
-            got = "nothing" if done is None else "nested ones" if done.is_nested else f"shape {list(done.shape)}"
-            msg = f"the flat layout must have {cells} flags {show_path(self._keys.done)}, got {got}: {_NOT_FLAT}"
-            raise CheckpointError(msg)
-        ends = line.ends(done)
+        line, ends = Line.read(fields, notes, self._keys, self._keys.done)
+        shape, cells = line.shape, ends.shape[0]
         first = _places(ends)
         bare = {_as_path(key) for key in notes.get(_BARE) or ()}
         rows: dict[Field, Tensor] = {}
@@ -509,18 +528,17 @@ class TED2Nested(TED2Flat):
             KeyMissingError: if a required field is missing.
         """
         fields, notes = leaves_of(super().__call__(data))
-        line = Line.read(notes, self._keys, _device_of(fields))
-        done = fields[self._keys.done[1:] if self._keys.done[0] == "next" else self._keys.done]
-        ends = line.ends(done)
+        flag = self._keys.done[1:] if self._keys.done[0] == "next" else self._keys.done
+        line, ends = Line.read(fields, notes, self._keys, flag)
         last = ends.view(line.num_envs, -1).clone()
         last[:, -1] = True  # rows that were never written are an item of their own, without a next observation
         stops = last.flatten().nonzero().flatten()
         lengths = torch.diff(stops, prepend=stops.new_full((1,), -1))
         nested = {
-            key: _nest(value, lengths if value.shape[0] == done.shape[0] else lengths + ends[stops])
+            key: _nest(value, lengths if value.shape[0] == ends.shape[0] else lengths + ends[stops])
             for key, value in fields.items()
         }
-        result = collection(nested, notes, done.device, (int(lengths.numel()),))
+        result = collection(nested, notes, ends.device, (int(lengths.numel()),))
         return result if path is None else _map(result, nested, notes, path)
 
 
@@ -665,3 +683,111 @@ class H5Combine:
             lengths = torch.tensor([item.shape[0] for item in items], dtype=torch.int64, device=items[0].device)
             fields[key] = _nest(torch.cat(items), lengths)
         return collection(fields, notes, _device_of(fields), (len(parts),))
+
+
+# -- HDF5 files of nested tensors, through h5py (the extra `h5`); reading follows no links and runs no code ------------
+
+
+def write_h5(data: Any, options: Mapping[str, Any]) -> bytes:
+    """Return an HDF5 file: TensorDicts as groups, tensors as datasets.
+
+    Args:
+        data: a TensorDict of tensors and plain values.
+        options: arguments of h5py's `create_dataset`, such as `compression`.
+
+    Raises:
+        CheckpointError: if a key or a value has no form in the file.
+        MissingExtraError: if h5py is not installed.
+    """
+    h5py = require("h5py", "h5")
+    tensors, values = leaves_of(data)
+    for path in (*tensors, *values):
+        if len(path) > _MAX_DEPTH:
+            msg = f"rows nested more than {_MAX_DEPTH} deep cannot be stored in an HDF5 file"
+            raise CheckpointError(msg)
+        if any(not key or "/" in key or key in {".", _NOTES} for key in path):
+            msg = f"field {show_path(path)} cannot be stored in an HDF5 file under this name"
+            raise CheckpointError(msg)
+    with h5py.File("checkpoint.h5", "w", driver="core", backing_store=False) as file:
+        for path, tensor in tensors.items():
+            plain = tensor.detach().cpu().contiguous()
+            try:
+                array = plain.numpy()
+            except TypeError:  # NumPy has no such dtype
+                array = plain.view(torch.uint8).numpy()
+            file.create_dataset("/".join(path), data=array, **options).attrs["dtype"] = dtype_name(plain.dtype)
+        _put_notes(file, {"values": [(list(path), value) for path, value in values.items()], "notes": {}})
+        file.flush()
+        image: bytes = file.id.get_file_image()
+    return image
+
+
+def _put_notes(file: Any, said: dict[str, Any]) -> None:
+    text = json.dumps(encode(said)).encode()
+    file.create_dataset(_NOTES, data=np.frombuffer(text, dtype=np.uint8))
+
+
+def _get_notes(file: Any) -> dict[str, Any]:
+    said: dict[str, Any] = decode(json.loads(np.asarray(file[_NOTES][()]).tobytes()))
+    return said
+
+
+def with_notes(raw: bytes, notes: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a file of `write_h5` with other notes."""
+    h5py = require("h5py", "h5")
+    room = io.BytesIO(raw)
+    with h5py.File(room, "r+") as file:
+        said = _get_notes(file)
+        del file[_NOTES]
+        _put_notes(file, {**said, "notes": dict(notes)})
+    return room.getvalue()
+
+
+def read_h5(raw: bytes | memoryview) -> tuple[Any, dict[str, Any]]:
+    """Return the data that `write_h5` was given, and the notes of `with_notes`. Tensors are on the CPU. Copy.
+
+    Raises:
+        DamagedFileError: if it is no such file, or contains links, external or virtual data, or other values.
+        MissingExtraError: if h5py is not installed.
+    """
+    h5py = require("h5py", "h5")
+    try:
+        with h5py.File(io.BytesIO(raw), "r") as file:
+            tensors: dict[tuple[str, ...], Tensor] = {}
+            _get(h5py, file, (), tensors)
+            said = _get_notes(file)
+        data = collection(tensors, {tuple(path): value for path, value in said["values"]}, torch.device("cpu"))
+        notes: dict[str, Any] = said["notes"]
+    except DamagedFileError:
+        raise
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, IndexError) as error:
+        msg = f"this is not an HDF5 file of a checkpoint ({error!r:.200}): it is damaged, or of something else"
+        raise DamagedFileError(msg) from error
+    return data, notes
+
+
+def _get(h5py: Any, group: Any, path: tuple[str, ...], tensors: dict[tuple[str, ...], Tensor]) -> None:
+    """Read the tensors of a group, and of the groups in it."""
+    for name in group:
+        here = (*path, name)
+        if here == (_NOTES,):
+            continue
+        if type(group.get(name, getlink=True)) is not h5py.HardLink or len(path) > _MAX_DEPTH:
+            damaged("the HDF5 file", f"it has a link at {show_path(here)}, which is not followed")
+        item = group[name]
+        if isinstance(item, h5py.Group):
+            _get(h5py, item, here, tensors)
+        else:
+            tensors[here] = _tensor(item, here)
+
+
+def _tensor(item: Any, path: tuple[str, ...]) -> Tensor:
+    name = str(item.attrs.get("dtype", ""))
+    if name not in DTYPES or item.external or item.is_virtual or item.dtype.kind not in "biufc":
+        damaged("the HDF5 file", f"it has other data than rows at {show_path(path)}, {item!r}")
+    tensor, dtype = torch.from_numpy(np.ascontiguousarray(item[()])), DTYPES[name]
+    if tensor.dtype is dtype:
+        return tensor
+    if tensor.dtype is not torch.uint8:
+        damaged("the HDF5 file", f"it has {show_path(path)} as {tensor.dtype} and {dtype}")
+    return tensor.view(dtype)

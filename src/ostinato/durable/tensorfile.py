@@ -20,7 +20,7 @@ import xxhash
 from torch import Tensor
 
 from ostinato.durable.dtypes import DTYPES, check_shape, dtype_name, raw_view, shape_nbytes
-from ostinato.durable.files import damaged, new_contents, new_token, open_file, sync_fd, write_all
+from ostinato.durable.files import damaged, new_contents, new_token, open_file, opened, sync_fd, write_all
 from ostinato.durable.manifest import parse_json
 from ostinato.durable.positioned_reads import pread, read_into
 from ostinato.durable.trees import flatten, nest
@@ -160,7 +160,7 @@ def write_tree(path: Path, tree: Mapping[str, Any], format_name: str, *, sync: b
         if format_name == "pkl":  # the values are known: nothing is unpickled
             header = _pickled_header(os.fstat(fd).st_size, values)
         else:
-            header = read_header(temporary, format_name, allow_pickle=False)
+            header = _READERS[format_name](fd, temporary)
     return header, sink.checksum()
 
 
@@ -175,11 +175,8 @@ def read_header(path: Path, format_name: str, *, allow_pickle: bool) -> Header:
     if format_name == "pkl":
         values = _unpickle(path)
         return _pickled_header(path.stat().st_size, values)
-    fd = open_file(path)
-    try:
-        return _read_safetensors(fd, path) if format_name == "safetensors" else _read_archive(fd, path)
-    finally:
-        os.close(fd)
+    with opened(path) as fd:
+        return _READERS[format_name](fd, path)
 
 
 def read_tree(path: Path, format_name: str, *, allow_pickle: bool) -> dict[str, Any]:
@@ -192,12 +189,9 @@ def read_tree(path: Path, format_name: str, *, allow_pickle: bool) -> dict[str, 
     check_format(format_name, allow_pickle=allow_pickle)
     if format_name == "pkl":
         return nest(_unpickle(path))
-    header = read_header(path, format_name, allow_pickle=False)
-    fd = open_file(path)
-    try:
+    with opened(path) as fd:
+        header = _READERS[format_name](fd, path)
         tensors = {placed.path: placed.read(fd, path).contiguous() for placed in header.tensors}
-    finally:
-        os.close(fd)
     return nest({**tensors, **header.plain})
 
 
@@ -207,8 +201,7 @@ def file_checksum(path: Path, format_name: str, *, deep: bool) -> str:
     Raises:
         DamagedFileError: The file is missing, or a checksum inside of it does not match.
     """
-    fd = open_file(path)
-    try:
+    with opened(path) as fd:
         if deep and format_name == "pt":
             _check_crc(fd, path)
         checksum, offset = xxhash.xxh3_64(), 0
@@ -216,8 +209,6 @@ def file_checksum(path: Path, format_name: str, *, deep: bool) -> str:
             checksum.update(data)
             offset += len(data)
         return checksum.hexdigest()
-    finally:
-        os.close(fd)
 
 
 @final
@@ -232,7 +223,7 @@ class _Sink:
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all bytes and return their number."""
-        view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
+        view = memoryview(data).cast("B")
         for start in range(0, len(view), _STEP_BYTES):
             step = view[start : start + _STEP_BYTES]
             self._hash.update(step)
@@ -547,3 +538,4 @@ _WRITERS: dict[str, Callable[[_Sink, dict[TreePath, Any]], None]] = {
     "pkl": _write_pickle,
     "safetensors": _write_safetensors,
 }
+_READERS: dict[str, Callable[[int, Path], Header]] = {"pt": _read_archive, "safetensors": _read_safetensors}

@@ -28,9 +28,9 @@ from ostinato.durable import (
     verify_array,
     write_array,
 )
+from ostinato.durable.arrays import check_runs, place
 from ostinato.durable.dtypes import DTYPES
 from ostinato.durable.row_files import changed_rows, print_of
-from ostinato.durable.row_ranges import check_runs, place
 from ostinato.errors import CheckpointError, DamagedFileError
 
 SMALL_BLOCK = 4096
