@@ -41,9 +41,8 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
     from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
     from ostinato.distributed.sharded import ShardedReplayBuffer
     from ostinato.durable.codecs import Codec, ZlibCodec, ZstdCodec
-    from ostinato.durable.nested_ted import H5Combine, H5Split, Nested2TED, TED2Nested
     from ostinato.durable.progress import ProgressOption
-    from ostinato.durable.ted import Flat2TED, TED2Flat
+    from ostinato.durable.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
     from ostinato.samplers import (
         ConsumingSampler,
         HeapSampler,
@@ -245,9 +244,8 @@ _MODULES = {
     "distributed.rpc": ("RemoteTensorDictReplayBuffer",),
     "distributed.sharded": ("ShardedReplayBuffer",),
     "durable.codecs": ("Codec", "ZlibCodec", "ZstdCodec"),
-    "durable.nested_ted": ("H5Combine", "H5Split", "Nested2TED", "TED2Nested"),
     "durable.progress": ("ProgressOption",),
-    "durable.ted": ("Flat2TED", "TED2Flat"),
+    "durable.ted": ("Flat2TED", "H5Combine", "H5Split", "Nested2TED", "TED2Flat", "TED2Nested"),
     "samplers": (
         "ConsumingSampler",
         "HeapSampler",

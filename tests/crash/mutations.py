@@ -65,7 +65,7 @@ def _changed(kind: str, data: bytes, other: bytes, rng: random.Random) -> bytes:
     return data[:i] + other[: j - i] + data[j:]
 
 
-def sign(body: dict[str, Any], format_name: str, version: tuple[int, int] = (1, 0)) -> bytes:
+def sign(body: dict[str, Any], format_name: str, version: tuple[int, int] = (1, 3)) -> bytes:
     """Return a manifest whose checksum fits its body, as anyone can make it from docs."""
     text = _canonical([format_name, list(version), body])
     head = {"format": format_name, "version": list(version), "checksum": xxhash.xxh3_64_hexdigest(text)}

@@ -36,7 +36,7 @@ from ostinato import (
 )
 from ostinato.compat import objectrl, torchrl
 from ostinato.durable import progress as module
-from ostinato.durable.locks import LOCK_NAME
+from ostinato.durable.files import LOCK_NAME
 from ostinato.durable.progress import BYTES, Progress, begin
 from ostinato.errors import OptionError
 from ostinato.storages.checkpoint import readable

@@ -20,7 +20,7 @@ import xxhash
 from ostinato.datasets.columns import BlockColumn, DenseColumn, MovedColumn, TensorColumn
 from ostinato.datasets.stored import EitherColumn
 from ostinato.durable import files
-from ostinato.durable.locks import LOCK_NAME, DirectoryLock
+from ostinato.durable.files import LOCK_NAME, DirectoryLock
 from ostinato.errors import (
     CheckpointError,
     DamagedFileError,

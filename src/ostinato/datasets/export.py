@@ -19,8 +19,7 @@ from ostinato.datasets.hdf5_writer import (
 from ostinato.datasets.lerobot_writer import LeRobotOptions, check_lerobot_options, plan_lerobot, write_lerobot
 from ostinato.datasets.minari_writer import plan_minari, write_minari
 from ostinato.datasets.transitions import with_nested_names
-from ostinato.durable.files import fsync_dir, sync_file
-from ostinato.durable.new_paths import new_directory, new_file
+from ostinato.durable.files import fsync_dir, new_directory, new_file, sync_file
 from ostinato.durable.progress import Progress
 from ostinato.errors import CheckpointError, KeyMissingError, OptionError
 

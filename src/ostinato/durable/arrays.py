@@ -1,135 +1,190 @@
-"""Tensors as raw little-endian files with a checksum for each block, and the records that manifests keep of them."""
+"""Arrays in files: runs of rows, the records that manifests keep, and reading, verifying and mapping rows."""
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import math
+import mmap
 import os
-import re
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
+import numpy as np
 import torch
 
-from ostinato.durable.blocks import BlockWriter, open_checked
-from ostinato.durable.dtypes import (
-    DTYPES,
-    check_plain,
-    check_shape,
-    copy_elements,
-    dtype_name,
-    is_raw,
-    raw_view,
-    shape_nbytes,
-)
-from ostinato.durable.files import create_file, disk_errors, safe_join, sync_fd
-from ostinato.durable.patched_arrays import Rows, map_rows, read_rows, read_runs
-from ostinato.errors import CheckpointError, DamagedFileError, StorageMemoryError
+from ostinato.core.rows import as_bits
+from ostinato.durable.blocks import FILE_KEYS, FileRecord, open_checked, read_blocks, verify_file
+from ostinato.durable.dtypes import DTYPES, check_plain, check_shape, copy_elements, is_raw, raw_view, shape_nbytes
+from ostinato.durable.files import damaged, file_size, safe_join
+from ostinato.durable.positioned_reads import read_into
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError, StorageMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
-__all__ = [
-    "BLOCK_BYTES",
-    "MAX_BLOCK_BYTES",
-    "MIN_BLOCK_BYTES",
-    "ArrayRecord",
-    "ColumnRecord",
-    "FileRecord",
-    "open_mapped",
-    "read_array",
-    "read_array_into",
-    "read_stream",
-    "verify_array",
-    "verify_file",
-    "verify_runs",
-    "write_array",
-    "write_stream",
-]
+    from ostinato.durable.blocks import BlockReader
 
-BLOCK_BYTES = 4 * 2**20
-MIN_BLOCK_BYTES = 4 * 2**10
-MAX_BLOCK_BYTES = 16 * 2**20
 MAX_PATCHES = 1024
-TABLE_ENTRY_BYTES = 16
 _ARRAY_KEYS = ("file", "dtype", "shape", "nbytes", "block_bytes", "checksums")
-_PATCH_KEYS = {"file", "runs", "nbytes", "block_bytes", "checksums"}
 _COLUMN_KEYS = ("of", "offset", "dtype", "shape")
-_CHECKSUM = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _STAGING_BYTES = 2**20  # fits into the cache of the processor
 _DEVICE_STAGING_BYTES = 8 * 2**20
+_FIXED = 0x10  # MAP_FIXED, of Linux and macOS alike
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """One file of an array: its base, or a patch that replaces some of its rows.
+# -- runs of rows, and their positions in a patch ----------------------------------------------------------------------
 
-    Attributes:
-        file: Name of the file inside the checkpoint directory.
-        nbytes: Exact size of the file.
-        block_bytes: Bytes covered by each checksum; the last block may be shorter.
-        checksums: XXH3-64 (seed 0) of each block as 16 hexadecimal digits.
-        runs: Number of runs of rows in a patch; 0 for a base.
-    """
+Runs: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int64]]"
+"""int64 `[n, 2]`: first row and number of rows of each run, ascending and disjoint."""
 
-    file: str
+PAGE_BYTES = 4096
+_LARGE_BYTES = 2 * PAGE_BYTES
+"""Smallest run that is aligned to pages in the file, so that it can be mapped."""
+
+
+class Places(NamedTuple):
+    """Runs of rows, and their positions in a file."""
+
+    runs: Runs
+    at: np.ndarray
+    """Offset of each run in the file, int64 `[n]`."""
+    large: np.ndarray
+    """Runs with a place of their own, bool `[n]`; the others follow each other at the end of the file."""
+    small_start: int
+    """Offset of the first of the other runs."""
     nbytes: int
-    block_bytes: int
-    checksums: tuple[str, ...]
-    runs: int = 0
+    """Size of the file."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the record of a patch as a JSON object."""
-        return {
-            "file": self.file,
-            "runs": self.runs,
-            "nbytes": self.nbytes,
-            "block_bytes": self.block_bytes,
-            "checksums": list(self.checksums),
-        }
+    def large_runs(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the first row, the number of rows and the offset of each run with a place of its own."""
+        for (first, count), at in zip(self.runs[self.large].tolist(), self.at[self.large].tolist(), strict=True):
+            yield first, count, at
 
-    @classmethod
-    def from_json(cls, node: object, *, where: str) -> FileRecord:
-        """Read and verify the record of a patch.
+    def small_rows(self) -> np.ndarray:
+        """Return the rows of the other runs, int64; they are adjacent in the file."""
+        return rows_of(self.runs[~self.large])
 
-        Raises:
-            DamagedFileError: A field is missing, unknown, of a wrong type, or does not match the others.
-        """
-        if not isinstance(node, dict) or set(node) != _PATCH_KEYS:
-            _damaged(where, f"a patch must have exactly the keys {sorted(_PATCH_KEYS)}")
-        runs, nbytes = node["runs"], node["nbytes"]
-        if type(nbytes) is not int or type(runs) is not int or not 0 < runs * TABLE_ENTRY_BYTES < nbytes:
-            _damaged(where, f"{str(runs)[:40]} runs do not fit into {str(nbytes)[:40]} bytes")
-        _check_file(node, nbytes, where)
-        return cls(**{**node, "checksums": tuple(node["checksums"])})
+    def offsets(self, rows: np.ndarray, row_bytes: int) -> np.ndarray:
+        """Return the offsets of rows (int64, ascending) in the file; -1 for rows that it does not hold."""
+        if not len(self.runs):
+            return np.full(len(rows), -1, dtype=np.int64)
+        run = np.searchsorted(self.runs[:, 0], rows, side="right") - 1
+        return np.where(contains(self.runs, rows), self.at[run] + (rows - self.runs[run, 0]) * row_bytes, -1)
+
+
+def one_run(first: int, count: int) -> Runs:
+    """Return a single run, or none if it has no rows."""
+    return np.array([[first, count]] if count else [], dtype=np.int64).reshape(-1, 2)
+
+
+def as_runs(slots: np.ndarray) -> Runs:
+    """Return the runs of ascending distinct slots."""
+    if not len(slots):
+        return one_run(0, 0)
+    cuts = np.flatnonzero(np.diff(slots) != 1) + 1
+    starts = np.concatenate([[0], cuts])
+    counts = np.diff(np.concatenate([starts, [len(slots)]]))
+    return np.stack([slots[starts], counts], axis=1).astype(np.int64)
+
+
+def join_runs(*many: Runs) -> Runs:
+    """Return the union of runs."""
+    runs = np.concatenate([one_run(0, 0), *many])
+    if not len(runs):
+        return runs
+    runs = runs[np.argsort(runs[:, 0], kind="stable")]
+    ends = np.maximum.accumulate(runs.sum(1))
+    fresh = np.concatenate([[True], runs[1:, 0] > ends[:-1]])
+    starts = np.flatnonzero(fresh)
+    lasts = np.concatenate([starts[1:], [len(runs)]]) - 1
+    return np.stack([runs[starts, 0], ends[lasts] - runs[starts, 0]], axis=1)
+
+
+def rows_of(runs: Runs) -> np.ndarray:
+    """Return all rows of runs, int64."""
+    total = int(runs[:, 1].sum()) if len(runs) else 0
+    before = np.cumsum(runs[:, 1]) - runs[:, 1]
+    rows: np.ndarray[Any, Any] = np.arange(total) + np.repeat(runs[:, 0] - before, runs[:, 1])
+    return rows
+
+
+def contains(runs: Runs, rows: np.ndarray) -> np.ndarray:
+    """Return which rows are in one of the runs, bool."""
+    if not len(runs):
+        return np.zeros(len(rows), dtype=bool)
+    run = np.searchsorted(runs[:, 0], rows, side="right") - 1
+    inside: np.ndarray[Any, Any] = (run >= 0) & (rows < runs[run].sum(1))
+    return inside
+
+
+def place_all(rows: int, row_bytes: int) -> Places:
+    """Return the position of all rows in a file that holds nothing else."""
+    runs, nbytes = one_run(0, rows), rows * row_bytes
+    return Places(runs, np.zeros(len(runs), dtype=np.int64), np.ones(len(runs), dtype=bool), nbytes, nbytes)
+
+
+def place(runs: Runs, row_bytes: int) -> Places:
+    """Return the positions of runs in a patch file: the table, large runs on pages of their own, then small runs."""
+    sizes = runs[:, 1] * row_bytes
+    large = sizes >= _LARGE_BYTES
+    lead = runs[:, 0] * row_bytes % PAGE_BYTES
+    extents = np.where(large, -(-(lead + sizes) // PAGE_BYTES) * PAGE_BYTES, 0)
+    start = runs.size * 8
+    if large.any():
+        start = -(-start // PAGE_BYTES) * PAGE_BYTES
+    small_start = start + int(extents.sum())
+    small = np.where(large, 0, sizes)
+    at = np.where(large, start + np.cumsum(extents) - extents + lead, small_start + np.cumsum(small) - small)
+    return Places(runs, at, large, small_start, small_start + int(small.sum()))
+
+
+def check_runs(runs: Runs, path: Path, *, rows: int, row_bytes: int, nbytes: int) -> Places:
+    """Check that a table from a file fits the file and the array, and return the positions of its runs.
+
+    Raises:
+        DamagedFileError: naming the file.
+    """
+    first, count = runs[:, 0], runs[:, 1]
+    good = bool((first >= 0).all() and (count > 0).all() and (first < rows).all() and (count <= rows).all())
+    good = good and bool((first + count <= rows).all() and (first[1:] >= (first + count)[:-1]).all())
+    places = place(runs, row_bytes) if good else None
+    if places is None or places.nbytes != nbytes:
+        damaged(path, f"its table of rows does not fit {rows} rows and {nbytes} bytes", "in the block at byte 0")
+    return places
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ArrayRecord:
-    """An array with files of its own: row-major and little-endian.
+    """An array in files, row-major and little-endian: one of its own, or a column of the packed rows of another.
 
     Attributes:
-        file: Name of the file inside the checkpoint directory.
         dtype: Name of the dtype, for example `float32`.
-        shape: Shape of the array. Without patches, the file holds exactly this; with patches, it may hold fewer rows.
-        nbytes: Exact size of the file.
-        block_bytes: Bytes covered by each checksum; the last block may be shorter.
-        checksums: XXH3-64 (seed 0) of each block as 16 hexadecimal digits.
-        patches: Files with rows that replace earlier ones, in the order in which they apply.
+        shape: Shape of the array, with all patches.
+        files: The base, then patches: files with rows that replace earlier ones or follow them.
+        row_bytes: Bytes from one row to the next in these files.
+        of: Name of the array `uint8[rows, row_bytes]` whose packed rows contain the column; None if it is no column.
+        offset: Position of the column in each row, in bytes.
     """
 
-    file: str
     dtype: str
     shape: tuple[int, ...]
-    nbytes: int
-    block_bytes: int
-    checksums: tuple[str, ...]
-    patches: tuple[FileRecord, ...] = ()
+    files: tuple[FileRecord, ...]
+    row_bytes: int
+    of: str | None = None
+    offset: int = 0
+
+    @classmethod
+    def whole(cls, dtype: str, shape: tuple[int, ...], files: tuple[FileRecord, ...]) -> ArrayRecord:
+        """Return the record of an array with files of its own."""
+        return cls(dtype, shape, files, shape_nbytes(shape[1:], DTYPES[dtype]))
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -137,221 +192,188 @@ class ArrayRecord:
         return DTYPES[self.dtype]
 
     @property
-    def base(self) -> FileRecord:
-        """The file of the base."""
-        return FileRecord(self.file, self.nbytes, self.block_bytes, self.checksums)
+    def file(self) -> str:
+        """Name of the base."""
+        return self.files[0].file
 
     @property
-    def files(self) -> tuple[FileRecord, ...]:
-        """The base and its patches."""
-        return (FileRecord(self.file, self.nbytes, self.block_bytes, self.checksums), *self.patches)
+    def patches(self) -> tuple[FileRecord, ...]:
+        """The files after the base."""
+        return self.files[1:]
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of one entry of the first dimension; 0 for a scalar."""
-        return math.prod(self.shape[1:]) * DTYPES[self.dtype].itemsize if self.shape else 0
+    def rows(self) -> int:
+        """Number of rows; 1 for a scalar."""
+        return self.shape[0] if self.shape else 1
 
     @property
     def base_rows(self) -> int:
         """Rows in the base."""
-        return self.nbytes // self.row_bytes if self.patches else self.shape[0]
+        return self.files[0].nbytes // self.row_bytes if self.patches else self.rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return shape_nbytes(self.shape, self.torch_dtype)
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all files."""
-        return self.nbytes + sum([patch.nbytes for patch in self.patches])
+        return sum([file.nbytes for file in self.files])
+
+    def column(self, rows: Tensor) -> Tensor:
+        """Return the array in rows of its files (uint8 `[n, row_bytes]`, contiguous) as a view `[n, ...]`."""
+        shape, dtype, n = self.shape[1:], self.torch_dtype, rows.shape[0]
+        if n == 0 or 0 in shape:
+            return torch.empty((n, *shape), dtype=dtype, device="cpu")
+        steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        flat = rows.view(-1).view(dtype)
+        start = flat.storage_offset() + self.offset // dtype.itemsize
+        return flat.as_strided((n, *shape), (self.row_bytes // dtype.itemsize, *steps), start)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a JSON object."""
-        node = {
-            "file": self.file,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "nbytes": self.nbytes,
-            "block_bytes": self.block_bytes,
-            "checksums": list(self.checksums),
-        }
-        return {**node, "patches": [patch.to_json() for patch in self.patches]} if self.patches else node
+        shape = list(self.shape)
+        if self.of is not None:
+            return {"of": self.of, "offset": self.offset, "dtype": self.dtype, "shape": shape}
+        base, *patches = [file.to_json() for file in self.files]
+        del base["runs"]
+        node = {"file": self.file, "dtype": self.dtype, "shape": shape, **base}
+        return {**node, "patches": patches} if patches else node
 
     @classmethod
-    def from_json(cls, node: object, *, where: str = "array") -> ArrayRecord:
+    def from_json(
+        cls, node: object, *, where: str = "array", arrays: dict[str, ArrayRecord] | None = None
+    ) -> ArrayRecord:
         """Read a record from a file and verify each field and their relations.
 
         Args:
             node: Parsed JSON.
             where: Name of the array in error messages.
+            arrays: Those that a column may lie in; None reads no column.
 
         Raises:
             DamagedFileError: A field is missing, unknown, of a wrong type, or does not match the others.
         """
-        if not isinstance(node, dict) or set(node) - {"patches"} != set(_ARRAY_KEYS):
+        keys = _ARRAY_KEYS if arrays is None else _COLUMN_KEYS
+        if not isinstance(node, dict) or set(node) - ({"patches"} if arrays is None else set()) != set(keys):
             found = sorted(map(str, node))[:10] if isinstance(node, dict) else type(node).__name__
-            msg = f"{where}: an array record must have exactly the keys {list(_ARRAY_KEYS)}, got {found}"
-            raise DamagedFileError(msg)
-        if not isinstance(node["dtype"], str) or node["dtype"] not in DTYPES:
-            _damaged(where, f"unknown dtype {str(node['dtype'])[:50]!r} (known here: {', '.join(DTYPES)})")
-        shape = check_shape(node["shape"])
+            damaged(where, f"an array record must have exactly the keys {list(keys)}, got {found}")
+        dtype, shape = node["dtype"], check_shape(node["shape"])
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            damaged(where, f"unknown dtype {str(dtype)[:50]!r} (known here: {', '.join(DTYPES)})")
         if shape is None:
-            _damaged(where, f"implausible shape {str(node['shape'])[:80]}")
-        nbytes = shape_nbytes(shape, DTYPES[node["dtype"]])
-        if "patches" in node:
-            nbytes = _check_patched(node, shape, nbytes, where)
-        _check_file(node, nbytes, where)
-        listed = enumerate(node.get("patches", ()))
-        patches = tuple([FileRecord.from_json(one, where=f"{where} patch {i}") for i, one in listed])
-        return cls(**{**node, "shape": shape, "checksums": tuple(node["checksums"]), "patches": patches})
+            damaged(where, f"implausible shape {str(node['shape'])[:80]}")
+        if arrays is not None:
+            return _column_from_json(node, dtype, shape, arrays, where)
+        nbytes = shape_nbytes(shape, DTYPES[dtype])
+        patches = _patches_from_json(node, shape, nbytes, where)
+        base = FileRecord.from_json({**node, "runs": 0}, node["nbytes"] if patches else nbytes, where)
+        return cls.whole(dtype, shape, (base, *patches))
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ColumnRecord:
-    """An array that lies in the packed rows of another one.
-
-    Attributes:
-        of: Name of the other array, `uint8[rows, width]`.
-        offset: Position of the column in each row, in bytes.
-        dtype: Name of the dtype.
-        shape: Shape, `[rows, ...]`.
-    """
-
-    of: str
-    offset: int
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype."""
-        return DTYPES[self.dtype]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row of the column."""
-        return math.prod(self.shape[1:]) * DTYPES[self.dtype].itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the column."""
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as a JSON object."""
-        return {"of": self.of, "offset": self.offset, "dtype": self.dtype, "shape": list(self.shape)}
-
-    @classmethod
-    def from_json(cls, node: dict[str, Any], arrays: dict[str, ArrayRecord], *, where: str) -> ColumnRecord:
-        """Read a record from a file and compare it with the array that holds the column.
-
-        Raises:
-            DamagedFileError: A field is missing, unknown, of a wrong type, or does not match the array.
-        """
-        if set(node) != set(_COLUMN_KEYS):
-            _damaged(where, f"a column must have exactly the keys {list(_COLUMN_KEYS)}")
-        of, offset, dtype = node["of"], node["offset"], node["dtype"]
-        shape, rows = check_shape(node["shape"]), arrays.get(of) if isinstance(of, str) else None
-        known = isinstance(dtype, str) and dtype in DTYPES
-        if rows is None or shape is None or not shape or not known or type(offset) is not int:
-            _damaged(where, "a column needs the name of its packed rows, an offset, a dtype and a shape")
-        item = DTYPES[dtype].itemsize
-        fits = rows.dtype == "uint8" and len(rows.shape) == 2 and rows.shape[0] == shape[0]
-        if not fits or not 0 <= offset <= rows.shape[1] - math.prod(shape[1:]) * item:
-            _damaged(where, f"it does not lie in the rows {rows.dtype}{list(rows.shape)} of {of[:80]!r}")
-        if offset % item or rows.shape[1] % item:
-            _damaged(where, f"its elements of {item} bytes are not aligned")
-        return cls(of, offset, dtype, shape)
+def _column_from_json(
+    node: dict[str, Any], dtype: str, shape: tuple[int, ...], arrays: dict[str, ArrayRecord], where: str
+) -> ArrayRecord:
+    """Compare a column with the array whose rows contain it."""
+    of, offset, item = node["of"], node["offset"], DTYPES[dtype].itemsize
+    rows = arrays.get(of) if isinstance(of, str) else None
+    if rows is None or not shape or type(offset) is not int:
+        damaged(where, "a column needs the name of its packed rows, an offset, and a shape")
+    fits = rows.dtype == "uint8" and len(rows.shape) == 2 and rows.shape[0] == shape[0]
+    if not fits or not 0 <= offset <= rows.row_bytes - math.prod(shape[1:]) * item:
+        damaged(where, f"it does not lie in the rows {rows.dtype}{list(rows.shape)} of {of[:80]!r}")
+    if offset % item or rows.row_bytes % item:
+        damaged(where, f"its elements of {item} bytes are not aligned")
+    return ArrayRecord(dtype, shape, rows.files, rows.row_bytes, of, offset)
 
 
-def _damaged(where: str, problem: str) -> NoReturn:
-    msg = f"{where}: damaged array record: {problem}"
-    raise DamagedFileError(msg)
-
-
-def _check_patched(node: dict[str, Any], shape: tuple[int, ...], nbytes: int, where: str) -> int:
-    """Check the patches of an array of `nbytes` bytes; return the bytes of its base."""
+def _patches_from_json(node: dict[str, Any], shape: tuple[int, ...], nbytes: int, where: str) -> list[FileRecord]:
+    """Check the patches of an array of `nbytes` bytes, and the size of its base, which may have fewer rows."""
+    if "patches" not in node:
+        return []
     patches, base = node["patches"], node["nbytes"]
     if not isinstance(patches, list) or not 0 < len(patches) <= MAX_PATCHES:
-        _damaged(where, f"patches must be a list of 1 to {MAX_PATCHES}")
+        damaged(where, f"patches must be a list of 1 to {MAX_PATCHES}")
     row = nbytes // shape[0] if shape and shape[0] else 0
     if not row or type(base) is not int or not 0 <= base <= nbytes or base % row:
-        _damaged(where, f"nbytes is {str(base)[:40]}, which is not a number of rows of shape {list(shape)}")
-    return base
+        damaged(where, f"nbytes is {str(base)[:40]}, which is not a number of rows of shape {list(shape)}")
+    for patch in patches:
+        if not isinstance(patch, dict) or set(patch) != set(FILE_KEYS):
+            damaged(where, f"a patch must have exactly the keys {sorted(FILE_KEYS)}")
+    return [FileRecord.from_json(patch, None, f"{where} patch {i}") for i, patch in enumerate(patches)]
 
 
-def _check_file(node: dict[str, Any], expected: int, where: str) -> None:
-    """Check the fields of a record that describe its file of `expected` bytes."""
-    if not isinstance(node["file"], str):
-        _damaged(where, "file must be a string")
-    if type(node["nbytes"]) is not int or node["nbytes"] != expected:
-        _damaged(where, f"nbytes is {str(node['nbytes'])[:40]}, shape and dtype make {expected}")
-    block = node["block_bytes"]
-    if type(block) is not int or not MIN_BLOCK_BYTES <= block <= MAX_BLOCK_BYTES:
-        _damaged(where, f"block_bytes must be in [{MIN_BLOCK_BYTES}, {MAX_BLOCK_BYTES}], got {str(block)[:40]}")
-    checksums = node["checksums"]
-    if not isinstance(checksums, list) or len(checksums) != -(-expected // block):
-        _damaged(where, f"{expected} bytes need {-(-expected // block)} checksums")
-    if not {str}.issuperset(map(type, checksums)) or not all(map(_CHECKSUM.fullmatch, checksums)):
-        _damaged(where, "checksums must be strings of 16 hexadecimal digits")
+# -- the rows in files ------------------------------------------------------------------------------------------------
 
 
-def write_array(
-    root: Path, file: str, tensor: Tensor, *, block_bytes: int = BLOCK_BYTES, sync: bool = True
-) -> ArrayRecord:
-    """Write a tensor to a new file.
+def _layers(root: Path, record: ArrayRecord, *, verify: bool) -> Iterator[tuple[BlockReader, Places]]:
+    """Open the files of an array one after the other; the rows of each apply over those of the files before it.
 
-    Contiguous CPU memory is written without a copy; strided rows and tensors on other devices are staged in a few MiB
-    of memory. The tensor must not change meanwhile, or the checksums will not match.
-
-    Args:
-        root: Existing directory.
-        file: Name of the new file in it.
-        tensor: Dense tensor of any shape, on any device, contiguous or not.
-        block_bytes: Bytes per checksum.
-        sync: Wait until the bytes are on the disk.
-
-    Returns:
-        The record for the manifest.
+    The checksums of tables of rows are always compared, since a wrong bit would move rows.
 
     Raises:
-        CheckpointError: The tensor is sparse, or has a dtype that files cannot hold.
-        StorageMemoryError: The disk is full; the file is removed.
+        DamagedFileError: A file is missing, has another size, its table is damaged, or rows are in no file.
     """
-    path = safe_join(root, file)
-    plain = check_plain(tensor, path)
-    shape = tuple(plain.shape)
-    with _new_file(path, plain.nbytes, block_bytes, sync=sync) as writer:
-        staging = _staging_for(plain)
-        for piece in _pieces(plain):
-            part = piece if is_raw(piece) else _shaped(staging, piece)
-            if part is not piece:
-                copy_elements(part, piece)
-            writer.write(raw_view(part))
-        checksums = writer.finish()
-    return ArrayRecord(file, dtype_name(plain.dtype), shape, writer.nbytes, block_bytes, checksums)
+    covered = 0
+    for file in record.files:
+        with open_checked(root, file, verify=verify) as reader:
+            places = place_all(record.base_rows, record.row_bytes)
+            if file.runs:
+                runs = np.empty((file.runs, 2), dtype="<i8")  # at most the size of the file, which was compared
+                reader.read_table(runs.reshape(-1).view(np.uint8).data)
+                places = check_runs(runs, reader.path, rows=record.rows, row_bytes=record.row_bytes, nbytes=file.nbytes)
+            yield reader, places
+        for first, count in places.runs[places.runs.sum(1) > covered].tolist():
+            _check_covered(reader.path, covered, first)
+            covered = max(covered, first + count)
+    _check_covered(root / record.file, covered, record.rows)
 
 
-def write_stream(root: Path, file: str, chunks: Iterable[bytes], *, block_bytes: int = BLOCK_BYTES) -> ArrayRecord:
-    """Write bytes of unknown total size; the record is that of an array `uint8[nbytes]`.
+def _check_covered(path: Path, covered: int, rows: int) -> None:
+    if covered < rows:
+        damaged(path, f"rows {covered} to {rows - 1} are in no file of the array")
+
+
+def read_runs(root: Path, record: ArrayRecord) -> list[Runs]:
+    """Read the runs of rows in each patch of an array; their tables are verified.
 
     Raises:
-        StorageMemoryError: The disk is full; the file is removed.
+        DamagedFileError: A file is missing, has another size, or its table is damaged.
     """
-    path = safe_join(root, file)
-    with _new_file(path, 0, block_bytes) as writer:
-        for chunk in chunks:
-            with disk_errors(path, writer.nbytes + len(chunk)):
-                writer.write(memoryview(chunk))
-        checksums = writer.finish()
-    return ArrayRecord(file, "uint8", (writer.nbytes,), writer.nbytes, block_bytes, checksums)
+    return [places.runs for _, places in _layers(root, record, verify=False)][1:]
+
+
+def check_sizes(root: Path, record: ArrayRecord) -> None:
+    """Compare the sizes of the files of an array with its record.
+
+    Raises:
+        DamagedFileError: naming the file.
+    """
+    for file in record.files:
+        with open_checked(root, file, verify=False):
+            pass
+
+
+def verify_array(root: Path, record: ArrayRecord) -> None:
+    """Read the files of an array and compare sizes, checksums and tables of rows.
+
+    Raises:
+        DamagedFileError: A file is missing, has another size, or fails a checksum.
+    """
+    for file in record.files:
+        verify_file(root, file)
+    read_runs(root, record)
 
 
 def read_array(root: Path, record: ArrayRecord, *, verify: bool = True) -> Tensor:
-    """Read an array into a new CPU tensor. The size of the file is compared before memory is allocated.
+    """Read an array into a new CPU tensor. The sizes of its files are compared before memory is allocated.
 
     Raises:
-        DamagedFileError: The file is missing, has another size, or fails a checksum.
+        DamagedFileError: A file is missing, has another size, or fails a checksum.
         StorageMemoryError: There is not enough memory.
     """
-    _check_size(root, record)
+    check_sizes(root, record)
     try:
         with torch.inference_mode(mode=False):
             dest = torch.empty(record.shape, dtype=record.torch_dtype, device="cpu")
@@ -363,70 +385,64 @@ def read_array(root: Path, record: ArrayRecord, *, verify: bool = True) -> Tenso
 
 
 def read_array_into(root: Path, record: ArrayRecord, dest: Tensor, *, verify: bool = True) -> None:
-    """Read an array into an existing tensor. After an error, the content of `dest` is undefined.
+    """Read an array into an existing tensor; see `read_arrays`."""
+    read_arrays(root, [(record, dest)], verify=verify)
+
+
+def read_arrays(root: Path, wanted: Sequence[tuple[ArrayRecord, Tensor]], *, verify: bool = True) -> None:
+    """Read an array, or columns of the same packed rows, in one pass. After an error, the tensors are undefined.
 
     Args:
         root: Directory of the checkpoint.
-        record: Record of the array.
-        dest: Tensor of exactly the recorded dtype and shape, on any device; its rows may be strided.
+        wanted: Record and tensor of each: of exactly the recorded dtype and shape, on any device; rows may be strided.
         verify: Compare the checksum of each block.
 
     Raises:
-        CheckpointError: `dest` has another dtype or shape.
-        DamagedFileError: The file is missing, shorter or longer than recorded, or a block fails its checksum;
+        CheckpointError: A tensor has another dtype or shape, or the arrays are not in the same files.
+        DamagedFileError: A file is missing, shorter or longer than recorded, or a block fails its checksum;
             the message names the file and the byte offset.
     """
-    if dest.dtype != record.torch_dtype or tuple(dest.shape) != record.shape:
-        msg = (
-            f"{root / record.file} holds {record.dtype}{list(record.shape)}, "
-            f"it cannot be read into {dest.dtype}{list(dest.shape)}"
-        )
-        raise CheckpointError(msg)
-    plain = check_plain(dest, root / record.file)
-    if record.patches:
-        read_rows(root, record, Rows(plain), verify=verify)
-        return
-    with open_checked(root, record, verify=verify) as reader:
-        if is_raw(plain):
-            reader.read_all_into(raw_view(plain))
-            return
-        staging = _staging_for(plain)
-        for piece in _pieces(plain):
-            part = piece if is_raw(piece) else _shaped(staging, piece)
-            reader.read_into(raw_view(part))
-            if part is not piece:
-                copy_elements(piece, part)
+    record = wanted[0][0]
+    targets: list[tuple[ArrayRecord, Tensor]] = []
+    for one, dest in wanted:
+        if dest.dtype != one.torch_dtype or tuple(dest.shape) != one.shape or one.files != record.files:
+            msg = (
+                f"{root / record.file} holds {one.dtype}{list(one.shape)}, "
+                f"it cannot be read into {dest.dtype}{list(dest.shape)}"
+            )
+            raise CheckpointError(msg)
+        plain = check_plain(dest, root / record.file)
+        targets.append((one, plain if plain.ndim else plain.unsqueeze(0)))
+    width, device = record.row_bytes, targets[0][1].device
+    most = _STAGING_BYTES if device.type == "cpu" else _DEVICE_STAGING_BYTES
+    rows = max(1, min(most // max(1, width), record.rows))
+    staging = torch.empty((rows, width), dtype=torch.uint8, device="cpu")
+    for reader, places in _layers(root, record, verify=verify):
+        for first, count, at in places.large_runs():
+            reader.skip_to(at)
+            if len(targets) == 1 and record.of is None and is_raw(part := targets[0][1][first : first + count]):
+                reader.read_into(raw_view(part))
+            else:
+                _read_rows(reader, targets, range(first, first + count), staging)
+        reader.skip_to(places.small_start)
+        _read_rows(reader, targets, places.small_rows(), staging)
 
 
-def verify_array(root: Path, record: ArrayRecord) -> None:
-    """Read the files of an array and compare sizes, checksums and tables of rows.
-
-    Raises:
-        DamagedFileError: A file is missing, has another size, or fails a checksum.
-    """
-    for file in record.files:
-        verify_file(root, file)
-    verify_runs(root, record)
-
-
-def verify_runs(root: Path, record: ArrayRecord) -> None:
-    """Compare the tables of rows of the patches of an array.
-
-    Raises:
-        DamagedFileError: A table does not fit.
-    """
-    if record.patches:
-        read_runs(root, record)
-
-
-def verify_file(root: Path, file: FileRecord) -> None:
-    """Read one file of an array and compare its size and checksums.
-
-    Raises:
-        DamagedFileError: It is missing, has another size, or fails a checksum.
-    """
-    for _ in _blocks(root, file, verify=True):
-        pass
+def _read_rows(
+    reader: BlockReader, targets: Sequence[tuple[ArrayRecord, Tensor]], slots: np.ndarray | range, staging: Tensor
+) -> None:
+    """Read adjacent rows of a file, and copy the columns of each to its slot."""
+    for start in range(0, len(slots), len(staging)):
+        chosen = slots[start : start + len(staging)]
+        part = staging[: len(chosen)]
+        reader.read_into(raw_view(part))
+        first, last = int(chosen[0]), int(chosen[-1])
+        for record, dest in targets:
+            values = record.column(part)
+            if last - first == len(chosen) - 1:
+                copy_elements(dest[first : last + 1], values)
+            else:
+                as_bits(dest)[torch.from_numpy(np.asarray(chosen)).to(dest.device)] = as_bits(values).to(dest.device)
 
 
 def read_stream(root: Path, record: ArrayRecord, *, verify: bool = True) -> Iterator[bytes]:
@@ -435,92 +451,103 @@ def read_stream(root: Path, record: ArrayRecord, *, verify: bool = True) -> Iter
     Raises:
         DamagedFileError: The file is missing, has another size or dtype, or fails a checksum.
     """
-    if record.dtype != "uint8" or len(record.shape) != 1 or record.patches:
+    if record.dtype != "uint8" or len(record.shape) != 1 or record.patches or record.of is not None:
         msg = f"{root / record.file}: a stream must be uint8[n], got {record.dtype}{list(record.shape)}"
         raise DamagedFileError(msg)
-    for block in _blocks(root, record, verify=verify):
-        yield bytes(block)
+    return read_blocks(root, record.files[0], verify=verify)
+
+
+# -- mapping ----------------------------------------------------------------------------------------------------------
 
 
 def open_mapped(root: Path, record: ArrayRecord) -> Tensor:
-    """Map an array copy-on-write: pages are loaded when they are touched, writes never reach the file.
+    """Map an array copy-on-write: pages are loaded when they are touched, writes never reach a file.
 
-    Only the size of the file is compared, not the checksums. The file must not be shortened while it is mapped.
+    Sizes and the checksums of tables of rows are compared, the checksums of rows are not. The files must not be
+    shortened while they are mapped.
+
+    Raises:
+        DamagedFileError: A file is missing, has another size, or its table is damaged.
+        OptionError: The array has patches, and this system cannot map files over memory.
+    """
+    if record.patches:
+        rows = map_rows(root, record, record.rows).view(record.rows, -1)
+    else:
+        rows = map_file(safe_join(root, record.file), torch.uint8, (record.rows, record.row_bytes))
+    return record.column(rows).view(record.shape)
+
+
+def map_file(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Map a file that holds exactly the elements of an array, copy-on-write.
 
     Raises:
         DamagedFileError: The file is missing or has another size.
     """
-    if record.patches:
-        return map_rows(root, record, record.shape[0]).view(record.torch_dtype).view(record.shape)
-    _check_size(root, record)
-    if record.nbytes == 0:
-        return torch.empty(record.shape, dtype=record.torch_dtype, device="cpu")
-    path = str(safe_join(root, record.file))
+    nbytes, size = shape_nbytes(shape, dtype), file_size(path)
+    if size != nbytes:
+        damaged(path, f"it has {size} bytes, {nbytes} expected: {dtype}{list(shape)}")
     with torch.inference_mode(mode=False):
-        raw = torch.from_file(path, shared=False, size=record.nbytes, dtype=torch.uint8)
-        return raw.view(record.torch_dtype).view(record.shape)
+        if nbytes == 0:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        return torch.from_file(str(path), shared=False, size=nbytes, dtype=torch.uint8).view(dtype).view(shape)
 
 
-@contextlib.contextmanager
-def _new_file(path: Path, needed_bytes: int, block_bytes: int, *, sync: bool = True) -> Iterator[BlockWriter]:
-    """Create a file; remove it if the block raises, else sync it if asked."""
-    with disk_errors(path, needed_bytes):
-        fd = create_file(path)
-        try:
-            writer = BlockWriter(fd, block_bytes)
-            yield writer
-            if sync:
-                sync_fd(fd)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(fd)
+def map_rows(root: Path, record: ArrayRecord, capacity: int) -> Tensor:
+    """Map the files of an array copy-on-write with space for `capacity` rows: uint8 `[capacity * row_bytes]`.
+
+    Pages are loaded when they are touched, writes never reach a file, rows that were not saved are zero. Cost: the
+    number of files and of runs; rows of short runs are read. Sizes and the checksums of tables are compared, the
+    checksums of rows are not.
+
+    Raises:
+        DamagedFileError: A file is missing, has another size, or its table is damaged.
+        OptionError: This system cannot map files over memory.
+    """
+    if _mmap is None:
+        msg = f"mmap=True needs Linux or macOS, this is {sys.platform}: load without it"
+        raise OptionError(msg)
+    width = record.row_bytes
+    if not capacity * width:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    memory = mmap.mmap(-1, capacity * width, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with torch.inference_mode(mode=False):
+        raw = torch.frombuffer(memory, dtype=torch.uint8)  # owns the memory, which is released with the last view
+    for reader, places in _layers(root, record, verify=False):
+        for first, count, at in places.large_runs():
+            _map_over(raw, reader, at, first * width, count * width)
+        slots = places.small_rows()
+        if len(slots):
+            reader.skip_to(places.small_start)
+            rows = torch.empty((len(slots), width), dtype=torch.uint8, device="cpu")
+            reader.read_into(raw_view(rows))
+            raw.view(capacity, width)[torch.from_numpy(slots)] = rows
+    return raw
 
 
-def _check_size(root: Path, record: ArrayRecord) -> None:
-    for file in record.files:
-        with open_checked(root, file, verify=False):
-            pass
+def _find_mmap() -> Any:
+    if sys.platform not in ("linux", "darwin") or not hasattr(mmap, "MAP_PRIVATE"):
+        return None
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    return function
 
 
-def _blocks(root: Path, record: ArrayRecord | FileRecord, *, verify: bool) -> Iterator[memoryview]:
-    """Yield each block in a buffer that the next block overwrites."""
-    buffer = memoryview(bytearray(min(record.block_bytes, record.nbytes)))
-    with open_checked(root, record, verify=verify) as reader:
-        for start in range(0, record.nbytes, record.block_bytes):
-            block = buffer[: record.nbytes - start]
-            reader.read_into(block)
-            yield block
+_mmap = _find_mmap()
 
 
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Divide a tensor, in row-major order, into views that are raw memory or fit into the staging memory."""
-    if tensor.numel() == 0:
-        return
-    limit = _staging_bytes(tensor)
-    if is_raw(tensor) or tensor.nbytes <= limit:
-        yield tensor
-        return
-    if tensor.is_contiguous():
-        tensor = tensor.view(-1)
-    rows = limit * len(tensor) // tensor.nbytes
-    if rows == 0:
-        for row in tensor:
-            yield from _pieces(row)
-        return
-    for start in range(0, len(tensor), rows):
-        yield tensor[start : start + rows]
-
-
-def _staging_bytes(tensor: Tensor) -> int:
-    return _STAGING_BYTES if tensor.device.type == "cpu" else _DEVICE_STAGING_BYTES
-
-
-def _staging_for(tensor: Tensor) -> Tensor:
-    nbytes = 0 if is_raw(tensor) else min(tensor.nbytes, _staging_bytes(tensor))
-    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-
-
-def _shaped(staging: Tensor, like: Tensor) -> Tensor:
-    return staging[: like.nbytes].view(like.dtype).view(like.shape)
+def _map_over(raw: Tensor, reader: BlockReader, offset: int, start: int, nbytes: int) -> None:
+    """Map bytes of a file over the memory from `start` on; bytes that are not whole pages are read."""
+    end, page = start + nbytes, mmap.PAGESIZE
+    first, last = -(-start // page) * page, end // page * page
+    if last > first and (start - offset) % page == 0:
+        address, both = raw.data_ptr() + first, mmap.PROT_READ | mmap.PROT_WRITE
+        flags = mmap.MAP_PRIVATE | _FIXED
+        if _mmap(address, last - first, both, flags, reader.fd, offset + first - start) != address:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+    else:
+        first = last = start
+    view = raw_view(raw)
+    read_into(reader.fd, view[start:first], offset, reader.path)
+    read_into(reader.fd, view[last:end], offset + last - start, reader.path)

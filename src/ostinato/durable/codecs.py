@@ -249,22 +249,20 @@ def _sized(data: _Bytes, size: int, name: str) -> _Bytes:
 class _Pool:
     """The threads of this process: made when they are first needed, and again in a forked process."""
 
+    _made: ThreadPoolExecutor | None
+
     def __init__(self) -> None:
         self.workers = min(16, cores())
-        self._lock = threading.Lock()
-        self._made: tuple[int, ThreadPoolExecutor] | None = None
+        self.forget()
 
     def executor(self) -> ThreadPoolExecutor:
-        made, pid = self._made, os.getpid()
-        if made is not None and made[0] == pid:
-            return made[1]
         with self._lock:
-            if self._made is None or self._made[0] != pid:
-                self._made = pid, ThreadPoolExecutor(self.workers, thread_name_prefix="ostinato-codec")
-            return self._made[1]
+            if self._made is None:
+                self._made = ThreadPoolExecutor(self.workers, thread_name_prefix="ostinato-codec")
+            return self._made
 
     def forget(self) -> None:
-        """In a forked process: the threads, and maybe the holder of the lock, are not there."""
+        """Begin anew: in a forked process, the threads, and maybe the holder of the lock, are not there."""
         self._lock, self._made = threading.Lock(), None
 
 

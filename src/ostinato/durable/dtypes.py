@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,17 +14,6 @@ from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-__all__ = [
-    "DTYPES",
-    "check_plain",
-    "check_shape",
-    "copy_elements",
-    "dtype_name",
-    "is_raw",
-    "raw_view",
-    "shape_nbytes",
-]
 
 _NAMES = (
     "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
@@ -66,10 +56,7 @@ def check_shape(shape: object) -> tuple[int, ...] | None:
 
 def shape_nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """Return the bytes of a contiguous tensor."""
-    count = 1
-    for size in shape:
-        count *= size
-    return count * dtype.itemsize
+    return math.prod(shape) * dtype.itemsize
 
 
 def check_plain(tensor: Tensor, where: Path | str) -> Tensor:

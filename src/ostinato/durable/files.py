@@ -1,4 +1,4 @@
-"""Files and directories: atomic replacement, fsync, safe names, disk space."""
+"""Files and directories: atomic replacement, fsync, safe names, disk space, locks, new paths."""
 
 from __future__ import annotations
 
@@ -12,37 +12,20 @@ import re
 import shutil
 import stat
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
-from ostinato.errors import DamagedFileError, MissingFileError, OptionError, StorageMemoryError
+from ostinato.errors import CheckpointError, DamagedFileError, MissingFileError, OptionError, StorageMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
-__all__ = [
-    "atomic_write",
-    "check_free",
-    "copy_file",
-    "create_file",
-    "disk_errors",
-    "free_bytes",
-    "fsync_dir",
-    "link_file",
-    "link_or_copy",
-    "make_directories",
-    "new_token",
-    "open_file",
-    "open_inside",
-    "reserve",
-    "safe_join",
-    "start_writeback",
-    "sync_fd",
-    "sync_file",
-    "write_all",
-]
-
-fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None  # not on Windows
+# The system has one of the two; typed as Any, since it depends on the system.
+fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
+msvcrt: Any = importlib.import_module("msvcrt") if importlib.util.find_spec("msvcrt") else None
+LOCK_NAME = ".ostinato.lock"
+_BUSY = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
+_SUFFIX = ".ostinato-tmp"
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}", re.ASCII)
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 _COPY_BYTES = 2**20
@@ -51,6 +34,21 @@ _UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS}
 _COMMON = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 # Opening a FIFO must not wait for a writer.
 _READ = os.O_RDONLY | _COMMON | getattr(os, "O_NONBLOCK", 0)
+
+
+def damaged(path: object, problem: str, where: str = "") -> NoReturn:
+    """Raise for a damaged file.
+
+    Args:
+        path: The file, or what else is damaged.
+        problem: What is wrong with it.
+        where: Where in the file: `in line 2`.
+
+    Raises:
+        DamagedFileError: Always.
+    """
+    msg = f"{path} is damaged{where and ' '}{where}: {problem}"
+    raise DamagedFileError(msg)
 
 
 def new_token() -> str:
@@ -127,6 +125,28 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         view = view[os.write(fd, view) :]
 
 
+@contextlib.contextmanager
+def new_contents(path: Path, temporary: Path, needed_bytes: int) -> Iterator[int]:
+    """Yield the descriptor of the new file `temporary`, which becomes `path` at the end.
+
+    After an error the new file is removed, and `path` is unchanged.
+
+    Raises:
+        StorageMemoryError: The disk is full.
+    """
+    with disk_errors(path, needed_bytes):
+        fd = create_file(temporary, read=True)
+        try:
+            try:
+                yield fd
+            finally:
+                os.close(fd)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
 def atomic_write(path: Path, data: bytes | memoryview) -> None:
     """Replace the file `path` by `data`. After a crash, it contains either the old or the new bytes.
 
@@ -137,20 +157,9 @@ def atomic_write(path: Path, data: bytes | memoryview) -> None:
     Raises:
         StorageMemoryError: The disk is full; the old file is unchanged.
     """
-    temporary = path.with_name(f"{path.name}.{new_token()}.tmp")
-    nbytes = memoryview(data).nbytes
-    try:
-        with disk_errors(path, nbytes):
-            fd = create_file(temporary)
-            try:
-                write_all(fd, data)
-                sync_fd(fd)
-            finally:
-                os.close(fd)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with new_contents(path, path.with_name(f"{path.name}.{new_token()}.tmp"), memoryview(data).nbytes) as fd:
+        write_all(fd, data)
+        sync_fd(fd)
     fsync_dir(path.parent)
 
 
@@ -165,30 +174,26 @@ def safe_join(root: Path, name: str) -> Path:
         DamagedFileError: The name is absolute, has `..` or other characters, or a part of it is a symbolic
             link.
     """
-    parts = name.split("/")
-    if not all(map(_COMPONENT.fullmatch, parts)):
-        msg = f"{root}: the file name {name[:200]!r} is not allowed: names must not leave the directory"
+    return join_parts(root, name.split("/"), _COMPONENT)
+
+
+def join_parts(root: Path, parts: Sequence[str], allowed: re.Pattern[str]) -> Path:
+    """Return the path of names below `root`; each must match `allowed`, and none may be a symbolic link.
+
+    Raises:
+        DamagedFileError: A name is not allowed, or the path leads through a link.
+    """
+    if not all(map(allowed.fullmatch, parts)):
+        name = "/".join(parts)[:200]
+        msg = f"{root}: the file name {name!r} is not allowed: names must not leave the directory"
         raise DamagedFileError(msg)
     path = root
     for part in parts:
         path = path / part
         if path.is_symlink():
-            msg = f"{path} is a symbolic link, which is not allowed here: replace it by the file"
+            msg = f"{path} is a symbolic link, and links are not followed here: replace it by the file"
             raise DamagedFileError(msg)
     return path
-
-
-def open_inside(root: Path, name: str) -> tuple[int, int]:
-    """Open a regular file of the directory `root` for reading.
-
-    Returns:
-        Its descriptor, which the caller closes, and its size in bytes.
-
-    Raises:
-        DamagedFileError: The name is not allowed, or there is no regular file.
-    """
-    fd = open_file(safe_join(root, name))
-    return fd, os.fstat(fd).st_size
 
 
 def open_file(path: Path) -> int:
@@ -215,6 +220,36 @@ def open_file(path: Path) -> int:
     return fd
 
 
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Yield the descriptor of a regular file that is open for reading; see `open_file`."""
+    fd = open_file(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def file_size(path: Path) -> int:
+    """Return the bytes of a regular file; see `open_file`."""
+    with opened(path) as fd:
+        return os.fstat(fd).st_size
+
+
+def read_small(path: Path, most_bytes: int) -> bytes:
+    """Return the bytes of a regular file.
+
+    Raises:
+        MissingFileError: There is nothing at the path.
+        DamagedFileError: It is larger than `most_bytes`, or no regular file.
+    """
+    with os.fdopen(open_file(path), "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > most_bytes:
+            damaged(path, f"{size} bytes, at most {most_bytes} are allowed")
+        return stream.read(most_bytes)
+
+
 def copy_file(source: Path, target: Path) -> None:
     """Copy a regular file to a new file, and wait until its bytes are on the disk.
 
@@ -222,21 +257,10 @@ def copy_file(source: Path, target: Path) -> None:
         DamagedFileError: `source` is not a regular file.
         StorageMemoryError: The disk is full; the new file is removed.
     """
-    fd = open_file(source)
-    try:
-        with disk_errors(target, os.fstat(fd).st_size):
-            new = create_file(target)
-            try:
-                while data := os.read(fd, _COPY_BYTES):
-                    write_all(new, data)
-                sync_fd(new)
-            finally:
-                os.close(new)
-    except BaseException:
-        target.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(fd)
+    with opened(source) as fd, new_contents(target, target, os.fstat(fd).st_size) as new:
+        while data := os.read(fd, _COPY_BYTES):
+            write_all(new, data)
+        sync_fd(new)
 
 
 def link_file(source: Path, target: Path) -> bool:
@@ -252,8 +276,7 @@ def link_file(source: Path, target: Path) -> bool:
         DamagedFileError: `source` is not a regular file.
         StorageMemoryError: The disk is full.
     """
-    fd = open_file(source)
-    try:
+    with opened(source) as fd:
         with disk_errors(target, 0):
             try:
                 os.link(source, target, follow_symlinks=False)
@@ -263,8 +286,6 @@ def link_file(source: Path, target: Path) -> bool:
                 return False
         sync_fd(fd)
         return True
-    finally:
-        os.close(fd)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -316,14 +337,14 @@ def _no_room(path: Path, needed_bytes: int, free: int, reason: str) -> str:
     )
 
 
-def reserve(target: int | Path, nbytes: int) -> None:
+def reserve(path: Path, nbytes: int) -> None:
     """Extend a file to at least `nbytes` bytes and reserve the disk space for them.
 
     A write to a mapped file without reserved space kills the process with SIGBUS when the disk is full. If the system
     cannot reserve space (Windows, macOS), the free space is checked, and the file is only extended.
 
     Args:
-        target: Descriptor open for writing, or path of a file, which is created if it is missing.
+        path: The file, which is created if it is missing.
         nbytes: Length in bytes; a longer file is unchanged.
 
     Raises:
@@ -332,33 +353,22 @@ def reserve(target: int | Path, nbytes: int) -> None:
     if nbytes < 0:
         msg = f"nbytes must be 0 or more, got {nbytes}"
         raise OptionError(msg)
-    if isinstance(target, int):
-        _reserve(target, nbytes, Path(f"/dev/fd/{target}") if os.name != "nt" else Path.cwd())
-        return
-    existed = target.exists()
-    fd = os.open(target, os.O_RDWR | os.O_CREAT | _COMMON, 0o666)
+    existed = path.exists()
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | _COMMON, 0o666)
+    size = os.fstat(fd).st_size
     try:
-        _reserve(fd, nbytes, target)
+        with disk_errors(path, nbytes):
+            if nbytes and not _allocate(fd, nbytes):
+                check_free(path, nbytes - size)
+                os.ftruncate(fd, max(nbytes, size))
     except BaseException:
-        if not existed:
-            target.unlink(missing_ok=True)
+        if existed:
+            os.ftruncate(fd, size)  # releases what was reserved before the disk was full
+        else:
+            path.unlink(missing_ok=True)
         raise
     finally:
         os.close(fd)
-
-
-def _reserve(fd: int, nbytes: int, path: Path) -> None:
-    size = os.fstat(fd).st_size
-    if nbytes == 0:
-        return
-    try:
-        with disk_errors(path, nbytes):
-            if not _allocate(fd, nbytes):
-                check_free(path, nbytes - size)
-                os.ftruncate(fd, max(nbytes, size))
-    except StorageMemoryError:
-        os.ftruncate(fd, size)  # releases what was reserved before the disk was full
-        raise
 
 
 def _allocate(fd: int, nbytes: int) -> bool:
@@ -372,3 +382,189 @@ def _allocate(fd: int, nbytes: int) -> bool:
             raise
         return False
     return True
+
+
+# -- locked and new directories ---------------------------------------------------------------------------------------
+
+
+@final
+class DirectoryLock:
+    """Exclusive right of a thread or process to save into a directory.
+
+    File systems without locks are saved to without one.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Name the directory; `acquire` locks it."""
+        self._path = root / LOCK_NAME
+        self._fd = -1
+
+    def acquire(self) -> None:
+        """Acquire the lock.
+
+        Raises:
+            CheckpointError: Another thread or process is saving into this directory.
+        """
+        while True:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | _COMMON, 0o666)
+            try:
+                _lock(fd, self._path)
+                current = self._is_current(fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            if current:
+                self._fd = fd
+                return
+            os.close(fd)  # its last owner removed this file: lock the one that others will open
+
+    def release(self, root: Path | None = None) -> None:
+        """Release the lock and remove its file; does nothing if it is not held.
+
+        Args:
+            root: New path of the directory, if it was renamed.
+        """
+        if root is not None:
+            self._path = root / LOCK_NAME
+        if self._fd < 0:
+            return
+        with contextlib.suppress(OSError):  # Windows cannot remove an open file; the next save uses it
+            self._path.unlink()
+        os.close(self._fd)
+        self._fd = -1
+
+    def _is_current(self, fd: int) -> bool:
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(status, os.fstat(fd))
+
+
+def _lock(fd: int, path: Path) -> None:
+    try:
+        if fcntl is not None:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        elif msvcrt is not None:
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+    except OSError as error:
+        if error.errno in _BUSY:
+            msg = f"{path.parent} is being saved to by another thread or process: save elsewhere, or later"
+            raise CheckpointError(msg) from error
+
+
+def check_new_path(path: Path) -> None:
+    """Raise if a path exists and is not an empty directory.
+
+    Raises:
+        CheckpointError: The message names the path.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        msg = f"{path} exists and is no directory: choose a new path"
+        raise CheckpointError(msg)
+    if path.is_dir() and any(path.iterdir()):
+        msg = f"{path} exists and is not empty: choose a new path, or remove it first"
+        raise CheckpointError(msg)
+
+
+@contextlib.contextmanager
+def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a temporary directory beside `path` that is renamed to `path` at the end, or removed after an error.
+
+    Temporary directories that killed processes left are removed.
+
+    Args:
+        path: The new directory.
+        overwrite: Replace what is at the path. It is renamed to a name that ends with `.old` first, and removed last:
+            after a kill between both renames it is there under that name.
+
+    Raises:
+        CheckpointError: The path exists and is not an empty directory.
+    """
+    if not overwrite:
+        check_new_path(path)
+    with _locked(path) as (temporary, lock):
+        yield temporary
+        fsync_dir(temporary)
+        if os.name == "nt":  # a directory with an open file cannot be renamed on Windows
+            lock.release()
+        old = _set_aside(path)
+        try:
+            temporary.rename(path)
+        except OSError:
+            if old is not None:
+                old.rename(path)
+            raise
+        lock.release(path)  # not before: an unlocked temporary directory counts as abandoned
+    fsync_dir(path.parent)
+    if old is not None:
+        _remove(old)
+
+
+@contextlib.contextmanager
+def new_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield the path of a file in a temporary directory; at the end it becomes `path`, after an error it is removed.
+
+    Raises:
+        CheckpointError: The path exists and `overwrite` is False, or it is a directory.
+    """
+    if os.path.lexists(path) and (not overwrite or path.is_dir()):
+        msg = f"{path} exists: choose a new path"
+        raise CheckpointError(msg)
+    with _locked(path) as (temporary, lock):
+        yield temporary / path.name
+        (temporary / path.name).replace(path)
+        lock.release()
+        shutil.rmtree(temporary, ignore_errors=True)
+    fsync_dir(path.parent)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[tuple[Path, DirectoryLock]]:
+    """Yield a temporary directory beside a path, and its lock; it is removed after an error."""
+    make_directories(path.parent)
+    _remove_abandoned(path)
+    temporary = path.with_name(f".{path.name}.{new_token()}{_SUFFIX}")
+    temporary.mkdir()
+    lock = DirectoryLock(temporary)
+    try:
+        lock.acquire()
+        yield temporary, lock
+    except BaseException:
+        lock.release()
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _set_aside(path: Path) -> Path | None:
+    """Rename what is at a path; return its new path. None if nothing is there that a rename would not replace."""
+    if not os.path.lexists(path):
+        return None
+    if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+        if os.name == "nt":
+            path.rmdir()
+        return None
+    old = path.with_name(f"{path.name}.{new_token()}.old")
+    path.rename(old)
+    return old
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove temporary directories of this path that no process has locked."""
+    for left in path.parent.iterdir():
+        name = left.name
+        token = name.removeprefix(f".{path.name}.").removesuffix(_SUFFIX)
+        if name != f".{path.name}.{token}{_SUFFIX}" or len(token) != len(new_token()) or "." in token:
+            continue  # of another path whose name begins with this one
+        lock = DirectoryLock(left)
+        with contextlib.suppress(CheckpointError, OSError):
+            lock.acquire()
+            shutil.rmtree(left, ignore_errors=True)
+            lock.release()

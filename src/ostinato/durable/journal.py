@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import xxhash
 
-from ostinato.durable.files import atomic_write, disk_errors, open_file, sync_fd, write_all
+from ostinato.durable.files import atomic_write, damaged, disk_errors, open_file, sync_fd, write_all
 from ostinato.durable.manifest import canonical, parse_json
-from ostinato.errors import CheckpointError, DamagedFileError
+from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
-
-__all__ = ["Journal", "read_lines", "write_lines"]
 
 _DIGITS = 16
 
@@ -49,12 +47,10 @@ def read_lines(path: Path, *, whole: bool) -> Iterator[dict[str, Any]]:
             if torn or line[:_DIGITS] != xxhash.xxh3_64_hexdigest(text).encode() or line[_DIGITS : _DIGITS + 1] != b" ":
                 if not whole and end >= size:  # the last line, or a line that is being written
                     return
-                msg = f"{path} is damaged in line {number}: its checksum does not match: restore it from a copy"
-                raise DamagedFileError(msg)
+                damaged(path, "its checksum does not match: restore it from a copy", f"in line {number}")
             node = parse_json(text, f"{path}: line {number}")
             if not isinstance(node, dict):
-                msg = f"{path} is damaged in line {number}: not a JSON object"
-                raise DamagedFileError(msg)
+                damaged(path, "not a JSON object", f"in line {number}")
             yield node
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, final
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ostinato.durable.dtypes import DTYPES, check_plain, check_shape, dtype_name, raw_view, shape_nbytes
+from ostinato.durable.files import damaged
 from ostinato.errors import CheckpointError, DamagedFileError
 
 if TYPE_CHECKING:
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
 
     Store: TypeAlias = Callable[[Tensor, str], str]
     Load: TypeAlias = Callable[[str], Tensor]
-
-__all__ = ["INLINE_BYTES", "decode", "encode"]
 
 INLINE_BYTES = 64 * 2**10
 _MAX_DEPTH = 64
@@ -103,9 +103,7 @@ class _Encoder:
             ):
                 nodes[key] = item
             else:
-                self._path.append(f"[{key!r}]")
-                nodes[key] = self.encode(item)
-                self._path.pop()
+                nodes[key] = self._encode_at(f"[{key!r}]", item)
         return nodes if kind is dict else list(nodes.values())
 
     def _encode_at(self, step: str, value: object) -> Any:
@@ -115,14 +113,12 @@ class _Encoder:
         return node
 
     def _encode_tagged(self, value: Any) -> Any:
-        convert = _ENCODERS.get(type(value))
-        if convert is not None:
-            return convert(self, value)
-        if isinstance(value, Tensor):
-            return self.of_tensor(value)
-        if isinstance(value, np.generic):
-            return {"$npscalar": self.of_numpy(np.asarray(value))}
         kind = type(value)
+        if (kind is int and _MIN_INT <= value <= _MAX_INT) or (kind is str and _is_text(value)):
+            return value
+        tag = _TAG_OF.get(next((base for base in (Tensor, np.generic) if isinstance(value, base)), kind))
+        if tag is not None:
+            return {tag: _TAGS[tag][1](self, value)}
         module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
         msg = (
             f"{self._where()} is a {module}{kind.__qualname__}, which cannot be saved: use numbers, strings, "
@@ -133,26 +129,19 @@ class _Encoder:
     def _where(self) -> str:
         return "".join(self._path)
 
-    def of_int(self, value: int) -> Any:
-        # Larger integers are slow to convert to decimal digits, and json raises beyond 4300 of them.
-        return value if _MIN_INT <= value <= _MAX_INT else {"$int": hex(value)}
-
-    def of_str(self, value: str) -> Any:
-        # JSON joins two surrogates into one character, so text that is not valid UTF-8 is written as bytes.
-        return value if _is_text(value) else {"$str": _base64(memoryview(value.encode("utf-8", "surrogatepass")))}
-
     def of_pairs(self, value: dict[Any, object]) -> list[Any]:
         return [[self._encode_at("{key}", key), self._encode_at(f"[{key!r}]", item)] for key, item in value.items()]
 
-    def of_tensor(self, value: Tensor) -> Any:
+    def of_tensor(self, value: Tensor) -> dict[str, Any]:
         plain = check_plain(value, self._where())
         fields = {"dtype": dtype_name(plain.dtype), "shape": list(plain.shape)}
         if self._store is not None and plain.nbytes > self._inline_bytes:
-            return {"$tensor": {**fields, "array": self._store(plain, self._where())}}
+            return {**fields, "array": self._store(plain, self._where())}
         raw = plain.cpu().resolve_conj().resolve_neg().contiguous()
-        return {"$tensor": {**fields, "data": _base64(raw_view(raw))}}
+        return {**fields, "data": _base64(raw_view(raw))}
 
-    def of_numpy(self, value: np.ndarray[Any, Any]) -> dict[str, Any]:
+    def of_numpy(self, value: np.ndarray[Any, Any] | np.generic) -> dict[str, Any]:
+        value = np.asarray(value)
         dtype = value.dtype.str
         if value.dtype.hasobject or value.dtype.fields or not _NUMPY_DTYPE.fullmatch(dtype):
             msg = f"{self._where()} is a numpy {value.dtype} array: only numbers and fixed-size strings can be saved"
@@ -191,22 +180,6 @@ def _base64(raw: memoryview) -> str:
     return base64.b64encode(raw).decode("ascii")
 
 
-_ENCODERS: dict[type, Callable[[_Encoder, Any], Any]] = {
-    int: _Encoder.of_int,
-    str: _Encoder.of_str,
-    float: lambda _, value: {"$float": value.hex()},
-    bytes: lambda encoder, value: {"$bytes": encoder.of_bytes(memoryview(value))},
-    tuple: lambda encoder, value: {"$tuple": encoder.encode(list(value))},
-    dict: lambda encoder, value: {"$dict": encoder.of_pairs(value)},
-    OrderedDict: lambda encoder, value: {"$ordereddict": encoder.of_pairs(value)},
-    torch.Size: lambda _, value: {"$size": list(value)},
-    torch.dtype: lambda _, value: {"$dtype": str(value).removeprefix("torch.")},
-    torch.device: lambda _, value: {"$device": str(value)},
-    np.ndarray: lambda encoder, value: {"$numpy": encoder.of_numpy(value)},
-    np.memmap: lambda encoder, value: {"$numpy": encoder.of_numpy(value)},
-}
-
-
 @final
 class _Decoder:
     """Converts one tree of parsed JSON; holds the path to the current position for error messages."""
@@ -238,9 +211,7 @@ class _Decoder:
             if of is str or of is int or of is bool or item is None:
                 values[key] = item
             else:
-                self._path.append(f"[{key!r}]")
-                values[key] = self.decode(item)
-                self._path.pop()
+                values[key] = self._decode_at(f"[{key!r}]", item)
         return values if kind is dict else list(values.values())
 
     def _decode_at(self, step: str, node: object) -> Any:
@@ -250,14 +221,12 @@ class _Decoder:
         return value
 
     def _decode_tagged(self, tag: str, node: dict[str, Any]) -> Any:
-        convert = _DECODERS.get(tag)
-        if len(node) != 1 or convert is None:
+        if len(node) != 1 or tag not in _TAGS:
             self.fail(f"unknown tag {tag!r}, which a later version may have written")
-        return convert(self, node[tag])
+        return _TAGS[tag][2](self, node[tag])
 
     def fail(self, problem: str) -> NoReturn:
-        msg = f"{''.join(self._path)[:500]} is damaged: {problem[:300]}"
-        raise DamagedFileError(msg)
+        damaged("".join(self._path)[:500], problem[:300])
 
     def as_list(self, node: object) -> list[Any]:
         if not isinstance(node, list):
@@ -272,7 +241,7 @@ class _Decoder:
 
     def as_str(self, node: object) -> str:
         try:
-            return self._inline(node, None).decode("utf-8", "surrogatepass")
+            return self._inline(node).decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
             return self.fail(str(error))
 
@@ -317,36 +286,29 @@ class _Decoder:
             return self.fail(f"unknown device {node!r}")
 
     def as_tensor(self, node: object) -> Tensor:
-        fields = self._fields(node)
-        dtype = DTYPES.get(fields["dtype"])
+        fields = self._fields(node, "dtype", "shape")
+        dtype = DTYPES.get(fields["dtype"]) if isinstance(fields["dtype"], str) else None
         shape = check_shape(fields["shape"])
         if dtype is None or shape is None:
-            self.fail(f"unknown dtype {fields['dtype'][:50]!r} or implausible shape")
+            self.fail(f"unknown dtype {str(fields['dtype'])[:50]!r} or implausible shape")
         if "array" in fields:
             found = self._stored(fields["array"])
             if found.dtype != dtype or tuple(found.shape) != shape:
                 self.fail("the array stored apart has another dtype or shape")
             return found
-        raw = self._inline(fields["data"], shape_nbytes(shape, dtype))
-        if dtype == torch.bool and raw.strip(b"\0\1"):
-            self.fail("booleans must be 0 or 1")
+        raw = self._bytes(fields, shape_nbytes(shape, dtype), flags=dtype == torch.bool)
         with torch.inference_mode(mode=False):
             result = torch.empty(shape, dtype=dtype, device="cpu")
         raw_view(result)[:] = raw
         return result
 
     def as_numpy(self, node: object) -> np.ndarray[Any, Any]:
-        fields = self._fields(node)
+        fields = self._fields(node, "dtype", "shape")
         dtype = np.dtype(self.as_matching(fields["dtype"], _NUMPY_DTYPE))
         shape = check_shape(fields["shape"])
         if shape is None or len(shape) > 32:
             self.fail("implausible shape")
-        nbytes = int(dtype.itemsize)
-        for size in shape:
-            nbytes *= size
-        raw = self._bytes(fields, nbytes)
-        if dtype.kind == "b" and raw.strip(b"\0\1"):
-            self.fail("booleans must be 0 or 1")
+        raw = self._bytes(fields, math.prod(shape) * dtype.itemsize, flags=dtype.kind == "b")
         try:
             array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, buffer=raw)
         except ValueError as error:  # the product of the sizes overflows although one of them is zero
@@ -358,34 +320,33 @@ class _Decoder:
         return array
 
     def as_bytes(self, node: object) -> bytes:
-        if not isinstance(node, dict) or set(node) not in ({"data"}, {"array"}):
-            self.fail("bytes need data or array")
-        return bytes(self._bytes(node, None))
+        return bytes(self._bytes(self._fields(node), None))
 
-    def _fields(self, node: object) -> dict[str, Any]:
-        if not isinstance(node, dict) or set(node) not in ({"dtype", "shape", "data"}, {"dtype", "shape", "array"}):
-            self.fail("a tensor needs dtype, shape, and data or array")
-        if not isinstance(node["dtype"], str):
-            self.fail("dtype must be a string")
+    def _fields(self, node: object, *keys: str) -> dict[str, Any]:
+        if not isinstance(node, dict) or set(node) not in ({*keys, "data"}, {*keys, "array"}):
+            self.fail(f"{' '.join(keys)} and data or array are needed")
         return node
 
-    def _bytes(self, fields: dict[str, Any], nbytes: int | None) -> bytearray:
+    def _bytes(self, fields: dict[str, Any], nbytes: int | None, *, flags: bool = False) -> bytearray:
         """Return bytes given inline, or those of a `uint8` array stored apart."""
         if "data" in fields:
-            return self._inline(fields["data"], nbytes)
-        found = self._stored(fields["array"])
-        if found.dtype != torch.uint8 or (nbytes is not None and found.nbytes != nbytes):
-            self.fail("the array stored apart has another dtype or size")
-        return bytearray(raw_view(found))
+            raw = self._inline(fields["data"])
+        else:
+            found = self._stored(fields["array"])
+            if found.dtype != torch.uint8:
+                self.fail("the array stored apart has another dtype or size")
+            raw = bytearray(raw_view(found))
+        if nbytes is not None and len(raw) != nbytes:
+            self.fail(f"{len(raw)} bytes of data, {nbytes} expected")
+        if flags and raw.strip(b"\0\1"):
+            self.fail("booleans must be 0 or 1")
+        return raw
 
-    def _inline(self, text: object, nbytes: int | None) -> bytearray:
+    def _inline(self, text: object) -> bytearray:
         try:
-            raw = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+            return bytearray(base64.b64decode(text, validate=True) if isinstance(text, str) else self.fail("no text"))
         except (binascii.Error, ValueError):
             self.fail("data is not base64")
-        if not isinstance(text, str) or (nbytes is not None and len(raw) != nbytes):
-            self.fail(f"{len(raw)} bytes of data, {nbytes} expected")
-        return bytearray(raw)
 
     def _stored(self, name: object) -> Tensor:
         if self._load is None or not isinstance(name, str):
@@ -398,18 +359,26 @@ class _Decoder:
             return self.fail(str(error))
 
 
-_DECODERS: dict[str, Callable[[_Decoder, Any], Any]] = {
-    "$int": lambda decoder, node: int(decoder.as_matching(node, _HEX_INT), 16),
-    "$float": _Decoder.as_float,
-    "$str": _Decoder.as_str,
-    "$bytes": _Decoder.as_bytes,
-    "$tuple": lambda decoder, node: tuple(decoder.as_list(node)),
-    "$dict": _Decoder.as_dict,
-    "$ordereddict": lambda decoder, node: OrderedDict(decoder.as_dict(node)),
-    "$size": _Decoder.as_size,
-    "$dtype": _Decoder.as_dtype,
-    "$device": _Decoder.as_device,
-    "$tensor": _Decoder.as_tensor,
-    "$numpy": _Decoder.as_numpy,
-    "$npscalar": lambda decoder, node: decoder.as_numpy(node)[()],
+_TAGS: dict[str, tuple[type, Callable[[_Encoder, Any], Any], Callable[[_Decoder, Any], Any]]] = {
+    # Larger integers are slow to convert to decimal digits, and json raises beyond 4300 of them.
+    "$int": (int, lambda _, value: hex(value), lambda decoder, node: int(decoder.as_matching(node, _HEX_INT), 16)),
+    "$float": (float, lambda _, value: value.hex(), _Decoder.as_float),
+    # JSON joins two surrogates into one character, so text that is not valid UTF-8 is written as bytes.
+    "$str": (str, lambda _, value: _base64(memoryview(value.encode("utf-8", "surrogatepass"))), _Decoder.as_str),
+    "$bytes": (bytes, lambda encoder, value: encoder.of_bytes(memoryview(value)), _Decoder.as_bytes),
+    "$tuple": (
+        tuple,
+        lambda encoder, value: encoder.encode(list(value)),
+        lambda decoder, node: tuple(decoder.as_list(node)),
+    ),
+    "$dict": (dict, _Encoder.of_pairs, _Decoder.as_dict),
+    "$ordereddict": (OrderedDict, _Encoder.of_pairs, lambda decoder, node: OrderedDict(decoder.as_dict(node))),
+    "$size": (torch.Size, lambda _, value: list(value), _Decoder.as_size),
+    "$dtype": (torch.dtype, lambda _, value: str(value).removeprefix("torch."), _Decoder.as_dtype),
+    "$device": (torch.device, lambda _, value: str(value), _Decoder.as_device),
+    "$tensor": (Tensor, _Encoder.of_tensor, _Decoder.as_tensor),
+    "$numpy": (np.ndarray, _Encoder.of_numpy, _Decoder.as_numpy),
+    "$npscalar": (np.generic, _Encoder.of_numpy, lambda decoder, node: decoder.as_numpy(node)[()]),
 }
+"""The type of a value of each tag, and how it is encoded and decoded."""
+_TAG_OF = {kind: tag for tag, (kind, _, _) in _TAGS.items()} | {np.memmap: "$numpy"}

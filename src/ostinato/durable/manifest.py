@@ -11,22 +11,8 @@ from typing import Any, NoReturn, final
 
 import xxhash
 
-from ostinato.durable.files import atomic_write, open_inside
-from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError
-
-__all__ = [
-    "FORMAT_VERSION",
-    "MANIFEST_NAME",
-    "MAX_MANIFEST_BYTES",
-    "Manifest",
-    "canonical",
-    "data_files",
-    "format_of",
-    "holds_checkpoint",
-    "parse_json",
-    "read_manifest",
-    "write_manifest",
-]
+from ostinato.durable.files import atomic_write, damaged, read_small
+from ostinato.errors import CheckpointError, CheckpointNotFoundError
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = (1, 3)
@@ -68,10 +54,13 @@ def write_manifest(directory: str | Path, body: dict[str, Any], *, format_name: 
         msg = f"format_name must be 1 to 64 lower-case letters, digits, '_', '.' or '-', got {format_name!r}"
         raise CheckpointError(msg)
     try:
-        text = _compose(format_name, list(FORMAT_VERSION), body)
+        content = canonical(body)
     except (TypeError, ValueError, RecursionError) as error:
         msg = f"{directory}: the manifest cannot be written as JSON: {error}"
         raise CheckpointError(msg) from error
+    version = list(FORMAT_VERSION)
+    head = {"format": format_name, "version": version, "checksum": _checksum(format_name, version, content)}
+    text = b'%s,"body":%s}\n' % (canonical(head)[:-1], content)
     if len(text) > MAX_MANIFEST_BYTES:
         msg = (
             f"{directory}: the manifest would take {len(text)} bytes, {MAX_MANIFEST_BYTES} are allowed: "
@@ -97,30 +86,25 @@ def read_manifest(directory: str | Path, *, format_name: str) -> Manifest:
     """
     path = Path(directory) / MANIFEST_NAME
     _check_exists(path)
-    text = _read_text(path)
-    node = _parse_composed(text)
-    intact = node is not None
-    if not intact:
-        node = parse_json(text, path)
+    node = parse_json(read_small(path, MAX_MANIFEST_BYTES), path)
     if not isinstance(node, dict) or not {"format", "version"} <= set(node):
-        _damaged(path, "it is not a manifest of Ostinato: no format and version")
+        damaged(path, "it is not a manifest of Ostinato: no format and version")
     version = _check_version(node, path, format_name)
     if set(node) != _KEYS or not isinstance(node["body"], dict):
-        _damaged(path, f"it must have exactly the keys {sorted(_KEYS)}, the body an object")
-    if not intact:
-        try:
-            found = _checksum(node["format"], node["version"], canonical(node["body"]))
-        except (ValueError, RecursionError) as error:
-            _damaged(path, str(error))
-        if found != node["checksum"]:
-            _damaged(path, f"checksum {found}, {str(node['checksum'])[:40]!r} expected")
+        damaged(path, f"it must have exactly the keys {sorted(_KEYS)}, the body an object")
+    try:
+        found = _checksum(node["format"], node["version"], canonical(node["body"]))
+    except (ValueError, RecursionError) as error:
+        damaged(path, str(error))
+    if found != node["checksum"]:
+        damaged(path, f"checksum {found}, {str(node['checksum'])[:40]!r} expected")
     return Manifest(format_name, version, node["body"])
 
 
 def format_of(directory: str | Path) -> str | None:
     """Return the kind of checkpoint in a directory; None if there is no readable manifest."""
     try:
-        node = parse_json(_read_text(Path(directory) / MANIFEST_NAME), directory)
+        node = parse_json(read_small(Path(directory) / MANIFEST_NAME, MAX_MANIFEST_BYTES), directory)
     except (CheckpointError, OSError):
         return None
     name = node.get("format") if isinstance(node, dict) else None
@@ -155,8 +139,7 @@ def parse_json(text: bytes, where: Path | str) -> Any:
     try:
         return json.loads(text.decode("utf-8"), parse_constant=_reject_constant, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        msg = f"{where} is damaged: not JSON: {str(error)[:200]}"
-        raise DamagedFileError(msg) from error
+        damaged(where, f"not JSON: {str(error)[:200]}")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -173,29 +156,9 @@ def _reject_constant(name: str) -> NoReturn:
     raise ValueError(msg)
 
 
-def _compose(format_name: object, version: object, body: object) -> bytes:
-    """Return the text of a manifest, in which the body is converted to JSON once."""
-    text = canonical(body)
-    head = {"format": format_name, "version": version, "checksum": _checksum(format_name, version, text)}
-    return b'%s,"body":%s}\n' % (canonical(head)[:-1], text)
-
-
 def _checksum(format_name: object, version: object, body: bytes) -> str:
     """Return the checksum of the JSON list `[format, version, body]`, whose last item is given as JSON."""
     return xxhash.xxh3_64_hexdigest(b"%s,%s]" % (canonical([format_name, version])[:-1], body))
-
-
-def _parse_composed(text: bytes) -> dict[str, Any] | None:
-    """Parse a manifest and compare it with what `_compose` makes of its content; None if they differ.
-
-    Text that `_compose` made has a matching checksum, no duplicate keys and no NaN: it needs no check of each object.
-    """
-    try:
-        node = json.loads(text)
-        found = _compose(node["format"], node["version"], node["body"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return node if found == text else None
 
 
 def _check_exists(path: Path) -> None:
@@ -218,28 +181,12 @@ def _check_version(node: dict[str, Any], path: Path, format_name: str) -> tuple[
         raise CheckpointError(msg)
     version = node["version"]
     if not isinstance(version, list) or list(map(type, version)) != [int, int] or min(version) < 0:
-        _damaged(path, f"version must be [major, minor], got {str(version)[:40]}")
-    if version[0] != FORMAT_VERSION[0]:
+        damaged(path, f"version must be [major, minor], got {str(version)[:40]}")
+    if version[0] != FORMAT_VERSION[0] or version[1] < FORMAT_VERSION[1]:
         msg = (
             f"{path} has format version {str(version[0])[:20]}.{str(version[1])[:20]}; "
-            f"this release reads version {FORMAT_VERSION[0]}: use the release of Ostinato that wrote it, "
-            "or a later one"
+            f"this release reads version {FORMAT_VERSION[0]}.{FORMAT_VERSION[1]}: "
+            "use the release of Ostinato that wrote it, or a later one"
         )
         raise CheckpointError(msg)
     return version[0], version[1]
-
-
-def _read_text(path: Path) -> bytes:
-    fd, size = open_inside(path.parent, path.name)
-    try:
-        if size > MAX_MANIFEST_BYTES + 1:
-            _damaged(path, f"{size} bytes, at most {MAX_MANIFEST_BYTES} are allowed")
-        with os.fdopen(fd, "rb", closefd=False) as stream:
-            return stream.read(MAX_MANIFEST_BYTES + 1)
-    finally:
-        os.close(fd)
-
-
-def _damaged(path: Path, problem: str) -> NoReturn:
-    msg = f"{path} is damaged: {problem}"
-    raise DamagedFileError(msg)

@@ -13,37 +13,17 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
-import torch
 
 from ostinato._backend import backend
-from ostinato.durable.dtypes import raw_view
-from ostinato.durable.files import open_file
-from ostinato.errors import CapacityError, DamagedFileError
+from ostinato.durable.files import damaged, open_file
+from ostinato.errors import CapacityError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable
     from pathlib import Path
-
-    from torch import Tensor
-
-    from ostinato.durable.headers import Placed
-
-__all__ = [
-    "GAP_BYTES",
-    "OpenFile",
-    "OpenFiles",
-    "pread",
-    "pread_into",
-    "read_into",
-    "read_pieces",
-    "read_strided",
-    "read_tensor",
-]
 
 GAP_BYTES = 4096
 """Pieces with smaller gaps are read in one call: the gap adds no page."""
-_MOST_PIECES = 500  # half of the limit of Linux for one call, since each piece may have a gap before it
-_SCRATCH = memoryview(bytearray(GAP_BYTES))  # written by several threads, never read
 _SEEKING = threading.Lock()
 
 
@@ -53,16 +33,29 @@ def read_into(fd: int, view: memoryview, offset: int, path: Path) -> None:
     Raises:
         DamagedFileError: The file is too short.
     """
-    while len(view):
-        count = pread_into(fd, [view], offset)
+    done = _fill(fd, view, offset)
+    if done < len(view):
+        damaged(path, f"it ends at byte {offset + done}, {len(view) - done} more expected: it was cut")
+
+
+def _fill(fd: int, view: memoryview, offset: int) -> int:
+    """Fill `view` with the bytes at `offset`; return their number, which is smaller at the end of the file."""
+    done = 0
+    while done < len(view):
+        if hasattr(os, "preadv"):
+            count = os.preadv(fd, [view[done:]], offset + done)
+        else:
+            data = pread(fd, len(view) - done, offset + done)
+            count = len(data)
+            view[done : done + count] = data
         if count == 0:
-            msg = f"{path} ends at byte {offset}, {len(view)} more expected: it was cut"
-            raise DamagedFileError(msg)
-        view, offset = view[count:], offset + count
+            break
+        done += count
+    return done
 
 
 def read_pieces(fds: np.ndarray, offsets: np.ndarray, widths: np.ndarray, targets: np.ndarray) -> int:
-    """Read pieces of open files, each to its address; adjacent pieces of a file are read in one call.
+    """Read pieces of open files, each to its address; the extension reads adjacent pieces of a file in one call.
 
     Args:
         fds: The file of each piece, int64 `[N]`.
@@ -83,69 +76,12 @@ def read_pieces(fds: np.ndarray, offsets: np.ndarray, widths: np.ndarray, target
         if error:
             raise OSError(error, os.strerror(error))
         return int(reached)
-    gaps = offsets[1:] - offsets[:-1] - widths[:-1]
-    cuts = np.flatnonzero((fds[1:] != fds[:-1]) | (gaps > GAP_BYTES) | (gaps < 0)) + 1
-    views = [_view(*pair) for pair in zip(targets.tolist(), widths.tolist(), strict=True)]
-    starts, files = offsets.tolist(), fds.tolist()
-    for first, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(fds)], strict=True):
-        for at in range(first, last, _MOST_PIECES):
-            end = min(at + _MOST_PIECES, last)
-            short = _read_run(files[at], views[at:end], starts[at:end])
-            if short is not None:
-                return at + short
+    pieces = zip(fds.tolist(), offsets.tolist(), widths.tolist(), targets.tolist(), strict=True)
+    for number, (fd, offset, width, target) in enumerate(pieces):
+        view = memoryview((ctypes.c_char * width).from_address(target)).cast("B")
+        if _fill(fd, view, offset) < width:
+            return number
     return len(fds)
-
-
-def _view(address: int, nbytes: int) -> memoryview:
-    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
-
-
-def _read_run(fd: int, views: Sequence[memoryview], offsets: Sequence[int]) -> int | None:
-    """Read pieces with small gaps; return the first one for which the file is too short."""
-    parts: list[memoryview] = []
-    end = offsets[0]
-    for view, offset in zip(views, offsets, strict=True):
-        if offset > end:
-            parts.append(_SCRATCH[: offset - end])
-        parts.append(view)
-        end = offset + len(view)
-    if pread_into(fd, parts, offsets[0]) == end - offsets[0]:
-        return None
-    for number, (view, offset) in enumerate(zip(views, offsets, strict=True)):  # a short read: read each piece
-        done = 0
-        while done < len(view):
-            count = pread_into(fd, [view[done:]], offset + done)
-            if count == 0:
-                return number
-            done += count
-    return None
-
-
-def read_tensor(fd: int, placed: Placed, path: Path) -> Tensor:
-    """Read a tensor into new contiguous memory.
-
-    Raises:
-        DamagedFileError: The file is too short.
-    """
-    if placed.strides is not None:
-        return read_strided(fd, placed, path).contiguous()
-    with torch.inference_mode(mode=False):
-        tensor = torch.empty(placed.shape, dtype=placed.torch_dtype, device="cpu")
-    read_into(fd, raw_view(tensor), placed.offset, path)
-    return tensor
-
-
-def read_strided(fd: int, placed: Placed, path: Path) -> Tensor:
-    """Read a strided tensor: all bytes from its first to its last element.
-
-    Raises:
-        DamagedFileError: The file is too short.
-    """
-    with torch.inference_mode(mode=False):
-        raw = torch.empty(placed.end() - placed.offset, dtype=torch.uint8, device="cpu")
-    read_into(fd, raw_view(raw), placed.offset, path)
-    steps = [step // placed.torch_dtype.itemsize for step in placed.strides or ()]
-    return raw.view(placed.torch_dtype).as_strided(placed.shape, steps)
 
 
 def pread(fd: int, nbytes: int, offset: int) -> bytes:
@@ -155,18 +91,6 @@ def pread(fd: int, nbytes: int, offset: int) -> bytes:
     with _SEEKING:  # Windows
         os.lseek(fd, offset, os.SEEK_SET)
         return os.read(fd, nbytes)
-
-
-def pread_into(fd: int, views: Sequence[memoryview], offset: int) -> int:
-    """Fill memory with the bytes at `offset` in one system call, which may read less; return the number of bytes."""
-    if hasattr(os, "preadv"):
-        return os.preadv(fd, views, offset)
-    data = pread(fd, sum(map(len, views)), offset)
-    total = len(data)
-    for view in views:
-        part, data = data[: len(view)], data[len(view) :]
-        view[: len(part)] = part
-    return total
 
 
 _NO_MORE = {errno.EMFILE, errno.ENFILE}

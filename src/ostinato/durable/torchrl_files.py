@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -12,16 +13,17 @@ from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.kinds import Node
-from ostinato.durable.dtypes import DTYPES, check_shape, shape_nbytes
-from ostinato.durable.files import open_file
+from ostinato.durable.arrays import map_file
+from ostinato.durable.dtypes import DTYPES, check_shape
+from ostinato.durable.files import join_parts, read_small
 from ostinato.durable.manifest import parse_json
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
-
-__all__ = ["Folder", "damaged", "is_checkpoint"]
 
 _MAX_JSON_BYTES = 16 * 2**20
 _MAX_DEPTH = 64
 _TENSORDICT = "<class 'tensordict._td.TensorDict'>"
+_NAME = re.compile(r"(?!\.\.?$)[^/\\\0]{1,250}", re.DOTALL)
+"""Names that cannot lead out of a directory."""
 _PLAIN = (bool, int, float, str, list, type(None))
 
 
@@ -62,12 +64,7 @@ class Folder:
             DamagedFileError: The file is missing, too long, or not a JSON object.
         """
         path = self._path(names)
-        fd = open_file(path)
-        with os.fdopen(fd, "rb") as file:
-            size = os.fstat(fd).st_size
-            if size > _MAX_JSON_BYTES:
-                damaged(path, f"{size} bytes of JSON, at most {_MAX_JSON_BYTES} are read")
-            found = parse_json(file.read(), path)
+        found = parse_json(read_small(path, _MAX_JSON_BYTES), path)
         if not isinstance(found, dict):
             damaged(path, "it is not a JSON object")
         return found
@@ -88,16 +85,7 @@ class Folder:
         shape = check_shape(entry.get("shape")) if dtype is not None else None
         if dtype is None or shape is None or entry.get("is_nested", False) is not False:
             damaged(path, f"its metadata must have a dtype and a shape and not be nested, got {str(entry)[:200]}")
-        nbytes = shape_nbytes(shape, dtype)
-        fd = open_file(path)
-        size = os.fstat(fd).st_size
-        os.close(fd)
-        if size != nbytes:
-            damaged(path, f"it has {size} bytes, but {named}{list(shape)} in its metadata has {nbytes}")
-        if nbytes == 0:
-            return torch.empty(shape, dtype=dtype, device="cpu")
-        raw = torch.from_file(str(path), shared=False, size=nbytes, dtype=torch.uint8)
-        return raw.view(dtype).view(shape)
+        return map_file(path, dtype, shape)
 
     def tensordict(self, *names: str) -> Any:
         """Read a memory-mapped TensorDict; its arrays are mapped, not read.
@@ -120,55 +108,40 @@ class Folder:
             raise CheckpointError(msg)
         if batch is None or depth > _MAX_DEPTH:
             damaged(path, "it must have a batch size and at most 64 levels")
-        tensors, values, stacks = self._fields(names, meta, batch, depth)
-        self._check_batch(path, batch, tensors)
-        made = kinds.make(
-            Node("tensordict", tuple(tensors), None, batch), list(tensors.values()), (), torch.device("cpu")
-        )
-        for key, value in values.items():
-            made.set_non_tensor(key, value)
-        for key, stack in stacks.items():
-            made.set(key, stack)
-        return made
-
-    def _fields(
-        self, names: tuple[str, ...], meta: dict[str, Any], batch: tuple[int, ...], depth: int
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Return the fields of a level: tensors and nested TensorDicts, values, and values per row."""
-        path = self.root.joinpath(*names) / "meta.json"
         tensors: dict[str, Any] = {}
-        values: dict[str, Any] = {}
-        stacks: dict[str, Any] = {}
+        others: dict[str, Any] = {}
         for key, entry in meta.items():
             if not isinstance(entry, dict):
                 if key not in {"shape", "device", "_type"}:
                     damaged(path, f"invalid entry {key[:80]!r}")
-            elif "type" not in entry:
-                tensors[key] = self.array(entry, *names, f"{key}.memmap")
-            elif entry["type"] == "NonTensorData":
-                values[key] = self._value(*names, key)
-            elif entry["type"] == "NonTensorStack":
-                stacks[key] = self._stack(batch, *names, key)
+            elif entry.get("type") in ("NonTensorData", "NonTensorStack"):
+                others[key] = self._other(entry["type"], batch, *names, key)
             else:
-                tensors[key] = self._level((*names, key), depth + 1)
-                if not kinds.is_tensordict(tensors[key]) or entry["type"] != "TensorDict":
-                    damaged(path, f"invalid entry {key[:80]!r}")
-        return tensors, values, stacks
+                nested = "type" in entry
+                value = self._level((*names, key), depth + 1) if nested else self.array(entry, *names, f"{key}.memmap")
+                if (nested and entry["type"] != "TensorDict") or tuple(value.shape[: len(batch)]) != batch:
+                    damaged(path, f"invalid entry {key[:80]!r}: {list(value.shape)} in a batch of {list(batch)}")
+                tensors[key] = value
+        node = Node("tensordict", tuple(tensors), None, batch)
+        made = kinds.make(node, list(tensors.values()), (), torch.device("cpu"))
+        for key, value in others.items():
+            if kinds.is_tensor_collection(value):
+                made.set(key, value)
+            else:
+                made.set_non_tensor(key, value)
+        return made
 
-    def _stack(self, batch: tuple[int, ...], *names: str) -> Any:
-        """Read one value per row, if the values were written as JSON."""
-        path = self.root.joinpath(*names) / "meta.json"
-        values, dim = self._value(*names), self.json(*names, "meta.json").get("stack_dim")
+    def _other(self, kind: str, batch: tuple[int, ...], *names: str) -> Any:
+        """Read a value that is not a tensor, or one value per row, if it was written as JSON."""
+        path, value = self.root.joinpath(*names) / "meta.json", self._value(*names)
+        if kind == "NonTensorData":
+            return value
+        dim = self.json(*names, "meta.json").get("stack_dim")
         try:
-            found = kinds.as_objects(values if dim == 0 else None, names, batch)
+            found = kinds.as_objects(value if dim == 0 else None, names, batch)
         except OstinatoError:
             damaged(path, f"it must hold one value for each of {list(batch)} rows, stacked along dimension 0")
         return kinds.make_objects(Node("tensordict", ()), found)
-
-    def _check_batch(self, path: Path, batch: tuple[int, ...], tensors: dict[str, Any]) -> None:
-        for key, value in tensors.items():
-            if tuple(value.shape[: len(batch)]) != batch:
-                damaged(path, f"{key[:80]!r} has the shape {list(value.shape)} in a batch of {list(batch)}")
 
     def _value(self, *names: str) -> Any:
         """Read a value that is not a tensor, if it was written as JSON."""
@@ -183,18 +156,8 @@ class Folder:
         return value
 
     def _path(self, names: tuple[str, ...]) -> Path:
-        path = self.root
-        for name in names[:-1]:
-            path = path / self._checked(name)
-            if path.is_symlink() or (path.exists() and not path.is_dir()):
-                damaged(path, "it must be a directory; links are not followed")
         self.read.add("/".join(names))
-        return path / self._checked(names[-1])
-
-    def _checked(self, name: str) -> str:
-        if name in {"", ".", ".."} or any(c in name for c in "/\\\0") or Path(name).name != name or len(name) > 250:
-            damaged(self.root, f"its metadata names the file {name[:80]!r}, which can be outside the directory")
-        return name
+        return join_parts(self.root, names, _NAME)
 
     def unread(self, *names: str) -> list[str]:
         """Return files below a directory that were not opened, among the first 10,000."""

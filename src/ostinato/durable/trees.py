@@ -9,8 +9,6 @@ from ostinato.errors import KindError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MAX_DEPTH", "TreePath", "check_plain_value", "flatten", "nest", "show"]
-
 TreePath: TypeAlias = "tuple[str, ...]"
 MAX_DEPTH = 32
 

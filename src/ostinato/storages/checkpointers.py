@@ -10,10 +10,18 @@ import torch
 
 from ostinato.core import kinds
 from ostinato.durable.files import atomic_write, make_directories
-from ostinato.durable.h5_files import read_h5, with_notes, write_h5
-from ostinato.durable.nested_ted import H5Combine, H5Split, Nested2TED, TED2Nested
 from ostinato.durable.progress import BYTES, Progress
-from ostinato.durable.ted import Flat2TED, TED2Flat
+from ostinato.durable.ted import (
+    Flat2TED,
+    H5Combine,
+    H5Split,
+    Nested2TED,
+    TED2Flat,
+    TED2Nested,
+    read_h5,
+    with_notes,
+    write_h5,
+)
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, KindError, UsageError
 from ostinato.storages.base import check_hook
 from ostinato.storages.checkpoint import convert_rows, load_states, load_storage, save_storage

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostinato.durable.new_paths import new_directory
+from ostinato.durable.files import new_directory
 from ostinato.durable.progress import TRAJECTORIES, Progress
 from ostinato.durable.tensorfile import check_format, read_tree, write_tree
 from ostinato.errors import CheckpointError

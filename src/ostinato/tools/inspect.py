@@ -14,10 +14,10 @@ from ostinato.core.rows import column_name
 from ostinato.datasets.checkpoints import read_checkpoint
 from ostinato.datasets.minari import recognizes_minari
 from ostinato.datasets.rlinf import read_rlinf
-from ostinato.durable import ArrayRecord, CheckpointReader, read_stream, verify_array
-from ostinato.durable.arrays import ColumnRecord
+from ostinato.durable import ArrayRecord, CheckpointReader, verify_array
+from ostinato.durable.arrays import read_runs
+from ostinato.durable.blocks import read_blocks
 from ostinato.durable.manifest import holds_checkpoint
-from ostinato.durable.patched_arrays import column_of, mapped_pieces, read_runs
 from ostinato.durable.progress import BYTES, TRAJECTORIES, Progress
 from ostinato.durable.trees import show
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError, KindError, SchemaError
@@ -254,11 +254,11 @@ def _contents(read: Callable[[Path, Any], Contents], root: Path) -> Contents | N
 
 def _has_one_file(reader: CheckpointReader, name: str) -> bool:
     record = reader.record(name)
-    return isinstance(record, ArrayRecord) and not record.patches
+    return record.of is None and not record.patches
 
 
 def _chain(root: Path, name: str, record: ArrayRecord) -> ChainReport:
-    base = LinkReport("base", record.base_rows, 1, record.nbytes)
+    base = LinkReport("base", record.base_rows, 1, record.files[0].nbytes)
     patches = zip(read_runs(root, record), record.patches, strict=True)
     links = (LinkReport("patch", int(runs[:, 1].sum()), len(runs), patch.nbytes) for runs, patch in patches)
     return ChainReport(name, (base, *links))
@@ -350,7 +350,7 @@ def _with_statistics(root: Path, reader: CheckpointReader, column: _Column) -> F
     """Read a column, verify the checksum of each block, and return the field with its statistics."""
     record, field = reader.record(column.name), column.field
     if field.dtype == "object" or record.torch_dtype.is_complex:
-        if isinstance(record, ArrayRecord):
+        if record.of is None:
             verify_array(root, record)
         return field
     width, start, statistics = math.prod(field.shape), 0, RunningStatistics()
@@ -370,14 +370,11 @@ def _with_statistics(root: Path, reader: CheckpointReader, column: _Column) -> F
 def _numbers(root: Path, reader: CheckpointReader, name: str) -> Iterator[Tensor]:
     """Yield the elements of a field in order; verifies the checksum of a field with its own file."""
     record = reader.record(name)
-    if isinstance(record, ArrayRecord) and not record.patches:
-        raw = replace(record, dtype="uint8", shape=(record.nbytes,))  # the raw bytes of the file
-        yield from elements(read_stream(root, raw), record.torch_dtype)
+    if record.of is None and not record.patches:
+        yield from elements(read_blocks(root, record.files[0]), record.torch_dtype)
         return
-    whole = reader.whole(record.of) if isinstance(record, ColumnRecord) else record
-    offset = record.offset if isinstance(record, ColumnRecord) else 0
-    for rows in mapped_pieces(root, whole, _PIECE_BYTES):
-        yield column_of(rows, offset, record.torch_dtype, record.shape[1:]).reshape(-1)
+    for rows in torch.split(reader.open_mapped(name), max(1, _PIECE_BYTES // max(1, record.row_bytes))):
+        yield rows.reshape(-1)
 
 
 def _present(has: Tensor, width: int, start: int, end: int) -> Tensor:

@@ -18,10 +18,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
-from ostinato.durable.files import atomic_write, check_free, copy_file, fsync_dir, link_file, open_file
-from ostinato.durable.locks import DirectoryLock
+from ostinato.durable.files import (
+    DirectoryLock,
+    atomic_write,
+    check_free,
+    check_new_path,
+    copy_file,
+    fsync_dir,
+    link_file,
+    new_directory,
+    open_file,
+)
 from ostinato.durable.manifest import canonical, parse_json
-from ostinato.durable.new_paths import check_new_path, new_directory
 from ostinato.durable.positioned_reads import pread
 from ostinato.durable.progress import TRAJECTORIES, Progress
 from ostinato.durable.progress import count as count_progress

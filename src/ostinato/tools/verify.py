@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostinato.durable import CheckpointReader, read_manifest
-from ostinato.durable.arrays import verify_file, verify_runs
-from ostinato.durable.checkpoint_reader import read_records
+from ostinato.durable.arrays import read_runs
+from ostinato.durable.blocks import verify_file
 from ostinato.durable.files import open_file
 from ostinato.durable.manifest import MANIFEST_NAME, data_files, parse_json
 from ostinato.durable.progress import BYTES, TRAJECTORIES, Progress
@@ -22,8 +22,8 @@ from ostinato.trajectories.index import INDEX, JOURNAL, METADATA, STORE, Directo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostinato.durable.headers import Header
     from ostinato.durable.progress import ProgressOption
+    from ostinato.durable.tensorfile import Header
 
 __all__ = ["Damage", "VerifyReport", "check_file", "check_header", "verify"]
 
@@ -168,8 +168,7 @@ def _verify_checkpoint(root: Path, progress: ProgressOption) -> VerifyReport:
     """Verify the manifest, all arrays of a checkpoint with their patches, and the state, even if some are damaged."""
     kind = format_name(root)
     try:
-        body = read_manifest(root, format_name=kind).body
-        reader = CheckpointReader.preview(root, body, read_records(root, body), format_name=kind)
+        reader = CheckpointReader(root, format_name=kind, body=read_manifest(root, format_name=kind).body)
     except CheckpointNotFoundError:
         problem = f"{root / MANIFEST_NAME} is missing: restore it from a copy, or save again if no save was complete"
         return _only_damage(root, "buffer", MANIFEST_NAME, problem, data_files(root))
@@ -187,7 +186,7 @@ def _verify_checkpoint(root: Path, progress: ProgressOption) -> VerifyReport:
                 except (OstinatoError, OSError) as error:
                     damage.append(Damage(file.file, None, str(error)))
             if len(damage) == before:
-                damage += _damage_of(record.file, lambda record=record: verify_runs(root, record))  # type: ignore[misc]
+                damage += _damage_of(record.file, lambda record=record: read_runs(root, record))  # type: ignore[misc]
         if not damage:
             damage += _damage_of(MANIFEST_NAME, reader.state)
     return VerifyReport(str(root), "buffer", files, nbytes, files, (), tuple(damage))

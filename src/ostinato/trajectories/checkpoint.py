@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, final
 import torch
 
 from ostinato.durable import progress
-from ostinato.durable.files import link_or_copy
-from ostinato.durable.new_paths import new_directory
+from ostinato.durable.files import link_or_copy, new_directory
 from ostinato.durable.progress import TRAJECTORIES
 from ostinato.durable.tensorfile import write_tree
 from ostinato.errors import CheckpointError, DamagedFileError

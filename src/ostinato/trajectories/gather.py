@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from ostinato.durable.dtypes import DTYPES, raw_view
-from ostinato.durable.headers import Placed
-from ostinato.durable.positioned_reads import read_pieces, read_strided
+from ostinato.durable.positioned_reads import read_pieces
+from ostinato.durable.tensorfile import Placed
 from ostinato.durable.trees import nest
 from ostinato.errors import DamagedFileError
 from ostinato.trajectories.layout import rows_of
@@ -155,7 +155,7 @@ def _read_strided(
             step, env = divmod(row, entry.layout.envs)
             offset = file.offsets[number] + step * strides[0] + env * strides[1]
             placed = Placed(field.path, field.dtype, field.row_shape, offset, strides[2:])
-            tensor[position].copy_(read_strided(opened.fd, placed, path))
+            tensor[position].copy_(placed.read(opened.fd, path))
 
 
 def _contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

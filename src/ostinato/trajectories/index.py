@@ -24,11 +24,10 @@ from torch import Tensor
 
 from ostinato.durable.dtypes import DTYPES, check_shape, raw_view
 from ostinato.durable.files import atomic_write, fsync_dir, open_file
-from ostinato.durable.headers import Placed
 from ostinato.durable.journal import read_lines, write_lines
 from ostinato.durable.manifest import canonical, parse_json
 from ostinato.durable.progress import TRAJECTORIES, count, counted
-from ostinato.durable.tensorfile import FORMATS, check_format, read_header
+from ostinato.durable.tensorfile import FORMATS, Placed, check_format, read_header
 from ostinato.durable.trees import flatten
 from ostinato.errors import (
     CheckpointError,
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from ostinato.durable.headers import Header
+    from ostinato.durable.tensorfile import Header
     from ostinato.trajectories.layout import Layout
 
 __all__ = [

@@ -18,9 +18,7 @@ from ostinato.core.words import number_of
 from ostinato.datasets.checkpoints import map_fields, saved_episodes
 from ostinato.durable import CheckpointReader
 from ostinato.durable.files import open_file
-from ostinato.durable.headers import Placed
-from ostinato.durable.positioned_reads import read_strided, read_tensor
-from ostinato.durable.tensorfile import check_format, read_header, read_tree
+from ostinato.durable.tensorfile import Placed, check_format, read_header, read_tree
 from ostinato.durable.trees import flatten, show
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
 from ostinato.trajectories.index import layout_of, read_index
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.datasets.checkpoints import SavedField
-    from ostinato.durable.headers import Header
+    from ostinato.durable.tensorfile import Header
     from ostinato.durable.trees import TreePath
     from ostinato.trajectories.layout import Layout
 
@@ -373,7 +371,7 @@ def _read(path: Path, placed: Placed) -> Tensor:
     """Read one tensor of a file, or the part of it that `placed` describes."""
     fd = open_file(path)
     try:
-        return read_tensor(fd, placed, path) if placed.strides is None else read_strided(fd, placed, path)
+        return placed.read(fd, path)
     finally:
         os.close(fd)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,15 +20,17 @@ from torch import Tensor
 from ostinato.durable import (
     ArrayRecord,
     arrays,
+    blocks,
     open_mapped,
     read_array,
     read_array_into,
+    row_files,
     verify_array,
     write_array,
 )
+from ostinato.durable.arrays import check_runs, place
 from ostinato.durable.dtypes import DTYPES
-from ostinato.durable.patched_arrays import changed_rows, print_of
-from ostinato.durable.row_ranges import check_runs, place
+from ostinato.durable.row_files import changed_rows, print_of
 from ostinato.errors import CheckpointError, DamagedFileError
 
 SMALL_BLOCK = 4096
@@ -75,7 +78,8 @@ def test_round_trip(name: str, shape: tuple[int, ...], layout: str, staging: int
     dest = layouts(shape, DTYPES[name], "contiguous" if layout == "expanded" else layout, seed + 1)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "_STAGING_BYTES", staging)
-        patch.setattr(arrays, "sync_fd", lambda _: None)  # the disk is not what is tested here
+        patch.setattr(row_files, "PIECE_BYTES", staging)
+        patch.setattr(blocks, "sync_fd", lambda _: None)  # the disk is not what is tested here
         record = write_array(Path(folder), "a.bin", source)
         assert ArrayRecord.from_json(record.to_json()) == record
         assert (Path(folder) / "a.bin").read_bytes() == raw(source)
@@ -130,7 +134,7 @@ def test_what_is_no_file_of_the_recorded_size_is_refused(tmp_path: Path) -> None
     mapped += 1
     assert mapped.sum() == 100
     assert read_array(tmp_path, record).sum() == 0, "writes to mapped memory stay in memory"
-    absurd = ArrayRecord("a.bin", "float32", (2**50,), 2**52, 2**24, ("0" * 16,) * 2**5)
+    absurd = ArrayRecord.whole("float32", (2**50,), (replace(record.files[0], nbytes=2**52),))
     for read in (read_array, open_mapped, verify_array):
         for size in (0, 99, 101, 5000):
             os.truncate(path, size)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.durable import atomic_write, files, fsync_dir, reserve, safe_join
-from ostinato.durable.new_paths import new_directory
+from ostinato.durable.files import new_directory
 from ostinato.errors import DamagedFileError, OptionError, StorageMemoryError
 
 
@@ -63,9 +63,8 @@ def test_reserve_takes_the_space(tmp_path: Path) -> None:
         assert path.stat().st_blocks * 512 >= 1_000_000
     reserve(path, 10)  # never shortens
     assert path.stat().st_size == 1_000_000
-    with path.open("r+b") as stream:
-        reserve(stream.fileno(), 2_000_000)
-        assert os.fstat(stream.fileno()).st_size == 2_000_000
+    reserve(path, 2_000_000)
+    assert path.stat().st_size == 2_000_000
     reserve(tmp_path / "empty", 0)
     assert (tmp_path / "empty").stat().st_size == 0
     with pytest.raises(OptionError, match="0 or more"):

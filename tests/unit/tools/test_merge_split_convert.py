@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ostinato import TrajectoryReplayBuffer
-from ostinato.durable.locks import DirectoryLock
+from ostinato.durable.files import DirectoryLock
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError
 from ostinato.tools import convert, inspect_store, merge, merge_split, split, verify
 from tests.unit.trajectories.rollouts import check_batch, files, rollout

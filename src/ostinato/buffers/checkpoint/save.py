@@ -17,9 +17,9 @@ from ostinato.buffers.checkpoint.load import Reading, open_state
 from ostinato.buffers.checkpoint.state import converted, one_at_a_time
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointWriter, progress
-from ostinato.durable.checkpoint_writer import PIECE_BYTES, can_write_ahead
+from ostinato.durable.arrays import as_runs, contains, join_runs, one_run
 from ostinato.durable.dtypes import dtype_name, raw_view
-from ostinato.durable.row_ranges import as_runs, contains, join_runs, one_run
+from ostinato.durable.row_files import PIECE_BYTES, can_write_ahead
 from ostinato.errors import CheckpointError, OstinatoError
 from ostinato.storages.checkpoint import put_items, put_objects, readable
 
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from ostinato.buffers.engine import LocalEngine
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
-    from ostinato.durable.checkpoint_writer import Piece, RowFile
-    from ostinato.durable.patched_arrays import Print
-    from ostinato.durable.row_ranges import Runs
+    from ostinato.durable.arrays import Runs
+    from ostinato.durable.row_files import Piece, Print, RowFile
     from ostinato.storages import Storage
     from ostinato.storages.table import RowArray
 
@@ -153,7 +152,7 @@ def _begin(begun: _Begun, saving: Saving, *, incremental: bool) -> None:
     ]
     writer.take_state(put[0] if members is None else {**state, "members": put})
     if patches:
-        progress.begin(sum(file.nbytes for _, file in begun.files))
+        progress.begin(sum(file.places.nbytes for _, file in begun.files))
     for engine, snapshot in zip(saving.engines, begun.snapshots, strict=True):
         engine.saves.snapshot = snapshot
         engine.parts_changed()  # writes are told to the snapshot
@@ -163,24 +162,32 @@ def _put_rows(
     begun: _Begun, engine: LocalEngine, lineage: Lineage | None, state: dict[str, Any], prefix: str
 ) -> dict[str, Any]:
     """Begin or write the rows of one buffer, and return its state with their names in their place."""
-    writer, storage = begun.writer, dict(state["storage"]["state"])
-    columns, items = storage.get("columns"), storage.get("items")
     arrays: list[tuple[RowArray, RowFile]] = []
-    if columns is not None:
-        done = set()
+    done = set()
+    saved = state["storage"]["state"]
+    if saved.get("columns") is not None and "hooked" not in saved:
         changed = _changed(engine, lineage)
-        for array in [] if "hooked" in storage else engine.storage.row_arrays():
+        for array in engine.storage.row_arrays():
             done |= {member.name for member in array.members} or {array.name}
             arrays += _begin_array(begun, array, len(engine.storage), changed, prefix)
-        for name, column in columns.items():
+    begun.snapshots.append(Snapshot(engine.ring, arrays))
+    return _put_columns(begun.writer, begun.writer.add_changed, state, prefix, done)
+
+
+def _put_columns(
+    writer: CheckpointWriter, add: Callable[[str, Tensor], object], state: dict[str, Any], prefix: str, done: set[str]
+) -> dict[str, Any]:
+    """Write the columns of a state that are not `done`, and its objects; return it with their names in their place."""
+    storage = dict(state["storage"]["state"])
+    if storage.get("columns") is not None:
+        for name, column in storage["columns"].items():
             if name not in done:
-                writer.add_changed(f"{prefix}{name}", column)
-        storage["columns"] = list(columns)
-    if items is not None:
+                add(f"{prefix}{name}", column)
+        storage["columns"] = list(storage["columns"])
+    if storage.get("items") is not None:
         put_items(writer, storage, prefix)
     if "objects" in storage:
         put_objects(writer, storage, prefix)
-    begun.snapshots.append(Snapshot(engine.ring, arrays))
     return {**state, "storage": {**state["storage"], "state": storage}}
 
 
@@ -191,20 +198,11 @@ def save_state(path: str | Path, state: dict[str, Any], format_name: str) -> Non
         CheckpointError: if something cannot be saved, or the path holds other things.
         StorageMemoryError: if the disk is too small.
     """
-    storage = dict(state["storage"]["state"])
-    columns = storage.get("columns") or {}
+    columns = state["storage"]["state"].get("columns") or {}
     needed = sum(column.nbytes for column in columns.values())
     with CheckpointWriter(path, format_name=format_name, needed_bytes=needed) as writer:
         progress.begin(needed)
-        for name, column in columns.items():
-            writer.add_array(name, column)
-        if columns:
-            storage["columns"] = list(columns)
-        if "items" in storage:
-            put_items(writer, storage, "")
-        if "objects" in storage:
-            put_objects(writer, storage, "")
-        writer.commit({**state, "storage": {**state["storage"], "state": storage}})
+        writer.commit(_put_columns(writer, writer.add_array, state, "", set()))
 
 
 def _changed(engine: LocalEngine, lineage: Lineage | None) -> Runs | None:
@@ -358,7 +356,7 @@ class Snapshot:
         """
         with nullcontext() if can_write_ahead() else lock, ThreadPoolExecutor(1) as writer:
             for array, file in self._arrays:
-                rows = min(max(1, PIECE_BYTES // max(1, file.row_bytes)), int(file.runs[:, 1].sum()))
+                rows = min(max(1, PIECE_BYTES // max(1, file.row_bytes)), int(file.places.runs[:, 1].sum()))
                 count = _ROOMS if rows * file.row_bytes <= PIECE_BYTES else 1
                 rooms = torch.zeros((count, rows, file.row_bytes), dtype=torch.uint8, device="cpu")
                 under_way: deque[tuple[Future[None], int]] = deque()
@@ -399,7 +397,7 @@ def _wait(written: Future[None], nbytes: int) -> None:
 
 
 def _put_ahead(array: RowArray, file: RowFile, slots: np.ndarray) -> None:
-    places = file.places(slots)
+    places = file.places.offsets(slots, file.row_bytes)
     waiting = places >= file.done
     slots, places = slots[waiting], places[waiting]
     most = max(1, PIECE_BYTES // max(1, file.row_bytes))

@@ -20,9 +20,8 @@ from ostinato.buffers.checkpoint.save import save_state
 from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.core import kinds
 from ostinato.core.kinds import Node
-from ostinato.durable.files import open_file
+from ostinato.durable.files import check_new_path, open_file
 from ostinato.durable.manifest import holds_checkpoint
-from ostinato.durable.new_paths import check_new_path
 from ostinato.durable.progress import BYTES, Progress
 from ostinato.durable.torchrl_files import Folder, damaged, is_checkpoint
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, OptionError
