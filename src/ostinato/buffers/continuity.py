@@ -153,7 +153,9 @@ def warn_of_order(storage: Any, payload: Any, wanted: Episodes | None) -> bool:
     leaves = storage.schema.leaves
 
     def corner(path: Path) -> Tensor:
-        return storage.first_rows(payload, path, _CORNER)
+        values: Any = storage.scores(payload, path)
+        grid: Tensor = values.reshape(-1, storage.num_envs, *values.shape[1:])
+        return grid[:_CORNER, :_CORNER]
 
     named = [leaf for leaf in leaves if leaf.path]  # rows of single tensors have no names
     single = {leaf.path: corner(leaf.path) for leaf in named if leaf.nbytes == leaf.dtype.itemsize}

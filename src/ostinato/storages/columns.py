@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.core.casts import cast, read
 from ostinato.core.kinds import as_tensor, is_non_tensor, is_tensordict, is_text, show_field, show_path
 from ostinato.core.records import Request, Run
-from ostinato.core.rows import Flat, as_bits, column_name, turn_rows
+from ostinato.core.rows import Flat, Leaf, Schema, as_bits, column_name, turn_rows
 from ostinato.errors import CheckpointError, DamagedFileError, KeyMissingError, KindError, SchemaError
 from ostinato.storages.table import check_alike, checked_choice, copy_column, read_column
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.core.records import Placement
-    from ostinato.core.rows import Path, Schema
+    from ostinato.core.rows import Path
     from ostinato.storages.table import Table
 
 _P = ParamSpec("_P")
@@ -187,18 +186,21 @@ class Fields:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
+    def gather(self, slots: Tensor, *, pin: bool = False, sampled: bool = False) -> Payload:
+        """Copy rows; see `Table.gather` and `LateFields.get`."""
+        return self._payload(self._gather(slots, pin=pin), (slots.shape[0],), self.late.get(slots, sampled=sampled))
+
     @outside_graphs
-    def gather(self, slots: Tensor, *, pin: bool = False) -> list[Any]:
-        """Copy rows: all leaves, then all fields of objects; see `Table.gather`."""
+    def _gather(self, slots: Tensor, *, pin: bool = False) -> list[Any]:
+        """Copy all leaves, then all fields of objects."""
         found: list[Any] = self.dense.gather(slots, pin=pin)
         for kind in self.kinds:
             found += kind.gather(slots, pin=pin)
         return [found[i] for i in self._order]
 
-    def split(self, values: list[Any], batch: tuple[int, ...]) -> Flat:
-        """Return what `gather` or `view` returned as rows."""
+    def _payload(self, values: list[Any], batch: tuple[int, ...], late: dict[Path, Tensor]) -> Payload:
         count = len(self.schema.leaves)
-        return Flat(values[:count], batch, None, values[count:])
+        return Payload(Flat(values[:count], batch, None, values[count:]), late)
 
     @outside_graphs
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
@@ -230,14 +232,14 @@ class Fields:
             as_bits(out)[rows] = as_bits(self.fetch([Request(position, slots[rows])])[0])
         return out
 
-    def view(self, span: slice) -> list[Any]:
-        """Return the rows of a span as `gather` does, as views if all leaves are dense. Objects are copies."""
+    def view(self, span: slice, rows: int) -> Payload:
+        """Return the rows of a span of `[0, rows)`: views if all leaves are dense, else copies. Objects are copies."""
         if self.views and not self.kinds:
-            return list(self.dense.view(span))
-        slots = torch.arange(self.capacity, device=self.device)[span].contiguous()
-        if not self.views:
-            return self.gather(slots)
-        return [*self.dense.view(span), *self.objects(slots)]
+            leaves: list[Any] = self.dense.view(span)
+        else:
+            slots = torch.arange(rows, device=self.device)[span].contiguous()
+            leaves = [*self.dense.view(span), *self.objects(slots)] if self.views else self._gather(slots)
+        return self._payload(leaves, (leaves[0].shape[0],), self.late.view(span, rows))
 
     def objects(self, slots: Tensor, elsewhere: Mapping[Path, Tensor] | None = None) -> list[Any]:
         """Return the fields of Python objects at slots, int64 `[n]`; those in `elsewhere` at its slots."""
@@ -248,11 +250,12 @@ class Fields:
             return self.kinds[-1].gather(slots)
         return [self.kinds[-1].gather(elsewhere.get(leaf.path, slots))[i] for i, leaf in enumerate(fields)]
 
-    def column(self, position: int, rows: int) -> Tensor:
-        """Return one leaf of the first `rows` rows: a view if all leaves are dense, else a copy."""
-        if self.views:
-            return self.dense.column(position, rows)
-        return self.fetch([Request(position, torch.arange(rows, device=self.device))])[0]
+    def column(self, position: int, rows: int) -> Any:
+        """Return one field of the first `rows` rows: a view of a leaf if all leaves are dense, else a copy."""
+        slots, objects = torch.arange(rows, device=self.device), position - len(self.schema.leaves)
+        if objects >= 0:
+            return self.objects(slots)[objects]
+        return self.dense.column(position, rows) if self.views else self.fetch([Request(position, slots)])[0]
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -318,13 +321,32 @@ class Fields:
             end()
 
 
+class Saved(ABC):
+    """A field in the state of a storage, in another form than its rows one after the other; read like these."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    how: str = ""
+    """How it was saved, for messages; empty if it can be mapped."""
+
+    @abstractmethod
+    def read_into(self, dest: Tensor) -> None:
+        """Read all rows into a tensor."""
+
+    def read(self) -> Tensor:
+        """Return all rows as a new tensor."""
+        rows = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        self.read_into(rows)
+        return rows
+
+
 @final
-class Turned:
-    """A dense column of a state whose row `seam` comes first and the rows before it last; read like the column."""
+class Turned(Saved):
+    """A dense column of a state whose row `seam` comes first and the rows before it last."""
 
     def __init__(self, source: Any, seam: int) -> None:
         self._source, self._seam = source, seam
-        self.dtype, self.shape = source.dtype, source.shape
+        self.dtype, self.shape = source.dtype, tuple(source.shape)
         self.packed = getattr(source, "packed", False)
         if self.packed:
             self.rows, self.offset, self.row_bytes = source.rows, source.offset, source.row_bytes
@@ -345,12 +367,6 @@ class Turned:
         for _, dest in others:
             turn_rows(dest, self._seam)
 
-    def read(self) -> Tensor:
-        """Return the rows as a new tensor."""
-        rows = torch.empty(tuple(self.shape), dtype=self.dtype, device="cpu")
-        self.read_into(rows)
-        return rows
-
 
 @final
 class LateFields:
@@ -363,24 +379,19 @@ class LateFields:
         """Path -> `[capacity, *shape]`. Empty in nearly all storages; callers check it before they call a method."""
         self.has: dict[Path, Tensor] = {}
         """Path -> bool `[capacity]`."""
-        self._warned: set[Path] = set()
+        self._schemas: dict[Path, Schema] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of columns and masks."""
         return sum(t.nbytes for t in (*self.columns.values(), *self.has.values()))
 
-    def split(self, data: Any, known: Sequence[Path], batch: tuple[int, ...] | None) -> tuple[Any, dict[Path, Tensor]]:
-        """Separate the top-level keys of `data` that are not in the schema; they become late fields.
+    def split(self, data: Any, known: Sequence[Path]) -> tuple[Any, dict[Path, Any]]:
+        """Separate the top-level keys of `data` that are not in the schema; `rows` makes late fields of their values.
 
         Args:
             data: rows; only dicts and TensorDicts can have new keys.
             known: paths of the schema.
-            batch: leading dimensions, which are checked and flattened; None leaves both to `rows`.
-
-        Raises:
-            KindError: if a new value is not a tensor, array or number.
-            SchemaError: if its leading dimensions, or those of a row, differ.
         """
         fresh = _fresh_keys(data, known)
         given = set(data.keys()) if fresh else set()
@@ -388,23 +399,9 @@ class LateFields:
             return data, {}  # a field is missing, perhaps misspelt: the error of the schema names all keys given
         if not fresh:
             return data, {}
-        late: dict[Path, Tensor] = {(key,): self._read((key,), data.get(key)) for key in fresh}
+        late: dict[Path, Any] = {(key,): data.get(key) for key in fresh}
         rest: Any = data.exclude(*fresh) if is_tensordict(data) else {k: v for k, v in data.items() if k not in fresh}
-        return rest, late if batch is None else self.rows(late, batch)
-
-    def _read(self, path: Path, value: Any) -> Tensor:
-        """Return the values of a field as a tensor, of the dtype of its column if there is one."""
-        if is_non_tensor(value) or isinstance(value, (str, bytes)) or is_text(value, 1):
-            msg = (
-                f"the new {show_field(path)} is text or another non-tensor value: only tensors can be added to "
-                "stored rows; give such fields with the first rows"
-            )
-            raise KindError(msg)
-        if isinstance(value, (dict, list, tuple)) or is_tensordict(value):
-            msg = f"the new {show_field(path)} is nested: write each of its leaves as a field"
-            raise KindError(msg)
-        column = self.columns.get(path)
-        return as_tensor(value, path) if column is None else read(value, column.dtype, path)
+        return rest, late
 
     def require_cover(self, data: Any, known: Sequence[Path], slots: Tensor, rows: int) -> None:
         """Check that a new field of an edit is one of all rows: rows that lack it could not be sampled.
@@ -438,27 +435,22 @@ class LateFields:
             msg = f"unknown {show_field(path)}: extend() takes the stored fields; write_all() and rb[...] = can add one"
             raise SchemaError(msg)
 
-    def rows(self, late: dict[Path, Tensor], batch: tuple[int, ...]) -> dict[Path, Tensor]:
-        """Check late fields against leading dimensions `batch` and stored columns; flatten them to `[rows, *shape]`.
+    def rows(self, late: dict[Path, Any], batch: tuple[int, ...]) -> dict[Path, Tensor]:
+        """Check and cast the values of late fields `[*batch, *shape]`; flatten them to `[rows, *shape]`.
 
         Raises:
+            KindError: if a new value is not a tensor, array or number.
             SchemaError: naming the field, what was expected and what was given.
         """
         out: dict[Path, Tensor] = {}
         for path, value in late.items():
-            if tuple(value.shape[: len(batch)]) != tuple(batch):
-                msg = f"{show_field(path)} must have the batch size {list(batch)}, got shape {list(value.shape)}"
-                raise SchemaError(msg)
-            shape = tuple(value.shape[len(batch) :])
-            column = self.columns.get(path)
-            if column is not None and tuple(column.shape[1:]) != shape:
-                msg = (
-                    f"{show_field(path)} must be {column.dtype}{list(column.shape[1:])} per row, got "
-                    f"{value.dtype}{list(shape)}"
-                )
-                raise SchemaError(msg)
-            fitted = value if column is None else cast(value, column.dtype, path, self._warned)
-            out[path] = fitted.reshape((math.prod(batch), *shape))
+            schema = self._schemas.get(path)
+            if schema is None:
+                _check_new(path, value)
+                tensor = as_tensor(value, path)
+                schema = Schema(None, [Leaf(path, tensor.dtype, tuple(tensor.shape[len(batch) :]))])
+            (fitted,), *_ = schema.flatten(value, batch, len(batch))
+            out[path] = fitted.reshape((math.prod(batch), *schema.leaves[0].shape))
         return out
 
     def write(self, placement: Placement, values: dict[Path, Tensor]) -> None:
@@ -471,6 +463,7 @@ class LateFields:
             # no row has the field any more
             self.has = {key: mask for key, mask in self.has.items() if key != path}
             self.columns = {key: column for key, column in self.columns.items() if key != path}
+            del self._schemas[path]
         for path, value in values.items():
             self.put(path, slots, value[rows.to(value.device)])
 
@@ -482,6 +475,7 @@ class LateFields:
             with torch.inference_mode(mode=False):
                 has = torch.zeros(self._capacity, dtype=torch.bool, device=self._device)
                 column = torch.zeros(shape, dtype=value.dtype, device=self._device)
+            self._schemas[path] = Schema(None, [Leaf(path, value.dtype, shape[1:])])
             self.has = {**self.has, path: has}
             self.columns = {**self.columns, path: column}
         as_bits(self.columns[path])[slots] = as_bits(value.to(self._device))
@@ -525,7 +519,7 @@ class LateFields:
 
     def clear(self) -> None:
         """Remove all late fields."""
-        self.columns, self.has = {}, {}
+        self.columns, self.has, self._schemas = {}, {}, {}
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add fields and masks to the columns of a state, and `late`: path and both names of each. Views."""
@@ -543,9 +537,26 @@ class LateFields:
             new.has[tuple(path)][rows] = read_column(columns[has]).to(self._device)
 
         def finish() -> None:
-            self.columns, self.has = new.columns, new.has
+            self.columns, self.has, self._schemas = new.columns, new.has, new._schemas
 
         return finish
+
+
+def _check_new(path: Path, value: Any) -> None:
+    """Check that a value can be a field of its own.
+
+    Raises:
+        KindError: if it is text or nested.
+    """
+    if is_non_tensor(value) or isinstance(value, (str, bytes)) or is_text(value, 1):
+        msg = (
+            f"the new {show_field(path)} is text or another non-tensor value: only tensors can be added to stored "
+            "rows; give such fields with the first rows"
+        )
+        raise KindError(msg)
+    if isinstance(value, (dict, list, tuple)) or is_tensordict(value):
+        msg = f"the new {show_field(path)} is nested: write each of its leaves as a field"
+        raise KindError(msg)
 
 
 def _fresh_keys(data: Any, known: Sequence[Path]) -> list[Any]:

@@ -11,8 +11,7 @@ from ostinato.core.counts import StoredRows, make_counts
 from ostinato.core.kinds import require_tensordict, show_path
 from ostinato.errors import CheckpointError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
-from ostinato.storages.byte_budget import check_budget, rows_that_stay
-from ostinato.storages.coded import CodedColumns, check_codec, codecs_of
+from ostinato.storages.coded import CodedColumns, check_budget, check_codec, codecs_of, rows_that_stay
 from ostinato.storages.memory import HeapMemory, Memory
 from ostinato.storages.single_copy import NextColumns, check_option, find_pairs
 from ostinato.storages.table import Table, plan_layout
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Schema
     from ostinato.durable.codecs import AnyCodec
     from ostinato.storages.base import Storage
-    from ostinato.storages.byte_budget import Evict
+    from ostinato.storages.coded import Evict
     from ostinato.storages.columns import Columns
     from ostinato.storages.table import Block
 
@@ -312,7 +311,7 @@ def _mapped(schema: Schema, sources: Mapping[int, Any], capacity: int) -> Table:
         CheckpointError: if some are saved in a form that cannot be mapped.
     """
     for source in sources.values():
-        if hasattr(source, "how"):
+        if getattr(source, "how", ""):
             msg = f"the checkpoint was saved with {source.how}, which cannot be mapped: load it with mmap=False"
             raise CheckpointError(msg)
     return Table.map(schema, sources, capacity)

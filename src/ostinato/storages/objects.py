@@ -49,22 +49,13 @@ def pack(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
     Raises:
         CheckpointError: if it is not a tensor, array, TensorDict or plain value, and pickling is not allowed.
     """
-    if kinds.is_tensor_collection(row):
-        try:
-            return _pack_tree(row, allow_pickle=allow_pickle)
-        except OstinatoError as error:
-            if not allow_pickle:
-                msg = (
-                    f"a row cannot be saved: {kinds.reason_of(error)}, which can only be pickled: create the "
-                    "storage with allow_pickle=True"
-                )
-                raise CheckpointError(msg) from error
-            return {"form": "pickle", "bytes": pickle.dumps(row)}
     try:
+        if kinds.is_tensor_collection(row):
+            return _pack_tree(row, allow_pickle=allow_pickle)
         encode(row, store=lambda *_: "state:0")
-    except CheckpointError as error:
+    except OstinatoError as error:
         if not allow_pickle:
-            msg = f"{error}; or create the storage with allow_pickle=True"
+            msg = f"a row cannot be saved: {kinds.reason_of(error)}; or create the storage with allow_pickle=True"
             raise CheckpointError(msg) from error
         return {"form": "pickle", "bytes": pickle.dumps(row)}
     return {"form": "plain", "value": row}

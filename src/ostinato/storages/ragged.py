@@ -639,17 +639,12 @@ def _put(data: dict[Any, Any], path: Path, value: Any) -> None:
 
 def _padded(nested: Tensor) -> tuple[Tensor, Tensor]:
     """Return a jagged tensor `[n, j, *F]` padded with 0, `[n, longest, *F]`, and the mask of its values."""
-    values, offsets = nested.values(), _offsets_of(nested)
-    lengths = torch.diff(offsets)
+    values, lengths = nested.values(), _lengths_of(nested)
     longest = int(lengths.max()) if lengths.shape[0] else 0
     mask = torch.arange(longest, device=values.device) < lengths[:, None]
-    rows = lengths.shape[0]
-    out = torch.zeros((rows * longest, *values.shape[1:]), dtype=values.dtype, device=values.device)
-    shift = torch.arange(rows, device=values.device) * longest - offsets[:-1]
-    at = torch.arange(values.shape[0], device=values.device)
-    at += torch.repeat_interleave(shift, lengths, output_size=values.shape[0])
-    as_bits(out)[at] = as_bits(values)
-    return out.view(rows, longest, *values.shape[1:]), mask
+    out = torch.zeros((*mask.shape, *values.shape[1:]), dtype=values.dtype, device=values.device)
+    as_bits(out)[mask] = as_bits(values)
+    return out, mask
 
 
 def _rows_of(nested: Tensor) -> tuple[Tensor, ...]:

@@ -286,13 +286,19 @@ class SharedStorage(Storage):
 
     def lay_out(self, schema: Schema) -> None:
         """Allocate memory for rows of a schema, unless there is some."""
+        memory = self._segment if self._files is None else self._files
+        self._begin(lambda inner: inner.lay_out_in(memory, schema))
+
+    def _begin(self, lay_out: Callable[[LazyTensorStorage], Any]) -> Any:
+        """Let a storage be laid out, unless a process has done so; return what `lay_out` returns."""
         with self._segment.alone():
             if self._find():
-                return
+                return None
             self._segment.begin_layout()
             inner = self._unallocated()
-            inner.lay_out_in(self._segment if self._files is None else self._files, schema)
-            self._publish(inner)
+            found = lay_out(inner)
+            self._publish(inner)  # unless there were no rows
+            return found
 
     def _publish(self, inner: LazyTensorStorage) -> None:
         """Let other processes know the layout, and create the ring."""
@@ -353,11 +359,6 @@ class SharedStorage(Storage):
         return torch.Size((self.ring.rows if self._find() else 0,))
 
     @property
-    def default_collate(self) -> Callable[[Any], Any] | None:
-        """None: rows are presented as they were written."""
-        return self._inner.default_collate
-
-    @property
     def schema(self) -> Schema | None:
         """Schema of a row; None before the first."""
         return self._inner.schema if self._find() else None
@@ -378,16 +379,8 @@ class SharedStorage(Storage):
 
     def admit(self, data: Any, lead: int) -> tuple[Any, int]:
         """Check rows against the schema; the first rows define it, and memory is allocated."""
-        if self._ring is not None or self._find():
-            return self._inner.admit(data, lead)
-        with self._segment.alone():
-            if self._find():
-                return self._inner.admit(data, lead)
-            self._segment.begin_layout()
-            inner = self._unallocated()
-            admitted = inner.admit(data, lead)
-            self._publish(inner)  # unless there were no rows
-            return admitted
+        found = None if self._ring is not None or self._find() else self._begin(lambda inner: inner.admit(data, lead))
+        return self._inner.admit(data, lead) if found is None else found
 
     def write(self, placement: Placement, payload: Any) -> None:
         """Copy rows to slots that were reserved for them."""

@@ -19,7 +19,7 @@ from ostinato.core.kinds import show_field, show_path
 from ostinato.core.records import Run
 from ostinato.core.rows import as_bits, same_rows, turn_rows
 from ostinato.errors import CheckpointError, OptionError, SchemaError
-from ostinato.storages.columns import Columns, check_column, targets
+from ostinato.storages.columns import Columns, Saved, check_column, targets
 from ostinato.storages.memory import HeapMemory
 from ostinato.storages.table import Room, checked_choice, copy_column, last_of_each, read_column
 
@@ -666,8 +666,8 @@ class NextColumns(Columns):
 
 
 @final
-class SavedNext:
-    """A column of next observations of a state that stores them once, its row `seam` first; read like a column.
+class SavedNext(Saved):
+    """A column of next observations of a state that stores them once, its row `seam` first.
 
     Args:
         leaf: the field.
@@ -685,7 +685,6 @@ class SavedNext:
         self._obs, self._apart, self._nexts, self._num_envs, self._seam = obs, apart, nexts, num_envs, seam
         self.mate = mate
         self.how = how
-        """How it was saved, for messages."""
         self.dtype, self.shape = leaf.dtype, (apart.shape[0], *leaf.shape)
 
     def parts(self) -> tuple[Tensor, Tensor]:
@@ -700,12 +699,6 @@ class SavedNext:
         at = torch.nonzero(self._apart).view(-1).to(dest.device)
         as_bits(dest)[at] = as_bits(read_column(self._nexts)).to(dest.device)
         turn_rows(dest, self._seam)
-
-    def read(self) -> Tensor:
-        """Return all rows as a new tensor."""
-        rows = torch.empty(self.shape, dtype=self.dtype, device="cpu")
-        self.read_into(rows)
-        return rows
 
 
 def find_nexts(state: dict[str, Any], schema: Schema, seam: int) -> dict[str, SavedNext]:

@@ -155,8 +155,6 @@ class TensorStorage(Storage):
     def flatten(self) -> Storage:
         """Return a storage of the rows present with `ndim=1`: this storage, or with `ndim=2` one on the same memory.
 
-        Fields that were added later are copied.
-
         Raises:
             UsageError: if there are no rows, or with `single_copy` or `codec`.
         """
@@ -171,9 +169,7 @@ class TensorStorage(Storage):
             raise UsageError(msg)
         self._expose()
         rows = self._at.rows
-        slots = torch.arange(rows, device=self.device)
-        flat = Flat(table.dense.view(slice(rows)), (rows,), None, table.objects(slots))
-        data = self.present(Payload(flat, table.late.get(slots)), (rows,))
+        data = self.present(table.view(slice(rows), rows), (rows,))
         return TensorStorage(data, allow_pickle=self.allow_pickle)
 
     @property
@@ -191,8 +187,9 @@ class TensorStorage(Storage):
         if table is None:
             return {}
         self._expose()
-        columns = table.dense.columns if table.views else table.view(slice(self._at.rows))
-        named = zip(table.schema.leaves, columns, strict=False)  # objects follow the leaves
+        rows = self._at.rows
+        columns = table.dense.columns if table.views else table.view(slice(rows), rows).flat.leaves
+        named = zip(table.schema.leaves, columns, strict=True)
         return {**{leaf.path: column for leaf, column in named}, **table.late.columns}
 
     @property
@@ -263,9 +260,9 @@ class TensorStorage(Storage):
             data = self._stacked(data)
         table = self._table
         schema = describe(data, lead) if table is None else table.schema
-        late: dict[Path, Tensor] = {}
+        late: dict[Path, Any] = {}
         if table is not None and table.late.columns:
-            data, late = table.late.split(data, schema.paths, None)
+            data, late = table.late.split(data, schema.paths)
             table.late.require_known(late)
         flat = schema.flatten(data, None, lead)
         rows = math.prod(flat.batch)
@@ -378,22 +375,6 @@ class TensorStorage(Storage):
         paths = [leaf.path for leaf in self._require().schema.leaves]
         return paths.index(path) if path in paths else None
 
-    def first_rows(self, payload: Payload, path: Path, most: int) -> Tensor:
-        """Return a field of the first steps and environments of rows that will be written, `[steps, envs, *shape]`.
-
-        Args:
-            payload: of `admit`, with `ndim=2`.
-            path: of the field.
-            most: steps, and environments.
-        """
-        schema = self._require().schema
-        position = schema.find(path)
-        shape, value = schema.leaves[position].shape, payload.flat.leaves[position]
-        if len(payload.flat.batch) == 1:
-            value = value.reshape(-1, self.num_envs, *shape)
-        corner = value[:most, :most]
-        return corner.reshape(*corner.shape[:2], *shape)
-
     def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
         """Return the field at `path` of some rows; other fields are not read. Copy."""
         position = self._find_leaf(path)
@@ -418,8 +399,7 @@ class TensorStorage(Storage):
         table, batch = self._table or self._require(), (slots.shape[0],)
         if not table.kinds and not table.late.columns:
             return Payload(Flat(table.dense.gather(slots, pin=pin), batch, None), {})
-        flat = table.split(table.gather(slots, pin=pin), batch)
-        return Payload(flat, table.late.get(slots, sampled=True))
+        return table.gather(slots, pin=pin, sampled=True)
 
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
         """Copy different rows of each field: one tensor `[n, *leaf.shape]` for each request.
@@ -519,11 +499,9 @@ class TensorStorage(Storage):
             return self._read_grid(table, index, swap=swap)
         picked = select(index, self.shape, self.device)
         if picked.span is None:
-            values, late = table.gather(picked.slots), table.late.get(picked.slots)
-        else:
-            self._expose()
-            values, late = table.view(picked.span), table.late.view(picked.span, self._at.rows)
-        return self.present(Payload(table.split(values, picked.batch), late), picked.batch)
+            return self.present(table.gather(picked.slots), picked.batch)
+        self._expose()
+        return self.present(table.view(picked.span, self._at.rows), picked.batch)
 
     def _read_grid(self, table: Fields, index: Any, *, swap: bool) -> Any:
         """Return the rows at an index into `[steps, num_envs]`: a view for ints and slices, else a copy."""
@@ -535,28 +513,27 @@ class TensorStorage(Storage):
         flat = Flat([apply_index(grid, index) for grid in grids], batch, None)
         if not table.kinds and not table.late.columns:
             return self.present(Payload(flat, {}), batch)
-        slots = select(index, self.shape, self.device, swap=swap).slots
-        flat = flat._replace(objects=table.objects(slots)) if table.views else table.split(table.gather(slots), batch)
-        return self.present(Payload(flat, table.late.get(slots)), batch)
+        found = table.gather(select(index, self.shape, self.device, swap=swap).slots)
+        if table.views:
+            found = found._replace(flat=flat._replace(objects=found.flat.objects))
+        return self.present(found, batch)
 
-    def _as_grid(self, column: Tensor, *, swap: bool) -> Tensor:
+    def _as_grid(self, column: Any, *, swap: bool) -> Any:
         """Return a column of the rows present in the shape of the storage; with `swap`, environments first. View."""
-        grid = column.view(*self.shape, *column.shape[1:])
-        return grid.transpose(0, 1) if swap else grid
+        grid = column.reshape((*self.shape, *column.shape[1:]))
+        return grid.swapaxes(0, 1) if swap else grid
 
     def _read_field(self, path: tuple[str, ...], *, swap: bool) -> Any:
-        table = self._require()
-        rows, objects = self._at.rows, [leaf.path for leaf in table.schema.objects]
-        if path in objects:
-            values = table.objects(torch.arange(rows, device=self.device))[objects.index(path)]
-            values = values.reshape((*self.shape, *values.shape[1:]))
-            return (values.swapaxes(0, 1) if swap else values).tolist()
+        table, rows = self._require(), self._at.rows
+        paths = table.schema.paths
         self._expose()
         if path in table.late.columns:
-            column = table.late.view(slice(rows), rows, sampled=True)[path]
+            column: Any = table.late.view(slice(rows), rows, sampled=True)[path]
         else:
-            column = table.column(table.schema.find(path), rows)
-        return column if self.ndim == 1 else self._as_grid(column, swap=swap)
+            column = table.column(paths.index(path) if path in paths else table.schema.find(path), rows)
+        if self.ndim > 1:
+            column = self._as_grid(column, swap=swap)
+        return column if isinstance(column, Tensor) else column.tolist()
 
     def _expose(self) -> None:
         """Record that a view is returned; tables with single copies or a codec return copies."""
@@ -595,11 +572,11 @@ class TensorStorage(Storage):
         data, aside = self._set_aside(data, len(batch))
         if stacked:
             data = self._stacked(data)
-        data, late = table.late.split(data, table.schema.paths, batch)
+        data, late = table.late.split(data, table.schema.paths)
         flat = table.schema.flatten(data, batch, len(batch))
         leaves = [x.reshape((count, *leaf.shape)) for x, leaf in zip(flat.leaves, table.schema.leaves, strict=True)]
         flat = self._put_back(flat._replace(leaves=leaves, batch=(count,)), aside, count)
-        payload = Payload(flat, late, table.prepare(flat, count, None) if table.kinds else ())
+        payload = Payload(flat, table.late.rows(late, batch), table.prepare(flat, count, None) if table.kinds else ())
         placement = Picks(slots, torch.arange(count, device=slots.device), slots)
 
         def change() -> None:
@@ -620,8 +597,8 @@ class TensorStorage(Storage):
         table = self._require()
         paths = table.schema.paths
         if path in table.late.columns:
-            _, late = table.late.split({path[0]: value}, (), batch)
-            write = functools.partial(table.late.put, path, slots, late[path])
+            fitted = table.late.rows({path: value}, batch)[path]
+            write = functools.partial(table.late.put, path, slots, fitted)
         else:
             position = paths.index(path) if path in paths else table.schema.find(path)
             fitted = self._fit_field(position, value, batch, slots.shape[0])
