@@ -15,7 +15,9 @@ LARGEST = 2**62
 """Options and counts are below it: sums and differences of two fit int64."""
 
 
-def check_integer(name: str, value: Any, least: int | None = None, kind: type[Exception] = KindError) -> int:
+def check_integer(
+    name: str, value: Any, least: int | None = None, kind: type[Exception] = KindError, *, below: int = LARGEST
+) -> int:
     """Return an option that is an integer of at least `least`, if there is such a bound.
 
     Args:
@@ -23,6 +25,7 @@ def check_integer(name: str, value: Any, least: int | None = None, kind: type[Ex
         value: as it was given.
         least: the smallest that is allowed.
         kind: the error for something else than an integer.
+        below: a bound of its absolute value.
 
     Raises:
         KindError: if it is no integer, unless there is another `kind`.
@@ -36,8 +39,8 @@ def check_integer(name: str, value: Any, least: int | None = None, kind: type[Ex
     if least is not None and number < least:
         msg = f"{name} must be {words}, got {value!r}"
         raise OptionError(msg)
-    if abs(number) >= LARGEST:
-        msg = f"{name} must be below 2 ** 62, got {value}"
+    if abs(number) >= below:
+        msg = f"{name} must be below {below}, got {value}"
         raise OptionError(msg)
     return number
 

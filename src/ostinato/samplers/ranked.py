@@ -15,7 +15,7 @@ from ostinato.errors import PriorityError, SlotError, TooFewRowsError
 from ostinato.samplers.base import PrioritySampler, Sampler
 from ostinato.samplers.priorities import check_capacity, check_reduction, reduce_items
 from ostinato.samplers.state import require, require_options
-from ostinato.samplers.uses import Uses, UsesSampler
+from ostinato.samplers.uses import MOST_DRAWS, Uses, UsesSampler
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,7 +39,9 @@ class _TopSampler(UsesSampler):
     """
 
     def __init__(self, max_times_sampled: int | None) -> None:
-        limit = None if max_times_sampled is None else check_integer("max_times_sampled", max_times_sampled, 1)
+        limit = max_times_sampled
+        if limit is not None:
+            limit = check_integer("max_times_sampled", limit, 1, below=MOST_DRAWS)
         self.max_times_sampled = limit
         self.counting = limit is not None
         self._order = RankOrder()
@@ -55,8 +57,11 @@ class _TopSampler(UsesSampler):
             EmptyBufferError: if no row is left.
             TooFewRowsError: where rows stay, if there are fewer than a batch.
         """
-        super().check_draw(view, batch_size)
-        if not self.leaves and self._order.rows < batch_size:
+        if self.leaves:
+            super().check_draw(view, batch_size)
+            return
+        self.begin(view)
+        if self._order.rows < batch_size:
             raise TooFewRowsError(_too_few(self._order.rows, batch_size))
 
     def _first(self, view: View, count: int, read: ReadKeys) -> Draw:
