@@ -11,7 +11,7 @@ from ostinato._backend import backend
 from ostinato.core.records import Draw, Run, View
 from ostinato.core.ring import Ring
 from ostinato.errors import CheckpointError, OptionError, PriorityError, UsageError
-from ostinato.samplers.base import PrioritySampler, check_replacement
+from ostinato.samplers.base import PrioritySampler, check_replacement, written
 from ostinato.samplers.priorities import (
     check_capacity,
     check_exponent,
@@ -31,7 +31,7 @@ from ostinato.samplers.state import require, require_options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.eligible import Some
+    from ostinato.core.eligible import EligibleRows
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import Placement
     from ostinato.core.shared_ring import SharedRing
@@ -335,21 +335,16 @@ class PrioritizedSampler(PrioritySampler):
         """Set the first priorities of rows just written. Cost: O(rows written)."""
         if isinstance(placement, Run) and priorities is None:
             self._fill_run(placement, view)
-        elif isinstance(placement, Run):
-            given = None if priorities is None else priorities[placement.skip :]
-            self.set_priorities(placement.slots(view.device), given, view)
         else:
-            given = None if priorities is None else priorities[placement.rows.to(priorities.device)]
-            self.set_priorities(placement.slots.to(view.device), given, view)
-        if view.episodes is None and self._mask is not None:  # slots of deleted rows were written
-            self._limit(placement.slots(view.device) if isinstance(placement, Run) else placement.slots, view)
-        elif view.episodes is not None and isinstance(placement, Run):
-            starts, slots = self._starts(view), placement.slots(view.device)
-            if starts is not None:
-                self._limit(slots, view)
-                self._limit(self._completed(slots, starts, view.episodes), view)
-            elif self._mask is not None:  # the last rows that could not be drawn were replaced by these
-                self._limit(slots, view)
+            slots, given = written(placement, priorities, view.device)
+            self.set_priorities(slots, given, view)
+        starts = None if view.episodes is None else self._starts(view)
+        if starts is None and self._mask is None:
+            return
+        slots, _ = written(placement, None, view.device)  # which may have replaced rows that could not be drawn
+        self._limit(slots, view)
+        if starts is not None and view.episodes is not None:
+            self._limit(self._completed(slots, starts, view.episodes), view)
 
     def _fill_run(self, run: Run, view: View) -> None:
         """Give rows just written in ring order the default priority, as it was before the write."""
@@ -568,11 +563,11 @@ class PrioritizedSampler(PrioritySampler):
         self.set_priorities(slots, torch.zeros_like(slots, dtype=torch.float64), view)
         self._hide(slots, view)
 
-    def _starts(self, view: View) -> Some | None:
+    def _starts(self, view: View) -> EligibleRows | None:
         """Return the rows that may be drawn; None stands for all of them."""
         return view.starts
 
-    def _completed(self, slots: Tensor, starts: Some, episodes: EpisodeTable) -> Tensor:
+    def _completed(self, slots: Tensor, starts: EligibleRows, episodes: EpisodeTable) -> Tensor:
         """Return the older rows whose windows are complete since `slots` were written."""
         return episodes.shift(slots, 1 - starts.need)
 

@@ -19,7 +19,7 @@ from ostinato.samplers.state import new_slots, require, require_options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.eligible import Some
+    from ostinato.core.eligible import EligibleRows
     from ostinato.core.records import Placement, View
 
 _TOP = 2**63 - 1
@@ -220,7 +220,9 @@ class SamplerWithoutReplacement(RandomSampler):
         self._due = 0
         return Draw(self._draw_pass(view, batch_size, generator))
 
-    def _draw_among(self, view: View, starts: Some, batch_size: int, generator: torch.Generator | None) -> Tensor:
+    def _draw_among(
+        self, view: View, starts: EligibleRows, batch_size: int, generator: torch.Generator | None
+    ) -> Tensor:
         """Draw the next slots of the pass that may be drawn, and skip the others."""
         parts: list[Tensor] = []
         missing = batch_size
@@ -235,7 +237,7 @@ class SamplerWithoutReplacement(RandomSampler):
         self.ran_out = self.ran_out or self._count_due(starts) == 0
         return torch.cat(parts)
 
-    def _count_due(self, starts: Some) -> int:
+    def _count_due(self, starts: EligibleRows) -> int:
         """Return a lower bound of the rows left in the pass that may be drawn; 0 only if there is none."""
         if self._due <= 0:
             left = slice(self._at, self._rows)
