@@ -11,6 +11,7 @@ import torch
 
 from ostinato.core import kinds
 from ostinato.core.eligible import Recent
+from ostinato.core.options import check_integer
 from ostinato.core.records import Run
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
 from ostinato.samplers import RandomSampler
@@ -214,9 +215,7 @@ def check_age(versions: Versions | None, sampler: Sampler, max_age: Any, *, pref
     Raises:
         OptionError: if there is no `version_key`, batches are prefetched, or something else says which rows are drawn.
     """
-    if isinstance(max_age, bool) or not hasattr(max_age, "__index__") or max_age < 0:
-        msg = f"max_age must be an integer of at least 0 (versions), got {max_age!r}"
-        raise OptionError(msg)
+    age = check_integer("max_age", max_age, 0, OptionError)
     if versions is None:
         raise OptionError(no_versions(max_age))
     if prefetch:
@@ -228,7 +227,7 @@ def check_age(versions: Versions | None, sampler: Sampler, max_age: Any, *, pref
             f"buffer has {sampler!r}"
         )
         raise OptionError(msg)
-    return int(max_age.__index__())
+    return age
 
 
 def no_versions(max_age: int) -> str:

@@ -58,11 +58,6 @@ class Remover:
         """Whether no row leaves from between others, unless it is deleted: the oldest are replaced."""
         return self.name == "fifo" and not self.implied
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the order."""
-        return self._order.nbytes
-
     def place(
         self, rows: int, ring: Ring, free: FreeSlots | None, given: NDArray[np.float64], read: ReadKeys
     ) -> Picks | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
 
-Some: TypeAlias = "Starts | Eligible | Recent"
+EligibleRows: TypeAlias = "Starts | Eligible | Recent"
 """The rows that may be drawn, where these are only some: those that can start a window, that are left, or young."""
 
 
@@ -218,7 +218,7 @@ class Recent(NamedTuple):
     """Slot of the oldest row."""
     capacity: int
     """Slots of the ring."""
-    among: Some | None
+    among: EligibleRows | None
     """Rows that may be drawn, young or not, which `allowed` looks at; None for all."""
 
     @property

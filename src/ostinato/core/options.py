@@ -15,7 +15,9 @@ LARGEST = 2**62
 """Options and counts are below it: sums and differences of two fit int64."""
 
 
-def check_integer(name: str, value: Any, least: int | None = None, kind: type[Exception] = KindError) -> int:
+def check_integer(
+    name: str, value: Any, least: int | None = None, kind: type[Exception] = KindError, *, below: int = LARGEST
+) -> int:
     """Return an option that is an integer of at least `least`, if there is such a bound.
 
     Args:
@@ -23,23 +25,27 @@ def check_integer(name: str, value: Any, least: int | None = None, kind: type[Ex
         value: as it was given.
         least: the smallest that is allowed.
         kind: the error for something else than an integer.
+        below: a bound of its absolute value.
 
     Raises:
         KindError: if it is no integer, unless there is another `kind`.
         OptionError: if it is out of range.
     """
-    words = {None: "an integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        msg = f"{name} must be {words}, got {value!r} of type {type(value).__name__}"
+        msg = f"{name} must be {_words(least)}, got {value!r} of type {type(value).__name__}"
         raise kind(msg)
     number = int(value.__index__())
     if least is not None and number < least:
-        msg = f"{name} must be {words}, got {value!r}"
+        msg = f"{name} must be {_words(least)}, got {value!r}"
         raise OptionError(msg)
-    if abs(number) >= LARGEST:
-        msg = f"{name} must be below 2 ** 62, got {value}"
+    if not -below < number < below:
+        msg = f"{name} must be below {below}, got {value}"
         raise OptionError(msg)
     return number
+
+
+def _words(least: int | None) -> str:
+    return {None: "an integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
 
 
 def check_choice(name: str, value: _Name, choices: Iterable[str]) -> _Name:

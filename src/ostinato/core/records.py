@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.eligible import Some
+    from ostinato.core.eligible import EligibleRows
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.ring import Ring
     from ostinato.core.rows import Path, Schema
@@ -105,7 +105,7 @@ class View(NamedTuple):
     """Device of slots."""
     episodes: EpisodeTable | None = None
     """Episodes of the rows; None if the buffer does not track them."""
-    starts: Some | None = None
+    starts: EligibleRows | None = None
     """Rows that may be drawn; None stands for all of them."""
     stored: Stored | None = None
     """Stored fields, for a sampler that reads some (`Sampler.reads`); None for others."""

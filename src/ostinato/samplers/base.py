@@ -642,6 +642,19 @@ class CountingSampler(Sampler):
         """
 
 
+def written(placement: Placement, values: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Return the slots of rows that were written, int64 `[n]`, and their values, if all of the batch have one.
+
+    Args:
+        placement: of the rows.
+        values: `[placement.total]`.
+        device: of the slots.
+    """
+    if isinstance(placement, Run):
+        return placement.slots(device), None if values is None else values[placement.skip :]
+    return placement.slots.to(device), None if values is None else values[placement.rows.to(values.device)]
+
+
 def check_replacement(cls: type, *, replacement: bool) -> None:
     """Check that a sampler that can only draw with replacement is not asked for the other variant.
 

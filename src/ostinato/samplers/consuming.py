@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from ostinato.core.eligible import Eligible
-from ostinato.core.options import LARGEST, check_integer
+from ostinato.core.options import check_integer
 from ostinato.core.records import Draw, Run, ring_range
 from ostinato.errors import CheckpointError, EmptyBufferError, OptionError
 from ostinato.samplers.base import CountingSampler, check_replacement
 from ostinato.samplers.distinct import draw_distinct
 from ostinato.samplers.state import require
 from ostinato.samplers.uniform import RandomSampler
-from ostinato.samplers.uses import Uses, UsesSampler
+from ostinato.samplers.uses import MOST_DRAWS, Uses, UsesSampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -235,9 +235,9 @@ class LimitedSampler(UsesSampler):
     """
 
     def __init__(self, max_times_sampled: int) -> None:
-        self.max_times_sampled = check_integer("max_times_sampled", max_times_sampled, 1)
-        self._rows = Eligible()
-        super().__init__(Uses(self.max_times_sampled, self._rows, leave=False))
+        self.max_times_sampled = check_integer("max_times_sampled", max_times_sampled, 1, below=MOST_DRAWS)
+        self._eligible = Eligible()
+        super().__init__(Uses(self.max_times_sampled, self._eligible, leave=False))
 
     def __repr__(self) -> str:
         """Show the option and the rows left."""
@@ -269,8 +269,8 @@ class LimitedSampler(UsesSampler):
         parts, missing = [], batch_size
         while missing:
             # as if drawn one by one: a candidate that is used up by its turn is skipped
-            random = torch.randint(0, self._rows.rows, (missing,), generator=generator, device=view.device)
-            found = self._use(self._rows.select(random.cpu().numpy()))
+            random = torch.randint(0, self._eligible.rows, (missing,), generator=generator, device=view.device)
+            found = self._use(self._eligible.select(random.cpu().numpy()))
             parts.append(found)
             missing -= found.size
         slots = torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts)).to(view.device)
@@ -325,9 +325,9 @@ class ConsumingSampler(UsesSampler):
 
     def __init__(self, max_sample_count: int = 1, *, replacement: bool = True) -> None:
         check_replacement(type(self), replacement=replacement)
-        self.max_sample_count = check_integer("max_sample_count", max_sample_count, 1)
-        self._rows = Eligible()
-        super().__init__(Uses(self.max_sample_count, self._rows, leave=True))
+        self.max_sample_count = check_integer("max_sample_count", max_sample_count, 1, below=MOST_DRAWS)
+        self._eligible = Eligible()
+        super().__init__(Uses(self.max_sample_count, self._eligible, leave=True))
 
     def __repr__(self) -> str:
         """Show the option and the rows left."""
@@ -341,7 +341,7 @@ class ConsumingSampler(UsesSampler):
         """
         self.check_draw(view, batch_size)
         picked = draw_distinct(self.rows_left, min(batch_size, self.rows_left), generator, view.device)
-        draw = self._uses.take(self._rows.select(picked.cpu().numpy()), view)
+        draw = self._uses.take(self._eligible.select(picked.cpu().numpy()), view)
         self.ran_out = self.rows_left == 0
         return draw
 
@@ -352,7 +352,7 @@ class ConsumingSampler(UsesSampler):
             CheckpointError: if it is not.
         """
         limit = state["max_sample_count"]
-        require(type(limit) is int and 1 <= limit < LARGEST, f"max_sample_count is {limit!r}")
+        require(type(limit) is int and 1 <= limit < MOST_DRAWS, f"max_sample_count is {limit!r}")
         self._uses.check_state(state, rows, limit)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -369,7 +369,7 @@ def with_limit(sampler: Sampler, limit: int | None, prefetch: int | None) -> Sam
         OptionError: if it is below 1, or does not go with the sampler or with prefetch.
     """
     if limit is not None:
-        count = check_integer("consume_after_n_samples", limit, 1)
+        count = check_integer("consume_after_n_samples", limit, 1, below=MOST_DRAWS)
         if prefetch:
             msg = (
                 f"Prefetching is not supported when consume_after_n_samples is set, got prefetch={prefetch}: leave "

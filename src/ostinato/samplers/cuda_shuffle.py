@@ -47,8 +47,7 @@ class DevicePasses:
         self.capacity = capacity
         self.device = device
         with torch.inference_mode(mode=False):  # changed in place in any mode
-            # slots without rows are in order; the last item is scratch
-            self.order = torch.arange(capacity + 1, device=device)
+            self.order = torch.arange(capacity, device=device)  # slots without rows are in order
             self._at = torch.zeros((), dtype=torch.int64, device=device)
             self._count = torch.zeros((), dtype=torch.int64, device=device)
         self.rows = 0
@@ -84,7 +83,7 @@ class DevicePasses:
 
     def clear(self) -> None:
         """Reset order and position in place: a captured graph reads the same memory."""
-        torch.arange(self.capacity + 1, out=self.order, device=self.device)
+        torch.arange(self.capacity, out=self.order, device=self.device)
         self._at.zero_()
         self._count.zero_()
         self.rows = 0
@@ -132,36 +131,35 @@ def swap(order: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Swap `order[first[s]]` with `order[second[s]]` for s = 0, 1, ...; return the item at `first[s]` after each swap.
 
     The result is that of a loop; the work is a sort and about log2(n) rounds of pointer jumping (on the parallelism of
-    such shuffles see Shun, Gu, Blelloch, Fineman and Gibbons 2015). No step is a host sync. The last item of `order` is
-    scratch.
+    such shuffles see Shun, Gu, Blelloch, Fineman and Gibbons 2015). No step is a host sync.
 
     Args:
-        order: int64 `[m + 1]`; changed.
+        order: int64 `[m]`; changed.
         first: int64 `[n]` in [0, m).
         second: int64 `[n]` in [0, m).
 
     Returns:
         int64 `[n]`.
     """
-    count, scratch = 2 * first.shape[0], order.shape[0] - 1
-    same = first == second
+    count = 2 * first.shape[0]
+    same = (first == second)[:, None].expand(-1, 2).reshape(-1)
     # event 2s is the write of swap s to its first position, 2s + 1 the write to its second
-    places = torch.stack((first, torch.where(same, scratch, second)), 1).view(-1)
+    places = torch.stack((first, second), 1).view(-1)
     events = torch.arange(count, device=order.device)
     sorted_places, by = torch.sort(places, stable=True)
     again = sorted_places[1:] == sorted_places[:-1]
     none = torch.full((1,), -1, dtype=torch.int64, device=order.device)
     earlier = torch.empty_like(by).scatter_(0, by, torch.cat((none, torch.where(again, by[:-1], -1))))
     # the item written was at the other position before: written by the last event there, or original
-    taken_at = torch.where(same[:, None].expand(-1, 2).reshape(-1), events & ~1, events ^ 1)
+    taken_at = torch.where(same, events & ~1, events ^ 1)
     source = earlier.index_select(0, taken_at)
     held = order.index_select(0, places.index_select(0, taken_at))
     jump = torch.where(source < 0, events, source)
     for _ in range(count.bit_length()):
         jump = jump.index_select(0, jump)
     values = held.index_select(0, jump)
-    last = torch.cat((~again, none < 0))
-    order.scatter_(0, torch.where(last, sorted_places, scratch), values.index_select(0, by))
+    last = torch.searchsorted(sorted_places, sorted_places, right=True) - 1  # all events at a place write its last item
+    order.scatter_(0, sorted_places, values.index_select(0, by.index_select(0, last)))
     return values[::2].contiguous()
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_VALUE = 2.0**960
 """Largest value of a row: the sum of 2**36 of them is still finite."""
-_WEIGHT_DTYPES = frozenset({torch.float32, torch.float64})
+WEIGHT_DTYPES = frozenset({torch.float32, torch.float64})
 """Dtypes of weights that the native extension writes."""
 _FAN = 8
 _SHIFT = 3
@@ -101,15 +101,6 @@ class PriorityTree(ABC):
     @abstractmethod
     def minimum(self) -> float | Tensor:
         """Smallest value above zero, infinity if there is none; 0-dim tensor on devices other than the CPU. O(1)."""
-
-    @property
-    @abstractmethod
-    def maximum(self) -> float | Tensor:
-        """Largest value, 0 if there is none; 0-dim tensor on devices other than the CPU.
-
-        The native tree tracks it from the first access on, which costs O(capacity), so that updates pay for it only
-        where it is used. Like a write, that access needs the buffer's lock. Afterwards O(1).
-        """
 
     def set(self, slots: Tensor, values: Tensor) -> None:
         """Write values; of equal slots in one call the last one wins. O(n log capacity).
@@ -331,11 +322,6 @@ class NativeTree(PriorityTree):
         """Smallest value above zero, infinity if there is none."""
         return self.native.minimum
 
-    @property
-    def maximum(self) -> float:
-        """Largest value; see `PriorityTree.maximum`."""
-        return self.native.maximum
-
     def sample(
         self, uniforms: Tensor, beta: float, dtype: torch.dtype, ring: Ring | SharedRing
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -344,7 +330,7 @@ class NativeTree(PriorityTree):
         Raises:
             ValueError: if the total is zero or not finite.
         """
-        if dtype not in _WEIGHT_DTYPES:
+        if dtype not in WEIGHT_DTYPES:
             return super().sample(uniforms, beta, dtype, ring)
         n = uniforms.shape[0]
         if self._like_slots.shape[0] != n or self._like_weights.dtype is not dtype:
@@ -418,15 +404,14 @@ class TorchTree(PriorityTree):
             while not self._sums or nodes > 1:
                 nodes = -(-nodes // _FAN) if self._sums else nodes
                 self._sums.append(torch.zeros(-(-nodes // _FAN) * _FAN, dtype=torch.float64, device=device))
-            # zero stands for "no leaf above zero"; the three trees share the leaves
+            # zero stands for "no leaf above zero"; both trees share the leaves
             self._leasts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
-            self._mosts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
-        self._trees = ((self._sums, _sum), (self._leasts, _least), (self._mosts, _most))
+        self._trees = ((self._sums, _sum), (self._leasts, _least))
 
     @property
     def nbytes(self) -> int:
         """Bytes of all levels."""
-        return sum(level.nbytes for level in (*self._sums, *self._leasts[1:], *self._mosts[1:]))
+        return sum(level.nbytes for level in (*self._sums, *self._leasts[1:]))
 
     @property
     def total(self) -> float | Tensor:
@@ -440,12 +425,6 @@ class TorchTree(PriorityTree):
         least = self._leasts[-1][0]
         least = torch.where(least > 0, least, torch.inf)
         return float(least) if self._on_cpu else least
-
-    @property
-    def maximum(self) -> float | Tensor:
-        """Largest value, 0 if there is none."""
-        most = self._mosts[-1][0]
-        return float(most) if self._on_cpu else most
 
     def clear(self) -> None:
         """Set all values to zero."""
@@ -533,10 +512,6 @@ def _sum(children: Tensor) -> Tensor:
 def _least(children: Tensor) -> Tensor:
     least = torch.where(children > 0, children, torch.inf).amin(dim=1)
     return torch.where(least < torch.inf, least, 0.0)
-
-
-def _most(children: Tensor) -> Tensor:
-    return children.amax(dim=1)
 
 
 def _below(at: Tensor, end: Tensor) -> Tensor:

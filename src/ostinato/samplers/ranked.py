@@ -10,19 +10,18 @@ import torch
 from ostinato.core.eligible import grown, slots_of
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rank_order import RankOrder
-from ostinato.core.records import Draw, Run
 from ostinato.errors import PriorityError, SlotError, TooFewRowsError
-from ostinato.samplers.base import PrioritySampler, Sampler
+from ostinato.samplers.base import PrioritySampler, Sampler, written
 from ostinato.samplers.priorities import check_capacity, check_reduction, reduce_items
 from ostinato.samplers.state import require, require_options
-from ostinato.samplers.uses import Uses, UsesSampler
+from ostinato.samplers.uses import MOST_DRAWS, Uses, UsesSampler
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
     from ostinato.core.rank_order import ReadKeys
-    from ostinato.core.records import Placement, View
+    from ostinato.core.records import Draw, Placement, View
     from ostinato.samplers.standalone import BareStorage
 
 _GROWTH = 2
@@ -39,7 +38,9 @@ class _TopSampler(UsesSampler):
     """
 
     def __init__(self, max_times_sampled: int | None) -> None:
-        limit = None if max_times_sampled is None else check_integer("max_times_sampled", max_times_sampled, 1)
+        limit = max_times_sampled
+        if limit is not None:
+            limit = check_integer("max_times_sampled", limit, 1, below=MOST_DRAWS)
         self.max_times_sampled = limit
         self.counting = limit is not None
         self._order = RankOrder()
@@ -55,8 +56,11 @@ class _TopSampler(UsesSampler):
             EmptyBufferError: if no row is left.
             TooFewRowsError: where rows stay, if there are fewer than a batch.
         """
-        super().check_draw(view, batch_size)
-        if not self.leaves and self._order.rows < batch_size:
+        if self.leaves:
+            super().check_draw(view, batch_size)
+            return
+        self.begin(view)
+        if self._order.rows < batch_size:
             raise TooFewRowsError(_too_few(self._order.rows, batch_size))
 
     def _first(self, view: View, count: int, read: ReadKeys) -> Draw:
@@ -247,12 +251,10 @@ class HeapSampler(PrioritySampler, _TopSampler):
 
     def record_rows(self, placement: Placement, priorities: Tensor | None, view: View) -> None:  # noqa: ARG002
         """Record rows just written, with their first priorities. Cost: O(rows written)."""
-        run = isinstance(placement, Run)
-        slots: NDArray[np.int64] = (placement.slots() if run else placement.slots.cpu()).numpy()  # type: ignore[operator, union-attr]
-        if priorities is not None:
-            priorities = priorities[placement.skip :] if isinstance(placement, Run) else priorities[placement.rows]
-        self._write(slots, None if priorities is None else priorities.cpu().numpy())
-        self._uses.record(slots)
+        slots, given = written(placement, priorities, torch.device("cpu"))
+        where: NDArray[np.int64] = slots.numpy()
+        self._write(where, None if given is None else given.cpu().numpy())
+        self._uses.record(where)
         self.ran_out = False
 
     def record(self, placement: Placement) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.eligible import Some
+    from ostinato.core.eligible import EligibleRows
     from ostinato.core.episodes.keys import Key
     from ostinato.core.episodes.table import EpisodeTable, Starts
     from ostinato.core.records import Plan, View
@@ -793,7 +793,7 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
         need = 1 if length is None or self._right is True else max(1, length - int(self._right))  # rows of a slice
         return None if need == 1 and not table.masked else table.starts(need)
 
-    def _completed(self, slots: Tensor, starts: Some, episodes: EpisodeTable) -> Tensor:
+    def _completed(self, slots: Tensor, starts: EligibleRows, episodes: EpisodeTable) -> Tensor:
         older = super()._completed(slots, starts, episodes)
         if self._options.strict_length:
             return older

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from ostinato.core.episodes.tracker import EpisodeTracker, TrackedRows
+from ostinato.core.options import check_integer
 from ostinato.core.records import Picks, Plan, View, require_values
 from ostinato.core.ring import Ring
-from ostinato.errors import KindError, OptionError, PriorityShapeError, UsageError
+from ostinato.errors import KindError, PriorityShapeError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,12 +92,7 @@ def check_request(storage: object, batch_size: object) -> None:
     if not hasattr(storage, "capacity") or not hasattr(storage, "__len__"):
         msg = f"sample() of a sampler takes a storage, such as rb.storage, got {type(storage).__name__}"
         raise KindError(msg)
-    if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__"):
-        msg = f"batch_size must be an integer, got {batch_size!r} of type {type(batch_size).__name__}"
-        raise KindError(msg)
-    if batch_size.__index__() < 0:
-        msg = f"batch_size must be at least 0, got {batch_size!r}"
-        raise OptionError(msg)
+    check_integer("batch_size", batch_size, 0)
 
 
 def index_and_info(

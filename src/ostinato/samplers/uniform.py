@@ -8,17 +8,18 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import backend
+from ostinato.core.eligible import scale
 from ostinato.core.episodes.table import Starts
 from ostinato.core.records import Draw, Run
 from ostinato.errors import OptionError, TooFewRowsError
 from ostinato.samplers.base import Sampler, check_replacement
-from ostinato.samplers.cuda_shuffle import DevicePasses
+from ostinato.samplers.cuda_shuffle import DevicePasses, swap
 from ostinato.samplers.state import new_slots, require, require_options
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.eligible import Some
+    from ostinato.core.eligible import EligibleRows
     from ostinato.core.records import Placement, View
 
 _TOP = 2**63 - 1
@@ -219,7 +220,9 @@ class SamplerWithoutReplacement(RandomSampler):
         self._due = 0
         return Draw(self._draw_pass(view, batch_size, generator))
 
-    def _draw_among(self, view: View, starts: Some, batch_size: int, generator: torch.Generator | None) -> Tensor:
+    def _draw_among(
+        self, view: View, starts: EligibleRows, batch_size: int, generator: torch.Generator | None
+    ) -> Tensor:
         """Draw the next slots of the pass that may be drawn, and skip the others."""
         parts: list[Tensor] = []
         missing = batch_size
@@ -234,7 +237,7 @@ class SamplerWithoutReplacement(RandomSampler):
         self.ran_out = self.ran_out or self._count_due(starts) == 0
         return torch.cat(parts)
 
-    def _count_due(self, starts: Some) -> int:
+    def _count_due(self, starts: EligibleRows) -> int:
         """Return a lower bound of the rows left in the pass that may be drawn; 0 only if there is none."""
         if self._due <= 0:
             left = slice(self._at, self._rows)
@@ -330,7 +333,8 @@ class SamplerWithoutReplacement(RandomSampler):
         randoms = torch.randint(0, _TOP, (count,), generator=generator, device=_CPU)
         native = backend.native
         if native is None or is_dynamo_compiling():
-            return _shuffle_draw(self._order, self._at, self._rows, randoms)
+            firsts = (torch.arange(count, device=_CPU) + self._at).remainder_(self._rows)
+            return swap(self._order, firsts, firsts + scale(randoms, self._rows - firsts))
         out = torch.empty_like(randoms)
         native.shuffle_draw(self._order.data_ptr(), self._at, self._rows, count, randoms.data_ptr(), out.data_ptr())
         return out
@@ -405,18 +409,3 @@ def _is_order(order: Any, rows: int | None) -> bool:
     seen = torch.zeros(rows, dtype=torch.bool, device=order.device)
     seen[order] = True
     return bool(seen.all())
-
-
-def _shuffle_draw(order: Tensor, first: int, total: int, randoms: Tensor) -> Tensor:
-    """Do the steps of the native function in Python, with the same draws."""
-    firsts = [step % total for step in range(first, first + randoms.shape[0])]
-    steps = [(i, i + ((r * (total - i)) >> 63)) for i, r in zip(firsts, randoms.tolist(), strict=True)]
-    places = sorted({place for step in steps for place in step})
-    held = dict(zip(places, order[torch.tensor(places, dtype=torch.int64, device="cpu")].tolist(), strict=True))
-    out = []
-    for i, j in steps:
-        held[i], held[j] = held[j], held[i]
-        out.append(held[i])
-    values = [held[place] for place in places]
-    order[torch.tensor(places, dtype=torch.int64, device="cpu")] = torch.tensor(values, dtype=torch.int64, device="cpu")
-    return torch.tensor(out, dtype=torch.int64, device="cpu")

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     Slots: TypeAlias = NDArray[np.int64]
 
 
+MOST_DRAWS = 2**31
+"""Draws of a row are below it: they are counted in 32 bits."""
+
+
 class RowSet(Protocol):
     """A set of slots: `Eligible`, or a `RankOrder`."""
 
