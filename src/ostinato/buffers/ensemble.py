@@ -15,7 +15,7 @@ from ostinato.buffers.stats import BufferStats, combine
 from ostinato.buffers.streams import end_streams
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
-from ostinato.core.group import choose, split_index
+from ostinato.core.group import choose
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import SamplerEnsemble
 from ostinato.storages import StorageEnsemble
@@ -314,39 +314,25 @@ class ReplayBufferEnsemble(ReplayBuffer):
             UsageError: for a tensor of more than one dimension.
             KindError: for other indices.
         """
-        if isinstance(index, tuple):
-            return self._read(*split_index(index))
-        chosen = choose(index, len(self), type(self))
+        chosen, rows = choose(index, len(self.members), type(self))
         if isinstance(chosen, int):
-            return self.members[chosen]
-        return self if chosen == list(range(len(self))) else self._subset(chosen)
-
-    def _read(self, which: Any, rows: tuple[Any, ...]) -> Any:
-        if not rows:
-            return self[which]
-        chosen = choose(which, len(self), type(self))
-        index = rows[0] if len(rows) == 1 else rows
-        if isinstance(chosen, int):
-            return self.members[chosen][index]
-        data = self._engine.join([own(self.members[i][index]) for i in chosen], chosen)
+            return self.members[chosen] if rows is None else self.members[chosen][rows]
+        if rows is None:
+            return self if chosen == list(range(len(self.members))) else self._subset(chosen)
+        data = self._engine.join([own(self.members[i][rows]) for i in chosen], chosen)
         return self.transform.forward(data) if self.transform else data
 
     def _subset(self, chosen: list[int]) -> ReplayBufferEnsemble:
-        engine, sampler = self._engine, self.sampler.subset(chosen)
-        size = self._batch_size
+        engine, size, sampler = self._engine, self._batch_size, self.sampler.subset(chosen)
         if size is not None and sampler.ratio_step is None and size % sampler.num_buffer_sampled:
             size = None
-        return ReplayBufferEnsemble(
-            *(self.members[i] for i in chosen),
-            transform=self.transform,
-            batch_size=size,
-            collate_fn=engine.collate,
-            collate_fns=[engine.own[i].collate for i in chosen],
-            source_key=self._source,
-            flatten=engine.flatten,
-            generator=engine.generator,
-            **sampler.options(),
+        members = [engine.members[i] for i in chosen]
+        some = EnsembleEngine(
+            members, sampler, engine.collate, engine.generator, flatten=engine.flatten, named=engine.named
         )
+        made = object.__new__(ReplayBufferEnsemble)
+        made._join(some, size, self._transform, self._source, None)
+        return made
 
     # -- writing ----------------------------------------------------------------------------------------------
 

@@ -14,11 +14,12 @@ from ostinato.buffers.checkpoint.save import Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker, read_generator
 from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.ensemble import ReplayBufferEnsemble, check_buffers
-from ostinato.buffers.mixing import EnsembleEngine, Member, OwnDraws
+from ostinato.buffers.mixing import EnsembleEngine, Member, OwnDraws, adds_names
 from ostinato.buffers.options import check_generator, part, positive, real
 from ostinato.buffers.replay import ReplayBuffer
+from ostinato.buffers.routed_updates import require_names
 from ostinato.durable.progress import BYTES, Progress
-from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 from ostinato.samplers import SamplerEnsemble
 from ostinato.storages import LazyTensorStorage, Storage
 from ostinato.storages.checkpoint import readable
@@ -193,18 +194,10 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
             msg = "Cannot sample from an empty storage: the dataset holds no rows"
             raise EmptyBufferError(msg)
         if return_info:
-            self._require_names()
+            require_names(self._engine.engines)
         return super().sample(
             batch_size, return_info, max_age=max_age, timeout_s=timeout_s, min_batch=min_batch, out=out
         )
-
-    def _require_names(self) -> None:
-        if not self._engine.own:
-            msg = (
-                f"{type(self._offline).__name__} draws by itself, and its rows have no names: make the dataset a "
-                "ReplayBuffer of this process without a rate_limiter"
-            )
-            raise UsageError(msg)
 
     def anneal(self, step: int, total_steps: int) -> None:
         """Set the share of the dataset to `offline_fraction * (1 - step / total_steps)`, at least 0.
@@ -222,35 +215,13 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
             raise OptionError(msg)
         self._engine.sampler.share = self._base * max(0.0, 1.0 - done / end)
 
-    def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
-        """Give rows new priorities, each in its buffer; see `ReplayBufferEnsemble.update_priority`.
-
-        Raises:
-            PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
-            SlotError: if a row is out of range; nothing is changed.
-            UsageError: if the dataset draws by itself.
-        """
-        self._require_names()
-        super().update_priority(index, priority, generation)
-
-    def update_tensordict_priority(self, data: Any) -> None:
-        """Give the rows of a sample the priorities in it; see `ReplayBufferEnsemble.update_tensordict_priority`.
-
-        Raises:
-            KeyMissingError: if the key of a prioritized buffer is missing; nothing is changed.
-            PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
-            UsageError: if the dataset draws by itself.
-        """
-        self._require_names()
-        super().update_tensordict_priority(data)
-
     def _state(self) -> dict[str, Any]:
         """Return the state of the online buffer, and that of the mixture; nothing is copied."""
         engine = self._engine
         mixture = {
             "mixing": engine.sampler.state_dict(),
             "generator": None if engine.generator is None else engine.generator.get_state(),
-            "draws": _draws_of(engine.engines[0]) if engine.own else None,
+            "draws": _draws_of(engine.engines[0]) if engine.engines else None,
         }
         return {**self._online._state(), "offline": mixture}  # noqa: SLF001 (one package)
 
@@ -288,8 +259,9 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         """
         engine, online = self._engine, self._online._engine  # noqa: SLF001 (one package)
         with Progress(progress, "save", unit=BYTES):
+            self._pipeline.settle()
             self._online.synchronize()
-            if engine.own:
+            if engine.engines:
                 mine = engine.engines[1]
                 saving = Saving([mine], self._state, lambda: engine.lock, partial(checker, mine), FORMAT)
                 save_buffer(path, saving, incremental=incremental)
@@ -482,7 +454,7 @@ def prefill_replay_buffer(
         index = (ages + oldest) % rows
         whole = not part_of and int(index[-1]) - int(index[0]) == len(index) - 1
         data = source[slice(int(index[0]), int(index[-1]) + 1) if whole else index]
-        rb.extend(without_names(data) if OwnDraws(source).names_rows else data)
+        rb.extend(without_names(data) if adds_names(source) else data)
     return rb
 
 

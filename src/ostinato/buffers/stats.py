@@ -121,11 +121,11 @@ def measure(engine: Engine, prefetch: Prefetcher[Any] | None) -> BufferStats:
             stale_rows=engine.rows_stale,
             stale_updates=int(engine.stale_updates),
             redone_gathers=engine.redone,
-            prefetch_ready=0 if prefetch is None else prefetch.ready,
-            prefetch_waits=0 if prefetch is None else prefetch.waits,
             rows_lost=ring.lost,
             repairs=ring.repairs,
             write_count=engine.rows_since_empty,
+            prefetch_ready=0 if prefetch is None else prefetch.ready,
+            prefetch_waits=0 if prefetch is None else prefetch.waits,
             prefetch_queue_size=0 if prefetch is None else prefetch.queued,
         )
 

@@ -111,7 +111,11 @@ class SamplerEnsemble(Group[Sampler]):
             raise OptionError(msg)
         self.when_empty: WhenEmpty = when_empty
         self._warned = False
-        self.min_rows = _min_rows(min_rows, len(samplers))
+        least = min_rows if isinstance(min_rows, list | tuple) else [min_rows] * len(samplers)
+        if len(least) != len(samplers):
+            msg = f"min_rows must be one integer, or one for each of the {len(samplers)} members, got {min_rows!r}"
+            raise OptionError(msg)
+        self.min_rows = tuple(_positive("min_rows", rows) for rows in least)
         if ratio is not None and (p is not None or sample_from_all or num_buffer_sampled is not None):
             msg = (
                 f"ratio= divides a batch row by row, and p={p!r}, sample_from_all={sample_from_all} and "
@@ -130,7 +134,14 @@ class SamplerEnsemble(Group[Sampler]):
             )
             raise UsageError(msg)
         self.sample_from_all = bool(sample_from_all)
-        self.num_buffer_sampled = len(samplers) if num_buffer_sampled is None else self._check_parts(num_buffer_sampled)
+        parts = len(samplers) if num_buffer_sampled is None else num_buffer_sampled
+        self.num_buffer_sampled = _positive("num_buffer_sampled", parts)
+        if sample_from_all and self.num_buffer_sampled != len(samplers):
+            msg = (
+                f"sample_from_all=True takes one part from each of the {len(samplers)} members, got "
+                f"num_buffer_sampled={parts}: leave it out"
+            )
+            raise OptionError(msg)
         self.p = p
 
     def __repr__(self) -> str:
@@ -297,12 +308,12 @@ class SamplerEnsemble(Group[Sampler]):
             return list(range(len(self.members)))
         return _systematic(shares, self.num_buffer_sampled, generator)
 
-    def _present(self, rows: Sequence[int]) -> tuple[list[Any], bool]:
+    def _present(self, rows: Sequence[int], *, warn: bool = True) -> tuple[list[Any], bool]:
         """Return the shares of the next batch, 0 for members that cannot be drawn, and whether all of them can."""
         rows = [count if count >= least else 0 for count, least in zip(rows, self.min_rows, strict=True)]
         shares = self._shares_now(rows)
         lacking = [i for i, share in enumerate(shares) if share > 0 and rows[i] == 0]
-        return (self._without(lacking, shares, rows), False) if lacking else (shares, True)
+        return (self._without(lacking, shares, rows, warn=warn), False) if lacking else (shares, True)
 
     def sample(
         self, storage: Sequence[BareStorage], batch_size: int, *, generator: torch.Generator | None = None
@@ -361,14 +372,13 @@ class SamplerEnsemble(Group[Sampler]):
 
     def ready(self, rows: Sequence[int]) -> bool:
         """Return whether `plan` would not raise for members with so many rows that can be drawn."""
-        held = [count >= least for count, least in zip(rows, self.min_rows, strict=True)]
-        if self._p == _SAMPLEABLE or self.when_empty == "fill":
-            return any(held)
-        shares = self._shares_now(rows)
-        wanted = [able for able, share in zip(held, shares, strict=True) if share > 0]
-        return all(wanted) if self.when_empty == "raise" else any(wanted)
+        try:
+            self._present(rows, warn=False)
+        except EmptyBufferError:
+            return False
+        return True
 
-    def _without(self, lacking: list[int], shares: list[Any], rows: Sequence[int]) -> list[Any]:
+    def _without(self, lacking: list[int], shares: list[Any], rows: Sequence[int], *, warn: bool) -> list[Any]:
         """Return the shares of a batch without some members, of sum 1.
 
         Raises:
@@ -388,7 +398,7 @@ class SamplerEnsemble(Group[Sampler]):
                 "add some first"
             )
             raise EmptyBufferError(msg)
-        if not self._warned and self.when_empty != "fill":
+        if warn and not self._warned and self.when_empty != "fill":
             self._warned = True
             warnings.warn(
                 f"members {lacking} of the ensemble have no rows to draw: batches come from the other members, in the "
@@ -412,22 +422,16 @@ class SamplerEnsemble(Group[Sampler]):
             raise EmptyBufferError(msg)
         return [count / total for count in rows]
 
-    def options(self) -> dict[str, Any]:
-        """Return how the members are mixed, as the constructor and `ReplayBufferEnsemble` take it."""
-        mix: dict[str, Any] = {"when_empty": self.when_empty, "min_rows": self.min_rows}
-        if self._ratio is not None:
-            return {**mix, "ratio": self._ratio}
-        parts = None if self.sample_from_all else self.num_buffer_sampled
-        return {**mix, "p": self._p, "sample_from_all": self.sample_from_all, "num_buffer_sampled": parts}
-
     def subset(self, chosen: list[int]) -> Self:
         """Return an ensemble of some of the samplers, with the same ratio of shares and number of parts."""
-        options = self.options() | {"min_rows": [self.min_rows[i] for i in chosen]}
+        mix: dict[str, Any] = {"when_empty": self.when_empty, "min_rows": [self.min_rows[i] for i in chosen]}
         if self._ratio is not None:
-            options["ratio"] = self._ratio.subset(chosen)
-        elif isinstance(self._p, torch.Tensor):
-            options["p"] = self._p[chosen]
-        return type(self)(*(self.members[i] for i in chosen), **options)
+            mix["ratio"] = self._ratio.subset(chosen)
+        else:
+            mix["p"] = self._p[chosen] if isinstance(self._p, torch.Tensor) else self._p
+            mix["sample_from_all"] = self.sample_from_all
+            mix["num_buffer_sampled"] = None if self.sample_from_all else self.num_buffer_sampled
+        return type(self)(*(self.members[i] for i in chosen), **mix)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the distribution; the states of the members belong to their buffers."""
@@ -481,36 +485,18 @@ class SamplerEnsemble(Group[Sampler]):
         # not divided by its sum again, which would change the last digits
         self._p = torch.tensor(p, dtype=torch.float64, device="cpu") if isinstance(p, list) else p
 
-    def _check_parts(self, value: Any) -> int:
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            msg = f"num_buffer_sampled must be an integer or None, got {value!r}"
-            raise KindError(msg)
-        parts = int(value.__index__())
-        if parts < 1:
-            msg = f"num_buffer_sampled must be at least 1, got {parts}"
-            raise OptionError(msg)
-        if self.sample_from_all and parts != len(self.members):
-            msg = (
-                f"sample_from_all=True takes one part from each of the {len(self.members)} members, got "
-                f"num_buffer_sampled={parts}: leave it out"
-            )
-            raise OptionError(msg)
-        return parts
-
     def _show_p(self) -> Any:
         return [round(share, 6) for share in self._p.tolist()] if isinstance(self._p, torch.Tensor) else repr(self._p)
 
 
-def _min_rows(value: Any, members: int) -> tuple[int, ...]:
-    values = value if isinstance(value, list | tuple) else [value] * members
-    for least in values:
-        if isinstance(least, bool) or not hasattr(least, "__index__"):
-            msg = f"min_rows must be an integer, or one for each member, got {value!r}"
-            raise KindError(msg)
-    if len(values) != members or min(values) < 1:
-        msg = f"min_rows must be at least 1, for all or for each of the {members} members, got {value!r}"
+def _positive(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        msg = f"{name} must be an integer, got {value!r}"
+        raise KindError(msg)
+    if value.__index__() < 1:
+        msg = f"{name} must be at least 1, got {value!r}"
         raise OptionError(msg)
-    return tuple(int(least.__index__()) for least in values)
+    return int(value.__index__())
 
 
 def _shares(value: Any, members: int) -> Tensor:

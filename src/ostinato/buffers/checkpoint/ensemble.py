@@ -33,14 +33,17 @@ ENSEMBLE_FORMAT = "ostinato-ensemble"
 def ensemble_state(
     engine: EnsembleEngine, queued: Sequence[Mix], transform: Compose, batch_size: int | None
 ) -> dict[str, Any]:
-    """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
+    """Return the whole state of an ensemble, with draws that are queued; nothing is copied.
+
+    The caller holds the locks.
+    """
     return {
         "members": [member.buffer._state() for member in engine.own],  # noqa: SLF001 (one package)
         "mixing": engine.sampler.state_dict(),
         "generator": None if engine.generator is None else engine.generator.get_state(),
         "transforms": transform.state_dict(),
         "batch_size": batch_size,
-        "pending": [_show(mix, engine.engines) for mix in queued],
+        "pending": [_show(mix, engine.engines) for mix in (*queued, *engine.pending)],
     }
 
 

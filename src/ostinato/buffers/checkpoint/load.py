@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from ostinato.buffers.checkpoint.state import (
     FORMAT,
     check_form,
     check_state,
+    each_storage,
     own_tensors,
     restoring,
     saved_rows,
@@ -119,32 +121,22 @@ def open_state(
     Columns are read when they are copied, out of files that are open already if `opened`. Without `objects`, Python
     objects are only counted.
     """
-    state: dict[str, Any] = reader.state()
-    members = state.get("members")
-    if members is None:
-        return _get_rows(reader, state, storages[0], "", reading, objects=objects, opened=opened)
-    if len(members) != len(storages):
-        return state  # the ensemble says so itself
-    pairs = enumerate(zip(members, storages, strict=True))
-    got = [
-        _get_rows(reader, mine, storage, f"{i}:", reading, objects=objects, opened=opened)
-        for i, (mine, storage) in pairs
-    ]
-    return {**state, "members": got}
+    change = partial(_get_rows, reader, reading, objects=objects, opened=opened)
+    return each_storage(reader.state(), storages, change)
 
 
 def _get_rows(
     reader: CheckpointReader,
-    state: dict[str, Any],
+    reading: Reading,
+    saved: dict[str, Any],
     storage: Any,
     prefix: str,
-    reading: Reading,
     *,
     objects: bool,
     opened: bool,
 ) -> dict[str, Any]:
-    """Return the state of one buffer with its rows where their names stand."""
-    saved = dict(state["storage"]["state"])
+    """Return the state of a storage with its rows where their names stand."""
+    saved = dict(saved)
     if "columns" in saved:
         names = saved["columns"]
         # versions before names were cut wrote up to 1022 characters; suffixes follow a name that was cut
@@ -165,7 +157,7 @@ def _get_rows(
         saved["items"] = range(int(saved["items"]))
     elif "items" in saved:
         saved["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
-    return {**state, "storage": {**state["storage"], "state": saved}}
+    return saved
 
 
 _FIELDS = ("era", "settled", "left", "remover")
