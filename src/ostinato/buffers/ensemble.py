@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.pipeline import Batch
+    from ostinato.buffers.routed_writes import Route
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Key
     from ostinato.samplers.ensemble import WhenEmpty
@@ -200,6 +201,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     _engine: EnsembleEngine  # type: ignore[assignment]
     _pipeline_class = EnsemblePipeline
+    _route: Route | None = None
 
     def __init__(
         self,
@@ -262,7 +264,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         self, engine: EnsembleEngine, batch_size: int | None, transform: Any, source_key: Key | None, prefetch: Any
     ) -> None:
         """Take the engine, and what is done with its batches."""
-        self._given, self._dim_given, self._dim_extend, self._route = None, False, 0, None
+        self._given, self._dim_given, self._dim_extend = None, False, 0
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         self._source = None if source_key is None else as_path(source_key)
         self._transform = Compose.of(transform)
@@ -339,13 +341,13 @@ class ReplayBufferEnsemble(ReplayBuffer):
     @property
     def routing_key(self) -> str | tuple[str, ...] | None:
         """Field that holds the number of the member of each row written; None if there is none."""
-        path = None if self._route is None else self._route.path
-        return path[0] if path is not None and len(path) == 1 else path
+        route = self._route
+        return None if not isinstance(route, tuple) else route[0] if len(route) == 1 else route
 
     @property
     def routing_dim(self) -> int | None:
         """Batch dimension of written data whose entries are the members; None if there is none."""
-        return None if self._route is None else self._route.dim
+        return self._route if isinstance(self._route, int) else None
 
     def add(self, data: Any) -> Any:  # type: ignore[override]
         """Write one row to the member that its `routing_key` names.
@@ -360,7 +362,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
             UsageError: if the ensemble has no `routing_key`.
             KindError, SchemaError: as in `extend`.
         """
-        if require_route(self._route, data, "add", len(self)).dim is not None:
+        if isinstance(require_route(self._route, data, "add", len(self)), int):
             msg = "Use extend() for routing_dim writes: one row has no dimension of members"
             raise UsageError(msg)
         if data.batch_size:

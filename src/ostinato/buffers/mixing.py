@@ -301,7 +301,7 @@ class EnsembleEngine:
         """Make the locks; there is no queue yet."""
         self.own = [member for member in self.members if isinstance(member, Member)]
         self.engines = [member.engine for member in self.own]
-        self.queue: Prefetcher[Any] | None = None
+        self.queue: Prefetcher | None = None
         self.waiters = Waiters(outer=True)
         waiters = sorted((engine.waiters for engine in self.engines), key=lambda one: one.place)
         self.lock = Locks([self.waiters.lock, *(one.lock for one in waiters)])

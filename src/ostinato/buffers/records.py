@@ -122,7 +122,7 @@ class Engine(Protocol):
 
     sampler: Sampler
     generator: torch.Generator | None
-    queue: Prefetcher[Ticket] | None
+    queue: Prefetcher | None
     """Draws whose batches are made ahead; None without prefetch. The pipeline of the buffer sets it."""
     pending: deque[Ticket]
     """Draws to be delivered first: those of a checkpoint, and those whose batches were dropped."""
