@@ -25,7 +25,6 @@ from ostinato.storages import LazyTensorStorage, Storage
 from ostinato.storages.checkpoint import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
     from types import ModuleType
 
@@ -242,13 +241,17 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
             with readable("this mixture"):
                 engine.sampler.check_state(mixture["mixing"])
                 generator = read_generator(mixture["generator"], self._online.storage.device)
-                draws = None if mixture["draws"] is None else _check_draws(engine.engines[0], mixture["draws"])
+                draws = mixture["draws"] if engine.engines else None
+                source = None if draws is None else _check_draws(engine.engines[0], draws)
             self._online.load_state_dict(rest)
             engine.sampler.load_state_dict(mixture["mixing"])
-            if generator is not None:
-                engine.generator = with_state(engine.generator, generator)
+            engine.generator = with_state(engine.generator, generator)
             if draws is not None:
-                draws()
+                dataset = engine.engines[0]
+                dataset.parts_changed()
+                dataset.sampler.load_state_dict(draws["sampler"])
+                dataset.begin_sampler()
+                dataset.generator = with_state(dataset.generator, source)
 
     def dumps(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
         """Save the online buffer, and where mixing and draws are, to the directory `path`.
@@ -352,22 +355,14 @@ def _draws_of(engine: LocalEngine) -> dict[str, Any]:
     return {
         "class": type(engine.sampler).__name__,
         "rows": len(engine.storage),
-        "fingerprint": _fingerprint(engine),
+        "fingerprint": getattr(engine.storage, "fingerprint", None),  # of a dataset of files
         "sampler": engine.sampler.state_dict(),
         "generator": None if engine.generator is None else engine.generator.get_state(),
     }
 
 
-def _fingerprint(engine: LocalEngine) -> str | None:
-    """Return what tells a dataset of files from others; None for rows in memory."""
-    storage = engine.storage
-    from ostinato.datasets import DatasetStorage  # late: the readers of all formats come with it
-
-    return storage.fingerprint if isinstance(storage, DatasetStorage) else None
-
-
-def _check_draws(engine: LocalEngine, state: dict[str, Any]) -> Callable[[], None]:
-    """Check what `_draws_of` returned, and return what restores it.
+def _check_draws(engine: LocalEngine, state: dict[str, Any]) -> torch.Generator | None:
+    """Check what `_draws_of` returned, and return the generator in it.
 
     Raises:
         CheckpointError: if the checkpoint was made with another dataset or sampler.
@@ -385,16 +380,7 @@ def _check_draws(engine: LocalEngine, state: dict[str, Any]) -> Callable[[], Non
             )
             raise CheckpointError(msg)
     engine.sampler.check_state(state["sampler"], len(engine.storage))
-    generator = read_generator(state["generator"], engine.storage.device)
-
-    def then() -> None:
-        engine.parts_changed()
-        engine.sampler.load_state_dict(state["sampler"])
-        engine.begin_sampler()
-        if generator is not None:
-            engine.generator = with_state(engine.generator, generator)
-
-    return then
+    return read_generator(state["generator"], engine.storage.device)
 
 
 def prefill_replay_buffer(

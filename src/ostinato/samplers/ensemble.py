@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, final
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch
 from ostinato.core.group import Group
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 from ostinato.samplers.base import Sampler, check_replacement
-from ostinato.samplers.ratio import MixingRatio, Ratio, RatioSteps, Rounding, Split
+from ostinato.samplers.ratio import MixingRatio, Ratio, RatioSteps, Rounding, Split, check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,6 @@ __all__ = ["SamplerEnsemble"]
 
 WhenEmpty: TypeAlias = Literal["renormalize", "raise", "fill"]
 """How an ensemble handles a member without rows to draw."""
-_WHEN_EMPTY = get_args(WhenEmpty)
 _SAMPLEABLE = "sampleable"
 _NEARLY = 1e-6
 """A share of a batch this close to an integer is rounded: `p` may have been float32."""
@@ -106,9 +105,7 @@ class SamplerEnsemble(Group[Sampler]):
     ) -> None:
         check_replacement(type(self), replacement=replacement)
         super().__init__(samplers, Sampler)
-        if when_empty not in _WHEN_EMPTY:
-            msg = f"when_empty must be one of {', '.join(map(repr, _WHEN_EMPTY))}, got {when_empty!r}"
-            raise OptionError(msg)
+        check_choice("when_empty", when_empty, WhenEmpty)
         self.when_empty: WhenEmpty = when_empty
         self._warned = False
         least = min_rows if isinstance(min_rows, list | tuple) else [min_rows] * len(samplers)
@@ -125,8 +122,7 @@ class SamplerEnsemble(Group[Sampler]):
         if ratio is None and (rounding, ratio_steps) != ("carry", "batches"):
             msg = f"rounding={rounding!r} and ratio_steps={ratio_steps!r} belong to a ratio: give ratio="
             raise OptionError(msg)
-        made = ratio is None or isinstance(ratio, MixingRatio)  # one that is made already is shared
-        self._ratio: MixingRatio | None = ratio if made else MixingRatio(ratio, len(samplers), rounding, ratio_steps)  # type: ignore[assignment]
+        self._ratio = None if ratio is None else MixingRatio(ratio, len(samplers), rounding, ratio_steps)
         if sample_from_all and p is not None:
             msg = (
                 "Cannot pass both `p` argument and `sample_from_all=True`: the latter takes equal parts from all "
@@ -424,14 +420,15 @@ class SamplerEnsemble(Group[Sampler]):
 
     def subset(self, chosen: list[int]) -> Self:
         """Return an ensemble of some of the samplers, with the same ratio of shares and number of parts."""
-        mix: dict[str, Any] = {"when_empty": self.when_empty, "min_rows": [self.min_rows[i] for i in chosen]}
-        if self._ratio is not None:
-            mix["ratio"] = self._ratio.subset(chosen)
-        else:
-            mix["p"] = self._p[chosen] if isinstance(self._p, torch.Tensor) else self._p
-            mix["sample_from_all"] = self.sample_from_all
-            mix["num_buffer_sampled"] = None if self.sample_from_all else self.num_buffer_sampled
-        return type(self)(*(self.members[i] for i in chosen), **mix)
+        parts: dict[str, Any] = {}
+        if self._ratio is None:
+            parts["p"] = self._p[chosen] if isinstance(self._p, torch.Tensor) else self._p
+            parts["sample_from_all"] = self.sample_from_all
+            parts["num_buffer_sampled"] = None if self.sample_from_all else self.num_buffer_sampled
+        members, least = [self.members[i] for i in chosen], [self.min_rows[i] for i in chosen]
+        some = type(self)(*members, when_empty=self.when_empty, min_rows=least, **parts)
+        some._ratio = None if self._ratio is None else self._ratio.subset(chosen)  # noqa: SLF001 (the same class)
+        return some
 
     def state_dict(self) -> dict[str, Any]:
         """Return the distribution; the states of the members belong to their buffers."""

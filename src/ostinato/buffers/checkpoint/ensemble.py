@@ -110,8 +110,7 @@ def load_ensemble_state(
             sampler.drew(mix.owed, -1)
         else:
             engine.pending.append(mix._replace(tickets=revived))
-    if generator is not None:
-        engine.generator = with_state(engine.generator, generator)
+    engine.generator = with_state(engine.generator, generator)
 
 
 def _read_queue(state: dict[str, Any], parts: Sequence[Any], seams: Sequence[int]) -> list[Mix]:

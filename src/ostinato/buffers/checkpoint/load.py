@@ -338,8 +338,7 @@ def _end_load(
     if engine.gate is not None:
         engine.gate.load_state_dict(state.get("flow"), engine.ring, engine.pending)
     engine.counts.drawn = int(state["rows_drawn"])
-    if generator is not None:
-        engine.generator = with_state(engine.generator, generator)
+    engine.generator = with_state(engine.generator, generator)
 
 
 def _with_cursor(state: dict[str, Any]) -> dict[str, Any]:
@@ -400,10 +399,10 @@ def turn_ticket(ticket: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
     return {**ticket, "slots": (ticket["slots"] - seam).remainder_(rows), **plan}
 
 
-def with_state(mine: torch.Generator | None, saved: torch.Generator) -> torch.Generator:
+def with_state(mine: torch.Generator | None, saved: torch.Generator | None) -> torch.Generator | None:
     """Bring the buffer's generator to the saved state; a buffer without one gets one: torch's own is never set."""
-    if mine is None:
-        return saved
+    if mine is None or saved is None:
+        return mine or saved
     mine.set_state(saved.get_state())
     return mine
 
