@@ -157,6 +157,10 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         """
         return self._online.extend(data, update_priority=update_priority, timeout_s=timeout_s)
 
+    def empty(self, empty_write_count: bool = True) -> None:  # noqa: FBT001, FBT002
+        """Forget all rows of the online buffer; those of the dataset stay. See `ReplayBuffer.empty`."""
+        self._online.empty(empty_write_count)
+
     def sample(
         self,
         batch_size: int | None = None,
