@@ -154,7 +154,7 @@ class LocalEngine:
         self.storage_followed()
         self.pin = False
         self.pending: deque[Ticket] = deque()
-        self.queue: Prefetcher[Ticket] | None = None
+        self.queue: Prefetcher | None = None
         self.views, self.ahead = ViewList(), DrawnAhead()
         self.priority_path: tuple[str, ...] | None = None
         self.era = 0

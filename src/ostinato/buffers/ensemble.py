@@ -15,7 +15,7 @@ from ostinato.buffers.stats import BufferStats, combine
 from ostinato.buffers.streams import end_streams
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
-from ostinato.core.group import choose, split_index
+from ostinato.core.group import choose
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import SamplerEnsemble
 from ostinato.storages import StorageEnsemble
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.pipeline import Batch
+    from ostinato.buffers.routed_writes import Route
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Key
     from ostinato.samplers.ensemble import WhenEmpty
@@ -198,6 +199,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     _engine: EnsembleEngine  # type: ignore[assignment]
     _pipeline_class = EnsemblePipeline
+    _route: Route | None = None
 
     def __init__(
         self,
@@ -260,7 +262,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         self, engine: EnsembleEngine, batch_size: int | None, transform: Any, source_key: Key | None, prefetch: Any
     ) -> None:
         """Take the engine, and what is done with its batches."""
-        self._given, self._dim_given, self._dim_extend, self._route = None, False, 0, None
+        self._given, self._dim_given, self._dim_extend = None, False, 0
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         self._source = None if source_key is None else as_path(source_key)
         self._transform = Compose.of(transform)
@@ -312,52 +314,38 @@ class ReplayBufferEnsemble(ReplayBuffer):
             UsageError: for a tensor of more than one dimension.
             KindError: for other indices.
         """
-        if isinstance(index, tuple):
-            return self._read(*split_index(index))
-        chosen = choose(index, len(self), type(self))
+        chosen, rows = choose(index, len(self.members), type(self))
         if isinstance(chosen, int):
-            return self.members[chosen]
-        return self if chosen == list(range(len(self))) else self._subset(chosen)
-
-    def _read(self, which: Any, rows: tuple[Any, ...]) -> Any:
-        if not rows:
-            return self[which]
-        chosen = choose(which, len(self), type(self))
-        index = rows[0] if len(rows) == 1 else rows
-        if isinstance(chosen, int):
-            return self.members[chosen][index]
-        data = self._engine.join([own(self.members[i][index]) for i in chosen], chosen)
+            return self.members[chosen] if rows is None else self.members[chosen][rows]
+        if rows is None:
+            return self if chosen == list(range(len(self.members))) else self._subset(chosen)
+        data = self._engine.join([own(self.members[i][rows]) for i in chosen], chosen)
         return self.transform.forward(data) if self.transform else data
 
     def _subset(self, chosen: list[int]) -> ReplayBufferEnsemble:
-        engine, sampler = self._engine, self.sampler.subset(chosen)
-        size = self._batch_size
+        engine, size, sampler = self._engine, self._batch_size, self.sampler.subset(chosen)
         if size is not None and sampler.ratio_step is None and size % sampler.num_buffer_sampled:
             size = None
-        return ReplayBufferEnsemble(
-            *(self.members[i] for i in chosen),
-            transform=self.transform,
-            batch_size=size,
-            collate_fn=engine.collate,
-            collate_fns=[engine.own[i].collate for i in chosen],
-            source_key=self._source,
-            flatten=engine.flatten,
-            generator=engine.generator,
-            **sampler.options(),
+        members = [engine.members[i] for i in chosen]
+        some = EnsembleEngine(
+            members, sampler, engine.collate, engine.generator, flatten=engine.flatten, named=engine.named
         )
+        made = object.__new__(ReplayBufferEnsemble)
+        made._join(some, size, self._transform, self._source, None)
+        return made
 
     # -- writing ----------------------------------------------------------------------------------------------
 
     @property
     def routing_key(self) -> str | tuple[str, ...] | None:
         """Field that holds the number of the member of each row written; None if there is none."""
-        path = None if self._route is None else self._route.path
-        return path[0] if path is not None and len(path) == 1 else path
+        route = self._route
+        return None if not isinstance(route, tuple) else route[0] if len(route) == 1 else route
 
     @property
     def routing_dim(self) -> int | None:
         """Batch dimension of written data whose entries are the members; None if there is none."""
-        return None if self._route is None else self._route.dim
+        return self._route if isinstance(self._route, int) else None
 
     def add(self, data: Any) -> Any:  # type: ignore[override]
         """Write one row to the member that its `routing_key` names.
@@ -372,7 +360,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
             UsageError: if the ensemble has no `routing_key`.
             KindError, SchemaError: as in `extend`.
         """
-        if require_route(self._route, data, "add", len(self)).dim is not None:
+        if isinstance(require_route(self._route, data, "add", len(self)), int):
             msg = "Use extend() for routing_dim writes: one row has no dimension of members"
             raise UsageError(msg)
         if data.batch_size:

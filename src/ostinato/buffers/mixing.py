@@ -29,14 +29,13 @@ from ostinato.storages import StorageEnsemble
 from ostinato.writers import WriterEnsemble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ostinato.buffers.pipeline import Finish, Prefetcher
     from ostinato.buffers.records import Rows, Ticket
     from ostinato.core.records import Draw
     from ostinato.samplers import SamplerEnsemble
-    from ostinato.transforms import Compose
 
 _PLAIN = Ask()
 
@@ -74,13 +73,8 @@ class Member:
         """The sampler of the buffer, which may be exchanged."""
         return self.engine.sampler
 
-    @property
-    def names_rows(self) -> bool:
-        """Whether samples of the buffer carry the names of their rows as keys."""
-        return isinstance(self.buffer, TensorDictReplayBuffer)
-
     def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool, ahead: bool) -> Ticket:
-        """Draw slots; where a pass over the rows ends, the next one begins.
+        """Draw slots; where a pass over the rows ends, the next one begins. The caller holds the engine's lock.
 
         Args:
             rows: how many.
@@ -92,20 +86,18 @@ class Member:
             EmptyBufferError: if there are no rows.
         """
         engine = self.engine
-        device = engine.storage.device
-        with engine.lock:
-            source = engine.generator if generator is None else generator
-            tickets = [engine.fresh(rows, source)]
-            left = rows - _rows(tickets[0])
-            while left > 0 and tickets[-1].last:
-                tickets.append(engine.fresh(left, source))
-                left -= _rows(tickets[-1])
-            draw = tickets[0].draw if len(tickets) == 1 else _joined([ticket.draw for ticket in tickets])
-            if ranked and draw.weights is None:
-                weights = torch.ones(draw.slots.shape[0], dtype=torch.float32, device=device)
-                draw = draw._replace(weights=weights, generations=engine.ring.generations_of_rows(draw.slots))
-            ticket = engine.expand(tickets[-1]._replace(draw=draw), source)
-            return engine.hold(ticket) if ahead else ticket
+        source = engine.generator if generator is None else generator
+        tickets = [engine.fresh(rows, source)]
+        left = rows - _rows(tickets[0])
+        while left > 0 and tickets[-1].last:
+            tickets.append(engine.fresh(left, source))
+            left -= _rows(tickets[-1])
+        draw = tickets[0].draw if len(tickets) == 1 else _joined([ticket.draw for ticket in tickets])
+        if ranked and draw.weights is None:
+            weights = torch.ones(draw.slots.shape[0], dtype=torch.float32, device=draw.slots.device)
+            draw = draw._replace(weights=weights, generations=engine.ring.generations_of_rows(draw.slots))
+        ticket = engine.expand(tickets[-1]._replace(draw=draw), source)
+        return engine.hold(ticket) if ahead else ticket
 
     def check_draw(self, rows: int, generator: torch.Generator | None) -> None:
         """Raise what `draw` would raise, before any member of a batch has drawn; the caller holds the engine's lock.
@@ -141,19 +133,19 @@ class Member:
     def write(self, rows: Any, *, ranked: bool) -> tuple[Tensor, Tensor]:
         """Write rows that the engine has checked; return the index and the generation of each, int64 `[n]`.
 
+        The caller holds the engine's lock.
         Rows that were replaced by later ones of the same batch have the generations that they had; rows that the writer
         did not keep have index -1 and generation 0.
         """
         engine = self.engine
-        with engine.lock:
-            placement = engine.write(rows, 1, ranked=ranked)
-            before = engine.ring.written - placement.total  # rows that leave (`max_bytes`) renumber the others
-            slots = placement.positions(engine.storage.device)
-            written = slice(None) if isinstance(placement, Run) else placement.rows
-            generations = torch.zeros_like(slots)
-            numbered = generations[written].shape[0]
-            generations[written] = torch.arange(before + 1, before + 1 + numbered, device=slots.device)
-            return self.as_index(slots), in_era(generations, engine.era)
+        placement = engine.write(rows, 1, ranked=ranked)
+        before = engine.ring.written - placement.total  # rows that leave (`max_bytes`) renumber the others
+        slots = placement.positions(engine.storage.device)
+        written = slice(None) if isinstance(placement, Run) else placement.rows
+        generations = torch.zeros_like(slots)
+        numbered = generations[written].shape[0]
+        generations[written] = torch.arange(before + 1, before + 1 + numbered, device=slots.device)
+        return self.as_index(slots), in_era(generations, engine.era)
 
     def index(self, ticket: Ticket) -> Tensor:
         """Return the index of a draw's rows, int64 `[B]`, with `ndim=2` `[B, 2]`."""
@@ -183,6 +175,11 @@ def _rows(ticket: Ticket) -> int:
     return draw.slots.shape[0] * (draw.length or 1) if draw.lengths is None else int(draw.lengths.sum())
 
 
+def adds_names(buffer: Any) -> bool:
+    """Return whether samples carry the names of their rows as keys; those of a plain `ReplayBuffer` are its fields."""
+    return isinstance(buffer, TensorDictReplayBuffer) or not isinstance(buffer, ReplayBuffer)
+
+
 @final
 class OwnDraws:
     """A member that draws by itself, by `sample(n)`: a dataset of another library, or a buffer of several processes.
@@ -197,7 +194,6 @@ class OwnDraws:
         self.buffer = buffer
         mine = getattr(buffer, "sampler", None)
         self.sampler: Sampler = mine if isinstance(mine, Sampler) else RandomSampler()
-        self.names_rows = not isinstance(buffer, ReplayBuffer) or isinstance(buffer, TensorDictReplayBuffer)
 
     def __len__(self) -> int:
         """Rows that are stored."""
@@ -271,7 +267,8 @@ class EnsembleEngine:
     draws.
 
     Args:
-        members: of the ensemble; those that draw by themselves are not locked, saved or loaded.
+        members: of the ensemble: buffers of this process, or all of them draw by themselves, and are not locked, saved
+            and loaded.
         sampler: the distribution over the members.
         collate: makes a batch of the list of parts; None stacks them.
         generator: source of all draws; None lets each member use its own.
@@ -304,7 +301,7 @@ class EnsembleEngine:
         """Make the locks; there is no queue yet."""
         self.own = [member for member in self.members if isinstance(member, Member)]
         self.engines = [member.engine for member in self.own]
-        self.queue: Prefetcher[Any] | None = None
+        self.queue: Prefetcher | None = None
         self.waiters = Waiters(outer=True)
         waiters = sorted((engine.waiters for engine in self.engines), key=lambda one: one.place)
         self.lock = Locks([self.waiters.lock, *(one.lock for one in waiters)])
@@ -457,12 +454,10 @@ class EnsembleEngine:
         for i, rows in zip(split.members, split.sizes, strict=True):
             self.members[i].check_draw(rows, self.generator)
 
-    def _parts(self, mix: Mix) -> Iterator[tuple[LocalEngine, Ticket]]:
-        """Iterate over the parts of a draw, without those of members that draw by themselves."""
-        for i, ticket in zip(mix.members, mix.tickets, strict=False):
-            member = self.members[i]
-            if isinstance(member, Member):
-                yield member.engine, ticket
+    def _parts(self, mix: Mix) -> list[tuple[LocalEngine, Ticket]]:
+        """Return the parts of a draw; none if the members draw by themselves."""
+        pairs = zip(mix.members, mix.tickets, strict=False)
+        return [(self.engines[i], ticket) for i, ticket in pairs] if self.engines else []
 
     def hold(self, mix: Mix) -> Mix:
         """Return a draw made ahead, whose members keep its rows as they are now."""
@@ -558,17 +553,8 @@ class EnsembleEngine:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def state(self, queued: Sequence[Mix], transform: Compose, batch_size: int | None) -> dict[str, Any]:
-        """Return the whole state, with draws that are queued; nothing is copied. The caller holds the lock."""
-        return ensemble_state(self, [*queued, *self.pending], transform, batch_size)
-
-    def load_state(self, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
-        """Restore a state, by copy. If it does not fit, nothing has changed.
-
-        Raises:
-            CheckpointError: naming what differs.
-        """
-        load_ensemble_state(self, state, transform, batch_size)
+    state = ensemble_state
+    load_state = load_ensemble_state
 
     def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
         """Save `state()` to a directory: all members as they are at one moment; see `ReplayBuffer.dumps`."""
@@ -591,6 +577,7 @@ class EnsemblePipeline(Pipeline):
     def make(self, ticket: Any, finish: Finish, collate: Any = None) -> Any:  # noqa: ARG002
         """Make the batch of a draw; None if a member was emptied since. Runs in the prefetch thread if there is one."""
         engine: EnsembleEngine = self._engine
+        named = engine.named
         parts, rows, notes = [], [], []
         for i, drawn in zip(ticket.members, ticket.tickets, strict=True):
             member: Any = engine.members[i]
@@ -598,7 +585,7 @@ class EnsemblePipeline(Pipeline):
             if made is None:
                 return None
             data, gathered, said = made
-            parts.append(without_names(data) if engine.named or member.names_rows else data)
+            parts.append(without_names(data) if named or adds_names(member.buffer) else data)
             rows.append(gathered)
             notes.append(said)
         if rows[0] is not None:

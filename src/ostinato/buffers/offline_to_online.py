@@ -14,17 +14,17 @@ from ostinato.buffers.checkpoint.save import Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker, read_generator
 from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.ensemble import ReplayBufferEnsemble, check_buffers
-from ostinato.buffers.mixing import EnsembleEngine, Member, OwnDraws
+from ostinato.buffers.mixing import EnsembleEngine, Member, OwnDraws, adds_names
 from ostinato.buffers.options import check_generator, part, positive, real
 from ostinato.buffers.replay import ReplayBuffer
+from ostinato.buffers.routed_updates import require_names
 from ostinato.durable.progress import BYTES, Progress
-from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 from ostinato.samplers import SamplerEnsemble
 from ostinato.storages import LazyTensorStorage, Storage
 from ostinato.storages.checkpoint import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
     from types import ModuleType
 
@@ -155,6 +155,10 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         """
         return self._online.extend(data, update_priority=update_priority, timeout_s=timeout_s)
 
+    def empty(self, empty_write_count: bool = True) -> None:  # noqa: FBT001, FBT002
+        """Forget all rows of the online buffer; those of the dataset stay. See `ReplayBuffer.empty`."""
+        self._online.empty(empty_write_count)
+
     def sample(
         self,
         batch_size: int | None = None,
@@ -191,18 +195,10 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
             msg = "Cannot sample from an empty storage: the dataset holds no rows"
             raise EmptyBufferError(msg)
         if return_info:
-            self._require_names()
+            require_names(self._engine.engines)
         return super().sample(
             batch_size, return_info, max_age=max_age, timeout_s=timeout_s, min_batch=min_batch, out=out
         )
-
-    def _require_names(self) -> None:
-        if not self._engine.own:
-            msg = (
-                f"{type(self._offline).__name__} draws by itself, and its rows have no names: make the dataset a "
-                "ReplayBuffer of this process without a rate_limiter"
-            )
-            raise UsageError(msg)
 
     def anneal(self, step: int, total_steps: int) -> None:
         """Set the share of the dataset to `offline_fraction * (1 - step / total_steps)`, at least 0.
@@ -220,35 +216,13 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
             raise OptionError(msg)
         self._engine.sampler.share = self._base * max(0.0, 1.0 - done / end)
 
-    def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
-        """Give rows new priorities, each in its buffer; see `ReplayBufferEnsemble.update_priority`.
-
-        Raises:
-            PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
-            SlotError: if a row is out of range; nothing is changed.
-            UsageError: if the dataset draws by itself.
-        """
-        self._require_names()
-        super().update_priority(index, priority, generation)
-
-    def update_tensordict_priority(self, data: Any) -> None:
-        """Give the rows of a sample the priorities in it; see `ReplayBufferEnsemble.update_tensordict_priority`.
-
-        Raises:
-            KeyMissingError: if the key of a prioritized buffer is missing; nothing is changed.
-            PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
-            UsageError: if the dataset draws by itself.
-        """
-        self._require_names()
-        super().update_tensordict_priority(data)
-
     def _state(self) -> dict[str, Any]:
         """Return the state of the online buffer, and that of the mixture; nothing is copied."""
         engine = self._engine
         mixture = {
             "mixing": engine.sampler.state_dict(),
             "generator": None if engine.generator is None else engine.generator.get_state(),
-            "draws": _draws_of(engine.engines[0]) if engine.own else None,
+            "draws": _draws_of(engine.engines[0]) if engine.engines else None,
         }
         return {**self._online._state(), "offline": mixture}  # noqa: SLF001 (one package)
 
@@ -269,13 +243,17 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
             with readable("this mixture"):
                 engine.sampler.check_state(mixture["mixing"])
                 generator = read_generator(mixture["generator"], self._online.storage.device)
-                draws = None if mixture["draws"] is None else _check_draws(engine.engines[0], mixture["draws"])
+                draws = mixture["draws"] if engine.engines else None
+                source = None if draws is None else _check_draws(engine.engines[0], draws)
             self._online.load_state_dict(rest)
             engine.sampler.load_state_dict(mixture["mixing"])
-            if generator is not None:
-                engine.generator = with_state(engine.generator, generator)
+            engine.generator = with_state(engine.generator, generator)
             if draws is not None:
-                draws()
+                dataset = engine.engines[0]
+                dataset.parts_changed()
+                dataset.sampler.load_state_dict(draws["sampler"])
+                dataset.begin_sampler()
+                dataset.generator = with_state(dataset.generator, source)
 
     def dumps(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
         """Save the online buffer, and where mixing and draws are, to the directory `path`.
@@ -286,8 +264,9 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         """
         engine, online = self._engine, self._online._engine  # noqa: SLF001 (one package)
         with Progress(progress, "save", unit=BYTES):
+            self._pipeline.settle()
             self._online.synchronize()
-            if engine.own:
+            if engine.engines:
                 mine = engine.engines[1]
                 saving = Saving([mine], self._state, lambda: engine.lock, partial(checker, mine), FORMAT)
                 save_buffer(path, saving, incremental=incremental)
@@ -378,22 +357,14 @@ def _draws_of(engine: LocalEngine) -> dict[str, Any]:
     return {
         "class": type(engine.sampler).__name__,
         "rows": len(engine.storage),
-        "fingerprint": _fingerprint(engine),
+        "fingerprint": getattr(engine.storage, "fingerprint", None),  # of a dataset of files
         "sampler": engine.sampler.state_dict(),
         "generator": None if engine.generator is None else engine.generator.get_state(),
     }
 
 
-def _fingerprint(engine: LocalEngine) -> str | None:
-    """Return what tells a dataset of files from others; None for rows in memory."""
-    storage = engine.storage
-    from ostinato.datasets import DatasetStorage  # late: the readers of all formats come with it
-
-    return storage.fingerprint if isinstance(storage, DatasetStorage) else None
-
-
-def _check_draws(engine: LocalEngine, state: dict[str, Any]) -> Callable[[], None]:
-    """Check what `_draws_of` returned, and return what restores it.
+def _check_draws(engine: LocalEngine, state: dict[str, Any]) -> torch.Generator | None:
+    """Check what `_draws_of` returned, and return the generator in it.
 
     Raises:
         CheckpointError: if the checkpoint was made with another dataset or sampler.
@@ -411,16 +382,7 @@ def _check_draws(engine: LocalEngine, state: dict[str, Any]) -> Callable[[], Non
             )
             raise CheckpointError(msg)
     engine.sampler.check_state(state["sampler"], len(engine.storage))
-    generator = read_generator(state["generator"], engine.storage.device)
-
-    def then() -> None:
-        engine.parts_changed()
-        engine.sampler.load_state_dict(state["sampler"])
-        engine.begin_sampler()
-        if generator is not None:
-            engine.generator = with_state(engine.generator, generator)
-
-    return then
+    return read_generator(state["generator"], engine.storage.device)
 
 
 def prefill_replay_buffer(
@@ -480,7 +442,7 @@ def prefill_replay_buffer(
         index = (ages + oldest) % rows
         whole = not part_of and int(index[-1]) - int(index[0]) == len(index) - 1
         data = source[slice(int(index[0]), int(index[-1]) + 1) if whole else index]
-        rb.extend(without_names(data) if OwnDraws(source).names_rows else data)
+        rb.extend(without_names(data) if adds_names(source) else data)
     return rb
 
 

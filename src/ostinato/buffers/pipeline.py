@@ -6,7 +6,7 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, final
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -93,33 +93,23 @@ def with_fields_of(plan: Plan, data: Any, unit: SampleUnit | None, sampler: Samp
     return data, {**plan.notes, **plan.fields, **marks}
 
 
-class _Drawn(Protocol):
-    """What is queued: a draw that knows whether it ended an epoch."""
-
-    @property
-    def last(self) -> bool: ...
-
-
-DrawnT = TypeVar("DrawnT", bound=_Drawn)
-
-
-class Steps(NamedTuple, Generic[DrawnT]):
+class Steps(NamedTuple):
     """What a reader does on its way to a batch; all but `make` run under the lock."""
 
-    draw: Callable[[], DrawnT]
+    draw: Callable[[], Ticket]
     """Makes the next draw, without waiting."""
-    make: Callable[[DrawnT], Any]
+    make: Callable[[Ticket], Any]
     """Makes the batch of a draw; runs in the worker."""
-    may: Callable[[], bool] | None = None
-    """Whether `draw` is permitted now; None where it always is."""
-    wait: Callable[[], object] | None = None
+    may: Callable[[], bool]
+    """Whether `draw` is permitted now."""
+    wait: Callable[[], object]
     """Waits, with the lock free, until the queue holds a draw or `may()` is true; raises when the time is up."""
-    lost: Callable[[DrawnT], None] | None = None
+    lost: Callable[[Ticket], None]
     """Takes a draw back whose batch could not be made."""
 
 
 @final
-class Prefetcher(Generic[DrawnT]):
+class Prefetcher:
     """Keeps `depth` batches ready.
 
     Draws are made in the caller's thread, in order, and keep their rows (see `ostinato.buffers.drawn_ahead`), so that
@@ -146,7 +136,7 @@ class Prefetcher(Generic[DrawnT]):
         self.depth = depth
         self.waits = 0
         self._waiters = waiters
-        self._queue: deque[tuple[DrawnT, Future[Any]]] = deque()
+        self._queue: deque[tuple[Ticket, Future[Any]]] = deque()
         self._executor: ThreadPoolExecutor | None = None
         self._process = 0
 
@@ -167,12 +157,12 @@ class Prefetcher(Generic[DrawnT]):
         return bool(self._queue)
 
     @property
-    def tickets(self) -> list[DrawnT]:
+    def tickets(self) -> list[Ticket]:
         """The queued draws, oldest first."""
         with self._waiters.lock:
             return [ticket for ticket, _ in self._queue]
 
-    def next(self, steps: Steps[DrawnT], *, within_epoch: bool = False) -> tuple[DrawnT, Any]:
+    def next(self, steps: Steps, *, within_epoch: bool = False) -> tuple[Ticket, Any]:
         """Return the oldest draw and its batch, having queued draws until `depth` follow it, as far as permitted.
 
         If a draw raises, the error is the caller's and the queue stays as it is; that there are too few rows is an
@@ -186,8 +176,7 @@ class Prefetcher(Generic[DrawnT]):
             self._revive(steps)
             self._fill(steps, within_epoch=within_epoch)
             while not self._queue:
-                if steps.wait is not None:
-                    steps.wait()
+                steps.wait()
                 self._fill(steps, within_epoch=within_epoch)
             ticket, future = self._queue.popleft()
             self.waits += not future.done()
@@ -195,15 +184,14 @@ class Prefetcher(Generic[DrawnT]):
             return ticket, future.result()
         except BaseException:
             del future  # it keeps the error, whose traceback keeps this frame
-            if steps.lost is not None:
-                steps.lost(ticket)
+            steps.lost(ticket)
             raise
 
-    def _fill(self, steps: Steps[DrawnT], *, within_epoch: bool) -> None:
+    def _fill(self, steps: Steps, *, within_epoch: bool) -> None:
         """Queue draws until there is one to take and `depth` follow it, as far as no draw has to wait."""
         queue = self._queue
         while len(queue) <= self.depth and not (within_epoch and queue and queue[-1][0].last):
-            if steps.may is not None and not steps.may():
+            if not steps.may():
                 return
             try:
                 ticket = steps.draw()
@@ -215,12 +203,11 @@ class Prefetcher(Generic[DrawnT]):
                 make = partial(on_stream_of_caller(steps.make), ticket)
                 queue.append((ticket, self._pool().submit(Work(make))))
             except BaseException:
-                if steps.lost is not None:
-                    steps.lost(ticket)
+                steps.lost(ticket)
                 raise
             self._waiters.wake()
 
-    def clear(self) -> list[DrawnT]:
+    def clear(self) -> list[Ticket]:
         """Drop all queued batches and return their draws."""
         with self._waiters.lock:
             tickets = [ticket for ticket, _ in self._queue]
@@ -258,7 +245,7 @@ class Prefetcher(Generic[DrawnT]):
             self._process = os.getpid()
         return self._executor
 
-    def _revive(self, steps: Steps[DrawnT]) -> None:
+    def _revive(self, steps: Steps) -> None:
         """A forked child has the queue but not the thread: hand the queued draws to a thread of its own."""
         if self._executor is not None and self._process != os.getpid():
             self._executor = None
@@ -296,7 +283,7 @@ class Pipeline:
         self._engine = engine
         # page-locked batches are on their way to a GPU: prefetched ones are copied beside the learner's work
         self._stream = CopyStream() if depth and engine.pin and torch.cuda.is_available() else None
-        self.prefetch: Prefetcher[Ticket] | None = Prefetcher(depth, engine.waiters) if depth else None
+        self.prefetch: Prefetcher | None = Prefetcher(depth, engine.waiters) if depth else None
         engine.queue = self.prefetch
         self.ended = False
         """Whether the buffer was shut down."""
@@ -358,7 +345,7 @@ class Pipeline:
             self._updates.settle()
 
     def _make_ahead(
-        self, prefetch: Prefetcher[Ticket], size: int, finish: Finish, ask: Ask, *, within_epoch: bool
+        self, prefetch: Prefetcher, size: int, finish: Finish, ask: Ask, *, within_epoch: bool
     ) -> _Made | None:
         engine = self._engine
 

@@ -52,6 +52,16 @@ class Named(NamedTuple):
     """Members that have some of the rows, in order, and the positions of these rows, int64 `[k]`."""
 
 
+def require_names(engines: Sequence[LocalEngine]) -> None:
+    """Raise `UsageError` if rows have no names: the members of an ensemble draw by themselves."""
+    if not engines:
+        msg = (
+            "the dataset draws by itself, and its rows have no names: make it a ReplayBuffer of this process without a "
+            "rate_limiter"
+        )
+        raise UsageError(msg)
+
+
 def read_names(engines: Sequence[LocalEngine], sample: Any, generation: Any = None) -> Named:
     """Return the rows that a sample, its info, or the `index` in one of them names.
 
@@ -60,6 +70,7 @@ def read_names(engines: Sequence[LocalEngine], sample: Any, generation: Any = No
         SchemaError: if there is not one member for each row, or for each part.
         SlotError: if a number is no member.
     """
+    require_names(engines)
     index, ids, generations = _unpack(sample, generation)
     lead = index.shape[: index.ndim - (1 if engines[0].storage.ndim > 1 else 0)]
     if ids.shape != lead[: ids.ndim]:
@@ -109,10 +120,12 @@ def _steps(engines: Sequence[LocalEngine]) -> int | None:
 
 def _ranked(engines: Sequence[LocalEngine]) -> bool:
     """Return whether a member keeps priorities; warn if none does."""
-    found = any(engine.sampler.prioritized for engine in engines)
-    if not found:
-        warn_of_sampler(engines[0].sampler)
-    return found
+    require_names(engines)
+    for engine in engines:
+        if engine.sampler.prioritized:
+            return True
+    warn_of_sampler(engines[0].sampler)
+    return False
 
 
 def update_priorities(engines: Sequence[LocalEngine], index: Any, priority: Any, generation: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,13 +19,8 @@ if TYPE_CHECKING:
     from ostinato.transforms import Compose
 
 
-class Route(NamedTuple):
-    """Which member a row is written to: exactly one of the two is given."""
-
-    path: tuple[str, ...] | None = None
-    """Field that holds the number of the member of each row."""
-    dim: int | None = None
-    """Batch dimension whose entries are the members."""
+Route: TypeAlias = "tuple[str, ...] | int"
+"""The field that holds the number of the member of each row, or the batch dimension whose entries are the members."""
 
 
 def check_route(routing_key: Key | None, routing_dim: int | None, members: Sequence[Member]) -> Route | None:
@@ -49,7 +44,7 @@ def check_route(routing_key: Key | None, routing_dim: int | None, members: Seque
             "routing_key and routing_dim out, and write through the members, ensemble[i].extend(rows)"
         )
         raise OptionError(msg)
-    return Route(None if routing_key is None else as_path(routing_key), routing_dim)
+    return routing_dim if routing_key is None else as_path(routing_key)
 
 
 def write_rows(members: Sequence[Member], route: Route, transform: Compose, data: Any, *, ranked: bool) -> Any:
@@ -112,7 +107,7 @@ def _write(members: Sequence[Member], parts: dict[int, Any], *, ranked: bool) ->
 
 def _members_of(data: Any, route: Route, members: int) -> Tensor:
     """Return the number of the member of each row, int64 `[rows]`."""
-    ids = _in_field(data, route.path) if route.path is not None else _along(data, route.dim or 0, members)
+    ids = _in_field(data, route) if isinstance(route, tuple) else _along(data, route, members)
     if ids.dtype is torch.bool or ids.is_floating_point() or ids.is_complex():
         msg = f"ReplayBufferEnsemble member ids must be integers, got {ids.dtype}"
         raise KindError(msg)

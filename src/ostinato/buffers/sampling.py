@@ -14,7 +14,7 @@ from ostinato.buffers.pipeline import END, Batch, Pass
 from ostinato.buffers.policy_versions import check_age
 from ostinato.buffers.priority_updates import priority_fields
 from ostinato.buffers.rate_limit import Ask, check_min_batch, check_wait
-from ostinato.errors import EpochEndError, UsageError
+from ostinato.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,7 +93,7 @@ class Sampling(Lifecycle):
                     return self._presented(found, schema if out is None else None, size, return_info=return_info)
             ask = _PLAIN
         else:
-            ask = self._asked(max_age, timeout_s)._replace(min_rows=self._least(min_batch, size, out))
+            ask = self._asked(size, max_age, timeout_s, min_batch, out)
         finish = self._finish if out is None or pipeline.prefetch is not None else self._finish_in(out)
         batch = pipeline.next(size, finish, ask=ask)
         if out is not None and pipeline.prefetch is not None:
@@ -163,30 +163,19 @@ class Sampling(Lifecycle):
             return None
         return batch
 
-    def _least(self, min_batch: int | None, size: int, out: Any) -> int | None:
-        """Check `min_batch` and return it."""
-        if min_batch is None:
-            return None
-        engine, whole = self._engine, None
-        if self._pipeline.prefetch is not None:
-            whole = "prefetch, whose batches were drawn before"
-        elif out is not None:
-            whole = "out, which takes whole batches"
-        partial = engine.gate is not None or engine.sampler.counting
-        check_min_batch(min_batch, size, partial=partial, whole=whole)
-        return int(min_batch)
-
-    def _asked(self, max_age: int | None, timeout_s: float | None) -> Ask:
+    def _asked(self, size: int, max_age: int | None, timeout_s: float | None, min_batch: int | None, out: Any) -> Ask:
+        """Check the options of a draw of `size` rows and return them."""
+        engine, ahead = self._engine, self._pipeline.prefetch is not None
         if timeout_s is not None:
-            check_wait(timeout_s, waits=self._engine.gate is not None)
-        if max_age is None:
-            return Ask(timeout_s)
-        return Ask(
-            timeout_s,
-            check_age(
-                self._engine.versions, self._engine.sampler, max_age, prefetch=self._pipeline.prefetch is not None
-            ),
-        )
+            check_wait(timeout_s, waits=engine.gate is not None)
+        age = None if max_age is None else check_age(engine.versions, engine.sampler, max_age, prefetch=ahead)
+        if min_batch is not None:
+            whole = None if out is None else "out, which takes whole batches"
+            whole = "prefetch, whose batches were drawn before" if ahead else whole
+            partial = engine.gate is not None or engine.sampler.counting
+            check_min_batch(min_batch, size, partial=partial, whole=whole)
+            min_batch = int(min_batch)
+        return Ask(timeout_s, age, min_rows=min_batch)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
@@ -194,28 +183,21 @@ class Sampling(Lifecycle):
         Raises:
             UsageError: if the constructor was given no batch size.
         """
-        size = self._require_batch_size()
+        self._require_batch_size()
         if not self._engine.sampler.epochal:
             while True:
                 yield self.sample()
-        self._pipeline.restart()
-        while True:
-            try:
-                batch = self._pipeline.next(size, self._finish, within_epoch=True)
-            except EpochEndError:
-                return
-            yield batch.data
-            if batch.ticket.last or self._pipeline.over:
-                return
+        epoch = Pass()
+        while (batch := epoch.next(self)) is not END:
+            yield batch
 
-    def _require_batch_size(self) -> int:
+    def _require_batch_size(self) -> None:
         if self._batch_size is None:
             msg = (
                 "Cannot iterate over the replay buffer. Batch_size was not specified during construction of the replay "
                 "buffer: pass it to the constructor, or call sample(batch_size)"
             )
             raise UsageError(msg)
-        return self._batch_size
 
     def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
         """Transform; subclasses add keys."""

@@ -115,7 +115,7 @@ class SharedEngine:
         self.source = Source(self._storage, source.collate)
         self.sampler = sampler
         self._writer = writer
-        self.queue: Prefetcher[Ticket] | None = None
+        self.queue: Prefetcher | None = None
         self.generator = generator
         self.pin = False
         self.priority_path: tuple[str, ...] | None = None

@@ -84,7 +84,7 @@ class BufferStats(dict[str, "int | float | bool"]):
     __hash__ = None
 
 
-def combine(parts: Sequence[BufferStats], prefetch: Prefetcher[Any] | None) -> BufferStats:
+def combine(parts: Sequence[BufferStats], prefetch: Prefetcher | None) -> BufferStats:
     """Add up the counts of several buffers and of the queue of what is drawn from all of them."""
     total = {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(BufferStats)}
     rows, written = total["rows"], total["rows_written"]
@@ -100,7 +100,7 @@ def combine(parts: Sequence[BufferStats], prefetch: Prefetcher[Any] | None) -> B
     return BufferStats(**total)
 
 
-def measure(engine: Engine, prefetch: Prefetcher[Any] | None) -> BufferStats:
+def measure(engine: Engine, prefetch: Prefetcher | None) -> BufferStats:
     """Count, under the engine's lock. Cost: O(rows), for the ages."""
     with engine.lock:
         if engine.sampler.prioritized:
@@ -121,11 +121,11 @@ def measure(engine: Engine, prefetch: Prefetcher[Any] | None) -> BufferStats:
             stale_rows=engine.rows_stale,
             stale_updates=int(engine.stale_updates),
             redone_gathers=engine.redone,
-            prefetch_ready=0 if prefetch is None else prefetch.ready,
-            prefetch_waits=0 if prefetch is None else prefetch.waits,
             rows_lost=ring.lost,
             repairs=ring.repairs,
             write_count=engine.rows_since_empty,
+            prefetch_ready=0 if prefetch is None else prefetch.ready,
+            prefetch_waits=0 if prefetch is None else prefetch.waits,
             prefetch_queue_size=0 if prefetch is None else prefetch.queued,
         )
 

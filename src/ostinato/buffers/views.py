@@ -105,7 +105,7 @@ class ViewEngine(LocalEngine):
         self.episodes = owner.episodes if episodes is None else episodes
         self.counts: BufferCounts = make_counts(BufferCounts)
         self.pending: deque[Ticket] = deque()
-        self.queue: Prefetcher[Ticket] | None = None
+        self.queue: Prefetcher | None = None
         self.priority_path = owner.priority_path
         self.rows_stale = 0
         self.stale_updates: int | Tensor = 0

@@ -52,22 +52,20 @@ class Group(ABC, Generic[T]):
             UsageError: for a tensor of more than one dimension.
             KindError: for other indices.
         """
-        if isinstance(index, tuple):
-            return self._read(*split_index(index))
-        chosen = choose(index, len(self.members), type(self))
+        chosen, rows = choose(index, len(self.members), type(self))
+        if rows is not None:
+            return self._read(chosen, rows)
         if isinstance(chosen, int):
             return self.members[chosen]
         return self if chosen == list(range(len(self.members))) else self.subset(chosen)
 
-    def _read(self, which: Any, rows: tuple[Any, ...]) -> Any:
-        """Return what an index of members and of their rows selects; without rows, the members."""
-        if rows:
-            msg = (
-                f"Tuple of length greater than 1 are not accepted to index {self._plural} of type {type(self)}, got "
-                f"{(which, *rows)!r}: only storages have rows"
-            )
-            raise SlotError(msg)
-        return self[which]
+    def _read(self, chosen: int | list[int], rows: Any) -> Any:
+        """Return what an index of rows selects of the chosen members."""
+        msg = (
+            f"Tuple of length greater than 1 are not accepted to index {self._plural} of type {type(self)}, got "
+            f"{(chosen, rows)!r}: only storages have rows"
+        )
+        raise SlotError(msg)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the members by their numbers as text."""
@@ -98,63 +96,62 @@ class Group(ABC, Generic[T]):
             member.loads(Path(path) / str(i))
 
 
-def split_index(index: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """Return the index of members, and that of their rows, of a tuple.
-
-    Raises:
-        SlotError: if the tuple is empty.
-    """
-    if not index:
-        msg = "an empty tuple names no member: give the number of a member, or a slice"
-        raise SlotError(msg)
-    return index[0], index[1:]
-
-
 _TYPES = "Expected an index of type torch.Tensor, range, np.ndarray, int, slice or ellipsis"
 
 
-def choose(index: Any, count: int, group: type = Group) -> int | list[int]:
-    """Return the position, or the positions, that an index selects from `count` members.
+def choose(index: Any, count: int, group: type) -> tuple[int | list[int], Any]:
+    """Return the position, or the positions, that an index selects from `count` members, and the index of their rows.
 
     Args:
-        index: integers, slices, `...`, and lists, ranges, arrays or tensors of integers.
+        index: integers, slices, `...`, and lists, ranges, arrays or tensors of integers; or a tuple of one of these and
+            what selects rows.
         count: members.
         group: the class that is indexed, for messages.
+
+    Returns:
+        The second value is None if the index is of members alone.
 
     Raises:
         SlotError: if a number is out of range, or none is selected.
         UsageError: for a tensor of more than one dimension.
         KindError: for other indices.
     """
+    rows: Any = None
+    if isinstance(index, tuple):
+        if not index:
+            msg = "an empty tuple names no member: give the number of a member, or a slice"
+            raise SlotError(msg)
+        index, *rest = index
+        rows = None if not rest else rest[0] if len(rest) == 1 else tuple(rest)
     if index is Ellipsis:
-        return list(range(count))
+        return list(range(count)), rows
     if isinstance(index, slice):
-        return _checked(list(range(count))[index], index, count)
-    if isinstance(index, list | range | np.ndarray | torch.Tensor):
-        found = index if isinstance(index, torch.Tensor) else torch.as_tensor(np.asarray(index), device="cpu")
-        if found.ndim > 1:
-            msg = (
-                f"Cannot index a {group} with tensor indices that have more than one dimension, got shape "
-                f"{list(found.shape)}: use one of shape [n]"
-            )
-            raise UsageError(msg)
-        if found.numel() == 0:
-            return _checked([], index, count)
-        if found.is_floating_point() or found.is_complex():
-            msg = f"A floating point index was received when an integer dtype was expected, got {index!r}"
-            raise KindError(msg)
-        if found.dtype is not torch.bool:
-            return (
-                _checked([int(found)], index, count)[0] if found.ndim == 0 else _checked(found.tolist(), index, count)
-            )
-    if isinstance(index, bool) or not hasattr(index, "__index__") or isinstance(index, torch.Tensor | np.ndarray):
-        msg = f"{_TYPES}, or a list, of the numbers of members, got {index!r} of type {type(index)} instead."
-        raise KindError(msg)
-    return _checked([int(index.__index__())], index, count)[0]
-
-
-def _checked(chosen: list[int], index: Any, count: int) -> list[int]:
-    if not chosen or any(not -count <= i < count for i in chosen):
+        found: Any = list(range(count))[index]
+    else:
+        found = _numbers(index, group)
+    each = found if isinstance(found, list) else [found]
+    if not each or any(not -count <= i < count for i in each):
         msg = f"{_TYPES} that names members in [{-count}, {count}), at least one of them, got {index!r}"
         raise SlotError(msg)
-    return [i % count for i in chosen]
+    return [i % count for i in found] if isinstance(found, list) else found % count, rows
+
+
+def _numbers(index: Any, group: type) -> int | list[int]:
+    """Return an integer, or the integers of a list, range, array or tensor."""
+    if isinstance(index, list | range | np.ndarray | torch.Tensor):
+        values = index if isinstance(index, torch.Tensor) else torch.as_tensor(np.asarray(index), device="cpu")
+        if values.ndim > 1:
+            msg = (
+                f"Cannot index a {group} with tensor indices that have more than one dimension, got shape "
+                f"{list(values.shape)}: use one of shape [n]"
+            )
+            raise UsageError(msg)
+        if values.numel() and (values.is_floating_point() or values.is_complex()):
+            msg = f"A floating point index was received when an integer dtype was expected, got {index!r}"
+            raise KindError(msg)
+        if not values.numel() or values.dtype is not torch.bool:
+            return values.tolist()
+    elif not isinstance(index, bool) and hasattr(index, "__index__"):
+        return int(index.__index__())
+    msg = f"{_TYPES}, or a list, of the numbers of members, got {index!r} of type {type(index)} instead."
+    raise KindError(msg)

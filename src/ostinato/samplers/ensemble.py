@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, final
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch
 from ostinato.core.group import Group
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 from ostinato.samplers.base import Sampler, check_replacement
-from ostinato.samplers.ratio import MixingRatio, Ratio, RatioSteps, Rounding, Split
+from ostinato.samplers.ratio import MixingRatio, Ratio, RatioSteps, Rounding, Split, check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,6 @@ __all__ = ["SamplerEnsemble"]
 
 WhenEmpty: TypeAlias = Literal["renormalize", "raise", "fill"]
 """How an ensemble handles a member without rows to draw."""
-_WHEN_EMPTY = get_args(WhenEmpty)
 _SAMPLEABLE = "sampleable"
 _NEARLY = 1e-6
 """A share of a batch this close to an integer is rounded: `p` may have been float32."""
@@ -106,12 +105,14 @@ class SamplerEnsemble(Group[Sampler]):
     ) -> None:
         check_replacement(type(self), replacement=replacement)
         super().__init__(samplers, Sampler)
-        if when_empty not in _WHEN_EMPTY:
-            msg = f"when_empty must be one of {', '.join(map(repr, _WHEN_EMPTY))}, got {when_empty!r}"
-            raise OptionError(msg)
+        check_choice("when_empty", when_empty, WhenEmpty)
         self.when_empty: WhenEmpty = when_empty
         self._warned = False
-        self.min_rows = _min_rows(min_rows, len(samplers))
+        least = min_rows if isinstance(min_rows, list | tuple) else [min_rows] * len(samplers)
+        if len(least) != len(samplers):
+            msg = f"min_rows must be one integer, or one for each of the {len(samplers)} members, got {min_rows!r}"
+            raise OptionError(msg)
+        self.min_rows = tuple(_positive("min_rows", rows) for rows in least)
         if ratio is not None and (p is not None or sample_from_all or num_buffer_sampled is not None):
             msg = (
                 f"ratio= divides a batch row by row, and p={p!r}, sample_from_all={sample_from_all} and "
@@ -121,8 +122,7 @@ class SamplerEnsemble(Group[Sampler]):
         if ratio is None and (rounding, ratio_steps) != ("carry", "batches"):
             msg = f"rounding={rounding!r} and ratio_steps={ratio_steps!r} belong to a ratio: give ratio="
             raise OptionError(msg)
-        made = ratio is None or isinstance(ratio, MixingRatio)  # one that is made already is shared
-        self._ratio: MixingRatio | None = ratio if made else MixingRatio(ratio, len(samplers), rounding, ratio_steps)  # type: ignore[assignment]
+        self._ratio = None if ratio is None else MixingRatio(ratio, len(samplers), rounding, ratio_steps)
         if sample_from_all and p is not None:
             msg = (
                 "Cannot pass both `p` argument and `sample_from_all=True`: the latter takes equal parts from all "
@@ -130,7 +130,14 @@ class SamplerEnsemble(Group[Sampler]):
             )
             raise UsageError(msg)
         self.sample_from_all = bool(sample_from_all)
-        self.num_buffer_sampled = len(samplers) if num_buffer_sampled is None else self._check_parts(num_buffer_sampled)
+        parts = len(samplers) if num_buffer_sampled is None else num_buffer_sampled
+        self.num_buffer_sampled = _positive("num_buffer_sampled", parts)
+        if sample_from_all and self.num_buffer_sampled != len(samplers):
+            msg = (
+                f"sample_from_all=True takes one part from each of the {len(samplers)} members, got "
+                f"num_buffer_sampled={parts}: leave it out"
+            )
+            raise OptionError(msg)
         self.p = p
 
     def __repr__(self) -> str:
@@ -297,12 +304,12 @@ class SamplerEnsemble(Group[Sampler]):
             return list(range(len(self.members)))
         return _systematic(shares, self.num_buffer_sampled, generator)
 
-    def _present(self, rows: Sequence[int]) -> tuple[list[Any], bool]:
+    def _present(self, rows: Sequence[int], *, warn: bool = True) -> tuple[list[Any], bool]:
         """Return the shares of the next batch, 0 for members that cannot be drawn, and whether all of them can."""
         rows = [count if count >= least else 0 for count, least in zip(rows, self.min_rows, strict=True)]
         shares = self._shares_now(rows)
         lacking = [i for i, share in enumerate(shares) if share > 0 and rows[i] == 0]
-        return (self._without(lacking, shares, rows), False) if lacking else (shares, True)
+        return (self._without(lacking, shares, rows, warn=warn), False) if lacking else (shares, True)
 
     def sample(
         self, storage: Sequence[BareStorage], batch_size: int, *, generator: torch.Generator | None = None
@@ -361,14 +368,13 @@ class SamplerEnsemble(Group[Sampler]):
 
     def ready(self, rows: Sequence[int]) -> bool:
         """Return whether `plan` would not raise for members with so many rows that can be drawn."""
-        held = [count >= least for count, least in zip(rows, self.min_rows, strict=True)]
-        if self._p == _SAMPLEABLE or self.when_empty == "fill":
-            return any(held)
-        shares = self._shares_now(rows)
-        wanted = [able for able, share in zip(held, shares, strict=True) if share > 0]
-        return all(wanted) if self.when_empty == "raise" else any(wanted)
+        try:
+            self._present(rows, warn=False)
+        except EmptyBufferError:
+            return False
+        return True
 
-    def _without(self, lacking: list[int], shares: list[Any], rows: Sequence[int]) -> list[Any]:
+    def _without(self, lacking: list[int], shares: list[Any], rows: Sequence[int], *, warn: bool) -> list[Any]:
         """Return the shares of a batch without some members, of sum 1.
 
         Raises:
@@ -388,7 +394,7 @@ class SamplerEnsemble(Group[Sampler]):
                 "add some first"
             )
             raise EmptyBufferError(msg)
-        if not self._warned and self.when_empty != "fill":
+        if warn and not self._warned and self.when_empty != "fill":
             self._warned = True
             warnings.warn(
                 f"members {lacking} of the ensemble have no rows to draw: batches come from the other members, in the "
@@ -412,22 +418,17 @@ class SamplerEnsemble(Group[Sampler]):
             raise EmptyBufferError(msg)
         return [count / total for count in rows]
 
-    def options(self) -> dict[str, Any]:
-        """Return how the members are mixed, as the constructor and `ReplayBufferEnsemble` take it."""
-        mix: dict[str, Any] = {"when_empty": self.when_empty, "min_rows": self.min_rows}
-        if self._ratio is not None:
-            return {**mix, "ratio": self._ratio}
-        parts = None if self.sample_from_all else self.num_buffer_sampled
-        return {**mix, "p": self._p, "sample_from_all": self.sample_from_all, "num_buffer_sampled": parts}
-
     def subset(self, chosen: list[int]) -> Self:
         """Return an ensemble of some of the samplers, with the same ratio of shares and number of parts."""
-        options = self.options() | {"min_rows": [self.min_rows[i] for i in chosen]}
-        if self._ratio is not None:
-            options["ratio"] = self._ratio.subset(chosen)
-        elif isinstance(self._p, torch.Tensor):
-            options["p"] = self._p[chosen]
-        return type(self)(*(self.members[i] for i in chosen), **options)
+        parts: dict[str, Any] = {}
+        if self._ratio is None:
+            parts["p"] = self._p[chosen] if isinstance(self._p, torch.Tensor) else self._p
+            parts["sample_from_all"] = self.sample_from_all
+            parts["num_buffer_sampled"] = None if self.sample_from_all else self.num_buffer_sampled
+        members, least = [self.members[i] for i in chosen], [self.min_rows[i] for i in chosen]
+        some = type(self)(*members, when_empty=self.when_empty, min_rows=least, **parts)
+        some._ratio = None if self._ratio is None else self._ratio.subset(chosen)  # noqa: SLF001 (the same class)
+        return some
 
     def state_dict(self) -> dict[str, Any]:
         """Return the distribution; the states of the members belong to their buffers."""
@@ -481,36 +482,18 @@ class SamplerEnsemble(Group[Sampler]):
         # not divided by its sum again, which would change the last digits
         self._p = torch.tensor(p, dtype=torch.float64, device="cpu") if isinstance(p, list) else p
 
-    def _check_parts(self, value: Any) -> int:
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            msg = f"num_buffer_sampled must be an integer or None, got {value!r}"
-            raise KindError(msg)
-        parts = int(value.__index__())
-        if parts < 1:
-            msg = f"num_buffer_sampled must be at least 1, got {parts}"
-            raise OptionError(msg)
-        if self.sample_from_all and parts != len(self.members):
-            msg = (
-                f"sample_from_all=True takes one part from each of the {len(self.members)} members, got "
-                f"num_buffer_sampled={parts}: leave it out"
-            )
-            raise OptionError(msg)
-        return parts
-
     def _show_p(self) -> Any:
         return [round(share, 6) for share in self._p.tolist()] if isinstance(self._p, torch.Tensor) else repr(self._p)
 
 
-def _min_rows(value: Any, members: int) -> tuple[int, ...]:
-    values = value if isinstance(value, list | tuple) else [value] * members
-    for least in values:
-        if isinstance(least, bool) or not hasattr(least, "__index__"):
-            msg = f"min_rows must be an integer, or one for each member, got {value!r}"
-            raise KindError(msg)
-    if len(values) != members or min(values) < 1:
-        msg = f"min_rows must be at least 1, for all or for each of the {members} members, got {value!r}"
+def _positive(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        msg = f"{name} must be an integer, got {value!r}"
+        raise KindError(msg)
+    if value.__index__() < 1:
+        msg = f"{name} must be at least 1, got {value!r}"
         raise OptionError(msg)
-    return tuple(int(least.__index__()) for least in values)
+    return int(value.__index__())
 
 
 def _shares(value: Any, members: int) -> Tensor:

@@ -70,10 +70,8 @@ class MixingRatio:
     """
 
     def __init__(self, given: Any, members: int, rounding: Any, clock: Any) -> None:
-        for name, value, allowed in (("rounding", rounding, Rounding), ("ratio_steps", clock, RatioSteps)):
-            if value not in get_args(allowed):
-                msg = f"{name} must be one of {', '.join(map(repr, get_args(allowed)))}, got {value!r}"
-                raise OptionError(msg)
+        check_choice("rounding", rounding, Rounding)
+        check_choice("ratio_steps", clock, RatioSteps)
         self._members = members
         self.rounding: Rounding = rounding
         self.clock: RatioSteps = clock
@@ -235,6 +233,13 @@ class MixingRatio:
         whole = f"[{shown}]" if shown is not None else f"schedule at step {self.step}"
         whole += "" if self.rounding == "carry" else f", rounding={self.rounding!r}"
         return whole + ("" if self.clock == "batches" else f", ratio_steps={self.clock!r}")
+
+
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """Raise `OptionError` if an option is none of the values of a `Literal`."""
+    if value not in get_args(choices):
+        msg = f"{name} must be one of {', '.join(map(repr, get_args(choices)))}, got {value!r}"
+        raise OptionError(msg)
 
 
 def _shares(given: Any, count: int, where: str = "") -> list[Fraction]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 import torch
 
-from ostinato.core.group import Group, choose
+from ostinato.core.group import Group
 from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import KindError, UsageError
 from ostinato.storages.base import Storage
@@ -60,13 +60,9 @@ class StorageEnsemble(Group[Storage]):
         """List the storages."""
         return f"StorageEnsemble({', '.join(map(repr, self.members))})"
 
-    def _read(self, which: Any, rows: tuple[Any, ...]) -> Any:
+    def _read(self, chosen: int | list[int], rows: Any) -> Any:
         """Return the rows of one storage, or a list of the rows of each."""
-        if not rows:
-            return self[which]
-        chosen = choose(which, len(self), type(self))
-        index = rows[0] if len(rows) == 1 else rows
-        return self.members[chosen][index] if isinstance(chosen, int) else [self.members[i][index] for i in chosen]
+        return self.members[chosen][rows] if isinstance(chosen, int) else [self.members[i][rows] for i in chosen]
 
     def subset(self, chosen: list[int]) -> Self:
         """Return an ensemble of some of the storages, with their transforms."""

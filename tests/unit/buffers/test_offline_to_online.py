@@ -92,7 +92,7 @@ def test_the_share_of_every_batch_is_exact_and_can_be_annealed() -> None:
         rb.anneal(step, 10)
         batch = rb.sample()
         assert (batch["id"] >= 1000).long().tolist() == batch["source"].tolist() == [0] * count + [1] * (100 - count)
-    rb.online_buffer.empty()
+    rb.empty()
     assert (rb.sample()["id"] < 1000).all()
     assert len(rb.offline_buffer) == len(rb) == 20
 

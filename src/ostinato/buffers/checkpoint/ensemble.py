@@ -33,14 +33,17 @@ ENSEMBLE_FORMAT = "ostinato-ensemble"
 def ensemble_state(
     engine: EnsembleEngine, queued: Sequence[Mix], transform: Compose, batch_size: int | None
 ) -> dict[str, Any]:
-    """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
+    """Return the whole state of an ensemble, with draws that are queued; nothing is copied.
+
+    The caller holds the locks.
+    """
     return {
         "members": [member.buffer._state() for member in engine.own],  # noqa: SLF001 (one package)
         "mixing": engine.sampler.state_dict(),
         "generator": None if engine.generator is None else engine.generator.get_state(),
         "transforms": transform.state_dict(),
         "batch_size": batch_size,
-        "pending": [_show(mix, engine.engines) for mix in queued],
+        "pending": [_show(mix, engine.engines) for mix in (*queued, *engine.pending)],
     }
 
 
@@ -106,8 +109,7 @@ def load_ensemble_state(
             engine.pending.append(mix._replace(tickets=tickets))
         else:  # windows that are not whole
             sampler.drew(mix.owed, -1)
-    if generator is not None:
-        engine.generator = with_state(engine.generator, generator)
+    engine.generator = with_state(engine.generator, generator)
 
 
 def _read_queue(state: dict[str, Any], parts: Sequence[Any], seams: Sequence[int]) -> list[Mix]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from ostinato.buffers.checkpoint.state import (
     FORMAT,
     check_form,
     check_state,
+    each_storage,
     own_tensors,
     restoring,
     saved_rows,
@@ -127,32 +129,22 @@ def open_state(
     Columns are read when they are copied, out of files that are open already if `opened`. Without `objects`, Python
     objects are only counted.
     """
-    state: dict[str, Any] = reader.state()
-    members = state.get("members")
-    if members is None:
-        return _get_rows(reader, state, storages[0], "", reading, objects=objects, opened=opened)
-    if len(members) != len(storages):
-        return state  # the ensemble says so itself
-    pairs = enumerate(zip(members, storages, strict=True))
-    got = [
-        _get_rows(reader, mine, storage, f"{i}:", reading, objects=objects, opened=opened)
-        for i, (mine, storage) in pairs
-    ]
-    return {**state, "members": got}
+    change = partial(_get_rows, reader, reading, objects=objects, opened=opened)
+    return each_storage(reader.state(), storages, change)
 
 
 def _get_rows(
     reader: CheckpointReader,
-    state: dict[str, Any],
+    reading: Reading,
+    saved: dict[str, Any],
     storage: Any,
     prefix: str,
-    reading: Reading,
     *,
     objects: bool,
     opened: bool,
 ) -> dict[str, Any]:
-    """Return the state of one buffer with its rows where their names stand."""
-    saved = dict(state["storage"]["state"])
+    """Return the state of a storage with its rows where their names stand."""
+    saved = dict(saved)
     if "columns" in saved:
         names = saved["columns"]
         # versions before names were cut wrote up to 1022 characters; suffixes follow a name that was cut
@@ -173,7 +165,7 @@ def _get_rows(
         saved["items"] = range(int(saved["items"]))
     elif "items" in saved:
         saved["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
-    return {**state, "storage": {**state["storage"], "state": saved}}
+    return saved
 
 
 def _copy_of(engine: LocalEngine, owner: LocalEngine | None = None) -> LocalEngine:
@@ -335,8 +327,7 @@ def load_engine_states(
     for load, (_, generator) in zip(loads, checked, strict=True):
         engine = load.target.engine
         _exchange(engine, load.made)
-        if generator is not None:
-            engine.generator = with_state(engine.generator, generator)
+        engine.generator = with_state(engine.generator, generator)
     pairs_of_queues = zip(targets, found, strict=False)
     return [[None if one is None else _of(target.engine, one) for one in queue] for target, queue in pairs_of_queues]
 
@@ -471,10 +462,10 @@ def turn_ticket(ticket: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
     return {**ticket, "slots": (ticket["slots"] - seam).remainder_(rows), **plan}
 
 
-def with_state(mine: torch.Generator | None, saved: torch.Generator) -> torch.Generator:
+def with_state(mine: torch.Generator | None, saved: torch.Generator | None) -> torch.Generator | None:
     """Bring the buffer's generator to the saved state; a buffer without one gets one: torch's own is never set."""
-    if mine is None:
-        return saved
+    if mine is None or saved is None:
+        return mine or saved
     mine.set_state(saved.get_state())
     return mine
 

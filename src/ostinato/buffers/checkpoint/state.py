@@ -38,7 +38,7 @@ def converted(state: dict[str, Any], storages: Sequence[Storage]) -> dict[str, A
     Raises:
         CheckpointError: if a hook returns something that a checkpoint cannot hold.
     """
-    return _each(state, storages, convert_rows)
+    return each_storage(state, storages, lambda saved, storage, _: convert_rows(saved, storage))
 
 
 def restoring(
@@ -49,19 +49,31 @@ def restoring(
     It raises `CheckpointError` if rows were converted and there is no load hook, or the other way round, or what the
     load hooks return is not rows of the form saved; nothing is changed then.
     """
-    return lambda state: restore(_each(state, storages, restore_rows))
+    return lambda state: restore(each_storage(state, storages, lambda saved, it, _: restore_rows(saved, it)))
 
 
-def _each(
-    state: dict[str, Any], storages: Sequence[Storage], change: Callable[[dict[str, Any], Storage], dict[str, Any]]
+def each_storage(
+    state: dict[str, Any], storages: Sequence[Any], change: Callable[[dict[str, Any], Any, str], dict[str, Any]]
 ) -> dict[str, Any]:
+    """Return the state of a buffer, or of an ensemble, with the states of its storages changed.
+
+    Args:
+        state: of the buffer.
+        storages: its storage, or those of the members; with another number of members nothing is changed.
+        change: gets the state of a storage, the storage, and the beginning of the names of its arrays.
+    """
+
+    def of_one(mine: dict[str, Any], storage: Any, prefix: str) -> dict[str, Any]:
+        part = mine["storage"]
+        return {**mine, "storage": {**part, "state": change(part["state"], storage, prefix)}}
+
     members = state.get("members")
     if members is None:
-        part = state["storage"]
-        return {**state, "storage": {**part, "state": change(part["state"], storages[0])}}
+        return of_one(state, storages[0], "")
     if len(members) != len(storages):
         return state  # the ensemble says so itself
-    return {**state, "members": [_each(m, [s], change) for m, s in zip(members, storages, strict=True)]}
+    pairs = enumerate(zip(members, storages, strict=True))
+    return {**state, "members": [of_one(mine, storage, f"{i}:") for i, (mine, storage) in pairs]}
 
 
 _COUNTS = ("rows_written", "rows_since_empty", "rows_drawn")
