@@ -240,9 +240,16 @@ class Locks:
         self._locks = locks
 
     def __enter__(self) -> None:
-        """Take all locks."""
-        for lock in self._locks:
-            lock.acquire()
+        """Take all locks, or none if it is interrupted."""
+        taken = []
+        try:
+            for lock in self._locks:
+                lock.acquire()
+                taken.append(lock)
+        except BaseException:
+            for lock in reversed(taken):
+                lock.release()
+            raise
 
     def __exit__(self, *error: object) -> None:
         """Give all locks back."""
