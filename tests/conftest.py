@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Without it a call of Ray's would start a cluster: that of a thread which outlives its test, too.
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+os.environ.setdefault("LAZY_LEGACY_OP", "False")  # tensordict would leave "None" there, which a new process cannot read
 
 _UNTIMED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 
