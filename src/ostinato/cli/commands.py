@@ -401,8 +401,8 @@ def sample(
 
     Exit status: 0 success, 1 missing or damaged, 2 wrong usage.
     """
-    from ostinato.durable.trees import flatten
-    from ostinato.durable.trees import show as key_name
+    from ostinato.durable.tensorfile import flatten
+    from ostinato.durable.tensorfile import show as key_name
     from ostinato.tools.datasets import data_kind
     from ostinato.trajectories import TrajectoryReplayBuffer
 

@@ -14,7 +14,7 @@ from ostinato.datasets.dataset import Contents
 from ostinato.durable.dtypes import DTYPES
 from ostinato.durable.positioned_reads import OpenFiles
 from ostinato.durable.progress import PARTS, counted
-from ostinato.durable.trees import flatten, show
+from ostinato.durable.tensorfile import flatten, show
 from ostinato.errors import CheckpointError, DamagedFileError, SchemaError
 from ostinato.trajectories.gather import BatchMemory, RowSources, gather
 from ostinato.trajectories.index import has_index, read_index
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.open import Reading
-    from ostinato.durable.trees import TreePath
+    from ostinato.durable.tensorfile import TreePath
     from ostinato.trajectories.index import Entry, TrajectoryData
     from ostinato.trajectories.layout import Signature
 

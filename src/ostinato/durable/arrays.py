@@ -70,10 +70,10 @@ class Places(NamedTuple):
 
     def offsets(self, rows: np.ndarray, row_bytes: int) -> np.ndarray:
         """Return the offsets of rows (int64, ascending) in the file; -1 for rows that it does not hold."""
+        run = find_run(self.runs, rows)
         if not len(self.runs):
-            return np.full(len(rows), -1, dtype=np.int64)
-        run = np.searchsorted(self.runs[:, 0], rows, side="right") - 1
-        return np.where(contains(self.runs, rows), self.at[run] + (rows - self.runs[run, 0]) * row_bytes, -1)
+            return run
+        return np.where(run < 0, -1, self.at[run] + (rows - self.runs[run, 0]) * row_bytes)
 
 
 def one_run(first: int, count: int) -> Runs:
@@ -112,13 +112,12 @@ def rows_of(runs: Runs) -> np.ndarray:
     return rows
 
 
-def contains(runs: Runs, rows: np.ndarray) -> np.ndarray:
-    """Return which rows are in one of the runs, bool."""
+def find_run(runs: Runs, rows: np.ndarray) -> np.ndarray:
+    """Return the number of the run that each row is in, int64; -1 for rows that are in none."""
     if not len(runs):
-        return np.zeros(len(rows), dtype=bool)
+        return np.full(len(rows), -1, dtype=np.int64)
     run = np.searchsorted(runs[:, 0], rows, side="right") - 1
-    inside: np.ndarray[Any, Any] = (run >= 0) & (rows < runs[run].sum(1))
-    return inside
+    return np.where((run >= 0) & (rows < runs[run].sum(1)), run, -1)
 
 
 def place_all(rows: int, row_bytes: int) -> Places:
@@ -149,8 +148,8 @@ def check_runs(runs: Runs, path: Path, *, rows: int, row_bytes: int, nbytes: int
         DamagedFileError: naming the file.
     """
     first, count = runs[:, 0], runs[:, 1]
-    good = bool((first >= 0).all() and (count > 0).all() and (first < rows).all() and (count <= rows).all())
-    good = good and bool((first + count <= rows).all() and (first[1:] >= (first + count)[:-1]).all())
+    inside = ((first >= 0) & (count > 0) & (first < rows) & (count <= rows)).all()  # so that the sum cannot overflow
+    good = inside and (first + count <= rows).all() and (first[1:] >= (first + count)[:-1]).all()
     places = place(runs, row_bytes) if good else None
     if places is None or places.nbytes != nbytes:
         damaged(path, f"its table of rows does not fit {rows} rows and {nbytes} bytes", "in the block at byte 0")

@@ -332,10 +332,10 @@ def read_records(root: Path, body: dict[str, Any]) -> dict[str, ArrayRecord]:
         damaged(path, f"its body must have exactly the keys {sorted(_BODY_KEYS)}")
     if not isinstance(save, str) or not _SAVE.fullmatch(save):
         damaged(path, f"save must be 16 hexadecimal digits, got {str(save)[:40]!r}")
-    column = {name: isinstance(node, dict) and "of" in node for name, node in arrays.items()}
-    where = {name: f"{path}: array {name[:80]!r}" for name in arrays}
-    whole = {name: ArrayRecord.from_json(node, where=where[name]) for name, node in arrays.items() if not column[name]}
-    return {
-        name: ArrayRecord.from_json(node, where=where[name], arrays=whole) if column[name] else whole[name]
-        for name, node in arrays.items()
-    }
+
+    def record(name: str, known: dict[str, ArrayRecord] | None) -> ArrayRecord:
+        return ArrayRecord.from_json(arrays[name], where=f"{path}: array {name[:80]!r}", arrays=known)
+
+    columns = {name for name, node in arrays.items() if isinstance(node, dict) and "of" in node}
+    whole = {name: record(name, None) for name in arrays if name not in columns}
+    return {name: whole[name] if name in whole else record(name, whole) for name in arrays}

@@ -249,10 +249,6 @@ class Rows(NamedTuple):
             raise CheckpointError(msg)
         return cls(shape, root, after, done.bool().reshape(shape), twice)
 
-    def fields(self) -> list[Field]:
-        """Return the fields of the flat layout in the order of the data."""
-        return [*self.root, *(key for key in self.next if key not in self.root)]
-
 
 def leaves_of(data: Any, path: Field = ()) -> tuple[dict[Field, Tensor], dict[Field, Any]]:
     """Return the tensors of a TensorDict by their paths, and its other values.
@@ -299,17 +295,6 @@ def _device_of(fields: Mapping[Field, Tensor]) -> torch.device:
 def _places(ends: Tensor) -> Tensor:
     """Return the position of the observation of each row in the flat layout."""
     return torch.arange(ends.shape[0], device=ends.device) + ends.cumsum(0) - ends.long()
-
-
-def _fill(out: Any, rows: dict[Field, Tensor]) -> Any:
-    """Write fields to a TensorDict, in place if it has them."""
-    for path, value in rows.items():
-        place = out.get(path, None)
-        if place is None:
-            out.set(path, value)
-        else:
-            place.copy_(value)
-    return out
 
 
 def _as_path(key: Any) -> Field:
@@ -402,7 +387,7 @@ class TED2Flat:
         first = _places(ends)
         last = first[ends] + 1
         out: dict[Field, Tensor] = {}
-        for key in rows.fields():
+        for key in (*rows.root, *(key for key in rows.next if key not in rows.root)):
             if key not in rows.twice:
                 out[key] = line.lay((rows.next if key in self._keys.after else rows.root)[key])
                 continue
@@ -450,7 +435,7 @@ class Flat2TED:
 
         Args:
             data: what `TED2Flat` returned.
-            out: TensorDict to write the rows to; None creates one.
+            out: TensorDict to write the rows to, in place if it has the fields; None creates one.
 
         Returns:
             A TensorDict `[steps]` or `[steps, *environments]` in the order of the saved ring. Copy.
@@ -477,7 +462,15 @@ class Flat2TED:
                 many = f"{cells} or {cells + int(ends.sum())}"
                 msg = f"field {show_path(key)} must hold {many} values, got shape {list(value.shape)}: {_NOT_FLAT}"
                 raise CheckpointError(msg)
-        return collection(rows, {}, ends.device, shape) if out is None else _fill(out, rows)
+        if out is None:
+            return collection(rows, {}, ends.device, shape)
+        for key, value in rows.items():
+            place = out.get(key, None)
+            if place is None:
+                out.set(key, value)
+            else:
+                place.copy_(value)
+        return out
 
 
 @final

@@ -19,7 +19,7 @@ from ostinato.durable.arrays import read_runs
 from ostinato.durable.blocks import read_blocks
 from ostinato.durable.manifest import holds_checkpoint
 from ostinato.durable.progress import BYTES, TRAJECTORIES, Progress
-from ostinato.durable.trees import show
+from ostinato.durable.tensorfile import show
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError, KindError, SchemaError
 from ostinato.trajectories.index import JOURNAL, METADATA, DirectoryIndex, Entry, has_index, id_of_name, read_index
 

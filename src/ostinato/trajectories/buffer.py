@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, final
 from ostinato.core.kinds import require_eager
 from ostinato.durable.files import new_token
 from ostinato.durable.progress import TRAJECTORIES, Progress, bar_only, finish
-from ostinato.durable.tensorfile import check_format, check_tree
-from ostinato.durable.trees import flatten
+from ostinato.durable.tensorfile import check_format, check_tree, flatten
 from ostinato.errors import CheckpointError, DamagedFileError, EmptyBufferError, KindError, OptionError, SlotError
 from ostinato.trajectories import checkpoint
 from ostinato.trajectories.checkpoint import BufferState, Snapshot

@@ -10,8 +10,7 @@ import torch
 
 from ostinato.durable.dtypes import DTYPES, raw_view
 from ostinato.durable.positioned_reads import read_pieces
-from ostinato.durable.tensorfile import Placed
-from ostinato.durable.trees import nest
+from ostinato.durable.tensorfile import Placed, nest
 from ostinato.errors import DamagedFileError
 from ostinato.trajectories.layout import rows_of
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.durable.positioned_reads import OpenFile, OpenFiles
-    from ostinato.durable.trees import TreePath
+    from ostinato.durable.tensorfile import TreePath
     from ostinato.trajectories.index import Entry, SavedFile, TrajectoryData
     from ostinato.trajectories.layout import Layout, RowSchema, Signature
     from ostinato.trajectories.trajectory_list import DrawnTransitions

@@ -24,11 +24,9 @@ from torch import Tensor
 
 from ostinato.durable.dtypes import DTYPES, check_shape, raw_view
 from ostinato.durable.files import atomic_write, fsync_dir, open_file
-from ostinato.durable.journal import read_lines, write_lines
-from ostinato.durable.manifest import canonical, parse_json
+from ostinato.durable.manifest import canonical, parse_json, read_lines, write_lines
 from ostinato.durable.progress import TRAJECTORIES, count, counted
-from ostinato.durable.tensorfile import FORMATS, Placed, check_format, read_header
-from ostinato.durable.trees import flatten
+from ostinato.durable.tensorfile import FORMATS, Placed, check_format, flatten, read_header
 from ostinato.errors import (
     CheckpointError,
     CheckpointNotFoundError,

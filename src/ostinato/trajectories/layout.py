@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 import numpy as np
 
 from ostinato.durable.dtypes import DTYPES
-from ostinato.durable.trees import show
+from ostinato.durable.tensorfile import show
 from ostinato.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ostinato.durable.trees import TreePath
+    from ostinato.durable.tensorfile import TreePath
 
 __all__ = ["Field", "Layout", "RowSchema", "Signature", "make_layout", "rows_of"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ostinato.core.kinds import require_eager
 from ostinato.durable.dtypes import check_plain
-from ostinato.durable.trees import check_plain_value, flatten, nest, show
+from ostinato.durable.tensorfile import check_plain_value, flatten, nest, show
 from ostinato.errors import CheckpointError, KindError, OptionError
 
 if TYPE_CHECKING:

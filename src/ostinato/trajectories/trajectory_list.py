@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import numpy as np
 import torch
 
-from ostinato.durable.trees import show
+from ostinato.durable.tensorfile import show
 from ostinato.errors import KeyMissingError, SchemaError
 
 if TYPE_CHECKING:

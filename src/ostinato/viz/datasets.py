@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import os
 
     from ostinato.datasets import DatasetStorage
-    from ostinato.durable.trees import TreePath
+    from ostinato.durable.tensorfile import TreePath
 
 __all__ = ["DatasetSource"]
 

@@ -14,7 +14,7 @@ from ostinato.viz.sources import OpenTrajectory, is_picture, picture_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ostinato.durable.trees import TreePath
+    from ostinato.durable.tensorfile import TreePath
     from ostinato.viz.sources import Columns, TrajectorySource
 
 __all__ = [

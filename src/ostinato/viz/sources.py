@@ -18,8 +18,7 @@ from ostinato.core.words import number_of
 from ostinato.datasets.checkpoints import map_fields, saved_episodes
 from ostinato.durable import CheckpointReader
 from ostinato.durable.files import open_file
-from ostinato.durable.tensorfile import Placed, check_format, read_header, read_tree
-from ostinato.durable.trees import flatten, show
+from ostinato.durable.tensorfile import Placed, check_format, flatten, read_header, read_tree, show
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
 from ostinato.trajectories.index import layout_of, read_index
 from ostinato.viz.figures import format_number
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.datasets.checkpoints import SavedField
-    from ostinato.durable.tensorfile import Header
-    from ostinato.durable.trees import TreePath
+    from ostinato.durable.tensorfile import Header, TreePath
     from ostinato.trajectories.layout import Layout
 
 __all__ = [

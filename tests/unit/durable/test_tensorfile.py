@@ -16,10 +16,9 @@ from tests.tags import same_state
 
 from ostinato.durable import positioned_reads
 from ostinato.durable.dtypes import DTYPES
-from ostinato.durable.journal import Journal, read_lines, write_lines
+from ostinato.durable.manifest import Journal, read_lines, write_lines
 from ostinato.durable.positioned_reads import OpenFiles, read_pieces
-from ostinato.durable.tensorfile import read_header, read_tree, write_tree
-from ostinato.durable.trees import flatten
+from ostinato.durable.tensorfile import flatten, read_header, read_tree, write_tree
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError, OstinatoError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from tests.unit.trajectories.rollouts import (
 )
 
 from ostinato import TrajectoryReplayBuffer
-from ostinato.durable.journal import write_lines
+from ostinato.durable.manifest import write_lines
 from ostinato.errors import (
     DamagedFileError,
 )

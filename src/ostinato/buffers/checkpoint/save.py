@@ -17,7 +17,7 @@ from ostinato.buffers.checkpoint.load import Reading, open_state
 from ostinato.buffers.checkpoint.state import converted, one_at_a_time
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointWriter, progress
-from ostinato.durable.arrays import as_runs, contains, join_runs, one_run
+from ostinato.durable.arrays import as_runs, find_run, join_runs, one_run
 from ostinato.durable.dtypes import dtype_name, raw_view
 from ostinato.durable.row_files import PIECE_BYTES, can_write_ahead
 from ostinato.errors import CheckpointError, OstinatoError
@@ -386,7 +386,7 @@ class Snapshot:
         """Return which rows (ascending) were replaced since the snapshot, bool: what was there lies in the file."""
         slots = torch.from_numpy(rows).to(self._ring.device)
         replaced: np.ndarray[Any, Any] = self._ring.modified(slots, self._serial).cpu().numpy()
-        both: np.ndarray[Any, Any] = replaced | contains(self._earlier, rows)
+        both: np.ndarray[Any, Any] = replaced | (find_run(self._earlier, rows) >= 0)
         return both
 
 
