@@ -16,7 +16,7 @@ from ostinato.core.index import apply_index, is_field, plain_index, select
 from ostinato.core.records import Picks, Request, Run
 from ostinato.core.rows import Flat, Schema, describe
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, SchemaError, StackError, UsageError
-from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim, copied_rows, find_seam
+from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim, copied_rows
 from ostinato.storages.checkpoint import require_form
 from ostinato.storages.coded import find_coded
 from ostinato.storages.columns import Columns, Fields, Payload, Turned, check_column
@@ -82,6 +82,7 @@ class TensorStorage(Storage):
 
     form = "tensors"
     supports_conditional_update = True
+    rotates = True
     capacity: int = 0
     """Maximum number of rows; with `ndim=2`, rounded up to whole steps of all environments."""
     max_size: int = 0
@@ -691,7 +692,7 @@ class TensorStorage(Storage):
         """
         num_envs, mine = max(1, int(state["lanes"])), self.schema
         schema = Schema.from_json(state["schema"], known=mine)
-        _check_counts(state, self.ndim, self._capacity_for(num_envs))
+        _check_counts(state, self.ndim, self.capacity_for(num_envs))
         if mine is not None and (mine != schema or self.num_envs != num_envs):
             msg = (
                 f"the checkpoint holds {schema} in {num_envs} environment(s), the storage {mine} in {self.num_envs}: "
@@ -717,15 +718,9 @@ class TensorStorage(Storage):
         """Return the codecs with which compressed columns of a checkpoint may be read."""
         return []
 
-    def _capacity_for(self, num_envs: int) -> int:
+    def capacity_for(self, num_envs: int) -> int:
         """Return the capacity with rows of `num_envs` environments."""
         return self.capacity if self._table is not None else -(-self.max_size // num_envs) * num_envs
-
-    def seam(self, state: dict[str, Any]) -> int:
-        """Return the slot of the oldest row of a saved ring that `load_state_dict` rotates to slot 0; see `Storage`."""
-        if state.get("schema") is None:
-            return 0
-        return find_seam(state, int(state["rows"]), self._capacity_for(max(1, int(state["lanes"]))))
 
     def hold(self, *, replaced: bool) -> Callable[[], None]:
         """Return a function that restores the present rows; see `Storage.hold`."""
