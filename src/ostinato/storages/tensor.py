@@ -679,9 +679,9 @@ class TensorStorage(Storage):
             CheckpointError: naming what differs.
         """
         if state["schema"] is not None:
-            self._open(state, 0)
+            self.open_state(state, 0)
 
-    def _open(self, state: dict[str, Any], seam: int) -> tuple[Schema, dict[str, Any], dict[int, Any]]:
+    def open_state(self, state: dict[str, Any], seam: int) -> tuple[Schema, dict[str, Any], dict[int, Any]]:
         """Check a state.
 
         Returns:
@@ -754,7 +754,7 @@ class TensorStorage(Storage):
             self.clear()
             return
         seam, mapped, before = self.seam(state), bool(state.get("mapped")), self._kept()
-        schema, state, sources = self._open(state, seam)
+        schema, state, sources = self.open_state(state, seam)
         if seam and mapped:
             raise_mapped_ring(state, seam, self.capacity)
         rows, num_envs = int(state["rows"]), max(1, int(state["lanes"]))
