@@ -239,10 +239,10 @@ class Fields:
 
     def column(self, position: int, rows: int) -> Any:
         """Return one field of the first `rows` rows: a view of a leaf if all leaves are dense, else a copy."""
+        if self.views and position in self._places:
+            return self.dense.column(position, rows)
         slots, objects = torch.arange(rows, device=self.device), position - len(self.schema.leaves)
-        if objects >= 0:
-            return self.objects(slots)[objects]
-        return self.dense.column(position, rows) if self.views else self.fetch([Request(position, slots)])[0]
+        return self.objects(slots)[objects] if objects >= 0 else self.fetch([Request(position, slots)])[0]
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

@@ -515,10 +515,10 @@ class TensorStorage(Storage):
         flat = Flat([apply_index(grid, index) for grid in grids], batch, None)
         if not table.kinds and not table.late.columns:
             return self.present(Payload(flat, {}), batch)
-        found = table.gather(select(index, self.shape, self.device, swap=swap).slots)
-        if table.views:
-            found = found._replace(flat=flat._replace(objects=found.flat.objects))
-        return self.present(found, batch)
+        slots = select(index, self.shape, self.device, swap=swap).slots
+        if not table.views:
+            return self.present(table.gather(slots), batch)
+        return self.present(Payload(flat._replace(objects=table.objects(slots)), table.late.get(slots)), batch)
 
     def _as_grid(self, column: Any, *, swap: bool) -> Any:
         """Return a column of the rows present in the shape of the storage; with `swap`, environments first. View."""
