@@ -1,10 +1,9 @@
 """Storages: how rows are kept, in a list, in tensors, or in mapped files. They know no sampler and no writer."""
 
 from ostinato.storages.base import Storage
-from ostinato.storages.compressed_list import CompressedListStorage
 from ostinato.storages.ensemble import StorageEnsemble
 from ostinato.storages.lazy import LazyTensorStorage
-from ostinato.storages.list import LazyStackStorage, ListStorage
+from ostinato.storages.list import CompressedListStorage, LazyStackStorage, ListStorage
 from ostinato.storages.memmap import LazyMemmapStorage
 from ostinato.storages.ragged import RaggedTensorStorage
 from ostinato.storages.tensor import TensorStorage

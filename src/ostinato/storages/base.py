@@ -22,7 +22,6 @@ from ostinato.errors import (
     OptionError,
     SchemaError,
     SlotError,
-    StorageMemoryError,
     UsageError,
 )
 from ostinato.storages.checkpoint import load_storage, save_storage
@@ -100,6 +99,8 @@ class Storage(ABC):
     """Whether `load_state_dict` takes files mapped into memory as its rows (`mapped` in the state)."""
     shared_init: bool = False
     """Whether the buffer of this storage is shared between processes from the start."""
+    rotates: bool = False
+    """Whether `load_state_dict` moves the rows of a full ring to another capacity; see `seam`."""
     exposed: bool = False
     """Whether views of rows were returned. Rows can change through them, so incremental saves write all rows."""
     episode_ends: Tensor | None = None
@@ -362,20 +363,25 @@ class Storage(ABC):
         """Return the slot of the oldest row of a saved ring that `load_state_dict` rotates to slot 0, else 0.
 
         A full ring must be rotated if this storage has another capacity: otherwise the newest row would lie before the
-        oldest, and the next rows would not replace the oldest. A storage of your own that rotates rows overrides this.
+        oldest, and the next rows would not replace the oldest.
 
         Raises:
             CheckpointError: if the rows must be rotated, and this storage cannot do that.
         """
-        rows = state["rows"] if "rows" in state else len(state.get("items", ()))
-        seam = find_seam(state, int(rows), self.capacity)
-        if seam:
+        rows = int(state["rows"] if "rows" in state else len(state.get("items", ())))
+        saved, capacity = int(state["capacity"]), self.capacity_for(max(1, int(state.get("lanes", 1))))
+        seam = int(state.get("cursor", 0)) % saved if 0 < rows == saved != capacity else 0
+        if seam and not self.rotates:
             msg = (
-                f"the checkpoint holds a full ring of {state['capacity']} rows, the oldest in slot {seam}, and "
-                f"{type(self).__name__} cannot load it into a ring of {self.capacity}: load with the same max_size"
+                f"the checkpoint holds a full ring of {saved} rows, the oldest in slot {seam}, and "
+                f"{type(self).__name__} cannot load it into a ring of {capacity}: load with the same max_size"
             )
             raise CheckpointError(msg)
-        return 0
+        return seam
+
+    def capacity_for(self, num_envs: int) -> int:  # noqa: ARG002
+        """Return the capacity with rows of `num_envs` environments."""
+        return self.capacity
 
     def blank(self) -> Storage:
         """Return another storage with the same options, which a load fills while this one keeps its rows.
@@ -551,14 +557,13 @@ class Storage(ABC):
         Raises:
             KindError: for other items.
         """
-        steps = self.shape[0]
         if isinstance(item, (int, np.integer)) and not isinstance(item, (bool, np.bool_)):
-            return -steps <= int(item) < steps
+            return -self.shape[0] <= int(item) < self.shape[0]
         if isinstance(item, Tensor) and not (item.is_floating_point() or item.is_complex() or item.dtype is torch.bool):
-            if self.ndim == 1 or item.ndim < 2 or item.shape[-1] != self.ndim:
-                return (item >= -steps) & (item < steps)
-            sizes = torch.tensor(self.shape, dtype=torch.int64, device=item.device)
-            return ((item >= -sizes) & (item < sizes)).all(-1)
+            pairs = self.ndim > 1 and item.ndim > 1 and item.shape[-1] == self.ndim
+            sizes = torch.tensor(self.shape, device=item.device) if pairs else self.shape[0]
+            inside: Tensor = (item >= -sizes) & (item < sizes)
+            return inside.all(-1) if pairs else inside
         msg = f"contains() takes an int or a tensor of integers, type {type(item)} is not supported yet"
         raise KindError(msg)
 
@@ -733,46 +738,14 @@ def _placement(storage: Storage, positions: Tensor, rows: int) -> Placement:
         )
         raise SlotError(msg)
     start = int(slots[0]) if rows else present % capacity
-    if torch.equal(slots, (torch.arange(rows, device="cpu") + start) % capacity) and rows <= capacity:
-        if storage.ring_only and start != storage.cursor:
-            msg = f"rows of this storage are written in ring order: the next slot is {storage.cursor}, got {start}"
-            raise OptionError(msg)
-        return Run(start, rows, capacity)
-    if storage.ring_only:
+    in_order = rows <= capacity and torch.equal(slots, (torch.arange(rows, device="cpu") + start) % capacity)
+    if storage.ring_only and not (in_order and start == storage.cursor):
         msg = f"rows of this storage are written in ring order from slot {storage.cursor} on, got {positions.tolist()}"
         raise OptionError(msg)
+    if in_order:
+        return Run(start, rows, capacity)
     slots = slots.to(storage.device)
     return Picks(slots, torch.arange(rows, device=storage.device), slots)
-
-
-def copied_rows(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a storage with copies of its columns in main memory.
-
-    Raises:
-        StorageMemoryError: if there is not enough memory.
-    """
-    import psutil
-
-    columns = state.get("columns") or {}
-    needed, free = sum(column.nbytes for column in columns.values()), psutil.virtual_memory().available
-    if needed > free:
-        msg = (
-            f"a load into a buffer that holds rows keeps a copy of them until it has finished: {needed} bytes are "
-            f"needed, {free} are free: empty() the buffer first, or load into a new one"
-        )
-        raise StorageMemoryError(msg)
-    copies = {
-        name: torch.empty(column.shape, dtype=column.dtype, device="cpu").copy_(column)
-        for name, column in columns.items()
-    }
-    items = {"items": list(state["items"])} if "items" in state else {}
-    return {**state, **({"columns": copies} if columns else {}), **items}
-
-
-def find_seam(state: dict[str, Any], rows: int, capacity: int) -> int:
-    """Return the slot of the oldest row of a saved full ring if the capacity is different now; else 0."""
-    saved = int(state["capacity"])
-    return int(state.get("cursor", 0)) % saved if 0 < rows == saved != capacity else 0
 
 
 def check_capacity(max_size: object) -> int:

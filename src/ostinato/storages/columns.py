@@ -8,11 +8,10 @@ them.
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -30,21 +29,6 @@ if TYPE_CHECKING:
     from ostinato.core.records import Placement
     from ostinato.core.rows import Path
     from ostinato.storages.table import Table
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def outside_graphs(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let `torch.compile` break its graph at a function: addresses and bytes cannot be part of it."""
-
-    @functools.wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if is_dynamo_compiling():
-            return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-untyped-call, no-any-return]
-        return function(*args, **kwargs)
-
-    return call
 
 
 def targets(placement: Placement) -> tuple[Tensor, Tensor]:
@@ -188,11 +172,13 @@ class Fields:
 
     def gather(self, slots: Tensor, *, pin: bool = False, sampled: bool = False) -> Payload:
         """Copy rows; see `Table.gather` and `LateFields.get`."""
-        return self._payload(self._gather(slots, pin=pin), (slots.shape[0],), self.late.get(slots, sampled=sampled))
+        late = self.late.get(slots, sampled=sampled) if self.late.columns else {}
+        return self._payload(self._gather(slots, pin=pin), (slots.shape[0],), late)
 
-    @outside_graphs
     def _gather(self, slots: Tensor, *, pin: bool = False) -> list[Any]:
         """Copy all leaves, then all fields of objects."""
+        if is_dynamo_compiling():  # a graph break: addresses and bytes cannot be part of a graph
+            return torch.compiler.disable(Fields._gather)(self, slots, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
         found: list[Any] = self.dense.gather(slots, pin=pin)
         for kind in self.kinds:
             found += kind.gather(slots, pin=pin)
@@ -202,9 +188,10 @@ class Fields:
         count = len(self.schema.leaves)
         return Payload(Flat(values[:count], batch, None, values[count:]), late)
 
-    @outside_graphs
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
         """Copy different rows of each field; see `Table.fetch`."""
+        if is_dynamo_compiling():
+            return torch.compiler.disable(Fields.fetch)(self, requests, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
         out: dict[int, Any] = {}
         for kind in self.kinds:
             mine = {i: request for i, request in enumerate(requests) if kind.holds(request)}
@@ -252,16 +239,17 @@ class Fields:
 
     def column(self, position: int, rows: int) -> Any:
         """Return one field of the first `rows` rows: a view of a leaf if all leaves are dense, else a copy."""
+        if self.views and position in self._places:
+            return self.dense.column(position, rows)
         slots, objects = torch.arange(rows, device=self.device), position - len(self.schema.leaves)
-        if objects >= 0:
-            return self.objects(slots)[objects]
-        return self.dense.column(position, rows) if self.views else self.fetch([Request(position, slots)])[0]
+        return self.objects(slots)[objects] if objects >= 0 else self.fetch([Request(position, slots)])[0]
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    @outside_graphs
     def prepare(self, flat: Flat, rows: int, cursor: int | None) -> tuple[Any, ...]:
         """Prepare rows for fields of other kinds than dense; see `Columns.prepare`."""
+        if is_dynamo_compiling():
+            return torch.compiler.disable(Fields.prepare)(self, flat, rows, cursor)  # type: ignore[no-untyped-call, no-any-return]
         return tuple([kind.prepare(flat, rows, cursor) for kind in self.kinds])
 
     def write(self, placement: Placement, payload: Payload) -> None:
@@ -273,8 +261,10 @@ class Fields:
         if payload.late or self.late.columns:
             self.late.write(placement, payload.late)
 
-    @outside_graphs
     def _write_kinds(self, placement: Placement, payload: Payload) -> None:
+        if is_dynamo_compiling():
+            torch.compiler.disable(Fields._write_kinds)(self, placement, payload)  # type: ignore[no-untyped-call]
+            return
         flat = payload.flat
         addresses = None if flat.addresses is None else [flat.addresses[i] for i in self.kept]
         dense = Flat([flat.leaves[i] for i in self.kept], flat.batch, addresses)

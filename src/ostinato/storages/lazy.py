@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ostinato.storages.base import Storage
     from ostinato.storages.coded import Evict
     from ostinato.storages.columns import Columns
-    from ostinato.storages.table import Block
 
 __all__ = ["LazyTensorStorage"]
 
@@ -174,9 +173,10 @@ class LazyTensorStorage(TensorStorage):
         batch: tuple[int, ...],
         device: torch.device,
         mapped: Mapping[int, Any] | None = None,
-        layout: list[Block] | None = None,
+        *,
+        packed: bool | None = None,
     ) -> None:
-        """Allocate memory for rows of a schema, or map saved columns as memory; `layout` is that of existing files."""
+        """Allocate memory for rows of a schema, or map saved columns as memory; `packed` is that of existing files."""
         num_envs = batch[-1] if self.ndim > 1 else 1
         self._check_first_rows(schema, batch, num_envs)
         if self._auto:
@@ -191,9 +191,10 @@ class LazyTensorStorage(TensorStorage):
             dense = _mapped(schema, mapped, capacity)
         else:
             # Packed rows are faster with the native gather only; torch gathers contiguous columns faster.
-            packed = self.packed and backend.native is not None and self.device.type == "cpu"
+            if packed is None:
+                packed = self.packed and backend.native is not None and self.device.type == "cpu"
             leaves = [schema.leaves[i] for i in kept]
-            layout = layout or plan_layout(leaves, packed=packed, align=1 if pairs else 8)
+            layout = plan_layout(leaves, packed=packed, align=1 if pairs else 8)
             dense = Table.allocate(schema, kept, capacity, memory, layout)
         if pairs:
             kinds.append(NextColumns(schema, pairs, dense, num_envs, memory))
@@ -228,11 +229,8 @@ class LazyTensorStorage(TensorStorage):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the rows that are present and the options; memory of unwritten rows is not pickled."""
-        state = self.state_dict()
-        dense = {name: column.clone(memory_format=torch.contiguous_format) for name, column in state["columns"].items()}
-        rows = {**state, "columns": dense}
         hooks = (self.save_hooks, self.load_hooks, self.checkpointer)
-        more = {"device": str(self.device), "rows": rows, "hooks": hooks}
+        more = {"device": str(self.device), "rows": self.state_dict(), "hooks": hooks}
         return {"max_size": self.max_size, "options": self._options(), **more}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

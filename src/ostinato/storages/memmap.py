@@ -19,7 +19,7 @@ from ostinato.errors import CheckpointError, DirectoryInUseError, OptionError, U
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.memory import MappedMemory, Memory
 from ostinato.storages.objects import pack_column, unpack_column
-from ostinato.storages.table import Block, plan_layout
+from ostinato.storages.table import plan_layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LazyMemmapStorage"]
 
-_FORMAT = "ostinato-mapped-storage"
+_FORMAT = "ostinato-mapped-rows"
 _in_files: weakref.WeakSet[LazyMemmapStorage] = weakref.WeakSet()
 """Storages whose files this process has made or opened."""
 
@@ -218,9 +218,8 @@ class LazyMemmapStorage(LazyTensorStorage):
             {
                 **state,
                 "max_size": self.max_size,
-                "layout": [
-                    [block.stride, [list(member) for member in block.members]] for block in self._table.dense.layout
-                ],
+                "packed": self._table.dense.packed,
+                "files": self._mapped.sizes(),
             },
             format_name=_FORMAT,
         )
@@ -297,11 +296,9 @@ class LazyMemmapStorage(LazyTensorStorage):
         """
         mapped = self._mapped or MappedMemory(self._directory, remove=self.auto_cleanup)
         if self._at.rows and self._table is not None:
-            packed = self.packed and backend.native is not None
-            if list(self._table.dense.layout) != plan_layout(self._table.schema.leaves, packed=packed):
-                msg = (
-                    f"the files in {mapped.directory} were written with another layout: load the rows from a checkpoint"
-                )
+            dense = self._table.dense
+            if dense.layout != plan_layout(dense.schema.leaves, packed=self.packed and backend.native is not None):
+                msg = f"the files in {mapped.directory} have another layout: load the rows from a checkpoint"
                 raise OptionError(msg)
         else:
             for path in self._foreign() if self._mapped is None else mapped.directory.glob("block*.bin"):
@@ -351,9 +348,6 @@ class LazyMemmapStorage(LazyTensorStorage):
             )
             raise CheckpointError(msg)
         schema = Schema.from_json(body["schema"])
-        layout = [
-            Block(stride, tuple((int(i), int(offset)) for i, offset in members)) for stride, members in body["layout"]
-        ]
         if bool(body["single_copy"]) != bool(self._single_copy):
             msg = (
                 f"the directory {directory} holds a storage {'with' if body['single_copy'] else 'without'} "
@@ -361,10 +355,8 @@ class LazyMemmapStorage(LazyTensorStorage):
                 "scratch_dir"
             )
             raise CheckpointError(msg)
-        MappedMemory(directory, remove=False).must_exist(
-            {f"block{n}.bin": b.stride * body["capacity"] for n, b in enumerate(layout)}
-        )
-        super()._lay_out(schema, (body["lanes"],), self.device, None, layout)
+        MappedMemory(directory, remove=False).must_exist(body["files"])
+        super()._lay_out(schema, (body["lanes"],), self.device, packed=body["packed"])
         table, rows = self._require(), int(body["rows"])
         columns = {name: read_array(directory, ArrayRecord.from_json(node)) for name, node in body["columns"].items()}
         objects = {}
@@ -373,23 +365,16 @@ class LazyMemmapStorage(LazyTensorStorage):
             objects[name] = unpack_column(name, form, text, ends, allow_pickle=False)
         placed = zip(table.kept, table.dense.view(slice(rows)), strict=True)
         columns |= {schema.column_names[i]: column for i, column in placed}
-        _, state, sources = self._open({**body, "columns": columns, "objects": objects, "mapped": True}, 0)
+        _, state, sources = self.open_state({**body, "columns": columns, "objects": objects, "mapped": True}, 0)
         table.load(state, sources)
         self._at.rows, self._at.cursor = rows, body["cursor"]
         self._flushed = True
 
-    def _lay_out(
-        self,
-        schema: Schema,
-        batch: tuple[int, ...],
-        device: torch.device,
-        mapped: Mapping[int, Any] | None = None,
-        layout: list[Block] | None = None,
-    ) -> None:
+    def _lay_out(self, *args: Any, **options: Any) -> None:
         for path in self._foreign():
             # left by a process that did not flush: it is not known which of the bytes are rows
             path.unlink()
-        super()._lay_out(schema, batch, device, mapped, layout)
+        super()._lay_out(*args, **options)
 
     def _options(self) -> dict[str, Any]:
         """Return the options of a copy, which has temporary files of its own."""

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.kinds import show_field
+from ostinato.core.records import Run
 from ostinato.core.rows import Schema, column_name, describe, map_leaves
 from ostinato.durable import decode, encode
 from ostinato.durable.manifest import canonical, parse_json
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
-from ostinato.storages.columns import Columns, join_blobs, split_blobs, targets
+from ostinato.storages.columns import Columns, join_blobs, split_blobs
 from ostinato.storages.memory import HeapMemory
 
 if TYPE_CHECKING:
@@ -208,9 +209,14 @@ class ObjectColumns(Columns):
 
     def write(self, placement: Placement, prepared: list[np.ndarray[Any, Any]]) -> None:
         """Write rows."""
-        slots, rows = (part.cpu().numpy() for part in targets(placement))
         for column, values in zip(self._columns, prepared, strict=True):
-            column[slots] = values[rows]
+            if isinstance(placement, Run):
+                first = min(placement.rows, placement.capacity - placement.start)
+                middle = placement.skip + first
+                column[placement.start : placement.start + first] = values[placement.skip : middle]
+                column[: placement.rows - first] = values[middle : placement.total]
+            else:
+                column[placement.slots.cpu().numpy()] = values[placement.rows.cpu().numpy()]
 
     def write_field(self, position: int, slots: Tensor, value: np.ndarray[Any, Any]) -> None:
         """Write one field, `[n, *shape]`."""

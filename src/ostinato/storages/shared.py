@@ -26,6 +26,7 @@ from ostinato.storages.base import Storage
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.memmap import LazyMemmapStorage
 from ostinato.storages.memory import HeapMemory, MappedMemory
+from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -466,22 +467,17 @@ class SharedStorage(Storage):
         Raises:
             CheckpointError: if their schema differs, or they do not fit.
         """
-        if state["form"] != self.form or state["single_copy"] or state["late"]:
-            msg = "a shared buffer takes the rows of a LazyTensorStorage, without single_copy and fields added later"
+        if state["form"] != self.form or state["late"]:
+            msg = "a shared buffer takes the rows of a LazyTensorStorage, without fields added later"
             raise CheckpointError(msg)
         if state.get("objects"):
             msg = f"processes cannot share Python objects, and the checkpoint holds the fields {list(state['objects'])}"
             raise CheckpointError(msg)
-        self._inner.check_state(state)
-        rows = int(state["rows"])
-        if state["schema"] is None or not rows:
+        if state["schema"] is None:
             return None
-        schema, columns = Schema.from_json(state["schema"]), dict(state["columns"])
-        found = [columns[name] for name in schema.column_names]
-        leaves = [as_bits(x)[order].view(x.dtype) for x in (y if isinstance(y, Tensor) else y.read() for y in found)]
-        data = schema.build(leaves, (rows,), self.device)
-        schema.flatten(data, (rows,), 1, exact=True)  # raises if something does not fit
-        return data
+        schema, _, sources = self._inner.open_state(state, 0)
+        leaves = [as_bits(x)[order].view(x.dtype) for x in map(read_column, sources.values())]
+        return schema.build(leaves, order.shape, self.device) if order.shape[0] else None
 
     def clear(self) -> None:
         """Remove all rows; keep schema and memory."""

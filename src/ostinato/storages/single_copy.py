@@ -73,27 +73,24 @@ def find_pairs(schema: Schema, naming: Mapping[Path, Path] | None) -> Pairs:
         OptionError: if there is no pair, or a named field does not exist or has no bytes.
         SchemaError: if the fields of a named pair differ in dtype or shape.
     """
-    at = {leaf.path: i for i, leaf in enumerate(schema.leaves)}
+    leaves = {leaf.path: leaf for leaf in schema.leaves}
     if naming is None:
-        found: dict[int, int] = {}
-        for path, position in at.items():
-            mate = at.get(_mate(path))
-            if mate is None or mate in found.values():
-                continue
-            if schema.leaves[position][1:] == schema.leaves[mate][1:] and schema.leaves[mate].nbytes:
-                found[position] = mate
+        found: dict[Path, Path] = {}
+        for path, leaf in leaves.items():
+            mate = leaves.get(_mate(path))
+            if mate is not None and leaf[1:] == mate[1:] and leaf.nbytes and mate.path not in found.values():
+                found[path] = mate.path
         if not found:
             raise OptionError(_none_found(schema))
-        return tuple(found.items())
+        naming = found
     for path in (*naming, *naming.values()):
-        if path not in at:
-            known = ", ".join(show_path(leaf.path) for leaf in schema.leaves)
+        if path not in leaves:
+            known = ", ".join(map(show_path, leaves))
             msg = f"single_copy names the {show_field(path)}, but the fields are {known}"
             raise OptionError(msg)
-    named = tuple((at[path], at[mate]) for path, mate in naming.items())
-    for position, mate in named:
-        _check_alike(schema.leaves[position], schema.leaves[mate])
-    return tuple(sorted(named))
+    for path, other in naming.items():
+        _check_alike(leaves[path], leaves[other])
+    return tuple(sorted((schema.find(path), schema.find(other)) for path, other in naming.items()))
 
 
 def _path(key: Hashable) -> Path:
@@ -142,8 +139,10 @@ _FEW = 32
 class Comparison(NamedTuple):
     """Which observations of a batch repeat others."""
 
-    nexts: list[Tensor]
-    """Its next observations, contiguous on the CPU."""
+    flat: Flat
+    """The batch, contiguous on the CPU."""
+    nexts: list[int]
+    """Addresses of its next observations."""
     flags: Tensor
     """uint8 on the CPU: `[rows]`, whether a next observation equals the observation of the following row of the batch;
     then `[min(num_envs, rows)]`, whether an observation equals the extra row of the row before it."""
@@ -238,12 +237,15 @@ class NativeExtraRows:
 
     def compare(self, flat: Flat, pairs: Pairs, cursor: int) -> Comparison:
         """Compare a batch before it is written to the slots from the cursor on; one pass over its memory."""
-        nexts, obs = ([_as_native(flat, pair[side]) for pair in pairs] for side in (0, 1))
+        if flat.addresses is None:
+            flat = _as_native(flat)
+        at = flat.addresses or []
+        nexts, obs = [at[i] for i, _ in pairs], [at[i] for _, i in pairs]
         rows = math.prod(flat.batch)
         flags = torch.empty(rows + min(self._num_envs, rows), dtype=torch.uint8, device="cpu")
-        at = flags.data_ptr()
-        need = self._native.compare(cursor, rows, _addresses(obs), _addresses(nexts), at, at + rows)
-        return Comparison(nexts, flags, rows, need, cursor)
+        agree = flags.data_ptr()
+        need = self._native.compare(cursor, rows, obs, nexts, agree, agree + rows)
+        return Comparison(flat, nexts, flags, rows, need, cursor)
 
     def reserve(self, rows: int) -> None:
         """Allocate memory for `rows` more extra rows, at most one for each slot.
@@ -276,7 +278,7 @@ class NativeExtraRows:
         expected = (run.start - run.skip) % run.capacity == found.cursor and not run.skip
         agree = found.flags.data_ptr()
         relink = agree + found.rows if expected else 0
-        self._native.link_run(run.start, run.rows, run.skip, _addresses(found.nexts), agree, relink)
+        self._native.link_run(run.start, run.rows, run.skip, found.nexts, agree, relink)
 
     def put(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
         """Store `nexts` `[n, *shape]` in extra rows of `slots` (int64 `[n]`, on the CPU, distinct)."""
@@ -404,8 +406,7 @@ class TorchExtraRows:
             if self._device.type == "cpu" and bool((rows == EMPTY).any()):
                 msg = "a slot is empty"
                 raise IndexError(msg)
-            after = slots + self._num_envs
-            after = torch.where(after >= self._capacity, after - self._capacity, after)
+            after = (slots + self._num_envs) % self._capacity
             at = after if pick is None else torch.where(pick, after, slots)
             out = [self._obs[i].index_select(0, at) for i in pairs]
             if self._rows[0].shape[0]:
@@ -422,12 +423,11 @@ def _addresses(tensors: Sequence[Tensor]) -> list[int]:
     return [tensor.data_ptr() for tensor in tensors]
 
 
-def _as_native(flat: Flat, position: int) -> Tensor:
-    """Return a leaf as contiguous memory of the CPU."""
-    leaf = flat.leaves[position]
-    if flat.addresses is None:
-        leaf = leaf.cpu().contiguous()
-    return leaf if leaf.data_ptr() or not leaf.numel() else leaf.clone()
+def _as_native(flat: Flat) -> Flat:
+    """Return rows in contiguous memory of the CPU."""
+    leaves = [x.cpu().contiguous() for x in flat.leaves]
+    leaves = [x if x.data_ptr() or not x.numel() else x.clone() for x in leaves]
+    return flat._replace(leaves=leaves, addresses=_addresses(leaves))
 
 
 @final

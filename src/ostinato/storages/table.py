@@ -208,6 +208,11 @@ class Table:
         return Table.adopt, (self.schema, self.columns)
 
     @property
+    def packed(self) -> bool:
+        """Whether fields share rows."""
+        return any(len(block.members) > 1 for block in self.layout)
+
+    @property
     def registered(self) -> bool:
         """Whether native code reads the columns."""
         return self._fields is not None

@@ -16,7 +16,7 @@ from ostinato.core.index import apply_index, is_field, plain_index, select
 from ostinato.core.records import Picks, Request, Run
 from ostinato.core.rows import Flat, Schema, describe
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, SchemaError, StackError, UsageError
-from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim, find_seam
+from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim
 from ostinato.storages.checkpoint import require_form
 from ostinato.storages.coded import find_coded
 from ostinato.storages.columns import Columns, Fields, Payload, Turned, check_column
@@ -81,6 +81,7 @@ class TensorStorage(Storage):
 
     form = "tensors"
     supports_conditional_update = True
+    rotates = True
     capacity: int = 0
     """Maximum number of rows; with `ndim=2`, rounded up to whole steps of all environments."""
     max_size: int = 0
@@ -513,10 +514,10 @@ class TensorStorage(Storage):
         flat = Flat([apply_index(grid, index) for grid in grids], batch, None)
         if not table.kinds and not table.late.columns:
             return self.present(Payload(flat, {}), batch)
-        found = table.gather(select(index, self.shape, self.device, swap=swap).slots)
-        if table.views:
-            found = found._replace(flat=flat._replace(objects=found.flat.objects))
-        return self.present(found, batch)
+        slots = select(index, self.shape, self.device, swap=swap).slots
+        if not table.views:
+            return self.present(table.gather(slots), batch)
+        return self.present(Payload(flat._replace(objects=table.objects(slots)), table.late.get(slots)), batch)
 
     def _as_grid(self, column: Any, *, swap: bool) -> Any:
         """Return a column of the rows present in the shape of the storage; with `swap`, environments first. View."""
@@ -677,9 +678,9 @@ class TensorStorage(Storage):
             CheckpointError: naming what differs.
         """
         if state["schema"] is not None:
-            self._open(state, 0)
+            self.open_state(state, 0)
 
-    def _open(self, state: dict[str, Any], seam: int) -> tuple[Schema, dict[str, Any], dict[int, Any]]:
+    def open_state(self, state: dict[str, Any], seam: int) -> tuple[Schema, dict[str, Any], dict[int, Any]]:
         """Check a state.
 
         Returns:
@@ -690,7 +691,7 @@ class TensorStorage(Storage):
         """
         num_envs, mine = max(1, int(state["lanes"])), self.schema
         schema = Schema.from_json(state["schema"], known=mine)
-        _check_counts(state, self.ndim, self._capacity_for(num_envs))
+        _check_counts(state, self.ndim, self.capacity_for(num_envs))
         if mine is not None and (mine != schema or self.num_envs != num_envs):
             msg = (
                 f"the checkpoint holds {schema} in {num_envs} environment(s), the storage {mine} in {self.num_envs}: "
@@ -716,15 +717,9 @@ class TensorStorage(Storage):
         """Return the codecs with which compressed columns of a checkpoint may be read."""
         return []
 
-    def _capacity_for(self, num_envs: int) -> int:
+    def capacity_for(self, num_envs: int) -> int:
         """Return the capacity with rows of `num_envs` environments."""
         return self.capacity if self._table is not None else -(-self.max_size // num_envs) * num_envs
-
-    def seam(self, state: dict[str, Any]) -> int:
-        """Return the slot of the oldest row of a saved ring that `load_state_dict` rotates to slot 0; see `Storage`."""
-        if state.get("schema") is None:
-            return 0
-        return find_seam(state, int(state["rows"]), self._capacity_for(max(1, int(state["lanes"]))))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy rows in, and allocate the memory if that was not done.
@@ -739,7 +734,7 @@ class TensorStorage(Storage):
             self.clear()
             return
         seam, mapped, laid_out = self.seam(state), bool(state.get("mapped")), self.laid_out
-        schema, state, sources = self._open(state, seam)
+        schema, state, sources = self.open_state(state, seam)
         if seam and mapped:
             raise_mapped_ring(state, seam, self.capacity)
         rows, num_envs = int(state["rows"]), max(1, int(state["lanes"]))
