@@ -603,7 +603,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
             PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
         """
         with self._engine.lock:
-            update_from_batch(self.members, self._engine.engines, data)
+            update_from_batch(self._engine.engines, data)
 
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits over all members. Cost: O(rows), for the ages."""

@@ -72,7 +72,8 @@ class Mix(NamedTuple):
     """A draw of an ensemble: which member each part of the batch comes from, and the draw of each part."""
 
     members: list[int]
-    tickets: list[Ticket]
+    tickets: list[Any]
+    """The `Ticket` of each part; of members that draw by themselves the number of its rows."""
     rng: Tensor | None = None
     """As in `Ticket`."""
     owed: tuple[Fraction, ...] | None = None

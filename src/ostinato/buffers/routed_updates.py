@@ -22,7 +22,6 @@ from ostinato.buffers.priority_updates import (
     read_slots,
     steps_of,
 )
-from ostinato.buffers.tensordict import TensorDictReplayBuffer
 from ostinato.core import kinds
 from ostinato.core.rows import map_leaves
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, SlotError, UsageError
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.buffers.engine import LocalEngine
-    from ostinato.buffers.replay import ReplayBuffer
 
 _WINDOWS = ("anchor_index", "anchor_generation", "validity_mask", "step_in_sequence", PAD_MASK)
 """Fields of samples with windows around anchors, whose priorities are those of the anchors, and of padded slices."""
@@ -80,7 +78,8 @@ def read_names(engines: Sequence[LocalEngine], sample: Any, generation: Any = No
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(engines):
         msg = f"buffer_ids must be in [0, {len(engines)}), got {int(ids.min())} to {int(ids.max())}"
         raise SlotError(msg)
-    members = {i: (ids == i).nonzero().flatten() for i in sorted(set(ids.tolist()))}
+    rows = [(ids == i).nonzero().flatten() for i in range(len(engines))]
+    members = {i: at for i, at in enumerate(rows) if at.shape[0]}
     return Named(lead, index.reshape(-1, *index.shape[len(lead) :]), generations, members)
 
 
@@ -153,7 +152,7 @@ def update_priorities(engines: Sequence[LocalEngine], index: Any, priority: Any,
     )
 
 
-def update_from_batch(members: Sequence[ReplayBuffer], engines: Sequence[LocalEngine], batch: Any) -> None:
+def update_from_batch(engines: Sequence[LocalEngine], batch: Any) -> None:
     """Give rows the priorities in a sample; see `ReplayBufferEnsemble.update_tensordict_priority`."""
     if not _ranked(engines):
         return
@@ -161,14 +160,13 @@ def update_from_batch(members: Sequence[ReplayBuffer], engines: Sequence[LocalEn
     lead = min(2, ids.ndim)
     owner = ids.reshape(-1, ids.shape[lead:].numel())[:, 0]
     changes: dict[int, tuple[Any, Any, Any]] = {}
-    for i, (rb, engine) in enumerate(zip(members, engines, strict=True)):
+    for i, engine in enumerate(engines):
         at = (owner == i).nonzero().flatten()
         if not engine.sampler.prioritized or not at.shape[0]:
             continue
-        key = rb.priority_key if isinstance(rb, TensorDictReplayBuffer) else "td_error"
-        found = batch.get(key, None)
+        path = engine.priority_path or ("td_error",)
+        found = batch.get(path if len(path) > 1 else path[0], None)
         if found is None:
-            path = (key,) if isinstance(key, str) else tuple(key)
             msg = f"the batch has no key {kinds.show_path(path)}: write the priorities there, or call update_priority()"
             raise KeyMissingError(msg)
         check_one_each(tuple(found.shape), tuple(ids.shape), steps_of(engine))
