@@ -561,7 +561,7 @@ class Storage(ABC):
             return -self.shape[0] <= int(item) < self.shape[0]
         if isinstance(item, Tensor) and not (item.is_floating_point() or item.is_complex() or item.dtype is torch.bool):
             pairs = self.ndim > 1 and item.ndim > 1 and item.shape[-1] == self.ndim
-            sizes = torch.tensor(self.shape, device=item.device) if pairs else self.shape[0]
+            sizes = torch.tensor(self.shape, dtype=torch.int64, device=item.device) if pairs else self.shape[0]
             inside: Tensor = (item >= -sizes) & (item < sizes)
             return inside.all(-1) if pairs else inside
         msg = f"contains() takes an int or a tensor of integers, type {type(item)} is not supported yet"
