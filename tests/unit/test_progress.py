@@ -296,8 +296,8 @@ ELSEWHERE = {
 def public_calls() -> set[str]:
     """Names of all functions and methods with a keyword `progress` that modules export."""
     found = set()
-    for info in pkgutil.walk_packages(ostinato.__path__, "ostinato."):
-        exports = None if info.name.endswith("__main__") else importlib.import_module(info.name)
+    names = [info.name for info in pkgutil.walk_packages(ostinato.__path__, "ostinato.")]
+    for exports in [ostinato, *(importlib.import_module(name) for name in names if not name.endswith("__main__"))]:
         for thing in (getattr(exports, name) for name in getattr(exports, "__all__", ())):
             members = vars(thing).values() if inspect.isclass(thing) else [thing]
             for member in (getattr(one, "__func__", one) for one in members):
