@@ -245,6 +245,9 @@ class NativeExtraRows:
         flags = torch.empty(rows + min(self._num_envs, rows), dtype=torch.uint8, device="cpu")
         agree = flags.data_ptr()
         need = self._native.compare(cursor, rows, obs, nexts, agree, agree + rows)
+        if need < 0:  # the rows lie in the memory of the table, or so close behind it that they seem to
+            leaves = [x.clone() for x in flat.leaves]
+            return self.compare(flat._replace(leaves=leaves, addresses=[x.data_ptr() for x in leaves]), pairs, cursor)
         return Comparison(flat, nexts, flags, rows, need, cursor)
 
     def reserve(self, rows: int) -> None:
