@@ -229,3 +229,13 @@ def test_environments_side_by_side_do_not_lie_apart() -> None:
             rb.extend(transitions((first + step)[None]))
     assert nexts(rb)[:40] == (first + 16).tolist()
     assert int((rb.storage.state_dict()["columns"]["apart"]).sum()) == 40  # the newest row of each environment
+
+
+def test_rows_in_the_memory_of_the_table_can_be_written() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(64, single_copy=True, packed=False))
+    nexts = torch.randn(64, 3)
+    rb.extend({"obs": torch.randn(64, 3), "next_obs": nexts})
+    inside: Any = rb.storage._table.dense.columns[0][:16]  # type: ignore[attr-defined]
+    given = inside.clone()
+    rb.extend({"obs": torch.randn(16, 3), "next_obs": inside})
+    assert torch.equal(rb[:16]["next_obs"], given)
