@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from numbers import Real
@@ -374,24 +373,17 @@ class Compose:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; if a transform does not take its part, those before it get theirs back.
+        """Restore what `state_dict` returned.
 
         Raises:
             CheckpointError: if the transforms with a state are at other positions.
         """
-        mine = copy.deepcopy(self.state_dict())
+        mine = self.state_dict()
         if set(mine) != set(state):
             msg = (
                 f"the state has transforms with a state at positions {sorted(state)}, this chain at "
                 f"{sorted(mine)}: append the same transforms first"
             )
             raise CheckpointError(msg)
-        loaded: list[str] = []
-        try:
-            for position, value in state.items():
-                loaded.append(position)
-                self.steps[int(position)].origin.load_state_dict(value)
-        except BaseException:
-            for position in loaded:
-                self.steps[int(position)].origin.load_state_dict(mine[position])
-            raise
+        for position, value in state.items():
+            self.steps[int(position)].origin.load_state_dict(value)

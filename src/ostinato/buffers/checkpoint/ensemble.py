@@ -9,7 +9,6 @@ from ostinato.buffers.checkpoint.load import Target, load_engine_states, turn_ti
 from ostinato.buffers.checkpoint.state import (
     check_queued,
     check_saved,
-    own_tensors,
     parts_of,
     read_generator,
     read_ticket,
@@ -87,19 +86,14 @@ def load_ensemble_state(
         queue = _read_queue(state, engines, [mine.storage.seam(saved["storage"]["state"]) for mine, saved in pairs])
         device = engines[0].storage.device if engine.generator is None else engine.generator.device
         generator = read_generator(state["generator"], device)
-    before = own_tensors(transform.state_dict())
     queues: list[list[Any]] = [[] for _ in engines]
     for mix in queue:
         for i, ticket in zip(mix.members, mix.tickets, strict=True):
             queues[i].append(ticket)
-    try:
-        with readable("these transforms"):
-            transform.load_state_dict(state["transforms"])
-        targets = [Target(member.engine, member.buffer.transform, member.buffer.batch_size) for member in engine.own]
-        revived = [iter(found) for found in load_engine_states(targets, members, queues)]
-    except BaseException:
-        transform.load_state_dict(before)
-        raise
+    targets = [Target(member.engine, member.buffer.transform, member.buffer.batch_size) for member in engine.own]
+    with readable("an ensemble"):
+        own = [(transform, state["transforms"])]
+    revived = [iter(found) for found in load_engine_states(targets, members, queues, own)]
     sampler.load_state_dict(state["mixing"])  # it was checked
     engine.pending.clear()
     for mix in queue:

@@ -59,10 +59,10 @@ class Reading(NamedTuple):
 def load_buffer(
     path: str | Path, restore: Callable[[dict[str, Any]], None], storages: Sequence[Storage], reading: Reading
 ) -> str | None:
-    """Read a directory and hand its state to `restore`; rows are read straight into the storages' memory.
+    """Read a directory and hand its state to `restore`, with columns that are read when they are copied.
 
-    A storage that holds rows already is only touched once every file is open and every checksum was compared: its rows
-    are then copied out of the open files, whatever others save to the directory meanwhile.
+    If a storage holds rows already, every file is open and every checksum was compared before: rows are copied out of
+    the open files, whatever others save to the directory meanwhile.
 
     Returns:
         The name of the save that was loaded, from which an incremental save can go on.
@@ -275,7 +275,10 @@ def load_engine_state(engine: LocalEngine, state: dict[str, Any], transform: Com
 
 
 def load_engine_states(
-    targets: Sequence[Target], states: Sequence[dict[str, Any]], queues: Sequence[Sequence[Ticket]] = ()
+    targets: Sequence[Target],
+    states: Sequence[dict[str, Any]],
+    queues: Sequence[Sequence[Ticket]] = (),
+    transforms: Sequence[tuple[Compose, dict[str, Any]]] = (),
 ) -> list[list[Ticket | None]]:
     """Restore the states of several buffers, all or none; the caller holds their locks.
 
@@ -285,6 +288,7 @@ def load_engine_states(
         targets: the buffers.
         states: theirs.
         queues: draws of each buffer that something else has queued.
+        transforms: further transforms, and their states.
 
     Returns:
         These draws, expanded; None for one whose windows are not whole.
@@ -296,27 +300,24 @@ def load_engine_states(
     """
     with readable("a replay buffer"):
         pairs = [(t, _in_order(t, _with_cursor(state))) for t, state in zip(targets, states, strict=True)]
-        readers = [(t, state, _views_of(t.engine, state)) for t, state in pairs]
-        checked = [
-            check_state(t.engine, s, t.batch_size) for t, state, views in readers for t, s in [(t, state), *views]
-        ]
+        readers = [one for t, state in pairs for one in ((t, state), *_views_of(t.engine, state))]
+        checked = [check_state(t.engine, state, t.batch_size) for t, state in readers]
     for target, state in pairs:
         with readable("this storage"):
             target.engine.storage.check_state(state["storage"]["state"])
-    copies = [_copy_of(target.engine) for target in targets]
     loads: list[_Load] = []
-    for made, (target, state, views) in zip(copies, readers, strict=True):
+    copies: list[LocalEngine] = []
+    for target, state in readers:  # a buffer, then its views
+        if target.engine.owner is None:
+            copies.append(_copy_of(target.engine))
+        made = copies[-1] if target.engine.owner is None else _copy_of(target.engine, copies[-1])
         loads.append(_Load(target, made, state))
-        loads += [_Load(view, _copy_of(view.engine, made), mine) for view, mine in views]
     try:
-        for load in loads:
-            load.parts()
-        for load in loads:
-            load.rows()
         for load, (pending, _) in zip(loads, checked, strict=True):
+            load.parts()
             load.draws(pending)
         found = [[revive(m, _of(m, ticket)) for ticket in queue] for m, queue in zip(copies, queues, strict=False)]
-        _load_transforms(loads)
+        _load_transforms([*((load.target.transform, load.state["transforms"]) for load in loads), *transforms])
         progress.finish()  # after this nothing can fail
     except BaseException:
         clear_filled([made.storage for made in copies], [target.engine.storage for target in targets])
@@ -351,7 +352,7 @@ class _Load(NamedTuple):
     state: dict[str, Any]
 
     def parts(self) -> None:
-        """Load writer, sampler and rows."""
+        """Load sampler, writer and rows, and what the buffer knows of its rows."""
         made, state = self.made, self.state
         with readable("this sampler"):
             made.sampler.load_state_dict(state["sampler"]["state"])
@@ -360,11 +361,6 @@ class _Load(NamedTuple):
                 made.writer.load_state_dict(state["writer"]["state"])
             with readable("this storage"):
                 made.storage.load_state_dict(state["storage"]["state"])
-
-    def rows(self) -> None:
-        """Load what the buffer knows of its rows."""
-        made, state = self.made, self.state
-        if made.owner is None:
             end_load(made, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("deleted"))
             made.counts.written = int(state["rows_written"])
             made.counts.since_empty = int(state["rows_since_empty"])
@@ -382,17 +378,16 @@ class _Load(NamedTuple):
         made.counts.drawn = int(state["rows_drawn"])
 
 
-def _load_transforms(loads: Sequence[_Load]) -> None:
-    """Load transforms, which are not copied; if one raises, those before it get their state back."""
+def _load_transforms(transforms: Sequence[tuple[Compose, dict[str, Any]]]) -> None:
+    """Load transforms, which are not copied; if one raises, all get the state back that they had."""
     before: list[tuple[Compose, dict[str, Any]]] = []
     try:
-        for load in loads:
-            transform = load.target.transform
+        for transform, state in transforms:
             before.append((transform, own_tensors(transform.state_dict())))
             with readable("these transforms"):
-                transform.load_state_dict(load.state["transforms"])
+                transform.load_state_dict(state)
     except BaseException:
-        for transform, state in before[:-1]:
+        for transform, state in before:
             transform.load_state_dict(state)
         raise
 
