@@ -333,8 +333,8 @@ class EnsembleEngine:
 
     @property
     def storage(self) -> StorageEnsemble:
-        """The storages of the members."""
-        buffers = [member.buffer for member in self.members]
+        """The storages of the members, without datasets that are no buffers."""
+        buffers = [member.buffer for member in self.members if isinstance(member.buffer, ReplayBuffer)]
         return StorageEnsemble(*(rb.storage for rb in buffers), transforms=[rb.transform for rb in buffers])
 
     @property
