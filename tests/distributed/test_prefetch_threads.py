@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, QueueSampler, ReplayBuffer
-from ostinato.buffers import engine, pipeline, rate_limit
+from ostinato.buffers import pipeline, rate_limit, reader, store
 from ostinato.buffers.checkpoint import save
 from ostinato.distributed import batch_stream, deadlines
 from ostinato.distributed.batch_stream import ShardPrefetcher
@@ -23,7 +23,7 @@ from ..schedules import Schedule, explore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MODULES = (batch_stream, deadlines, save, engine, pipeline, rate_limit)
+MODULES = (batch_stream, deadlines, save, reader, store, pipeline, rate_limit)
 CAPACITY = 16
 
 

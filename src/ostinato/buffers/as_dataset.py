@@ -96,8 +96,8 @@ def buffer_as_dataset(rb: ReplayBuffer, fields: Fields = None) -> DatasetStorage
         raise EmptyBufferError(msg)
     if isinstance(storage, DatasetStorage):
         return storage if fields is None else storage.select(fields=fields)
-    gaps = engine.sampler.leaves or engine.left is not None
-    gaps = gaps or (engine.remover is not None and not engine.remover.keeps_order)
+    remover = engine.store.remover
+    gaps = engine.sampler.leaves or (remover is not None and not remover.keeps_order)
     if gaps or (engine.writer.mutable and not engine.writer.in_order):
         msg = (
             f"rows between others have left this buffer ({type(engine.sampler).__name__}, "

@@ -6,7 +6,7 @@ rows in memory of the CPU, a ring writer, and uniform or prioritized draws of si
 those stored, text, an error), it changes nothing and returns None, and the general way follows. So both give the same
 results, and errors come from one place.
 
-The object is made when a general call finds that it would apply, and ended by `LocalEngine.parts_changed`.
+The object is made when a general call finds that it would apply, and ended by `Reader.parts_changed`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import torch
 from ostinato._backend import backend
 from ostinato.buffers.direct_windows import direct_windows, tracked_episodes
 from ostinato.buffers.priority_updates import GENERATIONS_PER_ERA
-from ostinato.buffers.views import ViewEngine
 from ostinato.core import kinds
 from ostinato.core.records import Run
-from ostinato.samplers import PrioritizedSampler, RandomSampler, SamplerWithoutReplacement, SliceSampler
+from ostinato.samplers import PrioritizedSampler, RandomSampler
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ostinato._native import Direct, DirectWindows, TrackedEpisodes
-    from ostinato.buffers.engine import LocalEngine
+    from ostinato.buffers.reader import Reader
     from ostinato.core.ring import Ring
     from ostinato.core.rows import Schema
     from ostinato.storages import Storage
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 _CPU = torch.device("cpu")
 
 
-def find_direct(engine: LocalEngine, *, draws: bool, bare: bool) -> Direct | None:
+def find_direct(engine: Reader, *, draws: bool, bare: bool) -> Direct | None:
     """Return the direct calls of a buffer as it is now; None if none applies. The caller holds the lock.
 
     Args:
@@ -51,13 +50,13 @@ def find_direct(engine: LocalEngine, *, draws: bool, bare: bool) -> Direct | Non
     if native is None or not backend.exchange or not _is_known(storage) or storage.ndim > 1:
         return None
     found, ring, schema = storage.plain_table(), engine.ring, storage.schema
-    if found is None or schema is None or not engine.settled or not isinstance(ring.counts, native.RingCounts):
+    if found is None or schema is None or not engine.store.settled or not isinstance(ring.counts, native.RingCounts):
         return None
     table, stored = found
     if table.batches is None or not schema.is_flat or not isinstance(stored, native.StoredRows):
         return None
     episodes = tracked_episodes(engine)
-    if _is_watched(engine, episodes) or not isinstance(engine.counts, native.BufferCounts):
+    if _draws_in_general(engine, episodes) or not isinstance(engine.counts, native.BufferCounts):
         return None
     windows = direct_windows(engine, table, schema) if episodes is not None and draws and bare else None
     writes, draws = _may_write(engine), draws and _may_draw(engine, windows)
@@ -69,7 +68,7 @@ def find_direct(engine: LocalEngine, *, draws: bool, bare: bool) -> Direct | Non
         ring.counts,
         stored,
         engine.counts,
-        engine.owner.counts if isinstance(engine, ViewEngine) else engine.counts,
+        engine.store.counts,
         _keys(schema),
         torch,
         engine.generator,
@@ -81,7 +80,7 @@ def find_direct(engine: LocalEngine, *, draws: bool, bare: bool) -> Direct | Non
         _Priorities.of(engine),
         _reports(engine) if writes else None,
         torch.float64,
-        engine.era * GENERATIONS_PER_ERA,
+        engine.store.era * GENERATIONS_PER_ERA,
         writes,
         draws,
         episodes,
@@ -89,14 +88,11 @@ def find_direct(engine: LocalEngine, *, draws: bool, bare: bool) -> Direct | Non
     )
 
 
-def _is_watched(engine: LocalEngine, episodes: TrackedEpisodes | None) -> bool:
-    """Whether something follows single rows that direct calls do not tell of them."""
-    watched = engine.gate is not None or engine.versions is not None or engine.saves.snapshot is not None
-    watched = watched or engine.remover is not None or engine.left is not None
-    watched = watched or (
-        engine.continuity is not None and engine.continuity.is_due(engine.ring)
-    )  # the next call looks
-    return watched or not engine.ring.counts.in_order or (engine.tracker is not None and episodes is None)
+def _draws_in_general(engine: Reader, episodes: TrackedEpisodes | None) -> bool:
+    """Whether calls wait, only some rows may be drawn, or the next call looks at the first rows."""
+    due = engine.continuity is not None and engine.continuity.is_due(engine.ring)
+    some = not engine.ring.counts.in_order or engine.store.left is not None
+    return due or some or engine.gate is not None or (engine.tracker is not None and episodes is None)
 
 
 def _is_known(storage: Storage) -> TypeGuard[TensorStorage]:
@@ -109,31 +105,16 @@ def defined_together(cls: type, *names: str) -> bool:
     return len({next(base for base in cls.__mro__ if name in base.__dict__) for name in names}) == 1
 
 
-def _may_write(engine: LocalEngine) -> bool:
-    """Whether a write changes nothing but rows, counts and the default priorities of the rows."""
-    if engine.continuity is not None:
-        return False  # it counts rows as they are written
-    if isinstance(engine, ViewEngine) or type(engine.writer) not in {RoundRobinWriter, TensorDictRoundRobinWriter}:
+def _may_write(engine: Reader) -> bool:
+    """Whether every observer of the rows needs at most the slots of rows that are written in order."""
+    if not engine.own or type(engine.writer) not in {RoundRobinWriter, TensorDictRoundRobinWriter}:
         return False
-    views = engine.views.live()
-    return _follows_runs(engine) and all(view.tracker is None and _follows_runs(view) for view in views)
+    return all(observer.direct(engine.store) for observer in engine.store.observers.all)
 
 
-def _follows_runs(engine: LocalEngine) -> bool:
-    """Whether the sampler of a buffer or a view needs at most the slots of rows that are written in order."""
-    sampler = engine.sampler
-    if type(sampler) is PrioritizedSampler:
-        if engine.tracker is not None:
-            return False
-        schema = engine.storage.schema
-        given = schema is None or engine.priority_path in schema.paths  # rows may hold their first priorities
-        return not given and sampler.max_capacity >= engine.storage.capacity
-    return type(sampler) in {RandomSampler, SamplerWithoutReplacement, SliceSampler}
-
-
-def _may_draw(engine: LocalEngine, windows: DirectWindows | None) -> bool:
+def _may_draw(engine: Reader, windows: DirectWindows | None) -> bool:
     """Whether a draw is one of `torch.randint` or of a sum tree, and its batch the rows drawn, or windows from them."""
-    if engine.pin or engine.pending or engine.source.collate is not None:
+    if engine.store.pin or engine.pending or engine.source.collate is not None:
         return False
     if windows is not None or engine.tracker is not None:
         return windows is not None and not engine.writer.tracks_generations
@@ -157,7 +138,7 @@ class _Priorities:
         self._ring = ring
 
     @classmethod
-    def of(cls, engine: LocalEngine) -> _Priorities | None:
+    def of(cls, engine: Reader) -> _Priorities | None:
         """Return what direct calls ask the sampler of a buffer or a view; None for uniform draws."""
         sampler = engine.sampler
         if not isinstance(sampler, PrioritizedSampler) or type(sampler) is not PrioritizedSampler:
@@ -177,10 +158,10 @@ class _Priorities:
         self._sampler.track_largest(given, before, after)
 
 
-def _reports(engine: LocalEngine) -> Callable[[int, int, int], None] | None:
+def _reports(engine: Reader) -> Callable[[int, int, int], None] | None:
     """Return what tells prioritized samplers of rows that direct calls have written; None if there are none."""
     own = _Priorities.of(engine)
-    views = [weakref.ref(view) for view in engine.views.live() if view.sampler.prioritized]
+    views = [weakref.ref(view) for view in engine.store.readers[1:] if view.sampler.prioritized]
     if not views:
         return None if own is None else own.wrote
 

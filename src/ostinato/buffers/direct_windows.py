@@ -20,7 +20,7 @@ from ostinato.units import FrameStack, NStep
 
 if TYPE_CHECKING:
     from ostinato._native import DirectWindows, TrackedEpisodes
-    from ostinato.buffers.engine import LocalEngine
+    from ostinato.buffers.reader import Reader
     from ostinato.core.rows import Schema
     from ostinato.storages.table import Registration, Source, Table
 
@@ -28,14 +28,14 @@ _ANCHORS, _ROWS, _OTHERS = 0, 1, 2
 """The sources of the rows of a batch: the rows drawn, their windows, and the rows after or beside these."""
 
 
-def tracked_episodes(engine: LocalEngine) -> TrackedEpisodes | None:
+def tracked_episodes(engine: Reader) -> TrackedEpisodes | None:
     """Return how direct calls record episodes; None if episodes are not tracked, or not read from flags alone."""
     native: Any = backend.native
     flags = None if engine.tracker is None else engine.tracker.flags_read(engine.storage)
     return None if flags is None else native.TrackedEpisodes(engine.tracker, flags)
 
 
-def direct_windows(engine: LocalEngine, table: Table, schema: Schema) -> DirectWindows | None:
+def direct_windows(engine: Reader, table: Table, schema: Schema) -> DirectWindows | None:
     """Return the direct draws of windows; None if the parts draw others, or single rows. Needs tracked episodes."""
     native: Any = backend.native
     unit, sampler = engine.unit, engine.sampler

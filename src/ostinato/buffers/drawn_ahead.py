@@ -7,20 +7,22 @@ what a batch holds depends on the order of the calls alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 from weakref import WeakSet
 
 import torch
 
+from ostinato.buffers.observer import Observer
 from ostinato.core.counts import NEVER
 from ostinato.core.records import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor
 
     from ostinato.buffers.records import Rows, Ticket
+    from ostinato.buffers.store import Store
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
 
@@ -42,7 +44,7 @@ class HeldRows:
 
 
 @final
-class DrawnAhead:
+class DrawnAhead(Observer):
     """The draws of a buffer and its views whose batches are not delivered yet. The buffer's lock guards it.
 
     Refers to draws weakly: those that were delivered or dropped are forgotten. Cost of a write in ring order: one
@@ -65,17 +67,18 @@ class DrawnAhead:
             ring.counts.reserved_from = min(ring.counts.reserved_from, _first_write(ticket, ring))
         return ticket._replace(held=held)
 
-    def before_write(self, placement: Placement, ring: Ring, read: Callable[[Ticket], Rows]) -> None:
-        """Copy the rows that a placement replaces, before the ring records it.
+    def direct(self, store: Store) -> bool:  # noqa: ARG002
+        """Return True: native calls leave writes that replace a row of a draw (`RingCounts.reserved_from`)."""
+        return True
 
-        Args:
-            placement: of the rows to be written.
-            ring: of the buffer.
-            read: copies the rows of a draw.
-        """
+    def before_write(self, store: Store, placement: Placement) -> None:
+        """Copy the rows that a placement replaces, before the ring records it."""
+        ring = store.ring
+        if ring.counts.reserved_from == NEVER:
+            return  # there are no such draws
         if not isinstance(placement, Run):
-            self.before_change(placement.slots, ring, read)
-            self.before_move(ring)
+            self.before_change(store, placement.slots)
+            self.cursor_moves(ring)
             return
         in_order = (placement.start - placement.skip - ring.cursor) % ring.capacity == 0
         if in_order and ring.written + placement.total < ring.counts.reserved_from:
@@ -84,24 +87,32 @@ class DrawnAhead:
         for held in self._live(ring):
             distance = (held.ticket.slots_read - placement.start).remainder(ring.capacity)
             if _may_hold(distance < placement.rows):
-                held.rows = read(held.ticket)
+                held.rows = store.read_rows(held.ticket)
             else:
                 waiting.append(held)
         self._keep(waiting, ring)
         if not in_order:
-            self.before_move(ring)
+            self.cursor_moves(ring)
 
-    def before_change(self, slots: Tensor | None, ring: Ring, read: Callable[[Ticket], Rows]) -> None:
-        """Copy the rows that an edit changes, int64 `[n]`; None stands for all rows."""
+    def before_change(self, store: Store, slots: Tensor, data: Any = None) -> None:  # noqa: ARG002
+        """Copy the rows that an edit changes, int64 `[n]`."""
+        self.before_removal(store, slots)
+
+    def before_removal(self, store: Store, slots: Tensor | None) -> None:
+        """Copy rows that leave, int64 `[n]`; None stands for all rows."""
         waiting: list[HeldRows] = []
-        for held in self._live(ring):
+        for held in self._live(store.ring):
             if slots is None or _may_hold(torch.isin(held.ticket.slots_read, slots)):
-                held.rows = read(held.ticket)
+                held.rows = store.read_rows(held.ticket)
             else:
                 waiting.append(held)
-        self._keep(waiting, ring)
+        self._keep(waiting, store.ring)
 
-    def before_move(self, ring: Ring) -> None:
+    def before_move(self, store: Store) -> None:
+        """Copy all rows: they get other slots."""
+        self.before_removal(store, None)
+
+    def cursor_moves(self, ring: Ring) -> None:
         """Let the next write look at all draws: the cursor is about to be moved."""
         ring.counts.reserved_from = 0 if self._draws else NEVER
 

@@ -7,10 +7,10 @@ from multiprocessing.context import get_spawning_popen
 from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
-from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.options import check_dim, check_drop_last, check_episodes, check_generator, check_pin, part
 from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
 from ostinato.buffers.pipeline import Pipeline
+from ostinato.buffers.reader import Reader, make_reader
 from ostinato.buffers.records import Source
 from ostinato.buffers.shared import SharedEngine, goes_shared
 from ostinato.buffers.views import check_no_views
@@ -104,7 +104,7 @@ class Lifecycle:
             if given.checkpointer is not None:
                 made.checkpointer = given.checkpointer
             collate = given.collate_fn
-            engine: LocalEngine | SharedEngine = (SharedEngine if given.shared or made.shared_init else LocalEngine)(
+            engine: Reader | SharedEngine = (SharedEngine if given.shared or made.shared_init else make_reader)(
                 Source(made, made.default_collate if collate is None else collate),
                 sampler,
                 writer,
@@ -118,8 +118,8 @@ class Lifecycle:
             factory = given.transform_factory
             transform = Compose.of(given.transform if factory is None else factory())
             dim = check_dim(made.ndim - 1 if given.dim_extend is None else given.dim_extend, made.ndim)
-            engine.pin = check_pin(given.pin_memory, made)
-            engine.priority_path = self._priority_path
+            engine.store.pin = check_pin(given.pin_memory, made)
+            engine.set_priority_path(self._priority_path)
             check_drop_last(engine.sampler, given.batch_size)
             self._transform, self._dim_extend, self._engine = transform, dim, engine
             self._pipeline = Pipeline(engine, given.prefetch)
@@ -311,8 +311,8 @@ class Lifecycle:
             return dict(self.__dict__)
         self._pipeline.settle()
         with self._engine.lock:
-            if isinstance(self._engine, LocalEngine):
-                self._engine.follow_storage()  # first: it may drop queued draws
+            if isinstance(self._engine, Reader):
+                self._engine.store.follow_storage()  # first: it may drop queued draws
             depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
             queued = self._pipeline.tickets if self._engine.pickles_queue else []
             return {**self.__dict__, "_pipeline": (depth, queued), "_pass": None}

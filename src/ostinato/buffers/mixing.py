@@ -13,14 +13,13 @@ from ostinato.buffers.batch_parts import join_parts, without_names
 from ostinato.buffers.checkpoint.ensemble import ENSEMBLE_FORMAT, ensemble_checker, ensemble_state, load_ensemble_state
 from ostinato.buffers.checkpoint.load import Reading, load_buffer
 from ostinato.buffers.checkpoint.save import Saves, Saving, save_buffer
-from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.priority_updates import in_era, priority_fields
 from ostinato.buffers.rate_limit import Ask, Waiters
+from ostinato.buffers.reader import Reader
 from ostinato.buffers.records import Mix
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.tensordict import TensorDictReplayBuffer
-from ostinato.buffers.views import ViewEngine
 from ostinato.core.records import Run
 from ostinato.errors import EmptyBufferError, OptionError, OstinatoError, TooFewRowsError, UsageError
 from ostinato.samplers import RandomSampler, Sampler
@@ -52,10 +51,10 @@ class Member:
     def __init__(self, buffer: ReplayBuffer, collate: Callable[[Any], Any] | None) -> None:
         # an ensemble draws from its buffers' engines, in the same package
         engine = buffer._engine  # noqa: SLF001
-        if not isinstance(engine, LocalEngine):
+        if not isinstance(engine, Reader):
             msg = "the members of an ensemble belong to one process, got a shared buffer: make it without shared=True"
             raise OptionError(msg)
-        if isinstance(engine, ViewEngine):
+        if not engine.own:
             msg = "the members of an ensemble are buffers, which it saves and loads, got a view: pass its buffer"
             raise OptionError(msg)
         self.buffer, self.engine, self.collate = buffer, engine, collate
@@ -138,14 +137,14 @@ class Member:
         did not keep have index -1 and generation 0.
         """
         engine = self.engine
-        placement = engine.write(rows, 1, ranked=ranked)
+        placement = engine.store.write(rows, 1, ranked=ranked)
         before = engine.ring.written - placement.total  # rows that leave (`max_bytes`) renumber the others
         slots = placement.positions(engine.storage.device)
         written = slice(None) if isinstance(placement, Run) else placement.rows
         generations = torch.zeros_like(slots)
         numbered = generations[written].shape[0]
         generations[written] = torch.arange(before + 1, before + 1 + numbered, device=slots.device)
-        return self.as_index(slots), in_era(generations, engine.era)
+        return self.as_index(slots), in_era(generations, engine.store.era)
 
     def index(self, ticket: Ticket) -> Tensor:
         """Return the index of a draw's rows, int64 `[B]`, with `ndim=2` `[B, 2]`."""
@@ -158,7 +157,7 @@ class Member:
 
     def ranks(self, ticket: Ticket) -> dict[str, Tensor]:
         """Return weights and generations of the rows of a draw as samples carry them, `[R]` each, if they do."""
-        return priority_fields(ticket, self.engine.era, tracked=self.engine.writer.tracks_generations)
+        return priority_fields(ticket, self.engine.store.era, tracked=self.engine.writer.tracks_generations)
 
 
 def _joined(draws: Sequence[Draw]) -> Draw:
@@ -267,7 +266,7 @@ class MixedRows(NamedTuple):
 
 @final
 class EnsembleEngine:
-    """The engine of an ensemble: members, distribution, generator and lock, in the place of a `LocalEngine`.
+    """The engine of an ensemble: members, distribution, generator and lock, in the place of a `Reader`.
 
     A draw is a `Mix`: the members of its parts, and the draw of each. `lock` is the ensemble's own and then those of
     the members, in an order that is the same for every ensemble, so that what is checked of a member holds when it
@@ -324,6 +323,11 @@ class EnsembleEngine:
         """Take locks of its own."""
         vars(self).update(state)
         self._begin()
+
+    @property
+    def store(self) -> EnsembleEngine:
+        """The engine itself: its members have the rows."""
+        return self
 
     @property
     def sampler(self) -> SamplerEnsemble:
@@ -461,7 +465,7 @@ class EnsembleEngine:
         for i, rows in zip(split.members, split.sizes, strict=True):
             self.members[i].check_draw(rows, self.generator)
 
-    def _parts(self, mix: Mix) -> list[tuple[LocalEngine, Ticket]]:
+    def _parts(self, mix: Mix) -> list[tuple[Reader, Ticket]]:
         """Return the parts of a draw; none if the members draw by themselves."""
         pairs = zip(mix.members, mix.tickets, strict=False)
         return [(self.engines[i], ticket) for i, ticket in pairs] if self.engines else []

@@ -12,10 +12,10 @@ from ostinato.buffers.batch_parts import without_names
 from ostinato.buffers.checkpoint.load import with_state
 from ostinato.buffers.checkpoint.save import Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker, read_generator
-from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.ensemble import ReplayBufferEnsemble, check_buffers
 from ostinato.buffers.mixing import EnsembleEngine, Member, OwnDraws, adds_names
 from ostinato.buffers.options import check_generator, part, positive, real
+from ostinato.buffers.reader import Reader
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.routed_updates import require_names
 from ostinato.durable.progress import BYTES, Progress
@@ -337,7 +337,7 @@ def _mixable(dataset: Any, online: ReplayBuffer) -> bool:
         return False
     sampler = dataset.sampler
     able = (
-        isinstance(dataset._engine, LocalEngine)  # noqa: SLF001
+        isinstance(dataset._engine, Reader)  # noqa: SLF001
         and dataset.rate_limiter is None
         and not sampler.counting
         and not (sampler.epochal and sampler.episodes is not None)
@@ -352,7 +352,7 @@ def _mixable(dataset: Any, online: ReplayBuffer) -> bool:
     return able
 
 
-def _draws_of(engine: LocalEngine) -> dict[str, Any]:
+def _draws_of(engine: Reader) -> dict[str, Any]:
     """Return the state of the draws of a dataset: all but its rows."""
     return {
         "class": type(engine.sampler).__name__,
@@ -363,7 +363,7 @@ def _draws_of(engine: LocalEngine) -> dict[str, Any]:
     }
 
 
-def _check_draws(engine: LocalEngine, state: dict[str, Any]) -> torch.Generator | None:
+def _check_draws(engine: Reader, state: dict[str, Any]) -> torch.Generator | None:
     """Check what `_draws_of` returned, and return the generator in it.
 
     Raises:

@@ -282,7 +282,7 @@ class Pipeline:
     def __init__(self, engine: Engine, depth: int) -> None:
         self._engine = engine
         # page-locked batches are on their way to a GPU: prefetched ones are copied beside the learner's work
-        self._stream = CopyStream() if depth and engine.pin and torch.cuda.is_available() else None
+        self._stream = CopyStream() if depth and engine.store.pin and torch.cuda.is_available() else None
         self.prefetch: Prefetcher | None = Prefetcher(depth, engine.waiters) if depth else None
         engine.queue = self.prefetch
         self.ended = False

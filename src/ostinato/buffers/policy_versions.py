@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
 
+from ostinato.buffers.observer import Observer
 from ostinato.core import kinds
 from ostinato.core.eligible import Recent
 from ostinato.core.options import check_integer
@@ -17,11 +19,13 @@ from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
 from ostinato.samplers import RandomSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from ostinato.buffers.observer import Incoming
+    from ostinato.buffers.store import Store
     from ostinato.core.records import Placement, View
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
@@ -105,7 +109,7 @@ class Runs:
 
 
 @final
-class Versions:
+class Versions(Observer):
     """The version of each row, by run, in step with the storage. The engine calls it under its lock.
 
     Args:
@@ -117,17 +121,17 @@ class Versions:
         if not isinstance(path, tuple) or not path:
             msg = f"version_key must be the name of a field, or a tuple of names for a nested one, got {key!r}"
             raise KindError(msg)
-        self.path: tuple[Hashable, ...] = path
+        self.path: tuple[str, ...] = path
         self._runs: Runs | None = Runs()
 
-    def read(self, storage: Storage, payload: Any, rows: int) -> NDArray[np.int64]:
-        """Return the versions of rows about to be written; nothing changes if a check fails.
+    def check(self, store: Store, incoming: Incoming) -> NDArray[np.int64]:
+        """Return the versions of rows about to be written.
 
         Raises:
             KeyMissingError: if they lack the field.
             SchemaError: if it does not hold one integer for each row.
         """
-        return self._checked(storage.scores(payload, self.path), rows)
+        return self._checked(store.storage.scores(incoming.payload, self.path), incoming.rows)
 
     def _checked(self, found: Tensor | None, rows: int) -> NDArray[np.int64]:
         name = kinds.show_path(self.path)
@@ -139,21 +143,35 @@ class Versions:
             raise SchemaError(msg)
         return found.detach().reshape(-1).to("cpu", torch.int64).numpy()
 
-    def record(self, placement: Placement, versions: NDArray[np.int64]) -> None:
+    def written(self, store: Store, placement: Placement, found: NDArray[np.int64]) -> None:  # noqa: ARG002
         """Record rows just written."""
         if not isinstance(placement, Run):
             self._runs = None
         elif self._runs is not None:
-            self._runs.record(versions)
+            self._runs.record(found)
             self._runs.forget(min(self._runs.written, placement.capacity))
 
-    def touch(self, path: tuple[Hashable, ...] | None) -> None:
-        """Record an edit of a field, or of whole rows (None): versions are read from the storage again."""
-        if path is None or path == self.path:
+    def changed(self, store: Store, slots: Tensor, paths: tuple[Any, ...] | None, found: Any) -> None:  # noqa: ARG002
+        """Read versions from the storage again if they were edited."""
+        if paths is None or self.path in paths:
             self._runs = None
 
-    def begin(self, rows: int) -> None:
+    def plan_move(self, store: Store, slots: Tensor) -> Callable[[], None]:  # noqa: ARG002
+        """Read versions from the storage again after the move."""
+        return partial(self.reread, store)
+
+    def reread(self, store: Store) -> None:  # noqa: ARG002
+        """Read versions from the storage again."""
+        self._runs = None
+
+    def cleared(self, store: Store) -> None:
         """Start from the rows present."""
+        self.begin(store.ring.rows)
+
+    replaced = cleared
+
+    def begin(self, rows: int) -> None:
+        """Start from rows that are in the storage already."""
         self._runs = None if rows else Runs()
 
     def at(self, storage: Storage, slots: Tensor) -> NDArray[np.int64]:

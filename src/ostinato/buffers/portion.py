@@ -149,7 +149,9 @@ class Portion:
         if max_age is None:
             made = self._offer(rows)
         else:
-            made = self._offer_recent(rows, check_age(engine.versions, engine.sampler, max_age, prefetch=False), newest)
+            made = self._offer_recent(
+                rows, check_age(engine.store.versions, engine.sampler, max_age, prefetch=False), newest
+            )
         return made._replace(era=self._era)
 
     def _offer(self, rows: int) -> Offer:
@@ -171,7 +173,7 @@ class Portion:
     def _offer_recent(self, rows: int, max_age: int, newest: int | None) -> Offer:
         engine = self._member.engine
         with engine.lock:
-            view, versions = engine.view(), engine.versions
+            view, versions = engine.view(), engine.store.versions
             if versions is None or not view.rows:
                 return Offer(-1, view.rows, 0.0, 1.0, 0.0)
             mine = versions.newest(engine.storage, view.cursor)
@@ -262,11 +264,11 @@ def begin_era(buffer: ReplayBuffer, era: int) -> None:
     engine = buffer._engine  # noqa: SLF001 (same package)
     with engine.lock:
         engine.parts_changed()
-        engine.era = 1 + era * _LOADS % _ERAS
+        engine.store.era = 1 + era * _LOADS % _ERAS
 
 
 def describe_updates(buffer: ReplayBuffer) -> dict[str, Any]:
-    """Return what the arguments of updates are checked by; see `LocalEngine.least_index` and `steps_of`."""
+    """Return what the arguments of updates are checked by; see `Reader.least_index` and `steps_of`."""
     engine = buffer._engine  # noqa: SLF001 (same package)
     return {"least_index": engine.least_index, "steps": steps_of(engine)}
 
@@ -321,7 +323,7 @@ def lay_out(buffer: ReplayBuffer, schema: Schema) -> None:
         engine.parts_changed()
         engine.storage.lay_out(schema)
         try:
-            engine.settle()
+            engine.store.settle()
         except Exception:
             engine.storage.forget_form()
             raise
@@ -333,7 +335,7 @@ def remove_schema(buffer: ReplayBuffer) -> None:
     with engine.lock:
         buffer.empty()
         engine.storage.forget_form()
-        engine.settled = False
+        engine.store.settled = False
 
 
 def lock_of(buffer: ReplayBuffer) -> AbstractContextManager[Any]:

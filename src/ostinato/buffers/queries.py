@@ -597,7 +597,7 @@ def _slots_of_trajectories(engine: Engine, stored: _Stored, key: Key | None) -> 
     oldest = engine.ring.cursor // num_envs if rows == storage.capacity else 0
     spans = (range(oldest, steps), range(oldest))
     slots = torch.cat([torch.arange(span.start, span.stop, device=storage.device) for span in spans])
-    chosen = engine.sampler.leaves or not engine.writer.in_order or engine.remover is not None
+    chosen = engine.sampler.leaves or not engine.writer.in_order or engine.store.remover is not None
     if num_envs == 1 and chosen:  # rows choose their slots
         known = engine.ring.arrivals(slots)
         slots = slots[known.argsort()][int((known == 0).sum()) :]  # without those that were deleted

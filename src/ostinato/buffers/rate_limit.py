@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 
+from ostinato.buffers.observer import Observer
 from ostinato.core.processes import next_place, whole_in_forks
 from ostinato.errors import CheckpointError, KindError, OptionError, WaitTimeoutError
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.buffers.records import Ticket
+    from ostinato.buffers.store import Store
+    from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
     from ostinato.samplers import CountingSampler, Sampler
     from ostinato.writers import Writer
@@ -621,7 +624,7 @@ class Waiters:
 
 
 @final
-class Gate:
+class Gate(Observer):
     """The counts of a `Flow` for the calls of one buffer. Every method is called under the engine's lock.
 
     It decides; the engine (`wait_to_write`, `wait_to_draw`) waits, since a wait may outlast the gate: a new
@@ -677,10 +680,20 @@ class Gate:
 
     # -- counts -------------------------------------------------------------------------------------------------------
 
-    def wrote(self, rows: int) -> None:
+    def wait(self, store: Store, rows: int, timeout_s: float | None) -> float | None:
+        """Wait for readers; see `Reader.wait_to_write`."""
+        return store.own.wait_to_write(rows, timeout_s)
+
+    def written(self, store: Store, placement: Placement, found: Any) -> None:  # noqa: ARG002
         """Count rows written."""
-        self.flow.wrote(rows)
+        self.flow.wrote(placement.total)
         self._waiters.wake()
+
+    def cleared(self, store: Store) -> None:
+        """Start the counts anew."""
+        self.begin(store.ring)
+
+    replaced = cleared
 
     def drew(self, ticket: Ticket) -> None:
         """Count the rows of a draw."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.drawn_ahead import HeldRows
-    from ostinato.buffers.engine import LocalEngine
+    from ostinato.buffers.reader import Reader
     from ostinato.buffers.shared import SharedEngine
     from ostinato.core.records import Draw, Plan
     from ostinato.core.ring import Ring
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
 
-Engine: TypeAlias = "LocalEngine | SharedEngine"
+Engine: TypeAlias = "Reader | SharedEngine"
 """What stands behind a `ReplayBuffer`, in one process or in several. Hold its `lock` to read several attributes."""
 
 

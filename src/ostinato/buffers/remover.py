@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 import numpy as np
 import torch
 
-from ostinato.core.eligible import slots_of
+from ostinato.buffers.observer import Observer
+from ostinato.buffers.priority_updates import as_sampler
+from ostinato.buffers.rate_limit import as_counting
+from ostinato.core.eligible import Eligible, slots_of
 from ostinato.core.options import check_choice
 from ostinato.core.rank_order import RankOrder
 from ostinato.core.records import Picks
@@ -16,8 +20,11 @@ from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
+    from ostinato.buffers.observer import Incoming
     from ostinato.buffers.policy_versions import Versions
+    from ostinato.buffers.store import Store
     from ostinato.core.eligible import FreeSlots
     from ostinato.core.rank_order import ReadKeys
     from ostinato.core.records import Placement
@@ -31,11 +38,11 @@ _NAMES = ("fifo", "lifo", "lowest_priority", "oldest_version")
 
 
 @final
-class Remover:
+class Remover(Observer):
     """Chooses the slots of new rows: free slots, then those never written, then those of the rows that it removes.
 
-    Rows of a batch are placed one after the other, as if they were written one by one. The engine calls it under its
-    lock.
+    Rows of a batch are placed one after the other, as if they were written one by one.
+    Deleted rows are recorded here, too.
 
     Args:
         name: "fifo" removes the oldest row, "lifo" the newest, "lowest_priority" that of the least priority,
@@ -46,6 +53,8 @@ class Remover:
     def __init__(self, name: RemoverName, *, implied: bool = False) -> None:
         self.name = name
         self.implied = implied
+        self.left: Eligible | None = None
+        """Rows present and free slots, once rows were deleted; None with a sampler that keeps them itself."""
         self._order = RankOrder(rising=name == "fifo")
         self._rows = 0  # rows that the order knows of
 
@@ -55,21 +64,13 @@ class Remover:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether no row leaves from between others, unless it is deleted: the oldest are replaced."""
-        return self.name == "fifo" and not self.implied
+        """Whether no row leaves from between others, and none was deleted: the oldest are replaced."""
+        return self.name == "fifo" and not self.implied and self.left is None
 
-    def place(
-        self, rows: int, ring: Ring, free: FreeSlots | None, given: NDArray[np.float64], read: ReadKeys
-    ) -> Picks | None:
-        """Return the slots of new rows; None leaves rows to the writer that fill the ring in its order.
-
-        Args:
-            rows: at least 1.
-            ring: of the buffer.
-            free: slots of rows that have left.
-            given: keys of the new rows, float64 `[rows]`; where the age is the key, empty.
-            read: returns keys and generations of rows present.
-        """
+    def place(self, store: Store, incoming: Incoming) -> Picks | None:
+        """Return the slots of new rows; None leaves rows to the writer that fill the ring in its order."""
+        ring, rows, sampler = store.ring, incoming.rows, store.own.sampler
+        free = as_counting(sampler).free if sampler.leaves else self.left and self.left.free
         capacity, known = ring.capacity, ring.rows
         first = np.zeros(0, np.int64) if free is None else free.first(rows)
         unused = min(rows - first.size, capacity - known)
@@ -80,19 +81,37 @@ class Remover:
         owners = np.arange(slots.size)
         if slots.size < rows:
             self._add_unknown(ring, free)
-            slots, owners = self._replace(rows, slots, ring, self._keys_of(given, rows, ring), read)
+            slots, owners = self._replace(rows, slots, ring, self._keys_of(store, incoming), partial(self._read, store))
         kept = np.full(rows, -1, np.int64)
         kept[owners] = slots
         full = known + unused == capacity
         cursor = (int(slots[-1]) + 1) % capacity if full else known + unused
         return Picks(torch.from_numpy(slots), torch.from_numpy(owners), torch.from_numpy(kept), cursor)
 
-    def _keys_of(self, given: NDArray[np.float64], rows: int, ring: Ring) -> NDArray[np.float64]:
-        if self.name == "fifo":
-            return np.zeros(rows)
+    def _keys_of(self, store: Store, incoming: Incoming) -> NDArray[np.float64]:
+        """Return the keys of new rows, by which they are ordered, float64 `[rows]`."""
+        rows, first = incoming.rows, store.ring.written + 1
         if self.name == "lifo":
-            return -np.arange(ring.written + 1, ring.written + 1 + rows, dtype=np.float64)
-        return given
+            return -np.arange(first, first + rows, dtype=np.float64)
+        if self.name == "lowest_priority":
+            given = store.own.first_priorities(incoming)
+            default = as_sampler(store.own.sampler).default_priority
+            return np.full(rows, default) if given is None else given.cpu().numpy()
+        if self.name == "oldest_version" and store.versions is not None:
+            return store.versions.check(store, incoming).astype(np.float64)
+        return np.zeros(rows)
+
+    def _read(self, store: Store, slots: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return the keys of rows present, and their arrivals."""
+        where = torch.from_numpy(slots).to(store.ring.device)
+        ages: NDArray[np.int64] = store.ring.arrivals(where).cpu().numpy()
+        if self.name == "lifo":
+            return -ages.astype(np.float64), ages
+        if self.name == "lowest_priority":
+            return as_sampler(store.own.sampler).priorities_at(where, store.own.view()).cpu().numpy(), ages
+        if self.name == "oldest_version" and store.versions is not None:
+            return store.versions.at(store.storage, where).astype(np.float64), ages
+        return np.zeros(slots.size), ages
 
     def _replace(
         self, rows: int, slots: NDArray[np.int64], ring: Ring, keys: NDArray[np.float64], read: ReadKeys
@@ -134,24 +153,38 @@ class Remover:
             if free is not None:
                 self._order.exclude(free.first(len(free)))
 
-    def record(self, placement: Placement) -> None:
-        """Record rows just written. Cost: O(n), and O(log rows) for each later."""
+    def written(self, store: Store, placement: Placement, found: Any) -> None:  # noqa: ARG002
+        """Record new rows. Cost: O(n), and O(log rows) for each later."""
+        if self.left is not None:
+            self.left.record(placement)
         if self._rows:  # else nothing was removed yet
             slots = slots_of(placement)
             self._order.include(slots)
             self._rows = max(self._rows, int(slots.max(initial=-1)) + 1)
 
-    def touch(self, slots: torch.Tensor) -> None:
+    def changed(self, store: Store, slots: Tensor, paths: tuple[Any, ...] | None, found: Any) -> None:  # noqa: ARG002
+        """Read the keys of edited rows again."""
+        self.ranked(slots if self.left is None else slots[self.left.allowed(slots)])
+
+    def ranked(self, slots: Tensor) -> None:
         """Read priorities or versions of rows again before the next row is removed; arrivals do not change."""
         if self._rows and self.name in {"lowest_priority", "oldest_version"}:
             changed = slots.reshape(-1).cpu().numpy()
             self._order.include(changed[(changed >= 0) & (changed < self._rows)])
 
-    def remove(self, slots: NDArray[np.int64]) -> None:
-        """Record rows that have left."""
+    def removed(self, store: Store, slots: Tensor) -> None:
+        """Free the slots of rows that were deleted."""
+        gone: NDArray[np.int64] = slots.cpu().numpy()
+        if not store.own.sampler.leaves:
+            self.left = self.left or Eligible(store.ring.rows)
+            self.left.delete(gone)
+        self.used_up(gone)
+
+    def used_up(self, slots: NDArray[np.int64]) -> None:
+        """Record rows that were deleted, or that the sampler let leave."""
         self._order.exclude(slots)
 
-    def restart(self) -> None:
+    def reread(self, store: Store) -> None:  # noqa: ARG002
         """Read all rows again before the next one is removed."""
         self._order.clear()
         self._rows = 0

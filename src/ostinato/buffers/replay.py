@@ -13,7 +13,6 @@ from ostinato.buffers.checkpoint.state import own_copy
 from ostinato.buffers.checks import require_rows
 from ostinato.buffers.conditional_updates import as_stored, parse_conditional
 from ostinato.buffers.direct import defined_together, direct_rows, find_direct
-from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.lifecycle import Given, Lifecycle
 from ostinato.buffers.options import (
     check_drop_last,
@@ -37,6 +36,7 @@ from ostinato.buffers.options import (
 from ostinato.buffers.priority_updates import as_sampler, parse_update, rows_of_sample, steps_of
 from ostinato.buffers.queries import run_query
 from ostinato.buffers.rate_limit import check_wait, replayable
+from ostinato.buffers.reader import Reader
 from ostinato.buffers.records import Source
 from ostinato.buffers.sampling import Sampling
 from ostinato.buffers.stats import describe, measure
@@ -252,18 +252,20 @@ class ReplayBuffer(Sampling):
         The collate function becomes `collate_fn`, or the new storage's default.
         """
         part("storage", storage, Storage, None)
-        check_pin(self._engine.pin, storage)
+        check_pin(self._engine.store.pin, storage)
         source = Source(storage, storage.default_collate if collate_fn is None else collate_fn)
         with self._engine.lock:
+            store = self._engine.own_store(f"exchange the storage for {type(storage).__name__}")
             self._pipeline.drop()
-            old = self._engine.set_source(source)
+            old = store.set_source(source)
         if not self._dim_given:
             self._dim_extend = storage.ndim - 1
         return old
 
     def set_writer(self, writer: Writer) -> Writer:
         """Exchange the writer and return the previous one; writing goes on after the newest row."""
-        return self._engine.set_writer(part("writer", writer, Writer, None))
+        writer = part("writer", writer, Writer, None)
+        return self._engine.own_store(f"exchange the writer for {type(writer).__name__}").set_writer(writer)
 
     @property
     def _storage(self) -> Storage:
@@ -371,7 +373,7 @@ class ReplayBuffer(Sampling):
             return None
         if type(data) is not dict:
             warn_of_batch(data, self.storage.ndim)
-        placement = self._engine.write(data, 0, timeout_s=timeout_s)
+        placement = self._engine.store.write(data, 0, timeout_s=timeout_s)
         self._find_direct()
         if self.storage.ndim > 1:
             return self._positions(placement)
@@ -424,7 +426,7 @@ class ReplayBuffer(Sampling):
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
         ranked = update_priority is not False
-        placement = engine.write(data, 1, ranked=ranked, timeout_s=timeout_s)
+        placement = engine.store.write(data, 1, ranked=ranked, timeout_s=timeout_s)
         self._find_direct()
         return self._positions(placement)
 
@@ -504,7 +506,7 @@ class ReplayBuffer(Sampling):
     def _find_direct(self) -> None:
         """Look for direct calls, once after the parts have changed; see `ostinato.buffers.direct`."""
         engine = self._engine
-        if engine.direct_tried or not isinstance(engine, LocalEngine):
+        if engine.direct_tried or not isinstance(engine, Reader):
             return
         with engine.lock:
             draws = self._pipeline.plain and defined_together(type(self), "_finish", "_presented")
@@ -534,7 +536,7 @@ class ReplayBuffer(Sampling):
 
     def _positions(self, placement: Placement) -> Tensor:
         """Return the slots of rows, int64 `[rows]`; with `ndim=2` their steps and environments, int64 `[rows, 2]`."""
-        storage = self._engine.source.storage
+        storage = self._engine.store.source.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
         return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
@@ -573,7 +575,7 @@ class ReplayBuffer(Sampling):
         """
         with self._engine.lock:  # no draw may come in between
             self._pipeline.drop()
-            self._engine.clear(keep_count=not empty_write_count)
+            self._engine.store.clear(keep_count=not empty_write_count)
 
     def delete(self, index: Any, generation: Any = None) -> Tensor:
         """Delete rows: they are drawn no more, do not count in `len`, and their slots are written next.
@@ -608,7 +610,7 @@ class ReplayBuffer(Sampling):
             (tensor([True, True]), 2, tensor([1, 2, 0]))
         """
         index, generation = rows_of_sample(index, generation)
-        return self._engine.delete(index, generation)
+        return self._engine.store.delete(index, generation)
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
         """Give rows new priorities; with a sampler that has none it warns and does nothing.
@@ -638,7 +640,7 @@ class ReplayBuffer(Sampling):
             if stale is not None:
                 engine.count_stale(stale)
                 return
-        sampler, storage = engine.sampler, engine.source.storage
+        sampler, storage = engine.sampler, engine.store.source.storage
         if not isinstance(sampler, PrioritySampler):
             warn_of_sampler(sampler)
             return
@@ -696,7 +698,7 @@ class ReplayBuffer(Sampling):
         elif is_field(index):
             self.set_(index, data)
         else:
-            self._engine.edit_rows(index, self._accept(data), swap=self._swapped)
+            self._engine.store.edit_rows(index, self._accept(data), swap=self._swapped)
 
     @property
     def _swapped(self) -> bool:
@@ -716,7 +718,7 @@ class ReplayBuffer(Sampling):
         """
         require_rows(len(self.storage))
         path = (key,) if isinstance(key, str) else tuple(key)
-        self._engine.edit_fields({path: value}, index, swap=self._swapped)
+        self._engine.store.edit_fields({path: value}, index, swap=self._swapped)
         return self
 
     def set_(self, key: str | tuple[str, ...], value: Any) -> ReplayBuffer:
@@ -742,7 +744,7 @@ class ReplayBuffer(Sampling):
         if keys_to_update is not None:
             wanted = [(key,) if isinstance(key, str) else tuple(key) for key in keys_to_update]
             values = {path: value for path, value in values.items() if any(path[: len(key)] == key for key in wanted)}
-        self._engine.edit_fields(values, slice(None), swap=self._swapped)
+        self._engine.store.edit_fields(values, slice(None), swap=self._swapped)
         return self
 
     # -- updates of rows that are still there -------------------------------------------------------------------------
@@ -898,7 +900,7 @@ class ReplayBuffer(Sampling):
                 msg = "this buffer does not track episodes: no sample_unit, slice sampler or episodes= asks for them"
                 raise UsageError(msg)
             self._pipeline.drop()
-            self._engine.read_episodes()
+            self._engine.store.reread()
 
     def query(
         self,

@@ -31,7 +31,7 @@ from ostinato.samplers.standalone import check_one_each
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.buffers.engine import LocalEngine
+    from ostinato.buffers.reader import Reader
 
 _WINDOWS = ("anchor_index", "anchor_generation", "validity_mask", "step_in_sequence", PAD_MASK)
 """Fields of samples with windows around anchors, whose priorities are those of the anchors, and of padded slices."""
@@ -50,7 +50,7 @@ class Named(NamedTuple):
     """Members that have some of the rows, in order, and the positions of these rows, int64 `[k]`."""
 
 
-def require_names(engines: Sequence[LocalEngine]) -> None:
+def require_names(engines: Sequence[Reader]) -> None:
     """Raise `UsageError` if rows have no names: the members of an ensemble draw by themselves."""
     if not engines:
         msg = (
@@ -60,7 +60,7 @@ def require_names(engines: Sequence[LocalEngine]) -> None:
         raise UsageError(msg)
 
 
-def read_names(engines: Sequence[LocalEngine], sample: Any, generation: Any = None) -> Named:
+def read_names(engines: Sequence[Reader], sample: Any, generation: Any = None) -> Named:
     """Return the rows that a sample, its info, or the `index` in one of them names.
 
     Raises:
@@ -108,7 +108,7 @@ def _take(values: Any, at: Tensor) -> Any:
     return None if values is None else values.index_select(0, at.to(values.device))
 
 
-def _steps(engines: Sequence[LocalEngine]) -> int | None:
+def _steps(engines: Sequence[Reader]) -> int | None:
     """Return the steps of an item, see `steps_of`; None if the members differ."""
     found = {steps_of(engine) for engine in engines}
     return found.pop() if len(found) == 1 else None
@@ -117,7 +117,7 @@ def _steps(engines: Sequence[LocalEngine]) -> int | None:
 # -- priorities --------------------------------------------------------------------------------------------------------
 
 
-def _ranked(engines: Sequence[LocalEngine]) -> bool:
+def _ranked(engines: Sequence[Reader]) -> bool:
     """Return whether a member keeps priorities; warn if none does."""
     require_names(engines)
     for engine in engines:
@@ -127,7 +127,7 @@ def _ranked(engines: Sequence[LocalEngine]) -> bool:
     return False
 
 
-def update_priorities(engines: Sequence[LocalEngine], index: Any, priority: Any, generation: Any) -> None:
+def update_priorities(engines: Sequence[Reader], index: Any, priority: Any, generation: Any) -> None:
     """Give rows new priorities; see `ReplayBufferEnsemble.update_priority`. The caller holds the locks."""
     if not _ranked(engines):
         return
@@ -152,7 +152,7 @@ def update_priorities(engines: Sequence[LocalEngine], index: Any, priority: Any,
     )
 
 
-def update_from_batch(engines: Sequence[LocalEngine], batch: Any) -> None:
+def update_from_batch(engines: Sequence[Reader], batch: Any) -> None:
     """Give rows the priorities in a sample; see `ReplayBufferEnsemble.update_tensordict_priority`."""
     if not _ranked(engines):
         return
@@ -182,7 +182,7 @@ def update_from_batch(engines: Sequence[LocalEngine], batch: Any) -> None:
     _set(engines, changes)
 
 
-def _set(engines: Sequence[LocalEngine], changes: dict[int, tuple[Any, Any, Any]]) -> None:
+def _set(engines: Sequence[Reader], changes: dict[int, tuple[Any, Any, Any]]) -> None:
     """Check the priorities of all members, then set them."""
     updates = []
     for i, change in changes.items():
@@ -195,7 +195,7 @@ def _set(engines: Sequence[LocalEngine], changes: dict[int, tuple[Any, Any, Any]
         engine.update_priorities(update)
 
 
-def reset_priorities(engines: Sequence[LocalEngine], index: Any) -> None:
+def reset_priorities(engines: Sequence[Reader], index: Any) -> None:
     """Give rows the default priority again; see `ReplayBufferEnsemble.mark_update`. The caller holds the locks."""
     named = read_names(engines, index)
     parts = [(engines[i], _take(named.indices, at)) for i, at in named.members.items()]
@@ -223,7 +223,7 @@ def _part(value: Any, at: Tensor, lead: torch.Size) -> Any:
 
 
 def update_fields(
-    engines: Sequence[LocalEngine],
+    engines: Sequence[Reader],
     index: Any,
     generation: Any,
     patch: Any,

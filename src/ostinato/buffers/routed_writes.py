@@ -97,7 +97,7 @@ def _write(members: Sequence[Member], parts: dict[int, Any], *, ranked: bool) ->
         accepted = {i: members[i].buffer._accept(part) for i, part in parts.items()}  # noqa: SLF001 (one package)
         accepted = {i: rows for i, rows in accepted.items() if rows is not None}  # the others wait in a transform
         for i, rows in accepted.items():
-            undo.append(members[i].engine.check_rows(rows, ranked=ranked))
+            undo.append(members[i].engine.store.check_rows(rows, ranked=ranked))
     except Exception:
         for drop in undo:
             drop()

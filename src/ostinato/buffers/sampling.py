@@ -87,7 +87,7 @@ class Sampling(Lifecycle):
             if direct is not None and return_info and direct.has_more_info:
                 direct = None
             if direct is not None and not self._transform.steps and not is_dynamo_compiling():
-                schema = self._engine.source.storage.schema  # before the draw: then it is that of the batch
+                schema = self._engine.store.source.storage.schema  # before the draw: then it is that of the batch
                 found = direct.sample(size) if out is None else self._filled(direct, schema, out, size)
                 if found is not None:
                     return self._presented(found, schema if out is None else None, size, return_info=return_info)
@@ -168,7 +168,7 @@ class Sampling(Lifecycle):
         engine, ahead = self._engine, self._pipeline.prefetch is not None
         if timeout_s is not None:
             check_wait(timeout_s, waits=engine.gate is not None)
-        age = None if max_age is None else check_age(engine.versions, engine.sampler, max_age, prefetch=ahead)
+        age = None if max_age is None else check_age(engine.store.versions, engine.sampler, max_age, prefetch=ahead)
         if min_batch is not None:
             whole = None if out is None else "out, which takes whole batches"
             whole = "prefetch, whose batches were drawn before" if ahead else whole
@@ -211,7 +211,7 @@ class Sampling(Lifecycle):
         ticket = batch.ticket
         info = {
             "index": self._index(ticket.records),
-            **priority_fields(ticket, self._engine.era, tracked=self._engine.writer.tracks_generations),
+            **priority_fields(ticket, self._engine.store.era, tracked=self._engine.writer.tracks_generations),
             **ticket.info,
             **batch.notes,
         }

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.rate_limit import Gate, RateLimiter
     from ostinato.buffers.records import Engine
     from ostinato.buffers.remover import Remover, RemoverName
-    from ostinato.core.eligible import Eligible
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.shared_ring import SharedRing
@@ -71,7 +70,7 @@ class _Present(NamedTuple):
 
 @final
 class SharedEngine:
-    """Owner of the parts of a buffer in one of the processes that share it; what `LocalEngine` is in one process.
+    """Owner of the parts of a buffer in one of the processes that share it; what `Reader` is in one process.
 
     A writer reserves slots, copies its rows, and commits them; only the first and the last step take the lock between
     processes, for microseconds. A draw takes it only where there are priorities. What was drawn is copied without it;
@@ -86,7 +85,6 @@ class SharedEngine:
     tracker: EpisodeTracker | None = None
     gate: Gate | None = None
     versions: Versions | None = None
-    left: Eligible | None = None
     remover: Remover | None = None
     era = 0
     direct: Direct | None = None
@@ -131,7 +129,7 @@ class SharedEngine:
         Rows in files stay there, others are copied to shared memory. The caller holds the lock of `old`.
 
         Args:
-            old: a `LocalEngine`.
+            old: a `Reader`.
             drop: drops the draws that were made ahead; called once nothing stands in the way.
 
         Raises:
@@ -152,10 +150,10 @@ class SharedEngine:
         mapped = isinstance(storage, LazyMemmapStorage)
         if not mapped and isinstance(storage, LazyTensorStorage):
             source = Source(LazyTensorStorage(storage.max_size, packed=storage.packed), source.collate)
-        _check_followed(old.gate, old.versions, old.unit, old.tracker, old.remover)
+        _check_followed(old.gate, old.store.versions, old.unit, old.tracker, old.store.remover)
         drop()
         made = cls(source, sampler, old.writer, old.generator, counted=False)
-        made.pin, made.priority_path, made.rows_stale = old.pin, old.priority_path, old.rows_stale
+        made.pin, made.priority_path, made.rows_stale = old.store.pin, old.priority_path, old.rows_stale
         if schema is not None and present.rows:
             made._storage.lay_out(schema)
             made._begin_rows(present, priorities, None if mapped else storage)
@@ -248,6 +246,19 @@ class SharedEngine:
         """Which write filled each slot."""
         return self._ring if self._laid_out() else Ring(self._storage.capacity)
 
+    @property
+    def store(self) -> SharedEngine:
+        """The engine itself, which stands for the rows as well."""
+        return self
+
+    def own_store(self, what: str) -> SharedEngine:  # noqa: ARG002
+        """Return the engine itself: there are no views."""
+        return self
+
+    def set_priority_path(self, path: tuple[str, ...] | None) -> None:
+        """Take first priorities from another field of new rows."""
+        self.priority_path = path
+
     def parts_changed(self) -> None:
         """Do nothing: there are no direct calls."""
 
@@ -291,7 +302,7 @@ class SharedEngine:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def write(self, data: Any, lead: int, *, ranked: bool = True, timeout_s: float | None = None) -> Run:  # noqa: ARG002
-        """Check rows, reserve slots, copy, commit; see `LocalEngine.write`. Writers do not wait for readers."""
+        """Check rows, reserve slots, copy, commit; see `Reader.write`. Writers do not wait for readers."""
         require_eager("writing rows")
         storage, sampler = self._storage, self.sampler
         with self.lock:  # threads of this process share the form of the last batch, and the first layout
@@ -403,7 +414,7 @@ class SharedEngine:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = _PLAIN) -> Ticket:  # noqa: ARG002
-        """Draw slots that hold whole rows; see `LocalEngine.draw`. Nothing can be asked for besides."""
+        """Draw slots that hold whole rows; see `Reader.draw`. Nothing can be asked for besides."""
         with self.lock:
             if self._process != os.getpid():
                 self._draw_apart()
@@ -473,7 +484,7 @@ class SharedEngine:
         return draw
 
     def undraw(self, queued: list[Ticket]) -> None:
-        """Forget draws that were made ahead; see `LocalEngine.undraw`."""
+        """Forget draws that were made ahead; see `Reader.undraw`."""
         with self.lock:
             dropped = [*queued, *self.pending]
             self.pending.clear()
@@ -531,7 +542,7 @@ class SharedEngine:
 
     # -- what other processes could not follow -------------------------------------------------------------------------
 
-    def read_episodes(self) -> None:
+    def reread(self) -> None:
         """Do nothing: shared buffers track no episodes."""
 
     def begin_sampler(self) -> None:
@@ -772,7 +783,7 @@ def goes_shared(engine: Engine) -> bool:
         raise UsageError(msg)
     try:
         check_shareable(storage)
-        _check_followed(engine.gate, engine.versions, engine.unit, engine.tracker, engine.remover)
+        _check_followed(engine.gate, engine.store.versions, engine.unit, engine.tracker, engine.store.remover)
     except OptionError as error:
         msg = f"this buffer cannot be shared between processes ({error}): pass a copy, pickle.loads(pickle.dumps(rb))"
         raise UsageError(msg) from error

@@ -44,7 +44,7 @@ def end_streams(
     for member, patch in zip(members, patches, strict=True):
         if patch is not None:
             slot, values = patch
-            member._engine.edit_fields(values, slot, swap=False, same=True)  # noqa: SLF001 (one package)
+            member._engine.store.edit_fields(values, slot, swap=False, same=True)  # noqa: SLF001 (one package)
 
 
 def _check(member: ReplayBuffer, number: int, end: Path) -> None:

@@ -67,8 +67,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self._priority_path = (key,) if isinstance(key, str) else tuple(key)
         if "_engine" in self.__dict__:  # else it is told when it is made
             with self._engine.lock:
-                self._engine.parts_changed()
-                self._engine.priority_path = self._priority_path
+                self._engine.set_priority_path(self._priority_path)
 
     @staticmethod
     def _default_writer() -> Writer:
@@ -114,7 +113,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         data = super()._finish(data, ticket, notes)
         if kinds.is_tensor_collection(data):
             engine = self._engine
-            fields = priority_fields(ticket, engine.era, tracked=engine.writer.tracks_generations)
+            fields = priority_fields(ticket, engine.store.era, tracked=engine.writer.tracks_generations)
             kinds.put(data, {"index": self._flat_index(ticket.records), **fields, **ticket.info})
             if notes:
                 kinds.with_fields(data, {_as_path(key): self._shown(key, value) for key, value in notes.items()})
@@ -151,7 +150,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
         """
         engine = self._engine
-        sampler, storage = engine.sampler, engine.source.storage
+        sampler, storage = engine.sampler, engine.store.source.storage
         if not isinstance(sampler, PrioritySampler):
             warn_of_sampler(sampler)
             return

@@ -143,7 +143,7 @@ class ReplayBuffer:
     @pointer.setter
     def pointer(self, slot: int) -> None:
         _check_range("pointer", slot, min(len(self), self.buffer_size - 1), "there must be no empty slots between rows")
-        self._memory._engine.move_cursor(slot)  # noqa: SLF001 (no public way: parts that rely on ring order would fail)
+        self._memory._engine.store.move_cursor(slot)  # noqa: SLF001 (no public way: parts that rely on ring order would fail)
 
     @property
     def size(self) -> int:

@@ -21,7 +21,7 @@ from ostinato import (
     TensorDictMaxValueWriter,
 )
 from ostinato.buffers.checkpoint import load as checkpoint
-from ostinato.buffers.engine import LocalEngine
+from ostinato.buffers.reader import Reader
 from ostinato.core.records import Run
 from ostinato.errors import CheckpointError, StorageMemoryError
 from ostinato.transforms import Compose
@@ -92,7 +92,7 @@ STEPS: list[tuple[Any, str]] = [
     (Compose, "load_state_dict"),
     (checkpoint._Load, "parts"),
     (checkpoint, "end_load"),
-    (LocalEngine, "retake"),
+    (Reader, "retake"),
     (checkpoint._Load, "draws"),
 ]
 

@@ -25,7 +25,7 @@ from ostinato import (
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
 )
-from ostinato.buffers import engine, mixing, pipeline, rate_limit
+from ostinato.buffers import mixing, pipeline, rate_limit, reader, store
 from ostinato.buffers.checkpoint import save
 from ostinato.errors import EmptyBufferError, WaitTimeoutError
 
@@ -34,7 +34,7 @@ from ...schedules import Schedule, StuckError, explore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MODULES = (save, engine, pipeline, rate_limit, mixing)
+MODULES = (save, reader, store, pipeline, rate_limit, mixing)
 FOREVER = math.inf
 
 

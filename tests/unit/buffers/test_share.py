@@ -70,7 +70,7 @@ def test_what_cannot_be_shared_stays_as_it_is() -> None:
     for rb in (late, moved):
         rb.extend(rows(range(4)))
     late[:2] = {**late[:2], "late": torch.ones(2)}
-    moved._engine.move_cursor(2)
+    moved._engine.store.move_cursor(2)
     for words, rb in (*made, ("text or other non-tensor fields", objects), ("fields added later", late)):
         before = rb.storage
         with pytest.raises(OptionError, match=words):

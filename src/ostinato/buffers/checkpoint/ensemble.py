@@ -22,8 +22,8 @@ from ostinato.storages.checkpoint import readable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.buffers.engine import LocalEngine
     from ostinato.buffers.mixing import EnsembleEngine
+    from ostinato.buffers.reader import Reader
     from ostinato.transforms import Compose
 
 ENSEMBLE_FORMAT = "ostinato-ensemble"
@@ -46,7 +46,7 @@ def ensemble_state(
     }
 
 
-def _show(mix: Mix, engines: Sequence[LocalEngine]) -> dict[str, Any]:
+def _show(mix: Mix, engines: Sequence[Reader]) -> dict[str, Any]:
     tickets = [show_ticket(ticket, engines[i]) for i, ticket in zip(mix.members, mix.tickets, strict=True)]
     owed = {} if mix.owed is None else {"owed": [str(rows) for rows in mix.owed]}
     return {"members": mix.members, "tickets": tickets, "rng": mix.rng, **owed}

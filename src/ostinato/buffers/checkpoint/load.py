@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,11 +18,7 @@ from ostinato.buffers.checkpoint.state import (
     saved_rows,
     view_states,
 )
-from ostinato.buffers.drawn_ahead import DrawnAhead, HeldRows
-from ostinato.buffers.policy_versions import Versions
-from ostinato.buffers.records import Source
-from ostinato.buffers.view_list import ViewList
-from ostinato.core.counts import BufferCounts, make_counts
+from ostinato.buffers.drawn_ahead import HeldRows
 from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
 from ostinato.core.rows import NAME_LENGTH, Schema
@@ -40,12 +34,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers.engine import LocalEngine
+    from ostinato.buffers.reader import Reader
     from ostinato.buffers.records import Ticket
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
-
-PartT = TypeVar("PartT")
 
 
 class Reading(NamedTuple):
@@ -98,7 +90,7 @@ def load_buffer(
     return reader.save
 
 
-def check_loadable(path: str | Path, engine: LocalEngine, batch_size: int | None) -> Schema | None:
+def check_loadable(path: str | Path, engine: Reader, batch_size: int | None) -> Schema | None:
     """Check that a buffer can load a directory, without reading its rows; nothing is changed.
 
     What load hooks make of the rows, and damage in the files of rows, is only found when the rows are loaded.
@@ -168,66 +160,32 @@ def _get_rows(
     return saved
 
 
-def _copy_of(engine: LocalEngine, owner: LocalEngine | None = None) -> LocalEngine:
-    """Return an engine with copies of the parts of one, and no rows, which a state is loaded into.
-
-    Args:
-        engine: of a buffer or a view.
-        owner: the copy of the engine of the buffer, for that of a view.
-
-    Raises:
-        OptionError: if a part cannot be copied.
-    """
-    made: LocalEngine = object.__new__(type(engine))
-    vars(made).update(vars(engine), direct=None, direct_tried=False, owner=owner)
-    made.sampler = _copy_of_part(engine.sampler)
-    made.counts, made.pending, made.views = make_counts(BufferCounts), deque(), ViewList()
-    made.counts.redone = engine.counts.redone
-    if owner is None:
-        storage = engine.storage
-        made.source, made.writer = Source(storage.blank(), engine.source.collate), _copy_of_part(engine.writer)
-        made.ring, made.ahead, made.left = Ring(storage.capacity, storage.device), DrawnAhead(), None
-        made.remover = copy.deepcopy(engine.remover)
-        made.versions = None if engine.versions is None else Versions(engine.versions.path)
-        made.gate = None
-        made.begin_limiter(engine._limiter)  # noqa: SLF001 (its own)
-    made.tracker = made._make_tracker(made.sampler)  # noqa: SLF001 (its own)
-    return made
+_EXCHANGED = ("ring", "ahead", "remover", "versions", "settled", "counts")
+"""Fields of a store that a load exchanges."""
 
 
-def _copy_of_part(part: PartT) -> PartT:
-    try:
-        return copy.deepcopy(part)
-    except Exception as error:
-        msg = (
-            f"a load is made into a copy of the {type(part).__name__}, which cannot be copied ({error!r:.200}): give "
-            "it __deepcopy__, or __getstate__ without what cannot be copied"
-        )
-        raise OptionError(msg) from error
-
-
-_EXCHANGED = ("ring", "ahead", "left", "remover", "versions", "gate", "settled")
-"""Fields of the engine of a buffer that a load exchanges, beside those that views have too."""
-
-
-def _exchange(engine: LocalEngine, made: LocalEngine) -> None:
-    """Give an engine what was loaded into its copy; the parts stay the same objects. Raises nothing."""
-    if engine.owner is None:
+def _exchange(engine: Reader, made: Reader) -> None:
+    """Give a reader what was loaded into its copy; the parts stay the same objects. Raises nothing."""
+    store = engine.store
+    if engine.own:
         for name in _EXCHANGED:
-            setattr(engine, name, getattr(made, name))
-        engine.storage.take(made.storage)
-        vars(engine.writer).update(vars(made.writer))
-        engine.writer.follow(engine.generations_of)
+            setattr(store, name, getattr(made.store, name))
+        store.storage.take(made.storage)
+        vars(store.writer).update(vars(made.writer))
+        store.writer.follow(store.generations_of)
+        store.storage_followed()
     vars(engine.sampler).update(vars(made.sampler))
-    engine.counts, engine.tracker = made.counts, made.tracker
-    engine.storage_followed()
+    engine.counts, engine.tracker, engine.gate = made.counts, made.tracker, made.gate
+    if engine.gate is not None:
+        engine.gate.attach(engine.waiters)
+    engine.follow()
     if engine.queue is not None:
         engine.queue.clear()
     engine.pending.clear()
     engine.pending.extend(_of(engine, ticket) for ticket in made.pending)
 
 
-def _of(engine: LocalEngine, ticket: Ticket) -> Ticket:
+def _of(engine: Reader, ticket: Ticket) -> Ticket:
     """Return a draw of an engine, or of its copy, as one of the other."""
     drawn, held = ticket._replace(sampler=engine.sampler), ticket.held
     if held is not None:
@@ -237,34 +195,35 @@ def _of(engine: LocalEngine, ticket: Ticket) -> Ticket:
     return drawn
 
 
-def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, deleted: dict[str, Tensor] | None) -> None:
+def end_load(engine: Reader, state: dict[str, Any], capacity: int, deleted: dict[str, Tensor] | None) -> None:
     """Restore the generations of a checkpoint whose storage had `capacity` slots, and the order of deleted rows.
 
     With another capacity, rows are in the order of their age from slot 0 on, or have generations in an array.
     """
-    storage = engine.storage
+    store, storage = engine.store, engine.storage
     rows = len(storage)
-    engine.ring = Ring(storage.capacity, storage.device)
-    engine.settled = storage.laid_out
-    engine.storage_followed()
-    if engine.versions is not None:
-        engine.versions.begin(rows)
+    store.ring = Ring(storage.capacity, storage.device)
+    store.settled = storage.laid_out
+    store.storage_followed()
+    if store.versions is not None:
+        store.versions.begin(rows)
     if storage.capacity != capacity:  # the room that was added is filled before rows are replaced
         base = max(int(state["base"]), int(state["written"]) - rows)
         state = {**state, "base": base, "cursor": rows % storage.capacity}
-    engine.ring.load_state_dict(state, rows)
-    engine.begin_left(deleted)
+    store.ring.load_state_dict(state, rows)
+    store.begin_removal(deleted)
+    store.parts_changed()
 
 
 class Target(NamedTuple):
     """A buffer that a state is to be loaded into."""
 
-    engine: LocalEngine
+    engine: Reader
     transform: Compose
     batch_size: int | None
 
 
-def load_engine_state(engine: LocalEngine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
+def load_engine_state(engine: Reader, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
     """Restore a state, by copy; if it does not fit, nothing has changed.
 
     Raises:
@@ -306,11 +265,11 @@ def load_engine_states(
         with readable("this storage"):
             target.engine.storage.check_state(state["storage"]["state"])
     loads: list[_Load] = []
-    copies: list[LocalEngine] = []
+    copies: list[Reader] = []
     for target, state in readers:  # a buffer, then its views
-        if target.engine.owner is None:
-            copies.append(_copy_of(target.engine))
-        made = copies[-1] if target.engine.owner is None else _copy_of(target.engine, copies[-1])
+        if target.engine.own:
+            copies.append(target.engine.without_rows())
+        made = copies[-1] if target.engine.own else target.engine.without_rows(copies[-1].store)
         loads.append(_Load(target, made, state))
     try:
         for load, (pending, _) in zip(loads, checked, strict=True):
@@ -324,7 +283,7 @@ def load_engine_states(
         raise
     for target in targets:
         target.engine.parts_changed()
-        target.engine.era += target.engine.ring.written > 0  # batches drawn before are of other rows
+        target.engine.store.era += target.engine.ring.written > 0  # batches drawn before are of other rows
     for load, (_, generator) in zip(loads, checked, strict=True):
         engine = load.target.engine
         _exchange(engine, load.made)
@@ -333,13 +292,13 @@ def load_engine_states(
     return [[None if one is None else _of(target.engine, one) for one in queue] for target, queue in pairs_of_queues]
 
 
-def _views_of(engine: LocalEngine, state: dict[str, Any]) -> list[tuple[Target, dict[str, Any]]]:
+def _views_of(engine: Reader, state: dict[str, Any]) -> list[tuple[Target, dict[str, Any]]]:
     """Return the views of a buffer, each with its part of the buffer's state.
 
     Raises:
         CheckpointError: if it is the state of other views.
     """
-    views = engine.views.live()
+    views = engine.store.readers[1:]
     targets = [Target(view, view.transform, view.batch_size) for view in views]
     return list(zip(targets, view_states(state, len(views)), strict=True))
 
@@ -348,7 +307,7 @@ class _Load(NamedTuple):
     """A state that is loaded into the copy of an engine: of a buffer, or of a view."""
 
     target: Target
-    made: LocalEngine
+    made: Reader
     state: dict[str, Any]
 
     def parts(self) -> None:
@@ -356,7 +315,7 @@ class _Load(NamedTuple):
         made, state = self.made, self.state
         with readable("this sampler"):
             made.sampler.load_state_dict(state["sampler"]["state"])
-        if made.owner is None:
+        if made.own:
             with readable("this writer"):
                 made.writer.load_state_dict(state["writer"]["state"])
             with readable("this storage"):
@@ -432,7 +391,7 @@ def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
     return turned
 
 
-def _turn_reader(engine: LocalEngine, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
+def _turn_reader(engine: Reader, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
     """Return the state of a buffer or a view with slots and draws of rows that were turned by `seam`."""
     order = (torch.arange(rows, device="cpu") + seam).remainder_(rows)
     sampler = engine.sampler.move_state(state["sampler"]["state"], order)
@@ -465,7 +424,7 @@ def with_state(mine: torch.Generator | None, saved: torch.Generator | None) -> t
     return mine
 
 
-def revive(engine: LocalEngine, ticket: Ticket) -> Ticket | None:
+def revive(engine: Reader, ticket: Ticket) -> Ticket | None:
     """Return a draw that was read for a buffer just loaded, expanded; None if its windows are not whole."""
     ring, schema, held = engine.ring, engine.storage.schema, ticket.held
     plan = ticket.plan if ticket.plan is None or schema is None else ticket.plan._replace(schema=schema)

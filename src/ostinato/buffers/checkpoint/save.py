@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ostinato.buffers.checkpoint.load import Reading, open_state
 from ostinato.buffers.checkpoint.state import converted, one_at_a_time
+from ostinato.buffers.observer import Observer
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointWriter, progress
 from ostinato.durable.arrays import as_runs, find_run, join_runs, one_run
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from ostinato.buffers.engine import LocalEngine
+    from ostinato.buffers.reader import Reader
+    from ostinato.buffers.store import Store
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
     from ostinato.durable.arrays import Runs
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 class Saving(NamedTuple):
     """What is saved."""
 
-    engines: Sequence[LocalEngine]
+    engines: Sequence[Reader]
     """Of one buffer, or of the members of an ensemble."""
     state: Callable[[], dict[str, Any]]
     """Returns the state; called under the locks. That of an ensemble has those of its buffers under `members`."""
@@ -114,7 +116,7 @@ def _verify(
         raise CheckpointError(msg) from error
 
 
-def _row_bytes(engine: LocalEngine) -> int:
+def _row_bytes(engine: Reader) -> int:
     rows = len(engine.storage)
     return sum(array.row_bytes * rows for array in engine.storage.row_arrays())
 
@@ -159,7 +161,7 @@ def _begin(begun: _Begun, saving: Saving, *, incremental: bool) -> None:
 
 
 def _put_rows(
-    begun: _Begun, engine: LocalEngine, lineage: Lineage | None, state: dict[str, Any], prefix: str
+    begun: _Begun, engine: Reader, lineage: Lineage | None, state: dict[str, Any], prefix: str
 ) -> dict[str, Any]:
     """Begin or write the rows of one buffer, and return its state with their names in their place."""
     arrays: list[tuple[RowArray, RowFile]] = []
@@ -205,7 +207,7 @@ def save_state(path: str | Path, state: dict[str, Any], format_name: str) -> Non
         writer.commit(_put_columns(writer, writer.add_array, state, "", set()))
 
 
-def _changed(engine: LocalEngine, lineage: Lineage | None) -> Runs | None:
+def _changed(engine: Reader, lineage: Lineage | None) -> Runs | None:
     """Return the rows that have changed since a save; None if that cannot be told."""
     storage = engine.storage
     if lineage is None or storage.exposed or lineage.ring is not engine.ring or lineage.storage is not storage:
@@ -265,17 +267,6 @@ class Saves:
         """Start without saves."""
         self.__init__()
 
-    def before(self, ring: Ring, where: Placement | Tensor) -> None:
-        """Keep the rows of slots that are about to be written; before the ring records it, under the engine's lock."""
-        if self.snapshot is not None:
-            slots = where if isinstance(where, torch.Tensor) else _slots(where, ring.device)
-            self.snapshot.keep(ring, slots)
-
-    def before_clear(self, ring: Ring) -> None:
-        """Keep which rows were replaced, before the ring is cleared, under the engine's lock."""
-        if self.snapshot is not None:
-            self.snapshot.note_replaced(ring, ring.rows)
-
     def loaded(self, save: str | None, ring: Ring, storage: Storage) -> None:
         """Let incremental saves go on from the save that was just loaded."""
         self.remember(save or "", Lineage(ring, ring.written, storage, {}), None)
@@ -286,10 +277,6 @@ class Saves:
         self.lineages[save] = lineage
         while len(self.lineages) > _MOST_LINEAGES:
             self.lineages.pop(next(iter(self.lineages)))
-
-
-def _slots(placement: Placement, device: torch.device) -> Tensor:
-    return placement.slots(device) if isinstance(placement, Run) else placement.slots
 
 
 def rows_since(ring: Ring, serial: int, rows: int, *, deleted: bool = False) -> Runs:
@@ -315,7 +302,7 @@ def rows_since(ring: Ring, serial: int, rows: int, *, deleted: bool = False) -> 
 
 
 @final
-class Snapshot:
+class Snapshot(Observer):
     """The rows at the moment when this was made, under the engine's lock.
 
     Args:
@@ -343,10 +330,25 @@ class Snapshot:
         except (OSError, OstinatoError) as error:
             self._error = error
 
-    def note_replaced(self, ring: Ring, rows: int) -> None:
-        """Remember which rows were replaced since the snapshot, before their ring are forgotten."""
+    def before_write(self, store: Store, placement: Placement) -> None:
+        """Keep the rows that a placement replaces."""
+        slots = placement.slots(store.ring.device) if isinstance(placement, Run) else placement.slots
+        self.keep(store.ring, slots)
+
+    def before_change(self, store: Store, slots: Tensor, data: Any) -> None:  # noqa: ARG002
+        """Keep the rows that an edit changes."""
+        self.keep(store.ring, slots)
+
+    def before_removal(self, store: Store, slots: Tensor | None) -> None:  # noqa: ARG002
+        """Remember which rows were replaced since the snapshot: the slots that become free have no generation."""
+        ring = store.ring
         if ring is self._ring:
-            self._earlier = join_runs(self._earlier, rows_since(ring, self._serial, rows))
+            self._earlier = join_runs(self._earlier, rows_since(ring, self._serial, ring.rows))
+
+    def before_move(self, store: Store) -> None:
+        """Keep all rows."""
+        self.keep(store.ring, torch.arange(store.ring.rows, device=store.ring.device))
+        self.before_removal(store, None)
 
     def write_out(self, lock: Any) -> None:
         """Write all rows, taking the engine's lock for one piece (at most 2 MiB, or one row) at a time.

@@ -20,7 +20,7 @@ from ostinato.storages.checkpoint import convert_rows, readable, restore_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ostinato.buffers.engine import LocalEngine
+    from ostinato.buffers.reader import Reader
     from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.ring import Ring
     from ostinato.samplers import Sampler
@@ -190,12 +190,12 @@ FORMAT = "ostinato-buffer"
 
 
 def engine_state(
-    engine: LocalEngine, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
+    engine: Reader, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
 ) -> dict[str, Any]:
     """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
     views = [
         _reader_state(view, () if view.queue is None else view.queue.tickets, view.transform, view.batch_size)
-        for view in engine.views.live()
+        for view in (engine.store.readers[1:] if engine.own else ())
     ]
     return {
         **{name: _part_state(part) for name, part in (("storage", engine.storage), ("writer", engine.writer))},
@@ -203,7 +203,7 @@ def engine_state(
         "rows_written": engine.rows_written,
         "rows_since_empty": engine.rows_since_empty,
         **_reader_state(engine, queued, transform, batch_size),
-        **({} if engine.left is None else {"deleted": engine.left.state()}),
+        **({} if engine.store.left is None else {"deleted": engine.store.left.state()}),
         **({"views": views} if views else {}),
     }
 
@@ -213,7 +213,7 @@ def _part_state(part: Any) -> dict[str, Any]:
 
 
 def _reader_state(
-    engine: LocalEngine, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
+    engine: Reader, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
 ) -> dict[str, Any]:
     """Return what a buffer or a view has of its own: sampler, queued draws, generator, transforms, episodes."""
     return {
@@ -266,13 +266,13 @@ class Parts(NamedTuple):
     views: tuple[Parts, ...] = ()
 
 
-def parts_of(engine: LocalEngine) -> Parts:
+def parts_of(engine: Reader) -> Parts:
     """Return the parts of a buffer; the caller holds its lock."""
-    views = tuple(map(parts_of, engine.views.live()))
+    views = tuple(map(parts_of, (engine.store.readers[1:] if engine.own else ())))
     return Parts(engine.storage, engine.sampler, engine.writer, engine.tracker, engine.unit, engine.ring, views)
 
 
-def checker(engine: LocalEngine) -> Callable[[dict[str, Any]], None]:
+def checker(engine: Reader) -> Callable[[dict[str, Any]], None]:
     """Return what checks a saved state against the parts as they are now; the caller holds the lock."""
     return partial(check_saved, parts_of(engine))
 
@@ -291,7 +291,7 @@ def check_saved(parts: Parts, state: dict[str, Any]) -> None:
         parts.storage.check_state(saved)
 
 
-def unit_name(engine: LocalEngine | Parts) -> str | None:
+def unit_name(engine: Reader | Parts) -> str | None:
     """Return what a buffer's unit is, with its options."""
     return None if engine.unit is None else engine.unit.shown_options()
 
@@ -315,7 +315,7 @@ def own_copy(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_state(
-    engine: LocalEngine | Parts, state: dict[str, Any], batch_size: int | None
+    engine: Reader | Parts, state: dict[str, Any], batch_size: int | None
 ) -> tuple[list[Ticket], torch.Generator | None]:
     """Check what can be checked before anything is loaded; return queued draws, and a generator in the saved state."""
     check_form(engine, state)
@@ -342,7 +342,7 @@ def check_state(
     return pending, read_generator(state["generator"], engine.storage.device)
 
 
-def check_queued(state: dict[str, Any], engine: LocalEngine | Parts, batch_size: int | None) -> None:
+def check_queued(state: dict[str, Any], engine: Reader | Parts, batch_size: int | None) -> None:
     """Check that draws queued in a state are of the unit and the batch size that a buffer has.
 
     Raises:
@@ -385,7 +385,7 @@ def saved_rows(state: dict[str, Any]) -> int:
     return int(storage["rows"]) if "rows" in storage else len(storage.get("items", ()))
 
 
-def check_form(engine: LocalEngine | Parts, state: dict[str, Any]) -> None:
+def check_form(engine: Reader | Parts, state: dict[str, Any]) -> None:
     """Raise `CheckpointError` if the rows of a state are in another form than those of a storage."""
     mine, saved = engine.storage.form, state["storage"]["state"]["form"]
     if mine != saved:
@@ -396,7 +396,7 @@ def check_form(engine: LocalEngine | Parts, state: dict[str, Any]) -> None:
         raise CheckpointError(msg)
 
 
-def show_ticket(ticket: Ticket, engine: LocalEngine) -> dict[str, Any]:
+def show_ticket(ticket: Ticket, engine: Reader) -> dict[str, Any]:
     """Return a queued draw as plain values and tensors.
 
     Its windows are saved as they were drawn: episodes may have gone on since. So are its rows, if the buffer has
@@ -416,7 +416,7 @@ def show_ticket(ticket: Ticket, engine: LocalEngine) -> dict[str, Any]:
     return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
-def read_ticket(state: dict[str, Any], rows: int, engine: LocalEngine | Parts, schema: Any) -> Ticket:
+def read_ticket(state: dict[str, Any], rows: int, engine: Reader | Parts, schema: Any) -> Ticket:
     """Return what `show_ticket` gave, not of the buffer's writes yet, and expanded only if its windows were saved.
 
     Args:
@@ -480,7 +480,7 @@ def _with_rows(ticket: Ticket, saved: dict[str, Any], storage: Storage, schema: 
 
 
 @contextlib.contextmanager
-def one_at_a_time(engines: Sequence[LocalEngine]) -> Iterator[None]:
+def one_at_a_time(engines: Sequence[Reader]) -> Iterator[None]:
     """Keep other saves and loads of these buffers out; taken before any engine's lock, in an order that is the same."""
     with contextlib.ExitStack() as stack:
         for engine in sorted(engines, key=id):

@@ -1,0 +1,259 @@
+"""What a sampler and the episodes of a reader follow of the rows: one observer each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from ostinato.buffers.checks import raise_for_priorities
+from ostinato.buffers.continuity import ContinuityCheck
+from ostinato.buffers.observer import Observer
+from ostinato.buffers.priority_updates import as_sampler, priorities_of_rows
+from ostinato.buffers.rate_limit import as_counting
+from ostinato.errors import SlotError
+from ostinato.samplers import PrioritizedSampler, Sampler, SamplerWithoutReplacement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from ostinato.buffers.observer import Incoming
+    from ostinato.buffers.store import Store
+    from ostinato.core.episodes.keys import Marks
+    from ostinato.core.episodes.tracker import EpisodeTracker
+    from ostinato.core.records import Placement
+    from ostinato.units import SampleUnit
+
+
+@final
+class EpisodeRows(Observer):
+    """The episodes of the rows, in step with the storage.
+
+    Args:
+        tracker: records them.
+        sampler: which rows it may draw depends on them.
+        unit: what a drawn row becomes.
+    """
+
+    def __init__(self, tracker: EpisodeTracker, sampler: Sampler, unit: SampleUnit | None) -> None:
+        self.tracker, self._sampler = tracker, sampler
+        self.continuity = ContinuityCheck.begin(tracker, unit, sampler)
+        """Looks whether rows of windows follow each other; None without windows, and once it has seen enough."""
+
+    def direct(self, store: Store) -> bool:
+        """Whether episodes are those of the buffer itself, told by flags alone, and no more rows are looked at."""
+        known = self.tracker is store.own.tracker and self.tracker.flags_read(store.storage) is not None
+        return known and self.continuity is None
+
+    def look(self, store: Store) -> None:
+        """Look at the first rows, if there are enough new ones."""
+        check = self.continuity
+        if check is not None and check.is_due(store.ring):
+            store.parts_changed()  # there are no direct calls while rows wait for the look
+            self.continuity = None  # also if the warning is an error
+            if not check.look(store.storage, self.tracker, store.ring):
+                self.continuity = check
+
+    def check(self, store: Store, incoming: Incoming) -> Marks:
+        """Read where episodes end in new rows."""
+        self.look(store)
+        return self.tracker.read(store.storage, incoming.payload, incoming.rows)
+
+    def written(self, store: Store, placement: Placement, found: Marks) -> None:
+        """Record the episodes of new rows."""
+        self.tracker.record(store.storage, placement, found)
+        if self.continuity is not None and self.continuity.is_due(store.ring):
+            store.parts_changed()  # the next call takes a look
+
+    def before_change(self, store: Store, slots: Tensor, data: Any) -> Any:  # noqa: ARG002
+        """Return where episodes end among rows that are about to be edited."""
+        return self.tracker.marks_at(store.storage, slots)
+
+    def changed(self, store: Store, slots: Tensor, paths: tuple[Any, ...] | None, found: Any) -> None:  # noqa: ARG002
+        """Read the episodes again if they end in other rows now."""
+        if self.tracker.compare(found, self.tracker.marks_at(store.storage, slots)):
+            begin_sampler(store, self._sampler, self.tracker)  # other rows may be drawn now
+
+    def plan_move(self, store: Store, slots: Tensor) -> Callable[[], None]:  # noqa: ARG002
+        """Read the episodes again after the move."""
+        return self.tracker.forget
+
+    def cleared(self, store: Store) -> None:  # noqa: ARG002
+        """Forget all episodes."""
+        self.tracker.clear()
+
+    def replaced(self, store: Store) -> None:  # noqa: ARG002
+        """Read the episodes again before the next draw."""
+        self.tracker.forget()
+
+    reread = replaced
+
+
+@final
+class SamplerRows(Observer):
+    """What every sampler follows: which rows there are.
+
+    Args:
+        sampler: the sampler.
+        tracker: of the episodes that it sees.
+    """
+
+    def __init__(self, sampler: Sampler, tracker: EpisodeTracker | None) -> None:
+        self._sampler, self._tracker = sampler, tracker
+
+    def direct(self, store: Store) -> bool:  # noqa: ARG002
+        """Return True: new rows are nothing to it."""
+        return True
+
+    def check_removal(self, store: Store) -> None:
+        """Raise if the sampler cannot do without rows."""
+        self._sampler.drop_rows(store.no_slots(), store.view(self._sampler, self._tracker))
+
+    def before_removal(self, store: Store, slots: Tensor | None) -> None:
+        """Let the sampler do without rows."""
+        if slots is not None:
+            self._sampler.drop_rows(slots, store.view(self._sampler, self._tracker))
+
+    def plan_move(self, store: Store, slots: Tensor) -> Callable[[], None]:
+        """Return what lets the sampler's state follow the rows.
+
+        Raises:
+            OptionError: if its priorities cannot.
+        """
+        sampler = self._sampler
+        state = sampler.move_state(sampler.state_dict(), slots) if slots.shape[0] else None
+        if state is None and sampler.prioritized and slots.shape[0]:
+            raise_for_priorities(sampler)
+
+        def follow() -> None:
+            if state:
+                sampler.load_state_dict(state)
+            else:
+                sampler.move()
+            self.reread(store)
+
+        return follow
+
+    def cleared(self, store: Store) -> None:  # noqa: ARG002
+        """Forget all rows."""
+        self._sampler.clear()
+
+    def replaced(self, store: Store) -> None:
+        """Begin with the rows of another storage."""
+        self._sampler.move()
+        if store.ring.rows:
+            self.reread(store)
+
+    def reread(self, store: Store) -> None:
+        """Initialize the sampler's bookkeeping from the rows present."""
+        begin_sampler(store, self._sampler, self._tracker)
+
+
+@final
+class RecordedRows(Observer):
+    """New rows, for a sampler that records them.
+
+    Args:
+        sampler: the sampler.
+        tracker: of the episodes that it sees.
+    """
+
+    def __init__(self, sampler: Sampler, tracker: EpisodeTracker | None) -> None:
+        self._sampler, self._tracker = sampler, tracker
+
+    def direct(self, store: Store) -> bool:  # noqa: ARG002
+        """Whether the sampler looks for new rows when it draws."""
+        return type(self._sampler) is SamplerWithoutReplacement
+
+    def place(self, store: Store, incoming: Incoming) -> Placement | None:
+        """Return the slots that a sampler which uses rows up has freed."""
+        return as_counting(self._sampler).place(incoming.rows, store.ring) if self._sampler.counting else None
+
+    def written(self, store: Store, placement: Placement, found: Any) -> None:  # noqa: ARG002
+        """Record new rows."""
+        if self._sampler.watches:
+            self._sampler.watch(placement, store.view(self._sampler, self._tracker))
+        else:
+            self._sampler.record(placement)
+
+
+@final
+class PriorityRows(Observer):
+    """The priorities of rows, for a prioritized sampler.
+
+    Args:
+        sampler: the sampler.
+        tracker: of the episodes that it sees.
+        path: field of the rows that holds their first priorities.
+    """
+
+    def __init__(self, sampler: Sampler, tracker: EpisodeTracker | None, path: tuple[str, ...] | None) -> None:
+        self._sampler, self._tracker, self._path = as_sampler(sampler), tracker, path
+
+    def direct(self, store: Store) -> bool:
+        """Whether all new rows get the default priority, and there is room for it."""
+        sampler, schema = self._sampler, store.storage.schema
+        given = schema is None or self._path in schema.paths  # rows may hold their first priorities
+        plain = type(sampler) is PrioritizedSampler and sampler.max_capacity >= store.storage.capacity
+        return plain and self._tracker is None and not given
+
+    def check(self, store: Store, incoming: Incoming) -> Tensor | None:
+        """Return the first priorities of new rows, checked; None for the default priority."""
+        return self._read(store, incoming.data, incoming.rows) if incoming.ranked else None
+
+    def _read(self, store: Store, data: Any, rows: int) -> Tensor | None:
+        return priorities_of_rows(data, self._path, rows, self._sampler, store.storage.device)
+
+    def check_placement(self, store: Store, placement: Placement) -> None:
+        """Check that there can be priorities for these slots.
+
+        Raises:
+            SlotError: for a slot at or beyond `max_capacity`.
+        """
+        try:
+            self._sampler.check_placement(placement, store.storage)
+        except SlotError:
+            store.writer.take_back()
+            raise
+
+    def written(self, store: Store, placement: Placement, found: Tensor | None) -> None:
+        """Set the first priorities of new rows."""
+        self._sampler.record_rows(placement, found, store.view(self._sampler, self._tracker))
+
+    def before_change(self, store: Store, slots: Tensor, data: Any) -> Tensor | None:
+        """Return the priorities in rows that replace others, checked."""
+        return None if data is None or not slots.shape[0] else self._read(store, data, int(slots.shape[0]))
+
+    def changed(self, store: Store, slots: Tensor, paths: tuple[Any, ...] | None, found: Tensor | None) -> None:
+        """Set the priorities of rows that replace others; those of rows with other fields stay."""
+        if paths is None:
+            present = store.ring.generations(slots) > 0  # without the slots of deleted rows
+            given = None if found is None else found[present]
+            self._sampler.set_priorities(slots[present], given, store.view(self._sampler, self._tracker))
+
+
+def followers(
+    sampler: Sampler, tracker: EpisodeTracker | None, unit: SampleUnit | None, path: tuple[str, ...] | None
+) -> tuple[Observer, ...]:
+    """Return what a reader with these parts follows; see `Reader`."""
+    episodes = () if tracker is None else (EpisodeRows(tracker, sampler, unit),)
+    writes: tuple[Observer, ...] = ()
+    if sampler.prioritized:
+        writes = (PriorityRows(sampler, tracker, path),)
+    elif sampler.counting or sampler.watches or type(sampler).record is not Sampler.record:
+        writes = (RecordedRows(sampler, tracker),)
+    return (*episodes, SamplerRows(sampler, tracker), *writes)
+
+
+def begin_sampler(store: Store, sampler: Sampler, tracker: EpisodeTracker | None) -> None:
+    """Initialize a sampler's bookkeeping from the rows present."""
+    view = store.view(sampler, tracker)
+    if sampler.prioritized:
+        as_sampler(sampler).begin(view)
+    elif sampler.counting:
+        as_counting(sampler).begin(view)
+    else:
+        sampler.recheck()
+    gone = store.deleted_slots() if tracker is None else store.no_slots()
+    if gone.numel():
+        sampler.drop_rows(gone, view)

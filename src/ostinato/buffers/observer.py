@@ -1,0 +1,123 @@
+"""Observers of the rows of a buffer: the events that a store reports, and rows that are about to be written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from ostinato.buffers.store import Store
+    from ostinato.core.records import Placement
+
+
+class Incoming(NamedTuple):
+    """Rows that are about to be written."""
+
+    data: Any
+    """As they were given, nested."""
+    payload: Any
+    """As the storage takes them; see `Storage.admit`."""
+    rows: int
+    ranked: bool
+    """Whether priorities in the rows are used; else the rows get the default priority."""
+
+
+class Observer:
+    """Base of what follows the rows of a buffer; each method does nothing unless it is overridden.
+
+    The store calls every method under its lock, and passes itself: an observer holds no reference to it. All checks
+    (`check`, `place`, `check_placement`, `before_change`, `check_removal`, `plan_move`) come before the first change;
+    these methods alone may raise.
+    """
+
+    def direct(self, store: Store) -> bool:  # noqa: ARG002
+        """Whether native calls may write rows, which report their slots to prioritized samplers alone."""
+        return False
+
+    def wait(self, store: Store, rows: int, timeout_s: float | None) -> float | None:
+        """Wait until so many rows may be written: return the seconds that are left, None if no wait was needed."""
+
+    def check(self, store: Store, incoming: Incoming) -> Any:
+        """Check rows before they are written, and return what `written` gets."""
+
+    def place(self, store: Store, incoming: Incoming) -> Placement | None:
+        """Return the slots of new rows; None leaves them to the next observer, and in the end to the writer."""
+
+    def check_placement(self, store: Store, placement: Placement) -> None:
+        """Check the slots of new rows."""
+
+    def before_write(self, store: Store, placement: Placement) -> None:
+        """The ring and the storage are about to be written."""
+
+    def written(self, store: Store, placement: Placement, found: Any) -> None:
+        """Rows were written; `found` is what `check` returned."""
+
+    def before_change(self, store: Store, slots: Tensor, data: Any) -> Any:
+        """Rows present, int64 `[n]`, are about to be edited: all of them by `data`, or some fields if it is None.
+
+        Returns:
+            What `changed` gets.
+        """
+
+    def changed(self, store: Store, slots: Tensor, paths: tuple[Any, ...] | None, found: Any) -> None:
+        """Fields of rows were edited; `paths` is None for whole rows."""
+
+    def ranked(self, slots: Tensor) -> None:
+        """Rows, int64 `[n]`, got other priorities; -1 stands for no row."""
+
+    def check_removal(self, store: Store) -> None:
+        """Raise if single rows cannot be removed."""
+
+    def before_removal(self, store: Store, slots: Tensor | None) -> None:
+        """Rows are about to be removed, int64 `[n]`, each once; None stands for all rows."""
+
+    def before_move(self, store: Store) -> None:
+        """Rows are about to be moved to other slots."""
+
+    def removed(self, store: Store, slots: Tensor) -> None:
+        """Rows were removed; the ring has the generation 0 in their slots."""
+
+    def plan_move(self, store: Store, slots: Tensor) -> Callable[[], None]:
+        """Return what follows rows to other slots: that of `slots[i]` is about to be moved to `i`, others leave."""
+        del store, slots
+        return _nothing
+
+    def cleared(self, store: Store) -> None:
+        """All rows were removed."""
+
+    def replaced(self, store: Store) -> None:
+        """The buffer has another storage, with other rows or none."""
+
+    def reread(self, store: Store) -> None:
+        """Values of any rows may have changed: read again what was read from them."""
+
+
+def _nothing() -> None:
+    """Follow nothing."""
+
+
+class Observers(NamedTuple):
+    """The observers of a store, and those of them that a write calls: the ones that override an event of it."""
+
+    all: tuple[Observer, ...]
+    waiting: tuple[Observer, ...]
+    """These override `wait`."""
+    writing: tuple[Observer, ...]
+    """These override `check` or `written`."""
+    placing: tuple[Observer, ...]
+    """These override `place` or `check_placement`."""
+    copying: tuple[Observer, ...]
+    """These override `before_write`."""
+
+    @classmethod
+    def of(cls, *observers: Observer) -> Observers:
+        """Return observers, sorted by the events that they override."""
+
+        def overriding(*events: str) -> tuple[Observer, ...]:
+            return tuple(o for o in observers if any(getattr(type(o), e) is not getattr(Observer, e) for e in events))
+
+        writing, placing = overriding("check", "written"), overriding("place", "check_placement")
+        return cls(observers, overriding("wait"), writing, placing, overriding("before_write"))

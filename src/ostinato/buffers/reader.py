@@ -1,0 +1,966 @@
+"""Readers of the rows of a buffer: what its handle, and each of its views, draw and gather."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, final
+
+import torch
+
+from ostinato.buffers.checkpoint.load import Reading, load_buffer, load_engine_state
+from ostinato.buffers.checkpoint.save import Saving, save_buffer
+from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state
+from ostinato.buffers.checks import (
+    check_order,
+    check_single,
+    check_view_parts,
+    checked_slots,
+    require_tracking,
+)
+from ostinato.buffers.followers import EpisodeRows, begin_sampler, followers
+from ostinato.buffers.part_owners import check_free, record_owner
+from ostinato.buffers.policy_versions import begin_versions, no_versions
+from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows, read_slots
+from ostinato.buffers.rate_limit import Ask, Gate, Stock, as_counting, check_counting
+from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.buffers.remover import check_deletable, make_remover
+from ostinato.buffers.store import Store
+from ostinato.core.counts import BufferCounts, make_counts
+from ostinato.core.episodes.keys import merge_episodes
+from ostinato.core.episodes.tracker import EpisodeTracker
+from ostinato.core.kinds import require_eager
+from ostinato.core.records import Plan, View
+from ostinato.errors import (
+    EmptyBufferError,
+    KeyMissingError,
+    OptionError,
+    OstinatoError,
+    UsageError,
+    WaitTimeoutError,
+)
+from ostinato.samplers.base import check_not_negative, check_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from ostinato._native import Direct
+    from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
+    from ostinato.buffers.observer import Incoming, Observer
+    from ostinato.buffers.pipeline import Prefetcher
+    from ostinato.buffers.priority_updates import PriorityUpdate
+    from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.buffers.remover import RemoverName
+    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.ring import Ring
+    from ostinato.samplers import PrioritySampler, Sampler
+    from ostinato.storages import Storage
+    from ostinato.transforms import Compose
+    from ostinato.units import SampleUnit
+    from ostinato.writers import Writer
+
+_PLAIN = Ask()
+PartT = TypeVar("PartT")
+
+
+@final
+class Reader:
+    """Draws and gathers rows of a store: sampler, unit, episodes, generator and queue of a buffer, or of a view of one.
+
+    The store has a weak reference to each reader, and reports to its `observers` what happens to rows: a view that is
+    dropped costs nothing more. Thread-safe: a draw holds the lock of the store (microseconds); the copy runs outside
+    it. After a copy, generations tell whether a row was replaced meanwhile; the batch is then copied again under the
+    lock, so that no batch holds a torn row.
+
+    Args:
+        store: the rows.
+        sampler: which rows come next.
+        generator: source of all draws; None is torch's global generator.
+        unit: what a drawn row becomes; None leaves it a row.
+        episodes: where episodes end; None takes what unit and sampler say.
+        own: whether it is the reader of the buffer itself, else that of a view.
+
+    Raises:
+        OptionError: if parts do not go together.
+    """
+
+    pickles_queue = True
+    direct: Direct | None = None
+    """Native calls that write and draw in place of the methods here; see `ostinato.buffers.direct`."""
+    direct_tried = False
+    """Whether `direct` was looked for since the parts changed."""
+    gate: Gate | None = None
+    """The counts of a rate limiter, or of a queue."""
+    limiter: RateLimiter | None = None
+    transform: Compose
+    """The chain of transforms of a view."""
+    batch_size: int | None = None
+    """Rows of a batch of a view, if it is known."""
+
+    def __init__(
+        self,
+        store: Store,
+        sampler: Sampler,
+        generator: torch.Generator | None,
+        unit: SampleUnit | None = None,
+        episodes: Episodes | None = None,
+        *,
+        own: bool = True,
+    ) -> None:
+        self.store, self.lock, self.waiters, self.saves = store, store.lock, store.waiters, store.saves
+        self.own, self.sampler, self.generator, self.unit, self.episodes = own, sampler, generator, unit, episodes
+        self.counts: BufferCounts = store.counts if own else make_counts(BufferCounts)
+        self.pending: deque[Ticket] = deque()
+        self.queue: Prefetcher | None = None
+        self.priority_path: tuple[str, ...] | None = None if own else store.own.priority_path
+        self.rows_stale = 0
+        self.stale_updates: int | Tensor = 0
+        self._episodes: EpisodeRows | None = None
+        self.tracker = self.make_tracker(sampler)
+        self.check_removal(sampler, store.writer)
+        self.check_storage(store.storage, store.writer)
+        self.follow()
+
+    def follow(self) -> None:
+        """Follow the rows by the parts that there are now."""
+        before = self._episodes
+        parts = followers(self.sampler, self.tracker, self.unit, self.priority_path)
+        self.observers: tuple[Observer, ...] = parts if self.gate is None else (*parts, self.gate)
+        self._episodes = next((part for part in parts if isinstance(part, EpisodeRows)), None)
+        if before is not None and self._episodes is not None:
+            self._episodes.continuity = before.continuity
+        self.store.parts_changed()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but threads and direct calls; the store goes along. The caller holds the lock."""
+        state = {k: v for k, v in self.__dict__.items() if k not in {"lock", "waiters"}}
+        return {**state, "direct": None, "direct_tried": False, "queue": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Join the copy of the store."""
+        self.__dict__.update(state)
+        self.lock, self.waiters = self.store.lock, self.store.waiters
+        if self.gate is not None:
+            self.gate.attach(self.waiters)
+        self.store.join(self)
+        record_owner(self, self.sampler, *([self.store.writer] if self.own else []))
+
+    # -- what belongs to the store ------------------------------------------------------------------------------------
+
+    @property
+    def storage(self) -> Storage:
+        """The storage."""
+        return self.store.source.storage
+
+    @property
+    def source(self) -> Source:
+        """The storage and its collate function."""
+        return self.store.source
+
+    @property
+    def ring(self) -> Ring:
+        """Rows, cursor and generations."""
+        return self.store.ring
+
+    @property
+    def writer(self) -> Writer:
+        """The writer."""
+        return self.store.writer
+
+    def own_store(self, what: str) -> Store:
+        """Return the store, for calls that concern all samplers of a buffer.
+
+        Args:
+            what: the call, for the message.
+
+        Raises:
+            UsageError: if this is the reader of a view.
+        """
+        if not self.own:
+            _raise_for_view(what)
+        return self.store
+
+    @property
+    def rows_present(self) -> int:
+        """Rows present, without those that have left."""
+        sampler = self.store.own.sampler
+        if sampler.leaves:
+            return as_counting(sampler).rows_left
+        left = self.store.left
+        return len(self.storage) - (0 if left is None else len(left.free))
+
+    @property
+    def rows_written(self) -> int:
+        """Rows ever written."""
+        return self.store.counts.written
+
+    @property
+    def rows_since_empty(self) -> int:
+        """Rows written since the buffer was made or emptied."""
+        return self.store.counts.since_empty
+
+    @property
+    def rows_drawn(self) -> int:
+        """Rows delivered."""
+        return self.counts.drawn
+
+    @property
+    def redone(self) -> int:
+        """Batches copied again because a writer replaced some of their rows."""
+        return self.counts.redone
+
+    def parts_changed(self) -> None:
+        """End direct calls; see `Store.parts_changed`."""
+        self.store.parts_changed()
+
+    def end_direct(self) -> None:
+        """End the direct calls of this reader."""
+        if self.direct is not None:
+            self.direct.close()
+        self.direct, self.direct_tried = None, False
+
+    def view(self) -> View:
+        """Return what the sampler may see, now."""
+        return self.store.view(self.sampler, self.tracker)
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def make_tracker(self, sampler: Sampler) -> EpisodeTracker | None:
+        """Track episodes if unit, sampler or the user ask for them."""
+        unit, writer = self.unit, self.store.writer
+        check_single(unit, sampler)
+        wanted = merge_episodes([self.episodes, None if unit is None else unit.episodes, sampler.episodes])
+        check_counting(sampler, writer, unit, wanted)
+        if wanted is None:
+            return None
+        check_order(writer)
+        need, span = (1, 1) if unit is None else (unit.need, unit.span)
+        tracker = EpisodeTracker(wanted, need, max(span, sampler.slice_steps))
+        tracker.check_span(self.storage)
+        return tracker
+
+    def check_storage(self, storage: Storage, writer: Writer) -> None:
+        """Check that the parts go with a storage and a writer."""
+        check_sampler(storage, self.sampler)
+        self.sampler.check_parts(storage, writer)
+        if self.tracker is not None:
+            self.tracker.check_span(storage)
+        self.check_unit(storage)
+
+    def check_writer(self, writer: Writer) -> None:
+        """Check that the parts go with another writer."""
+        if self.tracker is not None:
+            check_order(writer)
+        check_counting(self.sampler, writer, None, None)
+        self.sampler.check_parts(self.storage, writer)
+
+    def check_unit(self, storage: Storage) -> None:
+        """Check that the unit can be used with the rows of a storage, as soon as their schema is known."""
+        if self.unit is not None and storage.schema is not None:
+            self.unit.check_schema(storage.schema, () if self.tracker is None else self.tracker.ends)
+
+    def check_removal(self, sampler: Sampler, writer: Writer) -> None:
+        """Check that another sampler or writer goes with the remover, and with rows that were deleted."""
+        store, remover = self.store, self.store.remover
+        if remover is None:
+            return
+        tracked = self.make_tracker(sampler) is not None or self.unit is not None
+        if remover.left is not None:
+            if self.own or tracked:
+                check_deletable(store.storage, writer, tracked=tracked)
+            sampler.drop_rows(store.no_slots(), self.view())
+        if self.own or tracked:
+            mains = sampler if self.own else store.own.sampler
+            make_remover(remover.name, store.storage, mains, writer, store.versions, tracked=tracked)
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Exchange the sampler; queued draws of the old one are dropped."""
+        store = self.store
+        check_free(sampler, self)
+        check_sampler(store.storage, sampler)
+        sampler.check_parts(store.storage, store.writer)
+        if len(store.readers) > 1:
+            check_view_parts(store.own.sampler if not self.own else sampler, sampler)
+        with self.lock:
+            self.check_removal(sampler, store.writer)
+            self.tracker = self.make_tracker(sampler)
+            sampler.move()
+            old, self.sampler = self.sampler, sampler
+            record_owner(self, sampler)
+            self.pending.clear()
+            if self.own and self.limiter is None:  # a queue makes its writers wait, other samplers do not
+                self.gate = self._make_gate(None)
+            self.follow()
+            if self.own:
+                store.begin_removal()
+            self.begin_sampler()
+            self.waiters.wake()
+            return old
+
+    def begin_sampler(self) -> None:
+        """Initialize the sampler's bookkeeping from the rows already stored."""
+        begin_sampler(self.store, self.sampler, self.tracker)
+
+    @property
+    def continuity(self) -> Any:
+        """What looks whether rows of windows follow each other; None without windows, or once it has seen enough."""
+        return None if self._episodes is None else self._episodes.continuity
+
+    def set_priority_path(self, path: tuple[str, ...] | None) -> None:
+        """Take first priorities from another field of new rows; the caller holds the lock."""
+        self.priority_path = path
+        self.follow()
+
+    def end_continuity(self) -> None:
+        """Do not look whether rows of windows follow each other."""
+        if self._episodes is not None:
+            self._episodes.continuity = None
+
+    def first_priorities(self, incoming: Incoming) -> Tensor | None:
+        """Return the priorities in rows about to be written, checked; None if the rows have none."""
+        if not incoming.ranked:
+            return None
+        sampler, device = as_sampler(self.sampler), self.storage.device
+        return priorities_of_rows(incoming.data, self.priority_path, incoming.rows, sampler, device)
+
+    def stock(self) -> Stock:
+        """Return what there is for readers and writers now; the caller holds the lock."""
+        if not self.sampler.counting:
+            return Stock(self.rows_present)
+        sampler = as_counting(self.sampler)
+        return Stock(sampler.rows_left, sampler.draws_left, sampler.room(self.view()))
+
+    def begin_limiter(self, limiter: RateLimiter | None) -> None:
+        """Follow a rate limiter, or that of a queue; counts that go on are kept.
+
+        Raises:
+            KindError: if it is no `RateLimiter`.
+            OptionError: if sampling could never begin.
+        """
+        self.gate = self._make_gate(limiter)
+        self.follow()
+
+    def _make_gate(self, limiter: RateLimiter | None) -> Gate | None:
+        sampler = self.sampler
+        if limiter is None and not (sampler.counting and as_counting(sampler).bounded):
+            return None
+        if limiter is None and self.gate is not None:
+            return self.gate
+        gate = Gate(limiter, self.storage.max_size, self.waiters)
+        gate.begin(self.ring)
+        return gate
+
+    def without_rows(self, store: Store | None = None) -> Reader:
+        """Return a reader with copies of the parts, over a store without rows, which a state is loaded into.
+
+        Args:
+            store: the copy of the store, for the reader of a view.
+
+        Raises:
+            OptionError: if a part cannot be copied.
+        """
+        sampler, old = _copy_of(self.sampler), self.store
+        if store is not None:
+            made = Reader(store, sampler, self.generator, self.unit, self.episodes, own=False)
+            store.join(made)
+        else:
+            made = make_reader(
+                Source(old.storage.blank(), old.source.collate),
+                sampler,
+                _copy_of(old.writer),
+                self.generator,
+                self.unit,
+                self.episodes,
+                self.limiter,
+                None if old.versions is None else old.versions.path,
+                None if old.remover is None or old.remover.implied else old.remover.name,
+            )
+        made.counts.redone = self.counts.redone
+        return made
+
+    # -- priorities ---------------------------------------------------------------------------------------------------
+
+    @property
+    def least_index(self) -> int:
+        """Smallest slot in an index of rows to update; see `Store.least_index`."""
+        return self.store.least_index
+
+    def count_stale(self, count: int) -> None:
+        """Count priorities that were dropped because their rows had been replaced."""
+        if count:
+            with self.lock:
+                self.stale_updates = self.stale_updates + count
+
+    def _tell_ranked(self, slots: Tensor) -> None:
+        for observer in self.store.observers.all if self.own else ():
+            observer.ranked(slots)
+
+    def update_priorities(self, update: PriorityUpdate) -> None:
+        """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
+        store = self.store
+        with self.lock:
+            store.follow_storage()
+            if not update.slots.shape[0]:
+                return
+            slots, priorities, generations = update.of_era(store.era) if store.era else update
+            if slots.is_cpu:
+                check_not_negative(slots, least=store.least_index)
+            elif store.least_index == 0:
+                slots = torch.where(slots == -1, -2, slots)  # invalid, which `raise_deferred` raises
+            if generations is None:
+                slots = store.present(slots)
+            sampler = cast("PrioritySampler", self.sampler)
+            self._tell_ranked(slots)
+            self.stale_updates = self.stale_updates + sampler.update(slots, priorities, generations, self.view())
+
+    def update_present(self, update: ConditionalUpdate) -> ConditionalUpdateResult:
+        """Change fields and priorities of the rows of an update that are still there; see `update_if_present`."""
+        require_eager("writing rows")
+        with self.lock:
+            store, storage = self.store, self.storage
+            if not self.sampler.prioritized:
+                require_tracking(store.writer)
+            present = update.present(store.ring, store.era)
+            accepted = update.accepted(present, storage.scores_at)
+            at = update.chosen(accepted)
+            slots, rows = update.slots[at], int(at.shape[0])
+            fields = update.fields if rows else {}
+            changes = [storage.prepare_field(path, slots, value[at], (rows,)) for path, value in fields.items()]
+            if changes:
+                store.edit(slots, changes, tuple(fields), same=True)
+            if update.priorities is not None and rows:
+                as_sampler(self.sampler).set_priorities(slots, update.priorities[at], self.view())
+                self._tell_ranked(slots)
+            return update.result(present, accepted)
+
+    def reset_priorities(self, index: Any) -> None:
+        """Give rows at an index the default priority; rows that have left return."""
+        with self.lock:
+            store, sampler = self.store, self.sampler
+            if not sampler.prioritized and not sampler.leaves:
+                return
+            slots, _ = read_slots(index, self.storage)
+            check_not_negative(slots, least=store.least_index)
+            check_rows(slots, store.ring.rows)
+            slots = store.present(slots)
+            self._tell_ranked(slots)
+            slots = slots[slots >= 0]
+            if sampler.leaves:
+                sampler.mark_update(slots[store.ring.generations(slots) > 0])
+            else:
+                as_sampler(sampler).set_priorities(slots, None, self.view())
+
+    def generations_of(self, index: Any) -> Tensor:
+        """Return the generations of the rows at an index; see `Store.generations_of`."""
+        return self.store.generations_of(index)
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def may_draw(self, rows: int) -> bool:
+        """Whether a draw of so many rows need not wait: it is permitted, or a draw is left from a checkpoint."""
+        return self.gate is None or bool(self.pending) or self.gate.flow.may_draw(rows, self.stock())
+
+    def can_draw(self, rows: int) -> bool:
+        """Whether a draw of so many rows returns at once, and does not raise."""
+        with self.lock:
+            self.store.follow_storage()
+            if self.pending:
+                return True
+            view, sampler, stock = self.view(), self.sampler, self.stock()
+            ran_out = sampler.ran_out
+            try:
+                self.check_drawable(view)
+                sampler.check_draw(view, rows)
+            except OstinatoError:
+                return False
+            finally:
+                if sampler.ran_out != ran_out:
+                    sampler.ran_out = ran_out  # nothing was drawn
+            if stock.draws is not None and rows > stock.draws and not sampler.leaves:
+                return False
+            return self.may_draw(rows) and not (sampler.drop_last and rows > view.rows)
+
+    def can_write(self, rows: int) -> bool:
+        """Whether a write of so many rows goes ahead at once, as far as writer and rate limiter are concerned."""
+        with self.lock:
+            self.store.follow_storage()
+            try:
+                return self.writer.mutable and self._held_writer(rows) is None
+            except OptionError:  # it could never be written
+                return False
+
+    def _held_writer(self, rows: int) -> Gate | None:
+        """Return the gate that does not let a write of so many rows go on now; None if nothing holds it.
+
+        Raises:
+            OptionError: if they could never be written.
+        """
+        gate = self.gate
+        if gate is None:
+            return None
+        bounded = self.sampler.counting and as_counting(self.sampler).bounded
+        gate.flow.check_write(rows, self.storage.capacity if bounded else None)
+        return None if gate.flow.may_write(rows, self.stock()) else gate
+
+    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> int:
+        """Return once a draw of so many rows need not wait, or one is queued; the caller holds the lock.
+
+        Returns:
+            The rows to draw: fewer if the time is up, and at least `ask.min_rows` may be drawn.
+
+        Raises:
+            OptionError: if it could never be made.
+            WaitTimeoutError: naming what the call waits for.
+        """
+        gate = self.gate
+        if gate is None or queued() or self.may_draw(rows):
+            return rows
+        begun = ask if ask.until is not None else ask.begun(gate)
+        waited_s, until = begun.timeout_s or 0.0, begun.until or 0.0
+
+        def held_by() -> Gate | None:
+            gate = self.gate  # a new sampler may have brought another one
+            if gate is None or queued() or self.may_draw(rows):
+                return None
+            sampler = self.sampler
+            most = as_counting(sampler).draws_of(self.storage.capacity) if sampler.counting else None
+            gate.flow.check_draw(ask.min_rows or rows, most)
+            return gate
+
+        try:
+            self.waiters.wait(
+                self.waiters.readers, rows, until, held_by, lambda gate: gate.why_no_draw(rows, self.stock(), waited_s)
+            )
+        except WaitTimeoutError:
+            fewer = 0 if ask.min_rows is None else self._most_rows(rows, ask.min_rows)
+            if not fewer:
+                raise
+            return fewer
+        return rows
+
+    def _most_rows(self, rows: int, least: int) -> int:
+        """Return the rows of the largest batch of `least` to `rows` rows that may be drawn now; 0 if none may."""
+        stock, view = self.stock(), self.view()
+        if self.gate is not None:
+            most = self.gate.flow.most_draws(rows, stock)
+        else:
+            most = rows if stock.draws is None else min(rows, stock.draws)
+        for size in range(most, least - 1, -1):
+            try:
+                self.sampler.check_draw(view, size)
+            except (OptionError, UsageError):
+                continue  # slices and groups are drawn in whole numbers of rows
+            return size
+        return 0
+
+    def _rows_present(self, rows: int, least: int) -> int:
+        """Return the rows of the largest batch that may be drawn where no call waits.
+
+        Raises:
+            EmptyBufferError: if these are fewer than `least`.
+        """
+        most = self._most_rows(rows, least)
+        if not most:
+            msg = (
+                f"the rows present can be drawn {self.stock().draws} more time(s), and at least min_batch={least} were "
+                "asked for: write more rows, or ask for fewer"
+            )
+            raise EmptyBufferError(msg)
+        return most
+
+    def wait_to_write(self, rows: int, timeout_s: float | None) -> float | None:
+        """Return once so many rows may be written: the seconds that are left, None if no wait was needed.
+
+        Raises:
+            OptionError: if they could never be written.
+            WaitTimeoutError: naming what the call waits for.
+        """
+        gate = self._held_writer(rows)
+        if gate is None:
+            return None
+        waited_s = gate.patience_s(timeout_s)
+        until = time.monotonic() + waited_s
+        self.waiters.wait(
+            self.waiters.writers,
+            rows,
+            until,
+            lambda: self._held_writer(rows),
+            lambda gate: gate.why_no_write(rows, self.stock(), waited_s),
+        )
+        return max(0.0, until - time.monotonic())
+
+    # -- drawing ------------------------------------------------------------------------------------------------------
+
+    def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = _PLAIN) -> Ticket:
+        """Draw slots; draws that a checkpoint left come first.
+
+        Args:
+            batch_size: rows.
+            ahead: the draw is queued and may be dropped: remember the state of the generator.
+            ask: how long to wait, where there is a limiter, and how old rows may be.
+
+        Raises:
+            EmptyBufferError: if there are no rows.
+            WaitTimeoutError: if the limiter did not permit the draw in time.
+        """
+        with self.lock:
+            self.store.follow_storage()
+            if self._episodes is not None:
+                self._episodes.look(self.store)
+            if self.gate is not None:
+                batch_size = self.wait_to_draw(batch_size, ask)
+            elif ask.min_rows is not None and not self.pending:
+                batch_size = self._rows_present(batch_size, ask.min_rows)
+            if self.pending:
+                return self.pending.popleft()
+            generator = self.generator
+            rng = generator.get_state() if ahead and generator is not None else None
+            view = self.view()
+            ticket = self.fresh(batch_size, generator, ask.max_age, view)
+            if self.unit is not None or ticket.draw.length or ticket.draw.lengths is not None:
+                ticket = self.expand(ticket, generator, view)
+            if rng is not None:
+                ticket = ticket._replace(rng=rng)
+            if self.gate is not None:
+                self.gate.drew(ticket)
+            return self.hold(ticket) if ahead else ticket
+
+    def fresh(
+        self,
+        batch_size: int,
+        generator: torch.Generator | None,
+        max_age: int | None = None,
+        view: View | None = None,
+    ) -> Ticket:
+        """Draw slots with this generator, whatever draws a checkpoint left; not yet expanded.
+
+        Raises:
+            EmptyBufferError: if there are no rows.
+        """
+        with self.lock:
+            sampler, ring = self.sampler, self.ring
+            view = self.view() if view is None else view
+            if view.rows == 0 or view.starts is not None:
+                self.check_drawable(view)
+            if max_age is not None:
+                view = self._recent(view, max_age)
+            draw = sampler.draw(view, batch_size, generator)
+            slots = draw.slots
+            if slots.dtype is not torch.int64 or slots.device != view.device or not slots.is_contiguous():
+                draw = draw._replace(slots=checked_slots(slots, view.device, sampler))
+            if draw.generations is None and self.writer.tracks_generations:
+                draw = draw._replace(generations=ring.generations_of_rows(draw.slots))
+            return Ticket(draw, ring.written, sampler.ran_out, ring, sampler)
+
+    def _recent(self, view: View, max_age: int) -> View:
+        """Return a view of which only rows young enough may be drawn."""
+        versions = self.store.versions
+        if versions is None:
+            raise OptionError(no_versions(max_age))
+        if view.starts is not None and not self.sampler.by_age:
+            msg = "max_age does not go with windows that only some rows can start, nor with masked rows: leave one out"
+            raise OptionError(msg)
+        return view._replace(starts=versions.recent(self.storage, view, max_age))
+
+    def check_drawable(self, view: View) -> None:
+        """Raise if there is no row to draw.
+
+        Raises:
+            EmptyBufferError: if there are no rows, or no row can start a window.
+        """
+        if view.rows == 0:
+            msg = "Cannot sample from an empty storage: add rows first"
+            raise EmptyBufferError(msg)
+        if view.starts is not None and view.starts.rows == 0 and self.store.left is not None:
+            msg = f"Cannot sample from an empty storage: all {view.rows} rows were deleted: add rows first"
+            raise EmptyBufferError(msg)
+        if view.starts is not None and view.starts.rows == 0:
+            need = view.starts.need
+            msg = f"no row has {need} rows of its episode from itself on: add longer episodes or shorten the window"
+            raise EmptyBufferError(msg)
+
+    def expand(self, ticket: Ticket, generator: torch.Generator | None, view: View | None = None) -> Ticket:
+        """Plan what slices and units make of the rows drawn; the caller holds the lock.
+
+        Raises:
+            OptionError: if the storage has no fields.
+        """
+        unit, draw, dice = self.unit, ticket.draw, ticket.dice
+        each = draw.length or draw.lengths
+        if (unit is None or unit.plain) and each is None:
+            return ticket
+        storage = self.source.storage
+        schema, view = storage.schema, self.view() if view is None else view
+        if schema is None:
+            msg = f"{type(storage).__name__} has no fields for {unit or self.sampler!r}: use LazyTensorStorage"
+            raise OptionError(msg)
+        if each is None:
+            plan = Plan(schema, draw.slots, draw.slots)
+        else:
+            plan = Plan.of_slices(schema, view.require_episodes(), draw.slots, each, draw.pad)
+        if unit is not None:
+            dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
+            plan = unit.expand(plan, view, dice)
+            records = checked_slots(plan.records, view.device, unit)
+            plan = plan if records is plan.records else plan._replace(records=records)
+        if draw.generations is not None and plan.records is not draw.slots:
+            plan = plan._replace(generations=view.ring.generations_of_rows(plan.records))
+        return ticket._replace(plan=plan, dice=dice)
+
+    def expand_again(self, ticket: Ticket, generator: torch.Generator | None = None) -> Ticket | None:
+        """Expand a draw as the buffer is now; None if a window no longer fits in its episode, or a row is masked now.
+
+        The random numbers are those of the first time; `generator` is for draws that have not been expanded yet.
+        """
+        draw, each = ticket.draw, ticket.draw.rows_each
+        if self.unit is None and each is None:
+            return ticket if self.tracker is None and self.store.left is None else self._unmasked(ticket)
+        if ticket.sampler is not self.sampler:
+            return None  # the sampler was exchanged
+        view = self.view()
+        ahead = None if view.episodes is None else view.episodes.ahead(draw.slots)
+        need = 1 if view.starts is None else view.starts.need
+        if ahead is not None and bool((ahead + 1 < (need if each is None else each)).any()):
+            return None
+        return self.expand(ticket, generator)
+
+    def _unmasked(self, ticket: Ticket) -> Ticket | None:
+        """Return a draw of single rows without those masked or deleted now; None if it is to be made again.
+
+        A pass without replacement does not draw its rows again: the batch goes without the rows that were replaced.
+        """
+        draw, view = ticket.draw, self.view()
+        keep = None if view.episodes is None or not view.episodes.masked else view.episodes.ahead(draw.slots) >= 0
+        if self.store.left is not None:
+            keep = self.store.left.allowed(draw.slots)
+        if keep is None or bool(keep.all()):
+            return ticket
+        if not ticket.sampler.epochal or not bool(keep.any()):
+            return None
+        return ticket._replace(draw=draw._replace(slots=draw.slots[keep]))
+
+    def undraw(self, queued: list[Ticket]) -> None:
+        """Drop draws that were made ahead, the oldest first, and those of a checkpoint, as if they were never made."""
+        with self.lock:
+            dropped = [*queued, *self.pending]
+            for ticket in dropped:
+                self.give_back(ticket)
+            self.pending.clear()
+            if dropped and dropped[0].rng is not None and self.generator is not None:
+                self.generator.set_state(dropped[0].rng)
+
+    def give_back(self, ticket: Ticket) -> None:
+        """Undo the counts of a draw whose batch was not delivered."""
+        if self.gate is None and not self.sampler.counting:
+            return
+        with self.lock:
+            mine = ticket.ring is self.ring and ticket.sampler is self.sampler  # else its rows are gone
+            if mine and self.sampler.counting:
+                as_counting(self.sampler).undo(ticket.draw, self.view())
+            if self.gate is not None:
+                self.gate.undrew(ticket, self.ring)
+
+    def retake(self, tickets: Sequence[Ticket]) -> list[Ticket]:
+        """Return the draws of a checkpoint that are still to be delivered; the counts of void ones are undone."""
+        if not self.sampler.counting:
+            return list(tickets)
+        sampler, view, kept = as_counting(self.sampler), self.view(), []
+        for ticket in tickets:
+            generations, held = ticket.draw.generations, ticket.held
+            here = generations is not None and bool(self.ring.holds(ticket.draw.slots, generations).all())
+            if here or held is not None:
+                kept.append(ticket)
+            else:
+                sampler.undo(ticket.draw, view)
+        sampler.resume([ticket.draw for ticket in kept], view)
+        return kept
+
+    # -- gathering ----------------------------------------------------------------------------------------------------
+
+    def gather(self, ticket: Ticket) -> Rows | None:
+        """Copy the rows of a draw; None if the buffer was emptied since, so that there is nothing to copy.
+
+        The rows of a draw made ahead are those at the draw.
+        """
+        held = ticket.held
+        if held is not None and held.rows is not None:
+            return held.rows
+        source = self.source
+        payload: Any = None
+        try:
+            payload = self.store.copied(source.storage, ticket)
+        except (IndexError, KeyMissingError):
+            if self._untouched(ticket):
+                raise  # else a writer is at work: look again under the lock
+        ring = self.ring
+        if ring is ticket.ring and ring.written == ticket.serial:
+            return Rows(source, payload, ticket.serial, ring, ticket)
+        return self._gather_again(ticket, source, payload)
+
+    def hold(self, ticket: Ticket) -> Ticket:
+        """Return a draw made ahead, which keeps its rows as they are now; the caller holds the lock."""
+        return self.store.ahead.add(ticket, self.ring)
+
+    def _gather_again(self, ticket: Ticket, source: Source, payload: Any) -> Rows | None:
+        """Copy the rows again, under the lock, if one of them was replaced during the first copy."""
+        slots, held = ticket.slots_read, ticket.held
+        with self.lock:
+            if held is not None and held.rows is not None:
+                return held.rows
+            if payload is None or bool(self._changed(slots, ticket.serial, ticket.ring).any()):
+                if int(slots.max()) >= len(self.storage):
+                    return None  # emptied, or given another storage, since the draw
+                if self.sampler.counting:
+                    return None  # the rows drawn were counted, not those that have replaced them
+                again = self.expand_again(ticket)
+                if again is None:
+                    return None
+                source, ticket = self.source, again
+                payload = self.store.copied(source.storage, ticket)
+                self.counts.redone += 1
+            if ticket.draw.generations is not None:
+                generations = self.ring.generations(ticket.draw.slots)
+                ticket = ticket._replace(draw=ticket.draw._replace(generations=generations))
+            return Rows(source, payload, self.ring.written, self.ring, ticket)
+
+    def _untouched(self, ticket: Ticket) -> bool:
+        """Whether nothing at all was written since a draw."""
+        ring = self.ring
+        return ring is ticket.ring and ring.written == ticket.serial
+
+    def replaced(self, ticket: Ticket) -> bool:
+        """Whether a row that a draw reads was replaced since."""
+        return not self._untouched(ticket) and bool(self._changed(ticket.slots_read, ticket.serial, ticket.ring).any())
+
+    def _changed(self, slots: Tensor, serial: int, ring: object) -> Tensor:
+        if ring is not self.ring:
+            return torch.ones_like(slots, dtype=torch.bool)
+        return self.ring.changed(slots, serial)
+
+    def deliver(self, ticket: Ticket) -> None:
+        """Count the rows of a batch that reached the caller."""
+        with self.lock:
+            self.counts.drawn += (ticket.draw.slots if ticket.plan is None else ticket.plan.records).shape[0]
+            known = ticket.ring is self.ring if self.gate is None else self.gate.delivered(ticket, self.ring)
+            if known and self.sampler.counting and ticket.sampler is self.sampler:
+                as_counting(self.sampler).deliver(ticket.draw)
+                free = as_counting(self.sampler).free
+                if self.store.remover is not None and free is not None:
+                    slots = ticket.draw.slots.cpu().numpy()  # some may be of another batch that is being made
+                    self.store.remover.used_up(slots[free.has(slots)])
+            if self.gate is not None:
+                self.waiters.wake()
+
+    def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
+        """Return bool `[R]`, and count, which rows were replaced since they were gathered."""
+        with self.lock:
+            stale = self.stale_rows(ticket, rows)
+            if rows.stale is not None or not self._is_as_of(rows):  # else none is, and a device need not be waited for
+                self.rows_stale += int(stale.sum())
+            return stale
+
+    def _is_as_of(self, rows: Rows) -> bool:
+        """Whether nothing was written since rows were gathered."""
+        return self.ring is rows.ring and self.ring.written == rows.serial
+
+    def stale_rows(self, ticket: Ticket, rows: Rows) -> Tensor:
+        """Return bool `[R]`: which rows were replaced since they were gathered; the caller holds the lock."""
+        slots = ticket.records
+        if self._is_as_of(rows):
+            changed = torch.zeros_like(slots, dtype=torch.bool)
+        else:
+            changed = self._changed(slots, rows.serial, rows.ring)
+        return changed if rows.stale is None else changed | rows.stale
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def state(self, queued: Sequence[Ticket], transform: Compose, batch_size: int | None) -> dict[str, Any]:
+        """Return the whole state, with draws that are queued; nothing is copied. The caller holds the lock."""
+        store = self.own_store("save or copy the state")
+        if store.storage.writes != store.counts.writes_seen:
+            store.follow_storage()
+            queued = []  # they were dropped
+        return engine_state(self, queued, transform, batch_size)
+
+    def load_state(self, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
+        """Restore a state, by copy. If it does not fit, nothing has changed.
+
+        Raises:
+            CheckpointError: naming the part that differs.
+        """
+        self.own_store("load a state")
+        load_engine_state(self, state, transform, batch_size)
+
+    def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
+        """Save `state()` to a directory; see `ReplayBuffer.dumps`."""
+        self.own_store(f"save a checkpoint to {path}")
+        parts = Saving([self], state, lambda: self.lock, lambda: checker(self), FORMAT)
+        save_buffer(path, parts, incremental=incremental)
+
+    def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
+        """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""
+        store = self.own_store(f"load the checkpoint {path}")
+        save = load_buffer(path, restore, [self.storage], Reading(FORMAT, verify=verify, mmap=mmap))
+        store.saves.loaded(save, store.ring, store.storage)
+
+
+def _raise_for_view(what: str) -> NoReturn:
+    msg = f"a view cannot {what}, which concerns all samplers of the buffer: do it with the buffer that it is a view of"
+    raise UsageError(msg)
+
+
+def _copy_of(part: PartT) -> PartT:
+    try:
+        return copy.deepcopy(part)
+    except Exception as error:
+        msg = (
+            f"a load is made into a copy of the {type(part).__name__}, which cannot be copied ({error!r:.200}): give "
+            "it __deepcopy__, or __getstate__ without what cannot be copied"
+        )
+        raise OptionError(msg) from error
+
+
+def make_reader(
+    source: Source,
+    sampler: Sampler,
+    writer: Writer,
+    generator: torch.Generator | None,
+    unit: SampleUnit | None = None,
+    episodes: Episodes | None = None,
+    limiter: RateLimiter | None = None,
+    version_key: str | tuple[str, ...] | None = None,
+    remover: RemoverName | None = None,
+) -> Reader:
+    """Return the reader of a new buffer.
+
+    Args:
+        source: the storage and its collate function.
+        sampler: which rows come next.
+        writer: where new rows go.
+        generator: source of all draws; None is torch's global generator.
+        unit: what a drawn row becomes; None leaves it a row.
+        episodes: where episodes end; None takes what unit and sampler say.
+        limiter: when readers and writers wait for each other.
+        version_key: field that holds the version of the policy.
+        remover: which row leaves when the buffer is full; None is up to the writer.
+
+    Raises:
+        OptionError: if parts do not go together.
+    """
+    store, storage = Store(source, writer), source.storage
+    reader = Reader(store, sampler, generator, unit, episodes)
+    store.join(reader)
+    if len(storage):
+        store.ring.take_over(len(storage), storage.cursor)
+        writer.begin(len(storage))
+        reader.begin_sampler()
+    reader.limiter = limiter
+    reader.begin_limiter(limiter)
+    store.versions = begin_versions(version_key, writer, len(storage))
+    store.remover = make_remover(remover, storage, sampler, writer, store.versions, tracked=store.is_tracked())
+    store.parts_changed()
+    return reader
