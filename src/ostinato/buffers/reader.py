@@ -351,7 +351,7 @@ class Reader:
         if limiter is None and self.gate is not None:
             return self.gate
         gate = Gate(limiter, self.storage.max_size, self.waiters)
-        gate.begin(self.ring)
+        gate.begin(self.store.ring)
         return gate
 
     def without_rows(self, store: Store | None = None) -> Reader:
@@ -489,7 +489,7 @@ class Reader:
         with self.lock:
             self.store.follow_storage()
             try:
-                return self.writer.mutable and self._held_writer(rows) is None
+                return self.store.writer.mutable and self._held_writer(rows) is None
             except OptionError:  # it could never be written
                 return False
 
@@ -642,7 +642,7 @@ class Reader:
             EmptyBufferError: if there are no rows.
         """
         with self.lock:
-            sampler, ring = self.sampler, self.ring
+            sampler, ring = self.sampler, self.store.ring
             view = self.view() if view is None else view
             if view.rows == 0 or view.starts is not None:
                 self.check_drawable(view)
@@ -652,7 +652,7 @@ class Reader:
             slots = draw.slots
             if slots.dtype is not torch.int64 or slots.device != view.device or not slots.is_contiguous():
                 draw = draw._replace(slots=checked_slots(slots, view.device, sampler))
-            if draw.generations is None and self.writer.tracks_generations:
+            if draw.generations is None and self.store.writer.tracks_generations:
                 draw = draw._replace(generations=ring.generations_of_rows(draw.slots))
             return Ticket(draw, ring.written, sampler.ran_out, ring, sampler)
 
@@ -693,7 +693,7 @@ class Reader:
         each = draw.length or draw.lengths
         if (unit is None or unit.plain) and each is None:
             return ticket
-        storage = self.source.storage
+        storage = self.store.source.storage
         schema, view = storage.schema, self.view() if view is None else view
         if schema is None:
             msg = f"{type(storage).__name__} has no fields for {unit or self.sampler!r}: use LazyTensorStorage"
@@ -758,11 +758,11 @@ class Reader:
         if self.gate is None and not self.sampler.counting:
             return
         with self.lock:
-            mine = ticket.ring is self.ring and ticket.sampler is self.sampler  # else its rows are gone
+            mine = ticket.ring is self.store.ring and ticket.sampler is self.sampler  # else its rows are gone
             if mine and self.sampler.counting:
                 as_counting(self.sampler).undo(ticket.draw, self.view())
             if self.gate is not None:
-                self.gate.undrew(ticket, self.ring)
+                self.gate.undrew(ticket, self.store.ring)
 
     def retake(self, tickets: Sequence[Ticket]) -> list[Ticket]:
         """Return the draws of a checkpoint that are still to be delivered; the counts of void ones are undone."""
@@ -771,7 +771,7 @@ class Reader:
         sampler, view, kept = as_counting(self.sampler), self.view(), []
         for ticket in tickets:
             generations, held = ticket.draw.generations, ticket.held
-            here = generations is not None and bool(self.ring.holds(ticket.draw.slots, generations).all())
+            here = generations is not None and bool(self.store.ring.holds(ticket.draw.slots, generations).all())
             if here or held is not None:
                 kept.append(ticket)
             else:
@@ -789,21 +789,21 @@ class Reader:
         held = ticket.held
         if held is not None and held.rows is not None:
             return held.rows
-        source = self.source
+        source = self.store.source
         payload: Any = None
         try:
             payload = self.store.copied(source.storage, ticket)
         except (IndexError, KeyMissingError):
             if self._untouched(ticket):
                 raise  # else a writer is at work: look again under the lock
-        ring = self.ring
+        ring = self.store.ring
         if ring is ticket.ring and ring.written == ticket.serial:
             return Rows(source, payload, ticket.serial, ring, ticket)
         return self._gather_again(ticket, source, payload)
 
     def hold(self, ticket: Ticket) -> Ticket:
         """Return a draw made ahead, which keeps its rows as they are now; the caller holds the lock."""
-        return self.store.ahead.add(ticket, self.ring)
+        return self.store.ahead.add(ticket, self.store.ring)
 
     def _gather_again(self, ticket: Ticket, source: Source, payload: Any) -> Rows | None:
         """Copy the rows again, under the lock, if one of them was replaced during the first copy."""
@@ -819,17 +819,17 @@ class Reader:
                 again = self.expand_again(ticket)
                 if again is None:
                     return None
-                source, ticket = self.source, again
+                source, ticket = self.store.source, again
                 payload = self.store.copied(source.storage, ticket)
                 self.counts.redone += 1
             if ticket.draw.generations is not None:
-                generations = self.ring.generations(ticket.draw.slots)
+                generations = self.store.ring.generations(ticket.draw.slots)
                 ticket = ticket._replace(draw=ticket.draw._replace(generations=generations))
-            return Rows(source, payload, self.ring.written, self.ring, ticket)
+            return Rows(source, payload, self.store.ring.written, self.store.ring, ticket)
 
     def _untouched(self, ticket: Ticket) -> bool:
         """Whether nothing at all was written since a draw."""
-        ring = self.ring
+        ring = self.store.ring
         return ring is ticket.ring and ring.written == ticket.serial
 
     def replaced(self, ticket: Ticket) -> bool:
@@ -837,22 +837,23 @@ class Reader:
         return not self._untouched(ticket) and bool(self._changed(ticket.slots_read, ticket.serial, ticket.ring).any())
 
     def _changed(self, slots: Tensor, serial: int, ring: object) -> Tensor:
-        if ring is not self.ring:
+        if ring is not self.store.ring:
             return torch.ones_like(slots, dtype=torch.bool)
-        return self.ring.changed(slots, serial)
+        return self.store.ring.changed(slots, serial)
 
     def deliver(self, ticket: Ticket) -> None:
         """Count the rows of a batch that reached the caller."""
+        store, gate = self.store, self.gate
         with self.lock:
             self.counts.drawn += (ticket.draw.slots if ticket.plan is None else ticket.plan.records).shape[0]
-            known = ticket.ring is self.ring if self.gate is None else self.gate.delivered(ticket, self.ring)
+            known = ticket.ring is store.ring if gate is None else gate.delivered(ticket, store.ring)
             if known and self.sampler.counting and ticket.sampler is self.sampler:
-                as_counting(self.sampler).deliver(ticket.draw)
-                free = as_counting(self.sampler).free
-                if self.store.remover is not None and free is not None:
+                sampler = as_counting(self.sampler)
+                sampler.deliver(ticket.draw)
+                if store.remover is not None and sampler.free is not None:
                     slots = ticket.draw.slots.cpu().numpy()  # some may be of another batch that is being made
-                    self.store.remover.used_up(slots[free.has(slots)])
-            if self.gate is not None:
+                    store.remover.used_up(slots[sampler.free.has(slots)])
+            if gate is not None:
                 self.waiters.wake()
 
     def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
@@ -865,7 +866,7 @@ class Reader:
 
     def _is_as_of(self, rows: Rows) -> bool:
         """Whether nothing was written since rows were gathered."""
-        return self.ring is rows.ring and self.ring.written == rows.serial
+        return self.store.ring is rows.ring and self.store.ring.written == rows.serial
 
     def stale_rows(self, ticket: Ticket, rows: Rows) -> Tensor:
         """Return bool `[R]`: which rows were replaced since they were gathered; the caller holds the lock."""

@@ -637,8 +637,9 @@ class ReplayBuffer(Sampling):
         engine = self._engine
         if engine.direct is not None and priority is not None:
             stale = engine.direct.update_priority(index, priority, generation)
-            if stale is not None:
+            if stale:
                 engine.count_stale(stale)
+            if stale is not None:
                 return
         sampler, storage = engine.sampler, engine.store.source.storage
         if not isinstance(sampler, PrioritySampler):

@@ -145,7 +145,7 @@ class Store:
     @property
     def readers(self) -> list[Reader]:
         """The reader of the buffer, then those of its views, as long as they are in use."""
-        return [reader for reader in (ref() for ref in self._readers) if reader is not None]
+        return [reader for ref in self._readers if (reader := ref()) is not None]
 
     @property
     def own(self) -> Reader:
@@ -177,13 +177,14 @@ class Store:
     def view(self, sampler: Sampler, tracker: EpisodeTracker | None) -> View:
         """Return what a sampler may see, now."""
         ring, storage = self.ring, self.source.storage
-        stored = storage if sampler.reads else None
-        if tracker is None or ring.rows == 0:
+        counts, stored = ring.counts, storage if sampler.reads else None
+        rows, capacity, cursor = counts.rows, counts.capacity, counts.cursor
+        if tracker is None or rows == 0:
             left = self.left
             some = None if left is None or not left.free else left
-            return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, None, some, stored)
+            return View(rows, capacity, cursor, ring, ring.device, None, some, stored)
         episodes, starts = tracker.view(storage)
-        return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, episodes, starts, stored, tracker.ends)
+        return View(rows, capacity, cursor, ring, ring.device, episodes, starts, stored, tracker.ends)
 
     @property
     def left(self) -> Eligible | None:

@@ -158,7 +158,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         stale = None if engine.direct is None else engine.direct.update_priority(*found)
         if stale is None:
             engine.update_priorities(parse_update(*found, storage, sampler.reduce, steps_of(engine)))
-        else:
+        elif stale:
             engine.count_stale(stale)
 
     def _flat_index(self, slots: Tensor) -> Tensor:
