@@ -73,10 +73,14 @@ class Flat(NamedTuple):
 
     leaves: list[Tensor]
     batch: tuple[int, ...]
-    addresses: list[int] | None
+    addresses: list[int] | None = None
     """Addresses of the leaves if all are contiguous CPU memory, which native code can copy."""
     objects: Sequence[np.ndarray[Any, Any]] = ()
     """Fields of Python objects in the order of the schema: object arrays `[*batch, *leaf.shape]`."""
+    late: dict[Path, Tensor] = {}  # noqa: RUF012 (never changed in place)
+    """Fields that were added after the first rows, `[rows, *shape]` each; they are not in the schema."""
+    prepared: tuple[Any, ...] = ()
+    """What the columns that are not dense have made of rows to write."""
 
 
 class _Seen(NamedTuple):
@@ -722,6 +726,8 @@ def turn_rows(rows: Tensor, seam: int) -> None:
 
     Memory: a copy of the smaller part, and 2 MiB.
     """
+    if not seam:
+        return
     bits, n = as_bits(rows), rows.shape[0]
     rest = n - seam
     step = max(1, _PIECE_BYTES * n // max(1, rows.nbytes))

@@ -11,7 +11,7 @@ from ostinato.core.counts import StoredRows, make_counts
 from ostinato.core.kinds import require_tensordict, show_path
 from ostinato.errors import CheckpointError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
-from ostinato.storages.coded import CodedColumns, check_budget, check_codec, codecs_of, rows_that_stay
+from ostinato.storages.coded import CodedColumn, check_budget, check_codec, codecs_of, rows_that_stay
 from ostinato.storages.memory import HeapMemory, Memory
 from ostinato.storages.single_copy import NextColumns, check_option, find_pairs
 from ostinato.storages.table import Table, plan_layout
@@ -220,7 +220,8 @@ class LazyTensorStorage(TensorStorage):
         """Return the columns of fields that are not dense, without those of next observations and objects."""
         if self._codec is None:
             return []
-        return [CodedColumns(schema, capacity, codecs_of(schema, self._codec), memory.device)]
+        codecs = codecs_of(schema, self._codec)
+        return [CodedColumn(schema, i, capacity, codec, memory.device) for i, codec in codecs.items()]
 
     @property
     def mappable(self) -> bool:  # type: ignore[override]
