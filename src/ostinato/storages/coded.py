@@ -14,7 +14,7 @@ from ostinato.core.records import ring_range
 from ostinato.durable.codecs import find_codec, map_in_threads
 from ostinato.durable.dtypes import raw_view
 from ostinato.errors import CapacityError, CheckpointError, OptionError, StorageMemoryError
-from ostinato.storages.columns import Column, Saved, check_ends, join_blobs, split_blobs, take_parts, targets
+from ostinato.storages.columns import Column, Saved, join_blobs, split_blobs, take_parts, targets
 from ostinato.storages.table import copy_column, read_column
 
 if TYPE_CHECKING:
@@ -235,12 +235,17 @@ def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[AnyCodec]) 
     found = {}
     for name, codec_name in dict(state.get("codec") or {}).items():
         values, ends = take_parts(state["columns"], name, int(state["rows"]), "blobs")
-        codec = by_name.get(str(codec_name)) or _known_codec(leaves[name], codec_name)
+        codec = by_name.get(str(codec_name)) or known_codec(leaves[name], codec_name)
         found[name] = SavedCoded(leaves[name], codec, values, ends)
     return found
 
 
-def _known_codec(leaf: Leaf, name: object) -> AnyCodec:
+def known_codec(leaf: Leaf, name: object) -> AnyCodec:
+    """Return the codec of the library that a checkpoint names.
+
+    Raises:
+        CheckpointError: if it is another one.
+    """
     if name in {"zlib", "zstd"}:
         return find_codec(name)
     msg = (
@@ -260,6 +265,11 @@ class SavedCoded(Saved):
         self.how = f"codec={codec.name!r} for {show_field(leaf.path)}"
         self.dtype, self.shape = leaf.dtype, (int(ends.shape[0]), *leaf.shape)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the compressed values in their file."""
+        return int(self._values.nbytes) + int(self._ends.nbytes)
+
     def blobs(self) -> list[bytes]:
         """Return the compressed values.
 
@@ -274,38 +284,18 @@ class SavedCoded(Saved):
         for first in range(0, len(blobs), step):
             yield decoded(blobs[first : first + step], self._leaf, self.codec)
 
+    def index_select(self, _dim: int, slots: Tensor) -> Tensor:
+        """Decompress the rows at `slots`, as `Tensor.index_select` does, where values and ends are tensors."""
+        ends = self._ends
+        spans = [(int(ends[i - 1]) if i else 0, int(ends[i])) for i in slots.tolist()]
+        return decoded([self._values[a:b].numpy().tobytes() for a, b in spans], self._leaf, self.codec)
+
     def read_into(self, dest: Tensor) -> None:
         """Decompress all rows into a tensor."""
         first = 0
         for part in self.parts():
             copy_column(part, dest[first : first + part.shape[0]])
             first += part.shape[0]
-
-
-@final
-class BlobReader:
-    """Rows of a compressed column in files, decompressed when they are read.
-
-    Args:
-        leaf: the field.
-        codec: name of its codec.
-        values: compressed values, uint8 `[bytes]`, such as a mapped file.
-        ends: where each of them ends, int64 `[rows]`.
-
-    Raises:
-        CheckpointError: if the codec is not of this library, or the ends do not fit.
-    """
-
-    def __init__(self, leaf: Leaf, codec: object, values: Tensor, ends: Tensor) -> None:
-        check_ends(values, ends)
-        self._leaf, self._codec, self._values, self._ends = leaf, _known_codec(leaf, codec), values, [0, *ends.tolist()]
-        self.shape = (ends.shape[0], *leaf.shape)
-        self.nbytes = values.nbytes + ends.nbytes
-
-    def index_select(self, _dim: int, slots: Tensor) -> Tensor:
-        """Return the rows at `slots` as a new tensor, as `Tensor.index_select` does."""
-        blobs = [self._values[self._ends[i] : self._ends[i + 1]].numpy().tobytes() for i in slots.tolist()]
-        return decoded(blobs, self._leaf, self._codec)
 
 
 # -- max_bytes: which rows leave ---------------------------------------------------------------------------------------

@@ -347,9 +347,10 @@ class LateFields:
         """
         fresh = _fresh_keys(data, known)
         given = set(data.keys()) if fresh else set()
-        if any((key,) not in self.columns for key in fresh) and any(path[0] not in given for path in known if path):
-            return data, {}  # a field is missing, perhaps misspelt: the error of the schema names all keys given
-        if not fresh:
+        misspelt = any((key,) not in self.columns for key in fresh) and any(
+            path[0] not in given for path in known if path
+        )
+        if not fresh or misspelt:  # a field is missing: the error of the schema names all keys given
             return data, {}
         late: dict[Path, Any] = {(key,): data.get(key) for key in fresh}
         rest: Any = data.exclude(*fresh) if is_tensordict(data) else {k: v for k, v in data.items() if k not in fresh}

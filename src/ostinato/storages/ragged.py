@@ -299,10 +299,6 @@ class RaggedTensorStorage(LazyTensorStorage):
         ragged = ", ".join(map(show_path, self.ragged))
         return f"{super().__repr__()[:-1]}, ragged=[{ragged}], layout={self.layout!r})"
 
-    def _options(self) -> dict[str, Any]:
-        options = {name: super(RaggedTensorStorage, self)._options()[name] for name in _KEPT_OPTIONS}
-        return {**options, "ragged": self.ragged, "layout": self.layout}
-
     @property
     def why_private(self) -> str | None:
         """The option because of which processes cannot share its rows."""
@@ -536,9 +532,6 @@ class RaggedTensorStorage(LazyTensorStorage):
         for name in names:
             found[name] = SavedRagged(*take_parts(state["columns"], name, int(state["rows"]), "values"))
         return super()._find_sources(state, schema) | found
-
-
-_KEPT_OPTIONS = ("packed", "device", "allow_pickle")
 
 
 def _put(data: dict[Any, Any], path: Path, value: Any) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import backend
-from ostinato.core.records import Run
+from ostinato.core.records import Request, Run
 from ostinato.core.rows import Schema, as_bits, as_ordinary, turn_rows
 from ostinato.durable.checkpoint_reader import copy_counted
 from ostinato.durable.dtypes import copy_elements
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato._native import Batches, WindowReader
-    from ostinato.core.records import Column, Placement, Plan, Request
+    from ostinato.core.records import Column, Placement, Plan
     from ostinato.core.rows import Flat, Leaf
     from ostinato.storages.memory import Memory
 
@@ -197,7 +197,6 @@ class Table:
         """Gathers that make their tensors natively; None without the extension, or before torch 2.10."""
         self._forms: dict[tuple[int, ...], tuple[Any, Room, Any]] = {}
         self._ranges = [_address_range(column) for column in columns]
-        self._room = Room([(leaf.shape, leaf.dtype) for leaf in schema.leaves])
         self._arrays: list[RowArray] | None = None
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
@@ -233,19 +232,9 @@ class Table:
         Raises:
             IndexError: if a slot is out of range; nothing was read.
         """
-        fields = self._fields
-        if fields is None:
-            pairs = zip(self._bits, self.columns, strict=True)
-            out = [bits.index_select(0, slots).view(column.dtype) for bits, column in pairs]
-            return [tensor.pin_memory() for tensor in out] if pin else out
-        if is_dynamo_compiling():  # a graph break: addresses cannot be part of a graph
-            return torch.compiler.disable(Table.gather)(self, slots, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
-        if self.batches is not None and not pin and type(slots) is Tensor:
-            return self.batches.gather(slots)
-        rows = slots.shape[0]
-        out = self._room.make(rows, pin=pin)
-        fields.gather([slots.data_ptr()], rows, list(map(Tensor.data_ptr, out)))
-        return out
+        if self.batches is None or pin or type(slots) is not Tensor or is_dynamo_compiling():
+            return self.fetch([Request(i, slots) for i in range(len(self.columns))], pin=pin)
+        return self.batches.gather(slots)
 
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
         """Copy different rows of each field: a new tensor `[n, *leaf.shape]` for each request, in one native call.
