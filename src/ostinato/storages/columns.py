@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -177,7 +177,7 @@ class Fields:
     @property
     def plain(self) -> bool:
         """Whether all fields are dense and in the schema."""
-        return not self.kinds and not self.late.columns
+        return not self.kinds and not self.late.fields
 
     @property
     def _parts(self) -> list[Columns | LateFields]:
@@ -187,7 +187,7 @@ class Fields:
 
     def gather(self, slots: Tensor, *, pin: bool = False, sampled: bool = False) -> Flat:
         """Copy rows; see `Table.gather` and `LateFields.get`."""
-        if not self.kinds and not self.late.columns:
+        if not self.kinds and not self.late.fields:
             return Flat(self.dense.gather(slots, pin=pin), (slots.shape[0],))
         late = self.late.get(slots, sampled=sampled)
         return Flat(self._gather(slots, pin=pin), (slots.shape[0],), None, self.objects(slots), late)
@@ -248,7 +248,7 @@ class Fields:
             self._write_kinds(placement, flat)
         else:
             self.dense.write(placement, flat, self.num_envs)
-        if flat.late or self.late.columns:
+        if flat.late or self.late.fields:
             self.late.write(placement, flat.late)
 
     def _write_kinds(self, placement: Placement, flat: Flat) -> None:
@@ -320,6 +320,30 @@ class Saved(ABC):
         return rows
 
 
+class _Late(NamedTuple):
+    """A field that was added later."""
+
+    schema: Schema
+    """Of this field alone."""
+    values: Tensor
+    """`[capacity, *shape]`."""
+    has: Tensor
+    """bool `[capacity]`: the rows that have it."""
+
+    @classmethod
+    def allocate(cls, path: Path, like: Tensor, capacity: int, device: torch.device) -> _Late:
+        """Return a field that no row has, for values such as `like`, `[n, *shape]`."""
+        schema = Schema(None, [Leaf(path, like.dtype, tuple(like.shape[1:]))])
+        with torch.inference_mode(mode=False):
+            values = torch.zeros((capacity, *like.shape[1:]), dtype=like.dtype, device=device)
+            return cls(schema, values, torch.zeros(capacity, dtype=torch.bool, device=device))
+
+    def put(self, slots: Tensor | slice, value: Tensor) -> None:
+        """Write the field at `slots`."""
+        as_bits(self.values)[slots] = as_bits(value.to(self.values.device))
+        self.has[slots] = True
+
+
 @final
 class LateFields:
     """Fields that were added after the first rows, for example by `write_all`, each with a mask of its rows."""
@@ -327,16 +351,14 @@ class LateFields:
     def __init__(self, capacity: int, device: torch.device) -> None:
         self._capacity = capacity
         self._device = device
-        self.columns: dict[Path, Tensor] = {}
-        """Path -> `[capacity, *shape]`. Empty in nearly all storages; callers check it before they call a method."""
-        self.has: dict[Path, Tensor] = {}
-        """Path -> bool `[capacity]`."""
-        self._schemas: dict[Path, Schema] = {}
+        self.fields: dict[Path, _Late] = {}
+        """Empty in nearly all storages; callers check it before they call a method. Replaced, never changed in place:
+        readers may iterate over it."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of columns and masks."""
-        return sum(t.nbytes for t in (*self.columns.values(), *self.has.values()))
+        """Bytes of values and masks."""
+        return sum(x.values.nbytes + x.has.nbytes for x in self.fields.values())
 
     def split(self, data: Any, known: Sequence[Path]) -> tuple[Any, dict[Path, Any]]:
         """Separate the top-level keys of `data` that are not in the schema; `rows` makes late fields of their values.
@@ -347,7 +369,7 @@ class LateFields:
         """
         fresh = _fresh_keys(data, known)
         given = set(data.keys()) if fresh else set()
-        misspelt = any((key,) not in self.columns for key in fresh) and any(
+        misspelt = any((key,) not in self.fields for key in fresh) and any(
             path[0] not in given for path in known if path
         )
         if not fresh or misspelt:  # a field is missing: the error of the schema names all keys given
@@ -369,7 +391,7 @@ class LateFields:
             SchemaError: naming the field and how many rows would lack it.
         """
         first = data[0] if type(data) is list and data else data
-        fresh = [key for key in _fresh_keys(first, known) if (key,) not in self.columns]
+        fresh = [key for key in _fresh_keys(first, known) if (key,) not in self.fields]
         lacking = rows - int(torch.unique(slots).numel()) if fresh else 0
         if lacking:
             msg = (
@@ -384,7 +406,7 @@ class LateFields:
         Raises:
             SchemaError: naming the field and the methods that can add it.
         """
-        for path in late.keys() - self.columns.keys():
+        for path in late.keys() - self.fields.keys():
             msg = f"unknown {show_field(path)}: extend() takes the stored fields; write_all() and rb[...] = can add one"
             raise SchemaError(msg)
 
@@ -397,8 +419,9 @@ class LateFields:
         """
         out: dict[Path, Tensor] = {}
         for path, value in late.items():
-            schema = self._schemas.get(path)
-            if schema is None:
+            if path in self.fields:
+                schema = self.fields[path].schema
+            else:
                 _check_new(path, value)
                 tensor = as_tensor(value, path)
                 schema = Schema(None, [Leaf(path, tensor.dtype, tuple(tensor.shape[len(batch) :]))])
@@ -410,29 +433,18 @@ class LateFields:
         """Write rows, `[total, *shape]` of each field, and mark all other late fields of these rows as missing."""
         slots, rows = targets(placement)
         slots = slots.to(self._device)
-        for mask in self.has.values():
-            mask[slots] = False
-        for path in [path for path, mask in self.has.items() if path not in values and not bool(mask.any())]:
-            # no row has the field any more
-            self.has = {key: mask for key, mask in self.has.items() if key != path}
-            self.columns = {key: column for key, column in self.columns.items() if key != path}
-            del self._schemas[path]
+        for field in self.fields.values():
+            field.has[slots] = False
+        # without the fields that no row has any more
+        self.fields = {path: x for path, x in self.fields.items() if path in values or bool(x.has.any())}
         for path, value in values.items():
             self.put(path, slots, value[rows.to(value.device)])
 
     def put(self, path: Path, slots: Tensor | slice, value: Tensor) -> None:
         """Write one field at `slots`; the others are unchanged."""
-        if path not in self.columns:
-            shape = (self._capacity, *value.shape[1:])
-            # new dicts, since readers may iterate over the old ones
-            with torch.inference_mode(mode=False):
-                has = torch.zeros(self._capacity, dtype=torch.bool, device=self._device)
-                column = torch.zeros(shape, dtype=value.dtype, device=self._device)
-            self._schemas[path] = Schema(None, [Leaf(path, value.dtype, shape[1:])])
-            self.has = {**self.has, path: has}
-            self.columns = {**self.columns, path: column}
-        as_bits(self.columns[path])[slots] = as_bits(value.to(self._device))
-        self.has[path][slots] = True
+        if path not in self.fields:
+            self.fields = {**self.fields, path: _Late.allocate(path, value, self._capacity, self._device)}
+        self.fields[path].put(slots, value)
 
     def get(self, slots: Tensor, *, sampled: bool = False) -> dict[Path, Tensor]:
         """Return the late fields of the rows at `slots`. Copy.
@@ -443,8 +455,8 @@ class LateFields:
             KeyMissingError: if some of the rows lack a field; names it and their number.
         """
         out: dict[Path, Tensor] = {}
-        for path, column in self.columns.items():
-            has = self.has[path][slots]
+        for path, field in self.fields.items():
+            has = field.has[slots]
             lacking = int((~has).sum())
             if lacking and (sampled or lacking < has.shape[0]):
                 msg = (
@@ -454,32 +466,32 @@ class LateFields:
                 )
                 raise KeyMissingError(msg)
             if not lacking and has.shape[0]:
-                out[path] = as_bits(column)[slots].view(column.dtype)
+                out[path] = as_bits(field.values)[slots].view(field.values.dtype)
         return out
 
     def view(self, span: slice, rows: int, *, sampled: bool = False) -> dict[Path, Tensor]:
         """Return views of the fields that all rows in a span of `[0, rows)` have; see `get`."""
-        held = self.get(torch.arange(rows, device=self._device)[span], sampled=sampled) if self.columns else {}
-        return {path: self.columns[path][span] for path in held}
+        held = self.get(torch.arange(rows, device=self._device)[span], sampled=sampled) if self.fields else {}
+        return {path: self.fields[path].values[span] for path in held}
 
     def keep(self, slots: Tensor) -> None:
         """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
         rows = slots.shape[0]
-        for path, column in self.columns.items():
-            bits, has = as_bits(column), self.has[path]
-            bits[:rows], has[:rows] = bits[slots], has[slots]
-            has[rows:] = False
+        for field in self.fields.values():
+            for column in (as_bits(field.values), field.has):
+                column[:rows] = column[slots]
+            field.has[rows:] = False
 
     def clear(self) -> None:
         """Remove all late fields."""
-        self.columns, self.has, self._schemas = {}, {}, {}
+        self.fields = {}
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add fields and masks to the columns of a state, and `late`: path and both names of each. Views."""
-        for i, (path, column) in enumerate(self.columns.items(), len(state["schema"]["leaves"])):
+        for i, (path, field) in enumerate(self.fields.items(), len(state["schema"]["leaves"])):
             name = column_name(path, i)
             state["late"].append([list(path), name, f"{name}.has"])
-            state["columns"] |= {name: column[:rows], f"{name}.has": self.has[path][:rows]}
+            state["columns"] |= {name: field.values[:rows], f"{name}.has": field.has[:rows]}
 
     def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:  # noqa: ARG002
         """Read what `add_state` added; return a function that replaces all fields by it."""
@@ -487,14 +499,11 @@ class LateFields:
         new = LateFields(self._capacity, self._device)
         for path, name, has in state["late"]:
             new.put(tuple(path), rows, read_column(columns[name]))
-            new.has[tuple(path)][rows] = read_column(columns[has]).to(self._device)
-            for part in (new.columns, new.has):
-                turn_rows(part[tuple(path)][rows], seam)
-
-        def finish() -> None:
-            self.columns, self.has, self._schemas = new.columns, new.has, new._schemas
-
-        return finish
+            field = new.fields[tuple(path)]
+            field.has[rows] = read_column(columns[has]).to(self._device)
+            for part in (field.values, field.has):
+                turn_rows(part[rows], seam)
+        return lambda: vars(self).update(fields=new.fields)
 
 
 def _check_new(path: Path, value: Any) -> None:

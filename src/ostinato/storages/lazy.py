@@ -273,7 +273,7 @@ class LazyTensorStorage(TensorStorage):
             "device='auto'": self._auto,
             f"device={str(self.device)!r}": self.device.type != "cpu",
             "text or other non-tensor fields": self._table is not None and bool(self._table.schema.objects),
-            "fields added later": self._table is not None and bool(self._table.late.columns),
+            "fields added later": self._table is not None and bool(self._table.late.fields),
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 

@@ -21,7 +21,7 @@ from ostinato.core.rows import as_bits, same_rows, turn_rows
 from ostinato.errors import CheckpointError, OptionError, SchemaError
 from ostinato.storages.columns import Columns, Saved, check_column, targets
 from ostinato.storages.memory import HeapMemory
-from ostinato.storages.table import Room, copy_column, last_of_each, read_column
+from ostinato.storages.table import Room, copy_column, last_of_each, read_column, row_stride
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -196,34 +196,15 @@ class NativeExtraRows:
         self._capacity = table.capacity
         self._num_envs = num_envs
         self._table = table  # native code reads its memory
-        self._sizes: list[int] = []
         self._chunks: list[list[Tensor]] = []
         self._rooms: dict[tuple[int, ...], Room] = {}
         for column in table.columns:
             self._native.guard(column.data_ptr(), column.stride(0) * column.itemsize * table.capacity)
-        self._register(table, pairs)
+        self._sizes = [leaf.nbytes for leaf in table.schema.leaves[:pairs]]
+        for column, size in zip(table.columns, self._sizes, strict=False):
+            group = self._native.add_group(column.data_ptr(), row_stride(column), size)
+            self._native.add_field(group, 0, size)
         self._native.clear()
-
-    def _register(self, table: Table, count: int) -> None:
-        """Divide the observations into groups of adjacent fields, and number them in the order of the pairs."""
-        places: dict[int, tuple[int, int]] = {}
-        for block in table.layout:
-            end = -1
-            for position, offset in sorted(block.members, key=lambda member: member[1]):
-                if position >= count:
-                    continue
-                if offset != end:
-                    self._sizes.append(0)
-                places[position] = (len(self._sizes) - 1, self._sizes[-1])
-                self._sizes[-1] += table.schema.leaves[position].nbytes
-                end = offset + table.schema.leaves[position].nbytes
-        for group, size in enumerate(self._sizes):
-            first = next(position for position, place in places.items() if place == (group, 0))
-            column = table.columns[first]
-            stride = column.stride(0) * column.itemsize if table.capacity > 1 else size
-            self._native.add_group(column.data_ptr(), stride, size)
-        for position in range(count):
-            self._native.add_field(*places[position], table.schema.leaves[position].nbytes)
 
     @property
     def used(self) -> int:
@@ -260,8 +241,8 @@ class NativeExtraRows:
             number = len(self._chunks)
             self._memory.check(self._chunk_rows * sum(self._sizes))
             chunk = [
-                self._memory.block(f"block-side{number}.{group}.bin", self._chunk_rows * size)
-                for group, size in enumerate(self._sizes)
+                self._memory.block(f"block-side{number}.{pair}.bin", self._chunk_rows * size)
+                for pair, size in enumerate(self._sizes)
             ]
             self._native.add_chunk([block.data_ptr() for block in chunk])
             self._chunks.append(chunk)

@@ -191,8 +191,8 @@ class TensorStorage(Storage):
         self._expose()
         rows = self._at.rows
         columns = table.dense.columns if table.views else table.view(slice(rows), rows).leaves
-        named = zip(table.schema.leaves, columns, strict=True)
-        return {**{leaf.path: column for leaf, column in named}, **table.late.columns}
+        found = {leaf.path: column for leaf, column in zip(table.schema.leaves, columns, strict=True)}
+        return found | {path: field.values for path, field in table.late.fields.items()}
 
     @property
     def nbytes(self) -> int:
@@ -263,7 +263,7 @@ class TensorStorage(Storage):
         table = self._table
         schema = describe(data, lead) if table is None else table.schema
         late: dict[Path, Any] = {}
-        if table is not None and table.late.columns:
+        if table is not None and table.late.fields:
             data, late = table.late.split(data, schema.paths)
             table.late.require_known(late)
         flat = schema.flatten(data, None, lead)
@@ -518,7 +518,7 @@ class TensorStorage(Storage):
         table, rows = self._require(), self._at.rows
         paths = table.schema.paths
         self._expose()
-        if path in table.late.columns:
+        if path in table.late.fields:
             column: Any = table.late.view(slice(rows), rows, sampled=True)[path]
         else:
             column = table.column(paths.index(path) if path in paths else table.schema.find(path), rows)
@@ -587,7 +587,7 @@ class TensorStorage(Storage):
         """
         table = self._require()
         paths = table.schema.paths
-        if path in table.late.columns:
+        if path in table.late.fields:
             fitted = table.late.rows({path: value}, batch)[path]
             write = functools.partial(table.late.put, path, slots, fitted)
         else:
