@@ -174,10 +174,6 @@ class Request(NamedTuple):
     """Position of the field among the leaves of the schema."""
     slots: Tensor
     """int64 `[n]`."""
-    other: int | None = None
-    """Position of another field of the same dtype and shape."""
-    pick: Tensor | None = None
-    """bool `[n]`: rows that are read from `other` instead."""
 
 
 def ring_range(start: int, rows: int, capacity: int, device: torch.device | None = None) -> Tensor:
@@ -243,6 +239,10 @@ class Column(NamedTuple):
     """bool `[R, *tail]`: rows that are set to zero."""
     merge: bool = False
     """Whether `tail` is merged with the first dimension of the rows: `[R, tail * shape[0], *shape[1:]]`."""
+    other: int | None = None
+    """Position of another field of the same dtype and shape."""
+    pick: Tensor | None = None
+    """bool `[R * prod(tail)]`: rows that are read from `other` instead."""
 
     def fold(self, rows: Tensor, records: int) -> Tensor:
         """Return the field of a batch from the rows read. A view, except for weighted and blanked columns."""
@@ -319,9 +319,21 @@ class Plan(NamedTuple):
         return self.records if column is None else column.request.slots
 
     def requests(self) -> list[Request]:
-        """Return one request for each leaf of the schema."""
+        """Return one request for each leaf of the schema, then one for each field that others take rows from.
+
+        Raises:
+            SchemaError: if rows are picked from a field of another dtype or shape.
+        """
         records, changed = self.records, self.changed
-        return [changed[i].request if i in changed else Request(i, records) for i in range(len(self.schema.leaves))]
+        out = [changed[i].request if i in changed else Request(i, records) for i in range(len(self.schema.leaves))]
+        for position, ((leaf, slots), *_, other, pick) in changed.items():
+            if other is not None and pick is not None:
+                self.require_alike(leaf, other)
+                at = slots
+                if at.is_cpu:  # a mask would wait for a device
+                    out[position], at = Request(leaf, slots[~pick]), slots[pick]
+                out.append(Request(other, at))
+        return out
 
     def per_record(self, values: Tensor) -> Tensor:
         """Repeat values of the anchors, `[B]`, for their records, `[R]`."""
@@ -393,7 +405,7 @@ class Plan(NamedTuple):
     def computed(self, *positions: int | None) -> list[str]:
         """Return the names of those leaves that a unit does more with than to read them at other rows, sorted."""
         columns = {position: self.changed[position] for position in positions if position in self.changed}
-        made = sorted(i for i, column in columns.items() if column.tail or column.request.other is not None)
+        made = sorted(i for i, column in columns.items() if column.tail or column.other is not None)
         return [show_path(self.schema.leaves[position].path) for position in made]
 
     def require_absent(self, *names: str | Path) -> None:
@@ -419,8 +431,11 @@ class Plan(NamedTuple):
 
     def fold(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Return the fields of a batch from the rows read. Views, except for weighted and blanked columns."""
-        records, out = self.records.shape[0], list(rows)
+        count = len(self.schema.leaves)
+        records, out, others = self.records.shape[0], list(rows[:count]), iter(rows[count:])
         for position, column in self.changed.items():
+            if column.pick is not None:
+                out[position] = _joined(out[position], next(others), column.pick)
             out[position] = column.fold(out[position], records)
         return out
 
@@ -519,8 +534,8 @@ def _read_column(state: dict[str, Any], schema: Schema, records: int, rows: int,
     weights, blank = state["weights"], state["blank"]
     _require(weights is None or (weights.is_floating_point() and weights.shape == (records, *tail) and len(tail) == 1))
     _require(blank is None or (blank.dtype is torch.bool and blank.shape == (records, *tail)))
-    request = Request(leaf, _own(slots, device), other, _own(pick, device))
-    return Column(request, tail, _own(weights, device), _own(blank, device), bool(state["merge"]))
+    weights, blank, pick = (_own(value, device) for value in (weights, blank, pick))
+    return Column(Request(leaf, _own(slots, device)), tail, weights, blank, bool(state["merge"]), other, pick)
 
 
 def _own(value: Any, device: torch.device) -> Any:
@@ -536,6 +551,22 @@ def _require(holds: bool) -> None:  # noqa: FBT001
     if not holds:
         msg = "the checkpoint holds a queued draw whose windows do not fit its rows: it is damaged"
         raise CheckpointError(msg)
+
+
+def _joined(ones: Tensor, others: Tensor, pick: Tensor) -> Tensor:
+    """Return the rows of two fields in order, `others` where `pick` is set. Tensors on devices hold a row for each."""
+    if ones.is_nested:
+        sides, chosen = (ones.unbind(), others.unbind()), pick.tolist()
+        rows = iter(sides[0]), iter(sides[1])
+        found = [next(rows[i]) for i in chosen] if pick.is_cpu else [sides[p][i] for i, p in enumerate(chosen)]
+        lengths = torch.tensor([0, *map(len, found)], dtype=torch.int64, device=pick.device)
+        return torch.nested.nested_tensor_from_jagged(torch.cat(found), lengths.cumsum(0))
+    if not pick.is_cpu:
+        where = pick.view(-1, *[1] * (ones.ndim - 1))
+        return torch.where(where, as_bits(others), as_bits(ones)).view(ones.dtype)
+    out = torch.empty((pick.shape[0], *ones.shape[1:]), dtype=ones.dtype, pin_memory=ones.is_pinned(), device="cpu")
+    as_bits(out)[~pick], as_bits(out)[pick] = as_bits(ones), as_bits(others)
+    return out
 
 
 def _weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:

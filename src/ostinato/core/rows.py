@@ -73,10 +73,14 @@ class Flat(NamedTuple):
 
     leaves: list[Tensor]
     batch: tuple[int, ...]
-    addresses: list[int] | None
+    addresses: list[int] | None = None
     """Addresses of the leaves if all are contiguous CPU memory, which native code can copy."""
     objects: Sequence[np.ndarray[Any, Any]] = ()
     """Fields of Python objects in the order of the schema: object arrays `[*batch, *leaf.shape]`."""
+    late: dict[Path, Tensor] = {}  # noqa: RUF012 (never changed in place)
+    """Fields that were added after the first rows, `[rows, *shape]` each; they are not in the schema."""
+    prepared: tuple[Any, ...] = ()
+    """What the columns that are not dense have made of rows to write."""
 
 
 class _Seen(NamedTuple):
@@ -371,15 +375,14 @@ class Schema:
             leaves = [
                 Leaf(tuple(map(_check_key, x["path"])), _dtype(x["dtype"]), _shape(x["shape"])) for x in body["leaves"]
             ]
-            tree, paths = _decode_tree(body["tree"], (), 0)
+            unread = list(leaves)
+            tree = _decode_tree(body["tree"], (), (), unread)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             msg = f"the checkpoint's schema cannot be read: {error}"
             raise CheckpointError(msg) from error
-        no_tensors = leaves == [NO_TENSORS] and not paths and tree is not None
-        if paths != [leaf.path for leaf in leaves] and not no_tensors:
-            msg = f"the checkpoint's schema names the fields {[leaf.path for leaf in leaves]}, its tree {paths}"
+        if unread and not (leaves == [NO_TENSORS] and tree is not None):
+            msg = f"the checkpoint's schema has the fields {unread}, which its tree lacks: it is damaged"
             raise CheckpointError(msg)
-        _check_extra(tree, iter(leaves), ())
         return cls(tree, leaves)
 
 
@@ -607,47 +610,31 @@ def _encode_tree(tree: Any) -> Any:
     }
 
 
-def _decode_tree(body: Any, path: tuple[Any, ...], depth: int) -> tuple[Any, list[tuple[Any, ...]]]:
-    """Return a tree, and the paths of its leaves in order."""
+def _decode_tree(body: Any, path: tuple[Any, ...], lead: tuple[int, ...], unread: list[Leaf]) -> Any:
+    """Return a tree; take its leaves from the front of `unread`, whose first dimensions are those of TensorDicts.
+
+    Raises:
+        CheckpointError: naming a field that does not fit.
+    """
     if body is None:
-        return None, [path]
+        leaf = unread.pop(0) if unread else None
+        if leaf is None or leaf.path != path or leaf.shape[: len(lead)] != lead:
+            msg = f"the checkpoint's schema puts {leaf} at {path} under the batch size {list(lead)}: it is damaged"
+            raise CheckpointError(msg)
+        return None
     if body == {"kind": OBJECT}:
-        return OBJECT, []
-    if depth > _MAX_SAVED_DEPTH or body["kind"] not in _KINDS:
-        msg = f"nesting is {depth} deep (at most {_MAX_SAVED_DEPTH}) or of an unknown kind {body['kind']!r}"
+        return OBJECT
+    if len(path) > _MAX_SAVED_DEPTH or body["kind"] not in _KINDS:
+        msg = f"nesting is {len(path)} deep (at most {_MAX_SAVED_DEPTH}) or of an unknown kind {body['kind']!r}"
         raise CheckpointError(msg)
     if body["kind"] == "tensordict":
         require_tensordict("a checkpoint whose rows are TensorDicts", "save it again with rows that are dicts")
-    keys = tuple(map(_check_key, body["keys"]))
-    node = Node(body["kind"], keys, _find_class(body["class"]), _shape(body["extra"]))
-    children, paths = [], []
-    for key, child in zip(keys, body["children"], strict=True):
-        tree, below = _decode_tree(child, (*path, key), depth + 1)
-        children.append(tree)
-        paths += below
-    return (node, tuple(children)), paths
-
-
-def _check_extra(tree: Any, leaves: Iterator[Leaf], lead: tuple[int, ...]) -> None:
-    """Check that the batch dimensions of TensorDicts are those of the leaves below them.
-
-    Raises:
-        CheckpointError: naming the first leaf that does not fit.
-    """
-    if tree is None:
-        leaf = next(leaves)
-        if leaf.shape[: len(lead)] != lead:
-            msg = f"the checkpoint's schema puts the field {leaf.path} under the batch size {list(lead)}: it is damaged"
-            raise CheckpointError(msg)
-        return
-    if isinstance(tree, str):
-        return
-    node, children = tree
-    if math.prod(node.extra) > _MAX_BATCH:
-        msg = f"the checkpoint's schema has the batch size {list(node.extra)}: it is damaged"
+    keys, extra = tuple(map(_check_key, body["keys"])), _shape(body["extra"])
+    if math.prod(extra) > _MAX_BATCH:
+        msg = f"the checkpoint's schema has the batch size {list(extra)}: it is damaged"
         raise CheckpointError(msg)
-    for child in children:
-        _check_extra(child, leaves, node.extra or lead)
+    node, pairs = Node(body["kind"], keys, _find_class(body["class"]), extra), zip(keys, body["children"], strict=True)
+    return node, tuple([_decode_tree(child, (*path, key), extra or lead, unread) for key, child in pairs])
 
 
 _local_classes: WeakValueDictionary[str, type] = WeakValueDictionary()
@@ -722,6 +709,8 @@ def turn_rows(rows: Tensor, seam: int) -> None:
 
     Memory: a copy of the smaller part, and 2 MiB.
     """
+    if not seam:
+        return
     bits, n = as_bits(rows), rows.shape[0]
     rest = n - seam
     step = max(1, _PIECE_BYTES * n // max(1, rows.nbytes))

@@ -17,7 +17,8 @@ from ostinato.durable.dtypes import DTYPES
 from ostinato.durable.manifest import format_of, holds_checkpoint
 from ostinato.durable.torchrl_files import Folder, is_checkpoint
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError, OstinatoError, SchemaError
-from ostinato.storages.coded import BlobReader
+from ostinato.storages.coded import SavedCoded, known_codec
+from ostinato.storages.columns import check_ends
 from ostinato.storages.torchrl_rows import read_rows
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class SavedField:
         nexts: the values stored separately.
     """
 
-    def __init__(self, mapped: Tensor | BlobReader, apart: Tensor | None = None, nexts: Tensor | None = None) -> None:
+    def __init__(self, mapped: Tensor | SavedCoded, apart: Tensor | None = None, nexts: Tensor | None = None) -> None:
         self._mapped, self._apart, self._nexts = mapped, apart, nexts
         self._rank = None if apart is None else apart.cumsum(0) - 1
         self.shape = tuple(mapped.shape[1:])
@@ -97,8 +98,9 @@ def map_fields(reader: CheckpointReader, storage: dict[str, Any]) -> dict[tuple[
             continue
         if name in coded:
             leaf = Leaf(path, DTYPES[leaves[position]["dtype"]], tuple(leaves[position]["shape"]))
-            blobs = BlobReader(leaf, coded[name], reader.open_mapped(f"{name}.blobs"), reader.read(f"{name}.ends"))
-            found[path] = SavedField(blobs)
+            values, ends = reader.open_mapped(f"{name}.blobs"), reader.read(f"{name}.ends")
+            check_ends(values, ends)
+            found[path] = SavedField(SavedCoded(leaf, known_codec(leaf, coded[name]), values, ends))
         elif mate is None:
             found[path] = SavedField(reader.open_mapped(name))
         else:

@@ -14,7 +14,7 @@ from ostinato.core import kinds
 from ostinato.core.index import is_field, select
 from ostinato.core.kinds import show_path
 from ostinato.core.records import Request
-from ostinato.core.rows import Flat, Schema, as_bits, describe
+from ostinato.core.rows import Flat, Schema, describe
 from ostinato.datasets.columns import DenseColumn, TensorColumn, TextColumn
 from ostinato.datasets.parquet import TextBlocks
 from ostinato.errors import (
@@ -231,15 +231,16 @@ class DatasetStorage(Storage):
         """
         moved: dict[int, Tensor] = {}
         requests = [request._replace(slots=self._rows_at(request.slots, moved)) for request in requests]
-        dense = [i for i, request in enumerate(requests) if self._is_dense(request)]
-        filling = [self._fill(p, requests[i].slots) for i in dense for p in _positions(requests[i])]
-        others = {i: self._start(request) for i, request in enumerate(requests) if i not in set(dense)}
+        dense = [i for i, request in enumerate(requests) if request.leaf in self._places]
+        filling = [self._fill(requests[i].leaf, requests[i].slots) for i in dense]
+        others = {i: self._columns[at].start(rows) for i, (at, rows) in enumerate(requests) if at not in self._places}
         out = {i: read() for i, read in others.items()}
         for finish in filling:
             if finish is not None:
                 finish()
         if self._table is not None and dense:
-            found = self._table.fetch([self._at_table(requests[i]) for i in dense], pin=pin)
+            asked = [Request(self._places[requests[i].leaf], requests[i].slots) for i in dense]
+            found = self._table.fetch(asked, pin=pin)
             out.update(zip(dense, found, strict=True))
         pinned = pin and torch.cuda.is_available()
         return [out[i].pin_memory() if pinned and i in others else out[i] for i in range(len(requests))]
@@ -255,29 +256,6 @@ class DatasetStorage(Storage):
     def _fill(self, position: int, rows: Tensor) -> Callable[[], None] | None:
         column = self._columns[position]
         return column.fill(rows) if isinstance(column, DenseColumn) else None
-
-    def _is_dense(self, request: Request) -> bool:
-        return all(position in self._places for position in _positions(request))
-
-    def _at_table(self, request: Request) -> Request:
-        other = None if request.other is None else self._places[request.other]
-        return request._replace(leaf=self._places[request.leaf], other=other)
-
-    def _start(self, request: Request) -> Callable[[], Tensor]:
-        """Begin to read the rows of a request."""
-        if request.other is None or request.pick is None:
-            return self._columns[request.leaf].start(request.slots)
-        pick = request.pick
-        first = self._columns[request.leaf].start(request.slots[~pick])
-        second = self._columns[request.other].start(request.slots[pick])
-        leaf = self._schema.leaves[request.leaf]
-
-        def read() -> Tensor:
-            out = torch.empty((pick.shape[0], *leaf.shape), dtype=leaf.dtype, device="cpu")
-            as_bits(out)[~pick], as_bits(out)[pick] = as_bits(first()), as_bits(second())
-            return out
-
-        return read
 
     def assemble(self, leaves: list[Tensor], records: Tensor, elsewhere: Mapping[Path, Tensor] | None = None) -> Flat:
         """Return the payload of a batch whose leaves were fetched; text is that of the rows `records`."""
@@ -415,10 +393,6 @@ class DatasetStorage(Storage):
             CheckpointError: if they are not.
         """
         self.check_state(state)
-
-
-def _positions(request: Request) -> list[int]:
-    return [request.leaf] if request.other is None else [request.leaf, request.other]
 
 
 def _shaped(values: np.ndarray[Any, Any], batch: tuple[int, ...]) -> np.ndarray[Any, Any]:

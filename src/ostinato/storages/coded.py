@@ -14,7 +14,7 @@ from ostinato.core.records import ring_range
 from ostinato.durable.codecs import find_codec, map_in_threads
 from ostinato.durable.dtypes import raw_view
 from ostinato.errors import CapacityError, CheckpointError, OptionError, StorageMemoryError
-from ostinato.storages.columns import Columns, Saved, check_ends, join_blobs, split_blobs, take_parts, targets
+from ostinato.storages.columns import Column, Saved, join_blobs, split_blobs, take_parts, targets
 from ostinato.storages.table import copy_column, read_column
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ostinato.core.episodes.table import EpisodeTable
-    from ostinato.core.records import Placement, Request
+    from ostinato.core.records import Placement
     from ostinato.core.rows import Flat, Leaf, Path, Schema
     from ostinato.durable.codecs import AnyCodec
-    from ostinato.storages.columns import Fields, Payload
+    from ostinato.storages.columns import Fields
 
 _WIDE_BYTES = 256
 """A codec given for all fields compresses those with more bytes per row; smaller fields share a packed row."""
@@ -75,143 +75,100 @@ def codecs_of(schema: Schema, option: Mapping[Path, AnyCodec] | AnyCodec) -> dic
     return {positions[path]: codec for path, codec in option.items()}
 
 
-class _Blobs:
-    """One byte string for each slot, each in memory of its own.
+@final
+class CodedColumn(Column):
+    """One compressed field: a byte string for each slot, each in memory of its own on the host.
 
     A byte string is never changed in place: a reader that runs while another thread writes gets the old or the new one,
     never a part of each.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.values: np.ndarray[Any, Any] = np.full(capacity, None, dtype=object)
-        """Bytes, or None where no row was written, `[capacity]`."""
-        self.nbytes = 0
-        """Bytes of all values."""
-
-    def put(self, slots: Sequence[int], blobs: Sequence[bytes]) -> None:
-        """Write one value to each of `slots`; of equal slots the last one wins."""
-        values = self.values
-        for slot, blob in zip(slots, blobs, strict=True):
-            old = values[slot]
-            self.nbytes += len(blob) - (0 if old is None else len(old))
-            values[slot] = blob
-
-    def get(self, slots: Sequence[int]) -> list[bytes]:
-        """Return the values at slots.
-
-        Raises:
-            IndexError: if a slot is out of range, or holds no value.
-        """
-        found = [self.values[slot] for slot in slots]
-        if None in found:
-            msg = f"slot {slots[found.index(None)]} holds no row"
-            raise IndexError(msg)
-        return found
-
-    def replace(self, blobs: Sequence[bytes]) -> None:
-        """Remove all values, and write the first slots."""
-        self.values = np.full(self.values.shape[0], None, dtype=object)  # a reader may still use the old array
-        self.nbytes = 0
-        self.put(range(len(blobs)), blobs)
-
-
-@final
-class CodedColumns(Columns):
-    """The compressed fields of the rows of a storage, in memory of the host.
 
     Args:
         schema: of a row.
+        position: of the field.
         capacity: rows.
-        codecs: by position of the leaf.
+        codec: of the field.
         device: of the rows.
 
     Raises:
         OptionError: if the device is not the CPU.
     """
 
-    def __init__(self, schema: Schema, capacity: int, codecs: Mapping[int, AnyCodec], device: torch.device) -> None:
+    def __init__(self, schema: Schema, position: int, capacity: int, codec: AnyCodec, device: torch.device) -> None:
+        super().__init__(schema, position)
         if device.type != "cpu":
             msg = f"codec= keeps compressed rows in memory of the host, got device={str(device)!r}: use the CPU"
             raise OptionError(msg)
-        self.positions = sorted(codecs)
-        self._codecs = dict(codecs)
-        self._leaves, self._names = schema.leaves, schema.column_names
-        self._blobs = {i: _Blobs(capacity) for i in self.positions}
+        self._leaf, self._codec, self._capacity = schema.leaves[position], codec, capacity
+        self.clear()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the compressed values."""
-        return sum(blobs.nbytes for blobs in self._blobs.values())
+        return self._nbytes
 
-    def prepare(self, flat: Flat, rows: int, cursor: int | None) -> list[list[bytes]]:  # noqa: ARG002
-        """Compress the fields of rows: one value per row for each field."""
-        return [self._encode(i, flat.leaves[i].reshape(rows, -1)) for i in self.positions]
+    def convert(self, values: Tensor, rows: int) -> list[bytes]:
+        """Compress the values of rows."""
+        return encode_rows(values.reshape(rows, -1), self._codec)
 
-    def _encode(self, position: int, values: Tensor) -> list[bytes]:
-        return encode_rows(values, self._codecs[position])
-
-    def write(self, placement: Placement, prepared: list[list[bytes]]) -> None:
-        """Write the compressed values of rows."""
+    def write(self, placement: Placement, prepared: Sequence[bytes]) -> None:
+        """Write the compressed values of rows; of equal slots the last one wins."""
         slots, rows = (part.tolist() for part in targets(placement))
-        for blobs, values in zip(self._blobs.values(), prepared, strict=True):
-            blobs.put(slots, [values[row] for row in rows])
+        self._put(slots, [prepared[row] for row in rows])
 
-    def write_field(self, position: int, slots: Tensor, value: Tensor) -> None:
-        """Write one field, `[n, *leaf.shape]`, at distinct slots."""
-        self._blobs[position].put(slots.tolist(), self._encode(position, value.reshape(slots.shape[0], -1)))
+    def _put(self, slots: Sequence[int], blobs: Sequence[bytes]) -> None:
+        for slot, blob in zip(slots, blobs, strict=True):
+            self._nbytes += len(blob) - len(self._values[slot] or b"")
+            self._values[slot] = blob
 
-    def gather(self, slots: Tensor, *, pin: bool = False) -> list[Tensor]:
-        """Decompress the values at slots into new tensors."""
-        return [self._read(i, slots, pin=pin) for i in self.positions]
+    def gather(self, position: int, slots: Tensor, *, pin: bool = False) -> Tensor:  # noqa: ARG002
+        """Decompress the values at slots into a new tensor."""
+        return decoded(self.blobs(slots.tolist()), self._leaf, self._codec, pin=pin)
 
-    def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
-        """Decompress the values of single fields."""
-        return [self._read(request.leaf, request.slots, pin=pin) for request in requests]
+    def blobs(self, slots: Sequence[int]) -> list[bytes]:
+        """Return the compressed values at slots.
 
-    def _read(self, position: int, slots: Tensor, *, pin: bool) -> Tensor:
-        blobs = self._blobs[position].get(slots.tolist())
-        return decoded(blobs, self._leaves[position], self._codecs[position], pin=pin)
+        Raises:
+            IndexError: if a slot is out of range, or holds no value.
+        """
+        found = [self._values[slot] for slot in slots]
+        if None in found:
+            msg = f"slot {slots[found.index(None)]} holds no row"
+            raise IndexError(msg)
+        return found
 
     def clear(self) -> None:
         """Remove all rows."""
-        for blobs in self._blobs.values():
-            blobs.replace(())
+        # new, since a reader may still use the old array
+        self._values: np.ndarray[Any, Any] = np.full(self._capacity, None, dtype=object)
+        self._nbytes = 0
 
     def keep(self, slots: Tensor) -> None:
         """Move the rows at `slots`, int64 `[n]`, to the slots `[0, n)`, and remove all others."""
-        for blobs in self._blobs.values():
-            blobs.replace(blobs.get(slots.tolist()))
+        self._replace(self.blobs(slots.tolist()))
 
-    def sizes(self, slots: Tensor) -> np.ndarray[Any, Any]:
-        """Return the bytes of the compressed values of the rows at `slots`, int64 `[n]`."""
-        return sizes_of([blobs.get(slots.tolist()) for blobs in self._blobs.values()])
+    def _replace(self, blobs: Sequence[bytes]) -> None:
+        self.clear()
+        self._put(range(len(blobs)), blobs)
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
-        """Add compressed values to the columns of a state, and `codec`: the name of the codec of each. Copies."""
-        state["codec"] = {self._names[i]: self._codecs[i].name for i in self.positions}
-        for i, blobs in self._blobs.items():
-            values, ends = join_blobs(blobs.get(range(rows)))
-            state["columns"] |= {f"{self._names[i]}.blobs": values, f"{self._names[i]}.ends": ends}
+        """Add compressed values to the columns of a state, and the name of the codec to its `codec`. Copy."""
+        state.setdefault("codec", {})[self._name] = self._codec.name
+        values, ends = join_blobs(self.blobs(range(rows)))
+        state["columns"] |= {f"{self._name}.blobs": values, f"{self._name}.ends": ends}
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> Callable[[], None]:
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:
         """Read saved values, compressed ones of the same codec as they are; see `Columns.load`."""
-        read = {i: self._saved(i, sources[i], int(state["rows"])) for i in self.positions}
-
-        def finish() -> None:
-            for i, values in read.items():
-                self._blobs[i].replace(values)
-
-        return finish
-
-    def _saved(self, position: int, source: Any, rows: int) -> list[bytes]:
+        source = sources[self.position]
         if not isinstance(source, SavedCoded):
-            return self._encode(position, read_column(source).reshape(rows, -1))
-        if source.codec.name == self._codecs[position].name:
-            return source.blobs()
-        return [blob for part in source.parts() for blob in self._encode(position, part.flatten(1))]
+            blobs = self.convert(read_column(source), int(state["rows"]))
+        elif source.codec.name == self._codec.name:
+            blobs = source.blobs()
+        else:
+            blobs = [blob for part in source.parts() for blob in self.convert(part, part.shape[0])]
+        return lambda: self._replace(blobs[seam:] + blobs[:seam])
 
 
-def sizes_of(columns: Sequence[Sequence[bytes]]) -> np.ndarray[Any, Any]:
+def _sizes(columns: Sequence[Sequence[bytes]]) -> np.ndarray[Any, Any]:
     """Return the bytes of the values of each row in all columns, int64 `[rows]`."""
     sizes: np.ndarray[Any, Any] = np.asarray([list(map(len, blobs)) for blobs in columns], dtype=np.int64).sum(0)
     return sizes
@@ -262,14 +219,13 @@ def decoded(blobs: Sequence[bytes], leaf: Leaf, codec: AnyCodec, *, pin: bool = 
 # -- in checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[AnyCodec], seam: int) -> dict[str, SavedCoded]:
+def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[AnyCodec]) -> dict[str, SavedCoded]:
     """Return the compressed columns of a state, which are taken out of its other ones; nothing is read yet.
 
     Args:
         state: of a storage.
         schema: of its rows.
         mine: codecs of the storage that reads it, which may be the user's.
-        seam: row that comes first.
 
     Raises:
         CheckpointError: if a column is missing, or its codec is not known here.
@@ -279,12 +235,17 @@ def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[AnyCodec], 
     found = {}
     for name, codec_name in dict(state.get("codec") or {}).items():
         values, ends = take_parts(state["columns"], name, int(state["rows"]), "blobs")
-        codec = by_name.get(str(codec_name)) or _known_codec(leaves[name], codec_name)
-        found[name] = SavedCoded(leaves[name], codec, values, ends, seam)
+        codec = by_name.get(str(codec_name)) or known_codec(leaves[name], codec_name)
+        found[name] = SavedCoded(leaves[name], codec, values, ends)
     return found
 
 
-def _known_codec(leaf: Leaf, name: object) -> AnyCodec:
+def known_codec(leaf: Leaf, name: object) -> AnyCodec:
+    """Return the codec of the library that a checkpoint names.
+
+    Raises:
+        CheckpointError: if it is another one.
+    """
     if name in {"zlib", "zstd"}:
         return find_codec(name)
     msg = (
@@ -296,13 +257,18 @@ def _known_codec(leaf: Leaf, name: object) -> AnyCodec:
 
 @final
 class SavedCoded(Saved):
-    """A compressed column of a state, its row `seam` first."""
+    """A compressed column of a state."""
 
-    def __init__(self, leaf: Leaf, codec: AnyCodec, values: Any, ends: Any, seam: int) -> None:
-        self._leaf, self._values, self._ends, self._seam = leaf, values, ends, seam
+    def __init__(self, leaf: Leaf, codec: AnyCodec, values: Any, ends: Any) -> None:
+        self._leaf, self._values, self._ends = leaf, values, ends
         self.codec = codec
         self.how = f"codec={codec.name!r} for {show_field(leaf.path)}"
         self.dtype, self.shape = leaf.dtype, (int(ends.shape[0]), *leaf.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the compressed values in their file."""
+        return int(self._values.nbytes) + int(self._ends.nbytes)
 
     def blobs(self) -> list[bytes]:
         """Return the compressed values.
@@ -310,8 +276,7 @@ class SavedCoded(Saved):
         Raises:
             CheckpointError: if their ends do not fit them.
         """
-        blobs = split_blobs(read_column(self._values), read_column(self._ends))
-        return blobs[self._seam :] + blobs[: self._seam]
+        return split_blobs(read_column(self._values), read_column(self._ends))
 
     def parts(self) -> Iterator[Tensor]:
         """Yield the values in parts, each decompressed when it is taken."""
@@ -319,38 +284,18 @@ class SavedCoded(Saved):
         for first in range(0, len(blobs), step):
             yield decoded(blobs[first : first + step], self._leaf, self.codec)
 
+    def index_select(self, _dim: int, slots: Tensor) -> Tensor:
+        """Decompress the rows at `slots`, as `Tensor.index_select` does, where values and ends are tensors."""
+        ends = self._ends
+        spans = [(int(ends[i - 1]) if i else 0, int(ends[i])) for i in slots.tolist()]
+        return decoded([self._values[a:b].numpy().tobytes() for a, b in spans], self._leaf, self.codec)
+
     def read_into(self, dest: Tensor) -> None:
         """Decompress all rows into a tensor."""
         first = 0
         for part in self.parts():
             copy_column(part, dest[first : first + part.shape[0]])
             first += part.shape[0]
-
-
-@final
-class BlobReader:
-    """Rows of a compressed column in files, decompressed when they are read.
-
-    Args:
-        leaf: the field.
-        codec: name of its codec.
-        values: compressed values, uint8 `[bytes]`, such as a mapped file.
-        ends: where each of them ends, int64 `[rows]`.
-
-    Raises:
-        CheckpointError: if the codec is not of this library, or the ends do not fit.
-    """
-
-    def __init__(self, leaf: Leaf, codec: object, values: Tensor, ends: Tensor) -> None:
-        check_ends(values, ends)
-        self._leaf, self._codec, self._values, self._ends = leaf, _known_codec(leaf, codec), values, [0, *ends.tolist()]
-        self.shape = (ends.shape[0], *leaf.shape)
-        self.nbytes = values.nbytes + ends.nbytes
-
-    def index_select(self, _dim: int, slots: Tensor) -> Tensor:
-        """Return the rows at `slots` as a new tensor, as `Tensor.index_select` does."""
-        blobs = [self._values[self._ends[i] : self._ends[i + 1]].numpy().tobytes() for i in slots.tolist()]
-        return decoded(blobs, self._leaf, self._codec)
 
 
 # -- max_bytes: which rows leave ---------------------------------------------------------------------------------------
@@ -397,7 +342,7 @@ def check_budget(max_bytes: object, evict: object, *, coded: bool, ndim: int) ->
 
 
 def rows_that_stay(
-    budget: Budget, table: Fields, payload: Payload, rows: int, oldest: int, episodes: EpisodeTable | None
+    budget: Budget, table: Fields, payload: Flat, rows: int, oldest: int, episodes: EpisodeTable | None
 ) -> Tensor | None:
     """Return the slots of the rows that stay when others have to leave; None if all may stay.
 
@@ -405,7 +350,7 @@ def rows_that_stay(
 
     Args:
         budget: the limits.
-        table: the fields of the rows; the compressed ones come first among the kinds.
+        table: the fields of the rows.
         payload: rows about to be written in ring order.
         rows: rows present.
         oldest: slot of the oldest.
@@ -417,11 +362,10 @@ def rows_that_stay(
     Raises:
         StorageMemoryError: if the new rows alone exceed the budget.
     """
-    coded = table.kinds[0]
-    if not isinstance(coded, CodedColumns):
-        return None
+    pairs = zip(table.kinds, payload.prepared, strict=True)
+    coded = {kind: blobs for kind, blobs in pairs if isinstance(kind, CodedColumn)}
     dense = sum(table.schema.leaves[i].nbytes for i in table.kept)
-    coming = (sizes_of(payload.prepared[0]) + dense)[-table.capacity :]
+    coming = (_sizes(list(coded.values())) + dense)[-table.capacity :]
     needed = int(coming.sum())
     if needed > budget.max_bytes:
         msg = (
@@ -429,10 +373,10 @@ def rows_that_stay(
             "at once, or raise max_bytes"
         )
         raise StorageMemoryError(msg)
-    if needed + coded.nbytes + rows * dense <= budget.max_bytes:
+    if needed + sum(kind.nbytes for kind in coded) + rows * dense <= budget.max_bytes:
         return None
     order = ring_range(oldest, rows, table.capacity)
-    sizes = coded.sizes(order) + dense
+    sizes = _sizes([kind.blobs(order.tolist()) for kind in coded]) + dense
     replaced = max(0, rows + coming.shape[0] - table.capacity)
     most = budget.max_bytes - needed
     if int(sizes[replaced:].sum()) <= most:

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from ostinato.core.kinds import as_tensor, is_non_tensor, is_tensordict, is_text, show_field, show_path
-from ostinato.core.records import Request, Run
+from ostinato.core.records import Picks, Request, Run
 from ostinato.core.rows import Flat, Leaf, Schema, as_bits, column_name, turn_rows
 from ostinato.errors import CheckpointError, DamagedFileError, KeyMissingError, KindError, SchemaError
-from ostinato.storages.table import check_alike, checked_choice, copy_column, read_column
+from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from ostinato.storages.table import Table
 
 
+_NO_SLOTS = torch.empty(0, dtype=torch.int64, device="cpu")
+
+
 def targets(placement: Placement) -> tuple[Tensor, Tensor]:
     """Return the slots of a placement and the rows that go to them, int64 `[n]` each."""
     if isinstance(placement, Run):
@@ -38,19 +41,11 @@ def targets(placement: Placement) -> tuple[Tensor, Tensor]:
     return placement.slots, placement.rows
 
 
-class Payload(NamedTuple):
-    """Rows without their nesting, late fields `[rows, *shape]`, and what `Columns.prepare` made of rows to write."""
-
-    flat: Flat
-    late: dict[Path, Tensor]
-    prepared: tuple[Any, ...] = ()
-
-
 class Columns(ABC):
-    """Some fields of the rows of a storage, all of one kind: their values by slot.
+    """Some fields of the rows of a storage that depend on each other: their values by slot. Most are a `Column`.
 
     Writes come in steps, so that what cannot be stored raises before anything changes: `prepare`, then `begin_write`
-    before and `write` after the dense fields are written. `gather` and `fetch` may run while another thread writes.
+    before and `write` after the dense fields are written. `gather` may run while another thread writes.
     """
 
     positions: Sequence[int]
@@ -90,16 +85,8 @@ class Columns(ABC):
         """Write one of these fields at distinct slots, int64 `[n]`."""
 
     @abstractmethod
-    def gather(self, slots: Tensor, *, pin: bool = False) -> list[Any]:
-        """Return the values of all of these fields at slots, int64 `[n]`. Copy."""
-
-    def holds(self, request: Request) -> bool:
-        """Whether `fetch` takes a request."""
-        return request.leaf in self.positions and request.other is None and request.pick is None
-
-    def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:  # noqa: ARG002
-        """Return one tensor for each request. Copy. Columns without leaves get none."""
-        return []
+    def gather(self, position: int, slots: Tensor, *, pin: bool = False) -> Any:
+        """Return the values of one of these fields at slots, int64 `[n]`. Copy."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -114,17 +101,41 @@ class Columns(ABC):
         """Add the first `rows` rows to the state of a storage: arrays to its `columns`, and what describes them."""
 
     @abstractmethod
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> Callable[[], None]:
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:
         """Read what `add_state` added; return a function that replaces all rows by it, after the dense fields.
 
         Args:
             state: of the storage.
             sources: saved values by position of the leaf, of any kind, with `dtype`, `shape`, `read()` and
                 `read_into(tensor)`.
+            seam: the saved row that comes first; those before it come last.
 
         Raises:
             CheckpointError: if it is damaged; nothing has changed.
         """
+
+
+class Column(Columns):
+    """One field of the rows of a storage."""
+
+    def __init__(self, schema: Schema, position: int) -> None:
+        self.position = position
+        self.positions = (position,)
+        self._name = schema.column_names[position] if position < len(schema.leaves) else ""
+
+    @abstractmethod
+    def convert(self, values: Any, rows: int) -> Any:
+        """Convert the values of rows, and make room for them; see `prepare`."""
+
+    def prepare(self, flat: Flat, rows: int, cursor: int | None) -> Any:  # noqa: ARG002
+        """Convert the values of this field; see `Columns.prepare`."""
+        at, leaves = self.position, flat.leaves
+        return self.convert(leaves[at] if at < len(leaves) else flat.objects[at - len(leaves)], rows)
+
+    def write_field(self, position: int, slots: Tensor, value: Any) -> None:  # noqa: ARG002
+        """Write the field at distinct slots, int64 `[n]`."""
+        rows = slots.shape[0]
+        self.write(Picks(slots, torch.arange(rows, device=slots.device), slots), self.convert(value, rows))
 
 
 @final
@@ -153,8 +164,7 @@ class Fields:
         self.schema, self.kept, self.dense, self.kinds = schema, kept, dense, list(kinds)
         self.capacity, self.num_envs, self.device = dense.capacity, num_envs, device
         self._places = {position: place for place, position in enumerate(kept)}
-        held = [*kept, *(position for kind in kinds for position in kind.positions)]
-        self._order = sorted(range(len(held)), key=held.__getitem__)
+        self._others = {position: kind for kind in kinds for position in kind.positions}
         self.late = LateFields(self.capacity, device)
         self.views = len(kept) == len(schema.leaves)
         """Whether reads of spans are views: all leaves are dense, and no field depends on another one."""
@@ -165,84 +175,64 @@ class Fields:
         return self.dense.nbytes + sum(part.nbytes for part in self._parts)
 
     @property
+    def plain(self) -> bool:
+        """Whether all fields are dense and in the schema."""
+        return not self.kinds and not self.late.fields
+
+    @property
     def _parts(self) -> list[Columns | LateFields]:
         return [*self.kinds, self.late]
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def gather(self, slots: Tensor, *, pin: bool = False, sampled: bool = False) -> Payload:
+    def gather(self, slots: Tensor, *, pin: bool = False, sampled: bool = False) -> Flat:
         """Copy rows; see `Table.gather` and `LateFields.get`."""
-        late = self.late.get(slots, sampled=sampled) if self.late.columns else {}
-        return self._payload(self._gather(slots, pin=pin), (slots.shape[0],), late)
+        if not self.kinds and not self.late.fields:
+            return Flat(self.dense.gather(slots, pin=pin), (slots.shape[0],))
+        late = self.late.get(slots, sampled=sampled)
+        return Flat(self._gather(slots, pin=pin), (slots.shape[0],), None, self.objects(slots), late)
 
-    def _gather(self, slots: Tensor, *, pin: bool = False) -> list[Any]:
-        """Copy all leaves, then all fields of objects."""
+    def _gather(self, slots: Tensor, *, pin: bool = False) -> list[Tensor]:
+        """Copy all leaves."""
         if is_dynamo_compiling():  # a graph break: addresses and bytes cannot be part of a graph
             return torch.compiler.disable(Fields._gather)(self, slots, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
-        found: list[Any] = self.dense.gather(slots, pin=pin)
-        for kind in self.kinds:
-            found += kind.gather(slots, pin=pin)
-        return [found[i] for i in self._order]
-
-    def _payload(self, values: list[Any], batch: tuple[int, ...], late: dict[Path, Tensor]) -> Payload:
-        count = len(self.schema.leaves)
-        return Payload(Flat(values[:count], batch, None, values[count:]), late)
+        dense, places = self.dense.gather(slots, pin=pin), self._places
+        return [
+            dense[places[i]] if i in places else self._others[i].gather(i, slots, pin=pin)
+            for i in range(len(self.schema.leaves))
+        ]
 
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
         """Copy different rows of each field; see `Table.fetch`."""
+        if not self.kinds:
+            return self.dense.fetch(requests, pin=pin)
         if is_dynamo_compiling():
             return torch.compiler.disable(Fields.fetch)(self, requests, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
-        out: dict[int, Any] = {}
-        for kind in self.kinds:
-            mine = {i: request for i, request in enumerate(requests) if kind.holds(request)}
-            out.update(zip(mine, kind.fetch(list(mine.values()), pin=pin) if mine else (), strict=True))
-        dense = {i: placed for i, request in enumerate(requests) if (placed := self._placed(request)) is not None}
-        out.update(zip(dense, self.dense.fetch(list(dense.values()), pin=pin) if dense else (), strict=True))
-        return [out[i] if i in out else self._fetch_choice(request, pin=pin) for i, request in enumerate(requests)]
+        placed = [Request(self._places[leaf], slots) for leaf, slots in requests if leaf in self._places]
+        found = iter(self.dense.fetch(placed, pin=pin))
+        return [
+            next(found) if leaf in self._places else self._others[leaf].gather(leaf, slots.to(self.device), pin=pin)
+            for leaf, slots in requests
+        ]
 
-    def _placed(self, request: Request) -> Request | None:
-        """Return a request of dense fields with their positions in the table; None for others."""
-        if request.leaf not in self._places or (request.other is not None and request.other not in self._places):
-            return None
-        other = None if request.other is None else self._places[request.other]
-        return request._replace(leaf=self._places[request.leaf], other=other)
-
-    def _fetch_choice(self, request: Request, *, pin: bool) -> Tensor:
-        """Read the rows of two fields of different kinds, each where it is picked."""
-        other, pick = checked_choice(request)
-        one, two = self.schema.leaves[request.leaf], self.schema.leaves[other]
-        check_alike(one.dtype, one.shape, two.dtype, two.shape)
-        pick = pick.to(self.device)
-        slots = request.slots.to(self.device)
-        out = torch.empty((pick.shape[0], *one.shape), dtype=one.dtype, device=self.device, pin_memory=pin)
-        for position, rows in ((request.leaf, ~pick), (other, pick)):
-            as_bits(out)[rows] = as_bits(self.fetch([Request(position, slots[rows])])[0])
-        return out
-
-    def view(self, span: slice, rows: int) -> Payload:
+    def view(self, span: slice, rows: int) -> Flat:
         """Return the rows of a span of `[0, rows)`: views if all leaves are dense, else copies. Objects are copies."""
-        if self.views and not self.kinds:
-            leaves: list[Any] = self.dense.view(span)
-        else:
-            slots = torch.arange(rows, device=self.device)[span].contiguous()
-            leaves = [*self.dense.view(span), *self.objects(slots)] if self.views else self._gather(slots)
-        return self._payload(leaves, (leaves[0].shape[0],), self.late.view(span, rows))
+        slots = torch.arange(rows, device=self.device)[span] if self.kinds else _NO_SLOTS
+        leaves = self.dense.view(span) if self.views else self._gather(slots.contiguous())
+        return Flat(leaves, (leaves[0].shape[0],), None, self.objects(slots), self.late.view(span, rows))
 
     def objects(self, slots: Tensor, elsewhere: Mapping[Path, Tensor] | None = None) -> list[Any]:
         """Return the fields of Python objects at slots, int64 `[n]`; those in `elsewhere` at its slots."""
-        fields = self.schema.objects
-        if not fields:
+        if not self.schema.objects:
             return []
-        if not elsewhere:
-            return self.kinds[-1].gather(slots)
-        return [self.kinds[-1].gather(elsewhere.get(leaf.path, slots))[i] for i, leaf in enumerate(fields)]
+        named = enumerate(self.schema.objects, len(self.schema.leaves))
+        return [self._others[i].gather(i, (elsewhere or {}).get(leaf.path, slots)) for i, leaf in named]
 
     def column(self, position: int, rows: int) -> Any:
         """Return one field of the first `rows` rows: a view of a leaf if all leaves are dense, else a copy."""
         if self.views and position in self._places:
             return self.dense.column(position, rows)
-        slots, objects = torch.arange(rows, device=self.device), position - len(self.schema.leaves)
-        return self.objects(slots)[objects] if objects >= 0 else self.fetch([Request(position, slots)])[0]
+        return self.fetch([Request(position, torch.arange(rows, device=self.device))])[0]
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -252,33 +242,32 @@ class Fields:
             return torch.compiler.disable(Fields.prepare)(self, flat, rows, cursor)  # type: ignore[no-untyped-call, no-any-return]
         return tuple([kind.prepare(flat, rows, cursor) for kind in self.kinds])
 
-    def write(self, placement: Placement, payload: Payload) -> None:
+    def write(self, placement: Placement, flat: Flat) -> None:
         """Write rows to the slots of a placement, from any device."""
         if self.kinds:
-            self._write_kinds(placement, payload)
+            self._write_kinds(placement, flat)
         else:
-            self.dense.write(placement, payload.flat, self.num_envs)
-        if payload.late or self.late.columns:
-            self.late.write(placement, payload.late)
+            self.dense.write(placement, flat, self.num_envs)
+        if flat.late or self.late.fields:
+            self.late.write(placement, flat.late)
 
-    def _write_kinds(self, placement: Placement, payload: Payload) -> None:
+    def _write_kinds(self, placement: Placement, flat: Flat) -> None:
         if is_dynamo_compiling():
-            torch.compiler.disable(Fields._write_kinds)(self, placement, payload)  # type: ignore[no-untyped-call]
+            torch.compiler.disable(Fields._write_kinds)(self, placement, flat)  # type: ignore[no-untyped-call]
             return
-        flat = payload.flat
         addresses = None if flat.addresses is None else [flat.addresses[i] for i in self.kept]
         dense = Flat([flat.leaves[i] for i in self.kept], flat.batch, addresses)
-        begun = [kind.begin_write(placement, x) for kind, x in zip(self.kinds, payload.prepared, strict=True)]
+        begun = [kind.begin_write(placement, x) for kind, x in zip(self.kinds, flat.prepared, strict=True)]
         self.dense.write(placement, dense, self.num_envs)
         for kind, prepared in zip(self.kinds, begun, strict=True):
             kind.write(placement, prepared)
 
     def write_field(self, position: int, slots: Tensor, value: Any) -> None:
         """Write one field at distinct slots: a leaf, `[n, *leaf.shape]`, or a field of objects."""
+        if position in self._others:
+            self._others[position].write_field(position, slots, value)
+            return
         for kind in self.kinds:
-            if position in kind.positions:
-                kind.write_field(position, slots, value)
-                return
             kind.begin_field(position, slots)
         self.dense.write_column(self._places[position], slots, value)
 
@@ -302,11 +291,12 @@ class Fields:
         for part in self._parts:
             part.add_state(state, rows)
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:
-        """Replace all rows by those of a state; dense fields that are mapped from its files are in place."""
-        finish = [part.load(state, sources) for part in self._parts]
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int = 0) -> None:
+        """Replace all rows by those of a state, row `seam` first; dense fields mapped from its files are in place."""
+        finish, rows = [part.load(state, sources, seam) for part in self._parts], int(state["rows"])
         if not state.get("mapped"):
-            self.dense.fill({self.schema.column_names[i]: sources[i] for i in self.kept}, int(state["rows"]))
+            self.dense.fill({self.schema.column_names[i]: sources[i] for i in self.kept}, rows)
+            self.dense.turn(rows, seam)
         for end in finish:
             end()
 
@@ -330,32 +320,28 @@ class Saved(ABC):
         return rows
 
 
-@final
-class Turned(Saved):
-    """A dense column of a state whose row `seam` comes first and the rows before it last."""
+class _Late(NamedTuple):
+    """A field that was added later."""
 
-    def __init__(self, source: Any, seam: int) -> None:
-        self._source, self._seam = source, seam
-        self.dtype, self.shape = source.dtype, tuple(source.shape)
-        self.packed = getattr(source, "packed", False)
-        if self.packed:
-            self.rows, self.offset, self.row_bytes = source.rows, source.offset, source.row_bytes
+    schema: Schema
+    """Of this field alone."""
+    values: Tensor
+    """`[capacity, *shape]`."""
+    has: Tensor
+    """bool `[capacity]`: the rows that have it."""
 
-    def read_into(self, dest: Tensor) -> None:
-        """Read the rows into a tensor."""
-        copy_column(self._source, dest)
-        turn_rows(dest, self._seam)
+    @classmethod
+    def allocate(cls, path: Path, like: Tensor, capacity: int, device: torch.device) -> _Late:
+        """Return a field that no row has, for values such as `like`, `[n, *shape]`."""
+        schema = Schema(None, [Leaf(path, like.dtype, tuple(like.shape[1:]))])
+        with torch.inference_mode(mode=False):
+            values = torch.zeros((capacity, *like.shape[1:]), dtype=like.dtype, device=device)
+            return cls(schema, values, torch.zeros(capacity, dtype=torch.bool, device=device))
 
-    def read_rows_into(self, dest: Tensor) -> None:
-        """Read the packed rows that contain the column."""
-        self._source.read_rows_into(dest)
-        turn_rows(dest, self._seam)
-
-    def read_with(self, others: Sequence[tuple[Turned, Tensor]]) -> None:
-        """Read columns of the same packed rows, each into its tensor."""
-        self._source.read_with([(other._source, dest) for other, dest in others])  # noqa: SLF001 (its own kind)
-        for _, dest in others:
-            turn_rows(dest, self._seam)
+    def put(self, slots: Tensor | slice, value: Tensor) -> None:
+        """Write the field at `slots`."""
+        as_bits(self.values)[slots] = as_bits(value.to(self.values.device))
+        self.has[slots] = True
 
 
 @final
@@ -365,16 +351,14 @@ class LateFields:
     def __init__(self, capacity: int, device: torch.device) -> None:
         self._capacity = capacity
         self._device = device
-        self.columns: dict[Path, Tensor] = {}
-        """Path -> `[capacity, *shape]`. Empty in nearly all storages; callers check it before they call a method."""
-        self.has: dict[Path, Tensor] = {}
-        """Path -> bool `[capacity]`."""
-        self._schemas: dict[Path, Schema] = {}
+        self.fields: dict[Path, _Late] = {}
+        """Empty in nearly all storages; callers check it before they call a method. Replaced, never changed in place:
+        readers may iterate over it."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of columns and masks."""
-        return sum(t.nbytes for t in (*self.columns.values(), *self.has.values()))
+        """Bytes of values and masks."""
+        return sum(x.values.nbytes + x.has.nbytes for x in self.fields.values())
 
     def split(self, data: Any, known: Sequence[Path]) -> tuple[Any, dict[Path, Any]]:
         """Separate the top-level keys of `data` that are not in the schema; `rows` makes late fields of their values.
@@ -385,9 +369,10 @@ class LateFields:
         """
         fresh = _fresh_keys(data, known)
         given = set(data.keys()) if fresh else set()
-        if any((key,) not in self.columns for key in fresh) and any(path[0] not in given for path in known if path):
-            return data, {}  # a field is missing, perhaps misspelt: the error of the schema names all keys given
-        if not fresh:
+        misspelt = any((key,) not in self.fields for key in fresh) and any(
+            path[0] not in given for path in known if path
+        )
+        if not fresh or misspelt:  # a field is missing: the error of the schema names all keys given
             return data, {}
         late: dict[Path, Any] = {(key,): data.get(key) for key in fresh}
         rest: Any = data.exclude(*fresh) if is_tensordict(data) else {k: v for k, v in data.items() if k not in fresh}
@@ -406,7 +391,7 @@ class LateFields:
             SchemaError: naming the field and how many rows would lack it.
         """
         first = data[0] if type(data) is list and data else data
-        fresh = [key for key in _fresh_keys(first, known) if (key,) not in self.columns]
+        fresh = [key for key in _fresh_keys(first, known) if (key,) not in self.fields]
         lacking = rows - int(torch.unique(slots).numel()) if fresh else 0
         if lacking:
             msg = (
@@ -421,7 +406,7 @@ class LateFields:
         Raises:
             SchemaError: naming the field and the methods that can add it.
         """
-        for path in late.keys() - self.columns.keys():
+        for path in late.keys() - self.fields.keys():
             msg = f"unknown {show_field(path)}: extend() takes the stored fields; write_all() and rb[...] = can add one"
             raise SchemaError(msg)
 
@@ -434,8 +419,9 @@ class LateFields:
         """
         out: dict[Path, Tensor] = {}
         for path, value in late.items():
-            schema = self._schemas.get(path)
-            if schema is None:
+            if path in self.fields:
+                schema = self.fields[path].schema
+            else:
                 _check_new(path, value)
                 tensor = as_tensor(value, path)
                 schema = Schema(None, [Leaf(path, tensor.dtype, tuple(tensor.shape[len(batch) :]))])
@@ -447,29 +433,18 @@ class LateFields:
         """Write rows, `[total, *shape]` of each field, and mark all other late fields of these rows as missing."""
         slots, rows = targets(placement)
         slots = slots.to(self._device)
-        for mask in self.has.values():
-            mask[slots] = False
-        for path in [path for path, mask in self.has.items() if path not in values and not bool(mask.any())]:
-            # no row has the field any more
-            self.has = {key: mask for key, mask in self.has.items() if key != path}
-            self.columns = {key: column for key, column in self.columns.items() if key != path}
-            del self._schemas[path]
+        for field in self.fields.values():
+            field.has[slots] = False
+        # without the fields that no row has any more
+        self.fields = {path: x for path, x in self.fields.items() if path in values or bool(x.has.any())}
         for path, value in values.items():
             self.put(path, slots, value[rows.to(value.device)])
 
     def put(self, path: Path, slots: Tensor | slice, value: Tensor) -> None:
         """Write one field at `slots`; the others are unchanged."""
-        if path not in self.columns:
-            shape = (self._capacity, *value.shape[1:])
-            # new dicts, since readers may iterate over the old ones
-            with torch.inference_mode(mode=False):
-                has = torch.zeros(self._capacity, dtype=torch.bool, device=self._device)
-                column = torch.zeros(shape, dtype=value.dtype, device=self._device)
-            self._schemas[path] = Schema(None, [Leaf(path, value.dtype, shape[1:])])
-            self.has = {**self.has, path: has}
-            self.columns = {**self.columns, path: column}
-        as_bits(self.columns[path])[slots] = as_bits(value.to(self._device))
-        self.has[path][slots] = True
+        if path not in self.fields:
+            self.fields = {**self.fields, path: _Late.allocate(path, value, self._capacity, self._device)}
+        self.fields[path].put(slots, value)
 
     def get(self, slots: Tensor, *, sampled: bool = False) -> dict[Path, Tensor]:
         """Return the late fields of the rows at `slots`. Copy.
@@ -480,8 +455,8 @@ class LateFields:
             KeyMissingError: if some of the rows lack a field; names it and their number.
         """
         out: dict[Path, Tensor] = {}
-        for path, column in self.columns.items():
-            has = self.has[path][slots]
+        for path, field in self.fields.items():
+            has = field.has[slots]
             lacking = int((~has).sum())
             if lacking and (sampled or lacking < has.shape[0]):
                 msg = (
@@ -491,45 +466,44 @@ class LateFields:
                 )
                 raise KeyMissingError(msg)
             if not lacking and has.shape[0]:
-                out[path] = as_bits(column)[slots].view(column.dtype)
+                out[path] = as_bits(field.values)[slots].view(field.values.dtype)
         return out
 
     def view(self, span: slice, rows: int, *, sampled: bool = False) -> dict[Path, Tensor]:
         """Return views of the fields that all rows in a span of `[0, rows)` have; see `get`."""
-        held = self.get(torch.arange(rows, device=self._device)[span], sampled=sampled) if self.columns else {}
-        return {path: self.columns[path][span] for path in held}
+        held = self.get(torch.arange(rows, device=self._device)[span], sampled=sampled) if self.fields else {}
+        return {path: self.fields[path].values[span] for path in held}
 
     def keep(self, slots: Tensor) -> None:
         """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
         rows = slots.shape[0]
-        for path, column in self.columns.items():
-            bits, has = as_bits(column), self.has[path]
-            bits[:rows], has[:rows] = bits[slots], has[slots]
-            has[rows:] = False
+        for field in self.fields.values():
+            for column in (as_bits(field.values), field.has):
+                column[:rows] = column[slots]
+            field.has[rows:] = False
 
     def clear(self) -> None:
         """Remove all late fields."""
-        self.columns, self.has, self._schemas = {}, {}, {}
+        self.fields = {}
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add fields and masks to the columns of a state, and `late`: path and both names of each. Views."""
-        for i, (path, column) in enumerate(self.columns.items(), len(state["schema"]["leaves"])):
+        for i, (path, field) in enumerate(self.fields.items(), len(state["schema"]["leaves"])):
             name = column_name(path, i)
             state["late"].append([list(path), name, f"{name}.has"])
-            state["columns"] |= {name: column[:rows], f"{name}.has": self.has[path][:rows]}
+            state["columns"] |= {name: field.values[:rows], f"{name}.has": field.has[:rows]}
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> Callable[[], None]:  # noqa: ARG002
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:  # noqa: ARG002
         """Read what `add_state` added; return a function that replaces all fields by it."""
         columns, rows = state["columns"], slice(int(state["rows"]))
         new = LateFields(self._capacity, self._device)
         for path, name, has in state["late"]:
             new.put(tuple(path), rows, read_column(columns[name]))
-            new.has[tuple(path)][rows] = read_column(columns[has]).to(self._device)
-
-        def finish() -> None:
-            self.columns, self.has, self._schemas = new.columns, new.has, new._schemas
-
-        return finish
+            field = new.fields[tuple(path)]
+            field.has[rows] = read_column(columns[has]).to(self._device)
+            for part in (field.values, field.has):
+                turn_rows(part[rows], seam)
+        return lambda: vars(self).update(fields=new.fields)
 
 
 def _check_new(path: Path, value: Any) -> None:

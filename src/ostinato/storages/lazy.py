@@ -11,7 +11,7 @@ from ostinato.core.counts import StoredRows, make_counts
 from ostinato.core.kinds import require_tensordict, show_path
 from ostinato.errors import CheckpointError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
-from ostinato.storages.coded import CodedColumns, check_budget, check_codec, codecs_of, rows_that_stay
+from ostinato.storages.coded import CodedColumn, check_budget, check_codec, codecs_of, rows_that_stay
 from ostinato.storages.memory import HeapMemory, Memory
 from ostinato.storages.single_copy import NextColumns, check_option, find_pairs
 from ostinato.storages.table import Table, plan_layout
@@ -157,10 +157,13 @@ class LazyTensorStorage(TensorStorage):
         if self._table is not None and not self._at.rows:
             return self
         other = object.__new__(type(self))
-        vars(other).update(vars(self))
-        other._table, other._at = None, make_counts(StoredRows)
-        other.num_envs, other.capacity, other.exposed = 1, self.max_size, False
+        vars(other).update(self._without_rows())
         return other
+
+    def _without_rows(self) -> dict[str, Any]:
+        """Return the attributes of a storage with these options and no rows."""
+        fresh = {"num_envs": 1, "capacity": self.max_size, "exposed": False}
+        return {**vars(self), "_table": None, "_at": make_counts(StoredRows), **fresh}
 
     def take(self, filled: Storage) -> None:
         """Take over the memory of another storage. No copy; views of rows that were returned are of other memory."""
@@ -220,7 +223,8 @@ class LazyTensorStorage(TensorStorage):
         """Return the columns of fields that are not dense, without those of next observations and objects."""
         if self._codec is None:
             return []
-        return [CodedColumns(schema, capacity, codecs_of(schema, self._codec), memory.device)]
+        codecs = codecs_of(schema, self._codec)
+        return [CodedColumn(schema, i, capacity, codec, memory.device) for i, codec in codecs.items()]
 
     @property
     def mappable(self) -> bool:  # type: ignore[override]
@@ -229,29 +233,12 @@ class LazyTensorStorage(TensorStorage):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the rows that are present and the options; memory of unwritten rows is not pickled."""
-        hooks = (self.save_hooks, self.load_hooks, self.checkpointer)
-        more = {"device": str(self.device), "rows": self.state_dict(), "hooks": hooks}
-        return {"max_size": self.max_size, "options": self._options(), **more}
+        return {**self._without_rows(), "_given": None, "edits": 0, "rows pickled": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Create the storage again and copy the rows."""
-        self.__init__(state["max_size"], **state["options"])  # type: ignore[misc]
-        self.device = torch.device(state["device"])
-        self.save_hooks, self.load_hooks, self.checkpointer = state["hooks"]
-        self.load_state_dict(state["rows"])
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "ndim": self.ndim,
-            "packed": self.packed,
-            "single_copy": self._single_copy,
-            "codec": self._codec,
-            "max_bytes": None if self._budget is None else self._budget.max_bytes,
-            "evict": "episodes" if self.evicts_episodes else "rows",
-            "device": "auto" if self._auto else str(self.device),
-            "consolidated": self.consolidated,
-            "allow_pickle": self.allow_pickle,
-        }
+        vars(self).update(state)
+        self.load_state_dict(vars(self).pop("rows pickled"))
 
     def rows_that_stay(self, payload: Any, oldest: int, episodes: EpisodeTable | None) -> Tensor | None:
         """Return the slots that stay when rows leave because of `max_bytes`; see `Storage.rows_that_stay`."""
@@ -286,7 +273,7 @@ class LazyTensorStorage(TensorStorage):
             "device='auto'": self._auto,
             f"device={str(self.device)!r}": self.device.type != "cpu",
             "text or other non-tensor fields": self._table is not None and bool(self._table.schema.objects),
-            "fields added later": self._table is not None and bool(self._table.late.columns),
+            "fields added later": self._table is not None and bool(self._table.late.fields),
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 

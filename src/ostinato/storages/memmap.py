@@ -365,7 +365,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             objects[name] = unpack_column(name, form, text, ends, allow_pickle=False)
         placed = zip(table.kept, table.dense.view(slice(rows)), strict=True)
         columns |= {schema.column_names[i]: column for i, column in placed}
-        _, state, sources = self.open_state({**body, "columns": columns, "objects": objects, "mapped": True}, 0)
+        _, state, sources = self.open_state({**body, "columns": columns, "objects": objects, "mapped": True})
         table.load(state, sources)
         self._at.rows, self._at.cursor = rows, body["cursor"]
         self._flushed = True
@@ -376,11 +376,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             path.unlink()
         super()._lay_out(*args, **options)
 
-    def _options(self) -> dict[str, Any]:
-        """Return the options of a copy, which has temporary files of its own."""
-        return {
-            "ndim": self.ndim,
-            "packed": self.packed,
-            "single_copy": self._single_copy,
-            "allow_pickle": self.allow_pickle,
-        }
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle rows and options of a copy, which has temporary files of its own."""
+        fresh = {"_directory": None, "existsok": False, "auto_cleanup": True, "_mapped": None}
+        return {**super().__getstate__(), **fresh, "_flushed": False, "_closed": False}

@@ -12,19 +12,18 @@ from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.kinds import show_field
-from ostinato.core.records import Run
 from ostinato.core.rows import Schema, column_name, describe, map_leaves
 from ostinato.durable import decode, encode
 from ostinato.durable.manifest import canonical, parse_json
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
-from ostinato.storages.columns import Columns, join_blobs, split_blobs
+from ostinato.storages.columns import Column, join_blobs, split_blobs, targets
 from ostinato.storages.memory import HeapMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.core.records import Placement
-    from ostinato.core.rows import Flat, ObjectLeaf
+    from ostinato.core.rows import ObjectLeaf
 
 
 def owned(row: Any) -> Any:
@@ -172,8 +171,8 @@ def _raise_damaged(where: str, reason: object) -> NoReturn:
 
 
 @final
-class ObjectColumns(Columns):
-    """Object arrays `[capacity, *leaf.shape]`, one for each field, in memory of the host.
+class ObjectColumn(Column):
+    """An object array `[capacity, *leaf.shape]` in memory of the host.
 
     Objects are copied when they are written (tensors, arrays and containers in them). Reads return the stored objects:
     a change to a mutable object that was read is a change to the storage. Columns are read and written while Python's
@@ -182,100 +181,86 @@ class ObjectColumns(Columns):
 
     Args:
         schema: of a row.
+        position: of the field; fields of objects come after the leaves.
         capacity: rows.
         allow_pickle: of the storage.
 
     Raises:
-        StorageMemoryError: if there are not eight bytes of memory for each row and field.
+        StorageMemoryError: if there are not eight bytes of memory for each row.
     """
 
-    def __init__(self, schema: Schema, capacity: int, *, allow_pickle: bool) -> None:
-        leaves = schema.objects
-        HeapMemory(torch.device("cpu")).check(sum(8 * capacity * math.prod(leaf.shape) for leaf in leaves))
-        self.positions = range(len(schema.leaves), len(schema.leaves) + len(leaves))
+    def __init__(self, schema: Schema, position: int, capacity: int, *, allow_pickle: bool) -> None:
+        super().__init__(schema, position)
+        number = position - len(schema.leaves)
+        leaf = schema.objects[number]
+        HeapMemory(torch.device("cpu")).check(8 * capacity * math.prod(leaf.shape))
         self._allow_pickle = allow_pickle
-        self._names = object_names(leaves)
-        self._columns = [np.empty((capacity, *leaf.shape), dtype=object) for leaf in leaves]
+        self._name = object_name(leaf, number)
+        self._values: np.ndarray[Any, Any] = np.empty((capacity, *leaf.shape), dtype=object)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the references; the sizes of the objects are not known."""
-        return sum(column.nbytes for column in self._columns)
+        return self._values.nbytes
 
-    def prepare(self, flat: Flat, rows: int, cursor: int | None) -> list[np.ndarray[Any, Any]]:  # noqa: ARG002
-        """Return the fields of rows, `[rows, *shape]`, with copies of mutable objects."""
-        pairs = zip(flat.objects, self._columns, strict=True)
-        return [own_values(values).reshape((rows, *column.shape[1:])) for values, column in pairs]
+    def convert(self, values: np.ndarray[Any, Any], rows: int) -> np.ndarray[Any, Any]:
+        """Return the field of rows, `[rows, *shape]`, with copies of mutable objects."""
+        return own_values(values).reshape((rows, *self._values.shape[1:]))
 
-    def write(self, placement: Placement, prepared: list[np.ndarray[Any, Any]]) -> None:
+    def write(self, placement: Placement, prepared: np.ndarray[Any, Any]) -> None:
         """Write rows."""
-        for column, values in zip(self._columns, prepared, strict=True):
-            if isinstance(placement, Run):
-                first = min(placement.rows, placement.capacity - placement.start)
-                middle = placement.skip + first
-                column[placement.start : placement.start + first] = values[placement.skip : middle]
-                column[: placement.rows - first] = values[middle : placement.total]
-            else:
-                column[placement.slots.cpu().numpy()] = values[placement.rows.cpu().numpy()]
+        slots, rows = targets(placement)
+        self._values[slots.cpu().numpy()] = prepared[rows.cpu().numpy()]
 
-    def write_field(self, position: int, slots: Tensor, value: np.ndarray[Any, Any]) -> None:
-        """Write one field, `[n, *shape]`."""
-        self._columns[position - self.positions[0]][slots.cpu().numpy()] = value
-
-    def gather(self, slots: Tensor, *, pin: bool = False) -> list[np.ndarray[Any, Any]]:  # noqa: ARG002
+    def gather(self, position: int, slots: Tensor, *, pin: bool = False) -> np.ndarray[Any, Any]:  # noqa: ARG002
         """Return the objects at slots."""
-        where = slots.cpu().numpy()
-        return [column[where] for column in self._columns]
+        found: np.ndarray[Any, Any] = self._values[slots.cpu().numpy()]
+        return found
 
     def clear(self) -> None:
         """Remove all objects."""
-        for column in self._columns:
-            column.fill(None)
+        self._values.fill(None)
 
     def keep(self, slots: Tensor) -> None:
         """Move the objects at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        self._replace(self.gather(slots))
+        self._replace(self.gather(0, slots))
 
-    def _replace(self, columns: Sequence[np.ndarray[Any, Any]]) -> None:
-        for column, values in zip(self._columns, columns, strict=True):
-            column[: len(values)] = values
-            column[len(values) :] = None
+    def _replace(self, values: np.ndarray[Any, Any]) -> None:
+        self._values[: len(values)] = values
+        self._values[len(values) :] = None
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
-        """Add lists of the objects of the first rows by name to a state, not copied."""
-        named = zip(self._names, self._columns, strict=True)
-        state["objects"] = {name: column[:rows].reshape(-1).tolist() for name, column in named}
+        """Add a list of the objects of the first rows to a state by its name, not copied."""
+        state.setdefault("objects", {})[self._name] = self._values[:rows].reshape(-1).tolist()
         state["allow_pickle"] = self._allow_pickle
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> Callable[[], None]:  # noqa: ARG002
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:  # noqa: ARG002
         """Copy what `add_state` added, after `check_objects`; return a function that replaces all objects by it."""
-        read = []
-        for name, column in zip(self._names, self._columns, strict=True):
-            values = state["objects"][name]
-            flat = np.fromiter(values, dtype=object, count=len(values))
-            read.append(own_values(flat).reshape((int(state["rows"]), *column.shape[1:])))
-        return lambda: self._replace(read)
+        values = state["objects"][self._name]
+        read = self.convert(np.fromiter(values, dtype=object, count=len(values)), int(state["rows"]))
+        return lambda: self._replace(np.roll(read, -seam, axis=0))
 
 
-def object_names(leaves: Sequence[ObjectLeaf]) -> list[str]:
-    """Return the names of fields of objects in a checkpoint."""
-    return [f"object {column_name(leaf.path, position)}" for position, leaf in enumerate(leaves)]
+def object_name(leaf: ObjectLeaf, number: int) -> str:
+    """Return the name of a field of objects in a checkpoint, by its number among these."""
+    return f"object {column_name(leaf.path, number)}"
 
 
-def check_objects(schema: Schema, state: dict[str, Any], seam: int = 0) -> dict[str, list[Any]]:
-    """Return the objects of a state by name, those of its row `seam` first.
+def check_objects(schema: Schema, state: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return the objects of a state by name.
 
     Raises:
         CheckpointError: naming a field that is missing, or has not one object for each row.
     """
     saved, out, rows = state.get("objects") or {}, {}, int(state["rows"])
-    for name, leaf in zip(object_names(schema.objects), schema.objects, strict=True):
-        values, each = saved.get(name), math.prod(leaf.shape)
-        if not isinstance(values, list) or len(values) != rows * each:
+    for number, leaf in enumerate(schema.objects):
+        name, count = object_name(leaf, number), rows * math.prod(leaf.shape)
+        values = saved.get(name)
+        if not isinstance(values, list) or len(values) != count:
             got = f"{len(values)}" if isinstance(values, list) else "none"
-            msg = f"the checkpoint must hold {rows * each} objects for {show_field(leaf.path)}, got {got}: damaged"
+            msg = f"the checkpoint must hold {count} objects for {show_field(leaf.path)}, got {got}: damaged"
             raise CheckpointError(msg)
-        out[name] = values[seam * each :] + values[: seam * each]
+        out[name] = values
     return out
 
 

@@ -12,16 +12,16 @@ from ostinato.core import kinds
 from ostinato.core.kinds import show_field, show_path
 from ostinato.core.rows import Flat, as_bits
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
-from ostinato.storages.columns import Columns, check_ends, take_parts, targets
+from ostinato.storages.columns import Column, check_ends, take_parts, targets
 from ostinato.storages.lazy import LazyTensorStorage
-from ostinato.storages.table import check_alike, checked_choice, last_of_each, read_column
+from ostinato.storages.table import last_of_each, read_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from ostinato.core.records import Placement, Plan, Request
-    from ostinato.core.rows import Leaf, Path, Schema
-    from ostinato.storages.columns import Payload
+    from ostinato.core.records import Placement, Plan
+    from ostinato.core.rows import Path, Schema
+    from ostinato.storages.columns import Columns
     from ostinato.storages.memory import Memory
 
 __all__ = ["RaggedTensorStorage"]
@@ -78,21 +78,26 @@ def _take(values: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @final
-class _RaggedColumn:
-    """The values of one field for `capacity` slots, one after the other in a single tensor.
+class RaggedColumn(Column):
+    """The values of one ragged field for `capacity` slots, one after the other in a single tensor.
+
+    The leaf of such a field has the dtype and shape of one element. Its rows are a jagged nested tensor wherever other
+    fields have a tensor `[n, *leaf.shape]`: in rows that are written, and in those that are read.
 
     New values are appended. When the tensor is full, the values of rows that are still there are copied to a new one of
     twice their size, so it has at most twice the elements that were present and about to be written at that moment, and
     each element that is written costs O(1) on average. While values are copied, both tensors are in memory.
 
     Args:
-        leaf: the field; its shape is that of one element.
+        schema: of a row.
+        position: of the field.
         capacity: slots.
         memory: on which device, and how much is free.
     """
 
-    def __init__(self, leaf: Leaf, capacity: int, memory: Memory) -> None:
-        self.leaf = leaf
+    def __init__(self, schema: Schema, position: int, capacity: int, memory: Memory) -> None:
+        super().__init__(schema, position)
+        self._leaf = schema.leaves[position]
         self._memory = memory
         self._capacity = capacity
         self.clear()
@@ -107,11 +112,11 @@ class _RaggedColumn:
         device = self._memory.device
         with torch.inference_mode(mode=False):
             spans = torch.zeros((self._capacity, 2), dtype=torch.int64, device=device)
-            values = torch.empty((0, *self.leaf.shape), dtype=self.leaf.dtype, device=device)
+            values = torch.empty((0, *self._leaf.shape), dtype=self._leaf.dtype, device=device)
         self._arena = _Arena(values, spans)
         self._used = self._live = 0
 
-    def take(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def _values_at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of slots (int64 `[n]`), `[total, *F]`, and their lengths `[n]`. Copy.
 
         Raises:
@@ -120,29 +125,29 @@ class _RaggedColumn:
         values, spans = self._arena
         return _take(values, spans.index_select(0, slots))
 
-    def choose(self, other: _RaggedColumn, slots: Tensor, pick: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values of slots, those where `pick` (bool `[n]`) is set from another column. Copy."""
-        parts = [column.take(slots) for column in (self, other)]
-        values = torch.cat([part[0] for part in parts])
-        lengths = torch.cat([part[1] for part in parts])
-        spans = torch.stack((lengths.cumsum(0) - lengths, lengths), 1)
-        rows = slots.shape[0]
-        return _take(values, torch.where(pick[:, None], spans[rows:], spans[:rows]))
+    def gather(self, position: int, slots: Tensor, *, pin: bool = False) -> Tensor:  # noqa: ARG002
+        """Return a jagged nested tensor of the rows at slots."""
+        values, lengths = self._values_at(slots)
+        return jagged(values.pin_memory() if pin else values, lengths)
 
-    def reserve(self, elements: int) -> None:
-        """Make room for elements, so that `put` allocates nothing.
+    def convert(self, values: Tensor, rows: int) -> Tensor:  # noqa: ARG002
+        """Make room for the values of rows, so that `write` allocates nothing.
 
         Raises:
             StorageMemoryError: if there is not enough memory; nothing has changed.
         """
+        self._reserve(values.values().shape[0])
+        return values
+
+    def _reserve(self, elements: int) -> None:
         old = self._arena
         if self._used + elements <= old.values.shape[0]:
             return
         size = 2 * (self._live + elements)
-        self._memory.check(size * self.leaf.nbytes)
+        self._memory.check(size * self._leaf.nbytes)
         lengths = old.spans[:, 1]
         with torch.inference_mode(mode=False):
-            values = torch.empty((size, *self.leaf.shape), dtype=self.leaf.dtype, device=old.values.device)
+            values = torch.empty((size, *self._leaf.shape), dtype=self._leaf.dtype, device=old.values.device)
             ends = lengths.cumsum(0)
             spans = torch.stack((ends - lengths, lengths), 1)
         rows = torch.nonzero(lengths)[:, 0]
@@ -155,10 +160,10 @@ class _RaggedColumn:
             done += moved.shape[0]
         self._arena, self._used = _Arena(values, spans), done  # the old one is not changed: a reader may have it
 
-    def put(self, slots: Tensor, values: Tensor, lengths: Tensor) -> None:
+    def _put(self, slots: Tensor, values: Tensor, lengths: Tensor) -> None:
         """Write values `[total, *F]`, `lengths` (int64 `[n]`) of them to each of `slots`, which are distinct."""
         total = values.shape[0]
-        self.reserve(total)
+        self._reserve(total)
         mine, spans = self._arena
         slots, lengths = slots.to(spans.device), lengths.to(spans.device)
         as_bits(mine)[self._used : self._used + total] = as_bits(values).to(mine.device)
@@ -166,137 +171,44 @@ class _RaggedColumn:
         spans[slots] = torch.stack((lengths.cumsum(0) - lengths + self._used, lengths), 1)
         self._used += total
 
-    def replace(self, values: Tensor, lengths: Tensor) -> None:
-        """Remove all values, and write the first slots."""
-        self.clear()
-        self.put(torch.arange(lengths.shape[0], device="cpu"), values, lengths)
-
-    def put_nested(self, slots: Tensor, rows: Tensor, nested: Tensor) -> None:
-        """Write rows (int64 `[n]`) of a jagged tensor to slots; of equal slots the last one wins."""
-        slots, rows = last_of_each(slots, rows)
-        offsets = _offsets_of(nested).to(rows.device)
+    def write(self, placement: Placement, prepared: Tensor) -> None:
+        """Write rows of a jagged tensor to slots; of equal slots the last one wins."""
+        slots, rows = last_of_each(*targets(placement))
+        offsets, values = _offsets_of(prepared).to(rows.device), prepared.values()
         if rows.shape[0] == offsets.shape[0] - 1 and torch.equal(rows, torch.arange(rows.shape[0], device=rows.device)):
-            self.put(slots, nested.values(), torch.diff(offsets))
+            self._put(slots, values, torch.diff(offsets))
             return
         starts = offsets[rows]
         spans = torch.stack((starts, offsets[rows + 1] - starts), 1)
-        values = nested.values()
-        self.put(slots, *_take(values, spans.to(values.device)))
+        self._put(slots, *_take(values, spans.to(values.device)))
 
-
-@final
-class RaggedColumns(Columns):
-    """The ragged fields of the rows of a storage.
-
-    The leaf of such a field has the dtype and shape of one element. Its rows are a jagged nested tensor wherever other
-    fields have a tensor `[n, *leaf.shape]`: in rows that are written, and in those that are read.
-
-    Args:
-        schema: of a row.
-        positions: of the leaves that differ in length.
-        capacity: rows.
-        memory: on which device, and how much is free.
-    """
-
-    def __init__(self, schema: Schema, positions: Sequence[int], capacity: int, memory: Memory) -> None:
-        self.positions = sorted(positions)
-        self._schema, self._device = schema, memory.device
-        self._columns = {i: _RaggedColumn(schema.leaves[i], capacity, memory) for i in self.positions}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the values and spans."""
-        return sum(column.nbytes for column in self._columns.values())
-
-    def prepare(self, flat: Flat, rows: int, cursor: int | None) -> list[Tensor]:  # noqa: ARG002
-        """Make room for the values of rows."""
-        nested = [flat.leaves[i] for i in self.positions]
-        for column, value in zip(self._columns.values(), nested, strict=True):
-            column.reserve(value.values().shape[0])
-        return nested
-
-    def write(self, placement: Placement, prepared: list[Tensor]) -> None:
-        """Write the values of rows: jagged nested tensors of all rows of the placement."""
-        for column, nested in zip(self._columns.values(), prepared, strict=True):
-            column.put_nested(*targets(placement), nested)
-
-    def write_field(self, position: int, slots: Tensor, value: Tensor) -> None:
-        """Write one field, a jagged nested tensor of `n` rows."""
-        self._columns[position].put_nested(slots, torch.arange(slots.shape[0], device=slots.device), value)
-
-    def gather(self, slots: Tensor, *, pin: bool = False) -> list[Tensor]:
-        """Return jagged nested tensors; those of equal lengths share their offsets."""
-        out: list[Tensor] = []
-        for column in self._columns.values():
-            nested = _pinned(*column.take(slots), pin=pin)
-            for other in out:
-                if torch.equal(_offsets_of(other), _offsets_of(nested)):
-                    # only tensors that share offsets can be added or multiplied
-                    nested = torch.nested.nested_tensor_from_jagged(nested.values(), _offsets_of(other))
-                    break
-            out.append(nested)
-        return out
-
-    def holds(self, request: Request) -> bool:
-        """Whether a request names a ragged field."""
-        return request.leaf in self._columns or request.other in self._columns
-
-    def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
-        """Return a jagged nested tensor for each request."""
-        return [_pinned(*self._take(request), pin=pin) for request in requests]
-
-    def _take(self, request: Request) -> tuple[Tensor, Tensor]:
-        leaf, slots, other, pick = request
-        if other is None and pick is None:
-            return self._columns[leaf].take(slots)
-        other, pick = checked_choice(request)
-        one, two = self._schema.leaves[leaf], self._schema.leaves[other]
-        check_alike(one.dtype, one.shape, two.dtype, two.shape)
-        if leaf not in self._columns or other not in self._columns:
-            msg = f"{one} and {two} cannot take each other's place: only one of them differs in length"
-            raise OptionError(msg)
-        return self._columns[leaf].choose(self._columns[other], slots, pick.to(self._device))
-
-    def clear(self) -> None:
-        """Remove all rows."""
-        for column in self._columns.values():
-            column.clear()
+    def _replace(self, values: Tensor, lengths: Tensor) -> None:
+        self.clear()
+        self._put(torch.arange(lengths.shape[0], device="cpu"), values, lengths)
 
     def keep(self, slots: Tensor) -> None:
         """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        for column in self._columns.values():
-            column.replace(*column.take(slots))
+        self._replace(*self._values_at(slots))
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
-        """Add values and ends to the columns of a state, and `ragged`: the names of the fields. Copies."""
-        names = self._schema.column_names
-        state["ragged"] = [names[i] for i in self.positions]
-        for i, column in self._columns.items():
-            values, lengths = column.take(torch.arange(rows, device=self._device))
-            state["columns"] |= {f"{names[i]}.values": values, f"{names[i]}.ends": lengths.cumsum(0)}
+        """Add values and ends to the columns of a state, and the name of the field to its `ragged`. Copies."""
+        state.setdefault("ragged", []).append(self._name)
+        values, lengths = self._values_at(torch.arange(rows, device=self._memory.device))
+        state["columns"] |= {f"{self._name}.values": values, f"{self._name}.ends": lengths.cumsum(0)}
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> Callable[[], None]:  # noqa: ARG002
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:  # noqa: ARG002
         """Read what `add_state` added; return a function that replaces all rows by it."""
-        read = {i: sources[i].parts() for i in self.positions}
-
-        def finish() -> None:
-            for i, parts in read.items():
-                self._columns[i].replace(*parts)
-
-        return finish
-
-
-def _pinned(values: Tensor, lengths: Tensor, *, pin: bool) -> Tensor:
-    """Return values and lengths as a jagged nested tensor, in page-locked memory if `pin`."""
-    return jagged(values.pin_memory() if pin else values, lengths)
+        values, lengths = sources[self.position].parts()
+        cut = int(lengths[:seam].sum())
+        return lambda: self._replace(torch.cat((values[cut:], values[:cut])), torch.roll(lengths, -seam))
 
 
 @final
 class SavedRagged:
-    """A ragged column of a state, its row `seam` first: values `[total, *F]`, and where those of each row end."""
+    """A ragged column of a state: values `[total, *F]`, and where those of each row end."""
 
-    def __init__(self, values: Any, ends: Any, seam: int) -> None:
-        self._values, self._ends, self._seam = values, ends, seam
+    def __init__(self, values: Any, ends: Any) -> None:
+        self._values, self._ends = values, ends
         self.dtype, self.shape = values.dtype, (int(ends.shape[0]), *values.shape[1:])
 
     def parts(self) -> tuple[Tensor, Tensor]:
@@ -305,9 +217,8 @@ class SavedRagged:
         Raises:
             DamagedFileError: if the ends do not ascend from 0 to the number of values.
         """
-        values, ends = read_column(self._values), read_column(self._ends)
-        lengths, cut = check_ends(values, ends), int(ends[self._seam - 1]) if self._seam else 0
-        return torch.cat((values[cut:], values[:cut])), torch.roll(lengths, -self._seam)
+        values = read_column(self._values)
+        return values, check_ends(values, read_column(self._ends))
 
 
 @final
@@ -388,10 +299,6 @@ class RaggedTensorStorage(LazyTensorStorage):
         ragged = ", ".join(map(show_path, self.ragged))
         return f"{super().__repr__()[:-1]}, ragged=[{ragged}], layout={self.layout!r})"
 
-    def _options(self) -> dict[str, Any]:
-        options = {name: super(RaggedTensorStorage, self)._options()[name] for name in _KEPT_OPTIONS}
-        return {**options, "ragged": self.ragged, "layout": self.layout}
-
     @property
     def why_private(self) -> str | None:
         """The option because of which processes cannot share its rows."""
@@ -410,7 +317,7 @@ class RaggedTensorStorage(LazyTensorStorage):
         if self.layout == "padded" and any(path[0] == "masks" for path in schema.paths):
             msg = "layout='padded' puts masks under 'masks', and the rows have such a field: rename it"
             raise SchemaError(msg)
-        return [RaggedColumns(schema, [schema.find(path) for path in self.ragged], capacity, memory)]
+        return [RaggedColumn(schema, schema.find(path), capacity, memory) for path in self.ragged]
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -535,10 +442,14 @@ class RaggedTensorStorage(LazyTensorStorage):
         """Return the fields of a plan's batch; see `LazyTensorStorage.read_plan`.
 
         Raises:
-            OptionError: if a unit stacks rows of a ragged field.
+            OptionError: if a unit stacks rows of a ragged field, or reads a dense field in its place.
         """
         for position, column in plan.changed.items():
             path = plan.schema.leaves[position].path
+            one, two = (plan.schema.leaves[i] for i in (position, position if column.other is None else column.other))
+            if (one.path in self.ragged) != (two.path in self.ragged):
+                msg = f"{one} and {two} cannot take each other's place: only one of them differs in length"
+                raise OptionError(msg)
             if column.tail and path in self.ragged:
                 msg = (
                     f"{show_field(path)} has another length in each row, so rows of it cannot be stacked: name other "
@@ -547,9 +458,9 @@ class RaggedTensorStorage(LazyTensorStorage):
                 raise OptionError(msg)
         return super().read_plan(plan, pin=pin)
 
-    def present(self, payload: Payload, batch: tuple[int, ...]) -> Any:
+    def present(self, payload: Flat, batch: tuple[int, ...]) -> Any:
         """Nest rows as they were written, with the ragged fields in the layout of the storage."""
-        flat, schema = payload.flat, self._require().schema
+        flat, schema = payload, self._require().schema
         if len(batch) > 1:
             msg = f"rows with ragged fields are read by one dimension, got an index of the shape {list(batch)}"
             raise SlotError(msg)
@@ -565,6 +476,8 @@ class RaggedTensorStorage(LazyTensorStorage):
         elif self.layout == "padded":
             for i in [schema.find(path) for path in self.ragged]:
                 leaves[i], masks["masks", *schema.leaves[i].path] = _padded(leaves[i])
+        else:
+            _share_offsets(leaves)
         return kinds.with_fields(self._with_late(schema.build(leaves, batch, self.device, objects), late), masks)
 
     def _stack(self, flat: Flat, rows: int) -> Any:
@@ -584,12 +497,12 @@ class RaggedTensorStorage(LazyTensorStorage):
         one = isinstance(found, Tensor) and found.is_nested and self.layout != "nested"
         return list(_rows_of(found)) if one else found
 
-    def show_payload(self, payload: Payload) -> dict[str, Any]:
+    def show_payload(self, payload: Flat) -> dict[str, Any]:
         """Return gathered rows as plain values and tensors; ragged leaves are values and lengths."""
         shown = super().show_payload(payload)
         return {**shown, "leaves": [[x.values(), _lengths_of(x)] if x.is_nested else x for x in shown["leaves"]]}
 
-    def read_payload(self, saved: Any, schema: Schema | None, rows: int) -> Payload:
+    def read_payload(self, saved: Any, schema: Schema | None, rows: int) -> Flat:
         """Return what `show_payload` returned, by copy."""
         leaves = [self._read_leaf(*x) if isinstance(x, list) else x for x in saved["leaves"]]
         return super().read_payload({**saved, "leaves": leaves}, schema, rows)
@@ -610,18 +523,15 @@ class RaggedTensorStorage(LazyTensorStorage):
         msg = f"hooks convert dense fields, and rows have ragged ones, got {hook!r}: save without hooks"
         raise OptionError(msg)
 
-    def _find_sources(self, state: dict[str, Any], schema: Schema, seam: int) -> dict[str, Any]:
+    def _find_sources(self, state: dict[str, Any], schema: Schema) -> dict[str, Any]:
         names = sorted(schema.column_names[schema.find(path)] for path in self.ragged)
         if sorted(state["ragged"]) != names:
             msg = f"the checkpoint has the ragged columns {sorted(state['ragged'])}, the storage {names}"
             raise CheckpointError(msg)
         found: dict[str, Any] = {}
         for name in names:
-            found[name] = SavedRagged(*take_parts(state["columns"], name, int(state["rows"]), "values"), seam)
-        return super()._find_sources(state, schema, seam) | found
-
-
-_KEPT_OPTIONS = ("packed", "device", "allow_pickle")
+            found[name] = SavedRagged(*take_parts(state["columns"], name, int(state["rows"]), "values"))
+        return super()._find_sources(state, schema) | found
 
 
 def _put(data: dict[Any, Any], path: Path, value: Any) -> None:
@@ -645,6 +555,18 @@ def _padded(nested: Tensor) -> tuple[Tensor, Tensor]:
     out = torch.zeros((*mask.shape, *values.shape[1:]), dtype=values.dtype, device=values.device)
     as_bits(out)[mask] = as_bits(values)
     return out, mask
+
+
+def _share_offsets(leaves: list[Tensor]) -> None:
+    """Let jagged tensors of equal lengths share their offsets: only such can be added or multiplied."""
+    known: list[Tensor] = []
+    for i, leaf in enumerate(leaves):
+        if leaf.is_nested:
+            offsets = next((x for x in known if torch.equal(x, _offsets_of(leaf))), None)
+            if offsets is None:
+                known.append(_offsets_of(leaf))
+            else:
+                leaves[i] = torch.nested.nested_tensor_from_jagged(leaf.values(), offsets)
 
 
 def _rows_of(nested: Tensor) -> tuple[Tensor, ...]:

@@ -21,12 +21,12 @@ from ostinato.core.rows import as_bits, same_rows, turn_rows
 from ostinato.errors import CheckpointError, OptionError, SchemaError
 from ostinato.storages.columns import Columns, Saved, check_column, targets
 from ostinato.storages.memory import HeapMemory
-from ostinato.storages.table import Room, checked_choice, copy_column, last_of_each, read_column
+from ostinato.storages.table import Room, copy_column, last_of_each, read_column, row_stride
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from ostinato.core.records import Placement, Request
+    from ostinato.core.records import Placement
     from ostinato.core.rows import Flat, Leaf, Path, Schema
     from ostinato.storages.memory import Memory
     from ostinato.storages.table import Table
@@ -196,34 +196,15 @@ class NativeExtraRows:
         self._capacity = table.capacity
         self._num_envs = num_envs
         self._table = table  # native code reads its memory
-        self._sizes: list[int] = []
         self._chunks: list[list[Tensor]] = []
         self._rooms: dict[tuple[int, ...], Room] = {}
         for column in table.columns:
             self._native.guard(column.data_ptr(), column.stride(0) * column.itemsize * table.capacity)
-        self._register(table, pairs)
+        self._sizes = [leaf.nbytes for leaf in table.schema.leaves[:pairs]]
+        for column, size in zip(table.columns, self._sizes, strict=False):
+            group = self._native.add_group(column.data_ptr(), row_stride(column), size)
+            self._native.add_field(group, 0, size)
         self._native.clear()
-
-    def _register(self, table: Table, count: int) -> None:
-        """Divide the observations into groups of adjacent fields, and number them in the order of the pairs."""
-        places: dict[int, tuple[int, int]] = {}
-        for block in table.layout:
-            end = -1
-            for position, offset in sorted(block.members, key=lambda member: member[1]):
-                if position >= count:
-                    continue
-                if offset != end:
-                    self._sizes.append(0)
-                places[position] = (len(self._sizes) - 1, self._sizes[-1])
-                self._sizes[-1] += table.schema.leaves[position].nbytes
-                end = offset + table.schema.leaves[position].nbytes
-        for group, size in enumerate(self._sizes):
-            first = next(position for position, place in places.items() if place == (group, 0))
-            column = table.columns[first]
-            stride = column.stride(0) * column.itemsize if table.capacity > 1 else size
-            self._native.add_group(column.data_ptr(), stride, size)
-        for position in range(count):
-            self._native.add_field(*places[position], table.schema.leaves[position].nbytes)
 
     @property
     def used(self) -> int:
@@ -260,8 +241,8 @@ class NativeExtraRows:
             number = len(self._chunks)
             self._memory.check(self._chunk_rows * sum(self._sizes))
             chunk = [
-                self._memory.block(f"block-side{number}.{group}.bin", self._chunk_rows * size)
-                for group, size in enumerate(self._sizes)
+                self._memory.block(f"block-side{number}.{pair}.bin", self._chunk_rows * size)
+                for pair, size in enumerate(self._sizes)
             ]
             self._native.add_chunk([block.data_ptr() for block in chunk])
             self._chunks.append(chunk)
@@ -298,8 +279,8 @@ class NativeExtraRows:
         self._native.clear()
         self.apart[:rows] = FOLLOWS
 
-    def read(self, pairs: Sequence[int], slots: Tensor, pick: Tensor | None, *, pin: bool = False) -> list[Tensor]:
-        """Copy next observations, `[n, *shape]` for each pair; observations where `pick` is False.
+    def read(self, pairs: Sequence[int], slots: Tensor, *, pin: bool = False) -> list[Tensor]:
+        """Copy next observations, `[n, *shape]` for each pair.
 
         Without a lock; rows that changed meanwhile are copied again.
 
@@ -312,8 +293,7 @@ class NativeExtraRows:
             self._rooms[key] = room = Room([(leaf.shape, leaf.dtype) for leaf in leaves])
         rows = slots.shape[0]
         out = room.make(rows, pin=pin)
-        picked = 0 if pick is None else pick.data_ptr()
-        self._native.gather(list(pairs), slots.data_ptr(), picked, rows, _addresses(out))
+        self._native.gather(list(pairs), slots.data_ptr(), 0, rows, _addresses(out))
         return out
 
 
@@ -402,18 +382,17 @@ class TorchExtraRows:
             self._apart[:rows] = FOLLOWS
             self._free = list(range(int(self._rows[0].shape[0]) - 1, -1, -1))
 
-    def read(self, pairs: Sequence[int], slots: Tensor, pick: Tensor | None, *, pin: bool = False) -> list[Tensor]:
+    def read(self, pairs: Sequence[int], slots: Tensor, *, pin: bool = False) -> list[Tensor]:
         """Copy on the device without a wait."""
         with self._lock:
             rows = self._apart.index_select(0, slots)
             if self._device.type == "cpu" and bool((rows == EMPTY).any()):
                 msg = "a slot is empty"
                 raise IndexError(msg)
-            after = (slots + self._num_envs) % self._capacity
-            at = after if pick is None else torch.where(pick, after, slots)
+            at = (slots + self._num_envs) % self._capacity
             out = [self._obs[i].index_select(0, at) for i in pairs]
             if self._rows[0].shape[0]:
-                aside = rows >= 0 if pick is None else (rows >= 0) & pick
+                aside = rows >= 0
                 chosen = rows.clamp_min(0).to(torch.int64)
                 for k, i in enumerate(pairs):
                     shape = (-1, *[1] * (out[k].ndim - 1))
@@ -466,31 +445,14 @@ class NextColumns(Columns):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def gather(self, slots: Tensor, *, pin: bool = False) -> list[Tensor]:
+    def gather(self, position: int, slots: Tensor, *, pin: bool = False) -> Tensor:
         """Copy the next observations of rows."""
-        return self._extra.read(self._all, slots, None, pin=pin)
+        slots = slots.to(self._device, torch.int64).contiguous()
+        return self._extra.read([self.positions.index(position)], slots, pin=pin)[0]
 
-    def holds(self, request: Request) -> bool:
-        """Whether a request is for a next observation, or for a choice between it and the observation."""
-        if request.other in self.positions:
-            return self._mates[self.positions.index(request.other)] == request.leaf
-        return super().holds(request)
-
-    def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
-        """Copy next observations, those of requests with the same slots together."""
-        out: dict[int, Tensor] = {}
-        groups: dict[tuple[int, int], list[int]] = {}
-        for i, request in enumerate(requests):
-            groups.setdefault((id(request.slots), id(request.pick)), []).append(i)
-        for group in groups.values():
-            _, slots, other, pick = requests[group[0]]
-            if other is not None or pick is not None:
-                pick = checked_choice(requests[group[0]])[1].to(self._device).contiguous()
-            asked = [requests[i] for i in group]
-            pairs = [self.positions.index(x.leaf if x.other is None else x.other) for x in asked]
-            slots = slots.to(self._device, torch.int64).contiguous()
-            out.update(zip(group, self._extra.read(pairs, slots, pick, pin=pin), strict=True))
-        return [out[i] for i in range(len(requests))]
+    def _nexts(self, slots: Tensor) -> list[Tensor]:
+        """Copy the next observations of rows, `[n, *shape]` for each pair, of slots on the CPU or the device."""
+        return self._extra.read(self._all, slots.to(self._device))
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -517,7 +479,7 @@ class NextColumns(Columns):
                 flat.leaves[pair[side]].reshape(-1, *self._schema.leaves[pair[side]].shape) for pair in self._pairs
             ]
             chosen.append([as_bits(x)[rows[order].to(x.device)].view(x.dtype).to(self._device) for x in leaves])
-        nexts = list(map(torch.cat, zip(self.gather(before.to(self._device)), chosen[0], strict=True)))
+        nexts = list(map(torch.cat, zip(self._nexts(before), chosen[0], strict=True)))
         slots = torch.cat((before, here))
         agree = self._agrees(slots, nexts, here, chosen[1])
         self._extra.reserve(int((~agree & (self._extra.apart[slots] < 0)).sum()))
@@ -562,7 +524,7 @@ class NextColumns(Columns):
             before = (slots.cpu() - self._num_envs) % self._capacity
             before = before[self._extra.apart[before] == FOLLOWS]
             self._extra.reserve(before.shape[0])
-            self._extra.put(before, self.gather(before.to(self._device)))
+            self._extra.put(before, self._nexts(before))
 
     def write_field(self, position: int, slots: Tensor, value: Tensor) -> None:
         """Write one field of next observations, `[n, *leaf.shape]`, at distinct slots.
@@ -570,7 +532,7 @@ class NextColumns(Columns):
         Raises:
             StorageMemoryError: if there is no memory for extra rows; nothing has changed.
         """
-        nexts = self.gather(slots)
+        nexts = self._nexts(slots)
         nexts[self.positions.index(position)] = value.to(self._device)
         self._link(slots.cpu(), nexts)
 
@@ -617,7 +579,7 @@ class NextColumns(Columns):
 
     def keep(self, slots: Tensor) -> None:
         """Give the rows at `slots` (int64 `[n]`), which move to the slots `[0, n)`, extra rows; remove all others."""
-        self._begin(torch.ones(slots.shape[0], dtype=torch.bool, device="cpu"), self.gather(slots))
+        self._begin(torch.ones(slots.shape[0], dtype=torch.bool, device="cpu"), self._nexts(slots))
 
     def _begin(self, apart: Tensor, nexts: Sequence[Tensor]) -> None:
         """Set the next observations of the first rows, and remove all others.
@@ -636,24 +598,25 @@ class NextColumns(Columns):
         """Add to a state which rows have an extra row, copies of these in order, and `single_copy`: the pairs."""
         names = self._schema.column_names
         apart = self._extra.apart[:rows] >= 0
-        nexts = self.gather(torch.nonzero(apart).view(-1).to(self._device))
+        nexts = self._nexts(torch.nonzero(apart).view(-1))
         state["single_copy"] = [list(pair) for pair in self._pairs]
         state["columns"]["apart"] = apart
         state["columns"] |= {f"{names[i]}.apart": value for i, value in zip(self.positions, nexts, strict=True)}
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> Callable[[], None]:
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:
         """Read saved next observations, those that were stored once as they are; see `Columns.load`."""
         rows, capacity = int(state["rows"]), int(state["capacity"])
         read = [sources[i] for i in self.positions]
         if not all(isinstance(x, SavedNext) and x.mate == mate for x, mate in zip(read, self._mates, strict=True)):
-            nexts = [read_column(x).to(self._device) for x in read]
+            saved = [read_column(x).to(self._device) for x in read]
+            nexts = [as_bits(x).roll(-seam, 0).view(x.dtype) for x in saved]
 
             def link() -> None:
                 self._begin(torch.zeros(rows, dtype=torch.bool, device="cpu"), [x[:0] for x in nexts])
                 self._link(torch.arange(rows, device="cpu"), nexts)
 
             return link
-        parts = [source.parts() for source in read]
+        parts = [source.parts(seam) for source in read]
         apart, ends = parts[0][0], torch.arange(max(0, rows - self._num_envs), rows, device="cpu")
         # a full ring of another capacity closes elsewhere now: its last rows get extra rows
         ends = ends[~apart[ends]] if rows == capacity != self._capacity else ends[:0]
@@ -670,7 +633,7 @@ class NextColumns(Columns):
 
 @final
 class SavedNext(Saved):
-    """A column of next observations of a state that stores them once, its row `seam` first.
+    """A column of next observations of a state that stores them once.
 
     Args:
         leaf: the field.
@@ -679,21 +642,18 @@ class SavedNext(Saved):
         apart: bool `[rows]` on the CPU: which rows have a next observation of their own.
         nexts: these, `[n, *shape]`.
         num_envs: rows of a step.
-        seam: row that comes first.
     """
 
-    def __init__(
-        self, leaf: Leaf, mate: int, obs: Any, apart: Tensor, nexts: Any, *, num_envs: int, seam: int, how: str
-    ) -> None:
-        self._obs, self._apart, self._nexts, self._num_envs, self._seam = obs, apart, nexts, num_envs, seam
+    def __init__(self, leaf: Leaf, mate: int, obs: Any, apart: Tensor, nexts: Any, *, num_envs: int, how: str) -> None:
+        self._obs, self._apart, self._nexts, self._num_envs = obs, apart, nexts, num_envs
         self.mate = mate
         self.how = how
         self.dtype, self.shape = leaf.dtype, (apart.shape[0], *leaf.shape)
 
-    def parts(self) -> tuple[Tensor, Tensor]:
-        """Return which rows have a next observation of their own, and these."""
-        nexts, cut = read_column(self._nexts), int(self._apart[: self._seam].sum())
-        return torch.roll(self._apart, -self._seam), torch.cat((nexts[cut:], nexts[:cut]))
+    def parts(self, seam: int) -> tuple[Tensor, Tensor]:
+        """Return which rows have a next observation of their own, and these; row `seam` comes first."""
+        nexts, cut = read_column(self._nexts), int(self._apart[:seam].sum())
+        return torch.roll(self._apart, -seam), torch.cat((nexts[cut:], nexts[:cut]))
 
     def read_into(self, dest: Tensor) -> None:
         """Read all rows into a tensor."""
@@ -701,10 +661,9 @@ class SavedNext(Saved):
         turn_rows(dest, self._num_envs % max(1, dest.shape[0]))
         at = torch.nonzero(self._apart).view(-1).to(dest.device)
         as_bits(dest)[at] = as_bits(read_column(self._nexts)).to(dest.device)
-        turn_rows(dest, self._seam)
 
 
-def find_nexts(state: dict[str, Any], schema: Schema, seam: int) -> dict[str, SavedNext]:
+def find_nexts(state: dict[str, Any], schema: Schema) -> dict[str, SavedNext]:
     """Return the next observations that a state stores once by name; their parts are taken out of its columns.
 
     Raises:
@@ -728,7 +687,7 @@ def find_nexts(state: dict[str, Any], schema: Schema, seam: int) -> dict[str, Sa
         shown = [".".join(map(str, schema.leaves[i].path)) for i in (position, mate)]
         how = f"single_copy, it stores {shown[0]} (as {shown[1]} of the next row) once"
         parts = columns.get(names[mate]), apart, columns.pop(name)
-        found[names[position]] = SavedNext(leaf, mate, *parts, num_envs=num_envs, seam=seam, how=how)
+        found[names[position]] = SavedNext(leaf, mate, *parts, num_envs=num_envs, how=how)
     return found
 
 

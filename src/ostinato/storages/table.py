@@ -11,17 +11,16 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import backend
-from ostinato.core.records import Run
-from ostinato.core.rows import Schema, as_bits, as_ordinary
+from ostinato.core.records import Request, Run
+from ostinato.core.rows import Schema, as_bits, as_ordinary, turn_rows
 from ostinato.durable.checkpoint_reader import copy_counted
 from ostinato.durable.dtypes import copy_elements
-from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato._native import Batches, WindowReader
-    from ostinato.core.records import Column, Placement, Plan, Request
+    from ostinato.core.records import Column, Placement, Plan
     from ostinato.core.rows import Flat, Leaf
     from ostinato.storages.memory import Memory
 
@@ -196,9 +195,8 @@ class Table:
         """Registrations of kinds of windows; see `read_windows`."""
         self.batches = _batches(self._fields, columns)
         """Gathers that make their tensors natively; None without the extension, or before torch 2.10."""
-        self._forms: dict[tuple[tuple[int, int | None], ...], tuple[Any, Room, Any]] = {}
+        self._forms: dict[tuple[int, ...], tuple[Any, Room, Any]] = {}
         self._ranges = [_address_range(column) for column in columns]
-        self._room = Room([(leaf.shape, leaf.dtype) for leaf in schema.leaves])
         self._arrays: list[RowArray] | None = None
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
@@ -234,113 +232,49 @@ class Table:
         Raises:
             IndexError: if a slot is out of range; nothing was read.
         """
-        fields = self._fields
-        if fields is None:
-            pairs = zip(self._bits, self.columns, strict=True)
-            out = [bits.index_select(0, slots).view(column.dtype) for bits, column in pairs]
-            return [tensor.pin_memory() for tensor in out] if pin else out
-        if is_dynamo_compiling():  # a graph break: addresses cannot be part of a graph
-            return torch.compiler.disable(Table.gather)(self, slots, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
-        if self.batches is not None and not pin and type(slots) is Tensor:
-            return self.batches.gather(slots)
-        rows = slots.shape[0]
-        out = self._room.make(rows, pin=pin)
-        fields.gather([slots.data_ptr()], rows, list(map(Tensor.data_ptr, out)))
-        return out
+        if self.batches is None or pin or type(slots) is not Tensor or is_dynamo_compiling():
+            return self.fetch([Request(i, slots) for i in range(len(self.columns))], pin=pin)
+        return self.batches.gather(slots)
 
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
         """Copy different rows of each field: a new tensor `[n, *leaf.shape]` for each request, in one native call.
 
         Raises:
             IndexError: if a slot is out of range; nothing was read.
-            OptionError: if `other` has another dtype or shape than `leaf`, or is given without `pick`.
         """
         if is_dynamo_compiling():  # a graph break: addresses cannot be part of a graph
             return torch.compiler.disable(Table.fetch)(self, requests, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
         if not requests:
             return []
-        plain: Tensor | None = None
-        for request in requests:  # most requests have the form that native code reads
-            slots = request.slots
-            if request.pick is not None or request.other is not None:
-                break
-            if slots is not plain:
-                if not _is_plain(slots, torch.int64, self.device):
-                    break
-                plain = slots
-        else:
-            return self._fetch(requests, pin=pin)
-        return self._fetch([self._prepare(request) for request in requests], pin=pin)
-
-    def _prepare(self, request: Request) -> Request:
-        """Convert the tensors of a request to the form that native code reads."""
-        leaf, slots, other, pick = request
-        if not _is_plain(slots, torch.int64, self.device):
-            slots = slots.to(self.device, torch.int64).contiguous()
-        if other is None and pick is None:
-            return request if slots is request.slots else request._replace(slots=slots)
-        other, pick = checked_choice(request)
-        first, second = self.columns[leaf], self.columns[other]
-        check_alike(first.dtype, first.shape[1:], second.dtype, second.shape[1:])
-        if not _is_plain(pick, torch.bool, self.device):
-            pick = pick.to(self.device).contiguous()
-        same = slots is request.slots and pick is request.pick
-        return request if same else request._replace(slots=slots, pick=pick)
-
-    def _fetch(self, requests: Sequence[Request], *, pin: bool) -> list[Tensor]:
-        fields, room, batches = self._registered(tuple([(request.leaf, request.other) for request in requests]))
+        fields, room, batches = self._registered(tuple([request.leaf for request in requests]))
+        plain: dict[int, Tensor] = {}  # requests that share slots share them as native code reads them, too
+        for _, at in requests:
+            if id(at) not in plain:
+                same = _is_plain(at, torch.int64, self.device)
+                plain[id(at)] = at if same else at.to(self.device, torch.int64).contiguous()
+        slots = [plain[id(request.slots)] for request in requests]
         if fields is None:
-            read = [self._select(request) for request in requests]
+            pairs = zip([request.leaf for request in requests], slots, strict=True)
+            read = [self._bits[i].index_select(0, at).view(self.columns[i].dtype) for i, at in pairs]
             return [tensor.pin_memory() for tensor in read] if pin else read
-        chosen: dict[tuple[int, int], Tensor] = {}
-        read_at = []
-        for _, slots, _, pick in requests:
-            if pick is None:
-                read_at.append(slots)
-                continue
-            key = (slots.data_ptr(), pick.data_ptr())
-            if key not in chosen:  # equal choices share one array, so that fields of a packed row are read together
-                chosen[key] = self._choose(slots, pick)
-            read_at.append(chosen[key])
-        if batches is not None and not pin and all(type(slots) is Tensor for slots in read_at):
-            return batches.gather_each(read_at)  # type: ignore[no-any-return]
-        counts = [slots.shape[0] for slots in read_at]
+        if batches is not None and not pin and all(type(at) is Tensor for at in slots):
+            return batches.gather_each(slots)  # type: ignore[no-any-return]
+        counts = [at.shape[0] for at in slots]
         out = room.make(counts, pin=pin)
-        fields.gather_each(list(map(Tensor.data_ptr, read_at)), counts, list(map(Tensor.data_ptr, out)))
+        fields.gather_each(list(map(Tensor.data_ptr, slots)), counts, list(map(Tensor.data_ptr, out)))
         return out
 
-    def _registered(self, key: tuple[tuple[int, int | None], ...]) -> tuple[Any, Room, Any]:
-        """Return the native registration of a set of fields, and the room for a batch of them."""
-        found = self._forms.get(key)
+    def _registered(self, leaves: tuple[int, ...]) -> tuple[Any, Room, Any]:
+        """Return the native registration of some fields, and the room for a batch of them."""
+        found = self._forms.get(leaves)
         if found is None:
             if len(self._forms) >= _MOST_FORMS:
                 self._forms = {}
-            others = [None if other is None else self.columns[other] for _, other in key]
-            columns = [self.columns[leaf] for leaf, _ in key]
-            fields = _register(columns, others)
+            columns = [self.columns[leaf] for leaf in leaves]
+            fields = _register(columns)
             room = Room([(column.shape[1:], column.dtype) for column in columns])
-            found = fields, room, _batches(fields, columns)
-            self._forms[key] = found
+            found = self._forms[leaves] = fields, room, _batches(fields, columns)
         return found
-
-    def _choose(self, slots: Tensor, pick: Tensor) -> Tensor:
-        """Return `slots + capacity * pick`, int64 `[n]`: rows of the second column follow those of the first.
-
-        Raises:
-            IndexError: if a slot is out of range.
-        """
-        out = torch.empty_like(slots)
-        native: Any = backend.installed  # the fields were registered with it
-        native.choose_slots(slots.data_ptr(), pick.data_ptr(), slots.shape[0], self.capacity, out.data_ptr())
-        return out
-
-    def _select(self, request: Request) -> Tensor:
-        column = self.columns[request.leaf]
-        out = self._bits[request.leaf].index_select(0, request.slots)
-        if request.other is not None and request.pick is not None:
-            second = self._bits[request.other].index_select(0, request.slots)
-            out = torch.where(request.pick.view(-1, *[1] * (column.ndim - 1)), second, out)
-        return out.view(column.dtype)
 
     def view(self, span: slice) -> list[Tensor]:
         """Return views of the columns."""
@@ -409,6 +343,11 @@ class Table:
             bits = as_bits(array.data)
             bits[: slots.shape[0]] = bits[slots]
 
+    def turn(self, rows: int, seam: int) -> None:
+        """Rotate the first `rows` rows: row `seam` becomes row 0, and the rows before it come last."""
+        for array in self.row_arrays():
+            turn_rows(array.data[:rows], seam)
+
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def row_arrays(self) -> list[RowArray]:
@@ -472,27 +411,19 @@ def _same_layout(sources: list[tuple[Any, int]], row_bytes: int, columns: dict[s
     return len(inside) == len(sources)
 
 
-def _register(columns: Sequence[Tensor], others: Sequence[Tensor | None] | None = None) -> Any:
-    """Register columns for native copies.
+def _register(columns: Sequence[Tensor]) -> Any:
+    """Return `native.Fields` that copies rows of columns `[rows, *shape]` of one length.
 
-    Args:
-        columns: `[rows, *shape]`, of one length.
-        others: for each column another one whose rows follow its own, or None.
-
-    Returns:
-        `native.Fields`; None without the native extension, or if a column is not on the CPU or has strided rows.
+    None without the native extension, or if a column is not on the CPU or has strided rows.
     """
     native = backend.native
     if native is None or not columns or columns[0].device.type != "cpu":
         return None
     fields = native.Fields()
-    for column, other in zip(columns, others or [None] * len(columns), strict=True):
-        parts = [column] if other is None else [column, other]
-        strides = {row_stride(part) for part in parts}
-        if len(strides) > 1 or not all(part[:1].is_contiguous() for part in parts):
+    for column in columns:
+        if not column[:1].is_contiguous():
             return None  # rows of a borrowed tensor may be strided; torch copies those
-        segments = [(part.data_ptr(), part.shape[0]) for part in parts]
-        fields.add(segments, row_bytes(column), strides.pop())
+        fields.add([(column.data_ptr(), column.shape[0])], row_bytes(column), row_stride(column))
     return fields
 
 
@@ -549,34 +480,6 @@ def _copy_run(column: Tensor, source: Tensor, run: Run, num_envs: int, row_dims:
 
 def _is_plain(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> bool:
     return tensor.dtype is dtype and tensor.device == device and tensor.is_contiguous()
-
-
-def checked_choice(request: Request) -> tuple[int, Tensor]:
-    """Return `other` and `pick` of a request.
-
-    Raises:
-        OptionError: if one of them is missing, or `pick` has another dtype or shape.
-    """
-    _, slots, other, pick = request
-    if other is None or pick is None or pick.shape != slots.shape or pick.dtype is not torch.bool:
-        got = "no pick" if pick is None else f"other={other}, pick {pick.dtype}{list(pick.shape)}"
-        msg = f"a request takes other and pick (bool{list(slots.shape)}) together, got {got}"
-        raise OptionError(msg)
-    return other, pick
-
-
-def check_alike(dtype: torch.dtype, shape: Sequence[int], other_dtype: torch.dtype, other_shape: Sequence[int]) -> None:
-    """Check that two fields can be read as one.
-
-    Raises:
-        OptionError: if their dtypes or shapes differ.
-    """
-    if dtype is not other_dtype or tuple(shape) != tuple(other_shape):
-        msg = (
-            f"a request reads two fields of one dtype and shape, got {dtype}{list(shape)} and "
-            f"{other_dtype}{list(other_shape)}"
-        )
-        raise OptionError(msg)
 
 
 def last_of_each(slots: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -670,8 +573,7 @@ def register_windows(table: Table, plan: Plan) -> tuple[Registration, list[Sourc
     sources, fields = [Source(records, None, None, 1)], []
     known: dict[tuple[int, int, int, tuple[int, ...]], int] = {(id(records), id(None), id(None), ()): 0}
     for position, column in plan.changed.items():
-        request, tail, weights, blank, merge = column
-        leaf, slots, other, pick = request
+        (leaf, slots), tail, weights, blank, merge, other, pick = column
         if blank is not None:
             return None
         key = (id(slots), id(pick), id(weights), tail)
@@ -690,9 +592,9 @@ def register_windows(table: Table, plan: Plan) -> tuple[Registration, list[Sourc
 
 def _source_of(table: Table, column: Column, records: int) -> Source | None:
     """Return the slots of a column; None if the native call cannot read them."""
-    (leaf, slots, other, pick), tail, weights, _, _ = column
+    (leaf, slots), tail, weights, _, _, _, pick = column
     width = tail[0] if tail else 1
-    if len(tail) > 1 or (other is None) != (pick is None) or not _is_flat(slots, torch.int64, records * width):
+    if len(tail) > 1 or not _is_flat(slots, torch.int64, records * width):
         return None
     if pick is not None and not _is_flat(pick, torch.bool, records * width):
         return None

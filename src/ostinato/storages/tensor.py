@@ -19,9 +19,9 @@ from ostinato.errors import CapacityError, CheckpointError, KindError, OptionErr
 from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim
 from ostinato.storages.checkpoint import require_form
 from ostinato.storages.coded import find_coded
-from ostinato.storages.columns import Columns, Fields, Payload, Turned, check_column
+from ostinato.storages.columns import Columns, Fields, check_column
 from ostinato.storages.memory import show_bytes
-from ostinato.storages.objects import ObjectColumns, check_objects, object_array, own_values, pack
+from ostinato.storages.objects import ObjectColumn, check_objects, object_array, own_values, pack
 from ostinato.storages.single_copy import find_nexts
 from ostinato.storages.table import Table, read_windows
 
@@ -51,7 +51,7 @@ class _Columns(dict[str, Any]):
 
 
 _NO_ROWS_YET = "Cannot get elements out of a non-initialized storage: it holds no rows yet, write some first"
-_NO_ROWS = Payload(Flat([], (0,), None), {})
+_NO_ROWS = Flat([], (0,))
 
 
 class TensorStorage(Storage):
@@ -144,8 +144,9 @@ class TensorStorage(Storage):
         self, schema: Schema, dense: Table, kinds: Sequence[Columns], kept: Sequence[int], num_envs: int
     ) -> Fields:
         """Return the fields of rows: dense ones, those of other kinds, and Python objects."""
-        if schema.objects:
-            kinds = [*kinds, ObjectColumns(schema, dense.capacity, allow_pickle=self.allow_pickle)]
+        first = len(schema.leaves)
+        positions = range(first, first + len(schema.objects))
+        kinds = [*kinds, *(ObjectColumn(schema, i, dense.capacity, allow_pickle=self.allow_pickle) for i in positions)]
         return Fields(schema, kept, dense, kinds, num_envs=num_envs, device=self.device)
 
     @property
@@ -189,9 +190,9 @@ class TensorStorage(Storage):
             return {}
         self._expose()
         rows = self._at.rows
-        columns = table.dense.columns if table.views else table.view(slice(rows), rows).flat.leaves
-        named = zip(table.schema.leaves, columns, strict=True)
-        return {**{leaf.path: column for leaf, column in named}, **table.late.columns}
+        columns = table.dense.columns if table.views else table.view(slice(rows), rows).leaves
+        found = {leaf.path: column for leaf, column in zip(table.schema.leaves, columns, strict=True)}
+        return found | {path: field.values for path, field in table.late.fields.items()}
 
     @property
     def nbytes(self) -> int:
@@ -219,7 +220,7 @@ class TensorStorage(Storage):
         them, a budget.
         """
         table, at = self._table, self._at
-        at.plain = not (table is None or table.kinds or table.late.columns or self.budget or self._flushed)
+        at.plain = table is not None and table.plain and not (self.budget or self._flushed)
         return (table.dense, at) if table is not None and at.plain else None
 
     def shares_memory(self, tensor: Tensor) -> bool:
@@ -247,7 +248,7 @@ class TensorStorage(Storage):
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def admit(self, data: Any, lead: int) -> tuple[Payload, int]:
+    def admit(self, data: Any, lead: int) -> tuple[Flat, int]:
         """Check rows against the schema; the first rows define it, and memory is allocated. Casts are copies.
 
         A list at the root is a stack of rows, a tuple a single pytree. Without rows, only the schema is checked.
@@ -262,7 +263,7 @@ class TensorStorage(Storage):
         table = self._table
         schema = describe(data, lead) if table is None else table.schema
         late: dict[Path, Any] = {}
-        if table is not None and table.late.columns:
+        if table is not None and table.late.fields:
             data, late = table.late.split(data, schema.paths)
             table.late.require_known(late)
         flat = schema.flatten(data, None, lead)
@@ -276,17 +277,17 @@ class TensorStorage(Storage):
         if flat.addresses is not None and 0 in flat.addresses:
             _require_memory(schema, flat, self.device)
         if table is not None and not table.kinds:
-            return Payload(flat, late), rows
-        return self._prepared(schema, flat, late, aside), rows
+            return flat._replace(late=late) if late else flat, rows
+        return self._prepared(schema, flat._replace(late=late), aside), rows
 
-    def _prepared(self, schema: Schema, flat: Flat, late: dict[Path, Tensor], aside: Any) -> Payload:
+    def _prepared(self, schema: Schema, flat: Flat, aside: Any) -> Flat:
         """Return rows that are ready to be written; the first ones lay the memory out."""
         fresh, rows = self._table is None, math.prod(flat.batch)
         if fresh:
             self._lay_out(schema, flat.batch, flat.leaves[0].device)
         try:
             flat = self._put_back(flat, aside, rows)
-            return Payload(flat, late, self._require().prepare(flat, rows, self._at.cursor))
+            return flat._replace(prepared=self._require().prepare(flat, rows, self._at.cursor))
         except Exception:
             if fresh:
                 self.forget_form()
@@ -338,7 +339,7 @@ class TensorStorage(Storage):
             raise UsageError(msg)
         return self._table
 
-    def write(self, placement: Placement, payload: Payload) -> None:
+    def write(self, placement: Placement, payload: Flat) -> None:
         """Write rows to slots, from any device. One copy."""
         table = self._table or self._require()
         if self.ring_only and not isinstance(placement, Run):
@@ -361,15 +362,13 @@ class TensorStorage(Storage):
         """Record that the rows are about to change; see `LazyMemmapStorage.flush`."""
         self._flushed = False
 
-    def scores(self, payload: Payload, path: tuple[Hashable, ...]) -> Tensor | None:
+    def scores(self, payload: Flat, path: tuple[Hashable, ...]) -> Tensor | None:
         """Return the field at `path` of rows that will be written, `[rows, *shape]`."""
-        flat, position = payload.flat, self._find_leaf(path)
+        position, batch = self._find_leaf(path), payload.batch
         if position is None:
             return payload.late.get(path)
-        value = flat.leaves[position]
-        return (
-            value if len(flat.batch) == 1 else value.reshape((math.prod(flat.batch), *value.shape[len(flat.batch) :]))
-        )
+        value = payload.leaves[position]
+        return value if len(batch) == 1 else value.reshape((math.prod(batch), *value.shape[len(batch) :]))
 
     def _find_leaf(self, path: tuple[Hashable, ...]) -> int | None:
         """Return the position of a leaf; None if there is none."""
@@ -391,24 +390,20 @@ class TensorStorage(Storage):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def gather(self, slots: Tensor, *, pin: bool = False) -> Payload:
+    def gather(self, slots: Tensor, *, pin: bool = False) -> Flat:
         """Copy the rows at `slots` into new tensors `[B, *shape]`.
 
         Raises:
             KeyMissingError: if a row lacks a field that was added later to other rows.
         """
-        table, batch = self._table or self._require(), (slots.shape[0],)
-        if not table.kinds and not table.late.columns:
-            return Payload(Flat(table.dense.gather(slots, pin=pin), batch, None), {})
-        return table.gather(slots, pin=pin, sampled=True)
+        return (self._table or self._require()).gather(slots, pin=pin, sampled=True)
 
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
         """Copy different rows of each field: one tensor `[n, *leaf.shape]` for each request.
 
         Fields that were added later have no leaf and cannot be requested.
         """
-        table = self._table or self._require()
-        return table.fetch(requests, pin=pin) if table.kinds else table.dense.fetch(requests, pin=pin)
+        return (self._table or self._require()).fetch(requests, pin=pin)
 
     def read_plan(self, plan: Plan, *, pin: bool = False) -> list[Tensor]:
         """Return the fields of a plan's batch: one native call where that is possible."""
@@ -416,30 +411,26 @@ class TensorStorage(Storage):
         found = read_windows(table.dense, plan) if table is not None and table.views and not pin else None
         return super().read_plan(plan, pin=pin) if found is None else found
 
-    def assemble(
-        self, leaves: list[Tensor], records: Tensor, elsewhere: Mapping[Path, Tensor] | None = None
-    ) -> Payload:
+    def assemble(self, leaves: list[Tensor], records: Tensor, elsewhere: Mapping[Path, Tensor] | None = None) -> Flat:
         """Return the payload of a batch whose leaves were fetched; late fields are those of the rows `records`.
 
         Fields of Python objects are those of `records`, too, except for those that `elsewhere` has other slots for
         (int64 `[R]`).
         """
-        table, batch = self._table or self._require(), (records.shape[0],)
-        if not table.kinds and not table.late.columns:
-            return Payload(Flat(leaves, batch, None), {})
-        late = table.late.get(records, sampled=True)
-        return Payload(Flat(leaves, batch, None, table.objects(records, elsewhere)), late)
+        table = self._table or self._require()
+        objects, late = table.objects(records, elsewhere), table.late.get(records, sampled=True)
+        return Flat(leaves, (records.shape[0],), None, objects, late)
 
-    def present(self, payload: Payload, batch: tuple[int, ...]) -> Any:
+    def present(self, payload: Flat, batch: tuple[int, ...]) -> Any:
         """Nest leaves as the written rows were nested. No copy."""
-        flat = payload.flat
-        leaves, objects = flat.leaves, flat.objects
+        leaves, objects, late = payload.leaves, payload.objects, payload.late
         schema = (self._table or self._require()).schema
         if len(batch) != 1:
             leaves = [x.reshape((*batch, *leaf.shape)) for x, leaf in zip(leaves, schema.leaves, strict=True)]
             objects = [x.reshape((*batch, *leaf.shape)) for x, leaf in zip(objects, schema.objects, strict=True)]
-        late = {path: value.reshape((*batch, *value.shape[1:])) for path, value in payload.late.items()}
-        return self._with_late(schema.build(leaves, batch, self.device, objects), late)
+            late = {path: value.reshape((*batch, *value.shape[1:])) for path, value in late.items()}
+        rows = schema.build(leaves, batch, self.device, objects)
+        return self._with_late(rows, late) if late else rows
 
     @staticmethod
     def _with_late(data: Any, late: dict[Path, Tensor]) -> Any:
@@ -448,18 +439,17 @@ class TensorStorage(Storage):
             data[path[0]] = value
         return data
 
-    def show_payload(self, payload: Payload) -> dict[str, Any]:
+    def show_payload(self, payload: Flat) -> dict[str, Any]:
         """Return gathered rows as plain values and tensors; nothing is copied.
 
         Raises:
             CheckpointError: if a field holds Python objects that a checkpoint cannot hold.
         """
-        flat = payload.flat
-        objects = [[pack(value, allow_pickle=False) for value in x.reshape(-1).tolist()] for x in flat.objects]
+        objects = [[pack(value, allow_pickle=False) for value in x.reshape(-1).tolist()] for x in payload.objects]
         late = [[list(path), x] for path, x in payload.late.items()]
-        return {"leaves": flat.leaves, "objects": objects, "late": late}
+        return {"leaves": payload.leaves, "objects": objects, "late": late}
 
-    def read_payload(self, saved: Any, schema: Schema | None, rows: int) -> Payload:
+    def read_payload(self, saved: Any, schema: Schema | None, rows: int) -> Flat:
         """Return what `show_payload` returned, by copy.
 
         Units may have put dimensions between that of the rows and those of a field.
@@ -478,7 +468,7 @@ class TensorStorage(Storage):
         if not all(fits) or any(x.shape[:1] != (rows,) for x in (*leaves, *late.values())):
             msg = f"the rows of a queued draw are not {rows} rows of the buffer's fields: the checkpoint is damaged"
             raise CheckpointError(msg)
-        return Payload(Flat(leaves, (rows,), None, objects), late)
+        return Flat(leaves, (rows,), None, objects, late)
 
     def read(self, index: Any, *, swap: bool = False) -> Any:
         """Return the rows at an index, or one field by its key: a view for ints, slices and keys, else a copy.
@@ -511,13 +501,13 @@ class TensorStorage(Storage):
         template = torch.empty(1, dtype=torch.float32, device="cpu").expand(self._at.rows)
         batch = tuple(apply_index(self._as_grid(template, swap=swap), index).shape)
         grids = [self._as_grid(x, swap=swap) for x in table.dense.view(slice(self._at.rows))] if table.views else []
-        flat = Flat([apply_index(grid, index) for grid in grids], batch, None)
-        if not table.kinds and not table.late.columns:
-            return self.present(Payload(flat, {}), batch)
+        flat = Flat([apply_index(grid, index) for grid in grids], batch)
+        if table.plain:
+            return self.present(flat, batch)
         slots = select(index, self.shape, self.device, swap=swap).slots
         if not table.views:
             return self.present(table.gather(slots), batch)
-        return self.present(Payload(flat._replace(objects=table.objects(slots)), table.late.get(slots)), batch)
+        return self.present(flat._replace(objects=table.objects(slots), late=table.late.get(slots)), batch)
 
     def _as_grid(self, column: Any, *, swap: bool) -> Any:
         """Return a column of the rows present in the shape of the storage; with `swap`, environments first. View."""
@@ -528,7 +518,7 @@ class TensorStorage(Storage):
         table, rows = self._require(), self._at.rows
         paths = table.schema.paths
         self._expose()
-        if path in table.late.columns:
+        if path in table.late.fields:
             column: Any = table.late.view(slice(rows), rows, sampled=True)[path]
         else:
             column = table.column(paths.index(path) if path in paths else table.schema.find(path), rows)
@@ -577,7 +567,7 @@ class TensorStorage(Storage):
         flat = table.schema.flatten(data, batch, len(batch))
         leaves = [x.reshape((count, *leaf.shape)) for x, leaf in zip(flat.leaves, table.schema.leaves, strict=True)]
         flat = self._put_back(flat._replace(leaves=leaves, batch=(count,)), aside, count)
-        payload = Payload(flat, table.late.rows(late, batch), table.prepare(flat, count, None) if table.kinds else ())
+        payload = flat._replace(late=table.late.rows(late, batch), prepared=table.prepare(flat, count, None))
         placement = Picks(slots, torch.arange(count, device=slots.device), slots)
 
         def change() -> None:
@@ -597,7 +587,7 @@ class TensorStorage(Storage):
         """
         table = self._require()
         paths = table.schema.paths
-        if path in table.late.columns:
+        if path in table.late.fields:
             fitted = table.late.rows({path: value}, batch)[path]
             write = functools.partial(table.late.put, path, slots, fitted)
         else:
@@ -678,13 +668,13 @@ class TensorStorage(Storage):
             CheckpointError: naming what differs.
         """
         if state["schema"] is not None:
-            self.open_state(state, 0)
+            self.open_state(state)
 
-    def open_state(self, state: dict[str, Any], seam: int) -> tuple[Schema, dict[str, Any], dict[int, Any]]:
+    def open_state(self, state: dict[str, Any]) -> tuple[Schema, dict[str, Any], dict[int, Any]]:
         """Check a state.
 
         Returns:
-            The schema, the state, and what reads the values of each leaf, its row `seam` first.
+            The schema, the state, and what reads the values of each leaf.
 
         Raises:
             CheckpointError: naming what differs.
@@ -698,20 +688,17 @@ class TensorStorage(Storage):
                 "load into a buffer with the same schema"
             )
             raise CheckpointError(msg)
-        state = {**state, "columns": dict(state["columns"]), "objects": check_objects(schema, state, seam)}
-        found, rows = self._find_sources(state, schema, seam), int(state["rows"])
+        state = {**state, "columns": dict(state["columns"]), "objects": check_objects(schema, state)}
+        found, rows = self._find_sources(state, schema), int(state["rows"])
         for name, leaf in zip(schema.column_names, schema.leaves, strict=True):
             check_column(name, found[name], leaf.dtype, (rows, *leaf.shape))
-        _open_late(schema, state, seam)
+        _check_late(schema, state)
         return schema, state, {i: found[name] for i, name in enumerate(schema.column_names)}
 
-    def _find_sources(self, state: dict[str, Any], schema: Schema, seam: int) -> dict[str, Any]:
+    def _find_sources(self, state: dict[str, Any], schema: Schema) -> dict[str, Any]:
         """Return what reads the values of each leaf by its name: the columns of a state, or what stands for them."""
-        found: dict[str, Any] = {**find_coded(state, schema, self._codecs(), seam), **find_nexts(state, schema, seam)}
-        for name in schema.column_names:
-            source = state["columns"].get(name)
-            found.setdefault(name, source if source is None or not seam else Turned(source, seam))
-        return found
+        columns = {name: state["columns"].get(name) for name in schema.column_names}
+        return {**columns, **find_coded(state, schema, self._codecs()), **find_nexts(state, schema)}
 
     def _codecs(self) -> list[AnyCodec]:
         """Return the codecs with which compressed columns of a checkpoint may be read."""
@@ -734,7 +721,7 @@ class TensorStorage(Storage):
             self.clear()
             return
         seam, mapped, laid_out = self.seam(state), bool(state.get("mapped")), self.laid_out
-        schema, state, sources = self.open_state(state, seam)
+        schema, state, sources = self.open_state(state)
         if seam and mapped:
             raise_mapped_ring(state, seam, self.capacity)
         rows, num_envs = int(state["rows"]), max(1, int(state["lanes"]))
@@ -744,7 +731,7 @@ class TensorStorage(Storage):
         table = self._require()
         self._end_flush()
         try:
-            table.load(state, sources)
+            table.load(state, sources, seam)
         except Exception:
             if not laid_out:  # a damaged file, of which a part was read
                 self.forget_form()
@@ -793,8 +780,8 @@ def _check_counts(state: dict[str, Any], ndim: int, capacity: int) -> None:
         raise CheckpointError(msg)
 
 
-def _open_late(schema: Schema, state: dict[str, Any], seam: int) -> None:
-    """Check the late fields of a state, and let their row `seam` come first.
+def _check_late(schema: Schema, state: dict[str, Any]) -> None:
+    """Check the late fields of a state.
 
     Raises:
         CheckpointError: naming a column that is missing or has another shape.
@@ -807,8 +794,6 @@ def _open_late(schema: Schema, state: dict[str, Any], seam: int) -> None:
             raise CheckpointError(msg)
         check_column(name, value, value.dtype, (rows, *value.shape[1:]))
         check_column(has, columns.get(has), torch.bool, (rows,))
-        for column in (name, has) if seam else ():
-            columns[column] = Turned(columns[column], seam)
 
 
 def raise_mapped_ring(state: dict[str, Any], seam: int, capacity: int) -> NoReturn:

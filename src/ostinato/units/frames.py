@@ -148,7 +148,7 @@ class FrameStack(SampleUnit):
         if self.k == 1:
             return self._column(Request(after, ends), torch.ones_like(ends, dtype=torch.bool)[:, None])
         rows, valid = self._rows_of(ends, table, seen, then=True)
-        return self._column(Request(frame, rows, after, self._is_last(ends)), valid)
+        return self._column(Request(frame, rows), valid)._replace(other=after, pick=self._is_last(ends))
 
     def _rows_of(self, slots: Tensor, table: EpisodeTable, seen: _Seen, *, then: bool) -> tuple[Tensor, Tensor | None]:
         """Return the rows of stacks; fields with the same last rows share them."""

@@ -172,7 +172,7 @@ class Hindsight(SampleUnit):
         source = fields.achieved if fields.next_achieved is None else fields.next_achieved
         slots = torch.where(relabelled, chosen, plan.records)
         goals = [position for position in (fields.goal, fields.next_goal) if position is not None]
-        columns = {position: Column(Request(position, slots, source, relabelled)) for position in goals}
+        columns = {position: Column(Request(position, slots), other=source, pick=relabelled) for position in goals}
         fields_added = {**plan.fields, "relabelled": relabelled}
         return plan._replace(changed={**plan.changed, **columns}, fields=fields_added)
 

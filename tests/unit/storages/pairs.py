@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ostinato.core.records import Request
+from ostinato.core.records import Column, Plan, Request
 from ostinato.storages import memory
 
 if TYPE_CHECKING:
@@ -199,18 +199,18 @@ class Pair:
         slots, pick = torch.tensor(some), torch.tensor([self.rng.random() < 0.5 for _ in some])
         assert plain.storage.schema is not None
         names = [".".join(map(str, leaf.path)) for leaf in plain.storage.schema.leaves]
-        requests = [Request(leaf, slots) for leaf in range(len(names))]
+        plan = Plan(plain.storage.schema, slots, slots)
         for key in OBSERVATIONS:
             leaves = [names.index(key), names.index(f"next.{key}")]
             self.rng.shuffle(leaves)
-            requests.append(Request(leaves[0], slots, leaves[1], pick))
+            plan = plan.with_columns({leaves[0]: Column(Request(leaves[0], slots), other=leaves[1], pick=pick)})
         reads: list[Callable[[ReplayBuffer], Any]] = [
             lambda rb: rb[:],
             lambda rb: rb[0],
             lambda rb: rb[self.index(some)],
             lambda rb: rb.storage.present(rb.storage.gather(slots), (4,)),
             lambda rb: rb.storage["next", "obs"],
-            lambda rb: dict(enumerate(rb.storage.fetch(requests))),
+            lambda rb: dict(enumerate(rb.storage.read_plan(plan))),
             lambda rb: rb.sample(),
         ]
         for read in reads:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, ListStorage
-from ostinato.core.records import Request
-from ostinato.errors import OptionError, UsageError
+from ostinato.core.records import Column, Plan, Request
+from ostinato.errors import OptionError, SchemaError, UsageError
 
 ROWS = 13
 
@@ -23,24 +23,18 @@ def stored() -> LazyTensorStorage:
 def test_slots_out_of_range_are_refused() -> None:
     storage = stored()
     for slot in (-1, ROWS, 2 * ROWS - 1, 2**62):
-        for other, pick in ((None, None), (1, torch.tensor([True, False]))):
-            with pytest.raises(IndexError):
-                storage.fetch([Request(0, torch.tensor([0, slot]), other, pick)])
+        with pytest.raises(IndexError):
+            storage.fetch([Request(0, torch.tensor([0, slot]))])
 
 
-WRONG = [
-    (Request(0, torch.tensor([1]), 2, torch.tensor([True])), "one dtype and shape"),
-    (Request(0, torch.tensor([1]), 1), "no pick"),
-    (Request(0, torch.tensor([1]), None, torch.tensor([True])), "together"),
-    (Request(0, torch.tensor([1]), 1, torch.tensor([True, False])), r"bool\[1\]"),
-    (Request(0, torch.tensor([1]), 1, torch.tensor([1])), r"int64\[1\]"),
-]
-
-
-def test_requests_that_fit_nothing_are_refused() -> None:
-    for request, message in WRONG:
-        with pytest.raises(OptionError, match=message):
-            stored().fetch([request])
+@pytest.mark.usefixtures("backend")
+def test_rows_of_two_fields_must_be_alike() -> None:
+    storage, slots = stored(), torch.tensor([1, 2])
+    plan = Plan(storage.schema, slots, slots)  # type: ignore[arg-type]
+    chosen = Column(Request(0, slots), other=1, pick=torch.tensor([True, False]))
+    assert storage.read_plan(plan.with_columns({0: chosen}))[0].tolist() == [[1.0] * 3, [0.0] * 3]
+    with pytest.raises(SchemaError, match="one dtype and shape"):
+        storage.read_plan(plan.with_columns({0: chosen._replace(other=2)}))
 
 
 def test_storages_without_fields_say_so() -> None:
