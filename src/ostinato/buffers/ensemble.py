@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.routed_writes import Route
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Key
-    from ostinato.samplers.ensemble import WhenEmpty
-    from ostinato.samplers.ratio import Ratio, RatioSteps, Rounding
+    from ostinato.samplers.ensemble import Ratio, RatioSteps, Rounding, WhenEmpty
 
 
 def check_buffers(rbs: Sequence[Any]) -> None:

@@ -24,7 +24,7 @@ from ostinato.buffers.views import ViewEngine
 from ostinato.core.records import Run
 from ostinato.errors import EmptyBufferError, OptionError, OstinatoError, TooFewRowsError, UsageError
 from ostinato.samplers import RandomSampler, Sampler
-from ostinato.samplers.ratio import Split
+from ostinato.samplers.ensemble import Split
 from ostinato.storages import StorageEnsemble
 from ostinato.writers import WriterEnsemble
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.episodes.keys import Key
     from ostinato.durable.progress import ProgressOption
-    from ostinato.samplers.ensemble import WhenEmpty
-    from ostinato.samplers.ratio import Rounding
+    from ostinato.samplers.ensemble import Rounding, WhenEmpty
 
 
 @final
