@@ -11,7 +11,7 @@ from ostinato.core.eligible import grown, slots_of
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rank_order import RankOrder
 from ostinato.errors import PriorityError, SlotError, TooFewRowsError
-from ostinato.samplers.base import PrioritySampler, Sampler, written
+from ostinato.samplers.base import PrioritySampler, written
 from ostinato.samplers.priorities import check_capacity, check_reduction, reduce_items
 from ostinato.samplers.state import require, require_options
 from ostinato.samplers.uses import MOST_DRAWS, Uses, UsesSampler
@@ -322,30 +322,11 @@ class HeapSampler(PrioritySampler, _TopSampler):
 
     # -- without a buffer ----------------------------------------------------------------------------------------------
 
-    def update_priority(self, index: Any, priority: Any, *, storage: BareStorage | None = None) -> None:
-        """Set the priorities of rows of a bare storage; for rows of a buffer use its method, which checks generations.
-
-        Args:
-            index: slots, or an index as `sample` returns it.
-            priority: one number, or one for each row; further dimensions are reduced.
-            storage: needed for an index with `ndim=2`.
-
-        Raises:
-            PriorityError: for invalid priorities; nothing is changed.
-            SlotError: for a negative slot, or one at or beyond `max_capacity`; nothing is changed.
-        """
-        slots, given = self._read_priorities(index, priority, storage, torch.device("cpu"))
-        if given is not None and slots.numel():
-            where: NDArray[np.int64] = slots.numpy()
-            new = where[where >= self._rows]
-            self._write(where, given.numpy())
-            self._uses.record(np.unique(new))
-            self._order.include(where[self._order.has(where)])
-
-    def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:
-        """Treat rows as just written: they get the default priority, and return if they have left."""
-        Sampler.mark_update(self, index, storage=storage)
-        self.extend(index)
+    def _set_by_index(self, index: Any, priority: Any, storage: BareStorage | None, *, least: int = 0) -> Tensor:
+        slots = super()._set_by_index(index, priority, storage, least=least)
+        if priority is None:  # rows just written: those that have left return
+            self._uses.record(np.unique(slots.numpy()))
+        return slots
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
