@@ -115,10 +115,10 @@ class Sequence(SampleUnit):
         bootstrap: int = 0,
         dilation: int = 1,
     ) -> None:
-        self.length = check_integer("length", length, 1, OptionError)
-        self.burn_in = check_integer("burn_in", burn_in, 0, OptionError)
-        self.bootstrap = check_integer("bootstrap", bootstrap, 0, OptionError)
-        self.dilation = check_integer("dilation", dilation, 1, OptionError)
+        self.length = check_integer("length", length, 1, OptionError, below=2**30)
+        self.burn_in = check_integer("burn_in", burn_in, 0, OptionError, below=2**30)
+        self.bootstrap = check_integer("bootstrap", bootstrap, 0, OptionError, below=2**30)
+        self.dilation = check_integer("dilation", dilation, 1, OptionError, below=2**30)
         if episode_boundary not in _BOUNDARIES:
             msg = f"Unknown episode_boundary {episode_boundary!r}: it must be one of {list(_BOUNDARIES)}"
             raise OptionError(msg)

@@ -159,13 +159,6 @@ class NumpyEpisodes:
         """Count the rows present before each one."""
         _array(out, n)[:] = self._find(_array(slots, n))[1]
 
-    def ended(self, slots: int, n: int, out: int) -> None:
-        """Tell which rows end their episode."""
-        record, behind = self._find(_array(slots, n))
-        row = self._table[record]
-        last = (record >= 0) & (behind == row["length"] - 1)
-        _array(out, n, np.bool_)[:] = last & (row["status"] == ENDED)
-
     def shift(self, slots: int, steps: int, n: int, out: int) -> None:
         """Find the slots that lie `steps[i]` rows further."""
         _array(out, n)[:] = self._move(_array(slots, n), _array(steps, n)[:, None])[0][:, 0]
