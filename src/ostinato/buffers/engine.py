@@ -45,8 +45,7 @@ from ostinato.buffers.remover import Remover, check_deletable, make_remover
 from ostinato.buffers.view_list import ViewList
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.eligible import Eligible
-from ostinato.core.episodes.keys import Marks, merge_episodes
-from ostinato.core.episodes.tracker import EpisodeTracker
+from ostinato.core.episodes.tracker import EpisodeTracker, Marks, merge_episodes
 from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, Run, View
@@ -75,7 +74,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.remover import RemoverName
-    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.episodes.tracker import Episodes
     from ostinato.core.records import Placement
     from ostinato.samplers import PrioritySampler, Sampler
     from ostinato.storages import Storage

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.episodes.keys import Key
+    from ostinato.core.episodes.tracker import Key
     from ostinato.durable.progress import ProgressOption
     from ostinato.samplers.ensemble import Rounding, WhenEmpty
 

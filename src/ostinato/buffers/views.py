@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.remover import Remover
     from ostinato.buffers.replay import ReplayBuffer
     from ostinato.core.eligible import Eligible
-    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.episodes.tracker import Episodes
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
     from ostinato.units import SampleUnit

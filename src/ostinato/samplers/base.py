@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.eligible import FreeSlots
-    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.episodes.tracker import Episodes
     from ostinato.core.records import Draw, Placement, Plan
     from ostinato.core.rows import Path
     from ostinato.samplers.standalone import BareStorage

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, final
 import torch
 
 from ostinato.core import kinds
-from ostinato.core.episodes.keys import Episodes, as_path
+from ostinato.core.episodes.tracker import Episodes, as_path
 from ostinato.core.options import check_integer
 from ostinato.core.records import Draw, Run
 from ostinato.errors import EmptyBufferError, KindError, OptionError, TooFewRowsError, UsageError
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.eligible import EligibleRows
-    from ostinato.core.episodes.keys import Key
     from ostinato.core.episodes.table import EpisodeTable, Starts
+    from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import Placement, Plan, View
     from ostinato.core.rows import Path
     from ostinato.samplers.base import StorageShape, WriterOrder

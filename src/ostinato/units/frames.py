@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 import torch
 
-from ostinato.core.episodes.keys import Episodes, as_path
+from ostinato.core.episodes.tracker import Episodes, as_path
 from ostinato.core.kinds import show_path
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.records import Column, Request, next_path
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.episodes.keys import Key
     from ostinato.core.episodes.table import EpisodeTable
+    from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import Plan, View
     from ostinato.core.rows import Schema
 

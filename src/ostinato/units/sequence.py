@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 import torch
 
-from ostinato.core.episodes.keys import Episodes, as_path
-from ostinato.core.episodes.tracker import EpisodeTracker, TrackedRows
+from ostinato.core.episodes.tracker import Episodes, EpisodeTracker, TrackedRows, as_path
 from ostinato.core.options import check_integer
 from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
     Index: TypeAlias = Tensor | tuple[Tensor, ...]
 
-    from ostinato.core.episodes.keys import Key
     from ostinato.core.episodes.table import EpisodeTable
+    from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import View
 
 _BOUNDARIES = ("pad", "stop", "strict", "include_reset")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato._native import Episodes as NativeEpisodes
-    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.episodes.tracker import Episodes
     from ostinato.core.records import Run
 
 _MAX_CAPACITY = 2**30
