@@ -34,8 +34,8 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
     )
     from ostinato.buffers.export import export
     from ostinato.collect import VectorEnvRecorder
-    from ostinato.core.episodes.boundaries import DEFAULT_DONE_KEYS, find_start_stop_traj
-    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.episodes.continuity import DEFAULT_DONE_KEYS, find_start_stop_traj
+    from ostinato.core.episodes.tracker import Episodes
     from ostinato.datasets import DatasetStorage, open_dataset
     from ostinato.distributed.ray_buffer import RayReplayBuffer
     from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
@@ -237,8 +237,8 @@ _MODULES = {
     ),
     "buffers.export": ("export",),
     "collect": ("VectorEnvRecorder",),
-    "core.episodes.boundaries": ("DEFAULT_DONE_KEYS", "find_start_stop_traj"),
-    "core.episodes.keys": ("Episodes",),
+    "core.episodes.continuity": ("DEFAULT_DONE_KEYS", "find_start_stop_traj"),
+    "core.episodes.tracker": ("Episodes",),
     "datasets": ("DatasetStorage", "open_dataset"),
     "distributed.ray_buffer": ("RayReplayBuffer",),
     "distributed.rpc": ("RemoteTensorDictReplayBuffer",),

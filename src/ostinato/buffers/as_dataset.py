@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato.core import kinds
-from ostinato.core.episodes.keys import Episodes
-from ostinato.core.episodes.tracker import EpisodeTracker
+from ostinato.core.episodes.tracker import Episodes, EpisodeTracker
 from ostinato.core.kinds import show_path
 from ostinato.core.records import Request
 from ostinato.core.rows import describe

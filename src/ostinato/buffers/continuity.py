@@ -15,8 +15,7 @@ from ostinato.storages import TensorStorage
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.episodes.keys import Episodes
-    from ostinato.core.episodes.tracker import EpisodeTracker
+    from ostinato.core.episodes.tracker import Episodes, EpisodeTracker
     from ostinato.core.ring import Ring
     from ostinato.core.rows import Leaf, Path, Schema
     from ostinato.samplers import Sampler

@@ -14,7 +14,7 @@ from ostinato.buffers.routed_writes import check_route, require_route, write_row
 from ostinato.buffers.stats import BufferStats, combine
 from ostinato.buffers.streams import end_streams
 from ostinato.core import kinds
-from ostinato.core.episodes.keys import as_path
+from ostinato.core.episodes.tracker import as_path
 from ostinato.core.group import choose
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import SamplerEnsemble
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from ostinato.buffers.pipeline import Batch
     from ostinato.buffers.routed_writes import Route
     from ostinato.buffers.trajectory_view import Trajectory
-    from ostinato.core.episodes.keys import Key
-    from ostinato.samplers.ensemble import WhenEmpty
-    from ostinato.samplers.ratio import Ratio, RatioSteps, Rounding
+    from ostinato.core.episodes.tracker import Key
+    from ostinato.samplers.ensemble import Ratio, RatioSteps, Rounding, WhenEmpty
 
 
 def check_buffers(rbs: Sequence[Any]) -> None:

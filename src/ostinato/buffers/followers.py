@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.observer import Incoming
     from ostinato.buffers.store import Store
-    from ostinato.core.episodes.keys import Marks
-    from ostinato.core.episodes.tracker import EpisodeTracker
+    from ostinato.core.episodes.tracker import EpisodeTracker, Marks
     from ostinato.core.records import Placement
     from ostinato.units import SampleUnit
 

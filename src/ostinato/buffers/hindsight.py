@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ostinato.buffers.tensordict import TensorDictReplayBuffer
-from ostinato.core.episodes.keys import Episodes, as_path
+from ostinato.core.episodes.tracker import Episodes, as_path
 from ostinato.units import Hindsight, HindsightStrategy, SampleUnit
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.options import BufferOptions
-    from ostinato.core.episodes.keys import Key
+    from ostinato.core.episodes.tracker import Key
 
 _FLAGS = ("done", "terminated", "truncated")
 

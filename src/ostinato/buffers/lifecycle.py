@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.records import Engine
     from ostinato.buffers.remover import RemoverName
-    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.episodes.tracker import Episodes
     from ostinato.storages.base import Checkpointer
     from ostinato.units import SampleUnit
 

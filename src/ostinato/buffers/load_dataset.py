@@ -10,7 +10,7 @@ import torch
 from ostinato.buffers.as_dataset import buffer_as_dataset
 from ostinato.buffers.options import positive
 from ostinato.core import kinds
-from ostinato.core.episodes.keys import Episodes
+from ostinato.core.episodes.tracker import Episodes
 from ostinato.core.index import select
 from ostinato.core.kinds import show_path
 from ostinato.core.records import Request

@@ -23,7 +23,7 @@ from ostinato.buffers.tensordict import TensorDictReplayBuffer
 from ostinato.core.records import Run
 from ostinato.errors import EmptyBufferError, OptionError, OstinatoError, TooFewRowsError, UsageError
 from ostinato.samplers import RandomSampler, Sampler
-from ostinato.samplers.ratio import Split
+from ostinato.samplers.ensemble import Split
 from ostinato.storages import StorageEnsemble
 from ostinato.writers import WriterEnsemble
 

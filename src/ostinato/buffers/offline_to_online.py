@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.episodes.keys import Key
+    from ostinato.core.episodes.tracker import Key
     from ostinato.durable.progress import ProgressOption
-    from ostinato.samplers.ensemble import WhenEmpty
-    from ostinato.samplers.ratio import Rounding
+    from ostinato.samplers.ensemble import Rounding, WhenEmpty
 
 
 @final

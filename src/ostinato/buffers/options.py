@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ostinato.core import kinds
-from ostinato.core.episodes.keys import Episodes
+from ostinato.core.episodes.tracker import Episodes
 from ostinato.core.rows import map_leaves
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import Sampler

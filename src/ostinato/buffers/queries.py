@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ostinato.buffers.shared import SharedEngine
 from ostinato.core import kinds
-from ostinato.core.episodes.boundaries import DEFAULT_DONE_KEYS, find_start_stop_traj
-from ostinato.core.episodes.keys import as_path
+from ostinato.core.episodes.continuity import DEFAULT_DONE_KEYS, find_start_stop_traj
+from ostinato.core.episodes.tracker import as_path
 from ostinato.core.kinds import Node, show_path
 from ostinato.core.records import Request
 from ostinato.errors import KeyMissingError, KindError, SchemaError, UsageError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.records import Engine
     from ostinato.buffers.trajectory_view import Trajectory
-    from ostinato.core.episodes.keys import Key
+    from ostinato.core.episodes.tracker import Key
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
 

@@ -28,8 +28,7 @@ from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.buffers.remover import check_deletable, make_remover
 from ostinato.buffers.store import Store
 from ostinato.core.counts import BufferCounts, make_counts
-from ostinato.core.episodes.keys import merge_episodes
-from ostinato.core.episodes.tracker import EpisodeTracker
+from ostinato.core.episodes.tracker import EpisodeTracker, merge_episodes
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, View
 from ostinato.errors import (
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.remover import RemoverName
-    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.episodes.tracker import Episodes
     from ostinato.core.ring import Ring
     from ostinato.samplers import PrioritySampler, Sampler
     from ostinato.storages import Storage

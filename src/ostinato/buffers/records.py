@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from fractions import Fraction
 
     from torch import Tensor
 
@@ -76,7 +75,7 @@ class Mix(NamedTuple):
     """The `Ticket` of each part; of members that draw by themselves the number of its rows."""
     rng: Tensor | None = None
     """As in `Ticket`."""
-    owed: tuple[Fraction, ...] | None = None
+    owed: list[float] | None = None
     """What the batch left of the exact share of each member; see `Split`."""
     last: bool = False
     """Ensembles have no epochs."""

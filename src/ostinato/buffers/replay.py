@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.remover import RemoverName
     from ostinato.buffers.stats import BufferStats
     from ostinato.buffers.trajectory_view import Trajectory
-    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.episodes.tracker import Episodes
     from ostinato.datasets import DatasetStorage
     from ostinato.datasets.dataset import Fields
     from ostinato.datasets.export import ExportOptions, ExportReport

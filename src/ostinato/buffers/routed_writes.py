@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.episodes.keys import as_path
+from ostinato.core.episodes.tracker import as_path
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.buffers.mixing import Member
-    from ostinato.core.episodes.keys import Key
+    from ostinato.core.episodes.tracker import Key
     from ostinato.transforms import Compose
 
 

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.rate_limit import Gate, RateLimiter
     from ostinato.buffers.records import Engine
     from ostinato.buffers.remover import Remover, RemoverName
-    from ostinato.core.episodes.keys import Episodes
-    from ostinato.core.episodes.tracker import EpisodeTracker
+    from ostinato.core.episodes.tracker import Episodes, EpisodeTracker
     from ostinato.core.shared_ring import SharedRing
     from ostinato.storages import Storage
     from ostinato.transforms import Compose

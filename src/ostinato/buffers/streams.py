@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.core.episodes.keys import as_path
+from ostinato.core.episodes.tracker import as_path
 from ostinato.core.kinds import show_path
 from ostinato.errors import KindError, OptionError, UsageError
 from ostinato.samplers import SliceSampler
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.replay import ReplayBuffer
-    from ostinato.core.episodes.keys import Key
+    from ostinato.core.episodes.tracker import Key
     from ostinato.core.rows import Path
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.records import Engine
     from ostinato.buffers.replay import ReplayBuffer
     from ostinato.buffers.store import Store
-    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.episodes.tracker import Episodes
     from ostinato.units import SampleUnit
 
 

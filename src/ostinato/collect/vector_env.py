@@ -12,7 +12,7 @@ from ostinato.buffers import ReplayBuffer, ReplayBufferEnsemble, TensorDictRepla
 from ostinato.buffers.options import leaves_by_path
 from ostinato.core import kinds
 from ostinato.core.casts import cast
-from ostinato.core.episodes.keys import as_path
+from ostinato.core.episodes.tracker import as_path
 from ostinato.core.kinds import as_tensor, show_path
 from ostinato.errors import CapacityError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages import ListStorage
@@ -20,7 +20,7 @@ from ostinato.storages import ListStorage
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.episodes.keys import Episodes, Key
+    from ostinato.core.episodes.tracker import Episodes, Key
     from ostinato.core.rows import Path
 
 __all__ = ["VectorEnvRecorder"]

@@ -14,7 +14,7 @@ import torch
 from ostinato import buffers
 from ostinato._optional import require
 from ostinato.buffers.options import positive
-from ostinato.core.episodes.keys import Episodes
+from ostinato.core.episodes.tracker import Episodes
 from ostinato.core.rows import map_leaves
 from ostinato.errors import KeyMissingError, OptionError, SchemaError, UsageError
 from ostinato.storages import LazyTensorStorage

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
-from ostinato.core.episodes.keys import Episodes, as_flags, as_ids
 from ostinato.core.episodes.table import EpisodeTable
+from ostinato.core.episodes.tracker import Episodes, as_flags, as_ids
 from ostinato.core.records import Run
 from ostinato.core.rows import Leaf, column_name
 from ostinato.core.words import number_of

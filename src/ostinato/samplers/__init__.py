@@ -6,9 +6,13 @@ from ostinato.samplers.ensemble import SamplerEnsemble
 from ostinato.samplers.prioritized import PrioritizedSampler
 from ostinato.samplers.prompt_groups import PromptGroupSampler
 from ostinato.samplers.ranked import HeapSampler, StackSampler
-from ostinato.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
+from ostinato.samplers.slices import (
+    PrioritizedSliceSampler,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    StreamingSliceSampler,
+)
 from ostinato.samplers.staleness import StalenessAwareSampler
-from ostinato.samplers.streaming_slices import StreamingSliceSampler
 from ostinato.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 
 __all__ = [

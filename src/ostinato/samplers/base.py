@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import torch
 
 from ostinato.core.options import LARGEST
-from ostinato.core.records import Run
+from ostinato.core.records import Run, View
+from ostinato.core.ring import Ring
 from ostinato.durable import CheckpointReader, CheckpointWriter
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, PriorityError, SlotError
 from ostinato.samplers.standalone import (
@@ -30,9 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.eligible import FreeSlots
-    from ostinato.core.episodes.keys import Episodes
-    from ostinato.core.records import Draw, Placement, Plan, View
-    from ostinato.core.ring import Ring
+    from ostinato.core.episodes.tracker import Episodes
+    from ostinato.core.records import Draw, Placement, Plan
     from ostinato.core.rows import Path
     from ostinato.samplers.standalone import BareStorage
 
@@ -390,6 +390,7 @@ class PrioritySampler(Sampler):
     prioritized = True
     max_capacity: int
     """Most rows that it can keep priorities for: a row in a slot from this one on raises `SlotError`."""
+    _rows = _slots = 0  # rows with a priority, and slots of the buffer, as far as they are known
 
     def check_device(self, device: torch.device) -> None:
         """Raise if it cannot keep priorities of rows on this device.
@@ -397,6 +398,11 @@ class PrioritySampler(Sampler):
         Raises:
             OptionError: naming both devices.
         """
+
+    @property
+    def device(self) -> torch.device:
+        """Where priorities are kept."""
+        return _CPU
 
     def max_rows(self, storage: SizedStorage) -> int:
         """Return how many rows of a storage it can keep priorities for.
@@ -440,30 +446,60 @@ class PrioritySampler(Sampler):
         self.begin(view)
         return view
 
-    def _read_priorities(
-        self, index: Any, priority: Any, storage: BareStorage | None, device: torch.device, *, least: int = 0
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the slots of an index and their priorities, checked, without rows that were not kept (-1).
+    def extend(self, index: Any, *, storage: BareStorage | None = None) -> None:
+        """Record that rows of a bare storage were written: they get the default priority.
 
         Args:
-            index: slots, or an index as `sample` returns it.
-            priority: see `update_priority`; None for the default priority.
-            storage: needed for an index with `ndim=2`.
-            device: of the slots.
-            least: the smallest slot allowed.
+            index: their slots, or an index as `sample` returns it; -1 marks a row that was not kept.
+            storage: needed for an index with `ndim=2`, which is otherwise only noted: set its priorities next.
         """
+        super().mark_update(index, storage=storage)
+        if not isinstance(index, tuple) or len(index) == 1 or storage is not None:
+            self._set_by_index(index, None, storage, least=-1)
+
+    def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:
+        """Give rows of a bare storage the default priority, as new rows get it; see `update_priority`."""
+        super().mark_update(index, storage=storage)
+        self._set_by_index(index, None, storage)
+
+    def update_priority(self, index: Any, priority: Any, *, storage: BareStorage | None = None) -> None:
+        """Set the priorities of rows of a bare storage; for rows of a buffer use its method, which checks generations.
+
+        Args:
+            index: slots, or an index as `sample` returns it. Of equal slots the last one wins.
+            priority: one number, or one for each row; further dimensions are reduced.
+            storage: needed for an index with `ndim=2`.
+
+        Raises:
+            PriorityError: for invalid priorities; nothing is changed.
+            SlotError: for a negative slot, or one at or beyond `max_capacity`; nothing is changed.
+            UsageError: if the number of priorities is not that of rows, or the storage is missing.
+        """
+        self._set_by_index(index, priority, storage)
+
+    def _set_by_index(self, index: Any, priority: Any, storage: BareStorage | None, *, least: int = 0) -> Tensor:
+        """Set priorities, or the default priority for None, of an index with slots from `least` on, -1 for no row.
+
+        Returns:
+            The slots, without -1.
+        """
+        device = self.device if storage is None else storage.device
         slots, shape = read_index(index, storage, device)
         check_not_negative(slots.cpu(), least=least)
         steps = None if self.slices else steps_of_rows(None if storage is None else storage.schema)
         given = None if priority is None else read_values(priority, shape, self.reduce, steps).to(device)
         kept = slots >= 0
         slots, given = slots[kept].contiguous(), None if given is None else given[kept].contiguous()
-        if slots.numel():
-            if given is not None:
-                self.check(given)
-            room = self.max_capacity if storage is None else self.max_rows(storage)
-            self.check_rows(int(slots.max()) + 1, room)
-        return slots, given
+        if not slots.numel():
+            return slots
+        if given is not None:
+            self.check(given)
+        room = self.max_capacity if storage is None else self.max_rows(storage)
+        rows = max(self._rows, int(slots.max()) + 1)
+        self.check_rows(rows, max(room, self._rows))
+        capacity = self._slots if self._slots >= rows else max(room, self._rows)
+        self.set_priorities(slots, given, View(rows, capacity, rows % capacity, Ring(capacity, device), device))
+        return slots
 
     def priorities_at(self, slots: Tensor, view: View) -> Tensor:  # noqa: ARG002
         """Return the priorities of rows, float64 `[n]`, for `remover="lowest_priority"`.

@@ -6,20 +6,19 @@ After its last draw a row stays in its slot (`LimitedSampler`), or leaves the bu
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 import torch
 
-from ostinato.core.eligible import Eligible
+from ostinato.core.eligible import Eligible, FreeSlots, grown, slots_of
 from ostinato.core.options import check_integer
 from ostinato.core.records import Draw, Run, ring_range
-from ostinato.errors import CheckpointError, EmptyBufferError, OptionError
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 from ostinato.samplers.base import CountingSampler, check_replacement
 from ostinato.samplers.distinct import draw_distinct
-from ostinato.samplers.state import require
+from ostinato.samplers.state import require, require_options
 from ostinato.samplers.uniform import RandomSampler
-from ostinato.samplers.uses import MOST_DRAWS, Uses, UsesSampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +26,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ostinato.core.records import Placement, View
+    from ostinato.core.rank_order import RankOrder
+    from ostinato.core.records import Picks, Placement, View
     from ostinato.core.ring import Ring
-    from ostinato.samplers.base import Sampler
+    from ostinato.samplers.base import Sampler, StorageShape, WriterOrder
+    from ostinato.samplers.standalone import BareStorage
+
+    Slots: TypeAlias = NDArray[np.int64]
+
+MOST_DRAWS = 2**31
+"""Draws of a row are below it: they are counted in 32 bits."""
 
 
 @final
@@ -209,6 +215,275 @@ class QueueSampler(CountingSampler):
         self._waiting, self._known = int(state["waiting"]), True
 
 
+class UsesSampler(CountingSampler):
+    """Base of samplers of rows that are drawn a limited number of times, and are no longer eligible then.
+
+    With `leaves` a row that is used up leaves the buffer: its slot is free once all batches with the row were
+    delivered. Memory: 4 bytes for each slot, and 12 more with `leaves`.
+
+    Args:
+        limit: draws of each row; None for any number.
+        eligible: the set that the rows with draws left are kept in.
+        leaves: whether rows leave.
+    """
+
+    row_values: tuple[str, ...] | None = ("uses",)
+    row_slots: tuple[str, ...] = ("order", "free")
+    limit_name = "max_times_sampled"
+    """The option with the draws of a row, None for any number."""
+
+    def __init__(self, limit: int | None, eligible: Eligible | RankOrder, *, leaves: bool) -> None:
+        self._limit, self._eligible, self.leaves = limit, eligible, leaves
+        self._begin()
+
+    def _begin(self) -> None:
+        self.ran_out = False
+        self._free = FreeSlots()
+        self._rows = 0  # slots that were seen
+        self._total = 0  # draws of all rows, with the limit for each that was deleted
+        self._counts: NDArray[np.int32] = np.zeros(0, np.int32)  # draws of each row
+        self._under_way: NDArray[np.int32] = np.zeros(0, np.int32)  # draws that have not been delivered
+        self._generation: Slots = np.zeros(0, np.int64)  # at the last draw, -1 before it
+
+    @property
+    def epochal(self) -> bool:
+        """Iteration ends with the last row, where rows leave."""
+        return self.leaves
+
+    @property
+    def free(self) -> FreeSlots | None:
+        """Slots of rows that have left."""
+        return self._free
+
+    @property
+    def rows_left(self) -> int:
+        """Rows that can be drawn."""
+        return self._eligible.rows
+
+    @property
+    def draws_left(self) -> int:
+        """Draws of different rows that these rows allow at once."""
+        return self._eligible.rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of counts and order."""
+        counts = (self._counts, self._under_way, self._generation)
+        return self._eligible.nbytes + sum(int(array.nbytes) for array in counts)
+
+    def draws_of(self, capacity: int) -> int:
+        """Return the rows of the largest batch."""
+        return capacity
+
+    def check_parts(self, storage: StorageShape, writer: WriterOrder) -> None:
+        """Check that rows can be written to the slots of rows that have left, where rows leave.
+
+        Raises:
+            OptionError: for a storage of two dimensions, or one that needs ring order.
+            KindError: for a writer that chooses slots itself.
+        """
+        name = type(self).__name__
+        if not self.leaves:
+            return
+        if storage.ndim != 1:
+            msg = f"{name} only supports 1-dimensional storages, got ndim={storage.ndim}: use ndim=1"
+            raise OptionError(msg)
+        if storage.ring_only:
+            msg = (
+                f"{name} lets new rows take the slots of rows that have left, and the storage (single_copy) takes rows "
+                "in ring order only: leave single_copy out, or use LimitedSampler"
+            )
+            raise OptionError(msg)
+        if not (writer.in_order and writer.mutable):
+            msg = (
+                f"{name} requires a writer that leaves the choice of slots to it, got {type(writer).__name__}: use "
+                "RoundRobinWriter, or LimitedSampler"
+            )
+            raise KindError(msg)
+
+    def begin(self, view: View) -> None:
+        """Add rows that were not recorded."""
+        if view.rows < self._rows:
+            self.clear()
+        if view.rows > self._rows:
+            self._add(np.arange(self._rows, view.rows))
+
+    def check_draw(self, view: View, batch_size: int) -> None:  # noqa: ARG002
+        """Raise if all rows have left.
+
+        Raises:
+            EmptyBufferError: if rows leave, and none is left.
+        """
+        self.begin(view)
+        if self.leaves and not self.rows_left:
+            self.ran_out = True
+            msg = (
+                f"Cannot sample from an empty storage: all {view.rows} rows were drawn {self._limit} time(s) and "
+                "have left: add rows first"
+            )
+            raise EmptyBufferError(msg)
+
+    def place(self, rows: int, ring: Ring) -> Picks | None:
+        """Return slots of rows that have left, then those from the cursor on; None if there are none of the first."""
+        return self._free.place(rows, ring)
+
+    def record(self, placement: Placement) -> None:
+        """Add rows just written."""
+        self._add(slots_of(placement))
+        self.ran_out = False
+
+    def _add(self, slots: Slots) -> None:
+        """Let rows be drawn `limit` times from now on, as those just written; each once."""
+        if not slots.size:
+            return
+        rows = int(slots.max()) + 1
+        if rows > self._rows:
+            if rows - self._rows > np.count_nonzero(slots >= self._rows):
+                slots = np.union1d(np.arange(self._rows, rows), slots)  # rows between that were not recorded
+            self._reserve(rows)
+        if self._limit is not None:
+            self._total -= int(self._counts[slots].sum())
+            self._counts[slots] = 0
+        if self.leaves:
+            self._under_way[slots], self._generation[slots] = 0, -1
+            self._free.discard(slots)
+        self._eligible.include(slots)
+
+    def _reserve(self, rows: int) -> None:
+        self._rows = rows
+        if self._limit is not None and rows > self._counts.size:
+            self._counts = grown(self._counts, rows)
+            if self.leaves:
+                self._under_way, self._generation = grown(self._under_way, rows), grown(self._generation, rows, -1)
+
+    def _use(self, slots: Slots, times: NDArray[np.int64] | int, total: int) -> None:
+        """Count draws of rows, each of which is listed once, `total` draws in all."""
+        self._counts[slots] += times
+        self._total += total
+        self._eligible.exclude(slots[self._counts[slots] == self._limit])
+
+    def _take(self, slots: Slots, view: View) -> Draw:
+        """Return a draw of different rows, which is counted if there is a limit."""
+        drawn = torch.from_numpy(slots).to(view.device)
+        generations = view.ring.generations_of_rows(drawn)
+        if self.leaves:
+            self._use(slots, 1, slots.size)
+            self._under_way[slots] += 1
+            self._generation[slots] = generations.cpu().numpy()
+            self.ran_out = self.rows_left == 0
+        return Draw(drawn, generations=generations)
+
+    def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:
+        """Let rows that leave be drawn as often as if they were just written."""
+        super().mark_update(index, storage=storage)
+        if self.leaves:
+            self.extend(index)
+
+    def _end(self, draw: Draw) -> Slots:
+        """End a draw under way of rows that leave; return those of its rows that were not replaced."""
+        if draw.generations is None:
+            return np.zeros(0, np.int64)
+        slots: Slots = draw.slots.cpu().numpy()
+        known = slots < self._generation.size  # of a buffer that was emptied since none are
+        slots = slots[known]
+        slots = slots[self._generation[slots] == draw.generations.cpu().numpy()[known]]
+        self._under_way[slots] -= 1
+        return slots
+
+    def deliver(self, draw: Draw) -> None:
+        """Free the slots of the rows of a delivered batch that have left."""
+        if self.leaves:
+            slots = self._end(draw)
+            self._free.add(slots[(self._counts[slots] == self._limit) & (self._under_way[slots] == 0)])
+
+    def undo(self, draw: Draw, view: View) -> None:
+        """Let the rows of a batch that reached no reader be drawn again, unless they have been replaced since."""
+        if self.leaves:
+            slots = self._end(draw)
+        elif draw.generations is None:
+            return
+        else:
+            there = draw.slots < view.rows
+            kept = draw.slots[there]
+            slots = kept[view.ring.holds(kept, draw.generations[there])].cpu().numpy()
+        np.subtract.at(self._counts, slots, 1)
+        self._total -= slots.size
+        self._eligible.include(np.unique(slots))
+        self.ran_out = self.leaves and self.rows_left == 0
+
+    def holds(self, slots: Tensor) -> Tensor:
+        """Return which rows can still be drawn."""
+        return torch.from_numpy(self._eligible.has(slots.cpu().numpy())).to(slots.device)
+
+    def drop_rows(self, slots: Tensor, view: View) -> None:
+        """Draw rows that are deleted no more."""
+        self.begin(view)
+        gone: Slots = slots.cpu().numpy()
+        self._eligible.exclude(gone)
+        if self._limit is not None:
+            self._total += gone.size * self._limit - int(self._counts[gone].sum())
+            self._counts[gone] = self._limit
+        if self.leaves:
+            self._under_way[gone], self._generation[gone] = 0, -1
+            self._free.add(gone)
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        self._begin()
+        self._eligible.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the draws of each row, the ranks of eligible ones if they have some, and the free slots. Copy."""
+        state: dict[str, Any] = {self.limit_name: self._limit}
+        if self._limit is not None:
+            state["uses"] = torch.from_numpy(self._counts[: self._rows].copy())
+            if isinstance(self._eligible, Eligible):
+                state["order"] = self._eligible.order()
+        return {**state, "free": self._free.state(), "ran_out": self.ran_out} if self.leaves else state
+
+    def check_state(self, state: dict[str, Any], rows: int) -> None:
+        """Check that a state is complete, of the same option, and of `rows` rows.
+
+        Raises:
+            CheckpointError: naming what differs.
+        """
+        require_options(self, state, (self.limit_name,))
+        self._check_uses(state, rows, self._limit)
+
+    def _check_uses(self, state: dict[str, Any], rows: int, limit: int | None) -> None:
+        """Check that a state is of `rows` rows that may be drawn `limit` times."""
+        if limit is None:
+            return
+        uses: Tensor = state["uses"]
+        good = uses.dtype is torch.int32 and uses.shape == (rows,) and not bool(((uses < 0) | (uses > limit)).any())
+        require(good, f"its draws are not those of {rows} rows")
+        if isinstance(self._eligible, Eligible):
+            left = (uses < limit).nonzero().flatten()
+            require(torch.equal(state["order"].sort().values, left), f"its order is not that of {left.numel()} rows")
+        if self.leaves:
+            free, gone = state["free"], (uses == limit).nonzero().flatten()
+            good = free.dtype is torch.int64 and free.unique().shape == free.shape
+            good = good and bool(torch.isin(free, gone).all())
+            require(good, f"its free slots are not those of rows drawn {limit} time(s)")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; rows of batches that were under way then have left."""
+        self.clear()
+        self._limit = limit = state[self.limit_name]
+        if limit is None:
+            return
+        counts: NDArray[np.int32] = state["uses"].numpy()
+        self._reserve(counts.size)
+        self._counts[: counts.size] = counts
+        self._total = int(counts.sum())
+        ranked = isinstance(self._eligible, Eligible)
+        self._eligible.include(state["order"].numpy() if ranked else np.flatnonzero(counts < limit))
+        if self.leaves:
+            self._free.add(state["free"].numpy())
+            self._free.add(np.flatnonzero(counts == limit))
+            self.ran_out = bool(state["ran_out"])
+
+
 @final
 class LimitedSampler(UsesSampler):
     """Uniform draws among the rows that have been drawn fewer than `max_times_sampled` times.
@@ -234,10 +509,11 @@ class LimitedSampler(UsesSampler):
         [0, 0, 1, 1]
     """
 
+    _eligible: Eligible
+
     def __init__(self, max_times_sampled: int) -> None:
         self.max_times_sampled = check_integer("max_times_sampled", max_times_sampled, 1, below=MOST_DRAWS)
-        self._eligible = Eligible()
-        super().__init__(Uses(self.max_times_sampled, self._eligible, leave=False))
+        super().__init__(self.max_times_sampled, Eligible(), leaves=False)
 
     def __repr__(self) -> str:
         """Show the option and the rows left."""
@@ -246,7 +522,7 @@ class LimitedSampler(UsesSampler):
     @property
     def draws_left(self) -> int:
         """Draws that these rows allow."""
-        return self._uses.rows * self.max_times_sampled - self._uses.total
+        return self._rows * self.max_times_sampled - self._total
 
     def draws_of(self, capacity: int) -> int:
         """Return the draws that a full buffer allows."""
@@ -269,25 +545,25 @@ class LimitedSampler(UsesSampler):
         parts, missing = [], batch_size
         while missing:
             # as if drawn one by one: a candidate that is used up by its turn is skipped
-            random = torch.randint(0, self._eligible.rows, (missing,), generator=generator, device=view.device)
-            found = self._use(self._eligible.select(random.cpu().numpy()))
+            random = torch.randint(0, self.rows_left, (missing,), generator=generator, device=view.device)
+            found = self._use_in_turn(self._eligible.select(random.cpu().numpy()))
             parts.append(found)
             missing -= found.size
         slots = torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts)).to(view.device)
         return Draw(slots, generations=view.ring.generations_of_rows(slots))
 
-    def _use(self, candidates: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _use_in_turn(self, candidates: NDArray[np.int64]) -> NDArray[np.int64]:
         """Count one draw of each candidate that is not used up by its turn, and return these candidates in order."""
         by_slot = np.argsort(candidates, kind="stable")
         ranked = candidates[by_slot]
         first = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
         lengths = np.diff(np.r_[first, ranked.size])
         turn = np.arange(ranked.size) - np.repeat(first, lengths)
-        left = self.max_times_sampled - self._uses.counts[ranked]
+        left = self.max_times_sampled - self._counts[ranked]
         good = np.empty(ranked.size, dtype=bool)
         good[by_slot] = turn < left
         found = candidates[good]
-        self._uses.add(ranked[first], np.minimum(lengths, left[first]), found.size)
+        self._use(ranked[first], np.minimum(lengths, left[first]), found.size)
         return found
 
 
@@ -321,13 +597,13 @@ class ConsumingSampler(UsesSampler):
         (3, 1, 1, 0)
     """
 
+    _eligible: Eligible
     limit_name = "max_sample_count"
 
     def __init__(self, max_sample_count: int = 1, *, replacement: bool = True) -> None:
         check_replacement(type(self), replacement=replacement)
         self.max_sample_count = check_integer("max_sample_count", max_sample_count, 1, below=MOST_DRAWS)
-        self._eligible = Eligible()
-        super().__init__(Uses(self.max_sample_count, self._eligible, leave=True))
+        super().__init__(self.max_sample_count, Eligible(), leaves=True)
 
     def __repr__(self) -> str:
         """Show the option and the rows left."""
@@ -341,9 +617,7 @@ class ConsumingSampler(UsesSampler):
         """
         self.check_draw(view, batch_size)
         picked = draw_distinct(self.rows_left, min(batch_size, self.rows_left), generator, view.device)
-        draw = self._uses.take(self._eligible.select(picked.cpu().numpy()), view)
-        self.ran_out = self.rows_left == 0
-        return draw
+        return self._take(self._eligible.select(picked.cpu().numpy()), view)
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:
         """Check that a state is complete, and of `rows` rows; `max_sample_count` becomes that of the state.
@@ -353,7 +627,7 @@ class ConsumingSampler(UsesSampler):
         """
         limit = state["max_sample_count"]
         require(type(limit) is int and 1 <= limit < MOST_DRAWS, f"max_sample_count is {limit!r}")
-        self._uses.check_state(state, rows, limit)
+        self._check_uses(state, rows, limit)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; `max_sample_count` becomes that of the state."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, final
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, final, get_args
 
 import numpy as np
 import torch
 
 from ostinato.core.group import Group
+from ostinato.core.options import check_choice, check_integer
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 from ostinato.samplers.base import Sampler, check_replacement
-from ostinato.samplers.ratio import MixingRatio, Ratio, RatioSteps, Rounding, Split, check_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -26,9 +27,186 @@ __all__ = ["SamplerEnsemble"]
 
 WhenEmpty: TypeAlias = Literal["renormalize", "raise", "fill"]
 """How an ensemble handles a member without rows to draw."""
+Shares: TypeAlias = "float | Sequence[float] | Tensor | np.ndarray[Any, Any]"
+"""The share of the first of two members, or one number for each member."""
+Ratio: TypeAlias = "Shares | Mapping[int, Shares] | Callable[[int], Shares]"
+"""Shares, a mapping of steps to shares, or a function of the step."""
+Rounding: TypeAlias = Literal["carry", "nearest"]
+"""What becomes of the fraction of a row that a share leaves in a batch."""
+RatioSteps: TypeAlias = Literal["batches", "calls"]
+"""What a schedule of the ratio counts."""
 _SAMPLEABLE = "sampleable"
 _NEARLY = 1e-6
 """A share of a batch this close to an integer is rounded: `p` may have been float32."""
+_TINY = 1e-9
+"""Rounding errors of a share of a batch are below it."""
+
+
+class Split(NamedTuple):
+    """How a batch is divided among members."""
+
+    members: list[int]
+    """The member of each part."""
+    sizes: list[int]
+    """Rows of each part."""
+    owed: list[float] | None = None
+    """For each member its exact share of the batch less its rows; None without an exact ratio."""
+
+
+@final
+class MixingRatio:
+    """Shares of members, constant or following a schedule, and the number of rows of each batch.
+
+    A share `f` of a batch of `B` rows is `B * f`, which need not be an integer. With "carry" the fractions of a row
+    that earlier batches left are added: a batch has `floor(B * f)` or `ceil(B * f)` rows, and of two members each one
+    has had the sum of its `B * f` up to half a row after every batch. No random numbers are used. With "nearest" each
+    batch is rounded on its own, as TorchRL does it: 0.3 of 5 rows are 2 rows in every batch.
+
+    Not thread-safe: the ensemble calls it under its lock.
+
+    Args:
+        given: see `SamplerEnsemble`.
+        members: number of members.
+        rounding: "carry" or "nearest".
+        clock: "batches" counts each batch as a step, "calls" the calls of `SamplerEnsemble.step`.
+
+    Raises:
+        KindError, OptionError: if something is not as described.
+    """
+
+    def __init__(self, given: Any, members: int, rounding: Rounding, clock: RatioSteps) -> None:
+        self.rounding = check_choice("rounding", rounding, get_args(Rounding))
+        self.ratio_steps = check_choice("ratio_steps", clock, get_args(RatioSteps))
+        self._members = members
+        self.step = 0
+        """Steps done: of batches drawn, or of calls."""
+        self.carry = [0.0] * members
+        """For each member the rows that it is owed, in sum 0."""
+        self.set(given)
+
+    def set(self, given: Any) -> None:
+        """Replace the ratio; steps and carry go on.
+
+        Raises:
+            KindError, OptionError: if it is not a ratio of so many members; nothing is changed.
+        """
+        points: list[tuple[int, list[float]]] | None = None
+        if isinstance(given, Mapping):
+            points = sorted((_step(step), _shares("ratio", value, self._members)) for step, value in given.items())
+            if not points:
+                msg = "ratio is an empty mapping: give at least one step, with one number for each member"
+                raise OptionError(msg)
+        elif not callable(given):
+            points = [(0, _shares("ratio", given, self._members))]
+        self._given, self._points = given, points
+
+    def shares(self) -> list[float]:
+        """Return the share of each member at the current step, of sum 1.
+
+        Raises:
+            KindError, OptionError: if the function of the schedule returns something else.
+        """
+        if self._points is None:
+            return _shares(f"ratio at step {self.step}", self._given(self.step), self._members)
+        steps = [step for step, _ in self._points]
+        columns = zip(*(shares for _, shares in self._points), strict=True)
+        return [float(np.interp(self.step, steps, column)) for column in columns]
+
+    def split(self, size: int, shares: list[float]) -> tuple[list[int], list[float]]:
+        """Return the rows of each member in a batch, and what each is owed after it; changes nothing.
+
+        Args:
+            size: rows of the batch.
+            shares: of sum 1; 0 for members that are left out, whose carry stays as it is.
+        """
+        if self.rounding == "nearest":
+            ends = [0, *(round(sum(shares[: i + 1]) * size) for i in range(len(shares) - 1)), size]
+            return np.diff(ends).tolist(), [0.0] * len(shares)
+        counts = [math.floor(size * share + _TINY) for share in shares]
+        parts = [size * share - count for share, count in zip(shares, counts, strict=True)]
+        due = [i for i, part in enumerate(parts) if part > _TINY]
+        due.sort(key=lambda i: -round(self.carry[i] + parts[i], 9))
+        for i in due[: size - sum(counts)]:
+            counts[i] += 1
+            parts[i] -= 1
+        return counts, parts
+
+    def count(self, owed: list[float], batches: int) -> None:
+        """Count a batch that was drawn (`batches` is 1), or take one back that was dropped (-1)."""
+        self.carry = [have + batches * more for have, more in zip(self.carry, owed, strict=True)]
+        if self.ratio_steps == "batches":
+            self.step = max(0, self.step + batches)
+
+    def advance(self, steps: int) -> None:
+        """Go on by some steps, where calls are counted.
+
+        Raises:
+            UsageError: if batches are counted.
+            OptionError: if it is not an integer of at least 0.
+        """
+        if self.ratio_steps != "calls":
+            msg = 'each batch is a step of this ratio: make the ensemble with ratio_steps="calls" to count calls'
+            raise UsageError(msg)
+        self.step += _step(steps)
+
+    def subset(self, chosen: list[int]) -> MixingRatio:
+        """Return the ratio among some of the members, at the same step, nothing owed.
+
+        Raises:
+            OptionError: if the shares of all of them are 0.
+        """
+        given: Any = partial(_some, self._given, self._members, chosen)
+        if self._points is not None:
+            given = {step: [shares[i] for i in chosen] for step, shares in self._points}
+        made = MixingRatio(given, len(chosen), self.rounding, self.ratio_steps)
+        made.step = self.step
+        return made
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ratio, step and carry. A function is not part of it."""
+        points = None if self._points is None else [list(point) for point in self._points]
+        options = {"rounding": self.rounding, "ratio_steps": self.ratio_steps}
+        return {"points": points, "step": self.step, "carry": self.carry, **options}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; a function stays the one that was given."""
+        if state["points"] is not None:
+            self._points = sorted((step, shares) for step, shares in state["points"])
+            self._given = dict(self._points)
+        self.step, self.carry = int(state["step"]), list(state["carry"])
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Check a state.
+
+        Raises:
+            CheckpointError: naming what differs.
+        """
+        _check_same(self, state, ("rounding", "ratio_steps"))
+        points, carry = state["points"], state["carry"]
+        if (points is None) != (self._points is None):
+            words = ("a function of the step", "numbers")
+            msg = (
+                f"the ratio of the checkpoint is {words[points is not None]}, that of this ensemble "
+                f"{words[self._points is not None]}: functions are not saved, give the same one again"
+            )
+            raise CheckpointError(msg)
+        _check_fits(
+            lambda: [_step(state["step"]), *(_shares("ratio", shares, self._members) for _, shares in points or ())]
+        )
+        sums = [sum(shares) for _, shares in points or ()]
+        sound = len(carry) == self._members and abs(sum(carry)) < _NEARLY and points != []
+        if not sound or any(abs(total - 1) > _NEARLY for total in sums):
+            msg = f"the checkpoint's mixing ratio is not of {self._members} members: it is of others, or damaged"
+            raise CheckpointError(msg)
+
+    def __repr__(self) -> str:
+        """Show the shares now, and how they change."""
+        constant = self._points is not None and len(self._points) == 1
+        shown = (
+            f"[{', '.join(f'{share:.6g}' for share in self.shares())}]" if constant else f"schedule at step {self.step}"
+        )
+        shown += "" if self.rounding == "carry" else f", rounding={self.rounding!r}"
+        return shown + ("" if self.ratio_steps == "batches" else f", ratio_steps={self.ratio_steps!r}")
 
 
 @final
@@ -48,8 +226,7 @@ class SamplerEnsemble(Group[Sampler]):
     `B * f`, the rows of the first member first. Where that is no integer it gives `floor(B * f)` or `ceil(B * f)`: what
     is left of a row counts for the next batch, so that after every batch each of two members has given the sum of its
     `B * f` up to half a row (error diffusion; of more members up to a few rows). No random numbers are used for it, and
-    the carry is part of checkpoints. Shares are the numbers as they are written: 0.1 is one tenth. Members that draw
-    slices give whole slices.
+    the carry is part of checkpoints. Members that draw slices give whole slices.
 
     Args:
         *samplers: at least one.
@@ -62,9 +239,8 @@ class SamplerEnsemble(Group[Sampler]):
             members of weight 0 have rows, all rows come from the first of these.
         ratio: share of each member in every batch; excludes `p`, `sample_from_all` and `num_buffer_sampled`. One number
             of at least 0 for each member, divided by their sum; or for two members one number, the share of the first.
-            A number may be a float, an integer, a `Fraction`, or text such as `"1/3"`. A schedule is a mapping of step
-            numbers to these, with straight lines in between and constant outside; or a function `step -> shares`,
-            called with 0 at first, under the lock of the ensemble.
+            A schedule is a mapping of step numbers to these, with straight lines in between and constant outside; or a
+            function `step -> shares`, called with 0 at first, under the lock of the ensemble.
         rounding: "carry" as above, or "nearest": each batch is rounded on its own, `round(B * f)`, as TorchRL's
             `OfflineToOnlineReplayBuffer` does it; shares are then exact only where `B * f` is an integer.
         ratio_steps: what a schedule counts: "batches" that were drawn (with prefetch, ahead), or "calls" of `step`.
@@ -105,14 +281,13 @@ class SamplerEnsemble(Group[Sampler]):
     ) -> None:
         check_replacement(type(self), replacement=replacement)
         super().__init__(samplers, Sampler)
-        check_choice("when_empty", when_empty, WhenEmpty)
-        self.when_empty: WhenEmpty = when_empty
+        self.when_empty = check_choice("when_empty", when_empty, get_args(WhenEmpty))
         self._warned = False
         least = min_rows if isinstance(min_rows, list | tuple) else [min_rows] * len(samplers)
         if len(least) != len(samplers):
             msg = f"min_rows must be one integer, or one for each of the {len(samplers)} members, got {min_rows!r}"
             raise OptionError(msg)
-        self.min_rows = tuple(_positive("min_rows", rows) for rows in least)
+        self.min_rows = tuple(check_integer("min_rows", rows, 1) for rows in least)
         if ratio is not None and (p is not None or sample_from_all or num_buffer_sampled is not None):
             msg = (
                 f"ratio= divides a batch row by row, and p={p!r}, sample_from_all={sample_from_all} and "
@@ -131,7 +306,7 @@ class SamplerEnsemble(Group[Sampler]):
             raise UsageError(msg)
         self.sample_from_all = bool(sample_from_all)
         parts = len(samplers) if num_buffer_sampled is None else num_buffer_sampled
-        self.num_buffer_sampled = _positive("num_buffer_sampled", parts)
+        self.num_buffer_sampled = check_integer("num_buffer_sampled", parts, 1)
         if sample_from_all and self.num_buffer_sampled != len(samplers):
             msg = (
                 f"sample_from_all=True takes one part from each of the {len(samplers)} members, got "
@@ -166,10 +341,11 @@ class SamplerEnsemble(Group[Sampler]):
         if isinstance(value, str) and value != _SAMPLEABLE:
             msg = f"The only dynamic SamplerEnsemble probability is 'sampleable', got p={value!r}: or give numbers"
             raise OptionError(msg)
-        self._p = value if value is None or isinstance(value, str) else _shares(value, len(self.members))
+        shares = value if value is None or isinstance(value, str) else _shares("p", value, len(self.members))
+        self._p = torch.tensor(shares, dtype=torch.float64, device="cpu") if isinstance(shares, list) else shares
 
     @property
-    def ratio(self) -> list[Fraction] | None:
+    def ratio(self) -> list[float] | None:
         """Share of each member in the next batch, of sum 1; None without a ratio.
 
         May be set at any time to what the constructor takes as `ratio`, if the ensemble was made with one; steps and
@@ -184,7 +360,7 @@ class SamplerEnsemble(Group[Sampler]):
     @property
     def share(self) -> float | None:
         """Share of the first of two members in the next batch; None without a ratio. May be set: a scheduler can."""
-        return None if self._ratio is None else float(self._ratio.shares()[0])
+        return None if self._ratio is None else self._ratio.shares()[0]
 
     @share.setter
     def share(self, value: float) -> None:
@@ -277,7 +453,7 @@ class SamplerEnsemble(Group[Sampler]):
         chosen = [i for i, count in enumerate(counts) if count]
         return Split(chosen, [self.grain * counts[i] for i in chosen], owed)
 
-    def drew(self, owed: tuple[Fraction, ...] | None, batches: int = 1) -> None:
+    def drew(self, owed: list[float] | None, batches: int = 1) -> None:
         """Count a batch of `plan` that was drawn, by what it left owed; with -1 take back one that was dropped."""
         if self._ratio is not None and owed is not None:
             self._ratio.count(owed, batches)
@@ -442,7 +618,7 @@ class SamplerEnsemble(Group[Sampler]):
         Raises:
             CheckpointError: naming what differs.
         """
-        saved = state.get("ratio")
+        saved, p = state.get("ratio"), state["p"]
         if (saved is None) != (self._ratio is None):
             how = ("a ratio", "equal parts")
             msg = (
@@ -451,23 +627,12 @@ class SamplerEnsemble(Group[Sampler]):
             )
             raise CheckpointError(msg)
         if self._ratio is not None and saved is not None:
-            self._ratio.read_state(saved)
+            self._ratio.check_state(saved)
             return
-        for name in ("sample_from_all", "num_buffer_sampled"):
-            if state[name] != getattr(self, name):
-                msg = (
-                    f"the checkpoint is of an ensemble with {name}={state[name]!r}, this one has "
-                    f"{name}={getattr(self, name)!r}: make it with the same options"
-                )
-                raise CheckpointError(msg)
-        p = state["p"]
+        _check_same(self, state, ("sample_from_all", "num_buffer_sampled"))
         if p is None or p == _SAMPLEABLE:
             return
-        try:
-            _shares(p, len(self.members))
-        except (OptionError, KindError) as error:
-            msg = f"the checkpoint's mixing weights do not fit this ensemble: {error}"
-            raise CheckpointError(msg) from None
+        _check_fits(lambda: _shares("p", p, len(self.members)))
         if abs(sum(p) - 1) > _NEARLY:
             msg = f"the checkpoint's mixing weights {p} are no shares of 1: it is damaged"
             raise CheckpointError(msg)
@@ -486,33 +651,61 @@ class SamplerEnsemble(Group[Sampler]):
         return [round(share, 6) for share in self._p.tolist()] if isinstance(self._p, torch.Tensor) else repr(self._p)
 
 
-def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        msg = f"{name} must be an integer, got {value!r}"
-        raise KindError(msg)
-    if value.__index__() < 1:
-        msg = f"{name} must be at least 1, got {value!r}"
-        raise OptionError(msg)
-    return int(value.__index__())
-
-
-def _shares(value: Any, members: int) -> Tensor:
+def _shares(name: str, value: Any, members: int) -> list[float]:
+    """Return the share of each member, of sum 1."""
+    given = value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
     try:
-        given = (
-            value.detach() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value, dtype=np.float64))
-        )
-        weights = given.to("cpu", torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        msg = f'p must be numbers, None or "sampleable", got {value!r} ({error})'
+        weights = np.array("none" if given is None or isinstance(given, bool) else given, dtype=np.float64)
+    except (TypeError, ValueError):
+        msg = f"{name} must be numbers, one for each of the {members} members, got {value!r}"
         raise KindError(msg) from None
+    if not weights.ndim and name.startswith("ratio"):
+        if not 0 <= weights <= 1 or members != 2:
+            msg = (
+                f"a single number as {name} is the share of the first of two members, in [0, 1]: got {value!r} for "
+                f"{members} members; or give one number for each member"
+            )
+            raise OptionError(msg)
+        weights = np.array([weights, 1 - weights])
     if weights.shape != (members,):
-        msg = f"p must hold one number for each of the {members} members, got shape {list(weights.shape)}"
+        msg = f"{name} must hold one number for each of the {members} members, got shape {list(weights.shape)}"
         raise OptionError(msg)
     total = float(weights.sum())
-    if bool((weights < 0).any()) or not math.isfinite(total) or total <= 0:
-        msg = f"p must be finite numbers of at least 0, not all 0, got {weights.tolist()}"
+    if bool((weights < 0).any()) or not 0 < total < math.inf:
+        msg = f"{name} must be finite numbers of at least 0, not all 0, got {weights.tolist()}"
         raise OptionError(msg)
-    return weights / total
+    found: list[float] = (weights / total).tolist()
+    return found
+
+
+def _some(given: Callable[[int], Any], members: int, chosen: list[int], step: int) -> list[float]:
+    """Return what a function gives for some of its members."""
+    shares = _shares(f"ratio at step {step}", given(step), members)
+    return [shares[i] for i in chosen]
+
+
+def _step(value: Any) -> int:
+    return check_integer("steps of a ratio", value, 0, OptionError)
+
+
+def _check_same(made: Any, state: dict[str, Any], names: Sequence[str]) -> None:
+    """Raise `CheckpointError` if a state is of other options."""
+    for name in names:
+        if state[name] != getattr(made, name):
+            msg = (
+                f"the checkpoint is of an ensemble with {name}={state[name]!r}, this one has "
+                f"{name}={getattr(made, name)!r}: make it with the same options"
+            )
+            raise CheckpointError(msg)
+
+
+def _check_fits(read: Callable[[], object]) -> None:
+    """Raise `CheckpointError` if numbers of a state cannot be read."""
+    try:
+        read()
+    except (OptionError, KindError, TypeError, ValueError) as error:
+        msg = f"the checkpoint's mixing weights do not fit this ensemble: {error}"
+        raise CheckpointError(msg) from None
 
 
 def _systematic(shares: Sequence[float], parts: int, generator: torch.Generator | None) -> list[int]:

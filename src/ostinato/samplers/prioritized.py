@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from ostinato._backend import backend
-from ostinato.core.records import Draw, Run, View
-from ostinato.core.ring import Ring
+from ostinato.core.records import Draw, Run
 from ostinato.errors import CheckpointError, OptionError, PriorityError, UsageError
 from ostinato.samplers.base import PrioritySampler, check_replacement, written
 from ostinato.samplers.priorities import (
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.eligible import EligibleRows
     from ostinato.core.episodes.table import EpisodeTable
-    from ostinato.core.records import Placement
+    from ostinato.core.records import Placement, View
     from ostinato.core.shared_ring import SharedRing
     from ostinato.samplers.standalone import BareStorage
 
@@ -135,7 +134,7 @@ class PrioritizedSampler(PrioritySampler):
     def _reset(self) -> None:
         """Initialize the state: no rows, no priorities, no tree, nothing shared."""
         self._ring: SharedRing | None = None
-        self._rows = 0
+        self._rows = self._slots = 0  # rows with a priority, and slots of the buffer that the tree was made for
         self._raw = torch.empty(0, dtype=torch.float64, device="cpu")
         self._tree: PriorityTree | None = None
         self._tree_alpha = self._alpha
@@ -148,6 +147,7 @@ class PrioritizedSampler(PrioritySampler):
         """Store priorities, values and counts in memory shared with other processes, under the lock of the ring."""
         self._ring, self._raw = ring, ring.priorities
         self._tree = NativeTree(ring.tree)
+        self._slots = self._tree.capacity
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is shared: a buffer that arrives in another process shares it again."""
@@ -199,7 +199,7 @@ class PrioritizedSampler(PrioritySampler):
         """Device of the priorities: that of the storage, once the sampler has seen it."""
         if self._tree is not None:
             return self._tree.device
-        return self._raw.device if self._device is None else self._device
+        return torch.device("cpu") if self._device is None else self._device
 
     def check_device(self, device: torch.device) -> None:
         """Raise if the sampler was made for another device.
@@ -334,7 +334,10 @@ class PrioritizedSampler(PrioritySampler):
     def record_rows(self, placement: Placement, priorities: Tensor | None, view: View) -> None:
         """Set the first priorities of rows just written. Cost: O(rows written)."""
         if isinstance(placement, Run) and priorities is None:
-            self._fill_run(placement, view)
+            default, known, end = self._default(view), self.rows, placement.start + placement.rows
+            tree = self._tree_for(view)  # which gives rows of new slots the default priority
+            if not (known <= placement.start and known < end <= view.rows):
+                self._fill(tree, placement, default)  # the one before the write
         else:
             slots, given = written(placement, priorities, view.device)
             self.set_priorities(slots, given, view)
@@ -345,23 +348,6 @@ class PrioritizedSampler(PrioritySampler):
         self._limit(slots, view)
         if starts is not None and view.episodes is not None:
             self._limit(self._completed(slots, starts, view.episodes), view)
-
-    def _fill_run(self, run: Run, view: View) -> None:
-        """Give rows just written in ring order the default priority, as it was before the write."""
-        default, known, end = self._default(view), self.rows, run.start + run.rows
-        tree = self._tree_for(view)
-        if known <= run.start and known < end <= view.rows:
-            return  # all rows of the run are new: `_tree_for` has given them the default priority
-        # numpy keeps the GIL for runs as short as most are: another thread would wake up only to wait for the lock
-        raw = self._raw.numpy() if self._raw.is_cpu else self._raw
-        replaced = 0.0
-        for first, stop in ((run.start, end), (0, end - run.capacity)):
-            if first < stop:
-                if self.max_priority_within_buffer:
-                    replaced = max(replaced, self._largest_of(self._raw[first:stop]))
-                raw[first:stop] = default
-        self._set_values(tree, run, default)
-        self.track_largest(0.0, replaced, default)
 
     def set_priorities(self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None) -> None:
         """Set priorities; None gives the default priority. Of equal slots the last one wins. Cost: O(n log rows).
@@ -470,19 +456,8 @@ class PrioritizedSampler(PrioritySampler):
             raise PriorityError(msg)
 
     def clear(self) -> None:
-        """Discard all priorities, the largest included."""
-        if self._tree is not None:
-            self._tree.clear()
-        self._rows, self._invalid, self._mask = 0, None, None
-        self._largest, self._largest_outdated = 0.0, False
-        self._tree_alpha = self._alpha
-
-    def move(self) -> None:
-        """Discard all priorities; those that other processes share stay theirs."""
-        if self._ring is None:
-            self.clear()
-        else:
-            self._reset()
+        """Discard all priorities, the largest included; those that other processes share stay theirs."""
+        self._reset()
 
     # -- without a buffer ----------------------------------------------------------------------------------------------
 
@@ -496,7 +471,7 @@ class PrioritizedSampler(PrioritySampler):
         self._require_own()
         if view.rows < self._rows:
             priorities, values = self._contents()
-            self._allocate(priorities[: view.rows], values[: view.rows], view.rows)
+            self._allocate(priorities[: view.rows], values[: view.rows], view.rows, priorities.device)
             self._largest_outdated = True
         return super().begin_standalone(view, storage)
 
@@ -505,56 +480,9 @@ class PrioritizedSampler(PrioritySampler):
             msg = "the priorities of a shared buffer are those of the buffer: use its methods, not those of its sampler"
             raise UsageError(msg)
 
-    def _view_of_rows(self, rows: int, room: int, device: torch.device) -> View:
-        """Return the view of a storage of which only the number of rows is known."""
+    def _set_by_index(self, index: Any, priority: Any, storage: BareStorage | None, *, least: int = 0) -> Tensor:
         self._require_own()
-        self.check_rows(rows, room)
-        known = 0 if self._tree is None else self._tree.capacity
-        capacity = known if known >= rows and known > 0 else room
-        return View(rows, capacity, rows % capacity, Ring(capacity, device), device)
-
-    def extend(self, index: Any, *, storage: BareStorage | None = None) -> None:
-        """Record that rows of a bare storage were written: they get the default priority.
-
-        Args:
-            index: their slots, or an index as `sample` returns it; -1 marks a row that was not kept.
-            storage: needed for an index with `ndim=2`, which is otherwise only noted: set its priorities next.
-        """
-        if isinstance(index, tuple) and len(index) > 1 and storage is None:
-            if self._standalone is not None:
-                self._standalone.written()
-            return
-        super().mark_update(index, storage=storage)
-        self._set_by_index(index, None, storage, least=-1)
-
-    def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:
-        """Give rows of a bare storage the default priority, as new rows get it; see `update_priority`."""
-        super().mark_update(index, storage=storage)
-        self._set_by_index(index, None, storage)
-
-    def update_priority(self, index: Any, priority: Any, *, storage: BareStorage | None = None) -> None:
-        """Set the priorities of rows of a bare storage; for rows of a buffer use its method, which checks generations.
-
-        Args:
-            index: slots, or an index as `sample` returns it. Of equal slots the last one wins.
-            priority: one number, or one for each row; further dimensions are reduced.
-            storage: needed for an index with `ndim=2`.
-
-        Raises:
-            PriorityError: for invalid priorities; nothing is changed.
-            SlotError: for a negative slot, or one at or beyond `max_capacity`; nothing is changed.
-            UsageError: if the number of priorities is not that of rows, or the storage is missing.
-        """
-        self._set_by_index(index, priority, storage)
-
-    def _set_by_index(self, index: Any, priority: Any, storage: BareStorage | None, *, least: int = 0) -> None:
-        device = self.device if storage is None else storage.device
-        slots, given = self._read_priorities(index, priority, storage, device, least=least)
-        if not slots.numel():
-            return
-        room = self.max_capacity if storage is None else self.max_rows(storage)
-        view = self._view_of_rows(max(self._rows, int(slots.max()) + 1), max(room, self._rows), device)
-        self.set_priorities(slots, given, view)
+        return super()._set_by_index(index, priority, storage, least=least)
 
     # -- rows that may not be drawn ------------------------------------------------------------------------------------
 
@@ -582,13 +510,10 @@ class PrioritizedSampler(PrioritySampler):
         if allowed is not None:
             self._hide(slots[~allowed], view)
             slots = slots[allowed]
-        tree = self._tree_for(view)
-        known = tree.get(slots)  # checks the slots
-        if self._mask is None:
-            return
-        change = self._mask[slots] & (slots < view.rows)
-        self._mask[slots] = False
-        tree.set(slots, torch.where(change, values_of(self._raw[slots], self._eps, self._alpha), known))
+        if self._mask is not None:
+            slots = slots[self._mask[slots] & (slots < view.rows)]
+            self._mask[slots] = False
+            self._tree_for(view).set(slots, values_of(self._raw[slots], self._eps, self._alpha))
 
     def _hide(self, slots: Tensor, view: View) -> None:
         """Set the values of rows to 0, and mark the rows as hidden."""
@@ -642,46 +567,35 @@ class PrioritizedSampler(PrioritySampler):
     def _tree_for(self, view: View) -> PriorityTree:
         """Return the tree, up to date with the buffer's capacity, device and rows, and with `alpha`."""
         tree = self._tree
-        if (
-            tree is None
-            or tree.device != view.device
-            or (tree.capacity != view.capacity and tree.capacity != self._tree_capacity(view.capacity))
-        ):
-            tree = self._build(view)
+        if tree is None or self._slots != view.capacity or tree.device != view.device:
+            self.check_device(view.device)
+            tree = self._allocate(*self._contents(), view.capacity, view.device)
         if self._tree_alpha != self._alpha:
             self._recompute(tree)
         if self._rows != view.rows and self._ring is None:
-            self._add_rows(tree, view)
+            self.check_rows(view.rows, tree.capacity)
+            if view.rows < self._rows:  # the sampler was moved here from a fuller buffer
+                self._reset()
+                return self._tree_for(view)
+            self._fill(tree, Run(self._rows, view.rows - self._rows, view.capacity), self._default(view))
+            self._rows = view.rows
         return tree
 
-    def _tree_capacity(self, slots: int) -> int:
-        """Return the rows that the tree of a storage has; not many more than can be written."""
-        return slots if slots <= max(2 * self.max_capacity, _SMALL) else self.max_capacity
-
-    def _build(self, view: View) -> PriorityTree:
-        """Allocate priorities, mask and tree for a buffer, and copy what there is."""
-        self.check_device(view.device)
-        capacity = self._tree_capacity(view.capacity)
-        if self._mask is not None:
-            mask = self._mask[:capacity].to(view.device)
-            with torch.inference_mode(mode=False):
-                self._mask = torch.zeros(capacity, dtype=torch.bool, device=view.device)
-            self._mask[: mask.shape[0]] = mask
-        priorities, values = (part[:capacity].to(view.device) for part in self._contents())
-        return self._allocate(priorities, values, capacity)
-
-    def _allocate(self, priorities: Tensor, values: Tensor, capacity: int) -> PriorityTree:
-        """Allocate priorities and tree for so many slots, with copies of those given for the first rows."""
+    def _allocate(self, priorities: Tensor, values: Tensor, slots: int, device: torch.device) -> PriorityTree:
+        """Allocate priorities, mask and tree for a buffer of so many slots, with copies of those of the first rows."""
+        capacity = min(slots, max(2 * self.max_capacity, _SMALL))
         with torch.inference_mode(mode=False):  # updates come in any mode
-            raw = torch.empty(capacity, dtype=torch.float64, device=priorities.device)
+            raw = torch.empty(capacity, dtype=torch.float64, device=device)
+            if self._mask is not None:
+                mask = self._mask[:capacity].to(device)
+                self._mask = torch.nn.functional.pad(mask, (0, capacity - mask.shape[0]))
         native = backend.native
         if native is not None and raw.is_cpu:
             native.advise_huge_pages(raw.data_ptr(), raw.nbytes)  # random rows then miss the TLB less often
-        self._rows = priorities.shape[0]
-        raw.zero_()[: self._rows] = priorities
-        self._raw, self._tree = raw, make_tree(capacity, priorities.device)
-        if self._rows:
-            self._tree.load(values)
+        self._rows = min(priorities.shape[0], capacity)
+        raw.zero_()[: self._rows] = priorities[:capacity]
+        self._raw, self._tree, self._slots = raw, make_tree(capacity, raw.device), slots
+        self._tree.load(values[:capacity].to(device))
         return self._tree
 
     def _recompute(self, tree: PriorityTree) -> None:
@@ -694,35 +608,27 @@ class PrioritizedSampler(PrioritySampler):
         tree.load(values if self._mask is None else values.masked_fill_(self._mask[:rows], 0.0))
         self._tree_alpha = self._alpha
 
-    def _add_rows(self, tree: PriorityTree, view: View) -> None:
-        """Give the default priority to rows that have none."""
-        self.check_rows(view.rows, tree.capacity)
-        if view.rows < self._rows:  # the sampler was moved here from a fuller buffer
-            self.clear()
-        default = self._default(view)
-        self._raw[self._rows : view.rows] = default
-        self._set_values(tree, Run(self._rows, view.rows - self._rows, view.capacity), default)
-        self._rows = view.rows
-        self.track_largest(0.0, 0.0, default)
-
-    def _set_values(self, tree: PriorityTree, run: Run, priority: float | Tensor) -> None:
-        """Set the values of a run of rows that have one priority above 0; hidden rows keep the value 0."""
-        if isinstance(priority, float):
-            tree.set_run(run.start, run.rows, (priority + self._eps) ** self._alpha)
-        else:
-            tree.set_run(run.start, run.rows, values_of(priority, self._eps, self._alpha))
+    def _fill(self, tree: PriorityTree, run: Run, priority: float | Tensor) -> None:
+        """Give a run of rows one priority above 0; hidden rows keep the value 0."""
+        # numpy keeps the GIL for runs as short as most are: another thread would wake up only to wait for the lock
+        raw = self._raw.numpy() if self._raw.is_cpu else self._raw
+        end, replaced = run.start + run.rows, 0.0
+        for first, stop in ((run.start, min(end, run.capacity)), (0, end - run.capacity)):
+            if first < stop:
+                replaced = max(replaced, self._largest_of(self._raw[first:stop]))
+                raw[first:stop] = priority
+        tree.set_run(run.start, run.rows, (priority + self._eps) ** self._alpha)
         if self._mask is not None:
             slots = run.slots(tree.device)
             tree.set(slots, self._masked(slots, tree.get(slots)))
+        self.track_largest(0.0, replaced, priority)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
     def _contents(self) -> tuple[Tensor, Tensor]:
         """Return priorities (a view) and values (a copy) of the rows, float64 `[rows]` each."""
-        if self._tree is None:
-            return torch.empty(0, dtype=torch.float64, device="cpu"), torch.empty(0, dtype=torch.float64, device="cpu")
-        rows = self.rows
-        return self._raw[:rows], self._tree.leaves(rows)
+        raw = self._raw[: self.rows]
+        return raw, raw if self._tree is None else self._tree.leaves(self.rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Return options, priorities (a view) and values: powers may differ in the last bit between batch sizes."""
@@ -792,7 +698,7 @@ class PrioritizedSampler(PrioritySampler):
         self._reset()
         self._tree_alpha, self._largest = float(state["values_alpha"]), float(state["largest"])
         if rows:
-            self._allocate(state["priorities"], state["values"], rows)
+            self._allocate(state["priorities"], state["values"], rows, state["priorities"].device)
 
 
 def _no_rows(rows: int) -> str:

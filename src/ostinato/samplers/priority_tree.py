@@ -1,8 +1,7 @@
-"""Sum trees, which draw slots in proportion to their values: a native one, and one in torch for any device."""
+"""Sum trees, which draw slots in proportion to their values: one in torch for any device, and the native one."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -25,6 +24,7 @@ WEIGHT_DTYPES = frozenset({torch.float32, torch.float64})
 """Dtypes of weights that the native extension writes."""
 _FAN = 8
 _SHIFT = 3
+_CPU = torch.device("cpu")
 
 
 def make_tree(capacity: int, device: torch.device) -> PriorityTree:
@@ -33,28 +33,21 @@ def make_tree(capacity: int, device: torch.device) -> PriorityTree:
     Args:
         capacity: number of slots, at least 1.
         device: device of slots and values.
-
-    Raises:
-        OptionError: if `capacity` is below 1.
     """
-    if capacity < 1:
-        msg = f"capacity of a priority tree must be at least 1, got {capacity}"
-        raise OptionError(msg)
     native = backend.native
-    if native is not None and device.type == "cpu":
-        return NativeTree(native.SumTree(capacity))
-    return TorchTree(capacity, device)
+    return PriorityTree(capacity, device) if native is None or device != _CPU else NativeTree(native.SumTree(capacity))
 
 
-class PriorityTree(ABC):
+class PriorityTree:
     """Values of the slots `[0, capacity)`, zero at first; draws slot `i` with probability `value[i] / total`.
 
-    A sum tree in float64 with eight children per node. A parent is computed from its children, never incremented, so
-    sums do not drift, and equal leaves give equal totals to the last bit. The two implementations give the same results
-    to the last bit: `NativeTree` makes one native call per batch and releases the GIL for large ones; `TorchTree` works
-    on any device without a host sync.
+    A sum tree in float64 with eight children per node. A parent is computed from its children, left to right, never
+    incremented, so sums do not drift, and equal leaves give equal totals to the last bit. This class works on any
+    device without a host sync: shapes depend on sizes known to the host alone. `NativeTree` gives the same results to
+    the last bit.
 
-    Not thread-safe: the buffer's lock orders writes and draws.
+    Not thread-safe: the buffer's lock orders writes and draws. Dtypes, shapes and devices are those of the arguments
+    named below; the caller sees to that, and on other devices than the CPU to slots and values as well.
 
     Examples:
         >>> import torch
@@ -70,27 +63,32 @@ class PriorityTree(ABC):
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.capacity = capacity
-        # the device as tensors name it: "cuda" becomes "cuda:0"
-        self.device = torch.empty(0, device=device, dtype=torch.float32).device
+        self._sums: list[Tensor] = []
+        nodes = capacity
+        with torch.inference_mode(mode=False):  # updates come in any mode
+            while not self._sums or nodes > 1:
+                nodes = -(-nodes // _FAN) if self._sums else nodes
+                self._sums.append(torch.zeros(-(-nodes // _FAN) * _FAN, dtype=torch.float64, device=device))
+            # zero stands for "no leaf above zero"; both trees share the leaves
+            self._leasts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
+        self._trees = ((self._sums, _sum), (self._leasts, _least))
+        self.device = self._sums[0].device  # as tensors name it: "cuda" becomes "cuda:0"
         self._on_cpu = self.device.type == "cpu"
-
-    def __repr__(self) -> str:
-        """Show implementation, size and device; no values, which may be on a device."""
-        return f"{type(self).__name__}(capacity={self.capacity}, device={self.device})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle capacity, device and leaves: parents follow from these."""
-        return _restored, (self.capacity, self.device, self.leaves())
+        return _restored, (self.capacity, self.device, self.leaves(self.capacity))
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of all levels (about 10.3 for each slot)."""
+        return sum(level.nbytes for level in (*self._sums, *self._leasts[1:]))
 
     @property
-    @abstractmethod
     def total(self) -> float | Tensor:
         """Sum of all values; 0-dim tensor on devices other than the CPU. O(1)."""
+        total = self._sums[-1][0]
+        return float(total) if self._on_cpu else total
 
     @property
     def known_empty(self) -> bool:
@@ -98,26 +96,33 @@ class PriorityTree(ABC):
         return self._on_cpu and float(self.total) <= 0
 
     @property
-    @abstractmethod
     def minimum(self) -> float | Tensor:
         """Smallest value above zero, infinity if there is none; 0-dim tensor on devices other than the CPU. O(1)."""
+        least = self._leasts[-1][0]
+        least = torch.where(least > 0, least, torch.inf)
+        return float(least) if self._on_cpu else least
 
     def set(self, slots: Tensor, values: Tensor) -> None:
         """Write values; of equal slots in one call the last one wins. O(n log capacity).
 
         Args:
-            slots: int64 `[n]` on the tree's device, in `[0, capacity)`.
-            values: float64 `[n]` on the tree's device, finite and at least 0.
+            slots: int64 `[n]` on the tree's device, in `[0, capacity)`, contiguous.
+            values: float64 `[n]` on the tree's device, finite and at least 0, contiguous.
 
         Raises:
-            SlotError: on the CPU, for a slot outside the tree; nothing is written. On other devices the caller checks.
-            OptionError: for a wrong dtype, shape or device, and on the CPU for an invalid value; nothing is written.
+            SlotError: on the CPU, for a slot outside the tree; nothing is written.
         """
-        slots, values = self._checked("slots", slots, torch.int64), self._checked("values", values, torch.float64)
-        if slots.shape != values.shape:
-            msg = f"slots and values must be of one length, got {tuple(slots.shape)} and {tuple(values.shape)}"
-            raise OptionError(msg)
-        self._set(slots, values)
+        if self._on_cpu:
+            check_slots(slots, self.capacity)
+        slots, order = slots.sort(stable=True)
+        last = torch.searchsorted(slots, slots, right=True) - 1  # equal slots all write the value of the last one
+        self._sums[0].index_copy_(0, slots, values.index_select(0, order).index_select(0, last) + 0.0)
+        for level in range(1, len(self._sums)):
+            slots = slots >> _SHIFT
+            if slots.shape[0] >= self._sums[level].shape[0]:
+                self._update_range(level, 0, self._sums[level].shape[0])
+            else:
+                self._update_nodes(level, slots)
 
     def set_run(self, start: int, count: int, value: float | Tensor) -> None:
         """Write one value to the slots `(start + i) % capacity`, `i < count`. O(count), parents once each.
@@ -126,30 +131,22 @@ class PriorityTree(ABC):
             start: in `[0, capacity)`.
             count: in `[0, capacity]`.
             value: finite and at least 0; a 0-dim tensor is read without a host sync on its own device.
-
-        Raises:
-            OptionError: for a run that does not fit, and on the CPU for an invalid value; nothing is written.
         """
-        if not (0 <= start < self.capacity and 0 <= count <= self.capacity):
-            msg = (
-                f"a run must start in [0, {self.capacity - 1}] and have [0, {self.capacity}] slots (capacity), "
-                f"got start={start} and count={count}"
-            )
-            raise OptionError(msg)
-        if self._on_cpu:
-            value = float(value)
-            if not 0.0 <= value < torch.inf:
-                raise OptionError(_invalid_value(value, ""))
-        self._set_run(start, count, value)
+        end = min(start + count, self.capacity)
+        for first, stop in ((start, end), (0, count - (end - start))):
+            if first < stop:
+                self._sums[0][first:stop].fill_(value).add_(0.0)
+                self._update_above(first, stop)
 
     def get(self, slots: Tensor) -> Tensor:
-        """Read values, float64 `[n]`, of slots int64 `[n]`; a copy.
+        """Read values, float64 `[n]`, of slots int64 `[n]`, contiguous; a copy.
 
         Raises:
-            SlotError: on the CPU, for a slot outside the tree. On other devices the caller checks.
-            OptionError: for a wrong dtype, shape or device.
+            SlotError: on the CPU, for a slot outside the tree.
         """
-        return self._get(self._checked("slots", slots, torch.int64))
+        if self._on_cpu:
+            check_slots(slots, self.capacity)
+        return self._sums[0].index_select(0, slots)
 
     def draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Draw slot `i` with probability `value[i] / total` for each number; never a slot whose value is zero.
@@ -158,25 +155,26 @@ class PriorityTree(ABC):
         so sorted numbers give sorted slots (stratified draws).
 
         Args:
-            uniforms: float64 `[B]` in `[0, 1]`, both ends included, on the tree's device.
+            uniforms: float64 `[B]` in `[0, 1]`, both ends included, on the tree's device, contiguous.
 
         Returns:
-            Slots int64 `[B]` and their values float64 `[B]`. On devices other than the CPU a tree whose values are all
-            zero gives slot 0 with value 0, since a check would be a host sync.
-
-        Raises:
-            OptionError: on the CPU, if the total is zero or not finite; for a wrong dtype, shape or device.
+            Slots int64 `[B]` and their values float64 `[B]`. A tree whose values are all zero gives slot 0 with value
+            0; `NativeTree` raises `ValueError`.
         """
-        uniforms = self._checked("uniforms", uniforms, torch.float64)
-        if self._on_cpu:
-            total = float(self.total)
-            if not 0.0 < total < torch.inf:
-                msg = (
-                    f"the priorities must sum to a finite number above 0, got {total}: nothing can be drawn before "
-                    "a row has a priority above 0 (with eps > 0 every row has)"
-                )
-                raise OptionError(msg)
-        return self._draw(uniforms)
+        total = self._sums[-1][0]
+        at = _below((uniforms * total).clamp_(min=0.0), total)
+        at = torch.where(total > 0, at, -1.0)  # all values zero: -1 leads to slot 0, never outside
+        nodes = torch.zeros_like(uniforms, dtype=torch.int64)
+        for level in reversed(self._sums):
+            children = level.view(-1, _FAN).index_select(0, nodes)
+            before = [torch.zeros_like(at)]
+            for child in range(_FAN - 1):
+                before.append(before[-1] + children[:, child])
+            prefixes = torch.stack(before, dim=1)
+            chosen = (prefixes[:, 1:] <= at.unsqueeze(1)).sum(dim=1, keepdim=True)
+            at = _below(at - prefixes.gather(1, chosen).squeeze(1), children.gather(1, chosen).squeeze(1))
+            nodes = nodes * _FAN + chosen.squeeze(1)
+        return nodes, self._sums[0].index_select(0, nodes)
 
     def sample(
         self, uniforms: Tensor, beta: float, dtype: torch.dtype, ring: Ring | SharedRing
@@ -201,103 +199,57 @@ class PriorityTree(ABC):
             values.div_(least).pow_(-beta)
         return slots, values.to(dtype), ring.generations_of_rows(slots)
 
-    @abstractmethod
-    def clear(self) -> None:
-        """Set all values to zero. O(capacity)."""
-
-    def leaves(self, rows: int | None = None) -> Tensor:
-        """Return the values of the slots `[0, rows)`, of all by default: float64, a copy.
-
-        Raises:
-            OptionError: if `rows` is outside `[0, capacity]`.
-        """
-        rows = self.capacity if rows is None else rows
-        self._check_rows(rows)
-        return self._leaves(rows)
+    def leaves(self, rows: int) -> Tensor:
+        """Return the values of the slots `[0, rows)`: float64, a copy."""
+        return self._sums[0][:rows].clone()
 
     def load(self, leaves: Tensor) -> None:
-        """Set the values of the first slots to `leaves` (float64 `[rows]`), and all others to zero.
+        """Set the values of the first slots to `leaves` (float64 `[rows]`), and all others to zero. O(capacity).
 
         Raises:
-            OptionError: for more rows than slots, a wrong dtype, shape or device, and on the CPU for an invalid value;
-                nothing is changed.
+            OptionError: on the CPU, for a value that is negative or not finite; nothing is changed.
         """
-        leaves = self._checked("leaves", leaves, torch.float64)
-        self._check_rows(leaves.shape[0])
-        if self._on_cpu:
-            _check_values(leaves)
-        self._load(leaves)
-
-    @abstractmethod
-    def _set(self, slots: Tensor, values: Tensor) -> None: ...
-
-    @abstractmethod
-    def _set_run(self, start: int, count: int, value: float | Tensor) -> None: ...
-
-    @abstractmethod
-    def _get(self, slots: Tensor) -> Tensor: ...
-
-    @abstractmethod
-    def _draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    @abstractmethod
-    def _leaves(self, rows: int) -> Tensor: ...
-
-    @abstractmethod
-    def _load(self, leaves: Tensor) -> None: ...
-
-    def _checked(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a tensor, contiguous, after a check of dtype, shape and device: native code reads its memory."""
-        if tensor.dtype is not dtype or tensor.dim() != 1 or tensor.device != self.device:
-            msg = (
-                f"{name} must be a {dtype} tensor [n] on {self.device}, got {tensor.dtype} "
-                f"{list(tensor.shape)} on {tensor.device}: convert it first"
-            )
+        if self._on_cpu and not bool(((leaves >= 0) & (leaves < torch.inf)).all()):
+            msg = "the values of a priority tree must be finite and at least 0: nothing has been written"
             raise OptionError(msg)
-        return tensor.contiguous()
+        for tree, _ in self._trees:
+            for level in tree:
+                level.zero_()
+        if leaves.shape[0]:
+            torch.add(leaves, 0.0, out=self._sums[0][: leaves.shape[0]])
+            self._update_above(0, leaves.shape[0])
 
-    def _check_rows(self, rows: int) -> None:
-        if not 0 <= rows <= self.capacity:
-            msg = f"rows must be in [0, {self.capacity}] (capacity), got {rows}"
-            raise OptionError(msg)
+    def _update_above(self, begin: int, end: int) -> None:
+        """Recompute all nodes above the leaves `[begin, end)`."""
+        for level in range(1, len(self._sums)):
+            begin, end = begin // _FAN, -(-end // _FAN)
+            self._update_range(level, begin, end)
 
+    def _update_range(self, level: int, begin: int, end: int) -> None:
+        below = slice(begin * _FAN, min(end * _FAN, self._sums[level - 1].shape[0]))
+        for tree, combine in self._trees:
+            made = combine(tree[level - 1][below].view(-1, _FAN))
+            tree[level][begin : begin + made.shape[0]] = made
 
-def _restored(capacity: int, device: torch.device, leaves: Tensor) -> PriorityTree:
-    """Return a tree from its pickled state, in the implementation that this process has."""
-    tree = make_tree(capacity, device)
-    tree.load(leaves)
-    return tree
-
-
-def _invalid_value(value: float, where: str) -> str:
-    return f"priorities must be finite and at least 0, got {value}{where}: nothing has been written"
-
-
-def _check_values(values: Tensor) -> None:
-    """Check that values are finite and at least 0.
-
-    Raises:
-        OptionError: naming the first that is not.
-    """
-    bad = ~((values >= 0) & (values < torch.inf))
-    if bad.any():
-        at = int(bad.int().argmax())
-        raise OptionError(_invalid_value(float(values[at]), f" at position {at}"))
+    def _update_nodes(self, level: int, nodes: Tensor) -> None:
+        """Recompute the nodes listed; for a node listed twice the same number is written twice."""
+        for tree, combine in self._trees:
+            tree[level].index_copy_(0, nodes, combine(tree[level - 1].view(-1, _FAN).index_select(0, nodes)))
 
 
 @final
 class NativeTree(PriorityTree):
-    """The tree of the native extension, on the CPU.
+    """The tree of the native extension, on the CPU: one native call per batch, without the GIL for large ones.
 
     Args:
         tree: the native tree, which may be in memory shared with other processes.
     """
 
     native: SumTree
+    device = _CPU
 
     def __init__(self, tree: SumTree) -> None:
-        super().__init__(tree.capacity, torch.device("cpu"))
-        self.native = tree
+        self.capacity, self.native = tree.capacity, tree
         # outputs of `sample` are made with empty_like of these, which is faster than torch.empty
         self._like_slots = torch.empty(0, dtype=torch.int64, device="cpu")
         self._like_weights = torch.empty(0, dtype=torch.float32, device="cpu")
@@ -321,6 +273,35 @@ class NativeTree(PriorityTree):
     def minimum(self) -> float:
         """Smallest value above zero, infinity if there is none."""
         return self.native.minimum
+
+    def set(self, slots: Tensor, values: Tensor) -> None:
+        """Write values; see `PriorityTree.set`."""
+        try:
+            self.native.set(slots.data_ptr(), values.data_ptr(), slots.shape[0])
+        except IndexError:
+            check_slots(slots, self.capacity)
+            raise
+
+    def set_run(self, start: int, count: int, value: float | Tensor) -> None:
+        """Write one value to a run of slots; see `PriorityTree.set_run`."""
+        self.native.set_run(start, count, float(value))
+
+    def get(self, slots: Tensor) -> Tensor:
+        """Read values; see `PriorityTree.get`."""
+        out = torch.empty(slots.shape[0], dtype=torch.float64, device="cpu")
+        try:
+            self.native.get(slots.data_ptr(), slots.shape[0], out.data_ptr())
+        except IndexError:
+            check_slots(slots, self.capacity)
+            raise
+        return out
+
+    def draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw slots; see `PriorityTree.draw`."""
+        values = torch.empty_like(uniforms)
+        slots = torch.empty_like(uniforms, dtype=torch.int64)
+        self.native.draw(uniforms.data_ptr(), uniforms.shape[0], slots.data_ptr(), values.data_ptr())
+        return slots, values
 
     def sample(
         self, uniforms: Tensor, beta: float, dtype: torch.dtype, ring: Ring | SharedRing
@@ -350,156 +331,22 @@ class NativeTree(PriorityTree):
         )
         return slots, weights, generations
 
-    def clear(self) -> None:
-        """Set all values to zero."""
-        self.native.clear()
-
-    def _set(self, slots: Tensor, values: Tensor) -> None:
-        try:
-            self.native.set(slots.data_ptr(), values.data_ptr(), slots.shape[0])
-        except (IndexError, ValueError):
-            check_slots(slots, self.capacity)
-            _check_values(values)
-            raise
-
-    def _set_run(self, start: int, count: int, value: float | Tensor) -> None:
-        self.native.set_run(start, count, float(value))
-
-    def _get(self, slots: Tensor) -> Tensor:
-        out = torch.empty(slots.shape[0], dtype=torch.float64, device="cpu")
-        try:
-            self.native.get(slots.data_ptr(), slots.shape[0], out.data_ptr())
-        except IndexError:
-            check_slots(slots, self.capacity)
-            raise
-        return out
-
-    def _draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        values = torch.empty_like(uniforms)
-        slots = torch.empty_like(uniforms, dtype=torch.int64)
-        self.native.draw(uniforms.data_ptr(), uniforms.shape[0], slots.data_ptr(), values.data_ptr())
-        return slots, values
-
-    def _leaves(self, rows: int) -> Tensor:
+    def leaves(self, rows: int) -> Tensor:
+        """Return the values of the first slots, a copy."""
         out = torch.empty(rows, dtype=torch.float64, device="cpu")
         self.native.leaves(out.data_ptr(), rows)
         return out
 
-    def _load(self, leaves: Tensor) -> None:
-        self.native.load(leaves.data_ptr(), leaves.shape[0])
+    def load(self, leaves: Tensor) -> None:
+        """Set all values; see `PriorityTree.load`."""
+        self.native.load(leaves.contiguous().data_ptr(), leaves.shape[0])
 
 
-@final
-class TorchTree(PriorityTree):
-    """Levels of float64 tensors on any device; a parent is computed from its children, left to right.
-
-    Shapes depend on sizes known to the host alone, so nothing waits for the device.
-    """
-
-    def __init__(self, capacity: int, device: torch.device) -> None:
-        super().__init__(capacity, device)
-        self._sums: list[Tensor] = []
-        nodes = capacity
-        with torch.inference_mode(mode=False):  # updates come in any mode
-            while not self._sums or nodes > 1:
-                nodes = -(-nodes // _FAN) if self._sums else nodes
-                self._sums.append(torch.zeros(-(-nodes // _FAN) * _FAN, dtype=torch.float64, device=device))
-            # zero stands for "no leaf above zero"; both trees share the leaves
-            self._leasts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
-        self._trees = ((self._sums, _sum), (self._leasts, _least))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all levels."""
-        return sum(level.nbytes for level in (*self._sums, *self._leasts[1:]))
-
-    @property
-    def total(self) -> float | Tensor:
-        """Sum of all values."""
-        total = self._sums[-1][0]
-        return float(total) if self._on_cpu else total
-
-    @property
-    def minimum(self) -> float | Tensor:
-        """Smallest value above zero, infinity if there is none."""
-        least = self._leasts[-1][0]
-        least = torch.where(least > 0, least, torch.inf)
-        return float(least) if self._on_cpu else least
-
-    def clear(self) -> None:
-        """Set all values to zero."""
-        for tree, _ in self._trees:
-            for level in tree:
-                level.zero_()
-
-    def _set(self, slots: Tensor, values: Tensor) -> None:
-        if self._on_cpu:
-            check_slots(slots, self.capacity)
-            _check_values(values)
-        slots, order = slots.sort(stable=True)
-        last = torch.searchsorted(slots, slots, right=True) - 1  # equal slots all write the value of the last one
-        self._sums[0].index_copy_(0, slots, values.index_select(0, order).index_select(0, last) + 0.0)
-        for level in range(1, len(self._sums)):
-            slots = slots >> _SHIFT
-            if slots.shape[0] >= self._sums[level].shape[0]:
-                self._update_range(level, 0, self._sums[level].shape[0])
-            else:
-                self._update_nodes(level, slots)
-
-    def _set_run(self, start: int, count: int, value: float | Tensor) -> None:
-        end = min(start + count, self.capacity)
-        for first, stop in ((start, end), (0, count - (end - start))):
-            if first < stop:
-                self._sums[0][first:stop].fill_(value).add_(0.0)
-                self._update_above(first, stop)
-
-    def _get(self, slots: Tensor) -> Tensor:
-        if self._on_cpu:
-            check_slots(slots, self.capacity)
-        return self._sums[0].index_select(0, slots)
-
-    def _draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Descend from the root to a leaf for each uniform number."""
-        total = self._sums[-1][0]
-        at = _below((uniforms * total).clamp_(min=0.0), total)
-        at = torch.where(total > 0, at, -1.0)  # all values zero: -1 leads to slot 0, never outside
-        nodes = torch.zeros_like(uniforms, dtype=torch.int64)
-        for level in reversed(self._sums):
-            children = level.view(-1, _FAN).index_select(0, nodes)
-            before = [torch.zeros_like(at)]
-            for child in range(_FAN - 1):
-                before.append(before[-1] + children[:, child])
-            prefixes = torch.stack(before, dim=1)
-            chosen = (prefixes[:, 1:] <= at.unsqueeze(1)).sum(dim=1, keepdim=True)
-            at = _below(at - prefixes.gather(1, chosen).squeeze(1), children.gather(1, chosen).squeeze(1))
-            nodes = nodes * _FAN + chosen.squeeze(1)
-        return nodes, self._sums[0].index_select(0, nodes)
-
-    def _leaves(self, rows: int) -> Tensor:
-        return self._sums[0][:rows].clone()
-
-    def _load(self, leaves: Tensor) -> None:
-        self.clear()
-        if leaves.shape[0]:
-            torch.add(leaves, 0.0, out=self._sums[0][: leaves.shape[0]])
-            self._update_above(0, leaves.shape[0])
-
-    def _update_above(self, begin: int, end: int) -> None:
-        """Recompute all nodes above the leaves `[begin, end)`."""
-        for level in range(1, len(self._sums)):
-            begin, end = begin // _FAN, -(-end // _FAN)
-            self._update_range(level, begin, end)
-
-    def _update_range(self, level: int, begin: int, end: int) -> None:
-        below = slice(begin * _FAN, min(end * _FAN, self._sums[level - 1].shape[0]))
-        for tree, combine in self._trees:
-            made = combine(tree[level - 1][below].view(-1, _FAN))
-            tree[level][begin : begin + made.shape[0]] = made
-
-    def _update_nodes(self, level: int, nodes: Tensor) -> None:
-        """Recompute the nodes listed; for a node listed twice the same number is written twice."""
-        for tree, combine in self._trees:
-            tree[level].index_copy_(0, nodes, combine(tree[level - 1].view(-1, _FAN).index_select(0, nodes)))
+def _restored(capacity: int, device: torch.device, leaves: Tensor) -> PriorityTree:
+    """Return a tree from its pickled state, in the implementation that this process has."""
+    tree = make_tree(capacity, device)
+    tree.load(leaves)
+    return tree
 
 
 def _sum(children: Tensor) -> Tensor:

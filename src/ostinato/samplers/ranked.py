@@ -11,10 +11,10 @@ from ostinato.core.eligible import grown, slots_of
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rank_order import RankOrder
 from ostinato.errors import PriorityError, SlotError, TooFewRowsError
-from ostinato.samplers.base import PrioritySampler, Sampler, written
+from ostinato.samplers.base import PrioritySampler, written
+from ostinato.samplers.consuming import MOST_DRAWS, UsesSampler
 from ostinato.samplers.priorities import check_capacity, check_reduction, reduce_items
 from ostinato.samplers.state import require, require_options
-from ostinato.samplers.uses import MOST_DRAWS, Uses, UsesSampler
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,7 +44,7 @@ class _TopSampler(UsesSampler):
         self.max_times_sampled = limit
         self.counting = limit is not None
         self._order = RankOrder()
-        super().__init__(Uses(limit, self._order, leave=self.counting))
+        super().__init__(limit, self._order, leaves=self.counting)
 
     def recheck(self) -> None:
         """Do nothing: which rows may be drawn is looked up at each draw."""
@@ -70,9 +70,7 @@ class _TopSampler(UsesSampler):
             EmptyBufferError: see `check_draw`.
         """
         self.check_draw(view, count)
-        draw = self._uses.take(self._allowed(view, count, read), view)
-        self.ran_out = self.leaves and self._order.rows == 0
-        return draw
+        return self._take(self._allowed(view, count, read), view)
 
     def _allowed(self, view: View, count: int, read: ReadKeys) -> NDArray[np.int64]:
         """Return the first rows that the view allows to be drawn."""
@@ -193,7 +191,6 @@ class HeapSampler(PrioritySampler, _TopSampler):
         self.reduction = check_reduction(reduction)
         _TopSampler.__init__(self, max_times_sampled)
         self._priorities: NDArray[np.float64] = np.zeros(0, np.float64)
-        self._rows = 0
         self._largest = 0.0
 
     def __repr__(self) -> str:
@@ -247,14 +244,14 @@ class HeapSampler(PrioritySampler, _TopSampler):
         if view.rows > self._rows:
             self.check_rows(view.rows, max(view.capacity, self.max_capacity))
             self._write(np.arange(self._rows, view.rows), None)
-        self._uses.begin(view.rows)
+        UsesSampler.begin(self, view)
 
     def record_rows(self, placement: Placement, priorities: Tensor | None, view: View) -> None:  # noqa: ARG002
         """Record rows just written, with their first priorities. Cost: O(rows written)."""
         slots, given = written(placement, priorities, torch.device("cpu"))
         where: NDArray[np.int64] = slots.numpy()
         self._write(where, None if given is None else given.cpu().numpy())
-        self._uses.record(where)
+        self._add(where)
         self.ran_out = False
 
     def record(self, placement: Placement) -> None:
@@ -268,9 +265,7 @@ class HeapSampler(PrioritySampler, _TopSampler):
             return
         default, rows = self.default_priority, int(slots.max()) + 1
         self._priorities = grown(self._priorities, rows)
-        if rows > self._rows:
-            self._priorities[self._rows : rows] = default
-            self._rows = rows
+        self._priorities[self._rows : rows] = default
         self._priorities[slots] = default if priorities is None else priorities
         if priorities is not None:
             self._largest = max(self._largest, float(priorities.max()))
@@ -318,34 +313,15 @@ class HeapSampler(PrioritySampler, _TopSampler):
     def clear(self) -> None:
         """Remove all rows, and forget the largest priority."""
         super().clear()
-        self._rows, self._largest = 0, 0.0
+        self._largest = 0.0
 
     # -- without a buffer ----------------------------------------------------------------------------------------------
 
-    def update_priority(self, index: Any, priority: Any, *, storage: BareStorage | None = None) -> None:
-        """Set the priorities of rows of a bare storage; for rows of a buffer use its method, which checks generations.
-
-        Args:
-            index: slots, or an index as `sample` returns it.
-            priority: one number, or one for each row; further dimensions are reduced.
-            storage: needed for an index with `ndim=2`.
-
-        Raises:
-            PriorityError: for invalid priorities; nothing is changed.
-            SlotError: for a negative slot, or one at or beyond `max_capacity`; nothing is changed.
-        """
-        slots, given = self._read_priorities(index, priority, storage, torch.device("cpu"))
-        if given is not None and slots.numel():
-            where: NDArray[np.int64] = slots.numpy()
-            new = where[where >= self._rows]
-            self._write(where, given.numpy())
-            self._uses.record(np.unique(new))
-            self._order.include(where[self._order.has(where)])
-
-    def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:
-        """Treat rows as just written: they get the default priority, and return if they have left."""
-        Sampler.mark_update(self, index, storage=storage)
-        self.extend(index)
+    def _set_by_index(self, index: Any, priority: Any, storage: BareStorage | None, *, least: int = 0) -> Tensor:
+        slots = super()._set_by_index(index, priority, storage, least=least)
+        if priority is None:  # rows just written: those that have left return
+            self._add(np.unique(slots.numpy()))
+        return slots
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -371,8 +347,8 @@ class HeapSampler(PrioritySampler, _TopSampler):
         """Restore what `state_dict` returned, by copy."""
         super().load_state_dict(state)
         self._priorities = state["priorities"].cpu().numpy().copy()
-        self._rows, self._largest = self._priorities.size, float(state["largest"])
-        self._uses.begin(self._rows)
+        self._largest = float(state["largest"])
+        self._add(np.arange(self._rows, self._priorities.size))
 
 
 def _arrivals(view: View, slots: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.episodes.keys import Key
+    from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import View
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.episodes.tracker import Episodes
     from ostinato.core.records import Draw
     from ostinato.core.rows import Path, Schema
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, final
 
-from ostinato.core.episodes.keys import merge_episodes
+from ostinato.core.episodes.tracker import merge_episodes
 from ostinato.errors import KindError, OptionError
 from ostinato.units.base import SampleUnit
 from ostinato.units.hindsight import Hindsight

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 import numpy as np
 import torch
 
-from ostinato.core.episodes.keys import Episodes, as_path
+from ostinato.core.episodes.tracker import Episodes, as_path
 from ostinato.core.kinds import show_path
 from ostinato.core.records import Column, Request
 from ostinato.errors import OptionError
@@ -19,8 +19,8 @@ from ostinato.units.base import SampleUnit
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.episodes.keys import Key
     from ostinato.core.episodes.table import EpisodeTable
+    from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import Plan, View
     from ostinato.core.rows import Path, Schema
 

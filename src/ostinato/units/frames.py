@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 import torch
 
-from ostinato.core.episodes.keys import Episodes, as_path
+from ostinato.core.episodes.tracker import Episodes, as_path
 from ostinato.core.kinds import show_path
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.records import Column, Request, next_path
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.episodes.keys import Key
     from ostinato.core.episodes.table import EpisodeTable
+    from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import Plan, View
     from ostinato.core.rows import Schema
 
-_Seen: TypeAlias = "dict[tuple[int, bool], tuple[Tensor, Tensor | None]]"
+_Seen: TypeAlias = "dict[tuple[int, bool], tuple[Tensor, Tensor]]"
 
 
 @final
@@ -150,11 +150,11 @@ class FrameStack(SampleUnit):
         rows, valid = self._rows_of(ends, table, seen, then=True)
         return self._column(Request(frame, rows), valid)._replace(other=after, pick=self._is_last(ends))
 
-    def _rows_of(self, slots: Tensor, table: EpisodeTable, seen: _Seen, *, then: bool) -> tuple[Tensor, Tensor | None]:
+    def _rows_of(self, slots: Tensor, table: EpisodeTable, seen: _Seen, *, then: bool) -> tuple[Tensor, Tensor]:
         """Return the rows of stacks; fields with the same last rows share them."""
         key = (id(slots), then)
         if key not in seen:
-            seen[key] = table.stack(slots, self.k, then=then, marked=self.padding == "zeros")
+            seen[key] = table.stack(slots, self.k, then=then)
         return seen[key]
 
     def _is_last(self, ends: Tensor) -> Tensor:
@@ -166,6 +166,6 @@ class FrameStack(SampleUnit):
             self._last = last
         return last
 
-    def _column(self, request: Request, valid: Tensor | None) -> Column:
-        blank = None if valid is None or self.padding != "zeros" else ~valid
+    def _column(self, request: Request, valid: Tensor) -> Column:
+        blank = ~valid if self.padding == "zeros" else None
         return Column(request, (self.k,), None, blank, self.merge)

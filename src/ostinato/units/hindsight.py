@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.episodes.keys import Episodes, as_path
+from ostinato.core.episodes.tracker import Episodes, as_path
 from ostinato.core.records import Column, Request, next_path
 from ostinato.core.rows import map_leaves
 from ostinato.errors import KindError, OptionError, SchemaError
@@ -20,7 +20,7 @@ from ostinato.units.base import SampleUnit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostinato.core.episodes.keys import Key
+    from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import Plan, View
     from ostinato.core.rows import Schema
 

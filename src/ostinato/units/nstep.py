@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 
 from ostinato.core.episodes.continuity import looks_next
-from ostinato.core.episodes.keys import Episodes, as_path
+from ostinato.core.episodes.tracker import Episodes, as_path
 from ostinato.core.kinds import show_path
 from ostinato.core.options import check_integer
 from ostinato.core.records import Column, Plan, Request
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.episodes.keys import Key
+    from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import View
     from ostinato.core.rows import Path, Schema
 

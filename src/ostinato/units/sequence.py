@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 import torch
 
-from ostinato.core.episodes.keys import Episodes, as_path
-from ostinato.core.episodes.tracker import EpisodeTracker, TrackedRows
+from ostinato.core.episodes.tracker import Episodes, EpisodeTracker, TrackedRows, as_path
 from ostinato.core.options import check_integer
 from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
     Index: TypeAlias = Tensor | tuple[Tensor, ...]
 
-    from ostinato.core.episodes.keys import Key
     from ostinato.core.episodes.table import EpisodeTable
+    from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import View
 
 _BOUNDARIES = ("pad", "stop", "strict", "include_reset")
@@ -115,10 +114,10 @@ class Sequence(SampleUnit):
         bootstrap: int = 0,
         dilation: int = 1,
     ) -> None:
-        self.length = check_integer("length", length, 1, OptionError)
-        self.burn_in = check_integer("burn_in", burn_in, 0, OptionError)
-        self.bootstrap = check_integer("bootstrap", bootstrap, 0, OptionError)
-        self.dilation = check_integer("dilation", dilation, 1, OptionError)
+        self.length = check_integer("length", length, 1, OptionError, below=2**30)
+        self.burn_in = check_integer("burn_in", burn_in, 0, OptionError, below=2**30)
+        self.bootstrap = check_integer("bootstrap", bootstrap, 0, OptionError, below=2**30)
+        self.dilation = check_integer("dilation", dilation, 1, OptionError, below=2**30)
         if episode_boundary not in _BOUNDARIES:
             msg = f"Unknown episode_boundary {episode_boundary!r}: it must be one of {list(_BOUNDARIES)}"
             raise OptionError(msg)

@@ -107,19 +107,18 @@ def histories(draw: st.DrawFn) -> tuple[int, int, int, list[Any]]:
 def check_rows(table: EpisodeTable, model: Model) -> None:
     """Every answer about every slot."""
     slots = torch.arange(model.capacity)
-    places = {slot: (line, at, ended) for line, ended in model.episodes() for at, slot in enumerate(line)}
-    found = [places.get(slot, ([slot], -1, False)) for slot in range(model.capacity)]
-    assert table.ahead(slots).tolist() == [len(line) - 1 - at if at >= 0 else -1 for line, at, _ in found]
-    assert table.behind(slots).tolist() == [at for _, at, _ in found]
-    assert table.ended(slots).tolist() == [ended and at == len(line) - 1 for line, at, ended in found]
+    places = {slot: (line, at) for line, _ in model.episodes() for at, slot in enumerate(line)}
+    found = [places.get(slot, ([slot], -1)) for slot in range(model.capacity)]
+    assert table.ahead(slots).tolist() == [len(line) - 1 - at if at >= 0 else -1 for line, at in found]
+    assert table.behind(slots).tolist() == [at for _, at in found]
     for before, after, dilation in ((1, 2, 2), (2, 2, 2**31 - 1)):
         rows, valid = table.window(slots.repeat_interleave(2)[::2], before, after, dilation)
-        for (line, at, _), row, inside in zip(found, rows.tolist(), valid.tolist(), strict=True):
+        for (line, at), row, inside in zip(found, rows.tolist(), valid.tolist(), strict=True):
             wanted = [max(at, 0) + k * dilation for k in range(-before, after + 1)]
             assert inside == [0 <= w < len(line) for w in wanted]
             assert row == [line[min(max(w, 0), len(line) - 1)] for w in wanted]
-    assert table.shift(slots, 2**63 - 1).tolist() == [line[-1] for line, _, _ in found]
-    assert table.shift(slots, -(2**63)).tolist() == [line[0] for line, _, _ in found]
+    assert table.shift(slots, 2**63 - 1).tolist() == [line[-1] for line, _ in found]
+    assert table.shift(slots, -(2**63)).tolist() == [line[0] for line, _ in found]
 
 
 def check_counts(table: EpisodeTable, model: Model) -> None:
@@ -222,18 +221,15 @@ def test_bad_questions_are_refused(kind: Kind) -> None:
     table, at = make(kind, 8), integers([0])
     table.record(Run(0, 4, 8), None)
     starts = table.starts(5)
-    asks: list[Callable[[Tensor], object]] = [table.ahead, table.behind, table.ended, table.starts(2).allowed]
+    asks: list[Callable[[Tensor], object]] = [table.ahead, table.behind, table.starts(2).allowed]
     asks += [partial(table.window, before=0, after=1), partial(table.shift, steps=1)]
     for ask in asks:
         for slot in (-1, 8, 2**40):
             with pytest.raises(SlotError, match=rf"^slot {slot} at position 1 is outside \[0, 8\)"):
                 ask(integers([3, slot]))
     calls: list[tuple[Callable[[], object], str]] = [
-        *((partial(table.window, at, *counts), "before and after") for counts in ((-1, 0), (0, 0, 0), (0, 2**31))),
         (lambda: table.ahead(at.int()), r"^slots must be a torch\.int64 tensor \[n\]"),
         (lambda: table.shift(at, integers([1, 2])), r"^steps must be a torch\.int64 tensor \[1\]"),
-        (lambda: table.starts(0), "need must be at least 1"),
-        (lambda: table.starts(1).draw_episodes(at), "two numbers for each row"),
     ]
     for call, words in calls:
         with pytest.raises(OptionError, match=words):

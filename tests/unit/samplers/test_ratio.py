@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -59,13 +58,13 @@ def test_no_batch_is_a_row_off_and_the_sums_stay_close(weights: list[int], sizes
             assert abs(drawn[i] - due[i]) <= (HALF if members == 2 else 2)
 
 
-def test_shares_are_the_numbers_that_were_written() -> None:
-    for share in (0.1, np.float32(0.1), Decimal("0.1"), "0.1", Fraction(1, 10)):
+def test_shares_are_numbers_of_any_kind() -> None:
+    for share in (0.1, np.float32(0.1), Fraction(1, 10)):
         sampler = mix(share)
-        assert sampler.ratio == [Fraction(1, 10), Fraction(9, 10)]
-        assert counts(sampler, 10) == [1, 9]
-    weights: list[Any] = [[1, 3], (0.25, 0.75), torch.tensor([0.5, 1.5]), np.array([2, 6]), ["1/4", "3/4"]]
-    assert [mix(given_).ratio for given_ in weights] == [[Fraction(1, 4), Fraction(3, 4)]] * 5
+        assert sampler.ratio == pytest.approx([0.1, 0.9])
+        assert all(counts(sampler, 10) == [1, 9] for _ in range(100))
+    weights: list[Any] = [[1, 3], (0.25, 0.75), torch.tensor([0.5, 1.5]), np.array([2, 6])]
+    assert [mix(given_).ratio for given_ in weights] == [[0.25, 0.75]] * 4
 
 
 def test_a_mapping_is_a_line_between_its_steps() -> None:
@@ -73,7 +72,7 @@ def test_a_mapping_is_a_line_between_its_steps() -> None:
     line = [Fraction(twentieths, 20) for twentieths in (20, 20, 20, 20, 16, 12, 8, 4, 7, 10, 10)]
     sampler, drawn, due = mix(points), 0, Fraction(0)
     for share in line:
-        assert sampler.ratio == [share, 1 - share]
+        assert sampler.ratio == pytest.approx([float(share), float(1 - share)])
         drawn, due = drawn + counts(sampler, 33)[0], due + 33 * share
         assert abs(drawn - due) <= HALF
     assert sampler.ratio_step == len(line)
@@ -96,7 +95,7 @@ def test_a_function_is_called_with_the_number_of_batches_drawn_before_or_of_call
     sampler.step(4)
     assert sampler.ratio_step == 5
     assert counts(sampler, 10) == [5, 5]
-    with pytest.raises(OptionError, match="integers of at least 0"):
+    with pytest.raises(OptionError, match="integer of at least 0"):
         sampler.step(-1)
     with pytest.raises(UsageError, match="ratio_steps"):
         mix(0.5).step()
@@ -122,13 +121,13 @@ def test_small_members_wait_for_min_rows_and_fill_takes_any_member() -> None:
         mix(0.0, when_empty="fill").plan(4, [0, 0], None)
 
 
-def test_a_schedule_of_ever_new_denominators_keeps_the_carry_small() -> None:
+def test_a_schedule_of_ever_new_shares_keeps_the_carry_small() -> None:
     sampler, drawn, due = mix(lambda step: [step + 1, 7919]), 0, 0.0
     for step in range(1000):
         drawn += counts(sampler, 33)[0]
         due += 33 * (step + 1) / (step + 7920)
     assert abs(drawn - due) < 0.51
-    assert max(len(text) for text in after(sampler)["carry"]) < 1000
+    assert max(map(abs, after(sampler)["carry"])) < 0.51
 
 
 def test_the_ratio_may_be_set_at_any_time() -> None:
@@ -146,14 +145,14 @@ def test_the_ratio_may_be_set_at_any_time() -> None:
 
 REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (1.5, {}, OptionError, r"in \[0, 1\]"),
-    ("half", {}, OptionError, "finite"),
-    ([0, 0], {}, OptionError, "must not be 0"),
+    ("half", {}, KindError, "'half'"),
+    ([0, 0], {}, OptionError, "not all 0"),
     ([1, -1], {}, OptionError, "at least 0"),
     ([1, 1, 1], {}, OptionError, "each of the 2 members"),
     (True, {}, KindError, "True"),
     ({}, {}, OptionError, "empty mapping"),
     ({-1: 0.5}, {}, OptionError, "steps"),
-    (object(), {}, KindError, "got object"),
+    (object(), {}, KindError, "got <object"),
     (0.5, {"rounding": "up"}, OptionError, "rounding"),
     (0.5, {"ratio_steps": "days"}, OptionError, "ratio_steps"),
     (0.5, {"num_buffer_sampled": 4}, UsageError, "one or the other"),
@@ -171,12 +170,12 @@ def test_refused_options() -> None:
 
 DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"rounding": "nearest"}, "rounding"),
-    ({"steps": "calls"}, "ratio_steps"),
+    ({"ratio_steps": "calls"}, "ratio_steps"),
     ({"points": None}, "functions are not saved"),
-    ({"points": [[0, ["1/2", "1/3"]]]}, "no shares"),
+    ({"points": [[0, [0.5, 0.25]]]}, "damaged"),
     ({"step": -1}, "steps"),
-    ({"carry": ["1/2", "0"]}, "damaged"),
-    ({"carry": ["x", "0"]}, "does not fit"),
+    ({"carry": [0.5, 0.0]}, "damaged"),
+    ({"points": [[0, ["x", 0.5]]]}, "do not fit"),
 ]
 
 

@@ -148,7 +148,7 @@ def test_every_record_is_what_the_log_says(name: str, tmp_path: Path) -> None:
 def test_every_slice_is_what_the_log_says(name: str, tmp_path: Path) -> None:
     case = SLICES[name]
     sampler = case.make()
-    need = sampler._split(case.size)[1] if sampler._options.strict_length else 1
+    need = sampler._split(case.size)[1] if sampler.strict_length else 1
 
     @examples(0.25)
     @given(histories())

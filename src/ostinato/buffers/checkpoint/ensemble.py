@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from ostinato.buffers.checkpoint.load import Target, load_engine_states, turn_ticket, with_state
@@ -48,7 +47,7 @@ def ensemble_state(
 
 def _show(mix: Mix, engines: Sequence[Reader]) -> dict[str, Any]:
     tickets = [show_ticket(ticket, engines[i]) for i, ticket in zip(mix.members, mix.tickets, strict=True)]
-    owed = {} if mix.owed is None else {"owed": [str(rows) for rows in mix.owed]}
+    owed = {} if mix.owed is None else {"owed": mix.owed}
     return {"members": mix.members, "tickets": tickets, "rng": mix.rng, **owed}
 
 
@@ -121,7 +120,7 @@ def _read_queue(state: dict[str, Any], parts: Sequence[Any], seams: Sequence[int
             msg = f"the checkpoint holds a queued draw from the members {chosen}: it is damaged"
             raise CheckpointError(msg)
         if "owed" in mix:
-            owed = tuple(Fraction(rows) for rows in mix["owed"])
+            owed = list(map(float, mix["owed"]))
             if len(owed) != len(parts):
                 msg = f"the checkpoint holds a queued draw that owes rows {mix['owed']!r:.80}: it is damaged"
                 raise CheckpointError(msg)

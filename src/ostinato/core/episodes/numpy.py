@@ -153,65 +153,41 @@ class NumpyEpisodes:
     def ahead(self, slots: int, n: int, out: int) -> None:
         """Count the rows after each one."""
         record, behind = self._find(_array(slots, n))
-        _array(out, n)[:] = np.where(record >= 0, self._table["length"][record] - 1 - behind, -1)
+        _put(out, np.where(record >= 0, self._table["length"][record] - 1 - behind, -1))
 
     def behind(self, slots: int, n: int, out: int) -> None:
         """Count the rows present before each one."""
-        _array(out, n)[:] = self._find(_array(slots, n))[1]
-
-    def ended(self, slots: int, n: int, out: int) -> None:
-        """Tell which rows end their episode."""
-        record, behind = self._find(_array(slots, n))
-        row = self._table[record]
-        last = (record >= 0) & (behind == row["length"] - 1)
-        _array(out, n, np.bool_)[:] = last & (row["status"] == ENDED)
+        _put(out, self._find(_array(slots, n))[1])
 
     def shift(self, slots: int, steps: int, n: int, out: int) -> None:
         """Find the slots that lie `steps[i]` rows further."""
-        _array(out, n)[:] = self._move(_array(slots, n), _array(steps, n)[:, None])[0][:, 0]
+        _put(out, self._move(_array(slots, n), _array(steps, n)[:, None])[0])
 
     def window(self, slots: int, n: int, before: int, after: int, dilation: int, out: int, valid: int) -> None:
         """Find the slots around each one, and which of them are in its episode."""
-        steps = np.arange(-before, after + 1)[None] * dilation
-        found, inside = self._move(_array(slots, n), steps)
-        _array(out, found.size)[:] = found.ravel()
-        _array(valid, found.size, np.bool_)[:] = inside.ravel()
+        found, inside = self._move(_array(slots, n), np.arange(-before, after + 1)[None] * dilation)
+        _put(out, found)
+        _put(valid, inside, np.bool_)
 
     def slices(self, slots: int, n: int, length: int, out: int) -> None:
         """Find the slots from each one on."""
-        found, _ = self._move(_array(slots, n), np.arange(length)[None])
-        _array(out, found.size)[:] = found.ravel()
+        _put(out, self._move(_array(slots, n), np.arange(length)[None])[0])
 
-    def steps(
-        self,
-        slots: int,
-        n: int,
-        width: int,
-        powers: int,
-        single: bool,  # noqa: FBT001
-        rows: int,
-        weights: int,
-        steps: int,
-        discounts: int,
-        last: int,
-    ) -> None:
+    def steps(self, slots: int, n: int, width: int, powers: int, single: bool, *outs: int) -> None:  # noqa: FBT001
         """Find the windows of n-step transitions, and the powers of their rows."""
         dtype = np.float32 if single else np.float64
         factors = _array(powers, width + 1, dtype)
         found, inside = self._move(_array(slots, n), np.arange(width)[None])
         counts = inside.sum(1)
-        _array(rows, found.size)[:] = found.ravel()
-        _array(weights, found.size, dtype)[:] = np.where(inside, factors[:width], 0).ravel()
-        _array(steps, n)[:] = counts
-        _array(discounts, n, np.float32)[:] = factors[counts]
-        _array(last, n)[:] = found[:, -1]
+        parts = found, np.where(inside, factors[:width], 0), counts, factors[counts], found[:, -1]
+        for out, values, kind in zip(outs, parts, (np.int64, dtype, np.int64, np.float32, np.int64), strict=True):
+            _put(out, values, kind)
 
     def stack(self, slots: int, n: int, k: int, then: bool, out: int, valid: int) -> None:  # noqa: FBT001
         """Find the rows up to each one, and which of them are in its episode."""
         found, inside = self._move(_array(slots, n), np.minimum(np.arange(1 - k, 1) + then, 0)[None])
-        _array(out, found.size)[:] = found.ravel()
-        if valid:
-            _array(valid, found.size, np.bool_)[:] = inside.ravel()
+        _put(out, found)
+        _put(valid, inside, np.bool_)
 
     def _find(self, slots: Ints) -> tuple[Ints, Ints]:
         """Return the record of each slot and its position among the rows present, -1 for rows of no episode."""
@@ -245,10 +221,10 @@ class NumpyEpisodes:
         slots = self._locate(live, np.zeros((live.size, 1), dtype=np.int64))[:, 0]
         order = np.argsort((slots - self.cursor) % self.capacity)
         row = self._table[live[order]]
-        _array(first, live.size)[:] = slots[order]
-        _array(rows, live.size)[:] = row["length"]
-        _array(closed, live.size, np.bool_)[:] = row["status"] == ENDED
-        _array(serial, live.size)[:] = row["serial"]
+        _put(first, slots[order])
+        _put(rows, row["length"])
+        _put(closed, row["status"] == ENDED, np.bool_)
+        _put(serial, row["serial"])
 
     # -- draws --------------------------------------------------------------------------------------------------------
 
@@ -271,14 +247,14 @@ class NumpyEpisodes:
         ends = np.cumsum(weights)
         rank = _scale(_array(randoms, n), ends[-1:])
         record = np.searchsorted(ends, rank, side="right")
-        _array(out, n)[:] = self._locate(record, (rank - (ends[record] - weights[record]))[:, None])[:, 0]
+        _put(out, self._locate(record, (rank - (ends[record] - weights[record]))[:, None]))
 
     def draw_episodes(self, handle: int, randoms: int, n: int, out: int) -> None:
         """Draw episodes by their ranks, then rows of them."""
         weights, numbers = self._starts(handle, n), _array(randoms, 2 * n)
         eligible = np.flatnonzero(weights)
         record = eligible[_scale(numbers[:n], eligible.size)]
-        _array(out, n)[:] = self._locate(record, _scale(numbers[n:], weights[record])[:, None])[:, 0]
+        _put(out, self._locate(record, _scale(numbers[n:], weights[record])[:, None]))
 
     def _starts(self, handle: int, draws: int = 0) -> Ints:
         """Return how many rows of each record can start a window.
@@ -300,31 +276,19 @@ class NumpyEpisodes:
     def save(self, episode: int, serials: int, keys: int, kinds: int, status: int, free: int) -> None:
         """Write the record of each row present, oldest first; the fields of each record; the free records."""
         slots = (self.cursor - self.present + np.arange(self.present)) % self.capacity
-        row, n = self._table[: self.records], self.records
+        row = self._table[: self.records]
         is_open = row["status"] == OPEN
-        _array(episode, self.present, np.int32)[:] = self._record[slots]
-        _array(serials, n)[:] = row["serial"]
-        _array(keys, n)[:] = np.where(is_open, row["key"], 0)
-        _array(kinds, n, np.uint8)[:] = np.where(is_open, row["kind"], 0)
-        _array(status, n, np.uint8)[:] = row["status"]
-        _array(free, self.free_count)[:] = self._free
+        _put(episode, self._record[slots], np.int32)
+        _put(serials, row["serial"])
+        _put(keys, np.where(is_open, row["key"], 0))
+        _put(kinds, np.where(is_open, row["kind"], 0), np.uint8)
+        _put(status, row["status"], np.uint8)
+        _put(free, np.array(self._free))
 
-    def load(
-        self,
-        cursor: int,
-        serial: int,
-        present: int,
-        records: int,
-        free_count: int,
-        episode: int,
-        serials: int,
-        keys: int,
-        kinds: int,
-        status: int,
-        free: int,
-    ) -> None:
+    def load(self, cursor: int, serial: int, present: int, records: int, free_count: int, *arrays: int) -> None:
         """Replace everything but the registered needs by a checked state."""
         self.clear()
+        episode, serials, keys, kinds, status, free = arrays
         self.cursor, self.serial, self.present = cursor, serial, present
         self._free = _array(free, free_count).tolist()
         self._slots = [array("q") for _ in range(records)]
@@ -347,6 +311,11 @@ def _array(address: int, n: int, dtype: Any = np.int64) -> Ints:
     """Return the memory at an address as an array `[n]`. A *view*."""
     dtype = np.dtype(dtype)
     return np.ndarray((n,), dtype, (ctypes.c_byte * (n * dtype.itemsize)).from_address(address))
+
+
+def _put(address: int, values: Ints, dtype: Any = np.int64) -> None:
+    """Write values to the memory at an address."""
+    _array(address, values.size, dtype)[:] = values.ravel()
 
 
 def _chunks(keys: Ints, closing: Bools, inside: Bools, skip: int) -> list[Ints]:

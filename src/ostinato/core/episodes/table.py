@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato._native import Episodes as NativeEpisodes
-    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.episodes.tracker import Episodes
     from ostinato.core.records import Run
 
 _MAX_CAPACITY = 2**30
 """Records of episodes have 32-bit numbers, and while rows are replaced there may be two for each slot."""
 
-_MAX_STEPS = 2**31 - 1
-_MAX_TEMPLATES = 16
-_MAX_ENTRIES = 16_384  # a larger window takes longer to fill than a template saves
+# `new_empty` of these takes half the time of `torch.empty`
+_INTS = torch.empty(0, dtype=torch.int64, device="cpu")
+_BOOLS = torch.empty(0, dtype=torch.bool, device="cpu")
 
 
 class Spans(NamedTuple):
@@ -106,16 +106,11 @@ class EpisodeTable:
         self.num_envs = num_envs
         self._starts: dict[int, Starts] = {}
         self._moved: Tensor | None = None  # see `moved_firsts`; None until `track_firsts` is called
-        self._templates: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
-        self._slice_template = torch.empty(0, dtype=torch.int64, device="cpu")
-        none = torch.empty(0, 0, dtype=torch.int64, device="cpu")
-        self._step_templates: tuple[Tensor, Tensor, Tensor] = (none, none, none)
-        self._rows: NativeEpisodes | NumpyEpisodes
         self.read_from: Episodes | None = None
         """The fields, by name, that the episodes were read from; None if the caller recorded them."""
         native = backend.native
-        self._rows = NumpyEpisodes(capacity, num_envs) if native is None else native.Episodes(capacity, num_envs)
-        self._checks_runs = native is not None  # record_write raises before it changes anything
+        kind = NumpyEpisodes if native is None else native.Episodes
+        self._rows: NativeEpisodes | NumpyEpisodes = kind(capacity, num_envs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return a copy of the state, which a table with or without the extension can load."""
@@ -191,36 +186,15 @@ class EpisodeTable:
             OptionError: Wrong shapes, dtypes or devices, or a run that does not continue the last one; nothing has
                 been recorded then.
         """
-        start, rows, capacity, skip = run
-        checked = rows > 0 and capacity == self.capacity and self._checks_runs
-        if not checked:
-            self._check_run(run)
-        total = skip + rows
-        flags = None if ends is None else _checked("ends", ends, torch.bool, total)
-        ids = None if trajectories is None else _checked("trajectories", trajectories, torch.int64, total)
-        inside = None if mask is None else _checked("mask", mask, torch.bool, total)
-        if not rows:
+        self._check_run(run)
+        given = (("ends", ends, torch.bool), ("trajectories", trajectories, torch.int64), ("mask", mask, torch.bool))
+        found = [None if x is None else _checked(name, x, dtype, run.total) for name, x, dtype in given]
+        if not run.rows:
             return
-        if self._moved is not None:
-            self._check_run(run)
-            self._moved = self._next_firsts(run)
-        try:
-            self._rows.record_write(
-                start,
-                rows,
-                skip,
-                0 if flags is None else flags.data_ptr(),
-                0 if ids is None else ids.data_ptr(),
-                0 if inside is None else inside.data_ptr(),
-            )
-        except (IndexError, ValueError):
-            self._check_run(run)
-            raise
-
-    def _next_firsts(self, run: Run) -> Tensor:
-        """Return the rows that become the first ones of their episodes when a run overwrites the rows before them."""
-        after = self.shift(slots := run.slots(), torch.ones_like(slots))
-        return after[(after - run.start) % self.capacity >= run.rows]
+        if self._moved is not None:  # rows that become the first ones, as the run overwrites the rows before them
+            after = self.shift(run.slots(), 1)
+            self._moved = after[(after - run.start) % self.capacity >= run.rows]
+        self._rows.record_write(run.start, run.rows, run.skip, *(0 if x is None else x.data_ptr() for x in found))
 
     def _check_run(self, run: Run) -> None:
         start, rows, capacity, skip = run
@@ -259,18 +233,11 @@ class EpisodeTable:
             SlotError: A slot outside the ring. (All reads raise it.)
             OptionError: A wrong dtype, shape or device. (All reads raise it.)
         """
-        return self._read(self._rows.ahead, slots, torch.int64)
+        return _read(self._rows.ahead, slots, self.capacity, (), _INTS.new_empty(slots.shape))[0]
 
     def behind(self, slots: Tensor) -> Tensor:
         """Count the rows present before each row in its episode; -1 for rows of no episode. int64 `[n]`."""
-        return self._read(self._rows.behind, slots, torch.int64)
-
-    def ended(self, slots: Tensor) -> Tensor:
-        """Tell which rows end their episode: written with an end flag, not merely the newest so far. bool `[n]`."""
-        return self._read(self._rows.ended, slots, torch.bool)
-
-    def _read(self, read: Callable[[int, int, int], None], slots: Tensor, dtype: torch.dtype) -> Tensor:
-        return _read(read, slots, dtype, self.capacity)
+        return _read(self._rows.behind, slots, self.capacity, (), _INTS.new_empty(slots.shape))[0]
 
     def shift(self, slots: Tensor, steps: Tensor | int) -> Tensor:
         """Find the rows that lie some steps later in the same episode.
@@ -307,26 +274,11 @@ class EpisodeTable:
             Slots int64 `[n, T]`: entry k is `(k - before) * dilation` steps later, or the first or last row present of
             the episode where that is beyond it. And bool `[n, T]`: True where it was not beyond. A row of no episode
             has only itself.
-
-        Raises:
-            OptionError: Numbers out of range.
         """
-        if not (0 <= before <= _MAX_STEPS and 0 <= after <= _MAX_STEPS and 1 <= dilation <= _MAX_STEPS):
-            msg = (
-                "before and after must be in [0, 2**31) and dilation in [1, 2**31), got "
-                f"before={before}, after={after}, dilation={dilation}"
-            )
-            raise OptionError(msg)
-        at = _checked("slots", slots, torch.int64)
-        n = at.numel()
-        like, like_valid = self._templates.get((n, before, after)) or self._make_templates((n, before, after))
-        out, valid = torch.empty_like(like), torch.empty_like(like_valid)
-        try:
-            self._rows.window(at.data_ptr(), n, before, after, dilation, out.data_ptr(), valid.data_ptr())
-        except IndexError:
-            check_slots(at, self.capacity)
-            raise
-        return (out, valid) if slots.is_cpu else (out.to(slots.device), valid.to(slots.device))
+        shape = (slots.shape[0], before + 1 + after)
+        outs = _INTS.new_empty(shape), _BOOLS.new_empty(shape)
+        rows, valid = _read(self._rows.window, slots, self.capacity, (before, after, dilation), *outs)
+        return rows, valid
 
     def slices(self, slots: Tensor, length: int) -> Tensor:
         """Find the rows of slices: `length` rows from each row on; beyond its episode, the last row of that.
@@ -338,18 +290,8 @@ class EpisodeTable:
         Returns:
             Slots, int64 `[n * length]`.
         """
-        at = _checked("slots", slots, torch.int64)
-        n = at.numel()
-        like = self._slice_template
-        if like.shape[0] != n * length:
-            self._slice_template = like = torch.empty(n * length, dtype=torch.int64, device="cpu")
-        out = torch.empty_like(like)
-        try:
-            self._rows.slices(at.data_ptr(), n, length, out.data_ptr())
-        except IndexError:
-            check_slots(at, self.capacity)
-            raise
-        return out if slots.is_cpu else out.to(slots.device)
+        out = _INTS.new_empty(slots.shape[0] * length)
+        return _read(self._rows.slices, slots, self.capacity, (length,), out)[0]
 
     def steps(self, slots: Tensor, powers: Tensor) -> StepWindows:
         """Find what n-step transitions read: the rows from each row on, of its episode.
@@ -362,58 +304,28 @@ class EpisodeTable:
         Returns:
             New tensors, on the device of `slots`.
         """
-        at = _checked("slots", slots, torch.int64)
-        n, width = at.numel(), powers.shape[0] - 1
-        templates = self._step_templates
-        if templates[0].shape != (n, width) or templates[1].dtype is not powers.dtype:
-            rows = torch.empty((n, width), dtype=torch.int64, device="cpu")
-            discounts = torch.empty(n, dtype=torch.float32, device="cpu")
-            self._step_templates = templates = rows, torch.empty_like(rows, dtype=powers.dtype), discounts
-        rows, weights, discounts = map(torch.empty_like, templates)
-        found = StepWindows(rows, weights, torch.empty_like(at), discounts, torch.empty_like(at))
-        single = powers.dtype is torch.float32
-        try:
-            self._rows.steps(at.data_ptr(), n, width, powers.data_ptr(), single, *map(_address, found))
-        except IndexError:
-            check_slots(at, self.capacity)
-            raise
-        return found if slots.is_cpu else StepWindows(*(x.to(slots.device) for x in found))
+        n, width = slots.shape[0], powers.shape[0] - 1
+        rows, discounts = _INTS.new_empty((n, width)), torch.empty(n, dtype=torch.float32, device="cpu")
+        outs = rows, powers.new_empty((n, width)), _INTS.new_empty(n), discounts, _INTS.new_empty(n)
+        numbers = (width, powers.data_ptr(), powers.dtype is torch.float32)
+        return StepWindows(*_read(self._rows.steps, slots, self.capacity, numbers, *outs))
 
-    def stack(self, slots: Tensor, k: int, *, then: bool = False, marked: bool = False) -> tuple[Tensor, Tensor | None]:
+    def stack(self, slots: Tensor, k: int, *, then: bool = False) -> tuple[Tensor, Tensor]:
         """Find the rows of stacks of frames: the `k` rows of its episode up to each row.
 
         Args:
             slots: int64 `[n]` in `[0, capacity)`.
             k: Rows of each stack, at least 1, or 2 with `then`.
             then: The `k - 1` rows up to each row, and it once more: for the frame that follows it.
-            marked: Also tell which rows are not before the episode.
 
         Returns:
-            Slots int64 `[n * k]`: before the episode, its first row present. And bool `[n, k]`, or None.
+            Slots int64 `[n * k]`: before the episode, its first row present. And bool `[n, k]`: which are not before
+            the episode.
         """
-        at = _checked("slots", slots, torch.int64)
-        n = at.numel()
-        like, like_valid = self._templates.get((n, k - 1, 0)) or self._make_templates((n, k - 1, 0))
-        out, valid = torch.empty_like(like), torch.empty_like(like_valid) if marked else None
-        try:
-            self._rows.stack(at.data_ptr(), n, k, then, out.data_ptr(), 0 if valid is None else valid.data_ptr())
-        except IndexError:
-            check_slots(at, self.capacity)
-            raise
-        if not slots.is_cpu:
-            out, valid = out.to(slots.device), None if valid is None else valid.to(slots.device)
-        return out.view(-1), valid
-
-    def _make_templates(self, key: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-        """Make tensors `[n, T]` for `empty_like`, which is twice as fast as `empty` with shape and dtype."""
-        n, before, after = key
-        slots = torch.empty((n, before + 1 + after), dtype=torch.int64, device="cpu")
-        found = (slots, torch.empty_like(slots, dtype=torch.bool))
-        if slots.numel() <= _MAX_ENTRIES:
-            if len(self._templates) >= _MAX_TEMPLATES:
-                self._templates.clear()
-            self._templates[key] = found
-        return found
+        n = slots.shape[0]
+        outs = _INTS.new_empty(n * k), _BOOLS.new_empty((n, k))
+        rows, valid = _read(self._rows.stack, slots, self.capacity, (k, then), *outs)
+        return rows, valid
 
     def episodes(self) -> Spans:
         """List the episodes present; that with the oldest row comes first. Copies; O(count log count)."""
@@ -423,16 +335,10 @@ class EpisodeTable:
         """Return the rows with at least `need - 1` rows after them in their episode.
 
         The first call for a `need` costs O(episodes), and later writes keep one more count up to date; other calls are
-        O(1).
-
-        Raises:
-            OptionError: `need` below 1.
+        O(1). `need` is at least 1.
         """
         found = self._starts.get(need)
         if found is None:
-            if need < 1:
-                msg = f"need must be at least 1 (the row itself), got {need}"
-                raise OptionError(msg)
             found = self._starts[need] = Starts(self._rows, self.capacity, need)
         return found
 
@@ -499,7 +405,6 @@ class Starts:
         self._rows = rows  # not the table, which holds this object: a cycle would outlive a dropped buffer
         self._capacity = capacity
         self._handle = self._rows.add_need(need)
-        self._like = torch.empty(0, dtype=torch.int64, device="cpu")  # of the size of the last draw, for `empty_like`
         self.need = need
 
     def __repr__(self) -> str:
@@ -530,13 +435,7 @@ class Starts:
             EmptyBufferError: There is no such row.
             OptionError: A wrong dtype, shape or device.
         """
-        numbers = _checked("randoms", randoms, torch.int64)
-        out = torch.empty_like(numbers)
-        try:
-            self._rows.draw(self._handle, numbers.data_ptr(), numbers.numel(), out.data_ptr())
-        except IndexError as error:
-            raise self._empty() from error
-        return out if randoms.is_cpu else out.to(randoms.device)
+        return self._draw(self._rows.draw, randoms, randoms.shape[0])
 
     def draw_episodes(self, randoms: Tensor) -> Tensor:
         """Draw episodes of at least `need` rows, each with the same probability, then a row that can start in each.
@@ -549,21 +448,22 @@ class Starts:
 
         Raises:
             EmptyBufferError: There is no such row.
-            OptionError: A wrong dtype, shape or device, or an odd number of randoms.
+            OptionError: A wrong dtype, shape or device.
         """
-        numbers = _checked("randoms", randoms, torch.int64)
-        n, odd = divmod(numbers.numel(), 2)
-        if odd:
-            msg = f"randoms must hold two numbers for each row to draw, got {numbers.numel()} in all"
-            raise OptionError(msg)
-        like = self._like  # read once: several threads may read
-        if like.shape[0] != n:
-            self._like = like = torch.empty(n, dtype=torch.int64, device="cpu")
-        out = torch.empty_like(like)
+        return self._draw(self._rows.draw_episodes, randoms, randoms.shape[0] // 2)
+
+    def _draw(self, draw: Callable[[int, int, int, int], None], randoms: Tensor, rows: int) -> Tensor:
+        numbers, out = _checked("randoms", randoms, torch.int64), _INTS.new_empty(rows)
         try:
-            self._rows.draw_episodes(self._handle, numbers.data_ptr(), n, out.data_ptr())
+            draw(self._handle, numbers.data_ptr(), rows, out.data_ptr())
         except IndexError as error:
-            raise self._empty() from error
+            lengths = _spans(self._rows).rows
+            longest = int(lengths.max()) if lengths.numel() else 0
+            msg = (
+                f"no episode has the {self.need} rows of a window: of the {self._rows.count} episodes present the "
+                f"longest has {longest}: add rows first, or ask for fewer"
+            )
+            raise EmptyBufferError(msg) from error
         return out if randoms.is_cpu else out.to(randoms.device)
 
     def allowed(self, slots: Tensor) -> Tensor:
@@ -573,30 +473,31 @@ class Starts:
             SlotError: A slot outside the ring.
             OptionError: A wrong dtype, shape or device.
         """
-        return _read(self._rows.ahead, slots, torch.int64, self._capacity) >= self.need - 1
-
-    def _empty(self) -> EmptyBufferError:
-        spans = _spans(self._rows)
-        longest = int(spans.rows.max()) if spans.rows.numel() else 0
-        return EmptyBufferError(
-            f"no episode has the {self.need} rows of a window: of the {self._rows.count} episodes present the longest "
-            f"has {longest}: add rows first, or ask for fewer"
-        )
+        return _read(self._rows.ahead, slots, self._capacity, (), _INTS.new_empty(slots.shape))[0] >= self.need - 1
 
 
 _address = torch.Tensor.data_ptr
 
 
-def _read(read: Callable[[int, int, int], None], slots: Tensor, dtype: torch.dtype, capacity: int) -> Tensor:
-    """Return what `read` writes for each slot, on the device of the slots."""
+def _read(
+    read: Callable[..., None], slots: Tensor, capacity: int, numbers: tuple[int, ...], *outs: Tensor
+) -> tuple[Tensor, ...]:
+    """Return what `read` writes for some slots, on the device of the slots.
+
+    Args:
+        read: gets the address and the number of slots, `numbers`, and the addresses of `outs`.
+        slots: int64 `[n]`.
+        capacity: the slots are below it.
+        numbers: further arguments.
+        outs: tensors on the CPU to write to.
+    """
     at = _checked("slots", slots, torch.int64)
-    out = torch.empty_like(at, dtype=dtype)
     try:
-        read(at.data_ptr(), at.numel(), out.data_ptr())
+        read(at.data_ptr(), at.shape[0], *numbers, *map(_address, outs))
     except IndexError:
         check_slots(at, capacity)
         raise
-    return out if slots.is_cpu else out.to(slots.device)
+    return outs if slots.is_cpu else tuple(out.to(slots.device) for out in outs)
 
 
 def _spans(rows: NativeEpisodes | NumpyEpisodes) -> Spans:
