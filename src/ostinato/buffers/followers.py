@@ -164,16 +164,28 @@ class RecordedRows(Observer):
         """Whether the sampler looks for new rows when it draws."""
         return type(self._sampler) is SamplerWithoutReplacement
 
-    def place(self, store: Store, incoming: Incoming) -> Placement | None:
-        """Return the slots that a sampler which uses rows up has freed."""
-        return as_counting(self._sampler).place(incoming.rows, store.ring) if self._sampler.counting else None
-
     def written(self, store: Store, placement: Placement, found: Any) -> None:  # noqa: ARG002
         """Record new rows."""
         if self._sampler.watches:
             self._sampler.watch(placement, store.view(self._sampler, self._tracker))
         else:
             self._sampler.record(placement)
+
+
+@final
+class UsedRows(Observer):
+    """Rows that have left, for a sampler that uses rows up.
+
+    Args:
+        sampler: the sampler.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = as_counting(sampler)
+
+    def place(self, store: Store, incoming: Incoming) -> Placement | None:
+        """Return their slots, which new rows take."""
+        return self._sampler.place(incoming.rows, store.ring)
 
 
 @final
@@ -239,20 +251,20 @@ def followers(
     writes: tuple[Observer, ...] = ()
     if sampler.prioritized:
         writes = (PriorityRows(sampler, tracker, path),)
-    elif sampler.counting or sampler.watches or type(sampler).record is not Sampler.record:
+    elif sampler.watches or type(sampler).record is not Sampler.record:
         writes = (RecordedRows(sampler, tracker),)
-    return (*episodes, SamplerRows(sampler, tracker), *writes)
+    used = (UsedRows(sampler),) if sampler.counting else ()
+    return (*episodes, SamplerRows(sampler, tracker), *used, *writes)
 
 
 def begin_sampler(store: Store, sampler: Sampler, tracker: EpisodeTracker | None) -> None:
     """Initialize a sampler's bookkeeping from the rows present."""
-    view = store.view(sampler, tracker)
     if sampler.prioritized:
-        as_sampler(sampler).begin(view)
+        as_sampler(sampler).begin(store.view(sampler, tracker))
     elif sampler.counting:
-        as_counting(sampler).begin(view)
+        as_counting(sampler).begin(store.view(sampler, tracker))
     else:
         sampler.recheck()
     gone = store.deleted_slots() if tracker is None else store.no_slots()
     if gone.numel():
-        sampler.drop_rows(gone, view)
+        sampler.drop_rows(gone, store.view(sampler, tracker))

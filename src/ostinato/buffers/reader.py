@@ -14,6 +14,7 @@ from ostinato.buffers.checkpoint.save import Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state
 from ostinato.buffers.checks import (
     check_order,
+    check_pair,
     check_single,
     check_view_parts,
     checked_slots,
@@ -243,7 +244,8 @@ class Reader:
         return tracker
 
     def check_storage(self, storage: Storage, writer: Writer) -> None:
-        """Check that the parts go with a storage and a writer."""
+        """Check that the parts go with a storage and a writer, and these with each other."""
+        check_pair(storage, writer)
         check_sampler(storage, self.sampler)
         self.sampler.check_parts(storage, writer)
         if self.tracker is not None:

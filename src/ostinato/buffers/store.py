@@ -99,7 +99,6 @@ class Store:
     """Edits of the storage itself (`Storage.edits`) that the buffer knows of."""
 
     def __init__(self, source: Source, writer: Writer) -> None:
-        check_pair(source.storage, writer)
         self._begin_threads()
         self.saves = Saves()
         self.source, self.writer = source, writer
@@ -224,7 +223,6 @@ class Store:
     def set_source(self, source: Source) -> Storage:
         """Exchange the storage and return the old one; ring, writer and samplers follow what the new one holds."""
         storage = source.storage
-        check_pair(storage, self.writer)
         for reader in self.readers:
             reader.check_storage(storage, self.writer)
         with self.lock:

@@ -183,6 +183,7 @@ def _exchange(engine: Reader, made: Reader) -> None:
         engine.queue.clear()
     engine.pending.clear()
     engine.pending.extend(_of(engine, ticket) for ticket in made.pending)
+    engine.waiters.wake()
 
 
 def _of(engine: Reader, ticket: Ticket) -> Ticket:
