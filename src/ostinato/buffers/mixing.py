@@ -19,7 +19,7 @@ from ostinato.buffers.priority_updates import in_era, priority_fields
 from ostinato.buffers.rate_limit import Ask, Waiters
 from ostinato.buffers.records import Mix
 from ostinato.buffers.replay import ReplayBuffer
-from ostinato.buffers.tensordict import TensorDictReplayBuffer
+from ostinato.buffers.variants import TensorDictReplayBuffer
 from ostinato.buffers.views import ViewEngine
 from ostinato.core.records import Run
 from ostinato.errors import EmptyBufferError, OptionError, OstinatoError, TooFewRowsError, UsageError

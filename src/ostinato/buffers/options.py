@@ -269,20 +269,6 @@ def check_transforms(transform: Any, factory: Any) -> None:
         raise KindError(msg)
 
 
-def check_sampler_device(device: Any, storage: Storage) -> None:
-    """Check that priorities are asked for where they are: on the device of the storage.
-
-    Raises:
-        OptionError: for another device.
-    """
-    if device is not None and torch.device(device).type != storage.device.type:
-        msg = (
-            f"sampler_device={str(device)!r} is not available: priorities are on the device of the storage, "
-            f"{storage.device}, so that a draw needs no copy; leave it out, or put the storage there"
-        )
-        raise OptionError(msg)
-
-
 def check_drop_last(sampler: Sampler, batch_size: int | None) -> None:
     """Check that `drop_last` has a batch size.
 

@@ -481,10 +481,11 @@ class ReplayBuffer(Sampling):
             >>> rb["done"].tolist()
             [False, False, False, True, False, True]
         """
-        from ostinato.buffers.load_dataset import LoadOptions, load_dataset
+        from ostinato.buffers.datasets import load_dataset
 
-        options = LoadOptions(episodes, rows, fields, batch_rows, overwrite, progress)
-        return load_dataset(self._whole, source, options)
+        return load_dataset(
+            self._whole, source, rows, batch_rows, progress, overwrite=overwrite, episodes=episodes, fields=fields
+        )
 
     def export(
         self,
@@ -497,7 +498,7 @@ class ReplayBuffer(Sampling):
         **options: Unpack[ExportOptions],
     ) -> ExportReport:
         """Write the episodes of this buffer in the format of another tool; see `ostinato.export`."""
-        from ostinato.buffers.export import export
+        from ostinato.buffers.datasets import export
 
         return export(self, path, format, fields=fields, overwrite=overwrite, progress=progress, **options)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostinato.errors import KindError, OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 _Name = TypeVar("_Name", bound=str)
 
@@ -46,6 +47,32 @@ def check_integer(
 
 def _words(least: int | None) -> str:
     return {None: "an integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
+
+
+def check_number(
+    name: str,
+    value: Any,
+    words: str = "a number",
+    holds: Callable[[float], bool] = lambda number: number == number,  # noqa: PLR0124 (not NaN)
+    kind: type[Exception] = OptionError,
+) -> float:
+    """Return an option that is a real number, as a float.
+
+    Args:
+        name: of the option.
+        value: as it was given.
+        words: what is allowed.
+        holds: whether a number is allowed.
+        kind: the error for something else than a real number.
+
+    Raises:
+        OptionError: if it is no number, unless there is another `kind`, or is not allowed.
+    """
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not real or not holds(float(value)):
+        msg = f"{name} must be {words}, got {value!r}" + ("" if real else f" of type {type(value).__name__}")
+        raise OptionError(msg) if real else kind(msg)
+    return float(value)
 
 
 def check_choice(name: str, value: _Name, choices: Iterable[str]) -> _Name:
