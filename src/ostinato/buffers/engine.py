@@ -12,10 +12,13 @@ import torch
 from ostinato.buffers.checkpoint.load import Reading, load_buffer, load_engine_state
 from ostinato.buffers.checkpoint.save import Saves, Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state
-from ostinato.buffers.checks import (
+from ostinato.buffers.continuity import ContinuityCheck, warn_of_order
+from ostinato.buffers.drawn_ahead import DrawnAhead
+from ostinato.buffers.options import (
     check_budget_parts,
     check_order,
     check_pair,
+    check_same_device,
     check_single,
     check_view_parts,
     checked_picks,
@@ -25,9 +28,6 @@ from ostinato.buffers.checks import (
     raise_for_priorities,
     require_tracking,
 )
-from ostinato.buffers.continuity import ContinuityCheck, warn_of_order
-from ostinato.buffers.drawn_ahead import DrawnAhead
-from ostinato.buffers.options import check_same_device
 from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
 from ostinato.buffers.policy_versions import begin_versions, check_versions, no_versions
 from ostinato.buffers.priority_updates import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ostinato.buffers.batch_parts import put_names, show_names, with_source
 from ostinato.buffers.mixing import EnsembleEngine, EnsemblePipeline, Member
-from ostinato.buffers.options import check_generator, check_not_shared, check_prefetch, own, positive
+from ostinato.buffers.options import check_generator, check_prefetch, own, positive
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.routed_updates import reset_priorities, update_fields, update_from_batch, update_priorities
 from ostinato.buffers.routed_writes import check_route, require_route, write_rows
@@ -229,7 +229,9 @@ class ReplayBufferEnsemble(ReplayBuffer):
         compilable: bool = False,  # noqa: ARG002
         delayed_init: bool = False,  # noqa: ARG002
     ) -> None:
-        check_not_shared(shared=shared)
+        if shared:
+            msg = "shared=True is not available for an ensemble: it serves the threads of one process"
+            raise OptionError(msg)
         mix: dict[str, Any] = {
             "p": p,
             "sample_from_all": sample_from_all or None,

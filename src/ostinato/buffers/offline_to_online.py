@@ -15,9 +15,10 @@ from ostinato.buffers.checkpoint.state import FORMAT, checker, read_generator
 from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.ensemble import ReplayBufferEnsemble, check_buffers
 from ostinato.buffers.mixing import EnsembleEngine, Member, OwnDraws, adds_names
-from ostinato.buffers.options import check_generator, part, positive, real
+from ostinato.buffers.options import check_generator, part, positive
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.routed_updates import require_names
+from ostinato.core.options import check_number
 from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 from ostinato.samplers import SamplerEnsemble
@@ -107,7 +108,7 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         **dataset_kwargs: Any,
     ) -> None:
         _check_one(online_storage, online_capacity, online_buffer)
-        self._base = real("offline_fraction", offline_fraction)
+        self._base = check_number("offline_fraction", offline_fraction, kind=KindError)
         if not 0.0 < self._base < 1.0:
             msg = f"offline_fraction must be in (0, 1), got {offline_fraction!r}: for one of the two use it alone"
             raise OptionError(msg)
@@ -210,7 +211,9 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         Raises:
             OptionError: if a number is out of range.
         """
-        done, end = real("step", step), real("total_steps", total_steps)
+        done, end = (
+            check_number(name, value, kind=KindError) for name, value in (("step", step), ("total_steps", total_steps))
+        )
         if not (end > 0 and done >= 0):
             msg = f"anneal() needs step >= 0 and total_steps > 0, got step={step} and total_steps={total_steps}"
             raise OptionError(msg)

@@ -11,9 +11,9 @@ from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from ostinato.core.options import check_integer, check_number
+from ostinato.core.options import check_integer, check_number, check_type
 from ostinato.core.processes import next_place, whole_in_forks
-from ostinato.errors import CheckpointError, KindError, OptionError, WaitTimeoutError
+from ostinato.errors import CheckpointError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -481,10 +481,7 @@ class Gate:
     """
 
     def __init__(self, limiter: Any, max_size: int, waiters: Waiters) -> None:
-        if limiter is not None and not isinstance(limiter, RateLimiter):
-            msg = f"rate_limiter must be an ostinato.RateLimiter or None, got {type(limiter).__name__}"
-            raise KindError(msg)
-        rules = RateLimiter() if limiter is None else limiter
+        rules = check_type("rate_limiter", limiter, RateLimiter, "RateLimiter(2, 64)") or RateLimiter()
         if rules.min_size_to_sample > max_size:
             msg = (
                 f"min_size_to_sample={rules.min_size_to_sample} rows are never there: the storage has "

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.checks import require_tracking
 from ostinato.buffers.conditional_updates import ConditionalUpdateResult, parse_conditional
-from ostinato.buffers.options import warn_of_sampler
+from ostinato.buffers.options import require_tracking, warn_of_sampler
 from ostinato.buffers.priority_updates import (
     PAD_MASK,
     as_sampler,

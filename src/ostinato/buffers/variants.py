@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
 from ostinato.buffers.direct import direct_rows
-from ostinato.buffers.options import part, warn_of_info, warn_of_sampler
+from ostinato.buffers.options import part, warn_of_sampler
 from ostinato.buffers.priority_updates import parse_update, priorities_of_batch, priority_fields, steps_of
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.sampling import INFO
@@ -17,7 +18,7 @@ from ostinato.errors import NoTensorDictError, OptionError
 from ostinato.samplers import PrioritizedSampler, PrioritySampler
 from ostinato.storages import ListStorage, Storage
 from ostinato.units import Hindsight, HindsightStrategy, SampleUnit
-from ostinato.writers import TensorDictRoundRobinWriter, Writer
+from ostinato.writers import TensorDictRoundRobinWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +60,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         ['index', 'obs']
     """
 
+    _writer_class = TensorDictRoundRobinWriter
+
     def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **options: Unpack[BufferOptions]) -> None:
         kinds.require_tensordict(type(self).__name__, "use ReplayBuffer with rows that are dicts of tensors")
         self.priority_key = priority_key
@@ -77,10 +80,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
             with self._engine.lock:
                 self._engine.parts_changed()
                 self._engine.priority_path = self._priority_path
-
-    @staticmethod
-    def _default_writer() -> Writer:
-        return TensorDictRoundRobinWriter()
 
     def _accept(self, data: Any) -> Any:
         if not (all(map(kinds.is_tensordict, data)) if type(data) is list else kinds.is_tensordict(data)):
@@ -113,7 +112,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
         `include_info` has no effect but a warning: samples always carry their index.
         """
         if include_info is not None:
-            warn_of_info(include_info)
+            warnings.warn(
+                f"include_info is going to be deprecated in TorchRL, and include_info={include_info!r} has no effect "
+                "here: samples of TensorDict buffers always carry their index; leave it out",
+                UserWarning,
+                stacklevel=2,
+            )
         return super().sample(
             batch_size, return_info, max_age=max_age, timeout_s=timeout_s, min_batch=min_batch, out=out
         )

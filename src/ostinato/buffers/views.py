@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 
-from ostinato.buffers.checks import check_view_parts
 from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.options import (
     check_drop_last,
@@ -13,6 +12,7 @@ from ostinato.buffers.options import (
     check_generator,
     check_prefetch,
     check_same_device,
+    check_view_parts,
     part,
     positive,
 )

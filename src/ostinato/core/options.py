@@ -10,6 +10,7 @@ from ostinato.errors import KindError, OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+_Object = TypeVar("_Object")
 _Name = TypeVar("_Name", bound=str)
 
 LARGEST = 2**62
@@ -73,6 +74,20 @@ def check_number(
         msg = f"{name} must be {words}, got {value!r}" + ("" if real else f" of type {type(value).__name__}")
         raise OptionError(msg) if real else kind(msg)
     return float(value)
+
+
+def check_type(name: str, value: Any, kind: type[_Object], advice: str) -> _Object | None:
+    """Return an option that is None or an instance of a class.
+
+    Raises:
+        KindError: for anything else, with the advice.
+    """
+    if value is not None and not isinstance(value, kind):
+        home = kind.__module__.partition(".")[0]
+        article = "an" if home[0] in "aeio" else "a"
+        msg = f"{name} must be {article} {home}.{kind.__name__} or None, got {type(value).__name__}: {advice}"
+        raise KindError(msg)
+    return value
 
 
 def check_choice(name: str, value: _Name, choices: Iterable[str]) -> _Name:
