@@ -501,8 +501,8 @@ class _EndFlags:
     def __init__(
         self,
         dataset: DatasetStorage,
-        set_at: dict[Path, Tensor],
-        added: dict[Path, tuple[tuple[int, ...], Tensor]],
+        set_at: dict[FieldPath, Tensor],
+        added: dict[FieldPath, tuple[tuple[int, ...], Tensor]],
         *,
         by_flags: bool = True,
     ) -> None:
@@ -535,14 +535,14 @@ class _EndFlags:
 
     @classmethod
     def _marking(
-        cls, rb: ReplayBuffer, dataset: DatasetStorage, paths: list[Path], pieces: _Pieces, ended: Tensor
+        cls, rb: ReplayBuffer, dataset: DatasetStorage, paths: list[FieldPath], pieces: _Pieces, ended: Tensor
     ) -> _EndFlags:
         known = {leaf.path for leaf in dataset.schema.leaves}
         schema = rb.storage.schema if len(rb.storage) else None
         stored = {} if schema is None else {leaf.path: leaf.shape for leaf in schema.leaves}
         marking = [path for path in paths if path[-1] != "terminated"]
         open_ends = pieces.last[~ended]
-        added: dict[Path, tuple[tuple[int, ...], Tensor]] = {}
+        added: dict[FieldPath, tuple[tuple[int, ...], Tensor]] = {}
         for path in marking:
             if path not in known:
                 added[path] = stored.get(path, ()), pieces.last
@@ -581,7 +581,7 @@ class _EndFlags:
         return kinds.with_fields(data, values)
 
 
-def _resolved(wanted: Episodes, known: set[Path]) -> Episodes:
+def _resolved(wanted: Episodes, known: set[FieldPath]) -> Episodes:
     """Return the fields by which the buffer will find episodes; end flags that the dataset lacks are among them."""
     try:
         return wanted.resolve(known | set(wanted.end_paths))
@@ -591,11 +591,11 @@ def _resolved(wanted: Episodes, known: set[Path]) -> Episodes:
         return Episodes(end_key=[("next", "done") if any(path[0] == "next" for path in known) else ("done",)])
 
 
-def _column(dataset: DatasetStorage, path: Path, rows: Tensor) -> Tensor:
+def _column(dataset: DatasetStorage, path: FieldPath, rows: Tensor) -> Tensor:
     return dataset.fetch([Request(dataset.schema.find(path), rows)])[0]
 
 
-def _check_ids(rb: ReplayBuffer, dataset: DatasetStorage, path: Path, pieces: _Pieces) -> None:
+def _check_ids(rb: ReplayBuffer, dataset: DatasetStorage, path: FieldPath, pieces: _Pieces) -> None:
     """Check that no two pieces, and none in the buffer, have one trajectory id.
 
     Raises:

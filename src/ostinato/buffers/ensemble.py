@@ -5,14 +5,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ostinato.buffers.batch_parts import put_names, show_names, with_source
-from ostinato.buffers.mixing import EnsembleEngine, EnsemblePipeline, Member
+from ostinato.buffers.mixing import EnsembleEngine, EnsemblePipeline, Member, put_names, show_names, with_source
 from ostinato.buffers.options import check_generator, check_prefetch, own, positive
 from ostinato.buffers.replay import ReplayBuffer
-from ostinato.buffers.routed_updates import reset_priorities, update_fields, update_from_batch, update_priorities
-from ostinato.buffers.routed_writes import check_route, require_route, write_rows
+from ostinato.buffers.routed import (
+    check_route,
+    end_streams,
+    require_route,
+    reset_priorities,
+    update_fields,
+    update_from_batch,
+    update_priorities,
+    write_rows,
+)
 from ostinato.buffers.stats import BufferStats, combine
-from ostinato.buffers.streams import end_streams
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
 from ostinato.core.group import choose
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.pipeline import Batch
-    from ostinato.buffers.routed_writes import Route
+    from ostinato.buffers.routed import Route
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Key
     from ostinato.samplers.ensemble import WhenEmpty
@@ -71,16 +77,15 @@ def check_collates(given: Any, members: int) -> list[Any]:
         KindError: if one cannot be called.
         OptionError: if they are not as many as the members.
     """
-    if given is None:
-        return [None] * members
-    if len(given) != members:
-        msg = f"collate_fns must hold one entry for each of the {members} members, got {len(given)}"
+    collates = [None] * members if given is None else list(given)
+    if len(collates) != members:
+        msg = f"collate_fns must hold one entry for each of the {members} members, got {len(collates)}"
         raise OptionError(msg)
-    for collate in given:
+    for collate in collates:
         if collate is not None and not callable(collate):
             msg = f"collate_fns must hold callables or None, got {type(collate).__name__}"
             raise KindError(msg)
-    return list(given)
+    return collates
 
 
 def put_together(
@@ -95,11 +100,11 @@ def put_together(
     parts = {"storages": storages, "samplers": samplers, "writers": writers}
     bases: dict[str, type] = {"storages": StorageEnsemble, "samplers": SamplerEnsemble, "writers": WriterEnsemble}
     for name, part in parts.items():
-        if part is None:
-            msg = f"an ensemble needs buffers, or all of storages=, samplers= and writers=; {name}= is missing"
-            raise OptionError(msg)
         if not isinstance(part, bases[name]):
-            msg = f"{name} must be a {bases[name].__name__}, got {type(part).__name__}"
+            msg = (
+                f"an ensemble needs buffers, or all of storages=, samplers= and writers=: {name} must be a "
+                f"{bases[name].__name__}, got {type(part).__name__}"
+            )
             raise KindError(msg)
     counts = {name: len(part) for name, part in parts.items()}
     if len(set(counts.values())) > 1:
