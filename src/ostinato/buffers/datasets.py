@@ -36,7 +36,7 @@ from ostinato.errors import (
     SchemaError,
     UsageError,
 )
-from ostinato.storages import ListStorage, RaggedTensorStorage, StorageEnsemble
+from ostinato.storages import LazyTensorStorage, ListStorage, RaggedTensorStorage, StorageEnsemble
 from ostinato.trajectories.buffer import TrajectoryReplayBuffer
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _texts(values: Any, path: FieldPath) -> TextColumn:
 
 def _of_objects(engine: Engine, fields: Any) -> DatasetStorage:
     """Return the rows of a storage of Python objects, stacked. Copy."""
-    storage = engine.storage
+    storage, wanted = engine.storage, None if engine.tracker is None else engine.tracker.wanted
     rows = len(storage)
     oldest = engine.ring.cursor if rows == storage.capacity else 0
     order = (torch.arange(rows, device=storage.device) + oldest) % rows
@@ -194,32 +194,9 @@ def _of_objects(engine: Engine, fields: Any) -> DatasetStorage:
     if not kinds.is_mapping(data):
         msg = f"rows of {type(data).__name__} have no named fields: use rows that are dicts or TensorDicts"
         raise KindError(msg)
-    schema = describe(data, 1)
-    if schema.objects:
-        msg = f"{show_path(schema.objects[0].path)} holds Python objects: use a storage of tensors"
-        raise SchemaError(msg)
-    flat = schema.flatten(data, (rows,), 1)
-    values = {leaf.path: value.cpu() for leaf, value in zip(schema.leaves, flat.leaves, strict=True)}
-    columns: dict[FieldPath, DatasetColumn] = {path: TensorColumn(value) for path, value in values.items()}
-    contents = Contents("replay buffer", columns, _lengths_of(values, engine))
-    return DatasetStorage(contents, fields=fields, tensordict=kinds.is_tensor_collection(data))
-
-
-def _lengths_of(values: dict[FieldPath, Tensor], engine: Engine) -> Tensor:
-    """Return the rows of each episode, int64 `[episodes]`, of rows in the order of time."""
-    wanted = None if engine.tracker is None else engine.tracker.wanted
-    wanted = Episodes(traj_key=_IDS, optional=True) if wanted is None or wanted.fixed else wanted
-    found = wanted.resolve(set(values))
-    rows = next(iter(values.values())).shape[0]
-    ends = torch.zeros(rows, dtype=torch.bool, device="cpu")
-    for path in found.end_paths:
-        ends |= values[path].reshape(rows, -1).any(1)
-    if found.traj_path is not None:
-        ids = values[found.traj_path].reshape(rows)
-        ends[:-1] |= ids[1:] != ids[:-1]
-    ends[-1] = True
-    at = ends.nonzero().flatten() + 1
-    return at.diff(prepend=at.new_zeros(1))
+    made = ReplayBuffer(storage=LazyTensorStorage(rows), episodes=None if wanted is None or wanted.fixed else wanted)
+    made.extend(data)
+    return buffer_as_dataset(made, fields)
 
 
 # -- export ------------------------------------------------------------------------------------------------------------

@@ -207,8 +207,9 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         Raises:
             OptionError: if a number is out of range.
         """
-        done = check_number("step of anneal()", step, "a number of at least 0", lambda number: number >= 0, KindError)
-        end = check_number("total_steps of anneal()", total_steps, "a number above 0", lambda number: number > 0, KindError)
+        words = "a number of at least 0"
+        done = check_number("step of anneal()", step, words, lambda number: number >= 0, KindError)
+        end = check_number("total_steps of anneal()", total_steps, "above 0", lambda number: number > 0, KindError)
         self._engine.sampler.share = self._base * max(0.0, 1.0 - done / end)
 
     def _state(self) -> dict[str, Any]:

@@ -91,7 +91,8 @@ class RateLimiter:
         """Check."""
         check_integer("min_size_to_sample", self.min_size_to_sample, 1, OptionError)
         check_timeout(self.timeout_s)
-        ratio, error, edges = self.samples_per_insert, self.error_buffer, (self.min_diff, self.max_diff)
+        error: Any = self.error_buffer
+        ratio, edges = self.samples_per_insert, (self.min_diff, self.max_diff)
         if ratio is None or (error is None) == (None in edges) or (None in edges and edges != (None, None)):
             if (ratio, error, edges) != (None, None, (None, None)):
                 msg = (

@@ -950,8 +950,8 @@ class ReplayBuffer(Sampling):
         """Return the trajectories in the buffer for which a predicate holds; see docs/sampling.md.
 
         The oldest comes first; with `ndim=2`, environments follow one another. The buffer is locked meanwhile. Fields
-        that the predicate does not use are read only of the trajectories returned, and episodes that the buffer tracks
-        by the same fields are not searched for. Rows are transformed, as those of a sample are.
+        that a `traj` expression does not use are read only of the trajectories returned, if there are no transforms.
+        Rows are transformed, as those of a sample are.
 
         Args:
             predicate: a `traj` expression, or a function of a `Trajectory`; None selects all.
