@@ -14,7 +14,6 @@ from ostinato.buffers.checkpoint.ensemble import ENSEMBLE_FORMAT, ensemble_check
 from ostinato.buffers.checkpoint.load import Reading, load_buffer
 from ostinato.buffers.checkpoint.save import Saves, Saving, save_buffer
 from ostinato.buffers.engine import LocalEngine
-from ostinato.buffers.options import leaves_by_path
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.priority_updates import in_era, priority_fields
 from ostinato.buffers.rate_limit import Ask, Waiters
@@ -662,7 +661,7 @@ def _differences(parts: Sequence[Any], members: Sequence[int]) -> str:
         return f"{said}: make them alike, datasets with open_dataset(path, tensordict=True)"
     if not all(named):
         return ""
-    fields = {i: leaves_by_path(part) for i, part in zip(members, parts, strict=True)}
+    fields = {i: kinds.leaves_by_path(part) for i, part in zip(members, parts, strict=True)}
     every = set.intersection(*(set(mine) for mine in fields.values()))
     extra = {i: sorted(set(fields[i]) - every, key=str) for i in sorted(fields) if set(fields[i]) - every}
     if extra:

@@ -268,22 +268,6 @@ def own(data: Any) -> Any:
     return map_leaves(data, lambda x: x.clone() if isinstance(x, torch.Tensor) or kinds.is_tensor_collection(x) else x)
 
 
-def leaves_by_path(data: Any) -> dict[tuple[str, ...], Any]:
-    """Return the leaves of a dict or TensorDict by their paths.
-
-    Raises:
-        KindError: for other data.
-    """
-    if not (isinstance(data, dict) or kinds.is_tensordict(data)):
-        msg = f"update_() takes a dict or a TensorDict of stored fields, got {type(data).__name__}"
-        raise KindError(msg)
-    out: dict[tuple[str, ...], Any] = {}
-    for key, value in data.items():
-        nested = isinstance(value, dict) or (kinds.is_tensordict(value) and not kinds.is_non_tensor(value))
-        out |= {(key, *path): leaf for path, leaf in leaves_by_path(value).items()} if nested else {(key,): value}
-    return out
-
-
 # -- parts of a buffer, and what they return ---------------------------------------------------------------------------
 
 

@@ -24,7 +24,6 @@ from ostinato.buffers.options import (
     check_prefetch,
     check_same_device,
     check_service,
-    leaves_by_path,
     own,
     part,
     positive,
@@ -779,7 +778,10 @@ class ReplayBuffer(Sampling):
             keys_to_update: the fields to write, nested ones as a tuple, or groups of them; None writes all.
         """
         self._require_rows()
-        values = leaves_by_path(data)
+        if not (isinstance(data, dict) or kinds.is_tensordict(data)):
+            msg = f"update_() takes a dict or a TensorDict of stored fields, got {type(data).__name__}"
+            raise KindError(msg)
+        values = kinds.leaves_by_path(data)
         if keys_to_update is not None:
             wanted = [as_path(key) for key in keys_to_update]
             values = {path: value for path, value in values.items() if any(path[: len(key)] == key for key in wanted)}
