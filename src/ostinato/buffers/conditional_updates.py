@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from ostinato.buffers.priority_updates import GENERATIONS_PER_ERA, read_integers, read_priorities, read_slots
-from ostinato.buffers.thread_work import Work, raise_first
 from ostinato.core import kinds
 from ostinato.core.kinds import show_field
-from ostinato.core.processes import whole_in_forks
+from ostinato.core.processes import Work, raise_first, whole_in_forks
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import PrioritySampler
 from ostinato.samplers.base import check_not_negative

@@ -35,7 +35,7 @@ from ostinato.buffers.queries import run_query
 from ostinato.buffers.rate_limit import check_wait, replayable
 from ostinato.buffers.records import Source
 from ostinato.buffers.sampling import Sampling
-from ostinato.buffers.stats import describe, measure
+from ostinato.buffers.stats import BufferStats, measure
 from ostinato.buffers.views import ViewOptions, make_view
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.remover import RemoverName
-    from ostinato.buffers.stats import BufferStats
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Episodes
     from ostinato.datasets import DatasetStorage
@@ -984,7 +983,9 @@ class ReplayBuffer(Sampling):
         A buffer with `delayed_init` is not made by this call.
         """
         if self._given is not None:
-            return describe(self._given["storage"])
+            storage = self._given["storage"]
+            capacity = storage.capacity if isinstance(storage, Storage) else 0
+            return BufferStats(capacity=capacity, initialized=False)
         return measure(self._engine, self._pipeline.prefetch)
 
     def state_dict(self) -> dict[str, Any]:

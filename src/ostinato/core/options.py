@@ -1,4 +1,4 @@
-"""Types and ranges of options, with one message for each kind of error."""
+"""Types and ranges of options, with one message for each kind of error; counts in messages: "1 row", "1,000 rows"."""
 
 from __future__ import annotations
 
@@ -100,3 +100,15 @@ def check_choice(name: str, value: _Name, choices: Iterable[str]) -> _Name:
         msg = f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}"
         raise OptionError(msg)
     return value
+
+
+def plural(noun: str) -> str:
+    """Return the plural of a regular English noun, such as `trajectory`, `patch` or `row`."""
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
+
+
+def number_of(count: int, noun: str) -> str:
+    """Return a count and its noun in singular or plural: `number_of(1_000, "row")` is "1,000 rows"."""
+    return f"{count:,} {noun if count == 1 else plural(noun)}"
