@@ -63,7 +63,7 @@ class _FieldTransform:
         if missing:
             msg = f"the batch has no field {sorted(missing)}: its fields are {list(leaves)}"
             raise KeyMissingError(msg)
-        made = {} if isinstance(batch, dict) else batch.empty()
+        made: Any = {} if isinstance(batch, dict) else batch.empty()
         paths = set()
         for path, key in keys.items():
             if not (self._others if key is None else self._named):

@@ -21,6 +21,7 @@ from ostinato.buffers.priority_updates import (
     read_slots,
     steps_of,
 )
+from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
 from ostinato.core.group import check_members
@@ -34,13 +35,12 @@ from ostinato.samplers.standalone import check_one_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from ostinato.buffers.engine import LocalEngine
-    from ostinato.buffers.mixing import Member
-    from ostinato.buffers.replay import ReplayBuffer
+    from ostinato.buffers.mixing import EnsembleEngine, Member
     from ostinato.core.episodes.keys import Key
     from ostinato.core.rows import Path
-    from ostinato.transforms import Compose
 
 _WINDOWS = ("anchor_index", "anchor_generation", "validity_mask", "step_in_sequence", PAD_MASK)
 """Fields of samples with windows around anchors, whose priorities are those of the anchors, and of padded slices."""
@@ -72,50 +72,13 @@ def check_route(routing_key: Key | None, routing_dim: int | None, members: Seque
     return route
 
 
-def write_rows(members: Sequence[Member], route: Route, transform: Compose, data: Any, *, ranked: bool) -> Any:
-    """Write each row to its member, in the order of the rows.
-
-    The rows for all members are checked before the first one is written. The caller holds the locks.
-
-    Args:
-        members: of the ensemble.
-        route: which member a row goes to.
-        transform: of the ensemble; its inverse runs first.
-        data: TensorDict `[*B]`, of which each entry is a row.
-        ranked: whether priorities in the rows are used.
-
-    Returns:
-        TensorDict `[rows]` with `buffer_ids`, `index` and `index_generation`, int64, in the order of
-        `data.reshape(-1)`.
-
-    Raises:
-        KindError: if numbers of members are not integers.
-        SchemaError: if rows do not match those of their member, a number is no member, or there is not one number for
-            each row.
-    """
-    if transform.steps:
-        data = transform.inv(data)
-        if data is None:  # it keeps the rows until it has enough of them
-            return _names(torch.empty(0, dtype=torch.int64, device="cpu"))
-    ids = _members_of(data, route, len(members))
-    names = _names(ids)
-    if ids.shape[0]:
-        flat = data.reshape(-1)
-        rows = {i: (ids == i).nonzero().flatten() for i in sorted(set(ids.tolist()))}
-        parts = {i: flat[at] for i, at in rows.items()}
-        for i, made in _write(members, parts, ranked=ranked).items():
-            if made[0].shape == rows[i].shape:  # else a transform changed the number of rows
-                names["index"][rows[i]], names["index_generation"][rows[i]] = (values.to(ids.device) for values in made)
-    return names
-
-
 def _names(ids: Tensor) -> Any:
     """Return the names of rows of these members that are not written yet."""
     fields = {"buffer_ids": ids, "index": torch.full_like(ids, -1), "index_generation": torch.zeros_like(ids)}
     return kinds.make(kinds.Node("tensordict", tuple(fields)), list(fields.values()), (ids.shape[0],), ids.device)
 
 
-def _write(members: Sequence[Member], parts: dict[int, Any], *, ranked: bool) -> dict[int, tuple[Tensor, Tensor]]:
+def _write_parts(members: Sequence[Member], parts: dict[int, Any], *, ranked: bool) -> dict[int, tuple[Tensor, Tensor]]:
     """Check all parts, then write them. Returns index and generation of the rows of each."""
     undo: list[Callable[[], None]] = []
     try:
@@ -169,28 +132,6 @@ def _along(data: Any, dim: int, members: int) -> Tensor:
     shape = [1] * len(batch)
     shape[dim] = members
     return torch.arange(members, device=data.device or "cpu").reshape(shape).expand(batch).reshape(-1)
-
-
-def require_route(route: Route | None, data: Any, verb: str, members: int) -> Route:
-    """Return how rows are routed.
-
-    Raises:
-        KindError: if the data is not a TensorDict.
-        UsageError: if rows are not routed.
-    """
-    if not kinds.is_tensordict(data):
-        msg = (
-            f"Routed replay writes require a TensorDict input, got {type(data).__name__}: write other data through one "
-            f"of the {members} members, ensemble[i].{verb}(rows)"
-        )
-        raise KindError(msg)
-    if route is None:
-        msg = (
-            f"ReplayBufferEnsemble writes are disabled: write through one of its {members} members, "
-            f"ensemble[i].{verb}(rows), or make it with routing_key or routing_dim"
-        )
-        raise UsageError(msg)
-    return route
 
 
 # -- names of rows -----------------------------------------------------------------------------------------------------
@@ -279,61 +220,6 @@ def _ranked(engines: Sequence[LocalEngine]) -> bool:
     return False
 
 
-def update_priorities(engines: Sequence[LocalEngine], index: Any, priority: Any, generation: Any) -> None:
-    """Give rows new priorities; see `ReplayBufferEnsemble.update_priority`. The caller holds the locks."""
-    if not _ranked(engines):
-        return
-    if priority is None:
-        msg = "update_priority() needs the new priorities: update_priority(sample, priority)"
-        raise UsageError(msg)
-    named = read_names(engines, index, generation)
-    values = read_priorities(priority, tuple(named.lead), _steps(engines))
-    generations, rows = named.generations, named.indices.shape[0]
-    if generations is not None:
-        generations = read_integers("generation", generations).reshape(-1)
-        if generations.shape[0] != rows:
-            msg = f"generation must hold one integer for each of the {rows} rows, got {generations.shape[0]}"
-            raise SchemaError(msg)
-    _set(
-        engines,
-        {
-            i: (_take(named.indices, at), values if values.ndim == 0 else _take(values, at), _take(generations, at))
-            for i, at in named.members.items()
-            if engines[i].sampler.prioritized
-        },
-    )
-
-
-def update_from_batch(engines: Sequence[LocalEngine], batch: Any) -> None:
-    """Give rows the priorities in a sample; see `ReplayBufferEnsemble.update_tensordict_priority`."""
-    if not _ranked(engines):
-        return
-    index, ids, generations = _unpack(batch, None)
-    lead = min(2, ids.ndim)
-    owner = ids.reshape(-1, ids.shape[lead:].numel())[:, 0]
-    changes: dict[int, tuple[Any, Any, Any]] = {}
-    for i, engine in enumerate(engines):
-        at = (owner == i).nonzero().flatten()
-        if not engine.sampler.prioritized or not at.shape[0]:
-            continue
-        path = engine.priority_path or ("td_error",)
-        found = batch.get(path if len(path) > 1 else path[0], None)
-        if found is None:
-            msg = f"the batch has no key {show_path(path)}: write the priorities there, or call update_priority()"
-            raise KeyMissingError(msg)
-        check_one_each(tuple(found.shape), tuple(ids.shape), steps_of(engine))
-        fields: dict[Any, Any] = {"index": index, "priority": found, "index_generation": generations}
-        fields |= {name: batch.get(name, None) for name in _WINDOWS}
-        part = {
-            name: _take(value.reshape(-1, *value.shape[lead:]), at)
-            for name, value in fields.items()
-            if value is not None
-        }
-        reduce = as_sampler(engine.sampler).reduce
-        changes[i] = priorities_of_batch(part, "priority", reduce, engine.storage.ndim)
-    _set(engines, changes)
-
-
 def _set(engines: Sequence[LocalEngine], changes: dict[int, tuple[Any, Any, Any]]) -> None:
     """Check the priorities of all members, then set them."""
     updates = []
@@ -347,24 +233,13 @@ def _set(engines: Sequence[LocalEngine], changes: dict[int, tuple[Any, Any, Any]
         engine.update_priorities(update)
 
 
-def reset_priorities(engines: Sequence[LocalEngine], index: Any) -> None:
-    """Give rows the default priority again; see `ReplayBufferEnsemble.mark_update`. The caller holds the locks."""
-    named = read_names(engines, index)
-    parts = [(engines[i], _take(named.indices, at)) for i, at in named.members.items()]
-    parts = [(engine, rows) for engine, rows in parts if engine.sampler.prioritized]
-    for engine, rows in parts:
-        slots, _ = read_slots(rows, engine.storage)
-        check_not_negative(slots, least=engine.least_index)
-        check_rows(slots, engine.ring.rows)
-    for engine, rows in parts:
-        engine.reset_priorities(rows)
-
-
 # -- fields of rows that are still there -------------------------------------------------------------------------------
 
 
 def _part(value: Any, at: Tensor, lead: torch.Size) -> Any:
     """Return the entries of values `[*lead, *shape]` at some rows; one value for all rows stays as it is."""
+    if value is None:
+        return None
     if kinds.is_tensor_collection(value):
         return value.reshape(-1)[at.to(value.device or "cpu")]
     values = value if isinstance(value, Tensor) else np.asarray(value)
@@ -374,83 +249,7 @@ def _part(value: Any, at: Tensor, lead: torch.Size) -> Any:
     return flat[at.to(flat.device) if isinstance(flat, Tensor) else at.cpu().numpy()]
 
 
-def update_fields(
-    engines: Sequence[LocalEngine],
-    index: Any,
-    generation: Any,
-    patch: Any,
-    *,
-    version: Any = None,
-    priority: Any = None,
-    **options: Any,
-) -> ConditionalUpdateResult:
-    """Write fields of rows that are still there, each in its member; see `ReplayBufferEnsemble.update_if_present`.
-
-    The arguments for all members are checked before the first row is changed. The caller holds the locks.
-    """
-    named = read_names(engines, index, generation)
-    lead, generations = named.lead, named.generations
-    if not isinstance(generations, Tensor) or generations.numel() != lead.numel():
-        msg = f"generation and routed index metadata must address the same number of records, {lead.numel()}: pass both"
-        raise OptionError(msg)
-    if priority is not None:
-        check_one_each(tuple(np.shape(priority)), tuple(lead), _steps(engines))
-
-    updates = {
-        i: parse_conditional(
-            engines[i].storage,
-            engines[i].sampler,
-            _take(named.indices, at),
-            _take(generations.reshape(-1), at),
-            map_leaves(patch, partial(_part, at=at, lead=lead)),
-            least_index=engines[i].least_index,
-            steps=steps_of(engines[i]),
-            version=None if version is None else _part(version, at, lead),
-            priority=None if priority is None else _part(priority, at, lead),
-            **options,
-        )
-        for i, at in named.members.items()
-    }
-    for i in updates:
-        if not engines[i].sampler.prioritized:
-            require_tracking(engines[i].writer)
-    updated = torch.zeros(lead.numel(), dtype=torch.bool, device="cpu")
-    rejected = torch.zeros_like(updated) if any(update.versions is not None for update in updates.values()) else None
-    for i, update in updates.items():
-        made, at = engines[i].update_present(update), named.members[i].cpu()
-        updated[at] = made.updated.cpu().reshape(-1)
-        if rejected is not None and made.version_rejected is not None:
-            rejected[at] = made.version_rejected.cpu().reshape(-1)
-    return ConditionalUpdateResult(updated.reshape(lead), None if rejected is None else rejected.reshape(lead))
-
-
 # -- ends of streams ---------------------------------------------------------------------------------------------------
-
-
-def end_streams(
-    members: Sequence[ReplayBuffer], end_key: Key, terminated_key: Key | None, truncated_key: Key | None
-) -> None:
-    """End the stream of each buffer; see `ReplayBufferEnsemble.end_streams`. The caller holds the locks.
-
-    All are checked before one is changed.
-    """
-    end, terminated, truncated = (
-        None if key is None else as_path(key) for key in (end_key, terminated_key, truncated_key)
-    )
-    given = [path for path in (end, terminated, truncated) if path is not None]
-    if end is None or len(set(given)) < len(given):
-        msg = (
-            f"end, terminated and truncated keys must be distinct, got end_key={end_key!r}, terminated_key="
-            f"{terminated_key!r} and truncated_key={truncated_key!r}"
-        )
-        raise OptionError(msg)
-    for number, member in enumerate(members):
-        _check_stream(member, number, end)
-    patches = [_ended_row(member, end, terminated, truncated) if len(member.storage) else None for member in members]
-    for member, patch in zip(members, patches, strict=True):
-        if patch is not None:
-            slot, values = patch
-            member._engine.edit_fields(values, slot, swap=False, same=True)  # noqa: SLF001 (one package)
 
 
 def _check_stream(member: ReplayBuffer, number: int, end: Path) -> None:
@@ -505,3 +304,358 @@ def _ended_row(
         stop = None if terminated is None else storage.scores_at(slot, terminated)
         values[truncated] = cut | ~(done if stop is None else done | stop)
     return slot, values
+
+
+class RoutedBuffer(ReplayBuffer):
+    """The part of `ReplayBufferEnsemble` whose calls go to the members that rows name."""
+
+    _engine: EnsembleEngine  # type: ignore[assignment]
+    _route: Route | None = None
+
+    @property
+    def members(self) -> tuple[ReplayBuffer, ...]:
+        """The buffers."""
+        return tuple(member.buffer for member in self._engine.members)
+
+    @property
+    def routing_key(self) -> str | tuple[str, ...] | None:
+        """Field that holds the number of the member of each row written; None if there is none."""
+        route = self._route
+        return None if not isinstance(route, tuple) else route[0] if len(route) == 1 else route
+
+    @property
+    def routing_dim(self) -> int | None:
+        """Batch dimension of written data whose entries are the members; None if there is none."""
+        return self._route if isinstance(self._route, int) else None
+
+    def add(self, data: Any) -> Any:  # type: ignore[override]
+        """Write one row to the member that its `routing_key` names.
+
+        Args:
+            data: TensorDict without batch dimensions.
+
+        Returns:
+            TensorDict of `buffer_ids`, `index` and `index_generation`.
+
+        Raises:
+            UsageError: if the ensemble has no `routing_key`.
+            KindError, SchemaError: as in `extend`.
+        """
+        if isinstance(self._require_route(data, "add"), int):
+            msg = "Use extend() for routing_dim writes: one row has no dimension of members"
+            raise UsageError(msg)
+        if data.batch_size:
+            msg = (
+                f"add() expects a scalar TensorDict record, got batch_size={list(data.batch_size)}: use extend() for "
+                "several rows"
+            )
+            raise SchemaError(msg)
+        return self.extend(data.unsqueeze(0))[0]
+
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:  # type: ignore[override]
+        """Write each row to its member; the rows of one member keep their order.
+
+        The rows of all members are checked before the first one is written. If a write fails after that (too little
+        memory, a rank that is not a number), members of lower numbers have their rows.
+
+        Args:
+            data: TensorDict `[*B]`; each entry is a row. With `routing_dim`, that dimension has one entry for each
+                member.
+            update_priority: False gives the rows the default priority, as in `ReplayBuffer.extend`.
+
+        Returns:
+            TensorDict `[rows]` of int64 tensors in the order of `data.reshape(-1)`: `buffer_ids`, the member of each
+            row, its `index` there, and its `index_generation`. The index is -1 and the generation 0 where the writer
+            did not keep the row, or an inverse transform of the member changed the number of rows; a transform of the
+            ensemble that holds rows back gives no names.
+
+        Raises:
+            UsageError: if the ensemble has neither `routing_key` nor `routing_dim`.
+            KindError: if the data is not a TensorDict, or numbers of members are not integers.
+            SchemaError: if rows do not match those of their member, a number is no member, or there is not one number
+                for each row; nothing is changed.
+        """
+        route = self._require_route(data, "extend")
+        with self._engine.lock:
+            return self._write(data, route, ranked=update_priority is not False)
+
+    def _write(self, data: Any, route: Route, *, ranked: bool) -> Any:
+        if self.transform.steps:
+            data = self.transform.inv(data)
+            if data is None:  # it keeps the rows until it has enough of them
+                return _names(torch.empty(0, dtype=torch.int64, device="cpu"))
+        ids = _members_of(data, route, len(self))
+        names = _names(ids)
+        if ids.shape[0]:
+            flat = data.reshape(-1)
+            rows = {i: (ids == i).nonzero().flatten() for i in sorted(set(ids.tolist()))}
+            parts = {i: flat[at] for i, at in rows.items()}
+            for i, made in _write_parts(self._engine.own, parts, ranked=ranked).items():
+                if made[0].shape == rows[i].shape:  # else a transform changed the number of rows
+                    for key, values in zip(("index", "index_generation"), made, strict=True):
+                        names[key][rows[i]] = values.to(ids.device)
+        return names
+
+    def _require_route(self, data: Any, verb: str) -> Route:
+        """Return how rows are routed.
+
+        Raises:
+            KindError: if the data is not a TensorDict.
+            UsageError: if rows are not routed.
+        """
+        if not kinds.is_tensordict(data):
+            msg = (
+                f"Routed replay writes require a TensorDict input, got {type(data).__name__}: write other data through "
+                f"one of the {len(self)} members, ensemble[i].{verb}(rows)"
+            )
+            raise KindError(msg)
+        if self._route is None:
+            msg = (
+                f"ReplayBufferEnsemble writes are disabled: write through one of its {len(self)} members, "
+                f"ensemble[i].{verb}(rows), or make it with routing_key or routing_dim"
+            )
+            raise UsageError(msg)
+        return self._route
+
+    def update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any = None,
+        patch: Any = None,
+        version_key: Key | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+        priority: Any = None,
+    ) -> ConditionalUpdateResult:
+        """Write fields of rows that are still the rows that were sampled or written, each in its member.
+
+        The arguments for all members are checked before the first row is changed; see `ReplayBuffer.update_if_present`
+        for them, and for the errors.
+
+        Args:
+            index: what `extend` returned, a sample or its info, or a dict or TensorDict of `index` and `buffer_ids`.
+            generation: `index_generation` of the same rows; None takes that of a sample.
+            patch: values `[*B, *shape]` of stored fields by name, `B` the shape of `buffer_ids`.
+            version_key: stored field of one number for each row, which is compared with `version`.
+            version: one number, or one for each row, `[*B]`.
+            require_newer: change a row only if `version` is larger.
+            priority: also set the priorities of the rows that are changed.
+
+        Returns:
+            Which rows were changed, `[*B]`, and how many were not.
+        """
+        with self._engine.lock:
+            engines = self._engine.engines
+            named = read_names(engines, index, generation)
+            lead, generations = named.lead, named.generations
+            if not isinstance(generations, Tensor) or generations.numel() != lead.numel():
+                msg = f"generation and routed index metadata must address the same number of records, {lead.numel()}"
+                raise OptionError(msg)
+            if priority is not None:
+                check_one_each(tuple(np.shape(priority)), tuple(lead), _steps(engines))
+
+            updates = {
+                i: parse_conditional(
+                    engines[i].storage,
+                    engines[i].sampler,
+                    _take(named.indices, at),
+                    _take(generations.reshape(-1), at),
+                    map_leaves({} if patch is None else patch, partial(_part, at=at, lead=lead)),
+                    least_index=engines[i].least_index,
+                    steps=steps_of(engines[i]),
+                    version=_part(version, at, lead),
+                    priority=_part(priority, at, lead),
+                    version_key=version_key,
+                    require_newer=require_newer,
+                )
+                for i, at in named.members.items()
+            }
+            for i in updates:
+                if not engines[i].sampler.prioritized:
+                    require_tracking(engines[i].writer)
+            updated = torch.zeros(lead.numel(), dtype=torch.bool, device="cpu")
+            versioned = any(update.versions is not None for update in updates.values())
+            rejected = torch.zeros_like(updated) if versioned else None
+            for i, update in updates.items():
+                made, at = engines[i].update_present(update), named.members[i].cpu()
+                updated[at] = made.updated.cpu().reshape(-1)
+                if rejected is not None and made.version_rejected is not None:
+                    rejected[at] = made.version_rejected.cpu().reshape(-1)
+            return ConditionalUpdateResult(updated.reshape(lead), None if rejected is None else rejected.reshape(lead))
+
+    def submit_update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any = None,
+        patch: Any = None,
+        version_key: Key | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+        priority: Any = None,
+    ) -> Future[ConditionalUpdateResult]:
+        """Do `update_if_present` in a thread, in the order of submission.
+
+        Batches that were prefetched before stay as they are. Arguments are kept by reference until it is done: do not
+        change them before. `synchronize` waits for all updates.
+
+        Returns:
+            The future result. An error is also raised by the next `sample`, `synchronize` or save, once.
+
+        Raises:
+            UsageError: after `shutdown`.
+        """
+        update = partial(
+            self.update_if_present,
+            index=index,
+            generation=generation,
+            patch=patch,
+            version_key=version_key,
+            version=version,
+            require_newer=require_newer,
+            priority=priority,
+        )
+        return self._pipeline.submit(update)
+
+    def mark_update(self, index: Any) -> None:
+        """Give rows the default priority again, as new ones have it; members without priorities are left out.
+
+        Args:
+            index: what `extend` returned, a sample or its info, or a dict or TensorDict of `index` and `buffer_ids`.
+
+        Raises:
+            KindError: if the index does not name members.
+            SlotError: if a row or a member is out of range; nothing is changed.
+        """
+        with self._engine.lock:
+            engines = self._engine.engines
+            named = read_names(engines, index)
+            parts = [(engines[i], _take(named.indices, at)) for i, at in named.members.items()]
+            parts = [(engine, rows) for engine, rows in parts if engine.sampler.prioritized]
+            for engine, rows in parts:
+                slots, _ = read_slots(rows, engine.storage)
+                check_not_negative(slots, least=engine.least_index)
+                check_rows(slots, engine.ring.rows)
+            for engine, rows in parts:
+                engine.reset_priorities(rows)
+
+    def end_streams(
+        self,
+        *,
+        end_key: Key = ("next", "done"),
+        terminated_key: Key | None = ("next", "terminated"),
+        truncated_key: Key | None = ("next", "truncated"),
+    ) -> None:
+        """Make the newest row of each member the last one of its episode, before collectors start anew.
+
+        Members without rows stay as they are. Write to none of them meanwhile.
+
+        Args:
+            end_key: bool field that ends episodes for the members' slice samplers; becomes True.
+            terminated_key: bool field that is read only.
+            truncated_key: bool field that becomes True, if rows have it, unless the row ended its episode before; None
+                changes no such field.
+
+        Raises:
+            UsageError: if a member holds more than one stream, or has no slice sampler of this `end_key`; nothing is
+                changed.
+            OptionError: if keys are equal.
+            KindError: if the end flag is not bool; nothing is changed.
+        """
+        end, terminated, truncated = (
+            None if key is None else as_path(key) for key in (end_key, terminated_key, truncated_key)
+        )
+        given = [path for path in (end, terminated, truncated) if path is not None]
+        if end is None or len(set(given)) < len(given):
+            msg = (
+                f"end, terminated and truncated keys must be distinct, got end_key={end_key!r}, terminated_key="
+                f"{terminated_key!r} and truncated_key={truncated_key!r}"
+            )
+            raise OptionError(msg)
+        with self._engine.lock:
+            for number, member in enumerate(self.members):
+                _check_stream(member, number, end)
+            filled = [member for member in self.members if len(member.storage)]
+            patches = [_ended_row(member, end, terminated, truncated) for member in filled]
+            for member, (slot, values) in zip(filled, patches, strict=True):
+                member._engine.edit_fields(values, slot, swap=False, same=True)  # noqa: SLF001 (one package)
+
+    def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
+        """Give rows new priorities, each in its member; rows of members without priorities are left out.
+
+        Indices, priorities and generations are checked as in `ReplayBuffer.update_priority`; if one check fails, no
+        member is changed.
+
+        Args:
+            index: a sampled TensorDict, the info of a sample, or the `index` in it, a dict or TensorDict of `index` and
+                `buffer_ids`; the first two bring their generation along.
+            priority: one for all, or in the shape of the index, `[parts, rows]` or flat; further dimensions are reduced
+                per row.
+            generation: the sample's `index_generation`.
+
+        Raises:
+            PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
+            SlotError: if a row or a member is out of range; nothing is changed.
+        """
+        with self._engine.lock:
+            engines = self._engine.engines
+            if not _ranked(engines):
+                return
+            if priority is None:
+                msg = "update_priority() needs the new priorities: update_priority(sample, priority)"
+                raise UsageError(msg)
+            named = read_names(engines, index, generation)
+            values = read_priorities(priority, tuple(named.lead), _steps(engines))
+            generations, rows = named.generations, named.indices.shape[0]
+            if generations is not None:
+                generations = read_integers("generation", generations).reshape(-1)
+                if generations.shape[0] != rows:
+                    msg = f"generation must hold one integer for each of the {rows} rows, got {generations.shape[0]}"
+                    raise SchemaError(msg)
+            changes = {}
+            for i, at in named.members.items():
+                if engines[i].sampler.prioritized:
+                    mine = values if values.ndim == 0 else _take(values, at)
+                    changes[i] = _take(named.indices, at), mine, _take(generations, at)
+            _set(engines, changes)
+
+    def update_tensordict_priority(self, data: Any) -> None:
+        """Give the rows of a sample the priorities that it has under each member's `priority_key`.
+
+        The key is that of the member the row is of, `"td_error"` where it is a plain `ReplayBuffer`.
+
+        Raises:
+            KeyMissingError: if a member's key is missing; nothing is changed.
+            PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
+        """
+        with self._engine.lock:
+            engines = self._engine.engines
+            if not _ranked(engines):
+                return
+            index, ids, generations = _unpack(data, None)
+            lead = min(2, ids.ndim)
+            owner = ids.reshape(-1, ids.shape[lead:].numel())[:, 0]
+            changes: dict[int, tuple[Any, Any, Any]] = {}
+            for i, engine in enumerate(engines):
+                at = (owner == i).nonzero().flatten()
+                if not engine.sampler.prioritized or not at.shape[0]:
+                    continue
+                path = engine.priority_path or ("td_error",)
+                found = data.get(path if len(path) > 1 else path[0], None)
+                if found is None:
+                    msg = (
+                        f"the batch has no key {show_path(path)}: write the priorities there, or call update_priority()"
+                    )
+                    raise KeyMissingError(msg)
+                check_one_each(tuple(found.shape), tuple(ids.shape), steps_of(engine))
+                fields: dict[Any, Any] = {"index": index, "priority": found, "index_generation": generations}
+                fields |= {name: data.get(name, None) for name in _WINDOWS}
+                part = {
+                    name: _take(value.reshape(-1, *value.shape[lead:]), at)
+                    for name, value in fields.items()
+                    if value is not None
+                }
+                reduce = as_sampler(engine.sampler).reduce
+                changes[i] = priorities_of_batch(part, "priority", reduce, engine.storage.ndim)
+            _set(engines, changes)
