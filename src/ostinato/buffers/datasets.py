@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, final
+from typing import TYPE_CHECKING, Any, Unpack, final
 
 import numpy as np
 import torch
@@ -359,8 +359,7 @@ def load_dataset(
         size = given or max(1, min(_MOST_ROWS, _CHUNK_BYTES // max(1, dataset.schema.nbytes)))
         chosen = _chosen_rows(dataset, rows)
         _check_room(rb, int(chosen.shape[0]), overwrite=overwrite)
-        pieces = _Pieces.of(dataset, chosen)
-        ends = _EndFlags.of(rb, dataset, pieces)
+        ends = _EndFlags(rb, dataset, chosen)
         _check_seam(rb, ends)
         written, before = 0, rb.write_count
         with Progress(progress, "load dataset", chosen.shape[0], unit="rows") as shown:
@@ -443,103 +442,79 @@ def _check_room(rb: ReplayBuffer, rows: int, *, overwrite: bool) -> None:
         raise CapacityError(msg)
 
 
-class _Pieces(NamedTuple):
-    """Runs of rows that follow each other in one episode."""
-
-    last: Tensor
-    """Positions in the selection of the last row of each piece, int64 `[pieces]`."""
-    rows: Tensor
-    """The same rows, as positions in the dataset, int64 `[pieces]`."""
-    firsts: Tensor
-    """The first rows, as positions in the dataset, int64 `[pieces]`."""
-
-    @classmethod
-    def of(cls, dataset: DatasetStorage, chosen: Tensor) -> _Pieces:
-        known: Any = dataset.episode_ends
-        ends: Tensor = known[chosen].clone()
-        ends[:-1] |= chosen[1:] != chosen[:-1] + 1
-        ends[-1] = True
-        last = ends.nonzero().flatten()
-        firsts = torch.cat((last.new_zeros(1), last[:-1] + 1))
-        return cls(last, chosen[last], chosen[firsts])
-
-
 @final
 class _EndFlags:
     """Sets the flags at the ends of pieces that no flag of the dataset marks.
 
+    A piece is a run of rows that follow each other in one episode.
+
     Args:
+        rb: the buffer.
         dataset: the rows.
-        set_at: fields that are set to True, and the positions in the selection where.
-        added: fields that the dataset lacks, with their shape in the buffer, and the positions where they are True.
-        by_flags: whether flags end episodes in the buffer; else trajectory ids alone tell them apart.
+        chosen: positions of the rows that are copied, int64 `[n]`, ascending.
+
+    Raises:
+        SchemaError: if no field can mark the end of a piece.
     """
 
-    def __init__(
-        self,
-        dataset: DatasetStorage,
-        set_at: dict[FieldPath, Tensor],
-        added: dict[FieldPath, tuple[tuple[int, ...], Tensor]],
-        *,
-        by_flags: bool = True,
-    ) -> None:
+    def __init__(self, rb: ReplayBuffer, dataset: DatasetStorage, chosen: Tensor) -> None:
         self.dataset = dataset
-        self.set_at, self.added = set_at, added
-        self.by_flags = by_flags
-
-    @classmethod
-    def of(cls, rb: ReplayBuffer, dataset: DatasetStorage, pieces: _Pieces) -> _EndFlags:
-        """Find the flags that end episodes in the buffer, and those that are to be set.
-
-        Raises:
-            SchemaError: if no field can mark the end of a piece.
-        """
+        self.set_at: dict[FieldPath, Tensor] = {}
+        """Fields that are set to True, and the positions in the selection where."""
+        self.added: dict[FieldPath, tuple[tuple[int, ...], Tensor]] = {}
+        """Fields that the dataset lacks, with their shape in the buffer, and the positions where they are True."""
+        marked: Any = dataset.episode_ends
+        ends: Tensor = marked[chosen].clone()
+        ends[:-1] |= chosen[1:] != chosen[:-1] + 1
+        ends[-1] = True
+        last = ends.nonzero().flatten()
         known = {leaf.path for leaf in dataset.schema.leaves}
         wanted = rb.episodes or Episodes()
         if wanted.fixed:
             msg = f"the buffer has {wanted!r}, tensors that give the episodes of fixed rows: name fields instead"
             raise UsageError(msg)
         found = _resolved(wanted, known)
-        paths = list(found.end_paths)
-        if found.traj_path is not None and not paths:
-            _check_ids(rb, dataset, found.traj_path, pieces)
-            return cls(dataset, {}, {}, by_flags=False)
-        ended = torch.zeros(pieces.rows.shape[0], dtype=torch.bool, device="cpu")
-        for path in paths:
-            if path in known:
-                ended = ended | _column(dataset, path, pieces.rows).reshape(ended.shape[0], -1).any(1)
-        return cls._marking(rb, dataset, paths, pieces, ended)
+        self.by_flags = bool(found.end_paths) or found.traj_path is None
+        """Whether flags end episodes in the buffer; else trajectory ids alone tell them apart."""
+        if not self.by_flags and found.traj_path is not None:
+            firsts = torch.cat((last.new_zeros(1), last[:-1] + 1))
+            _check_ids(rb, found.traj_path, self._read(found.traj_path, chosen[firsts]).reshape(-1))
+            return
+        ended = torch.zeros(last.shape[0], dtype=torch.bool, device="cpu")
+        for path in known.intersection(found.end_paths):
+            ended |= self._read(path, chosen[last]).reshape(last.shape[0], -1).any(1)
+        self._mark(rb, list(found.end_paths), last, last[~ended])
 
-    @classmethod
-    def _marking(
-        cls, rb: ReplayBuffer, dataset: DatasetStorage, paths: list[FieldPath], pieces: _Pieces, ended: Tensor
-    ) -> _EndFlags:
-        known = {leaf.path for leaf in dataset.schema.leaves}
+    def _read(self, path: FieldPath, rows: Tensor) -> Tensor:
+        return self.dataset.fetch([Request(self.dataset.schema.find(path), rows)])[0]
+
+    def _mark(self, rb: ReplayBuffer, paths: list[FieldPath], last: Tensor, open_ends: Tensor) -> None:
+        """Choose the flags that mark the ends of pieces, and those of them that are not marked yet."""
+        known = {leaf.path for leaf in self.dataset.schema.leaves}
         schema = rb.storage.schema if len(rb.storage) else None
         stored = {} if schema is None else {leaf.path: leaf.shape for leaf in schema.leaves}
         marking = [path for path in paths if path[-1] != "terminated"]
-        open_ends = pieces.last[~ended]
-        added: dict[FieldPath, tuple[tuple[int, ...], Tensor]] = {}
         for path in marking:
             if path not in known:
-                added[path] = stored.get(path, ()), pieces.last
+                self.added[path] = stored.get(path, ()), last
+            elif open_ends.shape[0]:
+                self.set_at[path] = open_ends
         if open_ends.shape[0] and not marking:
             if rb.episodes is not None and not rb.episodes.soft:
                 msg = (
-                    f"{open_ends.shape[0]} of {pieces.last.shape[0]} episodes end without termination, and the buffer "
-                    f"has {rb.episodes!r}: add a field for cut episodes to end_key, such as 'truncated'"
+                    f"{open_ends.shape[0]} of {last.shape[0]} episodes end without termination, and the buffer has "
+                    f"{rb.episodes!r}: add a field for cut episodes to end_key, such as 'truncated'"
                 )
                 raise SchemaError(msg)
             path = (*paths[0][:-1], "truncated")
-            added[path] = stored.get(path, ()), open_ends
-        missing = [path for path in added if stored and path not in stored]
+            self.added[path] = stored.get(path, ()), open_ends
+        missing = [path for path in self.added if stored and path not in stored]
         if missing:
             msg = (
                 f"rows of the buffer have no field {show_path(missing[0])} that could mark the ends of copied episodes:"
                 " load into an empty buffer, or write rows with that field"
             )
             raise SchemaError(msg)
-        return cls(dataset, {path: open_ends for path in marking if path in known and open_ends.shape[0]}, added)
 
     def mark(self, payload: Any, first: int, last: int) -> Any:
         """Return the rows `[first, last)` of the selection, with flags."""
@@ -568,17 +543,12 @@ def _resolved(wanted: Episodes, known: set[FieldPath]) -> Episodes:
         return Episodes(end_key=[("next", "done") if any(path[0] == "next" for path in known) else ("done",)])
 
 
-def _column(dataset: DatasetStorage, path: FieldPath, rows: Tensor) -> Tensor:
-    return dataset.fetch([Request(dataset.schema.find(path), rows)])[0]
-
-
-def _check_ids(rb: ReplayBuffer, dataset: DatasetStorage, path: FieldPath, pieces: _Pieces) -> None:
+def _check_ids(rb: ReplayBuffer, path: FieldPath, ids: Tensor) -> None:
     """Check that no two pieces, and none in the buffer, have one trajectory id.
 
     Raises:
         SchemaError: if they have, so that their rows would form one episode.
     """
-    ids = _column(dataset, path, pieces.firsts).reshape(-1)
     storage = rb.storage
     held = storage.scores_at(torch.arange(len(storage), device=storage.device), path) if len(storage) else None
     present = ids[:0] if held is None else torch.unique(held.reshape(-1).cpu())

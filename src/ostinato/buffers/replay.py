@@ -874,18 +874,17 @@ class ReplayBuffer(Sampling):
         Raises:
             UsageError: after `shutdown`.
         """
-        given = as_stored(self.storage, index, generation, patch, version, priority)
-        index, generation, patch, version, priority, wait = given
-        update = partial(
-            self.update_if_present,
-            index=index,
-            generation=generation,
-            patch=patch,
-            version_key=version_key,
-            version=version,
-            require_newer=require_newer,
-            priority=priority,
-        )
+        options = {
+            "index": index,
+            "generation": generation,
+            "patch": patch,
+            "version_key": version_key,
+            "version": version,
+            "require_newer": require_newer,
+            "priority": priority,
+        }
+        given, wait = as_stored(self.storage, options)
+        update = partial(self.update_if_present, **given)
         return self._pipeline.submit(partial(_update_after, wait, update))
 
     def mark_update(self, index: Any) -> None:

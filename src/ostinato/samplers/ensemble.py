@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ostinato.core.group import Group
+from ostinato.core.options import check_integer
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 from ostinato.samplers.base import Sampler, check_replacement
 from ostinato.samplers.ratio import MixingRatio, Ratio, RatioSteps, Rounding, Split, check_choice
@@ -112,7 +113,7 @@ class SamplerEnsemble(Group[Sampler]):
         if len(least) != len(samplers):
             msg = f"min_rows must be one integer, or one for each of the {len(samplers)} members, got {min_rows!r}"
             raise OptionError(msg)
-        self.min_rows = tuple(_positive("min_rows", rows) for rows in least)
+        self.min_rows = tuple(check_integer("min_rows", rows, 1) for rows in least)
         if ratio is not None and (p is not None or sample_from_all or num_buffer_sampled is not None):
             msg = (
                 f"ratio= divides a batch row by row, and p={p!r}, sample_from_all={sample_from_all} and "
@@ -131,7 +132,7 @@ class SamplerEnsemble(Group[Sampler]):
             raise UsageError(msg)
         self.sample_from_all = bool(sample_from_all)
         parts = len(samplers) if num_buffer_sampled is None else num_buffer_sampled
-        self.num_buffer_sampled = _positive("num_buffer_sampled", parts)
+        self.num_buffer_sampled = check_integer("num_buffer_sampled", parts, 1)
         if sample_from_all and self.num_buffer_sampled != len(samplers):
             msg = (
                 f"sample_from_all=True takes one part from each of the {len(samplers)} members, got "
@@ -484,16 +485,6 @@ class SamplerEnsemble(Group[Sampler]):
 
     def _show_p(self) -> Any:
         return [round(share, 6) for share in self._p.tolist()] if isinstance(self._p, torch.Tensor) else repr(self._p)
-
-
-def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        msg = f"{name} must be an integer, got {value!r}"
-        raise KindError(msg)
-    if value.__index__() < 1:
-        msg = f"{name} must be at least 1, got {value!r}"
-        raise OptionError(msg)
-    return int(value.__index__())
 
 
 def _shares(value: Any, members: int) -> Tensor:

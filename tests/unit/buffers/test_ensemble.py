@@ -458,7 +458,7 @@ def test_refused_constructions() -> None:
         ({"p": [1.0]}, OptionError, r"each of the 2 members, got shape \[1\]"),
         ({"p": object()}, KindError, "p must be numbers"),
         ({"when_empty": "skip"}, OptionError, "when_empty"),
-        ({"num_buffer_sampled": 0}, OptionError, "at least 1"),
+        ({"num_buffer_sampled": 0}, OptionError, "positive integer"),
         ({"num_buffer_sampled": 1.5}, KindError, "integer"),
         ({"num_buffer_sampled": 3, "sample_from_all": True}, OptionError, "leave it out"),
         ({"batch_size": 5}, OptionError, "divisible by num_buffer_sampled=2, got 5"),
