@@ -289,18 +289,13 @@ def check_update(buffer: ReplayBuffer, given: dict[str, Any]) -> None:
 def update_stored(buffer: ReplayBuffer, given: dict[str, Any]) -> ConditionalUpdateResult:
     """Do `update_if_present(**given)`; a buffer that never had rows has none of those that are named."""
     with lock_of(buffer):
-        if schema_of(buffer) is not None or not has_fields(buffer):
+        if buffer.storage.schema is not None or not has_fields(buffer):
             return buffer.update_if_present(**given)
     none = torch.zeros(given["index"].shape, dtype=torch.bool, device="cpu")
     return ConditionalUpdateResult(none, None if given.get("version") is None else none.clone())
 
 
 # -- schema -----------------------------------------------------------------------------------------------------------
-
-
-def schema_of(buffer: ReplayBuffer) -> Schema | None:
-    """Return the schema of the rows; None before the first rows, and for storages without fields."""
-    return buffer._engine.storage.schema  # noqa: SLF001 (same package)
 
 
 def has_fields(buffer: ReplayBuffer) -> bool:

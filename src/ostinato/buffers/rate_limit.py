@@ -93,15 +93,15 @@ class RateLimiter:
         check_timeout(self.timeout_s)
         error: Any = self.error_buffer
         ratio, edges = self.samples_per_insert, (self.min_diff, self.max_diff)
-        if ratio is None or (error is None) == (None in edges) or (None in edges and edges != (None, None)):
-            if (ratio, error, edges) != (None, None, (None, None)):
-                msg = (
-                    "samples_per_insert goes together with error_buffer, or with min_diff and max_diff (for no limit "
-                    f"-math.inf, math.inf), got {ratio!r}, {error!r} and {edges}: give both, or neither for "
-                    "min_size_to_sample alone"
-                )
-                raise OptionError(msg)
+        if (ratio, error, edges) == (None, None, (None, None)):
             return
+        if ratio is None or edges.count(None) == 1 or (error is None) == (None in edges):
+            msg = (
+                "samples_per_insert goes together with error_buffer, or with min_diff and max_diff (for no limit "
+                f"-math.inf, math.inf), got {ratio!r}, {error!r} and {edges}: give both, or neither for "
+                "min_size_to_sample alone"
+            )
+            raise OptionError(msg)
         ratio = check_number("samples_per_insert", ratio, "a finite number above 0", _is_positive)
         if error is not None and not isinstance(error, tuple):
             error, least = check_number("error_buffer", error, "a finite number above 0", _is_positive), max(1.0, ratio)

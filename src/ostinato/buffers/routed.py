@@ -143,8 +143,8 @@ class Named(NamedTuple):
     lead: torch.Size
     indices: Tensor
     """Index of each row in its member, `[n]`, with `ndim=2` `[n, 2]`."""
-    generations: Any
-    """Generations that were given with the rows; None if there were none."""
+    generations: Tensor | None
+    """Generations that were given with the rows, `[n]`; None if there were none."""
     members: dict[int, Tensor]
     """Members that have some of the rows, in order, and the positions of these rows, int64 `[k]`."""
 
@@ -169,12 +169,17 @@ def read_names(engines: Sequence[LocalEngine], sample: Any, generation: Any = No
     """
     require_names(engines)
     index, ids, generations = _unpack(sample, generation)
+    if generations is not None:
+        generations = read_integers("generation", generations).reshape(-1)
     lead = index.shape[: index.ndim - (1 if engines[0].storage.ndim > 1 else 0)]
     if ids.shape != lead[: ids.ndim]:
         msg = f"buffer_ids must have the shape {list(lead)} of the index, or {list(lead[:1])}, got {list(ids.shape)}"
         raise SchemaError(msg)
     ids = ids.reshape(*ids.shape, *[1] * (len(lead) - ids.ndim)).expand(lead).reshape(-1)
     ids = check_members(ids, len(engines))
+    if generations is not None and generations.shape[0] != ids.shape[0]:
+        msg = f"generation must hold one integer for each of the {ids.shape[0]} rows, got {generations.shape[0]}"
+        raise SchemaError(msg)
     rows = [(ids == i).nonzero().flatten() for i in range(len(engines))]
     members = {i: at for i, at in enumerate(rows) if at.shape[0]}
     return Named(lead, index.reshape(-1, *index.shape[len(lead) :]), generations, members)
@@ -449,8 +454,8 @@ class RoutedBuffer(ReplayBuffer):
             engines = self._engine.engines
             named = read_names(engines, index, generation)
             lead, generations = named.lead, named.generations
-            if not isinstance(generations, Tensor) or generations.numel() != lead.numel():
-                msg = f"generation and routed index metadata must address the same number of records, {lead.numel()}"
+            if generations is None:
+                msg = "update_if_present() needs generations: pass index_generation as well, or a sample"
                 raise OptionError(msg)
             if priority is not None:
                 check_one_each(tuple(np.shape(priority)), tuple(lead), _steps(engines))
@@ -460,7 +465,7 @@ class RoutedBuffer(ReplayBuffer):
                     engines[i].storage,
                     engines[i].sampler,
                     _take(named.indices, at),
-                    _take(generations.reshape(-1), at),
+                    _take(generations, at),
                     map_leaves({} if patch is None else patch, partial(_part, at=at, lead=lead)),
                     least_index=engines[i].least_index,
                     steps=steps_of(engines[i]),
@@ -607,17 +612,11 @@ class RoutedBuffer(ReplayBuffer):
                 raise UsageError(msg)
             named = read_names(engines, index, generation)
             values = read_priorities(priority, tuple(named.lead), _steps(engines))
-            generations, rows = named.generations, named.indices.shape[0]
-            if generations is not None:
-                generations = read_integers("generation", generations).reshape(-1)
-                if generations.shape[0] != rows:
-                    msg = f"generation must hold one integer for each of the {rows} rows, got {generations.shape[0]}"
-                    raise SchemaError(msg)
             changes = {}
             for i, at in named.members.items():
                 if engines[i].sampler.prioritized:
                     mine = values if values.ndim == 0 else _take(values, at)
-                    changes[i] = _take(named.indices, at), mine, _take(generations, at)
+                    changes[i] = _take(named.indices, at), mine, _take(named.generations, at)
             _set(engines, changes)
 
     def update_tensordict_priority(self, data: Any) -> None:
