@@ -136,9 +136,16 @@ class Member:
         engine.sampler.check_draw(view, rows)
 
     def make(self, ticket: Ticket) -> tuple[Any, Rows, dict[Any, Tensor]] | None:
-        """Return the batch of a draw, its rows, and the fields added to them; None if it cannot be made now."""
-        buffer = self.buffer
-        return buffer._pipeline.make(ticket, buffer._finish, self.collate)  # noqa: SLF001
+        """Return the batch of a draw, its rows, and what names each row; None if it cannot be made."""
+        buffer, engine = self.buffer, self.engine
+        made = buffer._pipeline.make(ticket, buffer._finish, self.collate)  # noqa: SLF001
+        if made is None:
+            return None
+        data, rows, notes = made
+        if "anchor_index" in notes:
+            notes = {**notes, "anchor_index": self.as_index(notes["anchor_index"])}
+        ranks = priority_fields(rows.ticket, engine.era, tracked=engine.writer.tracks_generations)
+        return data, rows, {("index", "index"): self.as_index(rows.ticket.records), **ranks, **notes}
 
     def write(self, rows: Any, *, ranked: bool) -> tuple[Tensor, Tensor]:
         """Write rows that the engine has checked; return the index and the generation of each, int64 `[n]`.
@@ -157,18 +164,10 @@ class Member:
         generations[written] = torch.arange(before + 1, before + 1 + numbered, device=slots.device)
         return self.as_index(slots), in_era(generations, engine.era)
 
-    def index(self, ticket: Ticket) -> Tensor:
-        """Return the index of a draw's rows; see `as_index`."""
-        return self.as_index(ticket.records)
-
     def as_index(self, slots: Tensor) -> Tensor:
         """Return slots as users see them, int64 `[B]`, with `ndim=2` `[B, 2]`."""
         index = self.buffer._index(slots)  # noqa: SLF001
         return torch.stack(index, -1) if isinstance(index, tuple) else index
-
-    def ranks(self, ticket: Ticket) -> dict[str, Tensor]:
-        """Return weights and generations of the rows of a draw as samples carry them, `[R]` each, if they do."""
-        return priority_fields(ticket, self.engine.era, tracked=self.engine.writer.tracks_generations)
 
 
 def _joined(draws: Sequence[Draw]) -> Draw:
@@ -219,11 +218,11 @@ class OwnDraws:
         """Return the number of rows."""
         return rows
 
-    def make(self, rows: int) -> tuple[Any, Any, dict[Any, Tensor]]:
-        """Sample the rows of a part, in several batches where passes end within it."""
-        buffer = self.buffer
+    def make(self, rows: int) -> tuple[Any, None, dict[Any, Tensor]]:
+        """Sample the rows of a part, in several batches where passes end within it; their index is -1."""
+        buffer, names = self.buffer, {("index", "index"): torch.full((rows,), -1, dtype=torch.int64, device="cpu")}
         if not (isinstance(buffer, ReplayBuffer) and buffer.sampler.epochal):
-            return buffer.sample(rows), None, {}
+            return buffer.sample(rows), None, names
         batches = []
         left = rows
         while left > 0:
@@ -231,15 +230,7 @@ class OwnDraws:
             index = info["index"]
             left -= len(index[0] if isinstance(index, tuple) else index)
             batches.append(batch)
-        return join_parts(batches, [0] * len(batches), flatten=True), None, {}
-
-    def index(self, rows: int) -> Tensor:
-        """Return -1 for each row of a part, int64 `[rows]`: rows have no names."""
-        return torch.full((rows,), -1, dtype=torch.int64, device="cpu")
-
-    def ranks(self, rows: int) -> dict[str, Tensor]:  # noqa: ARG002
-        """Return nothing: rows have no weights and generations."""
-        return {}
+        return join_parts(batches, [0] * len(batches), flatten=True), None, names
 
 
 @final
@@ -532,25 +523,6 @@ class EnsembleEngine:
             return self.collate(parts)
         return parts[0] if flatten and len(parts) == 1 else join_parts(parts, members, flatten=flatten)
 
-    def names(self, mix: Mix, notes: list[dict[Any, Tensor]]) -> dict[Any, Tensor]:
-        """Return what names the rows of a batch, and what the members' slices and units say of each, if all do.
-
-        Returns:
-            By key, `[parts, rows]`; flat with `flatten`, or if parts differ in length.
-        """
-        pairs: list[tuple[Any, Any]] = [(self.members[i], t) for i, t in zip(mix.members, mix.tickets, strict=True)]
-        weighed = not self.ranked or all(ticket.draw.weights is not None for _, ticket in pairs)
-        found = []
-        for i, (member, ticket), mine in zip(mix.members, pairs, notes, strict=True):
-            index = member.index(ticket)
-            # repeat_interleave would open a region of threads for it, whatever its size
-            ids = torch.full(index.shape[:1], i, dtype=torch.int64, device=index.device)
-            said = {key: member.as_index(value) if key == "anchor_index" else value for key, value in mine.items()}
-            ranks = member.ranks(ticket) if weighed else {}
-            found.append({("index", "index"): index, ("index", "buffer_ids"): ids, **ranks, **said})
-        keys = [key for key in found[0] if all(key in part for part in found)]
-        return {key: self.together([part[key] for part in found]) for key in keys}
-
     def together(self, parts: list[Tensor]) -> Tensor:
         """Stack parts, `[parts, rows]`; joined with `flatten` or if lengths differ. On the CPU if devices differ."""
         if len({part.device for part in parts}) > 1:
@@ -583,20 +555,23 @@ class EnsemblePipeline(Pipeline):
     def make(self, ticket: Any, finish: Finish, collate: Any = None) -> Any:  # noqa: ARG002
         """Make the batch of a draw; None if a member was emptied since. Runs in the prefetch thread if there is one."""
         engine: EnsembleEngine = self._engine
-        named = engine.named
-        parts, rows, notes = [], [], []
+        parts, rows, named = [], [], []
         for i, drawn in zip(ticket.members, ticket.tickets, strict=True):
             member: Any = engine.members[i]
             made = member.make(drawn)
             if made is None:
                 return None
-            data, gathered, said = made
-            parts.append(without_names(data) if named or adds_names(member.buffer) else data)
+            data, gathered, names = made
+            index = names["index", "index"]
+            # repeat_interleave would open a region of threads for it, whatever its size
+            names["index", "buffer_ids"] = torch.full(index.shape[:1], i, dtype=torch.int64, device=index.device)
+            parts.append(without_names(data) if engine.named or adds_names(member.buffer) else data)
             rows.append(gathered)
-            notes.append(said)
+            named.append(names)
         if rows[0] is not None:
             ticket = ticket._replace(tickets=[gathered.ticket for gathered in rows])
-        names = engine.names(ticket, notes)
+        common = [key for key in named[0] if all(key in part for part in named)]
+        names = {key: engine.together([part[key] for part in named]) for key in common}
         batch = finish(engine.join(parts, ticket.members, flatten=engine.flatten), ticket, names)
         return batch, MixedRows(ticket, rows), names
 

@@ -201,7 +201,7 @@ class Portion:
         Rows that were replaced since are read as they are now, with their generations; weights are those of the draw.
         `keep` leaves the rest of the offer for later calls.
         """
-        member, engine = self._member, self._member.engine
+        engine = self._member.engine
         if engine.sampler.counting:
             return self._use(rows)
         with engine.lock:
@@ -212,12 +212,13 @@ class Portion:
             if part is None:
                 return None
             cut = engine.expand_again(part, engine.generator)
-        made = None if cut is None else member.make(cut)
+        buffer = self._buffer
+        made = None if cut is None else buffer._pipeline.make(cut, buffer._finish, None)  # noqa: SLF001 (same package)
         if made is None:
             return None  # emptied, or windows cut short, in between
         data, source, notes = made
         engine.deliver(source.ticket)
-        return data, self._buffer._info(Batch(data, source.ticket, notes))  # noqa: SLF001 (same package)
+        return data, buffer._info(Batch(data, source.ticket, notes))  # noqa: SLF001 (same package)
 
     def _use(self, rows: int) -> tuple[Any, dict[str, Any]] | None:
         """Draw rows that are used up by it; None if another reader was quicker."""
