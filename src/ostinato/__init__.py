@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
         prefill_replay_buffer,
         traj,
     )
-    from ostinato.buffers.export import export
+    from ostinato.buffers.datasets import export
     from ostinato.collect import VectorEnvRecorder
     from ostinato.core.episodes.continuity import DEFAULT_DONE_KEYS, find_start_stop_traj
     from ostinato.core.episodes.tracker import Episodes
@@ -235,7 +235,7 @@ _MODULES = {
         "prefill_replay_buffer",
         "traj",
     ),
-    "buffers.export": ("export",),
+    "buffers.datasets": ("export",),
     "collect": ("VectorEnvRecorder",),
     "core.episodes.continuity": ("DEFAULT_DONE_KEYS", "find_start_stop_traj"),
     "core.episodes.tracker": ("Episodes",),

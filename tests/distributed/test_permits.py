@@ -108,7 +108,7 @@ class Network:
         return flow.may_write(rows, MANY) if kind == "write" else flow.may_draw(rows, MANY)
 
     def check_band(self) -> None:
-        ratio, (low, high) = self.limiter.exact_ratio or Fraction(0), self.limiter.exact_band
+        ratio, (low, high) = Fraction(str(self.limiter.samples_per_insert or 0)), self.limiter.band
         written, drawn = self.done["write"] - self.lost["write"], self.done["draw"] - self.lost["draw"]
         assert low <= ratio * written - drawn <= high
 

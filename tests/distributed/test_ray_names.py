@@ -103,7 +103,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 NOWHERE = {"checkpoint_dir": "nowhere", "checkpoint_every_s": 1.0}
 OF_SHARDS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"num_shards": 0}, OptionError, "num_shards must be at least 1"),
+    ({"num_shards": 0}, OptionError, "num_shards must be a positive integer"),
     ({"route": "nearest"}, OptionError, "route must be one of"),
     ({"resume": True}, OptionError, "need checkpoint_dir"),
     ({"placement": "NEAR"}, OptionError, "placement must be None or one of"),

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, RateLimiter, ReplayBuffer
-from ostinato.buffers.portion import schema_of
 from ostinato.distributed.checkpoints import begin_saving, check_era, read_fleet, write_fleet
 from ostinato.distributed.rate_limits import RateLimits
 from ostinato.distributed.save_failures import FailureWarnings, Noticed, SaveFailure, SaveLog
@@ -72,7 +71,7 @@ async def test_the_file_names_the_fields_and_keeps_the_counts_of_the_limiter(tmp
     await limits.begin()
     await limits.give_back(-40, -10)
     state = await limits.state()
-    write_fleet(tmp_path, 2, schema_of(rb), state)
+    write_fleet(tmp_path, 2, rb.storage.schema, state)
     saved = read_fleet(tmp_path)
     assert saved is not None
     assert (saved["fields"], saved["shards"]) == (["'obs': float32[3]"], 2)

@@ -2,9 +2,7 @@
 
 from ostinato.buffers.conditional_updates import ConditionalUpdateResult
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
-from ostinato.buffers.hindsight import HERReplayBuffer
 from ostinato.buffers.offline_to_online import OfflineToOnlineReplayBuffer, prefill_replay_buffer
-from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ostinato.buffers.queries import TrajectoryPredicate, filter_trajectories, iter_trajectories, traj
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.buffers.replay import ReplayBuffer
@@ -16,7 +14,12 @@ from ostinato.buffers.schedulers import (
     StepScheduler,
 )
 from ostinato.buffers.stats import BufferStats
-from ostinato.buffers.tensordict import TensorDictReplayBuffer
+from ostinato.buffers.variants import (
+    HERReplayBuffer,
+    PrioritizedReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
 from ostinato.core.processes import send_as_copies
 
 __all__ = [

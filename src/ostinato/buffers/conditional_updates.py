@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor
 
-from ostinato.buffers.options import leaves_by_path
 from ostinato.buffers.priority_updates import GENERATIONS_PER_ERA, read_integers, read_priorities, read_slots
-from ostinato.buffers.thread_work import Work, raise_first
 from ostinato.core import kinds
 from ostinato.core.kinds import show_field
-from ostinato.core.processes import whole_in_forks
+from ostinato.core.processes import Work, raise_first, whole_in_forks
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import PrioritySampler
 from ostinato.samplers.base import check_not_negative
@@ -229,7 +227,9 @@ def _as_fields(patch: Any) -> dict[Path, Any]:
     for key, value in patch.items():
         start = _as_path(key)
         nested = isinstance(value, dict) or (kinds.is_tensordict(value) and not kinds.is_non_tensor(value))
-        leaves = {(*start, *path): leaf for path, leaf in leaves_by_path(value).items()} if nested else {start: value}
+        leaves = (
+            {(*start, *path): leaf for path, leaf in kinds.leaves_by_path(value).items()} if nested else {start: value}
+        )
         if found.keys() & leaves.keys():
             msg = f"patch names {show_field(next(iter(found.keys() & leaves.keys())))} twice: name it once"
             raise OptionError(msg)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ostinato.buffers.batch_parts import put_names, show_names, with_source
-from ostinato.buffers.mixing import EnsembleEngine, EnsemblePipeline, Member
-from ostinato.buffers.options import check_generator, check_not_shared, check_prefetch, own, positive
+from ostinato.buffers.mixing import EnsembleEngine, EnsemblePipeline, Member, put_names, show_names, with_source
+from ostinato.buffers.options import check_generator, check_prefetch, own, positive
 from ostinato.buffers.replay import ReplayBuffer
-from ostinato.buffers.routed_updates import reset_priorities, update_fields, update_from_batch, update_priorities
-from ostinato.buffers.routed_writes import check_route, require_route, write_rows
+from ostinato.buffers.routed import RoutedBuffer, check_route
 from ostinato.buffers.stats import BufferStats, combine
-from ostinato.buffers.streams import end_streams
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import as_path
 from ostinato.core.group import choose
-from ostinato.errors import KindError, OptionError, SchemaError, UsageError
+from ostinato.errors import KindError, OptionError, UsageError
 from ostinato.samplers import SamplerEnsemble
 from ostinato.storages import StorageEnsemble
 from ostinato.transforms import Compose
@@ -24,14 +20,11 @@ from ostinato.writers import WriterEnsemble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
 
     import torch
     from torch import Tensor
 
-    from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.pipeline import Batch
-    from ostinato.buffers.routed_writes import Route
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.tracker import Key
     from ostinato.samplers.ensemble import Ratio, RatioSteps, Rounding, WhenEmpty
@@ -70,16 +63,15 @@ def check_collates(given: Any, members: int) -> list[Any]:
         KindError: if one cannot be called.
         OptionError: if they are not as many as the members.
     """
-    if given is None:
-        return [None] * members
-    if len(given) != members:
-        msg = f"collate_fns must hold one entry for each of the {members} members, got {len(given)}"
+    collates = [None] * members if given is None else list(given)
+    if len(collates) != members:
+        msg = f"collate_fns must hold one entry for each of the {members} members, got {len(collates)}"
         raise OptionError(msg)
-    for collate in given:
+    for collate in collates:
         if collate is not None and not callable(collate):
             msg = f"collate_fns must hold callables or None, got {type(collate).__name__}"
             raise KindError(msg)
-    return list(given)
+    return collates
 
 
 def put_together(
@@ -94,11 +86,11 @@ def put_together(
     parts = {"storages": storages, "samplers": samplers, "writers": writers}
     bases: dict[str, type] = {"storages": StorageEnsemble, "samplers": SamplerEnsemble, "writers": WriterEnsemble}
     for name, part in parts.items():
-        if part is None:
-            msg = f"an ensemble needs buffers, or all of storages=, samplers= and writers=; {name}= is missing"
-            raise OptionError(msg)
         if not isinstance(part, bases[name]):
-            msg = f"{name} must be a {bases[name].__name__}, got {type(part).__name__}"
+            msg = (
+                f"an ensemble needs buffers, or all of storages=, samplers= and writers=: {name} must be a "
+                f"{bases[name].__name__}, got {type(part).__name__}"
+            )
             raise KindError(msg)
     counts = {name: len(part) for name, part in parts.items()}
     if len(set(counts.values())) > 1:
@@ -127,7 +119,7 @@ def _of_members(name: str) -> Callable[..., NoReturn]:
     return method
 
 
-class ReplayBufferEnsemble(ReplayBuffer):
+class ReplayBufferEnsemble(RoutedBuffer):
     """Draws batches from several buffers at once.
 
     Rows are written through the members, `ensemble[i].extend(rows)`, or with `routing_key` or `routing_dim` through the
@@ -196,9 +188,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
                 [1., 1., 1.]])
     """
 
-    _engine: EnsembleEngine  # type: ignore[assignment]
     _pipeline_class = EnsemblePipeline
-    _route: Route | None = None
 
     def __init__(
         self,
@@ -228,7 +218,9 @@ class ReplayBufferEnsemble(ReplayBuffer):
         compilable: bool = False,  # noqa: ARG002
         delayed_init: bool = False,  # noqa: ARG002
     ) -> None:
-        check_not_shared(shared=shared)
+        if shared:
+            msg = "shared=True is not available for an ensemble: it serves the threads of one process"
+            raise OptionError(msg)
         mix: dict[str, Any] = {
             "p": p,
             "sample_from_all": sample_from_all or None,
@@ -269,11 +261,6 @@ class ReplayBufferEnsemble(ReplayBuffer):
         self._pipeline = EnsemblePipeline(engine, check_prefetch(prefetch, self._batch_size))  # type: ignore[arg-type]
 
     # -- what there is ----------------------------------------------------------------------------------------
-
-    @property
-    def members(self) -> tuple[ReplayBuffer, ...]:
-        """The buffers."""
-        return tuple(member.buffer for member in self._engine.members)
 
     @property
     def storage(self) -> StorageEnsemble:  # type: ignore[override]
@@ -332,183 +319,6 @@ class ReplayBufferEnsemble(ReplayBuffer):
         made = object.__new__(ReplayBufferEnsemble)
         made._join(some, size, self._transform, self._source, None)
         return made
-
-    # -- writing ----------------------------------------------------------------------------------------------
-
-    @property
-    def routing_key(self) -> str | tuple[str, ...] | None:
-        """Field that holds the number of the member of each row written; None if there is none."""
-        route = self._route
-        return None if not isinstance(route, tuple) else route[0] if len(route) == 1 else route
-
-    @property
-    def routing_dim(self) -> int | None:
-        """Batch dimension of written data whose entries are the members; None if there is none."""
-        return self._route if isinstance(self._route, int) else None
-
-    def add(self, data: Any) -> Any:  # type: ignore[override]
-        """Write one row to the member that its `routing_key` names.
-
-        Args:
-            data: TensorDict without batch dimensions.
-
-        Returns:
-            TensorDict of `buffer_ids`, `index` and `index_generation`.
-
-        Raises:
-            UsageError: if the ensemble has no `routing_key`.
-            KindError, SchemaError: as in `extend`.
-        """
-        if isinstance(require_route(self._route, data, "add", len(self)), int):
-            msg = "Use extend() for routing_dim writes: one row has no dimension of members"
-            raise UsageError(msg)
-        if data.batch_size:
-            msg = (
-                f"add() expects a scalar TensorDict record, got batch_size={list(data.batch_size)}: use extend() for "
-                "several rows"
-            )
-            raise SchemaError(msg)
-        return self.extend(data.unsqueeze(0))[0]
-
-    def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:  # type: ignore[override]
-        """Write each row to its member; the rows of one member keep their order.
-
-        The rows of all members are checked before the first one is written. If a write fails after that (too little
-        memory, a rank that is not a number), members of lower numbers have their rows.
-
-        Args:
-            data: TensorDict `[*B]`; each entry is a row. With `routing_dim`, that dimension has one entry for each
-                member.
-            update_priority: False gives the rows the default priority, as in `ReplayBuffer.extend`.
-
-        Returns:
-            TensorDict `[rows]` of int64 tensors in the order of `data.reshape(-1)`: `buffer_ids`, the member of each
-            row, its `index` there, and its `index_generation`. The index is -1 and the generation 0 where the writer
-            did not keep the row, or an inverse transform of the member changed the number of rows; a transform of the
-            ensemble that holds rows back gives no names.
-
-        Raises:
-            UsageError: if the ensemble has neither `routing_key` nor `routing_dim`.
-            KindError: if the data is not a TensorDict, or numbers of members are not integers.
-            SchemaError: if rows do not match those of their member, a number is no member, or there is not one number
-                for each row; nothing is changed.
-        """
-        route = require_route(self._route, data, "extend", len(self))
-        with self._engine.lock:
-            return write_rows(self._engine.own, route, self.transform, data, ranked=update_priority is not False)
-
-    def update_if_present(
-        self,
-        *,
-        index: Any,
-        generation: Any = None,
-        patch: Any = None,
-        version_key: Key | None = None,
-        version: Any = None,
-        require_newer: bool = False,
-        priority: Any = None,
-    ) -> ConditionalUpdateResult:
-        """Write fields of rows that are still the rows that were sampled or written, each in its member.
-
-        The arguments for all members are checked before the first row is changed; see `ReplayBuffer.update_if_present`
-        for them, and for the errors.
-
-        Args:
-            index: what `extend` returned, a sample or its info, or a dict or TensorDict of `index` and `buffer_ids`.
-            generation: `index_generation` of the same rows; None takes that of a sample.
-            patch: values `[*B, *shape]` of stored fields by name, `B` the shape of `buffer_ids`.
-            version_key: stored field of one number for each row, which is compared with `version`.
-            version: one number, or one for each row, `[*B]`.
-            require_newer: change a row only if `version` is larger.
-            priority: also set the priorities of the rows that are changed.
-
-        Returns:
-            Which rows were changed, `[*B]`, and how many were not.
-        """
-        with self._engine.lock:
-            return update_fields(
-                self._engine.engines,
-                index,
-                generation,
-                {} if patch is None else patch,
-                version=version,
-                priority=priority,
-                version_key=version_key,
-                require_newer=require_newer,
-            )
-
-    def submit_update_if_present(
-        self,
-        *,
-        index: Any,
-        generation: Any = None,
-        patch: Any = None,
-        version_key: Key | None = None,
-        version: Any = None,
-        require_newer: bool = False,
-        priority: Any = None,
-    ) -> Future[ConditionalUpdateResult]:
-        """Do `update_if_present` in a thread, in the order of submission.
-
-        Batches that were prefetched before stay as they are. Arguments are kept by reference until it is done: do not
-        change them before. `synchronize` waits for all updates.
-
-        Returns:
-            The future result. An error is also raised by the next `sample`, `synchronize` or save, once.
-
-        Raises:
-            UsageError: after `shutdown`.
-        """
-        update = partial(
-            self.update_if_present,
-            index=index,
-            generation=generation,
-            patch=patch,
-            version_key=version_key,
-            version=version,
-            require_newer=require_newer,
-            priority=priority,
-        )
-        return self._pipeline.submit(update)
-
-    def mark_update(self, index: Any) -> None:
-        """Give rows the default priority again, as new ones have it; members without priorities are left out.
-
-        Args:
-            index: what `extend` returned, a sample or its info, or a dict or TensorDict of `index` and `buffer_ids`.
-
-        Raises:
-            KindError: if the index does not name members.
-            SlotError: if a row or a member is out of range; nothing is changed.
-        """
-        with self._engine.lock:
-            reset_priorities(self._engine.engines, index)
-
-    def end_streams(
-        self,
-        *,
-        end_key: Key = ("next", "done"),
-        terminated_key: Key | None = ("next", "terminated"),
-        truncated_key: Key | None = ("next", "truncated"),
-    ) -> None:
-        """Make the newest row of each member the last one of its episode, before collectors start anew.
-
-        Members without rows stay as they are. Write to none of them meanwhile.
-
-        Args:
-            end_key: bool field that ends episodes for the members' slice samplers; becomes True.
-            terminated_key: bool field that is read only.
-            truncated_key: bool field that becomes True, if rows have it, unless the row ended its episode before; None
-                changes no such field.
-
-        Raises:
-            UsageError: if a member holds more than one stream, or has no slice sampler of this `end_key`; nothing is
-                changed.
-            OptionError: if keys are equal.
-            KindError: if the end flag is not bool; nothing is changed.
-        """
-        with self._engine.lock:
-            end_streams(self.members, end_key, terminated_key, truncated_key)
 
     def step(self, steps: int = 1) -> None:
         """Go on by some steps in the schedule of the ratio; batches made ahead keep theirs.
@@ -571,38 +381,6 @@ class ReplayBufferEnsemble(ReplayBuffer):
         with self._engine.lock:
             found = [rb.query(predicate, trajectory_key=trajectory_key) for rb in self.members]
         return [one for part in found for one in part]
-
-    def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
-        """Give rows new priorities, each in its member; rows of members without priorities are left out.
-
-        Indices, priorities and generations are checked as in `ReplayBuffer.update_priority`; if one check fails, no
-        member is changed.
-
-        Args:
-            index: a sampled TensorDict, the info of a sample, or the `index` in it, a dict or TensorDict of `index` and
-                `buffer_ids`; the first two bring their generation along.
-            priority: one for all, or in the shape of the index, `[parts, rows]` or flat; further dimensions are reduced
-                per row.
-            generation: the sample's `index_generation`.
-
-        Raises:
-            PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
-            SlotError: if a row or a member is out of range; nothing is changed.
-        """
-        with self._engine.lock:
-            update_priorities(self._engine.engines, index, priority, generation)
-
-    def update_tensordict_priority(self, data: Any) -> None:
-        """Give the rows of a sample the priorities that it has under each member's `priority_key`.
-
-        The key is that of the member the row is of, `"td_error"` where it is a plain `ReplayBuffer`.
-
-        Raises:
-            KeyMissingError: if a member's key is missing; nothing is changed.
-            PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
-        """
-        with self._engine.lock:
-            update_from_batch(self._engine.engines, data)
 
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits over all members. Cost: O(rows), for the ages."""

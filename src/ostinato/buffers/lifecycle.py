@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import cached_property
 from multiprocessing.context import get_spawning_popen
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from ostinato.buffers.options import check_dim, check_drop_last, check_episodes, check_generator, check_pin, part
+from ostinato.buffers.options import check_drop_last, check_episodes, check_generator, check_pin, part
 from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.reader import Reader, make_reader
 from ostinato.buffers.records import Source
 from ostinato.buffers.shared import SharedEngine, goes_shared
 from ostinato.buffers.views import check_no_views
-from ostinato.errors import UsageError
+from ostinato.errors import OptionError, UsageError
 from ostinato.samplers import RandomSampler, Sampler
 from ostinato.samplers.consuming import with_limit
 from ostinato.storages import ListStorage, Storage
@@ -23,44 +23,23 @@ from ostinato.units import chain_units
 from ostinato.writers import RoundRobinWriter, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    import torch
-
-    from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.buffers.options import BufferOptions
     from ostinato.buffers.records import Engine
-    from ostinato.buffers.remover import RemoverName
-    from ostinato.core.episodes.tracker import Episodes
-    from ostinato.storages.base import Checkpointer
-    from ostinato.units import SampleUnit
 
 _FIRST_USE = RLock()
 """Held while the parts of a buffer are made: two threads that use it first make them once."""
 
 
-class Given(NamedTuple):
-    """The arguments of a constructor that the parts are made of."""
+def _at_first_use(name: str) -> Any:
+    """Return an attribute whose first read makes the parts of a buffer."""
 
-    storage: Storage | Callable[[], Storage] | None
-    sampler: Sampler | Callable[[], Sampler] | None
-    writer: Writer | Callable[[], Writer] | None
-    collate_fn: Callable[[Any], Any] | None
-    pin_memory: bool
-    prefetch: int
-    transform: Any
-    transform_factory: Callable[[], Any] | None
-    batch_size: int | None
-    dim_extend: int | None
-    generator: torch.Generator | None
-    shared: bool
-    sample_unit: SampleUnit | Sequence[SampleUnit] | None
-    episodes: Episodes | None
-    rate_limiter: RateLimiter | None
-    version_key: str | tuple[str, ...] | None
-    consume_after: int | None
-    checkpointer: Checkpointer | None
-    remover: RemoverName | None
+    def read(buffer: Lifecycle) -> Any:
+        buffer._make_parts()  # noqa: SLF001 (its own)
+        return vars(buffer)[name]
+
+    return cached_property(read)
 
 
 class Lifecycle:
@@ -76,16 +55,20 @@ class Lifecycle:
 
     _pipeline_class: type[Pipeline] = Pipeline
 
-    def __init__(self, given: Given, *, delayed: bool) -> None:
-        self._given: Given | None = given
-        self._batch_size = given.batch_size
-        self._dim_given = given.dim_extend is not None
+    _writer_class: type[Writer] = RoundRobinWriter
+    """The default writer."""
+
+    _engine: Engine = _at_first_use("_engine")
+    _pipeline: Pipeline = _at_first_use("_pipeline")
+    _transform: Compose = _at_first_use("_transform")
+    _dim_extend: int = _at_first_use("_dim_extend")
+
+    def __init__(self, given: BufferOptions, *, delayed: bool) -> None:
+        self._given: BufferOptions | None = given
+        self._batch_size = given["batch_size"]
+        self._dim_given = given["dim_extend"] is not None
         if not delayed:
             self._make_parts()
-
-    @staticmethod
-    def _default_writer() -> Writer:
-        return RoundRobinWriter()
 
     def _make_parts(self) -> None:
         """Make the parts; a delayed buffer does so at its first use, and again if that raised."""
@@ -93,58 +76,41 @@ class Lifecycle:
             given = self._given
             if given is None:
                 return  # another thread made them
-            made = part("storage", given.storage, Storage, lambda: ListStorage(1000))
-            sampler = part("sampler", given.sampler, Sampler, RandomSampler)
-            sampler = with_limit(sampler, given.consume_after, given.prefetch)
-            writer = part("writer", given.writer, Writer, self._default_writer)
+            made = part("storage", given["storage"], Storage, lambda: ListStorage(1000))
+            sampler = part("sampler", given["sampler"], Sampler, RandomSampler)
+            sampler = with_limit(sampler, given["consume_after_n_samples"], given["prefetch"])
+            writer = part("writer", given["writer"], Writer, self._writer_class)
             for each in (sampler, writer):
                 check_free(each)
             for each in (sampler, writer):
                 forget_rows(each)
-            if given.checkpointer is not None:
-                made.checkpointer = given.checkpointer
-            collate = given.collate_fn
-            engine: Reader | SharedEngine = (SharedEngine if given.shared or made.shared_init else make_reader)(
+            if given["checkpointer"] is not None:
+                made.checkpointer = given["checkpointer"]
+            collate, dim = given["collate_fn"], given["dim_extend"]
+            engine: Reader | SharedEngine = (SharedEngine if given["shared"] or made.shared_init else make_reader)(
                 Source(made, made.default_collate if collate is None else collate),
                 sampler,
                 writer,
-                check_generator(given.generator),
-                chain_units(given.sample_unit),
-                check_episodes(given.episodes),
-                given.rate_limiter,
-                given.version_key,
-                given.remover,
+                check_generator(given["generator"]),
+                chain_units(given["sample_unit"]),
+                check_episodes(given["episodes"]),
+                given["rate_limiter"],
+                given["version_key"],
+                given["remover"],
             )
-            factory = given.transform_factory
-            transform = Compose.of(given.transform if factory is None else factory())
-            dim = check_dim(made.ndim - 1 if given.dim_extend is None else given.dim_extend, made.ndim)
-            engine.store.pin = check_pin(given.pin_memory, made)
+            factory = given["transform_factory"]
+            transform = Compose.of(given["transform"] if factory is None else factory())
+            dim = made.ndim - 1 if dim is None else dim
+            if dim not in (0, 1) or isinstance(dim, bool):  # with ndim=1 also 1: data [num_envs, rows]
+                msg = f"dim_extend must be a positive value or 0: 0 or 1 (storage.ndim is {made.ndim}), got {dim!r}"
+                raise OptionError(msg)
+            engine.store.pin = check_pin(given["pin_memory"], made)
             engine.set_priority_path(self._priority_path)
-            check_drop_last(engine.sampler, given.batch_size)
+            check_drop_last(engine.sampler, given["batch_size"])
             self._transform, self._dim_extend, self._engine = transform, dim, engine
-            self._pipeline = Pipeline(engine, given.prefetch)
+            self._pipeline = Pipeline(engine, given["prefetch"] or 0)
             record_owner(engine, sampler, writer)
             self._given = None
-
-    @cached_property
-    def _engine(self) -> Engine:
-        self._make_parts()
-        return self.__dict__["_engine"]  # type: ignore[no-any-return]
-
-    @cached_property
-    def _pipeline(self) -> Pipeline:
-        self._make_parts()
-        return self.__dict__["_pipeline"]  # type: ignore[no-any-return]
-
-    @cached_property
-    def _transform(self) -> Compose:
-        self._make_parts()
-        return self.__dict__["_transform"]  # type: ignore[no-any-return]
-
-    @cached_property
-    def _dim_extend(self) -> int:
-        self._make_parts()
-        return self.__dict__["_dim_extend"]  # type: ignore[no-any-return]
 
     @property
     def initialized(self) -> bool:
@@ -246,7 +212,7 @@ class Lifecycle:
     @property
     def shared(self) -> bool:
         """Whether several processes may write and sample the same rows; see `share`."""
-        return isinstance(self._engine, SharedEngine) if self._given is None else self._given.shared
+        return isinstance(self._engine, SharedEngine) if self._given is None else self._given["shared"]
 
     def share(self, shared: bool = True) -> Self:  # noqa: FBT001, FBT002
         """Let processes write and sample the same rows from now on, as if the buffer was made with `shared=True`.
@@ -271,7 +237,7 @@ class Lifecycle:
                 raise UsageError(msg)
             return self
         if self._given is not None:
-            self._given = self._given._replace(shared=True)
+            self._given["shared"] = True
             return self
         self._pipeline.settle()
         with self._engine.lock:
@@ -285,7 +251,7 @@ class Lifecycle:
 
     def _begin_process(self) -> None:
         """Get ready to be passed to a process that is being started; see `__getstate__`."""
-        if self._given is not None and self._given.shared:
+        if self._given is not None and self._given["shared"]:
             self._make_parts()
         if self._given is None and not self.shared and goes_shared(self._engine):
             self.share()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from ostinato.buffers.batch_parts import join_parts, without_names
 from ostinato.buffers.checkpoint.ensemble import ENSEMBLE_FORMAT, ensemble_checker, ensemble_state, load_ensemble_state
 from ostinato.buffers.checkpoint.load import Reading, load_buffer
 from ostinato.buffers.checkpoint.save import Saves, Saving, save_buffer
@@ -19,9 +19,19 @@ from ostinato.buffers.rate_limit import Ask, Waiters
 from ostinato.buffers.reader import Reader
 from ostinato.buffers.records import Mix
 from ostinato.buffers.replay import ReplayBuffer
-from ostinato.buffers.tensordict import TensorDictReplayBuffer
+from ostinato.buffers.sampling import INFO
+from ostinato.buffers.variants import TensorDictReplayBuffer
+from ostinato.core import kinds
 from ostinato.core.records import Run
-from ostinato.errors import EmptyBufferError, OptionError, OstinatoError, TooFewRowsError, UsageError
+from ostinato.errors import (
+    EmptyBufferError,
+    KindError,
+    OptionError,
+    OstinatoError,
+    SchemaError,
+    TooFewRowsError,
+    UsageError,
+)
 from ostinato.samplers import RandomSampler, Sampler
 from ostinato.samplers.ensemble import Split
 from ostinato.storages import StorageEnsemble
@@ -125,9 +135,16 @@ class Member:
         engine.sampler.check_draw(view, rows)
 
     def make(self, ticket: Ticket) -> tuple[Any, Rows, dict[Any, Tensor]] | None:
-        """Return the batch of a draw, its rows, and the fields added to them; None if it cannot be made now."""
-        buffer = self.buffer
-        return buffer._pipeline.make(ticket, buffer._finish, self.collate)  # noqa: SLF001
+        """Return the batch of a draw, its rows, and what names each row; None if it cannot be made."""
+        buffer, engine = self.buffer, self.engine
+        made = buffer._pipeline.make(ticket, buffer._finish, self.collate)  # noqa: SLF001
+        if made is None:
+            return None
+        data, rows, notes = made
+        if "anchor_index" in notes:
+            notes = {**notes, "anchor_index": self.as_index(notes["anchor_index"])}
+        ranks = priority_fields(rows.ticket, engine.store.era, tracked=engine.writer.tracks_generations)
+        return data, rows, {("index", "index"): self.as_index(rows.ticket.records), **ranks, **notes}
 
     def write(self, rows: Any, *, ranked: bool) -> tuple[Tensor, Tensor]:
         """Write rows that the engine has checked; return the index and the generation of each, int64 `[n]`.
@@ -146,18 +163,10 @@ class Member:
         generations[written] = torch.arange(before + 1, before + 1 + numbered, device=slots.device)
         return self.as_index(slots), in_era(generations, engine.store.era)
 
-    def index(self, ticket: Ticket) -> Tensor:
-        """Return the index of a draw's rows, int64 `[B]`, with `ndim=2` `[B, 2]`."""
-        return self.as_index(ticket.records)
-
     def as_index(self, slots: Tensor) -> Tensor:
         """Return slots as users see them, int64 `[B]`, with `ndim=2` `[B, 2]`."""
         index = self.buffer._index(slots)  # noqa: SLF001
         return torch.stack(index, -1) if isinstance(index, tuple) else index
-
-    def ranks(self, ticket: Ticket) -> dict[str, Tensor]:
-        """Return weights and generations of the rows of a draw as samples carry them, `[R]` each, if they do."""
-        return priority_fields(ticket, self.engine.store.era, tracked=self.engine.writer.tracks_generations)
 
 
 def _joined(draws: Sequence[Draw]) -> Draw:
@@ -208,11 +217,11 @@ class OwnDraws:
         """Return the number of rows."""
         return rows
 
-    def make(self, rows: int) -> tuple[Any, Any, dict[Any, Tensor]]:
-        """Sample the rows of a part, in several batches where passes end within it."""
-        buffer = self.buffer
+    def make(self, rows: int) -> tuple[Any, None, dict[Any, Tensor]]:
+        """Sample the rows of a part, in several batches where passes end within it; their index is -1."""
+        buffer, names = self.buffer, {("index", "index"): torch.full((rows,), -1, dtype=torch.int64, device="cpu")}
         if not (isinstance(buffer, ReplayBuffer) and buffer.sampler.epochal):
-            return buffer.sample(rows), None, {}
+            return buffer.sample(rows), None, names
         batches = []
         left = rows
         while left > 0:
@@ -220,15 +229,7 @@ class OwnDraws:
             index = info["index"]
             left -= len(index[0] if isinstance(index, tuple) else index)
             batches.append(batch)
-        return join_parts(batches, [0] * len(batches), flatten=True), None, {}
-
-    def index(self, rows: int) -> Tensor:
-        """Return -1 for each row of a part, int64 `[rows]`: rows have no names."""
-        return torch.full((rows,), -1, dtype=torch.int64, device="cpu")
-
-    def ranks(self, rows: int) -> dict[str, Tensor]:  # noqa: ARG002
-        """Return nothing: rows have no weights and generations."""
-        return {}
+        return join_parts(batches, [0] * len(batches), flatten=True), None, names
 
 
 @final
@@ -526,41 +527,11 @@ class EnsembleEngine:
             return self.collate(parts)
         return parts[0] if flatten and len(parts) == 1 else join_parts(parts, members, flatten=flatten)
 
-    def names(self, mix: Mix, notes: list[dict[Any, Tensor]]) -> dict[Any, Tensor]:
-        """Return what names the rows of a batch, and what the members' slices and units say of each, if all do.
-
-        Returns:
-            By key, `[parts, rows]`; flat with `flatten`, or if parts differ in length.
-        """
-        pairs: list[tuple[Any, Any]] = [(self.members[i], t) for i, t in zip(mix.members, mix.tickets, strict=True)]
-        index = [member.index(ticket) for member, ticket in pairs]
-        # repeat_interleave would open a region of threads for it, whatever its size
-        ids = [
-            torch.full(part.shape[:1], i, dtype=torch.int64, device=part.device)
-            for i, part in zip(mix.members, index, strict=True)
-        ]
-        names: dict[Any, Tensor] = {
-            ("index", "index"): self.together(index),
-            ("index", "buffer_ids"): self.together(ids),
-        }
-        if not self.ranked or all(ticket.draw.weights is not None for _, ticket in pairs):
-            names |= self._common([member.ranks(ticket) for member, ticket in pairs])
-        said = [
-            {key: member.as_index(value) if key == "anchor_index" else value for key, value in mine.items()}
-            for (member, _), mine in zip(pairs, notes, strict=True)
-        ]
-        return names | self._common(said)
-
     def together(self, parts: list[Tensor]) -> Tensor:
         """Stack parts, `[parts, rows]`; joined with `flatten` or if lengths differ. On the CPU if devices differ."""
         if len({part.device for part in parts}) > 1:
             parts = [part.cpu() for part in parts]
         return torch.cat(parts) if self.flatten or len({part.shape for part in parts}) > 1 else torch.stack(parts)
-
-    def _common(self, parts: list[dict[Any, Tensor]]) -> dict[Any, Tensor]:
-        """Put together what all parts have."""
-        keys = [key for key in parts[0] if all(key in part for part in parts)]
-        return {key: self.together([part[key] for part in parts]) for key in keys}
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -588,20 +559,23 @@ class EnsemblePipeline(Pipeline):
     def make(self, ticket: Any, finish: Finish, collate: Any = None) -> Any:  # noqa: ARG002
         """Make the batch of a draw; None if a member was emptied since. Runs in the prefetch thread if there is one."""
         engine: EnsembleEngine = self._engine
-        named = engine.named
-        parts, rows, notes = [], [], []
+        parts, rows, named = [], [], []
         for i, drawn in zip(ticket.members, ticket.tickets, strict=True):
             member: Any = engine.members[i]
             made = member.make(drawn)
             if made is None:
                 return None
-            data, gathered, said = made
-            parts.append(without_names(data) if named or adds_names(member.buffer) else data)
+            data, gathered, names = made
+            index = names["index", "index"]
+            # repeat_interleave would open a region of threads for it, whatever its size
+            names["index", "buffer_ids"] = torch.full(index.shape[:1], i, dtype=torch.int64, device=index.device)
+            parts.append(without_names(data) if engine.named or adds_names(member.buffer) else data)
             rows.append(gathered)
-            notes.append(said)
+            named.append(names)
         if rows[0] is not None:
             ticket = ticket._replace(tickets=[gathered.ticket for gathered in rows])
-        names = engine.names(ticket, notes)
+        common = [key for key in named[0] if all(key in part for part in named)]
+        names = {key: engine.together([part[key] for part in named]) for key in common}
         batch = finish(engine.join(parts, ticket.members, flatten=engine.flatten), ticket, names)
         return batch, MixedRows(ticket, rows), names
 
@@ -616,3 +590,109 @@ class EnsemblePipeline(Pipeline):
         super().close()
         for member in self._engine.own:
             member.buffer.close()
+
+
+# -- the parts of a batch ----------------------------------------------------------------------------------------------
+
+
+def with_source(batch: Any, path: tuple[str, ...], ids: Tensor) -> Any:
+    """Return a batch with the member of each row in a field of its own.
+
+    Raises:
+        KindError: if the batch has no fields, or other rows than its parts.
+        SchemaError: if it has this field already.
+    """
+    if not kinds.is_mapping(batch):
+        msg = f"source_key={kinds.show_path(path)} needs batches with fields, got {type(batch).__name__}: leave it out"
+        raise KindError(msg)
+    if kinds.find_field(batch, path) is not None:
+        msg = f"rows have the field {kinds.show_path(path)} already: give another source_key"
+        raise SchemaError(msg)
+    if isinstance(batch, dict):
+        return kinds.with_fields(batch, {path: ids})
+    if batch.batch_size[: ids.ndim] != ids.shape:  # the caller's collate_fn has put the parts end to end
+        ids = ids.reshape(-1)
+    kinds.put(batch, {path if len(path) > 1 else path[0]: ids}, ids.ndim)
+    return batch
+
+
+def join_parts(parts: Sequence[Any], members: Sequence[int], *, flatten: bool) -> Any:
+    """Put the parts of a batch, of these members, end to end with `flatten`, else side by side.
+
+    Raises:
+        KindError: if they do not fit together; names the fields that differ, and says how to rename them.
+    """
+    try:
+        return kinds.concatenate(parts) if flatten else kinds.stack_parts(parts)
+    except (KindError, SchemaError) as error:
+        how = "concatenated end to end" if flatten else "stacked"
+        reason = _differences(parts, members) or f"they are of type {type(parts[0]).__name__} ({error})"
+        msg = f"the parts of a batch cannot be {how}: {reason}, or give the ensemble a collate_fn, such as list"
+        raise KindError(msg) from error
+
+
+def _differences(parts: Sequence[Any], members: Sequence[int]) -> str:
+    """Return how parts differ in kind, fields or shapes, and what to do about it; empty if they do not."""
+    named = [isinstance(part, dict) or kinds.is_tensordict(part) for part in parts]
+    types = {i: type(part).__name__ for i, part in zip(members, parts, strict=True)}
+    if any(named) and len({isinstance(part, dict) for part in parts}) > 1:
+        said = ", ".join(f"member {i} gives rows as {name}" for i, name in types.items())
+        return f"{said}: make them alike, datasets with open_dataset(path, tensordict=True)"
+    if not all(named):
+        return ""
+    fields = {i: kinds.leaves_by_path(part) for i, part in zip(members, parts, strict=True)}
+    every = set.intersection(*(set(mine) for mine in fields.values()))
+    extra = {i: sorted(set(fields[i]) - every, key=str) for i in sorted(fields) if set(fields[i]) - every}
+    if extra:
+        said = "; ".join(f"member {i} has also {', '.join(map(kinds.show_path, more))}" for i, more in extra.items())
+        return (
+            f"their fields differ: {said}. Give them the same names with {_renaming(extra)}, or for a dataset "
+            "open_dataset(path, fields={new: old, ...}); or select the fields that all members have with SelectFields "
+            "or fields=, write the other fields as well"
+        )
+    for path in sorted(every, key=str):
+        shapes = {i: list(getattr(mine[path], "shape", ())[1:]) for i, mine in fields.items()}
+        if len({str(shape) for shape in shapes.values()}) > 1:
+            said = ", ".join(f"{shape} in member {i}" for i, shape in shapes.items())
+            return f"rows of {kinds.show_path(path)} are {said}. Give them one shape with a transform of the member"
+    return ""
+
+
+def _renaming(extra: dict[int, list[tuple[Any, ...]]]) -> str:
+    """Return the transform that renames fields of a member as a later one calls them, if they end in the same key."""
+    for i, j in combinations(extra, 2):
+        mine, theirs = ({path[-1]: path for path in extra[member]} for member in (i, j))
+        names = {path: theirs[key] for key, path in mine.items() if key in theirs}
+        if names:
+            said = ", ".join(f"{kinds.show_path(old)}: {kinds.show_path(new)}" for old, new in names.items())
+            return f"transform=RenameFields({{{said}}}) in member {i}"
+    return "transform=RenameFields({old: new}) in a member"
+
+
+def without_names(data: Any) -> Any:
+    """Return the rows of a member without the keys that buffers of TensorDicts add: they name no rows of the batch."""
+    found = [key for key in INFO if key in data.keys()] if kinds.is_tensordict(data) else []  # noqa: SIM118 (rows)
+    return data.exclude(*found) if found else data
+
+
+def put_names(batch: Any, names: dict[Any, Tensor]) -> None:
+    """Put the keys that name rows into a TensorDict, unless a `collate_fn` has made something else of the rows."""
+    ids = names["index", "buffer_ids"]
+    lead = ids.shape if batch.batch_size[: ids.ndim] == ids.shape else torch.Size([ids.numel()])
+    if batch.batch_size[: len(lead)] == lead:
+        shaped = {key: value.reshape(*lead, *value.shape[ids.ndim :]) for key, value in names.items()}
+        plain = {key: value for key, value in shaped.items() if isinstance(key, str) or key[0] == "index"}
+        kinds.put(batch, plain, len(lead))
+
+
+def show_names(names: dict[Any, Tensor], *, as_tensordict: bool) -> Any:
+    """Nest the keys that name rows: `{"index": {"index", "buffer_ids"}, ...}`."""
+    index, ids = ("index", "index"), ("index", "buffer_ids")
+    if as_tensordict:
+        lead = names[ids].shape
+        empty = kinds.make(kinds.Node("tensordict", ()), (), tuple(lead), names[ids].device)
+        for key, value in names.items():
+            empty.set(key, value)
+        return empty
+    rest = {key: value for key, value in names.items() if key not in (index, ids)}
+    return {"index": {"index": names[index], "buffer_ids": names[ids]}, **rest}

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato._optional import require
-from ostinato.buffers.batch_parts import without_names
 from ostinato.buffers.checkpoint.load import with_state
 from ostinato.buffers.checkpoint.save import Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker, read_generator
 from ostinato.buffers.ensemble import ReplayBufferEnsemble, check_buffers
-from ostinato.buffers.mixing import EnsembleEngine, Member, OwnDraws, adds_names
-from ostinato.buffers.options import check_generator, part, positive, real
+from ostinato.buffers.mixing import EnsembleEngine, Member, OwnDraws, adds_names, without_names
+from ostinato.buffers.options import check_generator, part, positive
 from ostinato.buffers.reader import Reader
 from ostinato.buffers.replay import ReplayBuffer
-from ostinato.buffers.routed_updates import require_names
+from ostinato.buffers.routed import require_names
+from ostinato.core.options import check_number
 from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 from ostinato.samplers import SamplerEnsemble
@@ -105,11 +105,8 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         generator: torch.Generator | None = None,
         **dataset_kwargs: Any,
     ) -> None:
-        _check_one(online_storage, online_capacity, online_buffer)
-        self._base = real("offline_fraction", offline_fraction)
-        if not 0.0 < self._base < 1.0:
-            msg = f"offline_fraction must be in (0, 1), got {offline_fraction!r}: for one of the two use it alone"
-            raise OptionError(msg)
+        words = "in (0, 1): for one of the two use it alone"
+        self._base = check_number("offline_fraction", offline_fraction, words, lambda share: 0 < share < 1, KindError)
         size = None if batch_size is None else positive("batch_size", batch_size)
         self._online = _online(online_storage, online_capacity, online_buffer)
         self._offline = _dataset(offline_dataset, size, dataset_kwargs)
@@ -209,10 +206,9 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         Raises:
             OptionError: if a number is out of range.
         """
-        done, end = real("step", step), real("total_steps", total_steps)
-        if not (end > 0 and done >= 0):
-            msg = f"anneal() needs step >= 0 and total_steps > 0, got step={step} and total_steps={total_steps}"
-            raise OptionError(msg)
+        words = "a number of at least 0"
+        done = check_number("step of anneal()", step, words, lambda number: number >= 0, KindError)
+        end = check_number("total_steps of anneal()", total_steps, "above 0", lambda number: number > 0, KindError)
         self._engine.sampler.share = self._base * max(0.0, 1.0 - done / end)
 
     def _state(self) -> dict[str, Any]:
@@ -280,6 +276,9 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         with Progress(progress, "load", unit=BYTES), online.saves.lock, self._engine.lock, online.lock:
             online.load(path, self.load_state_dict, verify=verify, mmap=mmap)
 
+    save = dump = dumps
+    load = loads
+
     def __len__(self) -> int:
         """Rows of the dataset and of the online buffer."""
         return len(self._offline) + len(self._online)
@@ -293,35 +292,26 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         )
 
 
-def _check_one(storage: Any, capacity: Any, buffer: Any) -> None:
-    """Check that the online buffer is given in one way.
-
-    Raises:
-        OptionError: if it is not.
-    """
-    count = sum(given is not None for given in (storage, capacity, buffer))
-    if count != 1:
-        said = (
-            "Provide one of online_storage or online_capacity (or online_buffer), got neither"
-            if count == 0
-            else "Provide online_storage OR online_capacity, not both, and neither with online_buffer"
-        )
-        raise OptionError(said)
-
-
 def _online(storage: Any, capacity: int | None, buffer: Any) -> ReplayBuffer:
     """Return the online buffer.
 
     Raises:
+        OptionError: if it is not given in one way.
         KindError: if something is not of its class.
     """
-    if buffer is not None:
-        if not isinstance(buffer, ReplayBuffer):
-            msg = f"online_buffer must be a ReplayBuffer, got {type(buffer).__name__}"
-            raise KindError(msg)
-        return buffer
-    made = LazyTensorStorage(positive("online_capacity", capacity)) if capacity is not None else storage
-    return ReplayBuffer(storage=part("online_storage", made, Storage))
+    if sum(given is not None for given in (storage, capacity, buffer)) != 1:
+        msg = (
+            "Provide one of online_storage or online_capacity (or online_buffer): online_storage OR online_capacity, "
+            "not both, and neither with online_buffer"
+        )
+        raise OptionError(msg)
+    if capacity is not None:
+        storage = LazyTensorStorage(positive("online_capacity", capacity))
+    made = ReplayBuffer(storage=part("online_storage", storage, Storage)) if buffer is None else buffer
+    if not isinstance(made, ReplayBuffer):
+        msg = f"online_buffer must be a ReplayBuffer, got {type(made).__name__}"
+        raise KindError(msg)
+    return made
 
 
 def _mixable(dataset: Any, online: ReplayBuffer) -> bool:
@@ -330,9 +320,7 @@ def _mixable(dataset: Any, online: ReplayBuffer) -> bool:
     Raises:
         OptionError: if it cannot, and the dataset has priorities.
     """
-    if not isinstance(dataset, ReplayBuffer):
-        return False
-    if isinstance(dataset, ReplayBufferEnsemble):
+    if not isinstance(dataset, ReplayBuffer) or isinstance(dataset, ReplayBufferEnsemble):
         return False
     sampler = dataset.sampler
     able = (

@@ -1,10 +1,9 @@
-"""Constructor arguments of buffers: their types and checks; helpers for indices and nested data."""
+"""Options of buffers: their types and checks, checks of parts and of what these return; helpers for nested data."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import numpy as np
@@ -12,8 +11,10 @@ import torch
 
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import Episodes
+from ostinato.core.options import LARGEST, check_integer, check_number, check_type
+from ostinato.core.records import Picks, as_slots
 from ostinato.core.rows import map_leaves
-from ostinato.errors import KindError, OptionError, SchemaError, UsageError
+from ostinato.errors import KindError, OptionError, SchemaError, SlotError, UsageError
 from ostinato.samplers import Sampler
 from ostinato.storages import Storage
 from ostinato.writers import Writer
@@ -21,14 +22,15 @@ from ostinato.writers import Writer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import Tensor
+
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.remover import RemoverName
+    from ostinato.core.records import Run
     from ostinato.storages.base import Checkpointer
     from ostinato.units import SampleUnit
 
 Part = TypeVar("Part", Storage, Sampler, Writer)
-_MOST = 2**63 - 1
-"""The largest int64."""
 
 
 class BufferOptions(TypedDict, total=False):
@@ -91,78 +93,19 @@ def part(name: str, given: Any, base: type[Part], default: Callable[[], Part] | 
     return made
 
 
-def check_seconds(name: str, value: Any) -> None:
-    """Check a number of seconds above 0.
-
-    Raises:
-        OptionError: if it is not finite, or not above 0.
-    """
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
-        msg = f"{name} must be a finite number of seconds above 0, got {value!r}"
-        raise OptionError(msg)
-
-
 def positive(name: str, value: Any) -> int:
-    """Return an integer of at least 1, within int64.
-
-    Raises:
-        KindError: if it is no integer.
-        OptionError: if it is smaller or larger.
-    """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        msg = f"{name} must be an integer, got {value!r} of type {type(value).__name__}"
-        raise KindError(msg)
-    number = int(value.__index__())
-    if number < 1:
-        msg = f"{name} must be at least 1, got {number}"
-        raise OptionError(msg)
-    if number > _MOST:
-        msg = f"{name} must be at most {_MOST}, got {number}"
-        raise OptionError(msg)
-    return number
+    """Return an integer of at least 1; see `check_integer`."""
+    return check_integer(name, value, 1)
 
 
-def real(name: str, value: Any) -> float:
-    """Return a number as a float.
-
-    Raises:
-        KindError: if it is no real number.
-        OptionError: if it is NaN.
-    """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        msg = f"{name} must be a number, got {value!r} of type {type(value).__name__}"
-        raise KindError(msg)
-    if math.isnan(value):
-        msg = f"{name} must be a number, got NaN"
-        raise OptionError(msg)
-    return float(value)
-
-
-def check_dim(dim: int, ndim: int) -> int:
-    """Return a dimension to extend along; with `ndim=1` it may be 1 for data `[num_envs, rows]` as well.
-
-    Raises:
-        OptionError: if it is neither 0 nor 1.
-    """
-    if dim not in (0, 1) or isinstance(dim, bool):
-        msg = f"dim_extend must be a positive value or 0: 0 or 1 (storage.ndim is {ndim}), got {dim!r}"
-        raise OptionError(msg)
-    return dim
+def check_seconds(name: str, value: Any) -> None:
+    """Check a finite number of seconds above 0; see `check_number`."""
+    check_number(name, value, "a finite number of seconds above 0", lambda seconds: 0 < seconds < math.inf)
 
 
 def check_generator(generator: Any) -> torch.Generator | None:
-    """Return a generator or None.
-
-    Raises:
-        KindError: for anything else.
-    """
-    if generator is not None and not isinstance(generator, torch.Generator):
-        msg = (
-            f"generator must be a torch.Generator or None, got {type(generator).__name__}: make one with "
-            "torch.Generator().manual_seed(0)"
-        )
-        raise KindError(msg)
-    return generator
+    """Return a generator or None; see `check_type`."""
+    return check_type("generator", generator, torch.Generator, "make one with torch.Generator().manual_seed(0)")
 
 
 def check_same_device(generator: torch.Generator, storage: Storage) -> None:
@@ -177,15 +120,8 @@ def check_same_device(generator: torch.Generator, storage: Storage) -> None:
 
 
 def check_episodes(episodes: Any) -> Episodes | None:
-    """Return how rows tell where episodes end, or None.
-
-    Raises:
-        KindError: for anything else.
-    """
-    if episodes is not None and not isinstance(episodes, Episodes):
-        msg = f"episodes must be an ostinato.Episodes or None, got {type(episodes).__name__}: Episodes(end_key='done')"
-        raise KindError(msg)
-    return episodes
+    """Return how rows tell where episodes end, or None; see `check_type`."""
+    return check_type("episodes", episodes, Episodes, "Episodes(end_key='done')")
 
 
 def check_pin(pin_memory: bool, storage: Storage) -> bool:  # noqa: FBT001
@@ -228,57 +164,12 @@ def check_service(backend: Any, backend_options: Any, transport: Any, transport_
     Raises:
         OptionError: for another backend or transport, or options of one.
     """
-    if backend == "ray":
+    if backend != "direct" or transport not in ("auto", "direct") or backend_options or transport_options:
         msg = (
-            "ReplayBuffer(service_backend='ray') is not available: a buffer is in the process that makes it. Use "
-            "ostinato.RayReplayBuffer, whose handle has the same methods"
-        )
-        raise OptionError(msg)
-    if backend != "direct":
-        msg = f"ReplayBuffer supports service_backend='direct' or 'ray' (as RayReplayBuffer), not {backend!r}"
-        raise OptionError(msg)
-    if transport not in ("auto", "direct"):
-        msg = (
-            f"A direct ReplayBuffer only supports transport='auto' or 'direct', got {transport!r}: use RayReplayBuffer "
-            "or RemoteTensorDictReplayBuffer for a buffer in another process"
-        )
-        raise OptionError(msg)
-    for name, given in (("service_backend_options", backend_options), ("transport_options", transport_options)):
-        if given:
-            msg = (
-                f"{name} are only valid for a remote ReplayBuffer, got {given!r}: leave them out, or give "
-                "RayReplayBuffer its own"
-            )
-            raise OptionError(msg)
-
-
-def check_transforms(transform: Any, factory: Any) -> None:
-    """Check that there is one transform, or one callable that makes it.
-
-    Raises:
-        KindError: if there are both, or the factory is not callable.
-    """
-    if factory is not None and transform is not None:
-        msg = (
-            f"transform and transform_factory are mutually exclusive, got transform={transform!r} and "
-            f"transform_factory={factory!r}: give one of them"
-        )
-        raise KindError(msg)
-    if factory is not None and not callable(factory):
-        msg = f"transform_factory must be a callable without arguments that makes a transform, got {factory!r}"
-        raise KindError(msg)
-
-
-def check_sampler_device(device: Any, storage: Storage) -> None:
-    """Check that priorities are asked for where they are: on the device of the storage.
-
-    Raises:
-        OptionError: for another device.
-    """
-    if device is not None and torch.device(device).type != storage.device.type:
-        msg = (
-            f"sampler_device={str(device)!r} is not available: priorities are on the device of the storage, "
-            f"{storage.device}, so that a draw needs no copy; leave it out, or put the storage there"
+            "a ReplayBuffer is in the process that makes it: service_backend='direct', transport='auto' or 'direct'; "
+            "service_backend_options and transport_options are only valid for a remote ReplayBuffer. Got "
+            f"{backend!r}, {transport!r}, {backend_options!r} and {transport_options!r}: use RayReplayBuffer, "
+            "whose handle has the same methods, or RemoteTensorDictReplayBuffer"
         )
         raise OptionError(msg)
 
@@ -311,7 +202,7 @@ def check_size(given: Any, default: int | None, *, fixed: bool) -> int:
             msg = "batch_size not specified: pass it to the constructor, or to sample()"
             raise UsageError(msg)
         return default
-    size = given if type(given) is int and 0 < given <= _MOST else positive("batch_size", given)
+    size = given if type(given) is int and 0 < given < LARGEST else positive("batch_size", given)
     if fixed and size != default:
         msg = (
             f"Got conflicting batch_sizes in constructor ({default}) and `sample` ({size}): batch_size must be "
@@ -321,56 +212,10 @@ def check_size(given: Any, default: int | None, *, fixed: bool) -> int:
     return size
 
 
-def check_not_shared(*, shared: bool) -> None:
-    """Check that `shared` is not asked for.
-
-    Raises:
-        OptionError: if it is asked for.
-    """
-    if shared:
-        msg = "shared=True is not available for an ensemble: it serves the threads of one process"
-        raise OptionError(msg)
-
-
-def require_collections(data: Any, who: str) -> None:
-    """Check that data is a TensorDict, a tensorclass, or a list of these.
-
-    Raises:
-        UsageError: naming the part that takes nothing else.
-    """
-    if not kinds.holds_collections(data):
-        msg = (
-            f"{who} expects data to be a tensor collection (TensorDict or tensorclass, or a list of these), got "
-            f"{type(data).__name__}"
-        )
-        raise UsageError(msg)
-
-
-def warn_of_batch(data: Any, ndim: int) -> None:
-    """Warn where `add` gets what looks like several rows."""
-    if kinds.is_tensor_collection(data) and data.batch_dims >= ndim:
-        warnings.warn(
-            f"Using `add()` with a TensorDict that has batch_size={list(data.batch_size)}, which is stored as one row: "
-            "use extend() to add its rows",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
 def warn_of_sampler(sampler: Sampler) -> None:
     """Warn that a sampler has no priorities to update."""
     warnings.warn(
         f"update_priority() has no effect: {type(sampler).__name__} has no priorities; use PrioritizedSampler",
-        UserWarning,
-        stacklevel=3,
-    )
-
-
-def warn_of_info(include_info: object) -> None:
-    """Warn that samples carry their index in any case."""
-    warnings.warn(
-        f"include_info is going to be deprecated in TorchRL, and include_info={include_info!r} has no effect here: "
-        "samples of TensorDict buffers always carry their index; leave it out",
         UserWarning,
         stacklevel=3,
     )
@@ -418,36 +263,205 @@ def _swap_text(values: Any, path: tuple[Any, ...]) -> Any:
     return [list(row) for row in zip(*values, strict=True)]
 
 
-def descend(data: Any, path: str | tuple[str, ...]) -> Any:
-    """Return a field of nested data by its path."""
-    for key in (path,) if isinstance(path, str) else path:
-        data = data[key]
-    return data
-
-
 def own(data: Any) -> Any:
     """Copy the tensors of nested data, so that edits do not reach whatever they were views of."""
     return map_leaves(data, lambda x: x.clone() if isinstance(x, torch.Tensor) or kinds.is_tensor_collection(x) else x)
 
 
-def leaves_by_path(data: Any) -> dict[tuple[str, ...], Any]:
-    """Return the leaves of a dict or TensorDict by their paths.
+# -- parts of a buffer, and what they return ---------------------------------------------------------------------------
+
+
+def check_order(writer: Writer) -> None:
+    """Check that a writer keeps rows in the order of time.
 
     Raises:
-        KindError: for other data.
+        OptionError: naming it.
     """
-    if not (isinstance(data, dict) or kinds.is_tensordict(data)):
-        msg = f"update_() takes a dict or a TensorDict of stored fields, got {type(data).__name__}"
-        raise KindError(msg)
-    out: dict[tuple[str, ...], Any] = {}
-    for key, value in data.items():
-        nested = isinstance(value, dict) or (kinds.is_tensordict(value) and not kinds.is_non_tensor(value))
-        out |= {(key, *path): leaf for path, leaf in leaves_by_path(value).items()} if nested else {(key,): value}
-    return out
+    if not writer.in_order:
+        msg = (
+            f"{type(writer).__name__} does not keep rows in the order in which they came, so there are no episodes to "
+            "draw from: use RoundRobinWriter"
+        )
+        raise OptionError(msg)
 
 
-def is_one(index: Any) -> bool:
-    """Whether an index chooses one row."""
-    if isinstance(index, tuple) and len(index) == 1:
-        index = index[0]
-    return hasattr(index, "__index__") and not isinstance(index, bool) and getattr(index, "ndim", 0) == 0
+def check_pair(storage: Storage, writer: Writer) -> None:
+    """Check that a writer can place rows of the storage's dimensions, in the order that the storage needs.
+
+    Raises:
+        OptionError: for a writer of single rows over a storage with `ndim=2`, or over one that needs ring order.
+    """
+    if storage.ring_only and not writer.in_order:
+        raise_for_picks(writer)
+    if storage.ndim > 1 and (writer.single_rows or writer.rank_path is not None):
+        msg = (
+            f"{type(writer).__name__} is not compatible with storages with more than one dimension, since it places "
+            f"single rows: got ndim={storage.ndim}, use ndim=1"
+        )
+        raise OptionError(msg)
+
+
+def require_tracking(writer: Writer) -> None:
+    """Check that samples carry generations by which a row can be recognized later.
+
+    Raises:
+        UsageError: if they do not.
+    """
+    if not writer.tracks_generations:
+        msg = (
+            "Conditional updates are not supported without generations in samples: the writer must track slot "
+            f"generations, got {writer!r}. Use RoundRobinWriter(track_generations=True), or a prioritized sampler"
+        )
+        raise UsageError(msg)
+
+
+def raise_for_picks(writer: Writer) -> None:
+    """Raise for a writer that picks slots where rows must stay in ring order.
+
+    Raises:
+        OptionError: always.
+    """
+    msg = (
+        f"{type(writer).__name__} picks slots, but the storage (single_copy) takes rows in ring order only, where "
+        "the row that follows is the next one: use RoundRobinWriter, or leave single_copy out"
+    )
+    raise OptionError(msg)
+
+
+def check_budget_parts(storage: Storage, sampler: Sampler, writer: Writer, *, tracked: bool) -> None:
+    """Check that the parts of a buffer can follow rows that leave because of a budget of bytes.
+
+    Raises:
+        OptionError: naming the part.
+    """
+    if not writer.in_order:
+        msg = f"max_bytes removes the oldest rows, and {type(writer).__name__} keeps no order: use RoundRobinWriter"
+        raise OptionError(msg)
+    if sampler.counting:
+        msg = (
+            f"{type(sampler).__name__} counts the draws of each row and cannot be used with max_bytes: use another "
+            "sampler, or leave max_bytes out"
+        )
+        raise OptionError(msg)
+    if storage.evicts_episodes and not tracked:
+        msg = (
+            "evict='episodes' removes whole episodes, and this buffer does not know where they end: give it "
+            "episodes=Episodes(...), a slice sampler or a sample_unit, or use evict='rows'"
+        )
+        raise OptionError(msg)
+
+
+def raise_for_priorities(sampler: Sampler) -> None:
+    """Raise for a sampler whose priorities cannot follow rows to other slots.
+
+    Raises:
+        OptionError: always.
+    """
+    msg = (
+        f"{type(sampler).__name__} does not say how its priorities follow rows to other slots (move_state): override "
+        "that method, or leave max_bytes out"
+    )
+    raise OptionError(msg)
+
+
+def check_single(unit: SampleUnit | None, sampler: Sampler) -> None:
+    """Check that a unit that makes windows of single rows has no sampler that draws slices.
+
+    Raises:
+        OptionError: naming both.
+    """
+    if unit is not None and unit.single and sampler.slices:
+        msg = (
+            f"{unit!r} makes windows of single rows, and {type(sampler).__name__} draws slices already: leave one of "
+            "them out"
+        )
+        raise OptionError(msg)
+
+
+def check_view_parts(main: Sampler, sampler: Sampler) -> None:
+    """Check that rows stay for all samplers: those that use rows up have a buffer of their own.
+
+    Args:
+        main: the sampler of the buffer.
+        sampler: that of a view of it.
+
+    Raises:
+        OptionError: naming the sampler that lets rows leave.
+    """
+    for which, part in (("buffer", main), ("view", sampler)):
+        if part.counting:
+            msg = (
+                f"{type(part).__name__} as the sampler of the {which} uses rows up, which the other samplers of the "
+                "buffer would still draw: give it a buffer of its own, without views"
+            )
+            raise OptionError(msg)
+
+
+def checked_run(run: Run, given: int) -> Run:
+    """Return a writer's run, having checked that it is of the rows given: native code would read beyond them.
+
+    Raises:
+        SlotError: naming both numbers.
+    """
+    if run.rows < 0 or run.skip < 0 or run.skip + run.rows != given:
+        msg = f"a writer must place the {given} rows given, got a run that skips {run.skip} and writes {run.rows}"
+        raise SlotError(msg)
+    return run
+
+
+def checked_picks(picks: Picks, rows: int, capacity: int, given: int) -> Picks:
+    """Check a writer's picks, and convert them to what native code reads, on the CPU.
+
+    Args:
+        picks: what the writer chose.
+        rows: rows present.
+        capacity: slots.
+        given: rows that are to be written.
+
+    Raises:
+        KindError: if the picks are on the device meta.
+        SlotError: if a slot or row is out of range, slots between the rows present and the new ones stay empty, or
+            there is not one row for each slot.
+    """
+    slots, chosen = (as_slots(part, torch.device("cpu")) for part in (picks.slots, picks.rows))
+    if chosen.shape != slots.shape or (chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < given):
+        msg = (
+            f"a writer must choose one of the {given} rows given, in [0, {given}), for each of its {slots.numel()} "
+            f"slots, got the rows {chosen[:8].tolist()} ({chosen.numel()} in all)"
+        )
+        raise SlotError(msg)
+    if slots.numel():
+        low, high = int(slots.min()), int(slots.max())
+        fresh = int(torch.unique(slots[slots >= rows]).numel())
+        if low < 0 or high >= capacity or fresh != max(0, high + 1 - rows):
+            msg = (
+                f"a writer must choose slots in [0, {capacity}) without leaving gaps after the {rows} rows present, "
+                f"got slots from {low} to {high}"
+            )
+            raise SlotError(msg)
+    return Picks(slots, chosen, picks.kept, picks.cursor)
+
+
+def checked_slots(slots: Tensor, device: torch.device, source: object) -> Tensor:
+    """Convert drawn slots to what native code reads, which gets their address.
+
+    Args:
+        slots: what a sampler drew, or the records of a unit's plan.
+        device: where the rows are.
+        source: the sampler or unit.
+
+    Raises:
+        KindError: if they are on the device meta, where tensors have no values.
+        OptionError: if they are on another device: a copy for each draw would wait for it.
+    """
+    if slots.device != device and (slots.device.type != device.type or device.index is not None):
+        if slots.is_meta:
+            return as_slots(slots, device)
+        msg = (
+            f"{type(source).__name__} gave slots on {slots.device}, the rows are on {device}: make them with "
+            "device=view.device"
+        )
+        raise OptionError(msg)
+    if slots.dtype is not torch.int64 or not slots.is_contiguous():
+        return as_slots(slots, slots.device)
+    return slots

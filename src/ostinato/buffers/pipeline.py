@@ -13,10 +13,10 @@ from torch.compiler import is_dynamo_compiling
 
 from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.rate_limit import Ask
-from ostinato.buffers.thread_work import Work, raise_first
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import as_path
 from ostinato.core.kinds import is_tensor_collection, require_eager
+from ostinato.core.processes import Work, raise_first
 from ostinato.core.rows import map_leaves
 from ostinato.errors import EmptyBufferError, EpochEndError, UsageError
 from ostinato.storages.objects import owned

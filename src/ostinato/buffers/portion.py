@@ -203,7 +203,7 @@ class Portion:
         Rows that were replaced since are read as they are now, with their generations; weights are those of the draw.
         `keep` leaves the rest of the offer for later calls.
         """
-        member, engine = self._member, self._member.engine
+        engine = self._member.engine
         if engine.sampler.counting:
             return self._use(rows)
         with engine.lock:
@@ -214,12 +214,13 @@ class Portion:
             if part is None:
                 return None
             cut = engine.expand_again(part, engine.generator)
-        made = None if cut is None else member.make(cut)
+        buffer = self._buffer
+        made = None if cut is None else buffer._pipeline.make(cut, buffer._finish, None)  # noqa: SLF001 (same package)
         if made is None:
             return None  # emptied, or windows cut short, in between
         data, source, notes = made
         engine.deliver(source.ticket)
-        return data, self._buffer._info(Batch(data, source.ticket, notes))  # noqa: SLF001 (same package)
+        return data, buffer._info(Batch(data, source.ticket, notes))  # noqa: SLF001 (same package)
 
     def _use(self, rows: int) -> tuple[Any, dict[str, Any]] | None:
         """Draw rows that are used up by it; None if another reader was quicker."""
@@ -291,18 +292,13 @@ def check_update(buffer: ReplayBuffer, given: dict[str, Any]) -> None:
 def update_stored(buffer: ReplayBuffer, given: dict[str, Any]) -> ConditionalUpdateResult:
     """Do `update_if_present(**given)`; a buffer that never had rows has none of those that are named."""
     with lock_of(buffer):
-        if schema_of(buffer) is not None or not has_fields(buffer):
+        if buffer.storage.schema is not None or not has_fields(buffer):
             return buffer.update_if_present(**given)
     none = torch.zeros(given["index"].shape, dtype=torch.bool, device="cpu")
     return ConditionalUpdateResult(none, None if given.get("version") is None else none.clone())
 
 
 # -- schema -----------------------------------------------------------------------------------------------------------
-
-
-def schema_of(buffer: ReplayBuffer) -> Schema | None:
-    """Return the schema of the rows; None before the first rows, and for storages without fields."""
-    return buffer._engine.storage.schema  # noqa: SLF001 (same package)
 
 
 def has_fields(buffer: ReplayBuffer) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, final
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Path: TypeAlias = "tuple[str, ...]"
 Keys: TypeAlias = "frozenset[Key] | None"
+_Compared = TypeVar("_Compared")
 
 _ID_KEYS: tuple[Path, ...] = (("collector", "traj_ids"), ("traj_ids",), ("episode",))
 _FLAG_KEYS: tuple[tuple[Path, ...], ...] = (
@@ -57,7 +58,6 @@ class TrajectoryPredicate:
         self._fn = fn
         self._description = description
         self._keys = keys
-        self._plain = False
 
     def required_keys(self) -> Keys:
         """Return the fields that the predicate reads; None if that is not known."""
@@ -97,43 +97,81 @@ class TrajectoryPredicate:
         """The expression."""
         return f"TrajectoryPredicate({self._description})"
 
-    def only_gets(self) -> bool:
-        """Whether the predicate uses no more of a trajectory than `get`, `length` and `total_reward`."""
-        return self._plain
 
-
-def _expression(fn: Callable[[Trajectory], Any], description: str, keys: Keys) -> TrajectoryPredicate:
-    """Return a predicate of a `traj` expression."""
-    made = TrajectoryPredicate(fn, description, keys)
-    made._plain = True  # noqa: SLF001 (its own)
-    return made
+class _Expression(TrajectoryPredicate):
+    """A predicate that uses no more of a trajectory than `get`, `length` and `total_reward`."""
 
 
 def _combine(fn: Callable[[Trajectory], Any], description: str, *parts: TrajectoryPredicate) -> TrajectoryPredicate:
     """Return a predicate of predicates, which needs what each of them needs."""
     needed = [part.required_keys() for part in parts]
     keys = None if None in needed else frozenset().union(*(one for one in needed if one is not None))
-    made = TrajectoryPredicate(fn, description, keys)
-    made._plain = all(part.only_gets() for part in parts)  # noqa: SLF001 (its own)
-    return made
+    kind = _Expression if all(isinstance(part, _Expression) for part in parts) else TrajectoryPredicate
+    return kind(fn, description, keys)
 
 
-@final
-class ElementwisePredicate:
-    """A comparison of each row of a trajectory: `any()` or `all()` make a `TrajectoryPredicate` of it."""
+class _Value:
+    """A value in an expression."""
 
     def __init__(self, fn: Callable[[Trajectory], Any], description: str, keys: Keys) -> None:
         self._fn = fn
         self._description = description
         self._keys = keys
 
+    def __repr__(self) -> str:
+        """The expression."""
+        return f"{type(self).__name__}({self._description})"
+
+
+class _Comparable(_Value, Generic[_Compared]):
+    """A value that can be compared."""
+
+    def _compare(self, compare: Callable[[Any, Any], Any], other: Any, symbol: str) -> _Compared:
+        """Return what tells whether the comparison holds."""
+        text = f"({self._description} {symbol} {other!r})"
+        return self._compared(lambda t: compare(self._fn(t), other), text, self._keys)
+
+    _compared: Callable[..., _Compared]
+    """What a comparison makes."""
+
+    def __gt__(self, other: Any) -> _Compared:
+        """Greater than a value."""
+        return self._compare(operator.gt, other, ">")
+
+    def __ge__(self, other: Any) -> _Compared:
+        """At least a value."""
+        return self._compare(operator.ge, other, ">=")
+
+    def __lt__(self, other: Any) -> _Compared:
+        """Less than a value."""
+        return self._compare(operator.lt, other, "<")
+
+    def __le__(self, other: Any) -> _Compared:
+        """At most a value."""
+        return self._compare(operator.le, other, "<=")
+
+    def __eq__(self, other: object) -> _Compared:  # type: ignore[override]
+        """Equal to a value."""
+        return self._compare(operator.eq, other, "==")
+
+    def __ne__(self, other: object) -> _Compared:  # type: ignore[override]
+        """Not equal to a value."""
+        return self._compare(operator.ne, other, "!=")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@final
+class ElementwisePredicate(_Value):
+    """A comparison of each row of a trajectory: `any()` or `all()` make a `TrajectoryPredicate` of it."""
+
     def any(self) -> TrajectoryPredicate:
         """It holds for one row at least."""
-        return _expression(lambda t: self._fn(t).any(), f"{self._description}.any()", self._keys)
+        return _Expression(lambda t: self._fn(t).any(), f"{self._description}.any()", self._keys)
 
     def all(self) -> TrajectoryPredicate:
         """It holds for all rows."""
-        return _expression(lambda t: self._fn(t).all(), f"{self._description}.all()", self._keys)
+        return _Expression(lambda t: self._fn(t).all(), f"{self._description}.all()", self._keys)
 
     def ambiguous(self) -> KindError:
         """Return the error for a use as a predicate."""
@@ -159,64 +197,24 @@ class ElementwisePredicate:
         """
         raise self.ambiguous()
 
-    def __repr__(self) -> str:
-        """The comparison."""
-        return f"ElementwisePredicate({self._description})"
-
 
 @final
-class ScalarExpression:
+class ScalarExpression(_Comparable[TrajectoryPredicate]):
     """A number of a trajectory: a comparison makes a `TrajectoryPredicate` of it."""
 
-    def __init__(self, fn: Callable[[Trajectory], Any], description: str, keys: Keys) -> None:
-        self._fn = fn
-        self._description = description
-        self._keys = keys
-
-    def _compare(self, compare: Callable[[Any, Any], Any], other: Any, symbol: str) -> TrajectoryPredicate:
-        text = f"({self._description} {symbol} {other!r})"
-        return _expression(lambda t: compare(self._fn(t), other), text, self._keys)
-
-    def __gt__(self, other: Any) -> TrajectoryPredicate:
-        """Greater than a number."""
-        return self._compare(operator.gt, other, ">")
-
-    def __ge__(self, other: Any) -> TrajectoryPredicate:
-        """At least a number."""
-        return self._compare(operator.ge, other, ">=")
-
-    def __lt__(self, other: Any) -> TrajectoryPredicate:
-        """Less than a number."""
-        return self._compare(operator.lt, other, "<")
-
-    def __le__(self, other: Any) -> TrajectoryPredicate:
-        """At most a number."""
-        return self._compare(operator.le, other, "<=")
-
-    def __eq__(self, other: object) -> TrajectoryPredicate:  # type: ignore[override]
-        """Equal to a number."""
-        return self._compare(operator.eq, other, "==")
-
-    def __ne__(self, other: object) -> TrajectoryPredicate:  # type: ignore[override]
-        """Not equal to a number."""
-        return self._compare(operator.ne, other, "!=")
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        """The expression."""
-        return f"ScalarExpression({self._description})"
+    _compared = _Expression
 
 
 @final
-class FieldExpression:
+class FieldExpression(_Comparable[ElementwisePredicate]):
     """A field of a trajectory: reduce it to a number, or compare its rows."""
+
+    _compared = ElementwisePredicate
 
     def __init__(self, key: Key, description: str) -> None:
         path = as_path(key)
         self._key: Key = path[0] if len(path) == 1 else path
-        self._description = description
-        self._keys: Keys = frozenset({self._key})
+        super().__init__(self._value, description, frozenset({self._key}))
 
     def _value(self, trajectory: Trajectory) -> Tensor:
         value = trajectory.get(self._key)
@@ -252,40 +250,6 @@ class FieldExpression:
     def last(self) -> ScalarExpression:
         """Value of the last row."""
         return self._reduce(lambda x: x[-1], "last")
-
-    def _compare(self, compare: Callable[[Any, Any], Any], other: Any, symbol: str) -> ElementwisePredicate:
-        text = f"({self._description} {symbol} {other!r})"
-        return ElementwisePredicate(lambda t: compare(self._value(t), other), text, self._keys)
-
-    def __gt__(self, other: Any) -> ElementwisePredicate:
-        """Greater than a value, row by row."""
-        return self._compare(operator.gt, other, ">")
-
-    def __ge__(self, other: Any) -> ElementwisePredicate:
-        """At least a value, row by row."""
-        return self._compare(operator.ge, other, ">=")
-
-    def __lt__(self, other: Any) -> ElementwisePredicate:
-        """Less than a value, row by row."""
-        return self._compare(operator.lt, other, "<")
-
-    def __le__(self, other: Any) -> ElementwisePredicate:
-        """At most a value, row by row."""
-        return self._compare(operator.le, other, "<=")
-
-    def __eq__(self, other: object) -> ElementwisePredicate:  # type: ignore[override]
-        """Equal to a value, row by row."""
-        return self._compare(operator.eq, other, "==")
-
-    def __ne__(self, other: object) -> ElementwisePredicate:  # type: ignore[override]
-        """Not equal to a value, row by row."""
-        return self._compare(operator.ne, other, "!=")
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        """The field."""
-        return f"FieldExpression({self._description})"
 
 
 @final
@@ -479,19 +443,18 @@ def run_query(
         stored = _Stored(engine.storage)
         slots, lengths = _slots_of_trajectories(engine, stored, key)
         found = torch.split(slots, lengths)
-        if predicate is None:
-            return [Trajectory(transform.forward(stored.rows(one))) for one in found]
-        paths, forwards = _needed(transform, predicate, stored)
-        if paths is None:
-            made = (Trajectory(transform.forward(stored.rows(one))) for one in found)
-            return [one for one in made if predicate(one)]
-        leaves = stored.leaves_of(predicate) if not forwards else None
-        if leaves is not None:
-            parts: Iterable[Any] = stored.parts(leaves, slots, lengths)
+        read = getattr(predicate, "required_keys", None)
+        keys: Keys = read() if callable(read) else None
+        leaves = None if keys is None or (keys and transform) else stored.leaves_of(keys)
+        if leaves is None:
+            whole = (Trajectory(transform.forward(stored.rows(one))) for one in found)
+            return [one for one in whole if predicate is None or predicate(one)]
+        if isinstance(predicate, _Expression) and all(len(of_key) == 1 for of_key in leaves.values()):
+            parts: Iterable[Any] = stored.parts({key: path for key, [path] in leaves.items()}, slots, lengths)
         else:
-            rows = stored.fields(paths, slots).split(lengths)
-            parts = (Trajectory(_apply(forwards, part)) for part in rows)
-        chosen = [i for i, part in enumerate(parts) if predicate(part)]
+            paths = {path for of_key in leaves.values() for path in of_key}
+            parts = map(Trajectory, stored.fields(list(paths), slots).split(lengths))
+        chosen = [i for i, part in enumerate(parts) if predicate(part)]  # type: ignore[misc]
         return [Trajectory(transform.forward(stored.rows(found[i]))) for i in chosen]
 
 
@@ -548,18 +511,15 @@ class _Stored:
             rows.set(path, value)
         return rows
 
-    def leaves_of(self, predicate: Any) -> dict[Key, Path] | None:
-        """Return the leaf of each field that an expression uses; None for other predicates and groups of fields."""
-        if not isinstance(predicate, TrajectoryPredicate) or not predicate.only_gets():
-            return None
-        found: dict[Key, Path] = {}
-        for key in predicate.required_keys() or ():
+    def leaves_of(self, keys: Iterable[Key]) -> dict[Key, list[Path]] | None:
+        """Return the leaves that `Trajectory.get` finds at each key; None if there are none for one of them."""
+        found: dict[Key, list[Path]] = {}
+        for key in keys:
             path = as_path(key)
-            leaf = next((one for one in (path, ("next", *path)) if one in self.leaves), None)
-            if leaf is None or (leaf != path and len(path) > 1):
-                return None
-            found[key] = leaf
-        return found
+            places = [path] if len(path) > 1 else [path, ("next", *path)]
+            at_places = ([leaf for leaf in self.leaves if leaf[: len(at)] == at] for at in places)
+            found[key] = next(filter(None, at_places), [])
+        return found if all(found.values()) else None
 
     def parts(self, leaves: dict[Key, Path], slots: Tensor, lengths: list[int]) -> Iterator[_Part]:
         """Yield the fields of each trajectory that expressions use: faster than a `Trajectory` for each."""
@@ -604,86 +564,4 @@ def _slots_of_trajectories(engine: Engine, stored: _Stored, key: Key | None) -> 
         rows = slots.shape[0]
     if num_envs > 1:
         slots = (slots * num_envs + torch.arange(num_envs, device=storage.device).unsqueeze(1)).flatten()
-    lengths = _from_episodes(engine, stored, signal, oldest)
-    if lengths is None:
-        lengths = signal.lengths(lambda path: stored.field(path, slots), rows, num_envs)
-    return slots, lengths
-
-
-def _from_episodes(engine: Engine, stored: _Stored, signal: Signal, oldest: int) -> list[int] | None:
-    """Return the lengths of the trajectories from the episodes that the buffer tracks, if the same fields give them.
-
-    Returns None if they do not, or if rows of one id are not adjacent. Cost: O(episodes).
-    """
-    tracker, storage = engine.tracker, engine.storage
-    num_envs, rows = storage.num_envs, len(storage)
-    if tracker is None or tracker.wanted.fixed or (signal.ids is not None and num_envs > 1):
-        return None
-    tracked = tracker.wanted.resolve(set(stored.leaves))
-    if tracked.traj_path != signal.ids or (signal.ids is None and set(tracked.end_paths) != set(signal.flags)):
-        return None
-    table, steps = tracker.table(storage), rows // num_envs
-    first, counts = table.episodes()[:2]
-    position = first % num_envs * steps + (first // num_envs - oldest) % steps
-    position, order = position.sort()
-    counts = counts[order]
-    if table.masked or not torch.equal(position, counts.cumsum(0) - counts):
-        return None
-    if signal.ids is not None and tracked.end_paths:  # an end within an id begins an episode, but no trajectory
-        ids = stored.field(signal.ids, first[order].to(storage.device)).flatten().cpu()
-        begins = torch.cat((ids.new_ones(1, dtype=torch.bool), ids[1:] != ids[:-1]))
-        joined = torch.zeros(int(begins.sum()), dtype=torch.int64, device="cpu")
-        counts = joined.index_add_(0, begins.cumsum(0) - 1, counts)
-    return counts.tolist()
-
-
-def _needed(
-    transform: Compose, predicate: Any, stored: _Stored
-) -> tuple[list[Path] | None, list[Callable[[Any], Any]]]:
-    """Return the leaves that a predicate needs, and the transforms that change them; None for all leaves.
-
-    A transform is left out if its `out_keys` say that it changes none of the fields needed, as TorchRL's do.
-    """
-    read = getattr(predicate, "required_keys", None)
-    keys: Keys = read() if callable(read) else None
-    if keys is None:
-        return None, []
-    asked = [as_path(key) for key in keys]
-    needed = {*asked, *(("next", *path) for path in asked if len(path) == 1)}
-    written: list[Path] = []
-    forwards: list[Callable[[Any], Any]] = []
-    for origin, forward in reversed(_links(transform)):
-        writes = [as_path(key) for key in getattr(origin, "out_keys", None) or ()]
-        if not writes:
-            return None, []
-        if _overlap(writes, needed):
-            forwards.insert(0, forward)
-            reads = [as_path(key) for key in getattr(origin, "in_keys", None) or ()]
-            needed.update(reads)
-            asked += reads
-            written += writes
-    have = [*stored.leaves, *written]
-    if all(_overlap(have, {path, ("next", *path)}) for path in asked):  # else one that is missing or no tensor
-        return [leaf for leaf in stored.leaves if _overlap([leaf], needed)], forwards
-    return None, []
-
-
-def _links(transform: Compose) -> list[tuple[Any, Callable[[Any], Any]]]:
-    """Return the transforms that run when rows are sampled, those in a `Compose` of TorchRL one by one."""
-    found: list[tuple[Any, Callable[[Any], Any]]] = []
-    for step in transform.steps:
-        inner = getattr(step.origin, "transforms", None)
-        if step.forward is not None:
-            found += [(step.origin, step.forward)] if inner is None else [(one, one) for one in inner]
-    return found
-
-
-def _overlap(first: Iterable[Path], second: Iterable[Path]) -> bool:
-    """Whether a path of the first is one of the second, contains it, or is in it."""
-    return any(a[: len(b)] == b[: len(a)] for a in first for b in second)
-
-
-def _apply(forwards: Sequence[Callable[[Any], Any]], rows: Any) -> Any:
-    for forward in forwards:
-        rows = forward(rows)
-    return rows
+    return slots, signal.lengths(lambda path: stored.field(path, slots), rows, num_envs)

@@ -8,16 +8,13 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
-from decimal import Decimal
 from fractions import Fraction
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.buffers.observer import Observer
+from ostinato.core.options import check_integer, check_number, check_type
 from ostinato.core.processes import next_place, whole_in_forks
-from ostinato.errors import CheckpointError, KindError, OptionError, WaitTimeoutError
+from ostinato.errors import CheckpointError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,13 +26,8 @@ if TYPE_CHECKING:
     from ostinato.samplers import CountingSampler, Sampler
     from ostinato.writers import Writer
 
-Number: TypeAlias = float | Fraction | Decimal | np.number[Any]
-Exact: TypeAlias = Fraction | float
-"""A fraction, or an infinite float."""
-
-
-_LONG = 10**15
-"""Integers from here on are shown rounded."""
+_DIGITS = 6
+"""Decimal places of a balance that count: ten times 0.3 is 3."""
 
 
 class Stock(NamedTuple):
@@ -61,12 +53,11 @@ class RateLimiter:
     counts.
 
     The band is given in one of two ways: `error_buffer` around `samples_per_insert * min_size_to_sample`, or its edges
-    `min_diff` and `max_diff`, which do not depend on `min_size_to_sample`. Numbers are those that were written, not
-    their nearest binary fractions: with `samples_per_insert=0.3` ten more rows written allow exactly three more drawn.
+    `min_diff` and `max_diff`, which do not depend on `min_size_to_sample`. Balances are compared to a millionth of a
+    row: with `samples_per_insert=0.3` ten more rows written allow exactly three more drawn.
 
     Args:
-        samples_per_insert: rows drawn for each row written: an int, a float, a number of NumPy, a `Fraction` or a
-            `Decimal`, as are the other numbers; None sets no ratio.
+        samples_per_insert: rows drawn for each row written; None sets no ratio.
         error_buffer: how far the balance may be off, in rows drawn; at least `max(1, samples_per_insert)`. Give it half
             of `samples_per_insert * (rows of a write) + (rows of a batch)` or more: narrower bands can stop both sides.
             A pair is `(min_diff, max_diff)`, as of Reverb's `SampleToInsertRatio`, which must be twice as wide.
@@ -91,198 +82,109 @@ class RateLimiter:
         (0.0, 8.0)
     """
 
-    samples_per_insert: Number | None = None
-    error_buffer: Number | tuple[Number, Number] | None = None
+    samples_per_insert: float | None = None
+    error_buffer: float | tuple[float, float] | None = None
     min_size_to_sample: int = 1
     timeout_s: float = 60.0
     _: KW_ONLY
-    min_diff: Number | None = None
-    max_diff: Number | None = None
+    min_diff: float | None = None
+    max_diff: float | None = None
 
     def __post_init__(self) -> None:
         """Check."""
-        size: Any = self.min_size_to_sample
-        if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
-            msg = f"min_size_to_sample must be an integer of at least 1 (rows), got {size!r}"
-            raise OptionError(msg)
+        check_integer("min_size_to_sample", self.min_size_to_sample, 1, OptionError)
         check_timeout(self.timeout_s)
-        if not self._check_given():
+        error: Any = self.error_buffer
+        ratio, edges = self.samples_per_insert, (self.min_diff, self.max_diff)
+        if (ratio, error, edges) == (None, None, (None, None)):
             return
-        ratio = _checked("samples_per_insert", self.samples_per_insert)
-        error = self.error_buffer
+        if ratio is None or edges.count(None) == 1 or (error is None) == (None in edges):
+            msg = (
+                "samples_per_insert goes together with error_buffer, or with min_diff and max_diff (for no limit "
+                f"-math.inf, math.inf), got {ratio!r}, {error!r} and {edges}: give both, or neither for "
+                "min_size_to_sample alone"
+            )
+            raise OptionError(msg)
+        ratio = check_number("samples_per_insert", ratio, "a finite number above 0", _is_positive)
         if error is not None and not isinstance(error, tuple):
-            _check_error(_checked("error_buffer", error), ratio)
-            return
-        (least, low), (most, high) = self._edges()
-        if not low < high:
-            msg = f"{least} must be below {most}, got {say(low)} and {say(high)}"
-            raise OptionError(msg)
-        if error is not None:
-            _check_pair(low, high, ratio, ratio * int(size))
-        _check_progress(low, high, ratio)
-
-    def _check_given(self) -> bool:
-        """Check which options are there; return whether there is a ratio."""
-        ratio, error, least, most = self.samples_per_insert, self.error_buffer, self.min_diff, self.max_diff
-        if error is not None and (least, most) != (None, None):
-            msg = (
-                f"the band is given by error_buffer, or by min_diff and max_diff, got {error!r} and {least!r}, "
-                f"{most!r}: leave one of them out"
-            )
-            raise OptionError(msg)
-        if (least is None) != (most is None):
-            msg = (
-                f"min_diff and max_diff go together, got {least!r} and {most!r}: for no limit give -math.inf, math.inf"
-            )
-            raise OptionError(msg)
-        if (ratio is None) != (error is None and least is None):
-            msg = (
-                f"samples_per_insert and error_buffer (or min_diff and max_diff) go together, got {ratio!r} and "
-                f"{least if error is None else error!r}: give both, or neither for min_size_to_sample alone"
-            )
-            raise OptionError(msg)
-        return ratio is not None
-
-    def _edges(self) -> tuple[tuple[str, Exact], tuple[str, Exact]]:
-        """Return the names and values of explicit edges, checked."""
-        pair: Any = self.error_buffer
-        if pair is None:
-            names, pair = ("min_diff", "max_diff"), (self.min_diff, self.max_diff)
-        elif len(pair) == 2:
-            names = "error_buffer[0]", "error_buffer[1]"
-        else:
-            msg = f"error_buffer must be a number or a pair (min_diff, max_diff), got {pair!r}"
-            raise OptionError(msg)
-        edges = []
-        for name, value, worst in zip(names, pair, (math.inf, -math.inf), strict=True):
-            found = exact(value)
-            if found is None or found == worst:
-                msg = f"{name} must be a number, finite or {say(-worst)}, got {value!r}"
+            error, least = check_number("error_buffer", error, "a finite number above 0", _is_positive), max(1.0, ratio)
+            if error < least:
+                msg = (
+                    f"error_buffer must be at least max(1, samples_per_insert) = {least:g}, or no row could be written "
+                    f"or drawn, got {error:g}"
+                )
                 raise OptionError(msg)
-            edges.append((name, found))
-        return edges[0], edges[1]
+            return
+        if error is not None and len(error) != 2:
+            msg = f"error_buffer must be a number or a pair (min_diff, max_diff), got {error!r}"
+            raise OptionError(msg)
+        low, high = edges if error is None else error
+        low = check_number("min_diff", low, "a number, finite or -inf", lambda x: x < math.inf)
+        high = check_number("max_diff", high, "a number, finite or inf", lambda x: x > -math.inf)
+        if error is not None:
+            _check_pair(low, high, ratio, ratio * self.min_size_to_sample)
+        _check_progress(low, high, ratio)
 
     @property
     def band(self) -> tuple[float, float]:
         """Least and largest balance; infinite where there is no ratio, or no limit on that side."""
-        low, high = self.exact_band
-        return float(low), float(high)
-
-    @property
-    def exact_ratio(self) -> Fraction | None:
-        """The ratio as it was written; None if there is none."""
-        found = exact(self.samples_per_insert)
-        return found if isinstance(found, Fraction) else None
-
-    @property
-    def exact_band(self) -> tuple[Exact, Exact]:
-        """Least and largest balance as they were written."""
-        ratio, error = self.exact_ratio, self.error_buffer
+        ratio, error = self.samples_per_insert, self.error_buffer
         if ratio is None:
             return -math.inf, math.inf
         if error is None or isinstance(error, tuple):
-            (_, low), (_, high) = self._edges()
-            return low, high
-        middle, off = ratio * int(self.min_size_to_sample), exact(error) or 0
-        return middle - off, middle + off
+            low, high = (self.min_diff, self.max_diff) if error is None else error
+            return float(low or 0.0), float(high or 0.0)
+        middle = float(ratio) * self.min_size_to_sample
+        return middle - float(error), middle + float(error)
 
     def rules(self) -> dict[str, Any]:
         """Return what the counts depend on, in one spelling for one limiter, as checkpoints hold it."""
-        ratio, (low, high) = self.exact_ratio, self.exact_band
-        found = {"samples_per_insert": _plain(ratio), "min_size_to_sample": int(self.min_size_to_sample)}
-        if ratio is None:
-            return {**found, "error_buffer": None}
-        middle = ratio * int(self.min_size_to_sample)
-        if isinstance(low, Fraction) and high - middle == middle - low:
-            return {**found, "error_buffer": _plain(high - middle)}
-        return {**found, "error_buffer": None, "min_diff": _plain(low), "max_diff": _plain(high)}
+        ratio, (low, high) = self.samples_per_insert, self.band
+        return {
+            "samples_per_insert": None if ratio is None else float(ratio),
+            "min_size_to_sample": int(self.min_size_to_sample),
+            "min_diff": round(low, _DIGITS),
+            "max_diff": round(high, _DIGITS),
+        }
 
 
-# -- numbers as they were written -------------------------------------------------------------------------------------
+def _is_positive(value: float) -> bool:
+    return 0 < value < math.inf
 
 
-def exact(value: Any) -> Exact | None:
-    """Return a number as it was written: 0.3 as three tenths; infinite ones as floats; None for what is no number."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (Real, Decimal)):
-        return None
-    if isinstance(value, Fraction):
-        return value
-    if value.is_nan() if isinstance(value, Decimal) else value != value:  # noqa: PLR0124 (a NaN, of whatever type)
-        return None
-    return float(value) if value in {math.inf, -math.inf} else Fraction(str(value))
-
-
-def say(value: Exact) -> str:
-    """Return a number as text for messages."""
-    if isinstance(value, float) or (value.denominator == 1 and abs(value.numerator) >= _LONG):
-        return f"{float(value):g}"
-    if value.denominator == 1:
-        return str(value.numerator)
-    text = f"{float(value):.12g}"
-    return text if Fraction(text) == value else str(value)
-
-
-def _plain(value: Exact | None) -> float | str | None:
-    """Return a number as JSON holds it: of equal numbers the same; text where no float is written like it."""
-    if value is None:
-        return None
-    if isinstance(value, float):
-        return str(value)
-    try:
-        near = float(value)
-    except OverflowError:
-        return str(value)
-    return near if Fraction(str(near)) == value else str(value)
-
-
-def _checked(name: str, value: Any) -> Fraction:
-    found = exact(value)
-    if not isinstance(found, Fraction) or found <= 0:
-        msg = f"{name} must be a finite number above 0, got {value!r}"
-        raise OptionError(msg)
-    return found
-
-
-def _check_error(error: Fraction, ratio: Fraction) -> None:
-    least: Fraction = max(Fraction(1), ratio)
-    if error < least:
-        msg = (
-            f"error_buffer must be at least max(1, samples_per_insert) = {say(least)}, or no row "
-            f"could be written or drawn, got {say(error)}"
-        )
-        raise OptionError(msg)
-
-
-def _check_pair(low: Exact, high: Exact, ratio: Fraction, middle: Fraction) -> None:
+def _check_pair(low: float, high: float, ratio: float, middle: float) -> None:
     """Check the pair of Reverb's `SampleToInsertRatio`, as it does."""
-    least: Fraction = 2 * max(Fraction(1), ratio)
+    least = 2 * max(1.0, ratio)
     if high - low < least:
         msg = (
-            f"error_buffer=({say(low)}, {say(high)}) must be at least 2 * max(1, samples_per_insert) = {say(least)} "
-            "wide: a narrower band can stop both sides; min_diff and max_diff take any band in which single rows move"
+            f"error_buffer=({low:g}, {high:g}) must be at least 2 * max(1, samples_per_insert) = {least:g} wide: a "
+            "narrower band can stop both sides; min_diff and max_diff take any band in which single rows move"
         )
         raise OptionError(msg)
     if low > middle:
         msg = (
-            f"error_buffer=({say(low)}, {say(high)}) is above samples_per_insert * min_size_to_sample = {say(middle)}: "
-            "readers would wait at min_size_to_sample rows; raise that, or give min_diff and max_diff"
+            f"error_buffer=({low:g}, {high:g}) is above samples_per_insert * min_size_to_sample = {middle:g}: readers "
+            "would wait at min_size_to_sample rows; raise that, or give min_diff and max_diff"
         )
         raise OptionError(msg)
 
 
-def _check_progress(low: Exact, high: Exact, ratio: Fraction) -> None:
+def _check_progress(low: float, high: float, ratio: float) -> None:
     """Check that at every balance a row can be written or drawn: else both sides wait for each other.
 
-    Both wait at balances above `high - ratio` and below `low + 1`; a balance is a multiple of `1 / denominator`.
+    Both wait at balances above `high - ratio` and below `low + 1`; a balance is a multiple of `1 / step`.
     """
-    if isinstance(low, float) or isinstance(high, float):
+    if not low < high:
+        msg = f"min_diff must be below max_diff, got {low:g} and {high:g}"
+        raise OptionError(msg)
+    if math.isinf(high - low):
         return
-    step = ratio.denominator
-    first = math.floor((high - ratio) * step) + 1
-    if Fraction(first, step) < low + 1:
+    step = Fraction(ratio).limit_denominator(10**_DIGITS).denominator
+    first = (math.floor(round((high - ratio) * step, _DIGITS)) + 1) / step
+    if round(first - low - 1, _DIGITS) < 0:
         msg = (
-            f"min_diff={say(low)} and max_diff={say(high)} are too close: at the balance {say(Fraction(first, step))} "
-            f"no row could be written or drawn; samples_per_insert + 1 = {say(ratio + 1)} between them always works"
+            f"min_diff={low:g} and max_diff={high:g} are too close: at the balance {first:g} no row could be written "
+            f"or drawn; samples_per_insert + 1 = {ratio + 1:g} between them always works"
         )
         raise OptionError(msg)
 
@@ -293,9 +195,8 @@ def check_timeout(timeout_s: Any) -> None:
     Raises:
         OptionError: if it is negative or no number.
     """
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not float(timeout_s) >= 0:
-        msg = f"timeout_s must be a number of seconds of at least 0 (math.inf waits without end), got {timeout_s!r}"
-        raise OptionError(msg)
+    words = "a number of seconds of at least 0 (math.inf waits without end)"
+    check_number("timeout_s", timeout_s, words, lambda seconds: seconds >= 0)
 
 
 def check_wait(timeout_s: Any, *, waits: bool) -> None:
@@ -312,27 +213,6 @@ def check_wait(timeout_s: Any, *, waits: bool) -> None:
         raise OptionError(msg)
 
 
-class _Step(NamedTuple):
-    """A limiter in whole numbers, so that verdicts are exact."""
-
-    each: int
-    """What a row written adds to the balance."""
-    one: int
-    """What a row drawn takes from it."""
-    low: float
-    """Least balance: an integer, or infinite."""
-    high: float
-
-
-def _steps(limiter: RateLimiter) -> _Step | None:
-    ratio, edges = limiter.exact_ratio, limiter.exact_band
-    if ratio is None:
-        return None
-    scale = math.lcm(ratio.denominator, *(edge.denominator for edge in edges if isinstance(edge, Fraction)))
-    low, high = (int(edge * scale) if isinstance(edge, Fraction) else edge for edge in edges)
-    return _Step(int(ratio * scale), scale, low, high)
-
-
 def check_min_batch(min_batch: Any, size: int, *, partial: bool, whole: str | None) -> None:
     """Check the smallest batch to take when the time is up; None is no such batch.
 
@@ -347,9 +227,8 @@ def check_min_batch(min_batch: Any, size: int, *, partial: bool, whole: str | No
     """
     if min_batch is None:
         return
-    if isinstance(min_batch, bool) or not isinstance(min_batch, Integral) or not 1 <= int(min_batch) <= size:
-        msg = f"min_batch must be an integer in [1, {size}], the rows of a batch, got {min_batch!r}"
-        raise OptionError(msg)
+    words = f"an integer in [1, {size}], the rows of a batch"
+    check_number("min_batch", min_batch, words, lambda rows: rows in range(1, size + 1))
     if whole is not None:
         msg = f"min_batch={min_batch} does not go with {whole}: leave one of them out"
         raise OptionError(msg)
@@ -365,8 +244,7 @@ def check_min_batch(min_batch: Any, size: int, *, partial: bool, whole: str | No
 class Flow:
     """Counts of rows written and drawn, and what a limiter permits with them. Not thread-safe: its owner holds a lock.
 
-    Pure: it knows neither time nor threads, so that it works inside any server. Verdicts are exact: the
-    numbers of the limiter are taken as they were written, and compared as integers. Cost of each: O(1).
+    Pure: it knows neither time nor threads, so that it works inside any server. Cost of each verdict: O(1).
 
     Args:
         limiter: the rules.
@@ -376,25 +254,22 @@ class Flow:
         self.limiter = limiter
         self.written = 0
         self.drawn = 0
-        self._step = _steps(limiter)
+        self._ratio = float(limiter.samples_per_insert or 0.0)
+        self._low, self._high = limiter.band
+
+    @property
+    def _balance(self) -> float:
+        return self._ratio * self.written - self.drawn
 
     def may_write(self, rows: int, stock: Stock) -> bool:
         """Whether a write of so many rows may go ahead now."""
         if stock.room is not None and rows > stock.room:
             return False
-        if self._step is None or stock.rows < self.limiter.min_size_to_sample:
-            return True
-        each, one, _, high = self._step
-        return (self.written + rows) * each - self.drawn * one <= high
+        return stock.rows < self.limiter.min_size_to_sample or rows <= self.write_room()
 
     def may_draw(self, rows: int, stock: Stock) -> bool:
         """Whether a batch of so many rows may be drawn now."""
-        if stock.rows < self.limiter.min_size_to_sample or (stock.draws is not None and rows > stock.draws):
-            return False
-        if self._step is None:
-            return True
-        each, one, low, _ = self._step
-        return self.written * each - (self.drawn + rows) * one >= low
+        return rows <= self.draw_room(stock)
 
     def most_draws(self, rows: int, stock: Stock) -> int:
         """Return the rows of the largest batch of at most `rows` rows that may be drawn now; 0 if none may."""
@@ -405,17 +280,11 @@ class Flow:
         if stock.rows < self.limiter.min_size_to_sample:
             return 0
         most = math.inf if stock.draws is None else stock.draws
-        if self._step is None or self._step.low == -math.inf:
-            return most
-        each, one, low, _ = self._step
-        return min(most, (self.written * each - int(low)) // one - self.drawn)
+        return min(most, round(self._balance - self._low, _DIGITS))
 
     def write_room(self) -> float:
         """Return how many rows the band allows to be written before others are drawn; `math.inf` for any number."""
-        if self._step is None or self._step.high == math.inf:
-            return math.inf
-        each, one, _, high = self._step
-        return (int(high) + self.drawn * one) // each - self.written
+        return round((self._high - self._balance) / self._ratio, _DIGITS) if self._ratio else math.inf
 
     def check_write(self, rows: int, capacity: int | None) -> None:
         """Check that a write can ever be made; `capacity` is that of a queue.
@@ -426,8 +295,7 @@ class Flow:
         if capacity is not None and rows > capacity:
             msg = f"a write of {rows} rows never fits into a queue of {capacity}: write at most {capacity} rows at once"
             raise OptionError(msg)
-        if self._step is not None and rows * self._step[0] > self._step[3] - self._step[2]:
-            self._refuse(f"a write of {rows} rows moves the balance by {self._ratio} each")
+        self._check_width("write", rows, self._ratio)
 
     def check_draw(self, rows: int, capacity: int | None) -> None:
         """Check that a batch can ever be drawn; `capacity` is the number of draws that a full buffer permits.
@@ -438,23 +306,15 @@ class Flow:
         if capacity is not None and rows > capacity:
             msg = f"a batch of {rows} rows never comes together: a full buffer is good for {capacity} draws"
             raise OptionError(msg)
-        if self._step is not None and rows * self._step[1] > self._step[3] - self._step[2]:
-            self._refuse(f"a batch of {rows} rows moves the balance by 1 each")
+        self._check_width("batch", rows, 1.0)
 
-    def _refuse(self, what: str) -> None:
-        low, high = map(say, self.limiter.exact_band)
-        wider = "raise error_buffer" if self._symmetric else "move min_diff and max_diff apart"
-        msg = f"{what}, more than the band [{low}, {high}] is wide: {wider}, or make it smaller"
-        raise OptionError(msg)
-
-    @property
-    def _symmetric(self) -> bool:
-        """Whether the band was given by one number."""
-        return isinstance(self.limiter.error_buffer, (Real, Decimal))
-
-    @property
-    def _ratio(self) -> str:
-        return say(self.limiter.exact_ratio or Fraction(0))
+    def _check_width(self, what: str, rows: int, each: float) -> None:
+        if round(rows * each - (self._high - self._low), _DIGITS) > 0:
+            msg = (
+                f"a {what} of {rows} rows moves the balance by {each:g} each, more than the band [{self._low:.12g}, "
+                f"{self._high:.12g}] is wide: widen error_buffer, or min_diff and max_diff, or make it smaller"
+            )
+            raise OptionError(msg)
 
     def wrote(self, rows: int) -> None:
         """Count rows written."""
@@ -472,10 +332,7 @@ class Flow:
         """Say what a write of so many rows waits for."""
         if stock.room is not None and rows > stock.room:
             return f"there is room for {stock.room} of {rows} rows until queued ones have been delivered"
-        if self._step is None:
-            return "nothing holds it up"
-        each, one, _, high = self._step
-        more = -((high - (self.written + rows) * each + self.drawn * one) // one)
+        more = math.ceil(round(self._balance + self._ratio * rows - self._high, _DIGITS)) if self._ratio else 0
         return f"{more} more row(s) must be drawn before {rows} can be written"
 
     def why_no_draw(self, rows: int, stock: Stock) -> str:
@@ -485,38 +342,25 @@ class Flow:
             return f"{stock.rows} row(s) can be drawn, min_size_to_sample is {least}"
         if stock.draws is not None and rows > stock.draws:
             return f"{rows} rows were asked for, and the rows present can be drawn {stock.draws} more time(s) in all"
-        if self._step is None:
-            return "nothing holds it up"
-        each, one, low, _ = self._step
-        more = -((self.written * each - (self.drawn + rows) * one - low) // each)
+        more = math.ceil(round((rows + self._low - self._balance) / self._ratio, _DIGITS)) if self._ratio else 0
         return f"{more} more row(s) must be written before {rows} can be drawn"
-
-    def counts(self) -> str:
-        """Say what was counted, and what is allowed."""
-        told = f"{self.written} row(s) written, {self.drawn} drawn"
-        ratio = self.limiter.exact_ratio
-        if ratio is None:
-            return told
-        low, high = map(say, self.limiter.exact_band)
-        error: Any = self.limiter.error_buffer
-        options = f"error_buffer={say(exact(error) or 0.0)}" if self._symmetric else f"min_diff={low}, max_diff={high}"
-        balance = ratio * self.written - self.drawn
-        return (
-            f"{told}; {self._ratio} x {self.written} - {self.drawn} = {say(balance)} must stay in [{low}, {high}] "
-            f"(samples_per_insert={self._ratio}, {options})"
-        )
 
     def told(self, what: str, stock: Stock, writers: Sequence[int], readers: Sequence[int]) -> str:
         """Say which call has timed out, what there is, and what to do; calls that wait now are named by their rows."""
-        ratio, least = self.limiter.exact_ratio, self.limiter.min_size_to_sample
-        advice = "raise timeout_s, or see what became of the other side"
-        if writers and readers and ratio is not None:
+        ratio, advice = self._ratio, "raise timeout_s, or see what became of the other side"
+        counts = f"{self.written} row(s) written, {self.drawn} drawn"
+        if ratio:
+            sums = f"{ratio:.12g} x {self.written} - {self.drawn} = {self._balance:.12g}"
+            counts += f"; {sums} must stay in [{self._low:.12g}, {self._high:.12g}]"
+        if writers and readers and ratio:
             wide = max(writers) * ratio + max(readers)
-            how = f"error_buffer {say(wide / 2)}" if self._symmetric else f"max_diff - min_diff {say(wide)}"
-            advice = f"both sides wait: if the band is too narrow for these calls, make {how} or more"
-        rows = f"{stock.rows} row(s) can be drawn (min_size_to_sample={least})"
+            advice = (
+                f"both sides wait: if the band is too narrow for these calls, make error_buffer {wide / 2:.12g} or "
+                f"more, or max_diff - min_diff {wide:.12g}"
+            )
+        rows = f"{stock.rows} row(s) can be drawn (min_size_to_sample={self.limiter.min_size_to_sample})"
         waiting = f"waiting now: {len(writers)} writer(s), {len(readers)} reader(s)"
-        return f"{what}; {self.counts()}; {rows}; {waiting}: {advice}"
+        return f"{what}; {counts}; {rows}; {waiting}: {advice}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, and the rules that they were counted under."""
@@ -641,10 +485,7 @@ class Gate(Observer):
     """
 
     def __init__(self, limiter: Any, max_size: int, waiters: Waiters) -> None:
-        if limiter is not None and not isinstance(limiter, RateLimiter):
-            msg = f"rate_limiter must be an ostinato.RateLimiter or None, got {type(limiter).__name__}"
-            raise KindError(msg)
-        rules = RateLimiter() if limiter is None else limiter
+        rules = check_type("rate_limiter", limiter, RateLimiter, "RateLimiter(2, 64)") or RateLimiter()
         if rules.min_size_to_sample > max_size:
             msg = (
                 f"min_size_to_sample={rules.min_size_to_sample} rows are never there: the storage has "

@@ -12,7 +12,8 @@ import torch
 from ostinato.buffers.checkpoint.load import Reading, load_buffer, load_engine_state
 from ostinato.buffers.checkpoint.save import Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state
-from ostinato.buffers.checks import (
+from ostinato.buffers.followers import EpisodeRows, begin_sampler, followers
+from ostinato.buffers.options import (
     check_order,
     check_pair,
     check_single,
@@ -20,7 +21,6 @@ from ostinato.buffers.checks import (
     checked_slots,
     require_tracking,
 )
-from ostinato.buffers.followers import EpisodeRows, begin_sampler, followers
 from ostinato.buffers.part_owners import check_free, record_owner
 from ostinato.buffers.policy_versions import begin_versions, no_versions
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows, read_slots

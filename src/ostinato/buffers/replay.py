@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
+import warnings
+from functools import partial, reduce
+from operator import getitem
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
@@ -10,27 +12,21 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ostinato.buffers.checkpoint.state import own_copy
-from ostinato.buffers.checks import require_rows
 from ostinato.buffers.conditional_updates import as_stored, parse_conditional
 from ostinato.buffers.direct import defined_together, direct_rows, find_direct
-from ostinato.buffers.lifecycle import Given, Lifecycle
+from ostinato.buffers.lifecycle import Lifecycle
 from ostinato.buffers.options import (
+    BufferOptions,
     check_drop_last,
     check_generator,
     check_pin,
     check_prefetch,
     check_same_device,
     check_service,
-    check_transforms,
-    descend,
-    is_one,
-    leaves_by_path,
     own,
     part,
     positive,
-    require_collections,
     swap_dims,
-    warn_of_batch,
     warn_of_sampler,
 )
 from ostinato.buffers.priority_updates import as_sampler, parse_update, rows_of_sample, steps_of
@@ -39,13 +35,15 @@ from ostinato.buffers.rate_limit import check_wait, replayable
 from ostinato.buffers.reader import Reader
 from ostinato.buffers.records import Source
 from ostinato.buffers.sampling import Sampling
-from ostinato.buffers.stats import describe, measure
+from ostinato.buffers.stats import BufferStats, measure
 from ostinato.buffers.views import ViewOptions, make_view
+from ostinato.core import kinds
+from ostinato.core.episodes.tracker import as_path
 from ostinato.core.index import is_field
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Placement, Run
 from ostinato.durable.progress import BYTES, Progress
-from ostinato.errors import UsageError
+from ostinato.errors import KindError, UsageError
 from ostinato.samplers import PrioritySampler, Sampler
 from ostinato.samplers.consuming import with_limit
 from ostinato.storages import Storage
@@ -61,7 +59,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.remover import RemoverName
-    from ostinato.buffers.stats import BufferStats
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.tracker import Episodes
     from ostinato.datasets import DatasetStorage
@@ -164,14 +161,34 @@ class ReplayBuffer(Sampling):
         transport_options: dict[str, Any] | None = None,
     ) -> None:
         check_service(service_backend, service_backend_options, transport, transport_options)
-        check_transforms(transform, transform_factory)
+        if transform_factory is not None and (transform is not None or not callable(transform_factory)):
+            msg = (
+                "transform and transform_factory are mutually exclusive, and the latter must be a callable without "
+                f"arguments that makes a transform, got {transform!r} and {transform_factory!r}: give one of them"
+            )
+            raise KindError(msg)
         size = None if batch_size is None else positive("batch_size", batch_size)
-        depth = check_prefetch(prefetch, size)
-        given = Given(
-            storage, sampler, writer, collate_fn, pin_memory, depth, transform, transform_factory, size, dim_extend,
-            generator, shared, sample_unit, episodes, rate_limiter, version_key, consume_after_n_samples,
-            checkpointer, remover,
-        )  # fmt: skip
+        given = BufferOptions(
+            storage=storage,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=check_prefetch(prefetch, size),
+            transform=transform,
+            transform_factory=transform_factory,
+            batch_size=size,
+            dim_extend=dim_extend,
+            generator=generator,
+            shared=shared,
+            sample_unit=sample_unit,
+            episodes=episodes,
+            rate_limiter=rate_limiter,
+            version_key=version_key,
+            consume_after_n_samples=consume_after_n_samples,
+            checkpointer=checkpointer,
+            remover=remover,
+        )
         super().__init__(given, delayed=transform_factory is not None if delayed_init is None else bool(delayed_init))
 
     _viewed: ReplayBuffer | None = None
@@ -372,13 +389,22 @@ class ReplayBuffer(Sampling):
         if data is None and given is not None:
             return None
         if type(data) is not dict:
-            warn_of_batch(data, self.storage.ndim)
+            self._warn_of_batch(data)
         placement = self._engine.store.write(data, 0, timeout_s=timeout_s)
         self._find_direct()
         if self.storage.ndim > 1:
             return self._positions(placement)
         slot = placement.start if isinstance(placement, Run) else int(placement.positions()[0])
         return None if slot < 0 else slot
+
+    def _warn_of_batch(self, data: Any) -> None:
+        if kinds.is_tensor_collection(data) and data.batch_dims >= self.storage.ndim:
+            warnings.warn(
+                f"Using `add()` with a TensorDict that has batch_size={list(data.batch_size)}, which is stored as one "
+                "row: use extend() to add its rows",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def extend(self, data: Any, *, update_priority: bool | None = None, timeout_s: float | None = None) -> Tensor:
         """Add rows, in order.
@@ -483,10 +509,11 @@ class ReplayBuffer(Sampling):
             >>> rb["done"].tolist()
             [False, False, False, True, False, True]
         """
-        from ostinato.buffers.load_dataset import LoadOptions, load_dataset
+        from ostinato.buffers.datasets import load_dataset
 
-        options = LoadOptions(episodes, rows, fields, batch_rows, overwrite, progress)
-        return load_dataset(self._whole, source, options)
+        return load_dataset(
+            self._whole, source, rows, batch_rows, progress, overwrite=overwrite, episodes=episodes, fields=fields
+        )
 
     def export(
         self,
@@ -499,7 +526,7 @@ class ReplayBuffer(Sampling):
         **options: Unpack[ExportOptions],
     ) -> ExportReport:
         """Write the episodes of this buffer in the format of another tool; see `ostinato.export`."""
-        from ostinato.buffers.export import export
+        from ostinato.buffers.datasets import export
 
         return export(self, path, format, fields=fields, overwrite=overwrite, progress=progress, **options)
 
@@ -530,8 +557,12 @@ class ReplayBuffer(Sampling):
             given, data = data, self._transform.inv(data)
             if data is None and given is not None:
                 return None
-        if self._engine.writer.collections_only:
-            require_collections(data, type(self._engine.writer).__name__)
+        if self._engine.writer.collections_only and not kinds.holds_collections(data):
+            msg = (
+                f"{type(self._engine.writer).__name__} expects data to be a tensor collection (TensorDict or "
+                f"tensorclass, or a list of these), got {type(data).__name__}"
+            )
+            raise UsageError(msg)
         return data
 
     def _positions(self, placement: Placement) -> Tensor:
@@ -669,14 +700,18 @@ class ReplayBuffer(Sampling):
         Raises:
             SlotError: if the index is out of range of the rows present.
         """
-        require_rows(len(self.storage))
+        self._require_rows()
         require_eager("reading rows")
         if is_field(index):
-            return descend(self[:], index) if self._transform else self.storage.read(index, swap=self._swapped)
+            if not self._transform:
+                return self.storage.read(index, swap=self._swapped)
+            return reduce(getitem, as_path(index), self[:])
         with self._engine.lock:
             data = self.storage.read(index, swap=self._swapped)
             collate = self._engine.source.collate
-        if collate is not None and not is_one(index):
+        first = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+        one_row = hasattr(first, "__index__") and not isinstance(first, bool) and getattr(first, "ndim", 0) == 0
+        if collate is not None and not one_row:
             data = collate(data)
         return self._transform.forward(own(data)) if self._transform else data
 
@@ -693,13 +728,18 @@ class ReplayBuffer(Sampling):
             SlotError: if the index is out of range of the rows present.
             SchemaError: if the data does not match the rows stored, or has a new key for some rows alone.
         """
-        require_rows(len(self.storage))
+        self._require_rows()
         if self._viewed is not None:
             self._viewed[index] = data
         elif is_field(index):
             self.set_(index, data)
         else:
             self._engine.store.edit_rows(index, self._accept(data), swap=self._swapped)
+
+    def _require_rows(self) -> None:
+        if not len(self.storage):
+            msg = "the buffer holds no rows: write some first"
+            raise UsageError(msg)
 
     @property
     def _swapped(self) -> bool:
@@ -717,9 +757,8 @@ class ReplayBuffer(Sampling):
             SlotError: if the index is out of range of the rows present.
             SchemaError: if the shape differs, or values do not fit the dtype; a value is not broadcast.
         """
-        require_rows(len(self.storage))
-        path = (key,) if isinstance(key, str) else tuple(key)
-        self._engine.store.edit_fields({path: value}, index, swap=self._swapped)
+        self._require_rows()
+        self._engine.store.edit_fields({as_path(key): value}, index, swap=self._swapped)
         return self
 
     def set_(self, key: str | tuple[str, ...], value: Any) -> ReplayBuffer:
@@ -740,10 +779,13 @@ class ReplayBuffer(Sampling):
             clone: no effect: values are copied in any case.
             keys_to_update: the fields to write, nested ones as a tuple, or groups of them; None writes all.
         """
-        require_rows(len(self.storage))
-        values = leaves_by_path(data)
+        self._require_rows()
+        if not (isinstance(data, dict) or kinds.is_tensordict(data)):
+            msg = f"update_() takes a dict or a TensorDict of stored fields, got {type(data).__name__}"
+            raise KindError(msg)
+        values = kinds.leaves_by_path(data)
         if keys_to_update is not None:
-            wanted = [(key,) if isinstance(key, str) else tuple(key) for key in keys_to_update]
+            wanted = [as_path(key) for key in keys_to_update]
             values = {path: value for path, value in values.items() if any(path[: len(key)] == key for key in wanted)}
         self._engine.store.edit_fields(values, slice(None), swap=self._swapped)
         return self
@@ -835,18 +877,17 @@ class ReplayBuffer(Sampling):
         Raises:
             UsageError: after `shutdown`.
         """
-        given = as_stored(self.storage, index, generation, patch, version, priority)
-        index, generation, patch, version, priority, wait = given
-        update = partial(
-            self.update_if_present,
-            index=index,
-            generation=generation,
-            patch=patch,
-            version_key=version_key,
-            version=version,
-            require_newer=require_newer,
-            priority=priority,
-        )
+        options = {
+            "index": index,
+            "generation": generation,
+            "patch": patch,
+            "version_key": version_key,
+            "version": version,
+            "require_newer": require_newer,
+            "priority": priority,
+        }
+        given, wait = as_stored(self.storage, options)
+        update = partial(self.update_if_present, **given)
         return self._pipeline.submit(partial(_update_after, wait, update))
 
     def mark_update(self, index: Any) -> None:
@@ -912,8 +953,8 @@ class ReplayBuffer(Sampling):
         """Return the trajectories in the buffer for which a predicate holds; see docs/sampling.md.
 
         The oldest comes first; with `ndim=2`, environments follow one another. The buffer is locked meanwhile. Fields
-        that the predicate does not use are read only of the trajectories returned, and episodes that the buffer tracks
-        by the same fields are not searched for. Rows are transformed, as those of a sample are.
+        that a `traj` expression does not use are read only of the trajectories returned, if there are no transforms.
+        Rows are transformed, as those of a sample are.
 
         Args:
             predicate: a `traj` expression, or a function of a `Trajectory`; None selects all.
@@ -944,7 +985,9 @@ class ReplayBuffer(Sampling):
         A buffer with `delayed_init` is not made by this call.
         """
         if self._given is not None:
-            return describe(self._given.storage)
+            storage = self._given["storage"]
+            capacity = storage.capacity if isinstance(storage, Storage) else 0
+            return BufferStats(capacity=capacity, initialized=False)
         return measure(self._engine, self._pipeline.prefetch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -1022,19 +1065,8 @@ class ReplayBuffer(Sampling):
         with Progress(progress, "load", unit=BYTES), engine.saves.lock, engine.lock:
             engine.load(path, self.load_state_dict, verify=verify, mmap=mmap)
 
-    def save(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
-        """Do `dumps`."""
-        self.dumps(path, incremental=incremental, progress=progress)
-
-    def dump(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
-        """Do `dumps`."""
-        self.dumps(path, incremental=incremental, progress=progress)
-
-    def load(
-        self, path: str | Path, *, verify: bool = True, mmap: bool = False, progress: ProgressOption = None
-    ) -> None:
-        """Do `loads`."""
-        self.loads(path, verify=verify, mmap=mmap, progress=progress)
+    save = dump = dumps
+    load = loads
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Let a hook convert the rows when `dumps` saves them; see the storage's `register_save_hook`."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 import torch
 
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
-from ostinato.buffers.options import positive, real
+from ostinato.buffers.options import positive
 from ostinato.buffers.replay import ReplayBuffer
+from ostinato.core.options import check_number
 from ostinato.errors import CheckpointError, KindError, OptionError
 from ostinato.samplers import Sampler
 
@@ -62,7 +63,7 @@ class ParameterScheduler(ABC):
             raise OptionError(msg)
         for name, bound in (("min_value", min_value), ("max_value", max_value)):
             if bound is not None:
-                real(name, bound)
+                check_number(name, bound, kind=KindError)
         if min_value is not None and max_value is not None and min_value > max_value:
             msg = f"min_value must be at most max_value, got {min_value} and {max_value}"
             raise OptionError(msg)
@@ -195,7 +196,7 @@ class LinearScheduler(ParameterScheduler):
     ) -> None:
         super().__init__(obj, param_name)
         self.num_steps = positive("num_steps", num_steps)
-        start, final = self.initial_val, real("final_value", final_value)
+        start, final = self.initial_val, check_number("final_value", final_value, kind=KindError)
         # of the dtype and on the device of the parameter
         self.final_val: Value = torch.full_like(start, final) if isinstance(start, torch.Tensor) else final_value
 
@@ -250,7 +251,7 @@ class StepScheduler(ParameterScheduler):
         if mode not in {"additive", "multiplicative"}:
             msg = f"Invalid mode: {mode}. Choose 'multiplicative' or 'additive'"
             raise OptionError(msg)
-        real("gamma", gamma)
+        check_number("gamma", gamma, kind=KindError)
         self.gamma, self.n_steps, self.mode = gamma, positive("n_steps", n_steps), mode
 
     def _step(self) -> Value:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ostinato.buffers.priority_updates import as_sampler
-from ostinato.storages import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,8 +127,3 @@ def measure(engine: Engine, prefetch: Prefetcher | None) -> BufferStats:
             prefetch_waits=0 if prefetch is None else prefetch.waits,
             prefetch_queue_size=0 if prefetch is None else prefetch.queued,
         )
-
-
-def describe(storage: Any) -> BufferStats:
-    """Return the counts of a buffer whose parts are not made yet: none, and the capacity of a storage that is given."""
-    return BufferStats(capacity=storage.capacity if isinstance(storage, Storage) else 0, initialized=False)

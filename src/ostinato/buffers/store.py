@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, cast, final
 import torch
 
 from ostinato.buffers.checkpoint.save import Saves
-from ostinato.buffers.checks import (
+from ostinato.buffers.continuity import warn_of_order
+from ostinato.buffers.drawn_ahead import DrawnAhead
+from ostinato.buffers.observer import Incoming, Observer, Observers
+from ostinato.buffers.options import (
     check_budget_parts,
     check_pair,
+    check_same_device,
     checked_picks,
     checked_run,
     raise_for_picks,
 )
-from ostinato.buffers.continuity import warn_of_order
-from ostinato.buffers.drawn_ahead import DrawnAhead
-from ostinato.buffers.observer import Incoming, Observer, Observers
-from ostinato.buffers.options import check_same_device
 from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
 from ostinato.buffers.policy_versions import check_versions
 from ostinato.buffers.priority_updates import (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ostinato.buffers.checks import check_view_parts
 from ostinato.buffers.options import (
     check_drop_last,
     check_episodes,
     check_generator,
     check_prefetch,
     check_same_device,
+    check_view_parts,
     part,
     positive,
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from ostinato._optional import require
-from ostinato.core.words import number_of
+from ostinato.core.options import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from ostinato.buffers import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
-from ostinato.buffers.options import leaves_by_path
 from ostinato.core import kinds
 from ostinato.core.casts import cast
 from ostinato.core.episodes.tracker import as_path
@@ -632,7 +631,7 @@ def _per_env(name: str, data: Any, envs: int) -> dict[Path, Tensor]:
     if isinstance(data, list):
         data = np.asarray(data)
     nested = isinstance(data, dict) or kinds.is_tensordict(data)
-    leaves: dict[Any, Any] = leaves_by_path(data) if nested else {(): data}
+    leaves: dict[Any, Any] = kinds.leaves_by_path(data) if nested else {(): data}
     out: dict[Path, Tensor] = {}
     for path, leaf in leaves.items():
         tensor = as_tensor(leaf, (name, *path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Group(ABC, Generic[T]):
+class Group(Generic[T]):
     """Members of one class, numbered from 0. `group[i]` is a member; a slice or list selects a smaller group."""
 
     def __init__(self, members: Sequence[T], base: type[T]) -> None:
@@ -32,9 +31,15 @@ class Group(ABC, Generic[T]):
         self.members: tuple[T, ...] = tuple(members)
         self._plural = f"{base.__name__.lower()}s"
 
-    @abstractmethod
+    def __repr__(self) -> str:
+        """List the members."""
+        return f"{type(self).__name__}({', '.join(map(repr, self.members))})"
+
     def subset(self, chosen: list[int]) -> Self:
         """Return a group of the members at these positions."""
+        make: Any = type(self)
+        some: Self = make(*(self.members[i] for i in chosen))
+        return some
 
     def __len__(self) -> int:
         """Number of members."""
@@ -155,3 +160,19 @@ def _numbers(index: Any, group: type) -> int | list[int]:
         return int(index.__index__())
     msg = f"{_TYPES}, or a list, of the numbers of members, got {index!r} of type {type(index)} instead."
     raise KindError(msg)
+
+
+def check_members(ids: torch.Tensor, count: int, error: type[Exception] = SlotError) -> torch.Tensor:
+    """Return the numbers of members, as int64.
+
+    Raises:
+        KindError: if they are not integers.
+        Exception: `error`, if one is out of range.
+    """
+    if ids.dtype is torch.bool or ids.is_floating_point() or ids.is_complex():
+        msg = f"ReplayBufferEnsemble member ids must be integers, got {ids.dtype}"
+        raise KindError(msg)
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+        msg = f"ReplayBufferEnsemble member ids must lie in [0, {count - 1}], got {int(ids.min())} to {int(ids.max())}"
+        raise error(msg)
+    return ids.to(torch.int64)

@@ -407,6 +407,15 @@ def find_field(data: Any, path: Sequence[Hashable]) -> Any:
     return data
 
 
+def leaves_by_path(data: Any) -> dict[tuple[Any, ...], Any]:
+    """Return the leaves of nested data with named fields by their paths."""
+    found: dict[tuple[Any, ...], Any] = {}
+    for key, value in data.items():
+        nested = is_mapping(value) and not is_non_tensor(value)
+        found |= {(key, *path): leaf for path, leaf in leaves_by_path(value).items()} if nested else {(key,): value}
+    return found
+
+
 def with_fields(data: Any, values: Mapping[tuple[str, ...], Tensor]) -> Any:
     """Set fields `[B, *shape]` of a new batch by their paths and return it; missing levels are created. In place."""
     for path, value in values.items():

@@ -8,9 +8,9 @@ import torch
 
 from ostinato.core.episodes.table import EpisodeTable
 from ostinato.core.episodes.tracker import Episodes, as_flags, as_ids
+from ostinato.core.options import number_of
 from ostinato.core.records import Run
 from ostinato.core.rows import Leaf, column_name
-from ostinato.core.words import number_of
 from ostinato.datasets.dataset import Contents
 from ostinato.durable import CheckpointReader
 from ostinato.durable.dtypes import DTYPES

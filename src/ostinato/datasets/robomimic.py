@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ostinato.core.words import number_of
+from ostinato.core.options import number_of
 from ostinato.datasets.columns import BlockColumn, MovedColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, describe, is_hdf5, read_part

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato import PrioritizedSampler
-from ostinato.core.words import number_of
+from ostinato.core.options import number_of
 from ostinato.demo.config import ENV_ID, SOLVED_RETURN
 from ostinato.viz.figures import Bars, Curves, FigureSpec, Level, Line, Mark, Points, Stack, thin
 

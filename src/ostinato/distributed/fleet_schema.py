@@ -15,7 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
 from ostinato._optional import require
-from ostinato.buffers.portion import has_fields, lay_out, lock_of, remove_schema, schema_of
+from ostinato.buffers.portion import has_fields, lay_out, lock_of, remove_schema
 from ostinato.distributed.deadlines import POLL_S
 from ostinato.distributed.ray_client import RETRY, Retry, ray, short_message
 from ostinato.errors import LostBufferError, NoAnswerError, SchemaError
@@ -263,7 +263,7 @@ class ShardSchema:
         self._first = threading.Lock()
         self.settled = not has_fields(buffer)
         """Whether the rows are known to have the schema of the fleet: nothing is asked then."""
-        self._loaded = schema_of(buffer) is not None
+        self._loaded = buffer.storage.schema is not None
         """Whether the storage has a schema of its own, even without rows: that of a checkpoint, or of its tensors."""
 
     def held(self) -> Schema | None:
@@ -272,7 +272,7 @@ class ShardSchema:
         Waits while first rows are compared, which may have to go again.
         """
         with lock_of(self._buffer):
-            return schema_of(self._buffer) if self.settled or self._has_schema else None
+            return self._buffer.storage.schema if self.settled or self._has_schema else None
 
     @property
     def _has_schema(self) -> bool:
@@ -288,7 +288,7 @@ class ShardSchema:
         try:
             return self._write(write) if self.settled else self._write_first(write)
         except SchemaError as error:
-            schema = schema_of(self._buffer)
+            schema = self._buffer.storage.schema
             if schema is None:
                 raise
             msg = f"{error}; the shards hold rows of the fields {show_schema(schema)}"
@@ -335,7 +335,7 @@ class ShardSchema:
 
     def _adopt(self, fixed: Schema | None) -> None:
         """Set an empty storage up with the schema of the fleet, or with none."""
-        mine = schema_of(self._buffer)
+        mine = self._buffer.storage.schema
         if mine == fixed:
             return
         if mine is not None:
@@ -343,7 +343,7 @@ class ShardSchema:
         if fixed is None:
             return
         lay_out(self._buffer, fixed)
-        mine = schema_of(self._buffer)
+        mine = self._buffer.storage.schema
         if mine is not None and not _alike(mine, fixed):
             _raise_other(mine, fixed, "the storage of this shard was made with")
 
@@ -363,7 +363,7 @@ class ShardSchema:
             LostBufferError: The actor of the fleet does not answer; the rows stay, and are compared again later.
         """
         with lock_of(self._buffer):
-            self._loaded = schema_of(self._buffer) is not None
+            self._loaded = self._buffer.storage.schema is not None
             if self.settled or not self._loaded:
                 return
             mine, fixed = self._compare()
@@ -398,7 +398,7 @@ class ShardSchema:
 
     def _compare(self) -> tuple[Schema | None, Schema | None]:
         """Compare the rows stored, and return their schema and that of the fleet. Under the lock of the buffer."""
-        mine = schema_of(self._buffer)
+        mine = self._buffer.storage.schema
         if mine is None:
             self.settled = not has_fields(self._buffer)
             return None, None

@@ -56,10 +56,6 @@ class StorageEnsemble(Group[Storage]):
             raise KindError(msg)
         self.transforms: list[Any] = [None] * len(storages) if transforms is None else list(transforms)
 
-    def __repr__(self) -> str:
-        """List the storages."""
-        return f"StorageEnsemble({', '.join(map(repr, self.members))})"
-
     def _read(self, chosen: int | list[int], rows: Any) -> Any:
         """Return the rows of one storage, or a list of the rows of each."""
         return self.members[chosen][rows] if isinstance(chosen, int) else [self.members[i][rows] for i in chosen]

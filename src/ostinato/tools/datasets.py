@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from ostinato.buffers import ReplayBuffer
+from ostinato.core.options import number_of
 from ostinato.core.records import Request
-from ostinato.core.words import number_of
 from ostinato.datasets import open_dataset
 from ostinato.datasets.open import format_of, known_formats
 from ostinato.durable.progress import Progress, bar_only

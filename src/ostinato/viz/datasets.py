@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 import torch
 
+from ostinato.core.options import number_of
 from ostinato.core.records import Request
-from ostinato.core.words import number_of
 from ostinato.errors import OstinatoError
 from ostinato.viz.sources import CACHE_SIZE, FieldRoles, OpenTrajectory, array_of, is_picture, name_of
 

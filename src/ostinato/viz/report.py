@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostinato.core.words import plural
+from ostinato.core.options import plural
 from ostinato.viz.figures import Bars, Curves, FigureSpec, Line, Shares, Stack, format_number, thin
 
 if TYPE_CHECKING:

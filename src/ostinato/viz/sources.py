@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from ostinato.buffers.checkpoint.state import FORMAT
+from ostinato.core.options import number_of
 from ostinato.core.ring import Ring
-from ostinato.core.words import number_of
 from ostinato.datasets.checkpoints import map_fields, saved_episodes
 from ostinato.durable import CheckpointReader
 from ostinato.durable.files import open_file

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from ostinato.core import kinds
-from ostinato.core.group import Group
-from ostinato.errors import KindError, SchemaError, SlotError
+from ostinato.core.group import Group, check_members
+from ostinato.errors import KindError, SchemaError
 from ostinato.writers.ring import Writer
 
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ class WriterEnsemble(Group[Writer]):
     def __init__(self, *writers: Writer) -> None:
         super().__init__(writers, Writer)
 
-    def __repr__(self) -> str:
-        """Show the writers."""
-        return f"WriterEnsemble({', '.join(map(repr, self.members))})"
-
     @property
     def tracks_generations(self) -> bool:
         """Whether samples of all members carry the generations of their rows."""
@@ -61,20 +57,14 @@ class WriterEnsemble(Group[Writer]):
             SchemaError: if there is not one member for each row.
             SlotError: if a number is no member.
         """
-        named = isinstance(index, dict) or kinds.is_tensordict(index)
-        if not named or any(index.get(key, None) is None for key in ("buffer_ids", "index")):
+        if not kinds.is_mapping(index) or any(index.get(key, None) is None for key in ("buffer_ids", "index")):
             msg = "generations of an ensemble require routed index metadata: a TensorDict of buffer_ids and index, got "
             raise KindError(msg + type(index).__name__)
         owners, slots = index["buffer_ids"], index["index"]
-        if owners.dtype == torch.bool or owners.is_floating_point():
-            msg = f"ReplayBufferEnsemble member ids must be integers, got {owners.dtype}"
-            raise KindError(msg)
+        owners = check_members(owners, len(self))
         if slots.shape[: owners.ndim] != owners.shape:
             msg = f"there must be one member id for each row: {list(owners.shape)} ids, {list(slots.shape)} rows"
             raise SchemaError(msg)
-        if owners.numel() and not 0 <= int(owners.min()) <= int(owners.max()) < len(self):
-            msg = f"member ids must lie in [0, {len(self) - 1}], got {int(owners.min())} to {int(owners.max())}"
-            raise SlotError(msg)
         found = torch.full(owners.shape, -1, dtype=torch.int64, device=owners.device)
         for i, writer in enumerate(self.members):
             at = owners == i
@@ -93,7 +83,3 @@ class WriterEnsemble(Group[Writer]):
             writer.check_state(mine)
         for writer, mine in zip(self.members, states, strict=True):
             writer.load_state_dict(mine)
-
-    def subset(self, chosen: list[int]) -> Self:
-        """Return an ensemble of some of the writers."""
-        return type(self)(*(self.members[i] for i in chosen))

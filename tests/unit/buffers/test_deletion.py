@@ -17,7 +17,7 @@ from ostinato import (
     SamplerWithoutReplacement,
     SliceSampler,
 )
-from ostinato.buffers.as_dataset import buffer_as_dataset
+from ostinato.buffers.datasets import buffer_as_dataset
 from ostinato.errors import (
     CheckpointError,
     KeyMissingError,

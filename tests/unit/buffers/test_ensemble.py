@@ -479,7 +479,7 @@ def test_refused_constructions() -> None:
     raises(
         (lambda: pair(generator=3), KindError, "generator"),
         (lambda: pair().set_rng(3), KindError, "generator"),  # type: ignore[arg-type]
-        (ReplayBufferEnsemble, OptionError, "storages= is missing"),
+        (ReplayBufferEnsemble, KindError, "storages must be a StorageEnsemble"),
         (lambda: ReplayBufferEnsemble(one, "b"), KindError, "ReplayBuffers, got str at 1"),  # type: ignore[arg-type]
         (lambda: ReplayBufferEnsemble(one, one), OptionError, "only once"),
         (lambda: ReplayBufferEnsemble(one, grid), OptionError, "ndim"),

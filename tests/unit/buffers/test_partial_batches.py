@@ -125,7 +125,7 @@ def test_what_min_batch_does_not_go_with() -> None:
         (lambda: limited.sample(4, min_batch=2, out=torch.zeros(4)), OptionError, "does not go with out"),
         (lambda: limited.sample(4, min_batch=5), OptionError, r"min_batch must be an integer in \[1, 4\]"),
         (lambda: queue.sample(100, min_batch=9), OptionError, "a batch of 9 rows never comes together"),
-        (lambda: plain.can_insert(0), OptionError, "rows must be at least 1"),
+        (lambda: plain.can_insert(0), OptionError, "rows must be a positive integer"),
     )
     assert ReplayBufferEnsemble(plain, batch_size=2).can_insert() is False
     ahead.close()

@@ -92,7 +92,7 @@ def test_errors_change_nothing() -> None:
         (lambda: empty.sample(1), EmptyBufferError, "empty storage: add rows first"),
         (lambda: empty.store(first), SchemaError, r"field 'id' has batch size \[4\], field 'amp_obs' has \[3\]"),
         (lambda: buffer.sample(0), OptionError, "n must be"),
-        (lambda: buffer.sample(1.5), KindError, r"n must be an integer, got 1\.5"),  # type: ignore[arg-type]
+        (lambda: buffer.sample(1.5), KindError, r"n must be a positive integer, got 1\.5"),  # type: ignore[arg-type]
         (lambda: ReplayBuffer(0, CPU), OptionError, "buffer_size"),
         (lambda: ReplayBuffer(10, "auto"), OptionError, "device must be"),
     ]

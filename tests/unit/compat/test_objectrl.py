@@ -219,7 +219,7 @@ def test_errors_change_nothing() -> None:
 
     calls: list[tuple[Any, type[Exception], str | None]] = [
         (lambda: ReplayBuffer(CPU, meta, 10), OptionError, "storing_device must be a CPU or CUDA device"),
-        (put("buffer_size", 0), OptionError, "buffer_size must be at least 1, got 0"),
+        (put("buffer_size", 0), OptionError, "buffer_size must be a positive integer, got 0"),
         (put("data_size", 7), OptionError, r"data_size must be in \[0, 6\], got 7: add rows, or load"),
         *((put("pointer", bad), OptionError, r"pointer must be in \[0, 6\]") for bad in (7, -1, 1.0, True)),
         (lambda: buffer.add_batch({"obs": torch.zeros(2, 3)}), KindError, "takes TensorDicts"),

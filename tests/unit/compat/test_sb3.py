@@ -378,7 +378,7 @@ def test_errors_change_nothing() -> None:
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         ((10, 1), {"n_steps": 3}, "n_steps=3 needs a discount"),
         ((10, 1), {"gamma": 1.5}, "gamma must be in"),
-        ((10, 1), {"n_steps": 0}, "n_steps must be at least 1"),
+        ((10, 1), {"n_steps": 0}, "n_steps must be a positive integer"),
         ((10.0, 1), {}, "buffer_size"),
         ((10, 0), {}, "n_envs"),
         ((10, 1), {"goal_selection_strategy": "future"}, "goal_selection_strategy"),

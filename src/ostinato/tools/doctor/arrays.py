@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ostinato._optional import require
-from ostinato.core.words import number_of
+from ostinato.core.options import number_of
 from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes, sampled_frames
 from ostinato.tools.doctor.report import READ_ERRORS, Place, first_line
 from ostinato.tools.doctor.rows import RowChecks

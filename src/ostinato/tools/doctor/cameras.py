@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ostinato.core.words import number_of
+from ostinato.core.options import number_of
 from ostinato.tools.doctor.report import CameraProfile, Place
 
 if TYPE_CHECKING:

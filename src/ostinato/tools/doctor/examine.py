@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ostinato._optional import require
-from ostinato.core.words import number_of
+from ostinato.core.options import number_of
 from ostinato.datasets import open_dataset
 from ostinato.datasets.checkpoints import recognizes_torchrl
 from ostinato.datasets.lerobot import lerobot_root

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ostinato._optional import require
-from ostinato.core.words import number_of
+from ostinato.core.options import number_of
 from ostinato.tools.doctor.arrays import check_size, is_picture, looks, pieces_of_episodes, usual_rows
 from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes
 from ostinato.tools.doctor.report import READ_ERRORS, Place, first_line

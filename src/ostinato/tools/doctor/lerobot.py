@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ostinato._optional import require
-from ostinato.core.words import number_of
+from ostinato.core.options import number_of
 from ostinato.tools.doctor.arrow import column_problem, leaf_type, to_array
 from ostinato.tools.doctor.lerobot_metadata import read_metadata, whole_number
 from ostinato.tools.doctor.numbers import Moments

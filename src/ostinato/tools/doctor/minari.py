@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ostinato._optional import require
-from ostinato.core.words import number_of
+from ostinato.core.options import number_of
 from ostinato.tools.doctor.arrays import check_size, gray, is_picture, usual_rows
 from ostinato.tools.doctor.arrow import column_problem, to_array
 from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes, sampled_frames

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ostinato.core.words import number_of
+from ostinato.core.options import number_of
 from ostinato.tools.datasets import rows_and_episodes
 from ostinato.tools.doctor.checks import CHECKS
 

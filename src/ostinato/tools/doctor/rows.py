@@ -10,7 +10,7 @@ import torch
 import xxhash
 
 from ostinato.core.episodes.continuity import Continuity, compare, find_mates
-from ostinato.core.words import number_of
+from ostinato.core.options import number_of
 from ostinato.tools.doctor.numbers import FieldNumbers
 from ostinato.tools.doctor.report import FieldProfile, Place
 

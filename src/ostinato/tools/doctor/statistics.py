@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ostinato.core.words import number_of
+from ostinato.core.options import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

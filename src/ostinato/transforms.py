@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -12,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from ostinato.core.kinds import is_non_tensor, is_tensor_collection
+from ostinato.core.episodes.tracker import as_path
+from ostinato.core.kinds import leaves_by_path, with_fields
+from ostinato.core.options import check_number
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError
 
 if TYPE_CHECKING:
@@ -23,43 +23,18 @@ __all__ = ["Cast", "Compose", "Exclude", "Rename", "RewardScale", "Select", "ToD
 Key: TypeAlias = "str | tuple[str, ...]"
 
 
-def _path(key: Key) -> tuple[str, ...]:
-    return (key,) if isinstance(key, str) else tuple(key)
-
-
-def _leaves(batch: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
-    """Return paths and values of the leaves of a nested batch."""
-    out = []
-    for key, value in batch.items():
-        nested = isinstance(value, dict) or (is_tensor_collection(value) and not is_non_tensor(value))
-        out += _leaves(value, (*path, key)) if nested else [((*path, key), value)]
-    return out
-
-
-def _nested(batch: Any, leaves: list[tuple[tuple[Any, ...], Any]]) -> Any:
-    """Return a new batch of the type of `batch` with these leaves."""
-    if not isinstance(batch, dict):
-        out = batch.empty()
-        for path, value in leaves:
-            out.set(path, value)
-        return out
-    rebuilt: dict[Any, Any] = {}
-    for path, value in leaves:
-        level = rebuilt
-        for key in path[:-1]:
-            level = level.setdefault(key, {})
-        level[path[-1]] = value
-    return rebuilt
-
-
-class _FieldTransform(ABC):
+class _FieldTransform:
     """Base of transforms of named fields, and of fields nested below a name."""
 
-    def __init__(self, *keys: Key) -> None:
+    _named, _others = True, True
+    """Whether fields that a key names stay, and whether others do."""
+
+    def __init__(self, *keys: Key, names: Mapping[Key, Key] | None = None) -> None:
         if not keys:
             msg = "give at least one key"
             raise OptionError(msg)
-        self.keys = tuple(_path(key) for key in keys)
+        self._names = {as_path(key): as_path(key if names is None else names[key]) for key in keys}
+        self.keys = tuple(self._names)
 
     def __call__(self, batch: Any) -> Any:
         """Transform a sampled batch."""
@@ -73,29 +48,37 @@ class _FieldTransform(ABC):
         """Return rows unchanged: there is no inverse."""
         return batch
 
-    @abstractmethod
-    def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
-        """Return the new path and value of a leaf, None to omit it; `key` is the one that names it, None for none."""
+    def _change(self, value: Any) -> Any:
+        """Return the value of a field that a key names."""
+        return value
 
-    def _apply(self, batch: Any, change: Callable[..., tuple[Any, Any] | None]) -> Any:
-        """Return a new batch in which each leaf is replaced by what `change` returns; see `_change`."""
+    def _apply(self, batch: Any, change: Callable[[Any], Any]) -> Any:
+        """Return a new batch with new names, and the values that `change` returns."""
         if not (isinstance(batch, dict) or (hasattr(batch, "empty") and hasattr(batch, "batch_size"))):
             msg = f"this transform takes a dict or a TensorDict, got {type(batch).__name__}: use a callable of your own"
             raise KindError(msg)
-        leaves = _leaves(batch)
-        keys = [next((key for key in self.keys if path[: len(key)] == key), None) for path, _ in leaves]
-        missing = set(self.keys) - set(keys)
+        leaves = leaves_by_path(batch)
+        keys = {path: next((key for key in self.keys if path[: len(key)] == key), None) for path in leaves}
+        missing = set(self.keys) - set(keys.values())
         if missing:
-            msg = f"the batch has no field {sorted(missing)}: its fields are {[path for path, _ in leaves]}"
+            msg = f"the batch has no field {sorted(missing)}: its fields are {list(leaves)}"
             raise KeyMissingError(msg)
-        changed = [change(key, *leaf) for key, leaf in zip(keys, leaves, strict=True)]
-        kept = [leaf for leaf in changed if leaf is not None]
-        paths = [path for path, _ in kept]
-        if len(set(paths)) < len(paths):
-            double = next(path for i, path in enumerate(paths) if path in paths[:i])
-            msg = f"two fields of the batch would become {double}: choose another name, or exclude one of them"
-            raise OptionError(msg)
-        return _nested(batch, kept)
+        made: Any = {} if isinstance(batch, dict) else batch.empty()
+        paths = set()
+        for path, key in keys.items():
+            if not (self._others if key is None else self._named):
+                continue
+            to = path if key is None else (*self._names[key], *path[len(key) :])
+            if to in paths:
+                msg = f"two fields of the batch would become {to}: choose another name, or exclude one of them"
+                raise OptionError(msg)
+            paths.add(to)
+            value = leaves[path] if key is None else change(leaves[path])
+            if isinstance(batch, dict):
+                with_fields(made, {to: value})
+            else:
+                made.set(to, value)
+        return made
 
 
 @final
@@ -109,22 +92,20 @@ class Select(_FieldTransform):
         KeyMissingError: if a batch has no such field.
     """
 
+    _others = False
+
     def __init__(self, *keys: Key) -> None:  # errors of Python then name this class
         super().__init__(*keys)
-
-    def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
-        return None if key is None else (path, value)
 
 
 @final
 class Exclude(_FieldTransform):
     """Remove the named fields from a batch; see `Select` for names."""
 
+    _named = False
+
     def __init__(self, *keys: Key) -> None:  # errors of Python then name this class
         super().__init__(*keys)
-
-    def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
-        return (path, value) if key is None else None
 
 
 @final
@@ -136,11 +117,7 @@ class Rename(_FieldTransform):
     """
 
     def __init__(self, names: Mapping[Key, Key]) -> None:
-        super().__init__(*names)
-        self._names = {_path(old): _path(new) for old, new in names.items()}
-
-    def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
-        return (path, value) if key is None else ((*self._names[key], *path[len(key) :]), value)
+        super().__init__(*names, names=names)
 
 
 @final
@@ -162,13 +139,12 @@ class RewardScale(_FieldTransform):
         super().__init__(key)
         given: dict[str, Any] = {"scale": scale, "loc": loc}
         for name, value in given.items():
-            if not isinstance(value, Tensor) and not (isinstance(value, Real) and math.isfinite(value)):
-                msg = f"{name} must be a finite number, got {value!r}"
-                raise OptionError(msg)
+            if not isinstance(value, Tensor):
+                check_number(name, value, "a finite number", math.isfinite)
         self.scale, self.loc = scale, loc
 
-    def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
-        return (path, value) if key is None else (path, value * self.scale + self.loc)
+    def _change(self, value: Any) -> Any:
+        return value * self.scale + self.loc
 
 
 @final
@@ -187,18 +163,16 @@ class Cast(_FieldTransform):
         super().__init__(*keys)
         self.dtype, self.stored = dtype, stored
 
-    def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
-        return (path, value) if key is None else (path, value.to(self.dtype))
+    def _change(self, value: Any) -> Any:
+        return value.to(self.dtype)
 
     def inv(self, batch: Any) -> Any:
         """Cast the fields to the stored dtype."""
         return batch if self.stored is None else self._apply(batch, self._store)
 
-    def _store(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
-        if key is None:
-            return path, value
+    def _store(self, value: Any) -> Any:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")
-        return path, tensor.to(self.stored)
+        return tensor.to(self.stored)
 
 
 @final
