@@ -15,7 +15,7 @@ from ostinato.buffers.stats import BufferStats, combine
 from ostinato.buffers.streams import end_streams
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
-from ostinato.core.group import choose
+from ostinato.core.index import choose
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import SamplerEnsemble
 from ostinato.storages import StorageEnsemble

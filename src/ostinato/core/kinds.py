@@ -194,18 +194,14 @@ def is_text(data: object, lead: int) -> bool:
         return True
     if isinstance(data, np.ndarray):
         return data.dtype.kind in "US" or (data.dtype.kind == "O" and _all_text(data.reshape(-1).tolist()))
-    if lead and type(data) in {list, tuple}:
-        if lead > 1 and isinstance(data, (list, tuple)):
-            return bool(data) and all(is_text(item, lead - 1) for item in data)
-        return isinstance(data, (list, tuple)) and _all_text(data)
-    return False
+    if not lead or (type(data) is not list and type(data) is not tuple):
+        return False
+    return _all_text(data) if lead == 1 else bool(data) and all(is_text(item, lead - 1) for item in data)
 
 
 def _all_text(values: Sequence[Any]) -> bool:
-    kinds = set(map(type, values))
-    return any(issubclass(kind, (str, bytes)) for kind in kinds) and all(
-        kind is type(None) or issubclass(kind, (str, bytes)) for kind in kinds
-    )
+    kinds = set(map(type, values)) - {type(None)}
+    return bool(kinds) and all(issubclass(kind, (str, bytes)) for kind in kinds)
 
 
 def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

@@ -245,9 +245,9 @@ class Schema:
         try:
             flat = self._check(values, batch, lead, exact=exact)
         except (NotImplementedError, RuntimeError):
-            # only tensors without plain memory (sparse, nested) cannot return their shape or strides
-            values = [as_tensor(v, x.path) for v, x in zip(values, self.leaves, strict=True)]
-            flat = self._check(values, batch, lead, exact=exact)
+            for leaf, value in zip(self.leaves, values, strict=True):
+                as_tensor(value, leaf.path)  # raises for tensors without plain memory: sparse and nested ones
+            raise
         if not found:
             return flat
         pairs = zip(self.objects, found, strict=True)
@@ -406,9 +406,9 @@ def describe(data: Any, lead: int, *, bare: bool = False) -> Schema:
     leaves: list[Leaf] = []
     shapes: list[tuple[int, ...]] = []
     tree = _describe_tree(data, (), lead, leaves, shapes)
-    if not leaves and not bare and isinstance(tree, tuple) and (tree[0].kind == "tensordict" or _holds_objects(tree)):
-        return Schema(tree, [NO_TENSORS])
     schema = Schema(tree, leaves)
+    if not leaves and not bare and isinstance(tree, tuple) and (schema.kind == "tensordict" or schema.objects):
+        return Schema(tree, [NO_TENSORS])
     if not leaves and not (bare and schema.objects):
         raise SchemaError(_no_fields(schema))
     for leaf, shape in zip(leaves, shapes, strict=True):
@@ -462,10 +462,6 @@ def _no_fields(schema: Schema) -> str:
     if not schema.objects:
         return "rows have no fields: give at least one tensor"
     return "rows are single Python objects: give them a name, as in {'text': rows}, or use ListStorage"
-
-
-def _holds_objects(tree: _Tree) -> bool:
-    return any(True for _ in _find_objects(tree, (), ()))
 
 
 def _find_objects(tree: _Tree, path: Path, shape: tuple[int, ...]) -> Iterator[ObjectLeaf]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, final
 import numpy as np
 import torch
 
-from ostinato.core.group import Group
+from ostinato.core.index import Group
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 from ostinato.samplers.base import Sampler, check_replacement
 from ostinato.samplers.ratio import MixingRatio, Ratio, RatioSteps, Rounding, Split, check_choice

@@ -25,7 +25,7 @@ from ostinato.errors import (
     UsageError,
 )
 from ostinato.storages.checkpoint import load_storage, save_storage
-from ostinato.storages.objects import owned, pack, unpack
+from ostinato.storages.columns import owned, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

@@ -13,15 +13,13 @@ from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.index import select
-from ostinato.core.records import Run
 from ostinato.core.rows import Schema, describe, map_leaves
 from ostinato.durable.codecs import ZlibCodec, find_codec, map_in_threads
 from ostinato.durable.dtypes import DTYPES, check_shape, dtype_name, raw_view, shape_nbytes
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 from ostinato.storages.base import Storage, check_capacity, check_device
 from ostinato.storages.checkpoint import readable, require_form
-from ostinato.storages.columns import join_blobs, split_blobs
-from ostinato.storages.objects import object_array, owned, pack, unpack
+from ostinato.storages.columns import counts_after, join_blobs, object_array, owned, pack, split_blobs, targets, unpack
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
@@ -144,20 +142,13 @@ class ListStorage(Storage):
 
     def write(self, placement: Placement, payload: list[Any]) -> None:
         """Write rows to the list."""
-        if isinstance(placement, Run):
-            slots = [(placement.start + i) % placement.capacity for i in range(placement.rows)]
-            rows = payload[placement.skip :]
-            self.cursor = (placement.start + placement.rows) % placement.capacity
-        else:
-            slots = placement.slots.tolist()
-            rows = [payload[i] for i in placement.rows.tolist()]
-            end = max(len(self._items), *(slot + 1 for slot in slots), 0) % self.capacity
-            self.cursor = end if placement.cursor is None else placement.cursor
+        _, self.cursor = counts_after(placement, len(self._items), self.cursor, self.capacity)
+        slots, rows = (part.tolist() for part in targets(placement))
         for slot, row in sorted(zip(slots, rows, strict=True), key=itemgetter(0)):  # a list grows at its end
             if slot == len(self._items):
-                self._items.append(row)
+                self._items.append(payload[row])
             elif slot < len(self._items):
-                self._items[slot] = row
+                self._items[slot] = payload[row]
             else:
                 msg = f"slot {slot} is beyond the next free one, {len(self._items)}: a list grows row by row"
                 raise SlotError(msg)

@@ -19,9 +19,18 @@ from ostinato.errors import CapacityError, CheckpointError, KindError, OptionErr
 from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim
 from ostinato.storages.checkpoint import require_form
 from ostinato.storages.coded import find_coded
-from ostinato.storages.columns import Columns, Fields, check_column
+from ostinato.storages.columns import (
+    Columns,
+    Fields,
+    ObjectColumn,
+    check_column,
+    check_objects,
+    counts_after,
+    object_array,
+    own_values,
+    pack,
+)
 from ostinato.storages.memory import show_bytes
-from ostinato.storages.objects import ObjectColumn, check_objects, object_array, own_values, pack
 from ostinato.storages.single_copy import find_nexts
 from ostinato.storages.table import Table, read_windows
 
@@ -347,16 +356,9 @@ class TensorStorage(Storage):
             raise OptionError(msg)
         if self._flushed:
             self._end_flush()
-        at = self._at
-        rows, cursor = at.rows, at.cursor
-        if not isinstance(placement, Picks):
-            end = placement.start + placement.rows
-            rows, cursor = max(rows, min(end, table.capacity)), end % table.capacity
-        elif placement.slots.shape[0]:
-            rows = max(rows, int(placement.slots.max()) + 1)
-            cursor = rows % table.capacity if placement.cursor is None else placement.cursor
+        rows, cursor = counts_after(placement, self._at.rows, self._at.cursor, table.capacity)
         table.write(placement, payload)
-        at.rows, at.cursor = rows, cursor
+        self._at.rows, self._at.cursor = rows, cursor
 
     def _end_flush(self) -> None:
         """Record that the rows are about to change; see `LazyMemmapStorage.flush`."""

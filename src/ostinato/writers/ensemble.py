@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 import torch
 
 from ostinato.core import kinds
-from ostinato.core.group import Group
+from ostinato.core.index import Group
 from ostinato.errors import KindError, SchemaError, SlotError
 from ostinato.writers.ring import Writer
 
