@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from operator import itemgetter
@@ -222,22 +223,6 @@ class Schema:
             SchemaError: naming the first field that differs, what was expected and what was given.
             KindError: if a leaf is not a tensor, array or number.
         """
-        seen = self._seen
-        if self._get is not None and batch is None and lead == seen.lead and type(data) is dict:
-            addresses = None
-            try:
-                values = list(self._get(data))
-                same = type(values[0]) is Tensor and values[0].shape == seen.shape and len(data) == len(values)
-                if same and backend.native is not None and not self._complex:
-                    addresses = backend.native.check_leaves(values, self._dtypes, seen.shapes, Tensor)
-            except (KeyError, NotImplementedError, RuntimeError):
-                pass  # the checks below name the field
-            if addresses is not None:
-                return Flat(values, seen.batch, addresses)
-        return self._flatten(data, batch, lead, exact=exact)
-
-    def _flatten(self, data: Any, batch: tuple[int, ...] | None, lead: int, *, exact: bool) -> Flat:
-        """Flatten rows that are not a dict of the same size as the last one."""
         values = self._values(data, lead)
         found: list[Any] = []
         if self.objects:
@@ -310,8 +295,9 @@ class Schema:
             if type(data) is not dict:
                 kinds.require_batch(data, lead)
                 fields = kinds.fields_of(data)
-            if fields.keys() == set(tree[0].keys):
-                return list(self._get(fields))
+            if len(fields) == len(tree[0].keys):
+                with contextlib.suppress(KeyError):  # the checks below name the field
+                    return list(self._get(fields))
         out: list[Any] = []
         objects: list[Any] = []
         _collect(tree, data, (), lead, (out, objects))

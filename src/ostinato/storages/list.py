@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.index import select
+from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rows import Schema, describe, map_leaves
 from ostinato.durable.codecs import ZlibCodec, find_codec, map_in_threads
 from ostinato.durable.dtypes import DTYPES, check_shape, dtype_name, raw_view, shape_nbytes
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from ostinato.durable.codecs import AnyCodec
 
 __all__ = ["CompressedListStorage", "LazyStackStorage", "ListStorage"]
-
-_LAYOUTS = ("lazy", "nested", "padded")
 
 
 class ListStorage(Storage):
@@ -333,17 +332,11 @@ class LazyStackStorage(ListStorage):
     ) -> None:
         kinds.require_tensordict("LazyStackStorage", "use RaggedTensorStorage, which also stores dicts")
         super().__init__(max_size, device=device, allow_pickle=allow_pickle, compilable=compilable)
-        if layout not in _LAYOUTS:
-            msg = f"layout must be one of {_LAYOUTS}, got {layout!r}"
-            raise OptionError(msg)
         if layout != "lazy" and stack_dim not in {0, -1}:
             msg = f"layout={layout!r} makes batches along dimension 0, got stack_dim={stack_dim}: use layout='lazy'"
             raise OptionError(msg)
-        if isinstance(stack_dim, bool) or not isinstance(stack_dim, int):
-            msg = f"stack_dim must be an integer, got {stack_dim!r}"
-            raise OptionError(msg)
-        self.stack_dim = stack_dim
-        self.layout = layout
+        self.stack_dim = check_integer("stack_dim", stack_dim, kind=OptionError)
+        self.layout = check_choice("layout", layout, ("lazy", "nested", "padded"))
 
     def __repr__(self) -> str:
         """Class, number of rows and layout."""

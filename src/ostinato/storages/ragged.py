@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.kinds import show_field, show_path
+from ostinato.core.options import check_choice
 from ostinato.core.rows import Flat, as_bits
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 from ostinato.storages.columns import Column, check_ends, take_parts, targets
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RaggedTensorStorage"]
 
-_LAYOUTS = ("lazy", "nested", "padded")
+LAYOUTS = ("lazy", "nested", "padded")
 Layout = Literal["lazy", "nested", "padded"]
 _NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 _Values: TypeAlias = tuple[Tensor, Tensor]
@@ -281,9 +282,6 @@ class RaggedTensorStorage(LazyTensorStorage):
         compilable: bool = False,
     ) -> None:
         super().__init__(max_size, device=device, packed=packed, allow_pickle=allow_pickle, compilable=compilable)
-        if layout not in _LAYOUTS:
-            msg = f"layout must be one of {_LAYOUTS}, got {layout!r}"
-            raise OptionError(msg)
         keys = [ragged] if isinstance(ragged, str) else list(ragged)
         self.ragged: list[Path] = [key if isinstance(key, tuple) else (key,) for key in keys]
         """Paths of the fields whose length differs."""
@@ -292,7 +290,7 @@ class RaggedTensorStorage(LazyTensorStorage):
                 f"ragged names fields by keys or tuples of keys, such as ['tokens', ('next', 'tokens')], got {ragged!r}"
             )
             raise OptionError(msg)
-        self.layout: Layout = layout
+        self.layout: Layout = check_choice("layout", layout, LAYOUTS)
 
     def __repr__(self) -> str:
         """As of `LazyTensorStorage`, with the ragged fields."""

@@ -262,32 +262,36 @@ class TensorStorage(Storage):
 
         A list at the root is a stack of rows, a tuple a single pytree. Without rows, only the schema is checked.
         """
-        single, lead = lead == 0, lead + self.ndim - 1
-        stacked = bool(lead) and type(data) is list
-        if stacked and not data:
+        single, lead, table = lead == 0, lead + self.ndim - 1, self._table
+        if lead and type(data) is list and not data:
             return _NO_ROWS, 0
-        data, aside = self._set_aside(data, lead)
-        if stacked:
-            data = self._stacked(data)
-        table = self._table
-        schema = describe(data, lead) if table is None else table.schema
-        late: dict[Path, Any] = {}
-        if table is not None and table.late.fields:
-            data, late = table.late.split(data, schema.paths)
-            table.late.require_known(late)
-        flat = schema.flatten(data, None, lead)
+        schema, flat, aside = self._flattened(data, None, lead, edit=False)
         rows = math.prod(flat.batch)
-        if late and table is not None:
-            late = table.late.rows(late, flat.batch)
         if self.ndim > 1:
             self._check_envs(flat.batch, single=single)
         if rows == 0:
             return _NO_ROWS, 0
         if flat.addresses is not None and 0 in flat.addresses:
             _require_memory(schema, flat, self.device)
-        if table is not None and not table.kinds:
-            return flat._replace(late=late) if late else flat, rows
-        return self._prepared(schema, flat._replace(late=late), aside), rows
+        return flat if table is not None and not table.kinds else self._prepared(schema, flat, aside), rows
+
+    def _flattened(
+        self, data: Any, batch: tuple[int, ...] | None, lead: int, *, edit: bool
+    ) -> tuple[Schema, Flat, Any]:
+        """Return the schema of rows, the rows, and what `_set_aside` took out of them; an edit may bring new fields."""
+        data, aside = self._set_aside(data, lead)
+        if lead and type(data) is list:
+            data = self._stacked(data)
+        table, late = self._table, None
+        schema = describe(data, lead) if table is None else table.schema
+        if table is not None and (edit or table.late.fields):
+            data, late = table.late.split(data, schema.paths)
+            if not edit:
+                table.late.require_known(late)
+        flat = schema.flatten(data, batch, lead)
+        if late and table is not None:
+            flat = flat._replace(late=table.late.rows(late, flat.batch))
+        return schema, flat, aside
 
     def _prepared(self, schema: Schema, flat: Flat, aside: Any) -> Flat:
         """Return rows that are ready to be written; the first ones lay the memory out."""
@@ -556,20 +560,15 @@ class TensorStorage(Storage):
             SchemaError: if they do not match the stored rows, or a field has another number of rows.
         """
         table, count = self._require(), slots.shape[0]
-        stacked = bool(batch) and type(data) is list
-        if stacked and not data:
+        if batch and type(data) is list and not data:
             if count:
                 msg = f"{count} rows are chosen, an empty list was given: give one for each"
                 raise SchemaError(msg)
             return lambda: None
-        data, aside = self._set_aside(data, len(batch))
-        if stacked:
-            data = self._stacked(data)
-        data, late = table.late.split(data, table.schema.paths)
-        flat = table.schema.flatten(data, batch, len(batch))
-        leaves = [x.reshape((count, *leaf.shape)) for x, leaf in zip(flat.leaves, table.schema.leaves, strict=True)]
+        schema, flat, aside = self._flattened(data, batch, len(batch), edit=True)
+        leaves = [x.reshape((count, *leaf.shape)) for x, leaf in zip(flat.leaves, schema.leaves, strict=True)]
         flat = self._put_back(flat._replace(leaves=leaves, batch=(count,)), aside, count)
-        payload = flat._replace(late=table.late.rows(late, batch), prepared=table.prepare(flat, count, None))
+        payload = flat._replace(prepared=table.prepare(flat, count, None))
         placement = Picks(slots, torch.arange(count, device=slots.device), slots)
 
         def change() -> None:
@@ -724,8 +723,6 @@ class TensorStorage(Storage):
             return
         seam, mapped, laid_out = self.seam(state), bool(state.get("mapped")), self.laid_out
         schema, state, sources = self.open_state(state)
-        if seam and mapped:
-            raise_mapped_ring(state, seam, self.capacity)
         rows, num_envs = int(state["rows"]), max(1, int(state["lanes"]))
         if mapped or self._table is None:
             batch = (rows // num_envs, num_envs) if self.ndim > 1 else (rows,)
