@@ -798,8 +798,11 @@ class ObjectColumn(Column):
 
     def write(self, placement: Placement, prepared: np.ndarray[Any, Any]) -> None:
         """Write rows."""
-        slots, rows = targets(placement)
-        self._values[slots.cpu().numpy()] = prepared[rows.cpu().numpy()]
+        if isinstance(placement, Run):
+            for slot, row, count in placement.parts():
+                self._values[slot : slot + count] = prepared[row : row + count]
+        else:
+            self._values[placement.slots.cpu().numpy()] = prepared[placement.rows.cpu().numpy()]
 
     def gather(self, position: int, slots: Tensor, *, pin: bool = False) -> np.ndarray[Any, Any]:  # noqa: ARG002
         """Return the objects at slots."""

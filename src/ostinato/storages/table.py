@@ -468,10 +468,7 @@ def _column(raw: Tensor, leaf: Leaf, capacity: int, stride: int, offset: int) ->
 
 def _copy_run(column: Tensor, source: Tensor, run: Run, num_envs: int, row_dims: int) -> None:
     lead = source.ndim - row_dims
-    first = min(run.rows, run.capacity - run.start)
-    for slot, row, count in ((run.start, run.skip, first), (0, run.skip + first, run.rows - first)):
-        if count == 0:
-            continue
+    for slot, row, count in run.parts():
         target = column[slot : slot + count]
         if lead > 1:
             target = target.view(count // num_envs, num_envs, *target.shape[1:])
