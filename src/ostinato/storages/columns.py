@@ -248,7 +248,7 @@ class Fields:
     def column(self, position: int, rows: int) -> Any:
         """Return one field of the first `rows` rows: a view of a leaf if all leaves are dense, else a copy."""
         if self.views and position in self._places:
-            return self.dense.column(position, rows)
+            return self.dense.columns[position][:rows]
         return self.fetch([Request(position, torch.arange(rows, device=self.device))])[0]
 
     # -- writing -------------------------------------------------------------------------------------------------------

@@ -258,10 +258,7 @@ class LazyTensorStorage(TensorStorage):
 
     def keep(self, slots: Tensor) -> None:
         """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        if self._budget is None or self._table is None:
-            super().keep(slots)
-            return
-        self._table.keep(slots)
+        self._require().keep(slots)
         self._at.rows, self._at.cursor = slots.shape[0], slots.shape[0] % self.capacity
 
     def _codecs(self) -> list[AnyCodec]:

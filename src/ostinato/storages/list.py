@@ -412,33 +412,20 @@ class LazyStackStorage(ListStorage):
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A compressed tensor or array."""
+    """A compressed leaf of a row: a tensor, an array, a TensorDict or a tensorclass."""
 
-    blob: Any
-    """Bytes, or what `compression_fn` returned."""
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+    parts: list[tuple[Any, torch.dtype, tuple[int, ...]]]
+    """Compressed bytes, dtype and shape of each tensor."""
     array: bool = False
-    """Whether it was a NumPy array."""
+    schema: Schema | None = None
+    """Of a TensorDict or tensorclass."""
+    objects: Sequence[np.ndarray[Any, Any]] = ()
 
     @property
     def size(self) -> int:
-        """Compressed bytes."""
-        return len(self.blob) if isinstance(self.blob, bytes) else int(getattr(self.blob, "nbytes", 0))
-
-
-@dataclass(frozen=True, slots=True)
-class _PackedTree:
-    """A TensorDict or tensorclass with compressed leaves."""
-
-    schema: Schema
-    leaves: list[_Packed]
-    objects: Sequence[np.ndarray[Any, Any]]
-
-    @property
-    def size(self) -> int:
-        """Compressed bytes."""
-        return sum(leaf.size for leaf in self.leaves)
+        """Compressed bytes, as far as known."""
+        blobs = [blob for blob, _, _ in self.parts]
+        return sum(len(x) if isinstance(x, bytes) else int(getattr(x, "nbytes", 0)) for x in blobs)
 
 
 @final
@@ -519,7 +506,7 @@ class CompressedListStorage(ListStorage):
         """Compressed bytes; the size of objects that are not tensors or arrays is not known."""
         sizes: list[int] = []
         for item in self._items:
-            map_leaves(item, lambda leaf: sizes.append(leaf.size if _is_packed(leaf) else 0))
+            map_leaves(item, lambda leaf: sizes.append(leaf.size if isinstance(leaf, _Packed) else 0))
         return sum(sizes)
 
     def to_bytestream(self, data: Any) -> builtins.bytes:
@@ -572,9 +559,9 @@ class CompressedListStorage(ListStorage):
                 tensor = torch.from_numpy(np.ascontiguousarray(leaf).reshape(leaf.shape))
             except (TypeError, ValueError):
                 return leaf  # of objects, text or another byte order
-            return self._pack_tensor(tensor, array=True)
+            return _Packed([self._packed(tensor)], array=True)
         if isinstance(leaf, Tensor):
-            return self._pack_tensor(leaf)
+            return _Packed([self._packed(leaf)])
         if not kinds.is_tensor_collection(leaf):
             return leaf
         schema = describe(leaf, 0, bare=True)
@@ -582,25 +569,28 @@ class CompressedListStorage(ListStorage):
             schema = self._schema
         self._schema = schema
         flat = schema.flatten(leaf, (), 0)
-        return _PackedTree(schema, [self._pack_tensor(x) for x in flat.leaves], flat.objects)
+        return _Packed(list(map(self._packed, flat.leaves)), schema=schema, objects=flat.objects)
 
-    def _pack_tensor(self, tensor: Tensor, *, array: bool = False) -> _Packed:
+    def _packed(self, tensor: Tensor) -> tuple[Any, torch.dtype, tuple[int, ...]]:
         if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
             msg = f"only dense tensors with data can be compressed, got {tensor.layout} on {tensor.device}: convert it"
             raise KindError(msg)
         tensor = tensor.detach()
         blob = self.compression_fn(tensor) if self._own else self.codec.encode(raw_view(_as_host_tensor(tensor)))
-        return _Packed(blob, tensor.dtype, tuple(tensor.shape), array)
+        return blob, tensor.dtype, tuple(tensor.shape)
 
     def _unpack(self, leaf: Any) -> Any:
         """Return a leaf as it was given."""
-        if isinstance(leaf, _PackedTree):
-            return leaf.schema.build(list(map(self._unpack, leaf.leaves)), (), self.device, leaf.objects)
         if not isinstance(leaf, _Packed):
             return leaf
-        given = {"type": "tensor", "shape": torch.Size(leaf.shape), "dtype": leaf.dtype, "device": self.device}
-        tensor = (self.decompression_fn if self._own else self._decompress)(leaf.blob, given)
-        return tensor.numpy() if leaf.array else tensor.to(self.device)
+        decompress, found = self.decompression_fn if self._own else self._decompress, []
+        for blob, dtype, shape in leaf.parts:
+            given = {"type": "tensor", "shape": torch.Size(shape), "dtype": dtype, "device": self.device}
+            tensor = decompress(blob, given)
+            found.append(tensor if leaf.array else tensor.to(self.device))
+        if leaf.schema is not None:
+            return leaf.schema.build(found, (), self.device, leaf.objects)
+        return found[0].numpy() if leaf.array else found[0]
 
     def _compress(self, tensor: Tensor) -> Tensor:
         return join_blobs([self.codec.encode(raw_view(_as_host_tensor(tensor)))])[0]
@@ -639,14 +629,12 @@ class CompressedListStorage(ListStorage):
         notes: list[Any] = []
 
         def show(leaf: Any) -> Any:
-            if not _is_packed(leaf):
+            if not isinstance(leaf, _Packed):
                 notes.append(None)
                 return leaf
-            parts = leaf.leaves if isinstance(leaf, _PackedTree) else [leaf]
-            blobs.extend(part.blob for part in parts)
-            described = [[dtype_name(part.dtype), list(part.shape), part.array] for part in parts]
-            notes.append({"leaves": described})
-            if isinstance(leaf, _PackedTree):
+            blobs.extend(blob for blob, _, _ in leaf.parts)
+            notes.append({"leaves": [[dtype_name(dtype), list(shape), leaf.array] for _, dtype, shape in leaf.parts]})
+            if leaf.schema is not None:
                 columns = [values.reshape(-1).tolist() for values in leaf.objects]
                 objects = [[pack(value, allow_pickle=self.allow_pickle) for value in values] for values in columns]
                 notes[-1] |= {"schema": leaf.schema.to_json(), "objects": objects}
@@ -663,18 +651,18 @@ class CompressedListStorage(ListStorage):
             if note is None:
                 return leaf
             parts = []
-            for dtype, size, array in note["leaves"]:
+            for dtype, size, _ in note["leaves"]:
                 shape = check_shape(size)
                 if shape is None:
                     msg = f"the shape {size!r}"
                     raise ValueError(msg)
-                parts.append(_Packed(blobs.pop(), DTYPES[dtype], shape, bool(array)))
+                parts.append((blobs.pop(), DTYPES[dtype], shape))
             if "schema" not in note:
-                return parts[0]
+                return _Packed(parts, bool(note["leaves"][0][2]))
             schema = Schema.from_json(note["schema"])
             columns = zip(note["objects"], schema.objects, strict=True)
             objects = [object_array(x, leaf.shape, allow_pickle=self.allow_pickle) for x, leaf in columns]
-            return _PackedTree(schema, parts, objects)
+            return _Packed(parts, schema=schema, objects=objects)
 
         return map_leaves(unpack(saved["row"], allow_pickle=self.allow_pickle), read)
 
@@ -715,16 +703,10 @@ class CompressedListStorage(ListStorage):
         super().load_state_dict({**state, "items": items})
 
 
-def _is_packed(leaf: Any) -> bool:
-    return isinstance(leaf, (_Packed, _PackedTree))
-
-
 def _plain_bytes(leaf: Any) -> int:
     """Return the bytes of a leaf before compression, roughly."""
-    if isinstance(leaf, _PackedTree):
-        return leaf.schema.nbytes
     if isinstance(leaf, _Packed):
-        return shape_nbytes(leaf.shape, leaf.dtype)
+        return sum(shape_nbytes(shape, dtype) for _, dtype, shape in leaf.parts)
     if kinds.is_tensor_collection(leaf):
         return describe(leaf, 0, bare=True).nbytes
     return int(getattr(leaf, "nbytes", 0))
