@@ -265,7 +265,7 @@ class TensorStorage(Storage):
         single, lead, table = lead == 0, lead + self.ndim - 1, self._table
         if lead and type(data) is list and not data:
             return _NO_ROWS, 0
-        schema, flat, aside = self._flattened(data, None, lead, edit=False)
+        schema, flat = self._flattened(data, None, lead, edit=False)
         rows = math.prod(flat.batch)
         if self.ndim > 1:
             self._check_envs(flat.batch, single=single)
@@ -273,13 +273,10 @@ class TensorStorage(Storage):
             return _NO_ROWS, 0
         if flat.addresses is not None and 0 in flat.addresses:
             _require_memory(schema, flat, self.device)
-        return flat if table is not None and not table.kinds else self._prepared(schema, flat, aside), rows
+        return flat if table is not None and not table.kinds else self._prepared(schema, flat), rows
 
-    def _flattened(
-        self, data: Any, batch: tuple[int, ...] | None, lead: int, *, edit: bool
-    ) -> tuple[Schema, Flat, Any]:
-        """Return the schema of rows, the rows, and what `_set_aside` took out of them; an edit may bring new fields."""
-        data, aside = self._set_aside(data, lead)
+    def _flattened(self, data: Any, batch: tuple[int, ...] | None, lead: int, *, edit: bool) -> tuple[Schema, Flat]:
+        """Return the schema of rows, and the rows, checked; an edit may bring new fields."""
         if lead and type(data) is list:
             data = self._stacked(data)
         table, late = self._table, None
@@ -291,28 +288,20 @@ class TensorStorage(Storage):
         flat = schema.flatten(data, batch, lead)
         if late and table is not None:
             flat = flat._replace(late=table.late.rows(late, flat.batch))
-        return schema, flat, aside
+        return schema, flat
 
-    def _prepared(self, schema: Schema, flat: Flat, aside: Any) -> Flat:
+    def _prepared(self, schema: Schema, flat: Flat) -> Flat:
         """Return rows that are ready to be written; the first ones lay the memory out."""
-        fresh, rows = self._table is None, math.prod(flat.batch)
+        fresh = self._table is None
         if fresh:
             self._lay_out(schema, flat.batch, flat.leaves[0].device)
         try:
-            flat = self._put_back(flat, aside, rows)
-            return flat._replace(prepared=self._require().prepare(flat, rows, self._at.cursor))
+            prepared = self._require().prepare(flat, math.prod(flat.batch), self._at.cursor)
+            return flat._replace(prepared=prepared)
         except Exception:
             if fresh:
                 self.forget_form()
             raise
-
-    def _set_aside(self, data: Any, lead: int) -> tuple[Any, Any]:  # noqa: ARG002
-        """Take fields out of rows whose shape is not that of their leaves; see `_put_back`."""
-        return data, None
-
-    def _put_back(self, flat: Flat, aside: Any, rows: int) -> Flat:  # noqa: ARG002
-        """Return rows with the fields that `_set_aside` took out of them."""
-        return flat
 
     def _check_envs(self, batch: tuple[int, ...], *, single: bool) -> None:
         """Check the number of environments in rows with these leading dimensions, a single step if `single`."""
@@ -565,9 +554,10 @@ class TensorStorage(Storage):
                 msg = f"{count} rows are chosen, an empty list was given: give one for each"
                 raise SchemaError(msg)
             return lambda: None
-        schema, flat, aside = self._flattened(data, batch, len(batch), edit=True)
-        leaves = [x.reshape((count, *leaf.shape)) for x, leaf in zip(flat.leaves, schema.leaves, strict=True)]
-        flat = self._put_back(flat._replace(leaves=leaves, batch=(count,)), aside, count)
+        schema, flat = self._flattened(data, batch, len(batch), edit=True)
+        pairs = zip(flat.leaves, schema.leaves, strict=True)
+        leaves = [x if x.is_nested else x.reshape((count, *leaf.shape)) for x, leaf in pairs]
+        flat = flat._replace(leaves=leaves, batch=(count,))
         payload = flat._replace(prepared=table.prepare(flat, count, None))
         placement = Picks(slots, torch.arange(count, device=slots.device), slots)
 
