@@ -11,7 +11,7 @@ from ostinato.buffers.routed import RoutedBuffer, check_route
 from ostinato.buffers.stats import BufferStats, combine
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import as_path
-from ostinato.core.group import choose
+from ostinato.core.index import choose
 from ostinato.errors import KindError, OptionError, UsageError
 from ostinato.samplers import SamplerEnsemble
 from ostinato.storages import StorageEnsemble

@@ -19,7 +19,7 @@ from ostinato.core.kinds import is_tensor_collection, require_eager
 from ostinato.core.processes import Work, raise_first
 from ostinato.core.rows import map_leaves
 from ostinato.errors import EmptyBufferError, EpochEndError, UsageError
-from ostinato.storages.objects import owned
+from ostinato.storages.columns import owned
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,7 @@ from ostinato.buffers.priority_updates import (
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import as_path
-from ostinato.core.group import check_members
+from ostinato.core.index import check_members
 from ostinato.core.kinds import show_path
 from ostinato.core.options import check_integer
 from ostinato.core.rows import map_leaves

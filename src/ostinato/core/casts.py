@@ -88,10 +88,18 @@ def cast(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...], warned:
         return value
     found = rule(source, stored)
     if found == "never":
-        raise SchemaError(_excluded(value, stored, path))
+        msg = (
+            f"{_clash(value, stored, path)}, which is never cast: a storage keeps the dtypes of its first rows; "
+            "convert the values before writing"
+        )
+        raise SchemaError(msg)
     if found == "checked":
         if not value.is_cpu:
-            raise SchemaError(_unread(value, stored, path))
+            msg = (
+                f"{_clash(value, stored, path)} on {value.device}, where values are not checked: convert "
+                f"them before writing, with .to({stored})"
+            )
+            raise SchemaError(msg)
         _require(value, ~_kept_whole(value, stored), stored, path)
         return value.to(stored)
     out = value.to(stored)
@@ -210,20 +218,6 @@ def _require(value: Tensor, bad: np.ndarray[Any, Any], stored: torch.dtype, path
         "dtype that holds all of them"
     )
     raise SchemaError(msg)
-
-
-def _excluded(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...]) -> str:
-    return (
-        f"{_clash(value, stored, path)}, which is never cast: a storage keeps the dtypes of its first rows; "
-        "convert the values before writing"
-    )
-
-
-def _unread(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...]) -> str:
-    return (
-        f"{_clash(value, stored, path)} on {value.device}, where values are not checked: convert "
-        f"them before writing, with .to({stored})"
-    )
 
 
 def _clash(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...]) -> str:

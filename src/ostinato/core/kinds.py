@@ -194,18 +194,14 @@ def is_text(data: object, lead: int) -> bool:
         return True
     if isinstance(data, np.ndarray):
         return data.dtype.kind in "US" or (data.dtype.kind == "O" and _all_text(data.reshape(-1).tolist()))
-    if lead and type(data) in {list, tuple}:
-        if lead > 1 and isinstance(data, (list, tuple)):
-            return bool(data) and all(is_text(item, lead - 1) for item in data)
-        return isinstance(data, (list, tuple)) and _all_text(data)
-    return False
+    if not lead or (type(data) is not list and type(data) is not tuple):
+        return False
+    return _all_text(data) if lead == 1 else bool(data) and all(is_text(item, lead - 1) for item in data)
 
 
 def _all_text(values: Sequence[Any]) -> bool:
-    kinds = set(map(type, values))
-    return any(issubclass(kind, (str, bytes)) for kind in kinds) and all(
-        kind is type(None) or issubclass(kind, (str, bytes)) for kind in kinds
-    )
+    kinds = set(map(type, values)) - {type(None)}
+    return bool(kinds) and all(issubclass(kind, (str, bytes)) for kind in kinds)
 
 
 def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -538,10 +534,16 @@ def stack(
         KindError: if the rows are of different kinds, or cannot be stacked.
         SchemaError: if their shapes differ.
     """
+
+    def holds_objects(path: tuple[Hashable, ...], item: Any) -> bool:
+        if batches and isinstance(item, list):
+            return path in objects or not _holds_tensor(item)
+        return path in objects or isinstance(item, (str, bytes)) or is_non_tensor(item)
+
     try:
         if is_tensor_collection(items[0]) and (fit is None or _share_dtypes(items)):
             return torch.stack(list(items), 0)
-        return _Stacking(fit, objects, batches).stack(items, ())
+        return _stack(items, (), fit, holds_objects)
     except RuntimeError as error:
         ragged = "; for ragged rows use RaggedTensorStorage or ListStorage, or pad them to one length" if table else ""
         msg = f"the rows of the list cannot be stacked ({error}): give all rows one shape{ragged}"
@@ -708,35 +710,30 @@ def _join(*leaves: Any) -> Any:
     raise KindError(msg)
 
 
-class _Stacking(NamedTuple):
-    """The arguments of `stack`."""
-
-    fit: Fit | None
-    objects: Collection[tuple[Hashable, ...]]
-    batches: bool
-
-    def stack(self, items: Sequence[Any], path: tuple[Hashable, ...]) -> Any:
-        """Stack one level of rows and the levels below it."""
-        if path and (path in self.objects or any(_is_object(item, batches=self.batches) for item in items)):
-            return list(items)
-        opened = open_node(items[0], 0)
-        if opened is None:
-            return _stack_leaves(items, path, self.fit)
-        node = opened[0]
-        columns: list[list[Any]] = [[] for _ in node.keys]
-        for item in items:
-            other = open_node(item, 0)
-            if other is None or other[0].kind != node.kind or set(other[0].keys) != set(node.keys):
-                msg = (
-                    f"a list at the root is a stack of rows of one kind, got a {node.kind} with the keys "
-                    f"{list(node.keys)} and {item!r}: give all rows the same keys"
-                )
-                raise KindError(msg)
-            values = dict(zip(other[0].keys, other[1], strict=True))
-            for key, column in zip(node.keys, columns, strict=True):
-                column.append(values[key])
-        children = [self.stack(column, (*path, key)) for key, column in zip(node.keys, columns, strict=True)]
-        return make(node, children, (len(items),), torch.device("cpu"))
+def _stack(
+    items: Sequence[Any], path: tuple[Hashable, ...], fit: Fit | None, holds_objects: Callable[[Any, Any], bool]
+) -> Any:
+    """Stack one level of rows and the levels below it; `holds_objects(path, item)` tells of columns of objects."""
+    if path and any(holds_objects(path, item) for item in items):
+        return list(items)
+    opened = open_node(items[0], 0)
+    if opened is None:
+        return _stack_leaves(items, path, fit)
+    node = opened[0]
+    columns: list[list[Any]] = [[] for _ in node.keys]
+    for item in items:
+        other = open_node(item, 0)
+        if other is None or other[0].kind != node.kind or set(other[0].keys) != set(node.keys):
+            msg = (
+                f"a list at the root is a stack of rows of one kind, got a {node.kind} with the keys "
+                f"{list(node.keys)} and {item!r}: give all rows the same keys"
+            )
+            raise KindError(msg)
+        values = dict(zip(other[0].keys, other[1], strict=True))
+        for key, column in zip(node.keys, columns, strict=True):
+            column.append(values[key])
+    children = [_stack(x, (*path, key), fit, holds_objects) for key, x in zip(node.keys, columns, strict=True)]
+    return make(node, children, (len(items),), torch.device("cpu"))
 
 
 def _stack_leaves(items: Sequence[Any], path: tuple[Hashable, ...], fit: Fit | None) -> Tensor:
@@ -751,13 +748,6 @@ def _stack_leaves(items: Sequence[Any], path: tuple[Hashable, ...], fit: Fit | N
         else:
             return numbers if fit is None else fit(numbers, path)
     return torch.stack([as_tensor(item, path) if fit is None else fit(item, path) for item in items], 0)
-
-
-def _is_object(item: Any, *, batches: bool) -> bool:
-    """Whether a field of a row is an object; of a batch, whether it is a list without tensors."""
-    if batches and isinstance(item, list):
-        return not _holds_tensor(item)
-    return isinstance(item, (str, bytes)) or is_non_tensor(item)
 
 
 def _holds_tensor(value: Any) -> bool:

@@ -41,6 +41,12 @@ class Run(NamedTuple):
         """Return the slots written, int64 `[rows]`."""
         return ring_range(self.start, self.rows, self.capacity, device)
 
+    def parts(self) -> list[tuple[int, int, int]]:
+        """Return the pieces that do not wrap around the end of the ring: first slot, first row, number of rows."""
+        first = min(self.rows, self.capacity - self.start)
+        pieces = [(self.start, self.skip, first), (0, self.skip + first, self.rows - first)]
+        return [piece for piece in pieces if piece[2]]
+
     def positions(self, device: torch.device | None = None) -> Tensor:
         """Return one slot for each row of the batch, int64 `[skip + rows]`, skipped rows included."""
         start = (self.start - self.skip) % self.capacity if self.skip else self.start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from operator import itemgetter
@@ -222,22 +223,6 @@ class Schema:
             SchemaError: naming the first field that differs, what was expected and what was given.
             KindError: if a leaf is not a tensor, array or number.
         """
-        seen = self._seen
-        if self._get is not None and batch is None and lead == seen.lead and type(data) is dict:
-            addresses = None
-            try:
-                values = list(self._get(data))
-                same = type(values[0]) is Tensor and values[0].shape == seen.shape and len(data) == len(values)
-                if same and backend.native is not None and not self._complex:
-                    addresses = backend.native.check_leaves(values, self._dtypes, seen.shapes, Tensor)
-            except (KeyError, NotImplementedError, RuntimeError):
-                pass  # the checks below name the field
-            if addresses is not None:
-                return Flat(values, seen.batch, addresses)
-        return self._flatten(data, batch, lead, exact=exact)
-
-    def _flatten(self, data: Any, batch: tuple[int, ...] | None, lead: int, *, exact: bool) -> Flat:
-        """Flatten rows that are not a dict of the same size as the last one."""
         values = self._values(data, lead)
         found: list[Any] = []
         if self.objects:
@@ -245,9 +230,9 @@ class Schema:
         try:
             flat = self._check(values, batch, lead, exact=exact)
         except (NotImplementedError, RuntimeError):
-            # only tensors without plain memory (sparse, nested) cannot return their shape or strides
-            values = [as_tensor(v, x.path) for v, x in zip(values, self.leaves, strict=True)]
-            flat = self._check(values, batch, lead, exact=exact)
+            for leaf, value in zip(self.leaves, values, strict=True):
+                as_tensor(value, leaf.path)  # raises for tensors without plain memory: sparse and nested ones
+            raise
         if not found:
             return flat
         pairs = zip(self.objects, found, strict=True)
@@ -310,8 +295,9 @@ class Schema:
             if type(data) is not dict:
                 kinds.require_batch(data, lead)
                 fields = kinds.fields_of(data)
-            if fields.keys() == set(tree[0].keys):
-                return list(self._get(fields))
+            if len(fields) == len(tree[0].keys):
+                with contextlib.suppress(KeyError):  # the checks below name the field
+                    return list(self._get(fields))
         out: list[Any] = []
         objects: list[Any] = []
         _collect(tree, data, (), lead, (out, objects))
@@ -406,9 +392,9 @@ def describe(data: Any, lead: int, *, bare: bool = False) -> Schema:
     leaves: list[Leaf] = []
     shapes: list[tuple[int, ...]] = []
     tree = _describe_tree(data, (), lead, leaves, shapes)
-    if not leaves and not bare and isinstance(tree, tuple) and (tree[0].kind == "tensordict" or _holds_objects(tree)):
-        return Schema(tree, [NO_TENSORS])
     schema = Schema(tree, leaves)
+    if not leaves and not bare and isinstance(tree, tuple) and (schema.kind == "tensordict" or schema.objects):
+        return Schema(tree, [NO_TENSORS])
     if not leaves and not (bare and schema.objects):
         raise SchemaError(_no_fields(schema))
     for leaf, shape in zip(leaves, shapes, strict=True):
@@ -462,10 +448,6 @@ def _no_fields(schema: Schema) -> str:
     if not schema.objects:
         return "rows have no fields: give at least one tensor"
     return "rows are single Python objects: give them a name, as in {'text': rows}, or use ListStorage"
-
-
-def _holds_objects(tree: _Tree) -> bool:
-    return any(True for _ in _find_objects(tree, (), ()))
 
 
 def _find_objects(tree: _Tree, path: Path, shape: tuple[int, ...]) -> Iterator[ObjectLeaf]:

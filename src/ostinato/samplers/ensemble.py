@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, fin
 import numpy as np
 import torch
 
-from ostinato.core.group import Group
+from ostinato.core.index import Group
 from ostinato.core.options import check_choice, check_integer
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 from ostinato.samplers.base import Sampler, check_replacement

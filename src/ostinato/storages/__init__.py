@@ -2,9 +2,8 @@
 
 from ostinato.storages.base import Storage
 from ostinato.storages.ensemble import StorageEnsemble
-from ostinato.storages.lazy import LazyTensorStorage
+from ostinato.storages.lazy import LazyMemmapStorage, LazyTensorStorage
 from ostinato.storages.list import CompressedListStorage, LazyStackStorage, ListStorage
-from ostinato.storages.memmap import LazyMemmapStorage
 from ostinato.storages.ragged import RaggedTensorStorage
 from ostinato.storages.tensor import TensorStorage
 

@@ -25,7 +25,7 @@ from ostinato.errors import (
     UsageError,
 )
 from ostinato.storages.checkpoint import load_storage, save_storage
-from ostinato.storages.objects import owned, pack, unpack
+from ostinato.storages.columns import owned, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -689,18 +689,16 @@ def _positions(cursor: Any, steps: int, storage: Storage) -> Tensor:
             msg = f"{cursor!r} of an unbounded storage selects {len(span)} positions: give the slice a stop"
             raise SlotError(msg)
         return torch.arange(span.start, max(span.start, span.stop), span.step, device="cpu")
-    if isinstance(cursor, tuple):
-        cursor = list(cursor)
-    plain = plain_index(np.asarray(cursor) if isinstance(cursor, np.generic) else cursor)
-    if not isinstance(plain, (int, Tensor)) or isinstance(plain, bool):
-        msg = f"a cursor is an int, slice, list, range, array or tensor of positions, got {cursor!r}"
+    given = (
+        list(cursor) if isinstance(cursor, tuple) else np.asarray(cursor) if isinstance(cursor, np.generic) else cursor
+    )
+    plain = plain_index(given)
+    if type(plain) is int:
+        plain = torch.tensor(plain, dtype=torch.int64, device="cpu")
+    if not isinstance(plain, Tensor) or plain.is_floating_point() or plain.is_complex() or plain.ndim > 1:
+        msg = f"a cursor is an int, a slice, or a list, range, array or tensor [n] of integer positions, got {cursor!r}"
         raise KindError(msg)
-    positions = plain if isinstance(plain, Tensor) else torch.tensor(plain, dtype=torch.int64, device="cpu")
-    if positions.dtype is torch.bool:
-        positions = positions.nonzero().reshape(-1)
-    if positions.is_floating_point() or positions.is_complex() or positions.ndim > 1:
-        msg = f"a cursor holds integers in one dimension, got {positions.dtype}{list(positions.shape)}"
-        raise KindError(msg)
+    positions = plain.nonzero().reshape(-1) if plain.dtype is torch.bool else plain
     positions = positions.to(torch.int64)
     positions = torch.where(positions < 0, positions + steps, positions)
     if positions.numel() and int(positions.min()) < 0:

@@ -20,7 +20,7 @@ from ostinato.errors import (
     StorageMemoryError,
     UsageError,
 )
-from ostinato.storages.objects import pack, pack_column, unpack, unpack_column
+from ostinato.storages.columns import pack, pack_column, unpack, unpack_column
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:

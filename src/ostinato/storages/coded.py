@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.kinds import show_field, show_path
+from ostinato.core.options import check_choice
 from ostinato.core.records import ring_range
 from ostinato.durable.codecs import find_codec, map_in_threads
 from ostinato.durable.dtypes import raw_view
@@ -314,16 +315,14 @@ class Budget(NamedTuple):
     """Whether whole episodes leave."""
 
 
-def check_budget(max_bytes: object, evict: object, *, coded: bool, ndim: int) -> Budget | None:
+def check_budget(max_bytes: object, evict: Evict, *, coded: bool, ndim: int) -> Budget | None:
     """Return the budget of a storage; None without one.
 
     Raises:
         CapacityError: if `max_bytes` is not a positive integer.
         OptionError: for another `evict`, a budget without codec, or episodes with `ndim=2`.
     """
-    if evict not in ("rows", "episodes"):
-        msg = f"evict must be 'rows' or 'episodes', got {evict!r}"
-        raise OptionError(msg)
+    check_choice("evict", evict, ("rows", "episodes"))
     if max_bytes is None:
         if evict != "rows":
             msg = "evict says which rows leave when max_bytes is reached: give max_bytes, or leave evict out"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 import torch
 
-from ostinato.core.group import Group
+from ostinato.core.index import Group
 from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import KindError, UsageError
 from ostinato.storages.base import Storage

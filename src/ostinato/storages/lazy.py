@@ -1,7 +1,10 @@
-"""LazyTensorStorage: tensors allocated when the first rows define the schema."""
+"""LazyTensorStorage, LazyMemmapStorage: tensors or mapped files, allocated when the first rows define the schema."""
 
 from __future__ import annotations
 
+import os
+import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,10 +12,16 @@ import torch
 from ostinato._backend import backend
 from ostinato.core.counts import StoredRows, make_counts
 from ostinato.core.kinds import require_tensordict, show_path
-from ostinato.errors import CheckpointError, KindError, OptionError, SchemaError, UsageError
+from ostinato.core.rows import Schema
+from ostinato.durable.arrays import ArrayRecord, read_array
+from ostinato.durable.manifest import read_manifest, write_manifest
+from ostinato.durable.progress import BYTES, Progress, begin, finish
+from ostinato.durable.row_files import write_array
+from ostinato.errors import CheckpointError, DirectoryInUseError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
 from ostinato.storages.coded import CodedColumn, check_budget, check_codec, codecs_of, rows_that_stay
-from ostinato.storages.memory import HeapMemory, Memory
+from ostinato.storages.columns import pack_column, unpack_column
+from ostinato.storages.memory import HeapMemory, MappedMemory, Memory
 from ostinato.storages.single_copy import NextColumns, check_option, find_pairs
 from ostinato.storages.table import Table, plan_layout
 from ostinato.storages.tensor import TensorStorage
@@ -23,13 +32,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.episodes.table import EpisodeTable
-    from ostinato.core.rows import Schema
+    from ostinato.core.records import Placement
     from ostinato.durable.codecs import AnyCodec
+    from ostinato.durable.progress import ProgressOption
     from ostinato.storages.base import Storage
     from ostinato.storages.coded import Evict
     from ostinato.storages.columns import Columns
 
-__all__ = ["LazyTensorStorage"]
+__all__ = ["LazyMemmapStorage", "LazyTensorStorage"]
 
 
 class LazyTensorStorage(TensorStorage):
@@ -248,10 +258,7 @@ class LazyTensorStorage(TensorStorage):
 
     def keep(self, slots: Tensor) -> None:
         """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        if self._budget is None or self._table is None:
-            super().keep(slots)
-            return
-        self._table.keep(slots)
+        self._require().keep(slots)
         self._at.rows, self._at.cursor = slots.shape[0], slots.shape[0] % self.capacity
 
     def _codecs(self) -> list[AnyCodec]:
@@ -300,3 +307,355 @@ def _mapped(schema: Schema, sources: Mapping[int, Any], capacity: int) -> Table:
             msg = f"the checkpoint was saved with {source.how}, which cannot be mapped: load it with mmap=False"
             raise CheckpointError(msg)
     return Table.map(schema, sources, capacity)
+
+
+# -- mapped files ------------------------------------------------------------------------------------------------------
+
+_FORMAT = "ostinato-mapped-rows"
+_in_files: weakref.WeakSet[LazyMemmapStorage] = weakref.WeakSet()
+"""Storages whose files this process has made or opened."""
+
+
+def _end_direct_writes() -> None:
+    """In a forked child: `LazyMemmapStorage.write` raises there, and direct calls do not call it."""
+    for storage in _in_files:
+        storage.end_direct_writes()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_end_direct_writes)
+
+
+class LazyMemmapStorage(LazyTensorStorage):
+    """Rows in memory-mapped files: the operating system caches the rows in use, the disk holds all of them.
+
+    The files are scratch space, not a checkpoint: rows reach the disk when the system writes them back. `flush()` makes
+    them durable and writes a manifest, with which a later process can open the directory again; the next write removes
+    the manifest, so that a directory opens only as it was flushed. `dumps` saves a copy. A directory serves one storage
+    at a time. `close()`, or a `with` block, releases the files.
+
+    Text and other non-tensor fields are kept as Python objects in memory; `flush` writes them to files as UTF-8 or
+    JSON.
+
+    Args:
+        max_size: capacity in rows (with `ndim=2`, of all environments). Disk space for all of them is reserved at the
+            first write.
+        scratch_dir: directory of the files; None creates a temporary one, which is removed with the storage.
+        device: "cpu" or "auto"; accepted for compatibility with TorchRL.
+        ndim: 1 for rows `[B, ...]`; 2 for rows of several environments: `extend` of the buffer takes and its indices
+            return `[environments, time, ...]`, with `dim_extend=0` `[time, environments, ...]`. `shape` of the storage
+            is (steps, environments) in both cases.
+        existsok: allow `scratch_dir` to contain the files of another storage. If `flush` left its manifest, the
+            storage opens with its rows; otherwise, the files are replaced at the first write.
+        auto_cleanup: remove the files when the storage is closed or dropped, or at the end of the process; None
+            removes temporary ones alone. No signal handlers are installed: a process that SIGTERM ends leaves them.
+        packed: see `LazyTensorStorage`.
+        single_copy: see `LazyTensorStorage`; next observations that are stored separately have files of their own.
+        allow_pickle: see `LazyTensorStorage`; `flush` never pickles.
+        compilable: no effect, see `LazyTensorStorage`.
+        shared_init: see `LazyTensorStorage`; the rows are in the files.
+
+    Raises:
+        OptionError: for another device.
+        DirectoryInUseError: at the first write, if the directory contains files of a storage and `existsok` is false.
+        CheckpointError: if the directory was created with another capacity or `ndim`.
+        StorageMemoryError: at the first write, if the disk is too small; names the bytes needed and free.
+
+    Examples:
+        >>> import torch
+        >>> from ostinato import LazyMemmapStorage, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyMemmapStorage(1000), batch_size=4)
+        >>> rb.extend({"obs": torch.zeros(8, 3)}).shape
+        torch.Size([8])
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        scratch_dir: str | Path | None = None,
+        device: torch.device | str = "cpu",
+        ndim: int = 1,
+        existsok: bool = False,
+        packed: bool = True,
+        single_copy: bool | Mapping[Any, Any] = False,
+        allow_pickle: bool = False,
+        compilable: bool = False,
+        auto_cleanup: bool | None = None,
+        shared_init: bool = False,
+    ) -> None:
+        if device != "auto" and torch.device(device).type != "cpu":
+            msg = (
+                "Memory map device other than CPU isn't supported: mapped files are on the CPU, got "
+                f"device={device!r}: use LazyTensorStorage, or move batches with a transform"
+            )
+            raise OptionError(msg)
+        super().__init__(
+            max_size,
+            device="cpu",
+            ndim=ndim,
+            packed=packed,
+            single_copy=single_copy,
+            allow_pickle=allow_pickle,
+            compilable=compilable,
+            shared_init=shared_init,
+        )
+        self._directory = None if scratch_dir is None else Path(scratch_dir)
+        self.existsok = existsok
+        """Whether the directory may contain files of another storage."""
+        self.auto_cleanup = scratch_dir is None if auto_cleanup is None else auto_cleanup
+        """Whether the files are removed with the storage."""
+        self._mapped: MappedMemory | None = None
+        self._process = os.getpid()
+        self._flushed = False
+        if existsok and self._directory is not None and (self._directory / "manifest.json").exists():
+            self._reopen(self._directory)
+
+    @property
+    def mappable(self) -> bool:  # type: ignore[override]
+        """False: its rows are in files of its own."""
+        return False
+
+    @property
+    def scratch_dir(self) -> Path | None:
+        """Directory of the files; None for a temporary one before the first row."""
+        return self._mapped.directory if self._mapped is not None else self._directory
+
+    def _foreign(self) -> list[Path]:
+        """Return the files of another storage in the directory.
+
+        Raises:
+            DirectoryInUseError: if there are some, and `existsok` is false.
+        """
+        directory = self._directory
+        if directory is None or not directory.exists():
+            return []
+        found = [*directory.glob("block*.bin"), *directory.glob("manifest.json")] if directory.is_dir() else [directory]
+        if found and not self.existsok:
+            msg = (
+                f"the directory {directory} holds the files of another storage: pass existsok=True to use it, or "
+                "choose another scratch_dir"
+            )
+            raise DirectoryInUseError(msg)
+        return found
+
+    def cleanup(self) -> bool:
+        """Remove the files from the disk; the directory too, if it is empty then.
+
+        The rows stay readable and writable in this process, until it ends or drops the storage.
+
+        Returns:
+            Whether files were removed: False before the first write, and at the second call.
+        """
+        if self._mapped is None:
+            return False
+        self._flushed = False
+        return self._mapped.remove()
+
+    def dumps(self, path: str | Path, *, progress: ProgressOption = None) -> None:
+        """Save the rows; see `Storage.dumps`. To its own `scratch_dir`: `flush`, which copies nothing."""
+        if self._directory is not None and Path(path).absolute() == self._directory.absolute():
+            with Progress(progress, "save", unit=BYTES):
+                self.flush()
+        else:
+            super().dumps(path, progress=progress)
+
+    def loads(self, path: str | Path, *, progress: ProgressOption = None) -> None:
+        """Load rows; see `Storage.loads`. From its own `scratch_dir`: open what `flush` has written there.
+
+        Raises:
+            UsageError: if the storage has written to its `scratch_dir` since `flush`.
+        """
+        if self._directory is None or Path(path).absolute() != self._directory.absolute():
+            super().loads(path, progress=progress)
+        elif self._table is None:
+            self._reopen(self._directory)
+        elif not self._flushed:
+            msg = f"rows were written since the last flush() to {path}, and have replaced those that were saved there"
+            raise UsageError(msg)
+
+    def flush(self) -> None:
+        """Write all rows to the disk, and a manifest with which `existsok=True` opens them again.
+
+        Cost: the dirty pages. The next write removes the manifest: call `flush` again after writing.
+
+        Raises:
+            UsageError: if nothing was written yet, or the directory is temporary.
+            CheckpointError: if a non-tensor field contains objects that are not text or plain values.
+        """
+        if self._table is None or self._mapped is None or self._mapped.temporary:
+            msg = "flush() needs rows in a scratch_dir of your choice: this storage is " + (
+                "empty" if self._table is None else "temporary; pass scratch_dir, or save with dumps()"
+            )
+            raise UsageError(msg)
+        state = self._write_parts(self._mapped.directory)
+        begin(sum(self._mapped.sizes().values()))
+        self._mapped.sync()
+        finish()
+        write_manifest(
+            self._mapped.directory,
+            {
+                **state,
+                "max_size": self.max_size,
+                "packed": self._table.dense.packed,
+                "files": self._mapped.sizes(),
+            },
+            format_name=_FORMAT,
+        )
+        self._flushed = True
+        self._at.plain = False  # the next write removes the manifest
+
+    def _write_parts(self, directory: Path) -> dict[str, Any]:
+        """Write what is not in the mapped blocks to files; return the state with the records of these files."""
+        state, table = self.state_dict(), self._require()
+        dense = {table.schema.column_names[i] for i in table.kept}
+        parts = {name: column for name, column in state["columns"].items() if name not in dense}
+        forms = {}
+        for name, values in state.get("objects", {}).items():
+            forms[name], *found = pack_column(name, values, allow_pickle=False)
+            parts |= zip((f"{name}.text", f"{name}.ends"), found, strict=True)
+        records = {}
+        for number, (name, column) in enumerate(parts.items()):
+            (directory / f"block-part{number}.bin").unlink(missing_ok=True)
+            records[name] = write_array(directory, f"block-part{number}.bin", column).to_json()
+        return {**state, "columns": records, "objects": forms}
+
+    def _end_flush(self) -> None:
+        """Remove the manifest of an earlier `flush` before rows change: a crash must not mix old with new rows."""
+        if self._flushed and self._mapped is not None:
+            (self._mapped.directory / "manifest.json").unlink(missing_ok=True)
+        self._flushed = False
+        self.plain_table()
+
+    def blank(self) -> LazyTensorStorage:
+        """Return a storage without rows, in memory if the files hold rows."""
+        if not self._at.rows:
+            return super().blank()
+        return LazyTensorStorage(
+            self.max_size,
+            ndim=self.ndim,
+            packed=self.packed,
+            single_copy=self._single_copy,
+            allow_pickle=self.allow_pickle,
+        )
+
+    def take(self, filled: Storage) -> None:
+        """Take over files, or copy the rows of a storage in memory to those of this one."""
+        if isinstance(filled, LazyMemmapStorage):
+            super().take(filled)
+            _in_files.add(self)
+        else:
+            self.load_state_dict(filled.state_dict())
+
+    def close(self) -> None:
+        """Release the files; the files of a temporary directory are removed. Views of rows keep their memory mapped.
+
+        Rows that were written after the last `flush` cannot be opened again.
+        """
+        self._closed = True
+        super().forget_form()
+        self._at.rows = self._at.cursor = 0
+        if self._mapped is not None:
+            self._mapped.close()
+            self._mapped = None
+
+    def forget_form(self) -> None:
+        """Drop the schema and the files of rows, so that the next rows may have another."""
+        self._end_flush()
+        super().forget_form()
+        if self._mapped is not None:
+            self._mapped.remove()
+            self._mapped = None
+
+    def hand_over(self) -> MappedMemory:
+        """Close this storage and return its files, with their rows, to an owner that several processes have.
+
+        Raises:
+            OptionError: if the rows in the files are laid out as only this storage knows.
+        """
+        mapped = self._mapped or MappedMemory(self._directory, remove=self.auto_cleanup)
+        if self._at.rows and self._table is not None:
+            dense = self._table.dense
+            if dense.layout != plan_layout(dense.schema.leaves, packed=self.packed and backend.native is not None):
+                msg = f"the files in {mapped.directory} have another layout: load the rows from a checkpoint"
+                raise OptionError(msg)
+        else:
+            for path in self._foreign() if self._mapped is None else mapped.directory.glob("block*.bin"):
+                path.unlink()  # see `_lay_out`
+        self._end_flush()
+        self._mapped = None
+        self.close()
+        return mapped
+
+    def _memory(self) -> Memory:
+        if self._closed:
+            msg = "the storage is closed: create a new one"
+            raise UsageError(msg)
+        self._mapped = MappedMemory(self._directory, remove=self.auto_cleanup)
+        self._process = os.getpid()
+        _in_files.add(self)
+        return self._mapped
+
+    def plain_table(self) -> tuple[Table, StoredRows] | None:
+        """Return table and counts; see `TensorStorage.plain_table`. None in a forked child, which must not write."""
+        return super().plain_table() if os.getpid() == self._process else None
+
+    def end_direct_writes(self) -> None:
+        """Let native calls write no more: this process was forked from the one that made the files."""
+        self._at.plain = False
+
+    def write(self, placement: Placement, payload: Any) -> None:
+        """Write rows to slots; see `TensorStorage.write`.
+
+        Raises:
+            UsageError: in a forked child of the process that made the files: both would write to the same slots.
+        """
+        if os.getpid() != self._process:
+            msg = (
+                "this process was forked from the one whose rows are in these files, which does not know what it "
+                "writes: call rb.share() before the fork, or pass the buffer to a process that is spawned"
+            )
+            raise UsageError(msg)
+        super().write(placement, payload)
+
+    def _reopen(self, directory: Path) -> None:
+        body = read_manifest(directory, format_name=_FORMAT).body
+        if (body["max_size"], body["ndim"]) != (self.max_size, self.ndim):
+            msg = (
+                f"the directory {directory} holds a storage with max_size={body['max_size']}, ndim={body['ndim']}, "
+                f"got max_size={self.max_size}, ndim={self.ndim}: open it with those, or choose another scratch_dir"
+            )
+            raise CheckpointError(msg)
+        schema = Schema.from_json(body["schema"])
+        if bool(body["single_copy"]) != bool(self._single_copy):
+            msg = (
+                f"the directory {directory} holds a storage {'with' if body['single_copy'] else 'without'} "
+                f"single_copy, got single_copy={self._single_copy!r}: open it with the same option, or choose another "
+                "scratch_dir"
+            )
+            raise CheckpointError(msg)
+        MappedMemory(directory, remove=False).must_exist(body["files"])
+        super()._lay_out(schema, (body["lanes"],), self.device, packed=body["packed"])
+        table, rows = self._require(), int(body["rows"])
+        columns = {name: read_array(directory, ArrayRecord.from_json(node)) for name, node in body["columns"].items()}
+        objects = {}
+        for name, form in body["objects"].items():
+            text, ends = (columns.pop(f"{name}.{part}") for part in ("text", "ends"))
+            objects[name] = unpack_column(name, form, text, ends, allow_pickle=False)
+        placed = zip(table.kept, table.dense.view(slice(rows)), strict=True)
+        columns |= {schema.column_names[i]: column for i, column in placed}
+        _, state, sources = self.open_state({**body, "columns": columns, "objects": objects, "mapped": True})
+        table.load(state, sources)
+        self._at.rows, self._at.cursor = rows, body["cursor"]
+        self._flushed = True
+
+    def _lay_out(self, *args: Any, **options: Any) -> None:
+        for path in self._foreign():
+            # left by a process that did not flush: it is not known which of the bytes are rows
+            path.unlink()
+        super()._lay_out(*args, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle rows and options of a copy, which has temporary files of its own."""
+        fresh = {"_directory": None, "existsok": False, "auto_cleanup": True, "_mapped": None}
+        return {**super().__getstate__(), **fresh, "_flushed": False, "_closed": False}

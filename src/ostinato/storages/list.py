@@ -13,15 +13,14 @@ from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.index import select
-from ostinato.core.records import Run
+from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rows import Schema, describe, map_leaves
 from ostinato.durable.codecs import ZlibCodec, find_codec, map_in_threads
 from ostinato.durable.dtypes import DTYPES, check_shape, dtype_name, raw_view, shape_nbytes
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 from ostinato.storages.base import Storage, check_capacity, check_device
 from ostinato.storages.checkpoint import readable, require_form
-from ostinato.storages.columns import join_blobs, split_blobs
-from ostinato.storages.objects import object_array, owned, pack, unpack
+from ostinato.storages.columns import counts_after, join_blobs, object_array, owned, pack, split_blobs, targets, unpack
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from ostinato.durable.codecs import AnyCodec
 
 __all__ = ["CompressedListStorage", "LazyStackStorage", "ListStorage"]
-
-_LAYOUTS = ("lazy", "nested", "padded")
 
 
 class ListStorage(Storage):
@@ -144,20 +141,13 @@ class ListStorage(Storage):
 
     def write(self, placement: Placement, payload: list[Any]) -> None:
         """Write rows to the list."""
-        if isinstance(placement, Run):
-            slots = [(placement.start + i) % placement.capacity for i in range(placement.rows)]
-            rows = payload[placement.skip :]
-            self.cursor = (placement.start + placement.rows) % placement.capacity
-        else:
-            slots = placement.slots.tolist()
-            rows = [payload[i] for i in placement.rows.tolist()]
-            end = max(len(self._items), *(slot + 1 for slot in slots), 0) % self.capacity
-            self.cursor = end if placement.cursor is None else placement.cursor
+        _, self.cursor = counts_after(placement, len(self._items), self.cursor, self.capacity)
+        slots, rows = (part.tolist() for part in targets(placement))
         for slot, row in sorted(zip(slots, rows, strict=True), key=itemgetter(0)):  # a list grows at its end
             if slot == len(self._items):
-                self._items.append(row)
+                self._items.append(payload[row])
             elif slot < len(self._items):
-                self._items[slot] = row
+                self._items[slot] = payload[row]
             else:
                 msg = f"slot {slot} is beyond the next free one, {len(self._items)}: a list grows row by row"
                 raise SlotError(msg)
@@ -342,17 +332,11 @@ class LazyStackStorage(ListStorage):
     ) -> None:
         kinds.require_tensordict("LazyStackStorage", "use RaggedTensorStorage, which also stores dicts")
         super().__init__(max_size, device=device, allow_pickle=allow_pickle, compilable=compilable)
-        if layout not in _LAYOUTS:
-            msg = f"layout must be one of {_LAYOUTS}, got {layout!r}"
-            raise OptionError(msg)
         if layout != "lazy" and stack_dim not in {0, -1}:
             msg = f"layout={layout!r} makes batches along dimension 0, got stack_dim={stack_dim}: use layout='lazy'"
             raise OptionError(msg)
-        if isinstance(stack_dim, bool) or not isinstance(stack_dim, int):
-            msg = f"stack_dim must be an integer, got {stack_dim!r}"
-            raise OptionError(msg)
-        self.stack_dim = stack_dim
-        self.layout = layout
+        self.stack_dim = check_integer("stack_dim", stack_dim, kind=OptionError)
+        self.layout = check_choice("layout", layout, ("lazy", "nested", "padded"))
 
     def __repr__(self) -> str:
         """Class, number of rows and layout."""
@@ -428,33 +412,20 @@ class LazyStackStorage(ListStorage):
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A compressed tensor or array."""
+    """A compressed leaf of a row: a tensor, an array, a TensorDict or a tensorclass."""
 
-    blob: Any
-    """Bytes, or what `compression_fn` returned."""
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+    parts: list[tuple[Any, torch.dtype, tuple[int, ...]]]
+    """Compressed bytes, dtype and shape of each tensor."""
     array: bool = False
-    """Whether it was a NumPy array."""
+    schema: Schema | None = None
+    """Of a TensorDict or tensorclass."""
+    objects: Sequence[np.ndarray[Any, Any]] = ()
 
     @property
     def size(self) -> int:
-        """Compressed bytes."""
-        return len(self.blob) if isinstance(self.blob, bytes) else int(getattr(self.blob, "nbytes", 0))
-
-
-@dataclass(frozen=True, slots=True)
-class _PackedTree:
-    """A TensorDict or tensorclass with compressed leaves."""
-
-    schema: Schema
-    leaves: list[_Packed]
-    objects: Sequence[np.ndarray[Any, Any]]
-
-    @property
-    def size(self) -> int:
-        """Compressed bytes."""
-        return sum(leaf.size for leaf in self.leaves)
+        """Compressed bytes, as far as known."""
+        blobs = [blob for blob, _, _ in self.parts]
+        return sum(len(x) if isinstance(x, bytes) else int(getattr(x, "nbytes", 0)) for x in blobs)
 
 
 @final
@@ -535,7 +506,7 @@ class CompressedListStorage(ListStorage):
         """Compressed bytes; the size of objects that are not tensors or arrays is not known."""
         sizes: list[int] = []
         for item in self._items:
-            map_leaves(item, lambda leaf: sizes.append(leaf.size if _is_packed(leaf) else 0))
+            map_leaves(item, lambda leaf: sizes.append(leaf.size if isinstance(leaf, _Packed) else 0))
         return sum(sizes)
 
     def to_bytestream(self, data: Any) -> builtins.bytes:
@@ -588,9 +559,9 @@ class CompressedListStorage(ListStorage):
                 tensor = torch.from_numpy(np.ascontiguousarray(leaf).reshape(leaf.shape))
             except (TypeError, ValueError):
                 return leaf  # of objects, text or another byte order
-            return self._pack_tensor(tensor, array=True)
+            return _Packed([self._packed(tensor)], array=True)
         if isinstance(leaf, Tensor):
-            return self._pack_tensor(leaf)
+            return _Packed([self._packed(leaf)])
         if not kinds.is_tensor_collection(leaf):
             return leaf
         schema = describe(leaf, 0, bare=True)
@@ -598,25 +569,28 @@ class CompressedListStorage(ListStorage):
             schema = self._schema
         self._schema = schema
         flat = schema.flatten(leaf, (), 0)
-        return _PackedTree(schema, [self._pack_tensor(x) for x in flat.leaves], flat.objects)
+        return _Packed(list(map(self._packed, flat.leaves)), schema=schema, objects=flat.objects)
 
-    def _pack_tensor(self, tensor: Tensor, *, array: bool = False) -> _Packed:
+    def _packed(self, tensor: Tensor) -> tuple[Any, torch.dtype, tuple[int, ...]]:
         if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
             msg = f"only dense tensors with data can be compressed, got {tensor.layout} on {tensor.device}: convert it"
             raise KindError(msg)
         tensor = tensor.detach()
         blob = self.compression_fn(tensor) if self._own else self.codec.encode(raw_view(_as_host_tensor(tensor)))
-        return _Packed(blob, tensor.dtype, tuple(tensor.shape), array)
+        return blob, tensor.dtype, tuple(tensor.shape)
 
     def _unpack(self, leaf: Any) -> Any:
         """Return a leaf as it was given."""
-        if isinstance(leaf, _PackedTree):
-            return leaf.schema.build(list(map(self._unpack, leaf.leaves)), (), self.device, leaf.objects)
         if not isinstance(leaf, _Packed):
             return leaf
-        given = {"type": "tensor", "shape": torch.Size(leaf.shape), "dtype": leaf.dtype, "device": self.device}
-        tensor = (self.decompression_fn if self._own else self._decompress)(leaf.blob, given)
-        return tensor.numpy() if leaf.array else tensor.to(self.device)
+        decompress, found = self.decompression_fn if self._own else self._decompress, []
+        for blob, dtype, shape in leaf.parts:
+            given = {"type": "tensor", "shape": torch.Size(shape), "dtype": dtype, "device": self.device}
+            tensor = decompress(blob, given)
+            found.append(tensor if leaf.array else tensor.to(self.device))
+        if leaf.schema is not None:
+            return leaf.schema.build(found, (), self.device, leaf.objects)
+        return found[0].numpy() if leaf.array else found[0]
 
     def _compress(self, tensor: Tensor) -> Tensor:
         return join_blobs([self.codec.encode(raw_view(_as_host_tensor(tensor)))])[0]
@@ -655,14 +629,12 @@ class CompressedListStorage(ListStorage):
         notes: list[Any] = []
 
         def show(leaf: Any) -> Any:
-            if not _is_packed(leaf):
+            if not isinstance(leaf, _Packed):
                 notes.append(None)
                 return leaf
-            parts = leaf.leaves if isinstance(leaf, _PackedTree) else [leaf]
-            blobs.extend(part.blob for part in parts)
-            described = [[dtype_name(part.dtype), list(part.shape), part.array] for part in parts]
-            notes.append({"leaves": described})
-            if isinstance(leaf, _PackedTree):
+            blobs.extend(blob for blob, _, _ in leaf.parts)
+            notes.append({"leaves": [[dtype_name(dtype), list(shape), leaf.array] for _, dtype, shape in leaf.parts]})
+            if leaf.schema is not None:
                 columns = [values.reshape(-1).tolist() for values in leaf.objects]
                 objects = [[pack(value, allow_pickle=self.allow_pickle) for value in values] for values in columns]
                 notes[-1] |= {"schema": leaf.schema.to_json(), "objects": objects}
@@ -679,18 +651,18 @@ class CompressedListStorage(ListStorage):
             if note is None:
                 return leaf
             parts = []
-            for dtype, size, array in note["leaves"]:
+            for dtype, size, _ in note["leaves"]:
                 shape = check_shape(size)
                 if shape is None:
                     msg = f"the shape {size!r}"
                     raise ValueError(msg)
-                parts.append(_Packed(blobs.pop(), DTYPES[dtype], shape, bool(array)))
+                parts.append((blobs.pop(), DTYPES[dtype], shape))
             if "schema" not in note:
-                return parts[0]
+                return _Packed(parts, bool(note["leaves"][0][2]))
             schema = Schema.from_json(note["schema"])
             columns = zip(note["objects"], schema.objects, strict=True)
             objects = [object_array(x, leaf.shape, allow_pickle=self.allow_pickle) for x, leaf in columns]
-            return _PackedTree(schema, parts, objects)
+            return _Packed(parts, schema=schema, objects=objects)
 
         return map_leaves(unpack(saved["row"], allow_pickle=self.allow_pickle), read)
 
@@ -731,16 +703,10 @@ class CompressedListStorage(ListStorage):
         super().load_state_dict({**state, "items": items})
 
 
-def _is_packed(leaf: Any) -> bool:
-    return isinstance(leaf, (_Packed, _PackedTree))
-
-
 def _plain_bytes(leaf: Any) -> int:
     """Return the bytes of a leaf before compression, roughly."""
-    if isinstance(leaf, _PackedTree):
-        return leaf.schema.nbytes
     if isinstance(leaf, _Packed):
-        return shape_nbytes(leaf.shape, leaf.dtype)
+        return sum(shape_nbytes(shape, dtype) for _, dtype, shape in leaf.parts)
     if kinds.is_tensor_collection(leaf):
         return describe(leaf, 0, bare=True).nbytes
     return int(getattr(leaf, "nbytes", 0))

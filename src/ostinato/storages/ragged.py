@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.kinds import show_field, show_path
+from ostinato.core.options import check_choice
 from ostinato.core.rows import Flat, as_bits
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 from ostinato.storages.columns import Column, check_ends, take_parts, targets
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RaggedTensorStorage"]
 
-_LAYOUTS = ("lazy", "nested", "padded")
+LAYOUTS = ("lazy", "nested", "padded")
 Layout = Literal["lazy", "nested", "padded"]
 _NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 _Values: TypeAlias = tuple[Tensor, Tensor]
@@ -281,9 +283,6 @@ class RaggedTensorStorage(LazyTensorStorage):
         compilable: bool = False,
     ) -> None:
         super().__init__(max_size, device=device, packed=packed, allow_pickle=allow_pickle, compilable=compilable)
-        if layout not in _LAYOUTS:
-            msg = f"layout must be one of {_LAYOUTS}, got {layout!r}"
-            raise OptionError(msg)
         keys = [ragged] if isinstance(ragged, str) else list(ragged)
         self.ragged: list[Path] = [key if isinstance(key, tuple) else (key,) for key in keys]
         """Paths of the fields whose length differs."""
@@ -292,7 +291,7 @@ class RaggedTensorStorage(LazyTensorStorage):
                 f"ragged names fields by keys or tuples of keys, such as ['tokens', ('next', 'tokens')], got {ragged!r}"
             )
             raise OptionError(msg)
-        self.layout: Layout = layout
+        self.layout: Layout = check_choice("layout", layout, LAYOUTS)
 
     def __repr__(self) -> str:
         """As of `LazyTensorStorage`, with the ragged fields."""
@@ -320,6 +319,13 @@ class RaggedTensorStorage(LazyTensorStorage):
         return [RaggedColumn(schema, schema.find(path), capacity, memory) for path in self.ragged]
 
     # -- writing -------------------------------------------------------------------------------------------------------
+
+    def _flattened(self, data: Any, batch: tuple[int, ...] | None, lead: int, *, edit: bool) -> tuple[Schema, Flat]:
+        rest, given = self._set_aside(data, lead)
+        schema, flat = super()._flattened(rest, batch, lead, edit=edit)
+        joined = self._joined(given, math.prod(flat.batch), schema)
+        leaves = [joined.get(i, leaf) for i, leaf in enumerate(flat.leaves)]
+        return schema, flat._replace(leaves=leaves, addresses=None)
 
     def _set_aside(self, data: Any, lead: int) -> tuple[Any, dict[Path, _Values]]:
         """Take the ragged fields out of rows; zeros of the dtype and shape of an element take their place."""
@@ -404,14 +410,9 @@ class RaggedTensorStorage(LazyTensorStorage):
         lengths = torch.tensor([values.shape[0] for values in rows], dtype=torch.int64, device="cpu")
         return torch.cat(known) if known else _NOTHING, lengths
 
-    def _put_back(self, flat: Flat, aside: dict[Path, _Values], rows: int) -> Flat:
-        """Put ragged fields, checked and cast, into the leaves of rows."""
-        joined = self._joined(aside, rows)
-        return flat._replace(leaves=[joined.get(i, leaf) for i, leaf in enumerate(flat.leaves)])
-
-    def _joined(self, given: dict[Path, _Values], rows: int) -> dict[int, Tensor]:
+    def _joined(self, given: dict[Path, _Values], rows: int, schema: Schema) -> dict[int, Tensor]:
         """Return jagged nested tensors of ragged fields, checked and cast, by position."""
-        schema, out = self._require().schema, {}
+        out = {}
         for path, (values, lengths) in given.items():
             position = schema.find(path)
             if lengths.shape[0] != rows:
@@ -431,10 +432,11 @@ class RaggedTensorStorage(LazyTensorStorage):
         return super()._find_leaf(path)
 
     def _fit_field(self, position: int, value: Any, batch: tuple[int, ...], count: int) -> Any:
-        path = self._require().schema.paths[position]
+        schema = self._require().schema
+        path = schema.paths[position]
         if path not in self.ragged:
             return super()._fit_field(position, value, batch, count)
-        return self._joined({path: self._values_of(value, path, len(batch))}, count)[position]
+        return self._joined({path: self._values_of(value, path, len(batch))}, count, schema)[position]
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -23,8 +23,7 @@ from ostinato.core.rows import Schema, as_bits
 from ostinato.core.shared_ring import SharedRing
 from ostinato.errors import CheckpointError, OptionError, SlotError, UsageError
 from ostinato.storages.base import Storage
-from ostinato.storages.lazy import LazyTensorStorage
-from ostinato.storages.memmap import LazyMemmapStorage
+from ostinato.storages.lazy import LazyMemmapStorage, LazyTensorStorage
 from ostinato.storages.memory import HeapMemory, MappedMemory
 from ostinato.storages.table import read_column
 

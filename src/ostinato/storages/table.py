@@ -280,10 +280,6 @@ class Table:
         """Return views of the columns."""
         return [column[span] for column in self.columns]
 
-    def column(self, position: int, rows: int) -> Tensor:
-        """Return a view of the first `rows` rows of one column."""
-        return self.columns[position][:rows]
-
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def write(self, placement: Placement, flat: Flat, num_envs: int = 1) -> None:
@@ -326,16 +322,12 @@ class Table:
         """Whether a tensor shares memory with the rows."""
         if tensor.device != self.device or not tensor.numel():
             return False
-        low, high = _address_range(tensor) if tensor.ndim else (tensor.data_ptr(), tensor.data_ptr() + tensor.itemsize)
+        low, high = _address_range(tensor if tensor.ndim else tensor[None])
         return any(low < last and first < high for first, last in self._ranges)
 
     def clear_of(self, source: Tensor) -> Tensor:
         """Return a copy of a source that lies in the memory of this table; other sources unchanged."""
-        if source.device == self.device:
-            address = source.data_ptr()
-            if any(low <= address < high for low, high in self._ranges):
-                return source.clone()
-        return source
+        return source.clone() if self.shares_memory(source) else source
 
     def keep(self, slots: Tensor) -> None:
         """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`."""
@@ -450,7 +442,7 @@ def row_stride(column: Tensor) -> int:
 def _address_range(column: Tensor) -> tuple[int, int]:
     """Return the addresses that the memory of a column spans, including the gaps of a packed row."""
     start = column.data_ptr()
-    return start, start + (column.shape[0] * column.stride(0) * column.itemsize if column.numel() else 0)
+    return start, start + (max(column.shape[0] * column.stride(0), 1) * column.itemsize if column.numel() else 0)
 
 
 def _column(raw: Tensor, leaf: Leaf, capacity: int, stride: int, offset: int) -> Tensor:
@@ -468,10 +460,7 @@ def _column(raw: Tensor, leaf: Leaf, capacity: int, stride: int, offset: int) ->
 
 def _copy_run(column: Tensor, source: Tensor, run: Run, num_envs: int, row_dims: int) -> None:
     lead = source.ndim - row_dims
-    first = min(run.rows, run.capacity - run.start)
-    for slot, row, count in ((run.start, run.skip, first), (0, run.skip + first, run.rows - first)):
-        if count == 0:
-            continue
+    for slot, row, count in run.parts():
         target = column[slot : slot + count]
         if lead > 1:
             target = target.view(count // num_envs, num_envs, *target.shape[1:])

@@ -19,9 +19,18 @@ from ostinato.errors import CapacityError, CheckpointError, KindError, OptionErr
 from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim
 from ostinato.storages.checkpoint import require_form
 from ostinato.storages.coded import find_coded
-from ostinato.storages.columns import Columns, Fields, check_column
+from ostinato.storages.columns import (
+    Columns,
+    Fields,
+    ObjectColumn,
+    check_column,
+    check_objects,
+    counts_after,
+    object_array,
+    own_values,
+    pack,
+)
 from ostinato.storages.memory import show_bytes
-from ostinato.storages.objects import ObjectColumn, check_objects, object_array, own_values, pack
 from ostinato.storages.single_copy import find_nexts
 from ostinato.storages.table import Table, read_windows
 
@@ -253,53 +262,46 @@ class TensorStorage(Storage):
 
         A list at the root is a stack of rows, a tuple a single pytree. Without rows, only the schema is checked.
         """
-        single, lead = lead == 0, lead + self.ndim - 1
-        stacked = bool(lead) and type(data) is list
-        if stacked and not data:
+        single, lead, table = lead == 0, lead + self.ndim - 1, self._table
+        if lead and type(data) is list and not data:
             return _NO_ROWS, 0
-        data, aside = self._set_aside(data, lead)
-        if stacked:
-            data = self._stacked(data)
-        table = self._table
-        schema = describe(data, lead) if table is None else table.schema
-        late: dict[Path, Any] = {}
-        if table is not None and table.late.fields:
-            data, late = table.late.split(data, schema.paths)
-            table.late.require_known(late)
-        flat = schema.flatten(data, None, lead)
+        schema, flat = self._flattened(data, None, lead, edit=False)
         rows = math.prod(flat.batch)
-        if late and table is not None:
-            late = table.late.rows(late, flat.batch)
         if self.ndim > 1:
             self._check_envs(flat.batch, single=single)
         if rows == 0:
             return _NO_ROWS, 0
         if flat.addresses is not None and 0 in flat.addresses:
             _require_memory(schema, flat, self.device)
-        if table is not None and not table.kinds:
-            return flat._replace(late=late) if late else flat, rows
-        return self._prepared(schema, flat._replace(late=late), aside), rows
+        return flat if table is not None and not table.kinds else self._prepared(schema, flat), rows
 
-    def _prepared(self, schema: Schema, flat: Flat, aside: Any) -> Flat:
+    def _flattened(self, data: Any, batch: tuple[int, ...] | None, lead: int, *, edit: bool) -> tuple[Schema, Flat]:
+        """Return the schema of rows, and the rows, checked; an edit may bring new fields."""
+        if lead and type(data) is list:
+            data = self._stacked(data)
+        table, late = self._table, None
+        schema = describe(data, lead) if table is None else table.schema
+        if table is not None and (edit or table.late.fields):
+            data, late = table.late.split(data, schema.paths)
+            if not edit:
+                table.late.require_known(late)
+        flat = schema.flatten(data, batch, lead)
+        if late and table is not None:
+            flat = flat._replace(late=table.late.rows(late, flat.batch))
+        return schema, flat
+
+    def _prepared(self, schema: Schema, flat: Flat) -> Flat:
         """Return rows that are ready to be written; the first ones lay the memory out."""
-        fresh, rows = self._table is None, math.prod(flat.batch)
+        fresh = self._table is None
         if fresh:
             self._lay_out(schema, flat.batch, flat.leaves[0].device)
         try:
-            flat = self._put_back(flat, aside, rows)
-            return flat._replace(prepared=self._require().prepare(flat, rows, self._at.cursor))
+            prepared = self._require().prepare(flat, math.prod(flat.batch), self._at.cursor)
+            return flat._replace(prepared=prepared)
         except Exception:
             if fresh:
                 self.forget_form()
             raise
-
-    def _set_aside(self, data: Any, lead: int) -> tuple[Any, Any]:  # noqa: ARG002
-        """Take fields out of rows whose shape is not that of their leaves; see `_put_back`."""
-        return data, None
-
-    def _put_back(self, flat: Flat, aside: Any, rows: int) -> Flat:  # noqa: ARG002
-        """Return rows with the fields that `_set_aside` took out of them."""
-        return flat
 
     def _check_envs(self, batch: tuple[int, ...], *, single: bool) -> None:
         """Check the number of environments in rows with these leading dimensions, a single step if `single`."""
@@ -347,16 +349,9 @@ class TensorStorage(Storage):
             raise OptionError(msg)
         if self._flushed:
             self._end_flush()
-        at = self._at
-        rows, cursor = at.rows, at.cursor
-        if not isinstance(placement, Picks):
-            end = placement.start + placement.rows
-            rows, cursor = max(rows, min(end, table.capacity)), end % table.capacity
-        elif placement.slots.shape[0]:
-            rows = max(rows, int(placement.slots.max()) + 1)
-            cursor = rows % table.capacity if placement.cursor is None else placement.cursor
+        rows, cursor = counts_after(placement, self._at.rows, self._at.cursor, table.capacity)
         table.write(placement, payload)
-        at.rows, at.cursor = rows, cursor
+        self._at.rows, self._at.cursor = rows, cursor
 
     def _end_flush(self) -> None:
         """Record that the rows are about to change; see `LazyMemmapStorage.flush`."""
@@ -554,20 +549,16 @@ class TensorStorage(Storage):
             SchemaError: if they do not match the stored rows, or a field has another number of rows.
         """
         table, count = self._require(), slots.shape[0]
-        stacked = bool(batch) and type(data) is list
-        if stacked and not data:
+        if batch and type(data) is list and not data:
             if count:
                 msg = f"{count} rows are chosen, an empty list was given: give one for each"
                 raise SchemaError(msg)
             return lambda: None
-        data, aside = self._set_aside(data, len(batch))
-        if stacked:
-            data = self._stacked(data)
-        data, late = table.late.split(data, table.schema.paths)
-        flat = table.schema.flatten(data, batch, len(batch))
-        leaves = [x.reshape((count, *leaf.shape)) for x, leaf in zip(flat.leaves, table.schema.leaves, strict=True)]
-        flat = self._put_back(flat._replace(leaves=leaves, batch=(count,)), aside, count)
-        payload = flat._replace(late=table.late.rows(late, batch), prepared=table.prepare(flat, count, None))
+        schema, flat = self._flattened(data, batch, len(batch), edit=True)
+        pairs = zip(flat.leaves, schema.leaves, strict=True)
+        leaves = [x if x.is_nested else x.reshape((count, *leaf.shape)) for x, leaf in pairs]
+        flat = flat._replace(leaves=leaves, batch=(count,))
+        payload = flat._replace(prepared=table.prepare(flat, count, None))
         placement = Picks(slots, torch.arange(count, device=slots.device), slots)
 
         def change() -> None:
@@ -722,8 +713,6 @@ class TensorStorage(Storage):
             return
         seam, mapped, laid_out = self.seam(state), bool(state.get("mapped")), self.laid_out
         schema, state, sources = self.open_state(state)
-        if seam and mapped:
-            raise_mapped_ring(state, seam, self.capacity)
         rows, num_envs = int(state["rows"]), max(1, int(state["lanes"]))
         if mapped or self._table is None:
             batch = (rows // num_envs, num_envs) if self.ndim > 1 else (rows,)

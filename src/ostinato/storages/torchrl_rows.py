@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ostinato.core import kinds
 from ostinato.durable.ted import Flat2TED
@@ -15,8 +16,6 @@ from ostinato.storages.tensor import TensorStorage
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from torch import Tensor
 
     from ostinato.durable.torchrl_files import Folder
 
@@ -161,7 +160,7 @@ def _read_tree(folder: Folder, entries: dict[str, Any]) -> Any:
 
 def _common(data: Any, path: Path) -> tuple[int, ...]:
     """Return the leading dimensions that all tensors of a tree have in common."""
-    shapes = [tuple(leaf.shape) for leaf in _leaves(data)]
+    shapes = [tuple(leaf.shape) for leaf in tree_leaves(data)]
     shared = list(shapes[0])
     for shape in shapes[1:]:
         same = [one == other for one, other in zip(shared, shape, strict=False)]
@@ -169,9 +168,3 @@ def _common(data: Any, path: Path) -> tuple[int, ...]:
     if not shared:
         damaged(path, f"its tensors have no dimension in common: {shapes[:4]}")
     return tuple(shared)
-
-
-def _leaves(data: Any) -> list[Tensor]:
-    if isinstance(data, torch.Tensor):
-        return [data]
-    return [leaf for value in data.values() for leaf in _leaves(value)]

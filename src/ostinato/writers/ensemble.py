@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato.core import kinds
-from ostinato.core.group import Group, check_members
+from ostinato.core.index import Group, check_members
 from ostinato.errors import KindError, SchemaError
 from ostinato.writers.ring import Writer
 

@@ -33,7 +33,7 @@ from ostinato import (
 from ostinato.durable import CheckpointReader
 from ostinato.durable.dtypes import DTYPES
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OstinatoError, SchemaError
-from ostinato.storages.objects import unpack_column
+from ostinato.storages.columns import unpack_column
 from ostinato.tools import inspect_checkpoint
 from ostinato.transforms import Cast, Compose, Rename, ToDevice
 

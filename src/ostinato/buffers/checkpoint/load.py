@@ -25,7 +25,7 @@ from ostinato.core.rows import NAME_LENGTH, Schema
 from ostinato.durable import CheckpointReader, progress
 from ostinato.errors import CheckpointError, OptionError
 from ostinato.storages.checkpoint import clear_filled, get_objects, hooks_of, readable
-from ostinato.storages.objects import unpack
+from ostinato.storages.columns import unpack
 from ostinato.storages.tensor import raise_mapped_ring
 
 if TYPE_CHECKING:
