@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostinato.errors import KindError, OptionError
@@ -46,6 +47,22 @@ def check_integer(
 
 def _words(least: int | None) -> str:
     return {None: "an integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
+
+
+def check_real(name: str, value: Any, least: float, most: float) -> float:
+    """Return an option that is a real number in `[least, most]`.
+
+    Raises:
+        OptionError: if it is not.
+    """
+    try:
+        number = math.nan if isinstance(value, bool | str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        number = math.nan
+    if not least <= number <= most:
+        msg = f"{name} must be in [{least:g}, {most:g}], got {value!r}"
+        raise OptionError(msg)
+    return number
 
 
 def check_choice(name: str, value: _Name, choices: Iterable[str]) -> _Name:
