@@ -10,7 +10,7 @@ import torch
 from ostinato._backend import backend
 from ostinato.core.records import Draw, Run
 from ostinato.errors import CheckpointError, OptionError, PriorityError, UsageError
-from ostinato.samplers.base import PrioritySampler, check_replacement, written
+from ostinato.samplers.base import PrioritySampler, check_replacement, require, require_options, written
 from ostinato.samplers.priorities import (
     check_capacity,
     check_exponent,
@@ -25,7 +25,6 @@ from ostinato.samplers.priorities import (
     values_of,
 )
 from ostinato.samplers.priority_tree import MAX_VALUE, WEIGHT_DTYPES, NativeTree, PriorityTree, make_tree
-from ostinato.samplers.state import require, require_options
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,10 +11,9 @@ from ostinato.core.eligible import grown, slots_of
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rank_order import RankOrder
 from ostinato.errors import PriorityError, SlotError, TooFewRowsError
-from ostinato.samplers.base import PrioritySampler, written
+from ostinato.samplers.base import PrioritySampler, require, require_options, written
 from ostinato.samplers.consuming import MOST_DRAWS, UsesSampler
 from ostinato.samplers.priorities import check_capacity, check_reduction, reduce_items
-from ostinato.samplers.state import require, require_options
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

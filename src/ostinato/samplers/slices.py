@@ -15,9 +15,8 @@ from ostinato.core.episodes.tracker import Episodes, as_path
 from ostinato.core.options import check_integer
 from ostinato.core.records import Draw, Run
 from ostinato.errors import EmptyBufferError, KindError, OptionError, TooFewRowsError, UsageError
-from ostinato.samplers.base import Sampler, check_replacement
+from ostinato.samplers.base import Sampler, check_replacement, new_slots, require, require_options
 from ostinato.samplers.prioritized import PrioritizedSampler
-from ostinato.samplers.state import new_slots, require, require_options
 from ostinato.samplers.uniform import SamplerWithoutReplacement
 
 if TYPE_CHECKING:
