@@ -13,6 +13,7 @@ from ostinato.core.records import Run, View
 from ostinato.core.ring import Ring
 from ostinato.durable import CheckpointReader, CheckpointWriter
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, PriorityError, SlotError
+from ostinato.samplers.priorities import reduce_items
 from ostinato.samplers.standalone import (
     Standalone,
     as_picks,
@@ -37,18 +38,6 @@ if TYPE_CHECKING:
 
 _FORMAT = "ostinato.sampler"
 _CPU = torch.device("cpu")
-
-
-class SizedStorage(Protocol):
-    """The sizes of a storage."""
-
-    @property
-    def capacity(self) -> int:
-        """Slots."""
-
-    @property
-    def max_size(self) -> int:
-        """The requested capacity."""
 
 
 class StorageShape(Protocol):
@@ -403,14 +392,14 @@ class PrioritySampler(Sampler):
         """Where priorities are kept."""
         return _CPU
 
-    def max_rows(self, storage: SizedStorage) -> int:
+    def max_rows(self, storage: BareStorage) -> int:
         """Return how many rows of a storage it can keep priorities for.
 
         With `ndim=2` a storage may have a few more slots than its `max_size`, which are included.
         """
         return storage.capacity if self.max_capacity >= storage.max_size else self.max_capacity
 
-    def check_placement(self, placement: Placement, storage: SizedStorage) -> None:
+    def check_placement(self, placement: Placement, storage: BareStorage) -> None:
         """Check that rows about to be written can have a priority.
 
         Raises:
@@ -509,7 +498,9 @@ class PrioritySampler(Sampler):
         msg = f"{type(self).__name__} does not tell the priorities of rows (priorities_at): override that method"
         raise OptionError(msg)
 
-    @abstractmethod
+    reduction: str = "max"
+    """How several priorities of an item become one: "max", "min", "mean" or "median"."""
+
     def reduce(self, items: Tensor) -> Tensor:
         """Reduce the values of each item to one priority.
 
@@ -519,6 +510,7 @@ class PrioritySampler(Sampler):
         Returns:
             float64 `[n]`.
         """
+        return reduce_items(items, self.reduction)
 
     @abstractmethod
     def check(self, priorities: Tensor) -> None:

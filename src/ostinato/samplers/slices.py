@@ -283,7 +283,8 @@ class SliceSampler(Sampler):
         Raises:
             EmptyBufferError: if there is none.
         """
-        table = self._table_of(view)
+        table = view.require_episodes()
+        self._found = table.read_from
         starts = table.starts(length if self._strict_length else 1)
         if not starts.rows:
             raise self._too_short(length, table)
