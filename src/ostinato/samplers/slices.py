@@ -363,7 +363,7 @@ class SliceSampler(Sampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the options that a state must agree with."""
-        return {"form": self.form}
+        return {"slices": self.form}
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:  # noqa: ARG002
         """Compare the options with those of a state.
@@ -371,11 +371,11 @@ class SliceSampler(Sampler):
         Raises:
             CheckpointError: if they differ.
         """
-        require_options(self, state, ("form",))
+        require_options(self, {"form": state["slices"]}, ("form",))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Compare the options with those of a state; see `check_state`."""
-        require_options(self, state, ("form",))
+        require_options(self, {"form": state["slices"]}, ("form",))
 
 
 @final
@@ -676,11 +676,11 @@ class PrioritizedSliceSampler(PrioritizedSampler, SliceSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the priorities, and the length of the last slices."""
-        return {**super().state_dict(), "length": self._length, "form": self.form}
+        return {**super().state_dict(), "length": self._length, "slices": self.form}
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:
         """Check a state before it is loaded; see `PrioritizedSampler`."""
-        require_options(self, state, ("form",))
+        require_options(self, {"form": state["slices"]}, ("form",))
         length = state["length"]
         require(length is None or (type(length) is int and length >= 1), f"its slices have {length!r} rows")
         super().check_state(state, rows)
