@@ -387,7 +387,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     instance of both base classes, as in TorchRL.
 
     Args:
-        num_slices: see `SliceSampler`, also for the arguments not listed here. `span` and `pad_output` do not exist.
+        num_slices: see `SliceSampler`, also for the options, of which `cache_values` is True.
         drop_last: leave out the last batch of a pass if it has fewer slices.
         shuffle: False draws the episodes in the order of their age.
 
