@@ -205,7 +205,7 @@ _OPTIONS: dict[str, Callable[[int], Any]] = {
     ),
     "views": _viewed,
     "ensemble": lambda n: _ensemble(n, p=[1, 2, 3]),
-    "ensemble, ratio": lambda n: _ensemble(n, ratio={0: [3, 1, 1], 20: ["1/3", 2, 4]}, prefetch=2),
+    "ensemble, ratio": lambda n: _ensemble(n, ratio={0: [3, 1, 1], 20: [1 / 3, 2, 4]}, prefetch=2),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -88,6 +89,22 @@ def check_type(name: str, value: Any, kind: type[_Object], advice: str) -> _Obje
         msg = f"{name} must be {article} {home}.{kind.__name__} or None, got {type(value).__name__}: {advice}"
         raise KindError(msg)
     return value
+
+
+def check_real(name: str, value: Any, least: float, most: float) -> float:
+    """Return an option that is a real number in `[least, most]`.
+
+    Raises:
+        OptionError: if it is not.
+    """
+    try:
+        number = math.nan if isinstance(value, bool | str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        number = math.nan
+    if not least <= number <= most:
+        msg = f"{name} must be in [{least:g}, {most:g}], got {value!r}"
+        raise OptionError(msg)
+    return number
 
 
 def check_choice(name: str, value: _Name, choices: Iterable[str]) -> _Name:

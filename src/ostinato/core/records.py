@@ -349,21 +349,20 @@ class Plan(NamedTuple):
 
     def last_of_each(self) -> Tensor:
         """Return bool `[R]`: which records are the last ones of their anchors."""
-        if self.last is not None:
-            return self.last
-        if self.owner is not None:
-            return torch.cat([self.owner[1:] != self.owner[:-1], torch.ones_like(self.owner[:1], dtype=torch.bool)])
-        last = torch.zeros_like(self.records, dtype=torch.bool)
-        last.view(-1, self.repeat)[:, -1] = True
-        return last
+        return self._edges(first=False) if self.last is None else self.last
 
     def first_of_each(self) -> Tensor:
         """Return bool `[R]`: which records are the first ones of their anchors."""
+        return self._edges(first=True)
+
+    def _edges(self, *, first: bool) -> Tensor:
         if self.owner is not None:
-            return torch.cat([torch.ones_like(self.owner[:1], dtype=torch.bool), self.owner[1:] != self.owner[:-1]])
-        first = torch.zeros_like(self.records, dtype=torch.bool)
-        first.view(-1, self.repeat)[:, 0] = True
-        return first
+            changes = self.owner[1:] != self.owner[:-1]
+            edge = torch.ones_like(self.owner[:1], dtype=torch.bool)
+            return torch.cat((edge, changes) if first else (changes, edge))
+        edges = torch.zeros_like(self.records, dtype=torch.bool)
+        edges.view(-1, self.repeat)[:, 0 if first else -1] = True
+        return edges
 
     def find(self, path: Path) -> int | None:
         """Return the position of the leaf at a path, None if there is none."""
@@ -408,11 +407,20 @@ class Plan(NamedTuple):
             msg = f"these fields must have one dtype and shape: {forms}; convert them before writing"
             raise SchemaError(msg)
 
-    def computed(self, *positions: int | None) -> list[str]:
-        """Return the names of those leaves that a unit does more with than to read them at other rows, sorted."""
-        columns = {position: self.changed[position] for position in positions if position in self.changed}
-        made = sorted(i for i, column in columns.items() if column.tail or column.other is not None)
-        return [show_path(self.schema.leaves[position].path) for position in made]
+    def require_read(self, *positions: int | None) -> None:
+        """Check that other units read some leaves at other rows at most.
+
+        Raises:
+            OptionError: if one computes them.
+        """
+        for position in positions:
+            column = None if position is None else self.changed.get(position)
+            if position is not None and column is not None and (column.tail or column.other is not None):
+                msg = (
+                    f"another unit computes {show_path(self.schema.leaves[position].path)}, which cannot be stacked or "
+                    "read at offsets: leave it out of this unit"
+                )
+                raise OptionError(msg)
 
     def require_absent(self, *names: str | Path) -> None:
         """Check that rows do not have fields of these names or paths, which a unit adds to batches.
@@ -449,24 +457,20 @@ class Plan(NamedTuple):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plan as plain values and tensors, without its schema and anchors; nothing is copied."""
-        columns = [
-            {
-                "position": position,
-                **column.request._asdict(),
-                **{k: v for k, v in column._asdict().items() if k != "request"},
-            }
-            for position, column in self.changed.items()
-        ]
+        columns: list[dict[str, Any]] = []
+        for position, column in self.changed.items():
+            rest = {name: value for name, value in column._asdict().items() if name != "request"}
+            columns.append({"position": position, **column.request._asdict(), **rest, "tail": list(column.tail)})
         return {
             "records": self.records,
             "repeat": self.repeat,
             "owner": self.owner,
             "last": self.last,
             "stamps": self.generations,
-            "notes": [[list(key) if isinstance(key, tuple) else key, value] for key, value in self.notes.items()],
-            "fields": [[list(key) if isinstance(key, tuple) else key, value] for key, value in self.fields.items()],
-            "columns": [{**column, "tail": list(column["tail"])} for column in columns],
-            "elsewhere": [[list(path), slots] for path, slots in self.elsewhere.items()],
+            "notes": _listed(self.notes),
+            "fields": _listed(self.fields),
+            "columns": columns,
+            "elsewhere": _listed(self.elsewhere),
         }
 
     @staticmethod
@@ -476,15 +480,12 @@ class Plan(NamedTuple):
         def turned(slots: Tensor) -> Tensor:
             return (slots - seam).remainder_(rows)
 
-        notes = [[key, turned(value) if key == "anchor_index" else value] for key, value in state["notes"]]
-        columns = [{**column, "slots": turned(column["slots"])} for column in state["columns"]]
-        elsewhere = [[path, turned(slots)] for path, slots in state["elsewhere"]]
         return {
             **state,
             "records": turned(state["records"]),
-            "notes": notes,
-            "columns": columns,
-            "elsewhere": elsewhere,
+            "notes": [[key, turned(value) if key == "anchor_index" else value] for key, value in state["notes"]],
+            "columns": [{**column, "slots": turned(column["slots"])} for column in state["columns"]],
+            "elsewhere": [[path, turned(slots)] for path, slots in state["elsewhere"]],
         }
 
     @classmethod
@@ -500,57 +501,66 @@ class Plan(NamedTuple):
         Raises:
             CheckpointError: if the state refers to rows or fields that do not exist, or its parts do not match.
         """
-        device, records = anchors.device, state["records"]
-        _check_slots(records, rows)
-        count = records.shape[0]
+        device, records, generations = anchors.device, state["records"], state["stamps"]
         owner, last, repeat = state["owner"], state["last"], state["repeat"]
+        count, leaves = _check_slots(records, rows), len(schema.leaves)
         _require(type(repeat) is int and repeat >= 1)
         if owner is None:
             _require(count == repeat * anchors.shape[0])
         else:
-            _check_slots(owner, anchors.shape[0])
-            _require(owner.shape[0] == count and bool((owner.diff() >= 0).all()))
-        _require(last is None or (last.dtype is torch.bool and last.shape == (count,)))
-        generations = state["stamps"]
-        _require(generations is None or (generations.dtype is torch.int64 and generations.shape == (count,)))
-        named = [*state["notes"], *state["fields"]]
-        _require(all(value.shape[:1] == (count,) for _, value in named))
+            _require(_check_slots(owner, anchors.shape[0]) == count and bool((owner.diff() >= 0).all()))
+        _require(_is_of(last, torch.bool, count) and _is_of(generations, torch.int64, count))
+        _require(all(value.shape[:1] == (count,) for name in ("notes", "fields") for _, value in state[name]))
+        _require(all(_check_slots(slots, rows) == count for _, slots in state["elsewhere"]))
+        _require(
+            all(type(column["position"]) is int and 0 <= column["position"] < leaves for column in state["columns"])
+        )
         changed = {column["position"]: _read_column(column, schema, count, rows, device) for column in state["columns"]}
-        _require(all(type(i) is int and 0 <= i < len(schema.leaves) for i in changed))
-        notes = {tuple(key) if isinstance(key, list) else key: _own(value, device) for key, value in state["notes"]}
-        fields = {tuple(key) if isinstance(key, list) else str(key): _own(v, device) for key, v in state["fields"]}
-        parts = (_own(records, device), changed, repeat, _own(owner, device), _own(last, device))
-        elsewhere: dict[Path, Tensor] = {tuple(path): _own(slots, device) for path, slots in state["elsewhere"]}
-        for slots in elsewhere.values():
-            _check_slots(slots, rows)
-            _require(slots.shape[0] == count)
-        return cls(schema, anchors, *parts, _own(generations, device), notes, fields, elsewhere)
+        owner, last, generations = (_own(x, device) for x in (owner, last, generations))
+        notes, fields, elsewhere = (_named(state[name], device) for name in ("notes", "fields", "elsewhere"))
+        records = _own(records, device)
+        return cls(schema, anchors, records, changed, repeat, owner, last, generations, notes, fields, elsewhere)
 
 
 def _read_column(state: dict[str, Any], schema: Schema, records: int, rows: int, device: torch.device) -> Column:
     leaf, other, slots, pick = (state[name] for name in ("leaf", "other", "slots", "pick"))
-    tail = tuple(state["tail"])
-    _check_slots(slots, rows)
-    _require(all(type(size) is int and size >= 1 for size in tail) and slots.shape[0] == records * math.prod(tail))
+    tail, weights, blank = tuple(state["tail"]), state["weights"], state["blank"]
+    _require(all(type(size) is int and size >= 1 for size in tail))
+    count = _check_slots(slots, rows)
+    _require(count == records * math.prod(tail) and _is_of(pick, torch.bool, count))
     known = [i for i in (leaf, other) if i is not None]
-    _require(all(type(i) is int and 0 <= i < len(schema.leaves) for i in known))
-    _require((other is None) == (pick is None))
+    _require(all(type(i) is int and 0 <= i < len(schema.leaves) for i in known) and (other is None) == (pick is None))
     _require(len({(schema.leaves[i].dtype, schema.leaves[i].shape) for i in known}) == 1)
-    _require(pick is None or (pick.dtype is torch.bool and pick.shape == slots.shape))
-    weights, blank = state["weights"], state["blank"]
     _require(weights is None or (weights.is_floating_point() and weights.shape == (records, *tail) and len(tail) == 1))
-    _require(blank is None or (blank.dtype is torch.bool and blank.shape == (records, *tail)))
+    _require(_is_of(blank, torch.bool, records, *tail))
     weights, blank, pick = (_own(value, device) for value in (weights, blank, pick))
     return Column(Request(leaf, _own(slots, device)), tail, weights, blank, bool(state["merge"]), other, pick)
+
+
+def _listed(named: dict[Any, Tensor]) -> list[list[Any]]:
+    """Return tensors by name or path as pairs."""
+    return [[list(key) if isinstance(key, tuple) else key, value] for key, value in named.items()]
+
+
+def _named(pairs: list[list[Any]], device: torch.device) -> dict[Any, Tensor]:
+    """Return what `_listed` was of. Copy."""
+    return {tuple(key) if isinstance(key, list) else key: _own(value, device) for key, value in pairs}
+
+
+def _is_of(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> bool:
+    """Return whether a tensor, if there is one, has a dtype and shape."""
+    return tensor is None or (tensor.dtype is dtype and tensor.shape == shape)
 
 
 def _own(value: Any, device: torch.device) -> Any:
     return None if value is None else value.to(device).contiguous().clone()
 
 
-def _check_slots(slots: Any, rows: int) -> None:
+def _check_slots(slots: Any, rows: int) -> int:
+    """Return the number of slots, which are all below `rows`."""
     _require(isinstance(slots, torch.Tensor) and slots.dtype is torch.int64 and slots.ndim == 1)
     _require(not slots.numel() or 0 <= int(slots.min()) <= int(slots.max()) < rows)
+    return int(slots.shape[0])
 
 
 def _require(holds: bool) -> None:  # noqa: FBT001

@@ -1,10 +1,10 @@
 """Samplers draw the rows of a batch, from a `View` of the buffer: counts, generations and episodes."""
 
 from ostinato.samplers.base import CountingSampler, PrioritySampler, Sampler
+from ostinato.samplers.by_field import PromptGroupSampler, StalenessAwareSampler
 from ostinato.samplers.consuming import ConsumingSampler, LimitedSampler, QueueSampler
 from ostinato.samplers.ensemble import SamplerEnsemble
 from ostinato.samplers.prioritized import PrioritizedSampler
-from ostinato.samplers.prompt_groups import PromptGroupSampler
 from ostinato.samplers.ranked import HeapSampler, StackSampler
 from ostinato.samplers.slices import (
     PrioritizedSliceSampler,
@@ -12,7 +12,6 @@ from ostinato.samplers.slices import (
     SliceSamplerWithoutReplacement,
     StreamingSliceSampler,
 )
-from ostinato.samplers.staleness import StalenessAwareSampler
 from ostinato.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 
 __all__ = [

@@ -13,6 +13,7 @@ from ostinato.core.records import Run, View
 from ostinato.core.ring import Ring
 from ostinato.durable import CheckpointReader, CheckpointWriter
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, PriorityError, SlotError
+from ostinato.samplers.priorities import reduce_items
 from ostinato.samplers.standalone import (
     Standalone,
     as_picks,
@@ -22,11 +23,10 @@ from ostinato.samplers.standalone import (
     read_values,
     steps_of_rows,
 )
-from ostinato.samplers.state import moved
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
@@ -38,18 +38,6 @@ if TYPE_CHECKING:
 
 _FORMAT = "ostinato.sampler"
 _CPU = torch.device("cpu")
-
-
-class SizedStorage(Protocol):
-    """The sizes of a storage."""
-
-    @property
-    def capacity(self) -> int:
-        """Slots."""
-
-    @property
-    def max_size(self) -> int:
-        """The requested capacity."""
 
 
 class StorageShape(Protocol):
@@ -404,14 +392,14 @@ class PrioritySampler(Sampler):
         """Where priorities are kept."""
         return _CPU
 
-    def max_rows(self, storage: SizedStorage) -> int:
+    def max_rows(self, storage: BareStorage) -> int:
         """Return how many rows of a storage it can keep priorities for.
 
         With `ndim=2` a storage may have a few more slots than its `max_size`, which are included.
         """
         return storage.capacity if self.max_capacity >= storage.max_size else self.max_capacity
 
-    def check_placement(self, placement: Placement, storage: SizedStorage) -> None:
+    def check_placement(self, placement: Placement, storage: BareStorage) -> None:
         """Check that rows about to be written can have a priority.
 
         Raises:
@@ -510,7 +498,9 @@ class PrioritySampler(Sampler):
         msg = f"{type(self).__name__} does not tell the priorities of rows (priorities_at): override that method"
         raise OptionError(msg)
 
-    @abstractmethod
+    reduction: str = "max"
+    """How several priorities of an item become one: "max", "min", "mean" or "median"."""
+
     def reduce(self, items: Tensor) -> Tensor:
         """Reduce the values of each item to one priority.
 
@@ -520,6 +510,7 @@ class PrioritySampler(Sampler):
         Returns:
             float64 `[n]`.
         """
+        return reduce_items(items, self.reduction)
 
     @abstractmethod
     def check(self, priorities: Tensor) -> None:
@@ -733,3 +724,63 @@ def check_not_negative(slots: Tensor, *, least: int = 0) -> None:
             f"them; negative ones do not count from the end, as in rb[{low}]"
         )
         raise SlotError(msg)
+
+
+# -- states ----------------------------------------------------------------------------------------------------------
+
+
+def require(good: bool, problem: str) -> None:  # noqa: FBT001
+    """Check a part of a state.
+
+    Raises:
+        CheckpointError: if it is not good, naming the problem.
+    """
+    if not good:
+        msg = f"the sampler's state is damaged: {problem}"
+        raise CheckpointError(msg)
+
+
+def require_options(sampler: Any, state: dict[str, Any], names: Iterable[str]) -> None:
+    """Check that a state has the options of a sampler, which are attributes of it.
+
+    Raises:
+        CheckpointError: naming the first that differs.
+    """
+    for name in names:
+        if state[name] != getattr(sampler, name):
+            msg = (
+                f"the state is that of {type(sampler).__name__}({name}={state[name]!r}), this one has "
+                f"{getattr(sampler, name)!r}: make it with the same options"
+            )
+            raise CheckpointError(msg)
+
+
+def new_slots(order: Tensor, slots: Tensor) -> Tensor:
+    """Return the slots of rows that were moved, int64 `[n]`, -1 for rows that have left.
+
+    Args:
+        order: int64 `[rows]`: the row of slot `order[i]` is in slot `i` now, and all others have left.
+        slots: int64 `[n]`, where they were before.
+    """
+    order = order.to(slots.device)
+    size = 1 + max(int(x.max()) if x.numel() else -1 for x in (order, slots))
+    places = torch.full((size,), -1, dtype=torch.int64, device=slots.device)
+    places[order] = torch.arange(order.shape[0], device=slots.device)
+    return places[slots]
+
+
+def moved(state: dict[str, Any], order: Tensor, values: Iterable[str], slots: Iterable[str]) -> dict[str, Any]:
+    """Return a state after rows were moved.
+
+    Args:
+        state: of a sampler.
+        order: see `new_slots`.
+        values: entries with one value for each row, if the state has them.
+        slots: entries that list slots; those of rows that have left are dropped.
+    """
+    changed = {name: state[name][order.to(state[name].device)] for name in values if name in state}
+    for name in slots:
+        if name in state:
+            found = new_slots(order, state[name])
+            changed[name] = found[found >= 0]
+    return {**state, **changed}

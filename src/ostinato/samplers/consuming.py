@@ -15,9 +15,8 @@ from ostinato.core.eligible import Eligible, FreeSlots, grown, slots_of
 from ostinato.core.options import check_integer
 from ostinato.core.records import Draw, Run, ring_range
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
-from ostinato.samplers.base import CountingSampler, check_replacement
+from ostinato.samplers.base import CountingSampler, check_replacement, require, require_options
 from ostinato.samplers.distinct import draw_distinct
-from ostinato.samplers.state import require, require_options
 from ostinato.samplers.uniform import RandomSampler
 
 if TYPE_CHECKING:

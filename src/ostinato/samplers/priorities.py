@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ostinato.core.options import check_choice
-from ostinato.errors import CapacityError, KindError, OptionError, PriorityError, warn_caller
+from ostinato.core.options import check_choice, check_integer
+from ostinato.errors import CapacityError, OptionError, PriorityError, warn_caller
 from ostinato.samplers.priority_tree import MAX_VALUE
 
 if TYPE_CHECKING:
@@ -126,12 +125,8 @@ def check_capacity(value: Any) -> int:
         KindError: if it is no integer.
         CapacityError: if it is out of range.
     """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        msg = f"max_capacity must be an integer (rows), got {value!r} of type {type(value).__name__}"
-        raise KindError(msg) from None
-    if isinstance(value, bool) or not 1 <= number <= _MAX_CAPACITY:
+    number = check_integer("max_capacity", value)
+    if not 1 <= number <= _MAX_CAPACITY:
         msg = (
             f"max_capacity must be in [1, 2**36] (rows), got {number}: priorities take memory for every slot, so give "
             "the storage a max_size"

@@ -10,7 +10,7 @@ import torch
 from ostinato._backend import backend
 from ostinato.core.records import Draw, Run
 from ostinato.errors import CheckpointError, OptionError, PriorityError, UsageError
-from ostinato.samplers.base import PrioritySampler, check_replacement, written
+from ostinato.samplers.base import PrioritySampler, check_replacement, require, require_options, written
 from ostinato.samplers.priorities import (
     check_capacity,
     check_exponent,
@@ -21,11 +21,9 @@ from ostinato.samplers.priorities import (
     last_of_equal,
     on_device,
     raise_invalid,
-    reduce_items,
     values_of,
 )
 from ostinato.samplers.priority_tree import MAX_VALUE, WEIGHT_DTYPES, NativeTree, PriorityTree, make_tree
-from ostinato.samplers.state import require, require_options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -228,8 +226,7 @@ class PrioritizedSampler(PrioritySampler):
     @property
     def nbytes(self) -> int:
         """Bytes of priorities, masks and tree."""
-        parts = [self._raw, *(() if self._mask is None else (self._mask,))]
-        return sum(int(part.nbytes) for part in parts) + (0 if self._tree is None else self._tree.nbytes)
+        return sum(part.nbytes for part in (self._raw, self._mask, self._tree) if part is not None)
 
     def priorities_at(self, slots: Tensor, view: View) -> Tensor:
         """Return the priorities of rows, as they were given, float64 `[n]`. Copy."""
@@ -241,8 +238,7 @@ class PrioritizedSampler(PrioritySampler):
     @property
     def default_priority(self) -> float:
         """Priority of the next new row: the largest one, or 1 if there is none above 0."""
-        largest = float(self._find_largest())
-        return largest if largest > 0 else 1.0
+        return float(self._find_largest()) or 1.0
 
     def _default(self, view: View) -> float | Tensor:
         """Return the default priority, without a host sync: a 0-dim tensor on devices other than the CPU."""
@@ -289,10 +285,6 @@ class PrioritizedSampler(PrioritySampler):
                 self._largest_outdated = True  # a row with the largest priority was changed
 
     # -- writing ------------------------------------------------------------------------------------------------------
-
-    def reduce(self, items: Tensor) -> Tensor:
-        """Reduce the values of each item to one priority, float64 `[n]` of `[n, *shape]`."""
-        return reduce_items(items, self.reduction)
 
     def check(self, priorities: Tensor) -> None:
         """Check priorities on the CPU; those on other devices are checked by `raise_deferred`.

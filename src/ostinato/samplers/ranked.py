@@ -10,11 +10,10 @@ import torch
 from ostinato.core.eligible import grown, slots_of
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rank_order import RankOrder
-from ostinato.errors import PriorityError, SlotError, TooFewRowsError
-from ostinato.samplers.base import PrioritySampler, written
+from ostinato.errors import PriorityError, TooFewRowsError
+from ostinato.samplers.base import PrioritySampler, check_not_negative, check_rows, require, require_options, written
 from ostinato.samplers.consuming import MOST_DRAWS, UsesSampler
-from ostinato.samplers.priorities import check_capacity, check_reduction, reduce_items
-from ostinato.samplers.state import require, require_options
+from ostinato.samplers.priorities import check_capacity, check_reduction
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -217,10 +216,6 @@ class HeapSampler(PrioritySampler, _TopSampler):
 
     # -- priorities ----------------------------------------------------------------------------------------------------
 
-    def reduce(self, items: Tensor) -> Tensor:
-        """Reduce the values of each item to one priority, float64 `[n]` of `[n, *shape]`."""
-        return reduce_items(items, self.reduction)
-
     def check(self, priorities: Tensor) -> None:
         """Check that priorities are finite.
 
@@ -284,10 +279,8 @@ class HeapSampler(PrioritySampler, _TopSampler):
             return
         if priorities is not None:
             self.check(priorities)
-        low, high = int(slots.min()), int(slots.max())
-        if low < 0 or high >= view.rows:
-            msg = f"index {high if high >= view.rows else low} is out of range for {view.rows} rows"
-            raise SlotError(msg)
+        check_not_negative(slots.cpu())
+        check_rows(slots.cpu(), view.rows)
         where: NDArray[np.int64] = slots.cpu().numpy()
         self._write(where, None if priorities is None else priorities.cpu().numpy())
         self._order.include(where[self._order.has(where)])

@@ -15,9 +15,8 @@ from ostinato.core.episodes.tracker import Episodes, as_path
 from ostinato.core.options import check_integer
 from ostinato.core.records import Draw, Run
 from ostinato.errors import EmptyBufferError, KindError, OptionError, TooFewRowsError, UsageError
-from ostinato.samplers.base import Sampler, check_replacement
+from ostinato.samplers.base import Sampler, check_replacement, new_slots, require, require_options
 from ostinato.samplers.prioritized import PrioritizedSampler
-from ostinato.samplers.state import new_slots, require, require_options
 from ostinato.samplers.uniform import SamplerWithoutReplacement
 
 if TYPE_CHECKING:
@@ -284,7 +283,8 @@ class SliceSampler(Sampler):
         Raises:
             EmptyBufferError: if there is none.
         """
-        table = self._table_of(view)
+        table = view.require_episodes()
+        self._found = table.read_from
         starts = table.starts(length if self._strict_length else 1)
         if not starts.rows:
             raise self._too_short(length, table)
@@ -363,7 +363,7 @@ class SliceSampler(Sampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the options that a state must agree with."""
-        return {"form": self.form}
+        return {"slices": self.form}
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:  # noqa: ARG002
         """Compare the options with those of a state.
@@ -371,11 +371,11 @@ class SliceSampler(Sampler):
         Raises:
             CheckpointError: if they differ.
         """
-        require_options(self, state, ("form",))
+        require_options(self, {"form": state["slices"]}, ("form",))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Compare the options with those of a state; see `check_state`."""
-        require_options(self, state, ("form",))
+        require_options(self, {"form": state["slices"]}, ("form",))
 
 
 @final
@@ -387,7 +387,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     instance of both base classes, as in TorchRL.
 
     Args:
-        num_slices: see `SliceSampler`, also for the arguments not listed here. `span` and `pad_output` do not exist.
+        num_slices: see `SliceSampler`, also for the options, of which `cache_values` is True.
         drop_last: leave out the last batch of a pass if it has fewer slices.
         shuffle: False draws the episodes in the order of their age.
 
@@ -676,11 +676,11 @@ class PrioritizedSliceSampler(PrioritizedSampler, SliceSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the priorities, and the length of the last slices."""
-        return {**super().state_dict(), "length": self._length, "form": self.form}
+        return {**super().state_dict(), "length": self._length, "slices": self.form}
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:
         """Check a state before it is loaded; see `PrioritizedSampler`."""
-        require_options(self, state, ("form",))
+        require_options(self, {"form": state["slices"]}, ("form",))
         length = state["length"]
         require(length is None or (type(length) is int and length >= 1), f"its slices have {length!r} rows")
         super().check_state(state, rows)

@@ -12,9 +12,8 @@ from ostinato.core.eligible import scale
 from ostinato.core.episodes.table import Starts
 from ostinato.core.records import Draw, Run
 from ostinato.errors import OptionError, TooFewRowsError
-from ostinato.samplers.base import Sampler, check_replacement
+from ostinato.samplers.base import Sampler, check_replacement, new_slots, require, require_options
 from ostinato.samplers.cuda_shuffle import DevicePasses, swap
-from ostinato.samplers.state import new_slots, require, require_options
 
 if TYPE_CHECKING:
     from torch import Tensor

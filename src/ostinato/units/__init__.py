@@ -1,7 +1,6 @@
 """Units turn drawn rows into records: index arithmetic before the gather, tensor arithmetic after it."""
 
-from ostinato.units.base import SampleUnit
-from ostinato.units.chain import chain_units
+from ostinato.units.base import SampleUnit, chain_units
 from ostinato.units.delta_timestamps import DeltaTimestamps
 from ostinato.units.frames import FrameStack
 from ostinato.units.hindsight import Hindsight, HindsightStrategy

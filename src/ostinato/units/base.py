@@ -1,17 +1,21 @@
-"""The base class of units, which turn drawn rows into the records of a batch."""
+"""The base class of units, which turn drawn rows into the records of a batch, and a list of units as one unit."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
-from ostinato.errors import UsageError
+from ostinato.core.episodes.tracker import Episodes, as_path, merge_episodes
+from ostinato.errors import KindError, OptionError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from torch import Tensor
 
-    from ostinato.core.episodes.tracker import Episodes
+    from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import Plan, View
     from ostinato.core.rows import Path, Schema
 
@@ -37,6 +41,8 @@ class SampleUnit(ABC):
     rank: int = 0
     """Position in a list of units: units of lower rank change the plan first; two of one rank cannot be combined."""
 
+    _found: tuple[Any, Any] = (None, None)  # a schema, and the result of `_find` for it
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute.
 
@@ -51,6 +57,17 @@ class SampleUnit(ABC):
     def shown_options(self) -> str:
         """Class and options, as checkpoints name the unit of their queued draws."""
         return repr(self)
+
+    def _fields(self, plan: Plan) -> Any:
+        """Return the positions of the fields of a unit, which `_find` looks up once for each schema."""
+        schema, found = self._found  # read once: another buffer may share the unit
+        if schema is not plan.schema:
+            found = self._find(plan)
+            self._found = (plan.schema, found)
+        return found
+
+    def _find(self, plan: Plan) -> Any:  # noqa: B027
+        """Return the positions of the fields in the schema of a plan."""
 
     def check_schema(self, schema: Schema, ends: tuple[Path, ...] = ()) -> None:  # noqa: B027
         """Check the fields of rows: before the first ones are stored, or when the unit meets rows that are there.
@@ -109,4 +126,111 @@ class SampleUnit(ABC):
 
     def finish(self, data: Any, plan: Plan) -> Any:  # noqa: ARG002
         """Return the finished batch. `data` is a copy, nested like the rows that were added."""
+        return data
+
+
+def episodes_of(done_key: Key | None) -> Episodes:
+    """Return the episodes of a unit: those that a field ends, for None those of the buffer or of the usual flags."""
+    return Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
+
+
+def chain_units(given: SampleUnit | Sequence[SampleUnit] | None) -> SampleUnit | None:
+    """Return the unit of a buffer: the one given, or one unit that applies those of a list in the order of their ranks.
+
+    Raises:
+        KindError: if something is not a unit.
+        OptionError: if two units cannot be combined.
+    """
+    if given is None:
+        return None
+    units: list[SampleUnit] = []
+    for unit in given if isinstance(given, (list, tuple)) else [given]:
+        if not isinstance(unit, SampleUnit):
+            msg = f"sample_unit must be a SampleUnit instance or a list of them, got {type(unit).__name__}"
+            raise KindError(msg)
+        units.append(unit)
+    if not units:
+        msg = "sample_unit is an empty list: name a unit, or leave it out"
+        raise OptionError(msg)
+    if len(units) == 1:
+        return units[0]
+    units.sort(key=lambda unit: unit.rank)
+    if len({unit.rank for unit in units}) < len(units):
+        msg = (
+            "two units of one kind cannot be combined, nor NStep and Hindsight, since a new goal changes the rewards "
+            f"of all n steps: got {units!r}, leave one out"
+        )
+        raise OptionError(msg)
+    return _Chain(units)
+
+
+@final
+class _Chain(SampleUnit):
+    """Units applied one after the other: each gets the plan of the one before it."""
+
+    def __init__(self, units: list[SampleUnit]) -> None:
+        self._units = units
+        self.notes = tuple(name for unit in units for name in unit.notes)
+        self.single = any(unit.single for unit in units)
+        self.episodes = merge_episodes([unit.episodes for unit in units])
+
+    def __repr__(self) -> str:
+        """The units."""
+        return repr(self._units)
+
+    def shown_options(self) -> str:
+        """The units with their options."""
+        return f"[{', '.join(unit.shown_options() for unit in self._units)}]"
+
+    def check_schema(self, schema: Schema, ends: tuple[Path, ...] = ()) -> None:
+        """Check rows for all units."""
+        for unit in self._units:
+            unit.check_schema(schema, ends)
+
+    @property
+    def rows(self) -> int:
+        """Records of the batch for each row drawn: the product over the units."""
+        return math.prod(unit.rows for unit in self._units)
+
+    @property
+    def need(self) -> int:
+        """Rows that a row must have in its episode: the largest number of the units."""
+        return max(unit.need for unit in self._units)
+
+    @property
+    def joins(self) -> bool:
+        """Whether one of the units joins rows."""
+        return any(unit.joins for unit in self._units)
+
+    @property
+    def span(self) -> int:
+        """Rows that a window of windows covers."""
+        return sum(unit.span - 1 for unit in self._units) + 1
+
+    def roll(self, records: int, view: View, generator: torch.Generator | None) -> Tensor | None:
+        """Return the random numbers of the unit that needs some.
+
+        Raises:
+            OptionError: if several units need random numbers.
+        """
+        found = None
+        for unit in self._units:
+            dice = unit.roll(records, view, generator)
+            if dice is not None and found is not None:
+                msg = f"only one unit of a list can need random numbers, got {self._units!r}: leave one out"
+                raise OptionError(msg)
+            found = dice if found is None else found
+            records *= unit.rows
+        return found
+
+    def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:
+        """Return the plan after all units."""
+        for unit in self._units:
+            plan = unit.expand(plan, view, dice)
+        return plan
+
+    def finish(self, data: Any, plan: Plan) -> Any:
+        """Return the batch finished by all units."""
+        for unit in self._units:
+            data = unit.finish(data, plan)
         return data

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from numbers import Real
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
-import numpy as np
 import torch
 
-from ostinato.core.episodes.tracker import Episodes, as_path
+from ostinato.core.episodes.tracker import as_path
 from ostinato.core.kinds import show_path
+from ostinato.core.options import check_integer, check_real
 from ostinato.core.records import Column, Request
 from ostinato.errors import OptionError
-from ostinato.units.base import SampleUnit
+from ostinato.units.base import SampleUnit, episodes_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import Plan, View
-    from ostinato.core.rows import Path, Schema
+    from ostinato.core.rows import Path
 
 _TOLERANCE_S = 1e-4
 _FARTHEST = 2**31
 """Larger offsets leave every episode: a buffer has at most `2**30` rows."""
 
 
+_ANY = 2**200
+"""Bound of offsets in rows, before they are cut to `_FARTHEST`."""
 _SPARSE = 4
 """Offsets spread over more than this many rows for each offset are looked up one by one."""
 
@@ -126,23 +129,24 @@ class DeltaTimestamps(SampleUnit):
                 f"{'neither' if steps is None else 'both'}"
             )
             raise OptionError(msg)
-        if delta_timestamps is not None:
-            listed = _listed("delta_timestamps", delta_timestamps)
+        if delta_timestamps is None:
+            if fps is not None or tolerance_s != _TOLERANCE_S:
+                msg = f"steps are rows: leave out fps and tolerance_s, got fps={fps!r}, tolerance_s={tolerance_s!r}"
+                raise OptionError(msg)
+            self.offsets = _listed(
+                "steps", steps, lambda name, value: check_integer(name, value, None, OptionError, below=_ANY)
+            )
+        else:
             if fps is None:
                 msg = (
                     "the first argument, delta_timestamps, holds offsets in seconds, and needs fps=, the rows per "
                     "second of the data. For offsets in rows, give steps=: DeltaTimestamps(steps={'action': range(16)})"
                 )
                 raise OptionError(msg)
-            rate, tolerance = _positive("fps", fps), _tolerance(tolerance_s)
-            self.offsets = {path: _rows_of(path, given, rate, tolerance) for path, given in listed.items()}
-        else:
-            if fps is not None or tolerance_s != _TOLERANCE_S:
-                msg = f"steps are rows: leave out fps and tolerance_s, got fps={fps!r}, tolerance_s={tolerance_s!r}"
-                raise OptionError(msg)
-            self.offsets = {path: _steps_of(path, given) for path, given in _listed("steps", steps).items()}
-        self._fields: tuple[Schema | None, list[_Field]] = (None, [])
-        self.episodes = Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
+            rate = check_real("fps", fps, 1 / _FARTHEST, _FARTHEST)
+            tolerance = check_real("tolerance_s", tolerance_s, 0, _FARTHEST)
+            self.offsets = _listed("delta_timestamps", delta_timestamps, partial(_rows_of, rate, tolerance))
+        self.episodes = episodes_of(done_key)
 
     def __repr__(self) -> str:
         """Offsets in rows."""
@@ -151,12 +155,8 @@ class DeltaTimestamps(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Read the fields at their offsets."""
-        schema, fields = self._fields  # read once: another buffer may share the unit
-        if schema is not plan.schema:
-            fields = self._find(plan)
-            self._fields = (plan.schema, fields)
-        if plan.changed:
-            self._check_read(plan, fields)
+        fields: list[_Field] = self._fields(plan)
+        plan.require_read(*(field.position for field in fields))
         table, columns, added = view.require_episodes(), dict(plan.changed), dict(plan.fields)
         seen: _Seen = {}
         for position, offsets, pad in fields:
@@ -168,13 +168,6 @@ class DeltaTimestamps(SampleUnit):
             columns[position] = Column(Request(position, rows), (offsets.steps.shape[0],))
             added[pad] = padded.clone()  # fields of a batch share no memory
         return plan._replace(changed=columns, fields=added)
-
-    def _check_read(self, plan: Plan, fields: list[_Field]) -> None:
-        """Raise `OptionError` if another unit does more with a field than to read it at other rows."""
-        made = plan.computed(*(field.position for field in fields))
-        if made:
-            msg = f"another unit computes {', '.join(made)}, which cannot be read at offsets: leave it out"
-            raise OptionError(msg)
 
     def _find(self, plan: Plan) -> list[_Field]:
         """Return the fields for the rows' schema."""
@@ -216,86 +209,37 @@ def _read_at(table: EpisodeTable, slots: Tensor, offsets: _Offsets) -> tuple[Ten
 # -- arguments -------------------------------------------------------------------------------------------------------
 
 
-def _positive(name: str, value: Any) -> float:
-    if not _is_within(value, 0, _FARTHEST) or not float(value):
-        msg = f"{name} must be a positive number, the rows per second of the data (`fps` of a dataset), got {value!r}"
-        raise OptionError(msg)
-    return float(value)
-
-
-def _tolerance(value: Any) -> float:
-    if not _is_within(value, 0, _FARTHEST):
-        msg = f"tolerance_s must be a number of seconds of at least 0, got {value!r}"
-        raise OptionError(msg)
-    return float(value)
-
-
-def _is_within(value: Any, low: int, high: int) -> bool:
-    """Return whether a value is a real number in `[low, high]`; NaN is in no range."""
-    real = isinstance(value, Real) and not isinstance(value, bool)
-    return real and bool(low <= value <= high)
-
-
-def _listed(name: str, given: Any) -> dict[Path, list[Any]]:
-    """Return the offsets of each field as a list, by path."""
+def _listed(name: str, given: Any, read: Callable[[str, Any], int]) -> dict[Path, tuple[int, ...]]:
+    """Return the offsets of each field in rows, by path; `read` makes one of what was given."""
     if not isinstance(given, Mapping) or not given:
         msg = f"{name} must name at least one field with its offsets, as in {{'action': [0, 1]}}, got {given!r}"
         raise OptionError(msg)
-    found: dict[Path, list[Any]] = {}
+    found: dict[Path, tuple[int, ...]] = {}
     for key, offsets in given.items():
         path = as_path(key)
         if path in found:
             msg = f"{name} names {show_path(path)} twice: leave one out"
             raise OptionError(msg)
-        if isinstance(offsets, (str, bytes, Mapping)) or not isinstance(offsets, Iterable):
-            msg = f"{name} of {show_path(path)} must be a list of numbers, got {offsets!r}"
+        place = f"{name} of {show_path(path)}"
+        if (
+            isinstance(offsets, str | bytes | Mapping)
+            or not isinstance(offsets, Iterable)
+            or not (listed := list(offsets))
+        ):
+            msg = f"{place} must be a list of numbers, at least one, got {offsets!r}: or leave the field out"
             raise OptionError(msg)
-        found[path] = list(offsets)
-        if not found[path]:
-            msg = f"{name} of {show_path(path)} is empty: give at least one offset, or leave the field out"
-            raise OptionError(msg)
+        found[path] = tuple(max(-_FARTHEST, min(read(place, value), _FARTHEST)) for value in listed)
     return found
 
 
-def _rows_of(path: Path, given: list[Any], fps: float, tolerance_s: float) -> tuple[int, ...]:
-    """Return offsets in seconds as steps."""
-    found = []
-    for value in given:
-        seconds = _seconds(path, value, fps)
-        steps = round(seconds * fps)
-        if abs(seconds * fps - steps) / fps > tolerance_s:
-            msg = (
-                f"delta_timestamps of {show_path(path)}: {seconds:g} s is no multiple of 1/fps = {1 / fps:g} s; the "
-                f"closest one is {steps / fps:g} s. Change it, or raise tolerance_s={tolerance_s:g}"
-            )
-            raise OptionError(msg)
-        found.append(_bounded(steps))
-    return tuple(found)
-
-
-def _seconds(path: Path, value: Any, fps: float) -> float:
-    number = _plain(value)
-    if not _is_within(number, -_FARTHEST, _FARTHEST) or not math.isfinite(float(number) * fps):
-        msg = f"delta_timestamps of {show_path(path)} must be finite numbers of seconds, got {value!r}"
+def _rows_of(fps: float, tolerance_s: float, place: str, value: Any) -> int:
+    """Return an offset in seconds as steps."""
+    seconds = check_real(place, value, -_FARTHEST, _FARTHEST)
+    steps = round(seconds * fps)
+    if abs(seconds * fps - steps) / fps > tolerance_s:
+        msg = (
+            f"{place}: {seconds:g} s is no multiple of 1/fps = {1 / fps:g} s; the closest one is {steps / fps:g} s. "
+            f"Change it, or raise tolerance_s={tolerance_s:g}"
+        )
         raise OptionError(msg)
-    return float(number)
-
-
-def _steps_of(path: Path, given: list[Any]) -> tuple[int, ...]:
-    found = []
-    for value in given:
-        number = _plain(value)
-        if not hasattr(number, "__index__") or isinstance(number, (bool, torch.Tensor, np.ndarray)):
-            msg = f"steps of {show_path(path)} must be whole numbers of rows, got {value!r}: give seconds with fps="
-            raise OptionError(msg)
-        found.append(_bounded(number.__index__()))
-    return tuple(found)
-
-
-def _plain(value: Any) -> Any:
-    """Return a tensor of one number as a Python number, everything else as it is."""
-    return value.item() if isinstance(value, torch.Tensor) and value.ndim == 0 else value
-
-
-def _bounded(steps: int) -> int:
-    return max(-_FARTHEST, min(steps, _FARTHEST))
+    return steps

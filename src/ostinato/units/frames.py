@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 import torch
 
-from ostinato.core.episodes.tracker import Episodes, as_path
+from ostinato.core.episodes.tracker import as_path
 from ostinato.core.kinds import show_path
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.records import Column, Request, next_path
 from ostinato.errors import OptionError, SchemaError
-from ostinato.units.base import SampleUnit
+from ostinato.units.base import SampleUnit, episodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import Plan, View
-    from ostinato.core.rows import Schema
 
 _Seen: TypeAlias = "dict[tuple[int, bool], tuple[Tensor, Tensor]]"
 
@@ -76,9 +75,7 @@ class FrameStack(SampleUnit):
             raise OptionError(msg)
         self.padding = check_choice("padding", padding, ("repeat", "zeros"))
         self.merge = bool(merge)
-        self._last = torch.empty(0, dtype=torch.bool, device="cpu")  # result of `_is_last` for the last batch
-        self._fields: tuple[Schema | None, list[tuple[int, int | None]]] = (None, [])
-        self.episodes = Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
+        self.episodes = episodes_of(done_key)
 
     def __repr__(self) -> str:
         """Options."""
@@ -97,27 +94,14 @@ class FrameStack(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Read the frames before each frame as well."""
-        schema, fields = self._fields  # read once: another buffer may share the unit
-        if schema is not plan.schema:
-            fields = self._find(plan)
-            self._fields = (plan.schema, fields)
         table, columns = view.require_episodes(), dict(plan.changed)
         seen: _Seen = {}
-        for frame, after in fields:
-            if plan.changed:
-                self._check_read(plan, frame, after)
+        for frame, after in self._fields(plan):
+            plan.require_read(frame, after)
             columns[frame] = self._stack(plan, frame, table, seen)
             if after is not None:
                 columns[after] = self._stack_next(plan, frame, after, table, seen)
         return plan._replace(changed=columns)
-
-    def _check_read(self, plan: Plan, *positions: int | None) -> None:
-        """Raise `OptionError` if another unit does more with a field than to read it at other rows."""
-        made = plan.computed(*positions)
-        if made:
-            names = ", ".join(made)
-            msg = f"another unit computes {names}, frames of it cannot be stacked: leave it out of keys"
-            raise OptionError(msg)
 
     def _find(self, plan: Plan) -> list[tuple[int, int | None]]:
         """Return the positions of the fields to stack, each with that of its `next` field, for the rows' schema."""
@@ -148,7 +132,9 @@ class FrameStack(SampleUnit):
         if self.k == 1:
             return self._column(Request(after, ends), torch.ones_like(ends, dtype=torch.bool)[:, None])
         rows, valid = self._rows_of(ends, table, seen, then=True)
-        return self._column(Request(frame, rows), valid)._replace(other=after, pick=self._is_last(ends))
+        last = torch.zeros(rows.shape[0], dtype=torch.bool, device=rows.device)
+        last[self.k - 1 :: self.k] = True
+        return self._column(Request(frame, rows), valid)._replace(other=after, pick=last)
 
     def _rows_of(self, slots: Tensor, table: EpisodeTable, seen: _Seen, *, then: bool) -> tuple[Tensor, Tensor]:
         """Return the rows of stacks; fields with the same last rows share them."""
@@ -156,15 +142,6 @@ class FrameStack(SampleUnit):
         if key not in seen:
             seen[key] = table.stack(slots, self.k, then=then)
         return seen[key]
-
-    def _is_last(self, ends: Tensor) -> Tensor:
-        """Return bool `[R * k]`, True for the last frame of each stack; it is shared, so do not write to it."""
-        last, frames = self._last, ends.shape[0] * self.k
-        if last.shape[0] != frames or last.device != ends.device:
-            last = torch.zeros(frames, dtype=torch.bool, device=ends.device)
-            last[self.k - 1 :: self.k] = True
-            self._last = last
-        return last
 
     def _column(self, request: Request, valid: Tensor) -> Column:
         blank = ~valid if self.padding == "zeros" else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import numpy as np
@@ -11,18 +10,18 @@ import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.episodes.tracker import Episodes, as_path
+from ostinato.core.episodes.tracker import as_path
+from ostinato.core.options import check_choice, check_real
 from ostinato.core.records import Column, Request, next_path
 from ostinato.core.rows import map_leaves
 from ostinato.errors import KindError, OptionError, SchemaError
-from ostinato.units.base import SampleUnit
+from ostinato.units.base import SampleUnit, episodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import Plan, View
-    from ostinato.core.rows import Schema
 
 
 class HindsightStrategy(StrEnum):
@@ -110,7 +109,7 @@ class Hindsight(SampleUnit):
         "exact_ratio",
         "next_goals",
     )
-    rank = 2
+    rank = 1
 
     def __init__(
         self,
@@ -128,24 +127,15 @@ class Hindsight(SampleUnit):
         if not callable(cast("Any", reward_fn)):
             msg = f"reward_fn must be a function from a batch to its rewards, got {type(reward_fn).__name__}"
             raise KindError(msg)
-        if not isinstance(cast("Any", her_ratio), Real) or not 0.0 <= her_ratio <= 1.0:
-            msg = f"her_ratio must be in [0, 1], got {her_ratio!r}"
-            raise OptionError(msg)
-        if strategy not in _STRATEGIES:
-            msg = (
-                f"strategy must be one of {list(_STRATEGIES)}, got {strategy!r}, which is not a valid HindsightStrategy"
-            )
-            raise OptionError(msg)
         self.reward_fn = reward_fn
-        self.her_ratio = float(her_ratio)
-        self.strategy = HindsightStrategy(strategy)
+        self.her_ratio = check_real("her_ratio", her_ratio, 0.0, 1.0)
+        self.strategy = HindsightStrategy(check_choice("strategy", strategy, _STRATEGIES))
         self.goal_path = as_path(goal_key)
         self.achieved_path = as_path(achieved_goal_key)
         self.reward_path = None if reward_key is None else as_path(reward_key)
         self.exact_ratio = bool(exact_ratio)
         self.next_goals = bool(next_goals)
-        self._fields: tuple[Schema | None, _Fields] = (None, _Fields(-1, -1, None, None))
-        self.episodes = Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
+        self.episodes = episodes_of(done_key)
 
     def __repr__(self) -> str:
         """Options."""
@@ -163,10 +153,7 @@ class Hindsight(SampleUnit):
             got = "none" if dice is None else list(dice.shape)
             msg = f"Hindsight needs the random numbers of roll(), [2, {plan.records.shape[0]}], got {got}"
             raise OptionError(msg)
-        schema, fields = self._fields  # read once: another buffer may share the unit
-        if schema is not plan.schema:
-            fields = self._find(plan)
-            self._fields = (plan.schema, fields)
+        fields: _Fields = self._fields(plan)
         late = fields.next_achieved is None and self.next_goals
         chosen, relabelled = self._choose(plan.records, view, dice, late=late)
         source = fields.achieved if fields.next_achieved is None else fields.next_achieved

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
 from ostinato.core.episodes.continuity import looks_next
-from ostinato.core.episodes.tracker import Episodes, as_path
+from ostinato.core.episodes.tracker import as_path
 from ostinato.core.kinds import show_path
-from ostinato.core.options import check_integer
+from ostinato.core.options import check_integer, check_real
 from ostinato.core.records import Column, Plan, Request
 from ostinato.errors import OptionError, SchemaError
-from ostinato.units.base import SampleUnit
+from ostinato.units.base import SampleUnit, episodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +86,7 @@ class NStep(SampleUnit):
         self.gamma = gamma
         self.reward_key = reward_key
         self.next_keys = next_keys
-        self.episodes = Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
+        self.episodes = episodes_of(done_key)
         self._reward = None if reward_key is None else as_path(reward_key)
         self._next = None if next_keys is None else tuple(as_path(key) for key in next_keys)
         self._known: tuple[Any, Tensor] = (None, torch.empty(0, dtype=torch.float32, device="cpu"))
@@ -119,14 +118,7 @@ class NStep(SampleUnit):
 
     @gamma.setter
     def gamma(self, value: float) -> None:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not 0.0 <= number <= 1.0:
-            msg = f"gamma must be in [0, 1], got {value!r}"
-            raise OptionError(msg)
-        self._gamma = number
+        self._gamma = check_real("gamma", value, 0.0, 1.0)
 
     @property
     def joins(self) -> bool:
@@ -140,15 +132,14 @@ class NStep(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Read the rewards of all steps, and the other fields after the last step."""
-        _, _, reward, after, moved = self._find(plan, view.ends)
-        n, gamma = self._n, self._gamma  # read once: another thread may set them
+        _, _, reward, after, moved = self._roles_of(plan, view.ends)
         exact = plan.schema.leaves[reward].dtype is torch.float64
-        powers = self._powers_of(n, gamma, torch.float64 if exact else torch.float32)
+        powers = self.powers(torch.float64 if exact else torch.float32)
         rows, weights, steps, discounts, last = view.require_episodes().steps(plan.records, powers)
         columns = dict(plan.changed)
         for position in after:
             columns[position] = Column(Request(position, last))
-        columns[reward] = Column(Request(reward, rows.view(-1)), (n,), weights)
+        columns[reward] = Column(Request(reward, rows.view(-1)), (powers.shape[0] - 1,), weights)
         fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": discounts}
         objects = [leaf.path for leaf in plan.schema.objects if leaf.path in (moved or ())]
         elsewhere = {**plan.elsewhere, **dict.fromkeys(objects, last)} if plan.schema.objects else {}
@@ -157,22 +148,19 @@ class NStep(SampleUnit):
     def check_schema(self, schema: Schema, ends: tuple[Path, ...] = ()) -> None:
         """Check that rows have a reward, and fields after the step."""
         none = torch.empty(0, dtype=torch.int64, device="cpu")
-        self._find(Plan(schema, none, none), ends)
+        self._roles_of(Plan(schema, none, none), ends)
 
     def powers(self, dtype: torch.dtype) -> Tensor:
         """Return `gamma^0 .. gamma^n` as they are now, `[n + 1]`, on the CPU. Do not write to it."""
-        return self._powers_of(self._n, self._gamma, dtype)
-
-    def _powers_of(self, n: int, gamma: float, dtype: torch.dtype) -> Tensor:
-        """Return `gamma^0 .. gamma^n`, `[n + 1]`, on the CPU."""
-        key = (n, gamma, dtype)
+        key = (self._n, self._gamma, dtype)  # read once: another thread may set them
         known, powers = self._known
         if known != key:
-            powers = torch.pow(gamma, torch.arange(n + 1, device="cpu", dtype=torch.float64)).to(dtype)
+            exponents = torch.arange(key[0] + 1, device="cpu", dtype=torch.float64)
+            powers = torch.pow(key[1], exponents).to(dtype)
             self._known = (key, powers)
         return powers
 
-    def _find(self, plan: Plan, ends: tuple[Path, ...]) -> _Roles:
+    def _roles_of(self, plan: Plan, ends: tuple[Path, ...]) -> _Roles:
         """Return the positions of the reward and of the fields after the step; computed once for each schema."""
         if self._roles.schema is plan.schema and self._roles.ends == ends:
             return self._roles

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 import torch
 
 from ostinato.core.episodes.tracker import Episodes, EpisodeTracker, TrackedRows, as_path
-from ostinato.core.options import check_integer
+from ostinato.core.options import check_choice, check_integer
 from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
 from ostinato.errors import KindError, OptionError
-from ostinato.units.base import SampleUnit
+from ostinato.units.base import SampleUnit, episodes_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,15 +118,10 @@ class Sequence(SampleUnit):
         self.burn_in = check_integer("burn_in", burn_in, 0, OptionError, below=2**30)
         self.bootstrap = check_integer("bootstrap", bootstrap, 0, OptionError, below=2**30)
         self.dilation = check_integer("dilation", dilation, 1, OptionError, below=2**30)
-        if episode_boundary not in _BOUNDARIES:
-            msg = f"Unknown episode_boundary {episode_boundary!r}: it must be one of {list(_BOUNDARIES)}"
-            raise OptionError(msg)
-        self.episode_boundary = episode_boundary
+        self.episode_boundary = check_choice("episode_boundary", episode_boundary, _BOUNDARIES)
         self.done_key = done_key if done_key is None or isinstance(done_key, str) else tuple(done_key)
-        if done_key is None:
-            self.episodes = Episodes(end_key=[])
-        else:
-            self.episodes = Episodes() if as_path(done_key) == ("next", "done") else Episodes(end_key=as_path(done_key))
+        usual = done_key is not None and as_path(done_key) == ("next", "done")
+        self.episodes = Episodes(end_key=[]) if done_key is None else episodes_of(None if usual else done_key)
 
     def __repr__(self) -> str:
         """Options."""

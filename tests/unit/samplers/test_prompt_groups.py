@@ -150,7 +150,7 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: make(num_groups=1, samples_per_group=1), KindError, "Exactly one"),
     (lambda: make(num_groups=True), KindError, "num_groups must be a positive integer"),
     (lambda: make(samples_per_group=0), OptionError, "samples_per_group must be a positive integer"),
-    (lambda: make(num_groups=1, strategy="best"), OptionError, "Unknown strategy='best'"),
+    (lambda: make(num_groups=1, strategy="best"), OptionError, "strategy must be one of"),
     (lambda: make([0], num_groups=3).sample(), OptionError, "batch_size=4 is not divisible by num_groups=3"),
     (lambda: make([0], samples_per_group=3).sample(), OptionError, "not divisible by samples_per_group=3"),
     (lambda: make([0], [torch.nan], num_groups=1, strategy="reward").sample(), SchemaError, "must be finite"),

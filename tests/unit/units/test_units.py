@@ -51,7 +51,7 @@ BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
     (lambda: FrameStack(2, []), OptionError, "keys must name at least one field"),
     (lambda: FrameStack(2, ["obs"], padding="mirror"), OptionError, "padding must be one of"),
     (lambda: FrameStack(2, [3]), OptionError, "a key is a string, or a tuple of strings"),  # type: ignore[list-item]
-    (lambda: SequenceUnit(2, "never"), OptionError, "Unknown episode_boundary 'never': it must be one of"),
+    (lambda: SequenceUnit(2, "never"), OptionError, "episode_boundary must be one of"),
     (lambda: SequenceUnit(2, dilation=0), OptionError, "dilation must be a positive integer"),
     (lambda: Hindsight(3), KindError, "reward_fn must be a function from a batch"),  # type: ignore[arg-type]
     (lambda: Hindsight(reward_of, her_ratio=1.5), OptionError, r"her_ratio must be in \[0, 1\]"),

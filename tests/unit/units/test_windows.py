@@ -115,8 +115,8 @@ SLICES = {
     ),
     "without": Case(lambda: SliceSamplerWithoutReplacement(slice_len=3), partial(check_slices, length=3)),
     "without-short": Case(
-        lambda: SliceSamplerWithoutReplacement(slice_len=3, strict_length=False, shuffle=False),
-        partial(check_slices, length=3, strict=False),
+        lambda: SliceSamplerWithoutReplacement(slice_len=3, strict_length=False, shuffle=False, pad_output=True),
+        partial(check_slices, length=3, strict=False, pad=True),
     ),
 }
 

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 _MAX_CAPACITY = 2**30
 """Records of episodes have 32-bit numbers, and while rows are replaced there may be two for each slot."""
 
-# `new_empty` of these takes half the time of `torch.empty`
-_INTS = torch.empty(0, dtype=torch.int64, device="cpu")
-_BOOLS = torch.empty(0, dtype=torch.bool, device="cpu")
-
 
 class Spans(NamedTuple):
     """The episodes present, int64 `[count]` each (`closed` is bool); the episode with the oldest row comes first.
@@ -233,11 +229,11 @@ class EpisodeTable:
             SlotError: A slot outside the ring. (All reads raise it.)
             OptionError: A wrong dtype, shape or device. (All reads raise it.)
         """
-        return _read(self._rows.ahead, slots, self.capacity, (), _INTS.new_empty(slots.shape))[0]
+        return _read(self._rows.ahead, slots, self.capacity, (), (slots.shape, torch.int64))[0]
 
     def behind(self, slots: Tensor) -> Tensor:
         """Count the rows present before each row in its episode; -1 for rows of no episode. int64 `[n]`."""
-        return _read(self._rows.behind, slots, self.capacity, (), _INTS.new_empty(slots.shape))[0]
+        return _read(self._rows.behind, slots, self.capacity, (), (slots.shape, torch.int64))[0]
 
     def shift(self, slots: Tensor, steps: Tensor | int) -> Tensor:
         """Find the rows that lie some steps later in the same episode.
@@ -276,8 +272,8 @@ class EpisodeTable:
             has only itself.
         """
         shape = (slots.shape[0], before + 1 + after)
-        outs = _INTS.new_empty(shape), _BOOLS.new_empty(shape)
-        rows, valid = _read(self._rows.window, slots, self.capacity, (before, after, dilation), *outs)
+        forms = (shape, torch.int64), (shape, torch.bool)
+        rows, valid = _read(self._rows.window, slots, self.capacity, (before, after, dilation), *forms)
         return rows, valid
 
     def slices(self, slots: Tensor, length: int) -> Tensor:
@@ -290,8 +286,8 @@ class EpisodeTable:
         Returns:
             Slots, int64 `[n * length]`.
         """
-        out = _INTS.new_empty(slots.shape[0] * length)
-        return _read(self._rows.slices, slots, self.capacity, (length,), out)[0]
+        form = ((slots.shape[0] * length,), torch.int64)
+        return _read(self._rows.slices, slots, self.capacity, (length,), form)[0]
 
     def steps(self, slots: Tensor, powers: Tensor) -> StepWindows:
         """Find what n-step transitions read: the rows from each row on, of its episode.
@@ -305,10 +301,16 @@ class EpisodeTable:
             New tensors, on the device of `slots`.
         """
         n, width = slots.shape[0], powers.shape[0] - 1
-        rows, discounts = _INTS.new_empty((n, width)), torch.empty(n, dtype=torch.float32, device="cpu")
-        outs = rows, powers.new_empty((n, width)), _INTS.new_empty(n), discounts, _INTS.new_empty(n)
+        whole, single = (n, width), (n,)
+        forms = (
+            (whole, torch.int64),
+            (whole, powers.dtype),
+            (single, torch.int64),
+            (single, torch.float32),
+            (single, torch.int64),
+        )
         numbers = (width, powers.data_ptr(), powers.dtype is torch.float32)
-        return StepWindows(*_read(self._rows.steps, slots, self.capacity, numbers, *outs))
+        return StepWindows(*_read(self._rows.steps, slots, self.capacity, numbers, *forms))
 
     def stack(self, slots: Tensor, k: int, *, then: bool = False) -> tuple[Tensor, Tensor]:
         """Find the rows of stacks of frames: the `k` rows of its episode up to each row.
@@ -323,8 +325,8 @@ class EpisodeTable:
             the episode.
         """
         n = slots.shape[0]
-        outs = _INTS.new_empty(n * k), _BOOLS.new_empty((n, k))
-        rows, valid = _read(self._rows.stack, slots, self.capacity, (k, then), *outs)
+        forms = ((n * k,), torch.int64), ((n, k), torch.bool)
+        rows, valid = _read(self._rows.stack, slots, self.capacity, (k, then), *forms)
         return rows, valid
 
     def episodes(self) -> Spans:
@@ -453,7 +455,8 @@ class Starts:
         return self._draw(self._rows.draw_episodes, randoms, randoms.shape[0] // 2)
 
     def _draw(self, draw: Callable[[int, int, int, int], None], randoms: Tensor, rows: int) -> Tensor:
-        numbers, out = _checked("randoms", randoms, torch.int64), _INTS.new_empty(rows)
+        numbers = _checked("randoms", randoms, torch.int64)
+        out = numbers.new_empty(rows)
         try:
             draw(self._handle, numbers.data_ptr(), rows, out.data_ptr())
         except IndexError as error:
@@ -473,31 +476,32 @@ class Starts:
             SlotError: A slot outside the ring.
             OptionError: A wrong dtype, shape or device.
         """
-        return _read(self._rows.ahead, slots, self._capacity, (), _INTS.new_empty(slots.shape))[0] >= self.need - 1
+        return _read(self._rows.ahead, slots, self._capacity, (), (slots.shape, torch.int64))[0] >= self.need - 1
 
 
 _address = torch.Tensor.data_ptr
 
 
 def _read(
-    read: Callable[..., None], slots: Tensor, capacity: int, numbers: tuple[int, ...], *outs: Tensor
+    read: Callable[..., None], slots: Tensor, capacity: int, numbers: tuple[int, ...], *forms: tuple[Any, torch.dtype]
 ) -> tuple[Tensor, ...]:
     """Return what `read` writes for some slots, on the device of the slots.
 
     Args:
-        read: gets the address and the number of slots, `numbers`, and the addresses of `outs`.
+        read: gets the address and the number of slots, `numbers`, and the addresses of the results.
         slots: int64 `[n]`.
         capacity: the slots are below it.
         numbers: further arguments.
-        outs: tensors on the CPU to write to.
+        forms: shapes and dtypes of the results.
     """
     at = _checked("slots", slots, torch.int64)
+    outs = [at.new_empty(shape, dtype=dtype) for shape, dtype in forms]  # in half the time of `torch.empty`
     try:
         read(at.data_ptr(), at.shape[0], *numbers, *map(_address, outs))
     except IndexError:
         check_slots(at, capacity)
         raise
-    return outs if slots.is_cpu else tuple(out.to(slots.device) for out in outs)
+    return tuple(outs if slots.is_cpu else [out.to(slots.device) for out in outs])
 
 
 def _spans(rows: NativeEpisodes | NumpyEpisodes) -> Spans:
