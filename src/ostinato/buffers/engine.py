@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from ostinato.buffers.checkpoint.load import Reading, load_buffer, load_engine_state
+from ostinato.buffers.checkpoint.load import load_buffer, load_engine_state
 from ostinato.buffers.checkpoint.save import Saves, Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state
 from ostinato.buffers.checks import (
@@ -1495,5 +1495,5 @@ class LocalEngine:
 
     def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
         """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""
-        save = load_buffer(path, restore, [self.storage], Reading(FORMAT, verify=verify, mmap=mmap))
+        save = load_buffer(path, restore, [self.storage], verify=verify, mmap=mmap)
         self.saves.loaded(save, self.ring, self.storage)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ostinato.buffers.batch_parts import join_parts, without_names
 from ostinato.buffers.checkpoint.ensemble import ENSEMBLE_FORMAT, ensemble_checker, ensemble_state, load_ensemble_state
-from ostinato.buffers.checkpoint.load import Reading, load_buffer
+from ostinato.buffers.checkpoint.load import load_buffer
 from ostinato.buffers.checkpoint.save import Saves, Saving, save_buffer
 from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.pipeline import Pipeline
@@ -571,7 +571,7 @@ class EnsembleEngine:
     def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
         """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""
         storages = [engine.storage for engine in self.engines]
-        save = load_buffer(path, restore, storages, Reading(ENSEMBLE_FORMAT, verify=verify, mmap=mmap))
+        save = load_buffer(path, restore, storages, format_name=ENSEMBLE_FORMAT, verify=verify, mmap=mmap)
         for engine in self.engines:
             engine.saves.loaded(save, engine.ring, engine.storage)
 

@@ -11,10 +11,9 @@ import torch
 
 from ostinato._backend import backend
 from ostinato.core.rows import Schema
-from ostinato.durable.arrays import ArrayRecord, read_array
+from ostinato.durable.arrays import ArrayRecord, read_array, write_array
 from ostinato.durable.manifest import read_manifest, write_manifest
 from ostinato.durable.progress import BYTES, Progress, begin, finish
-from ostinato.durable.row_files import write_array
 from ostinato.errors import CheckpointError, DirectoryInUseError, OptionError, UsageError
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.memory import MappedMemory, Memory

@@ -13,7 +13,6 @@ from torch.compiler import is_dynamo_compiling
 from ostinato._backend import backend
 from ostinato.core.records import Run
 from ostinato.core.rows import Schema, as_bits, as_ordinary
-from ostinato.durable.checkpoint_reader import copy_counted
 from ostinato.durable.dtypes import copy_elements
 from ostinato.errors import OptionError
 
@@ -457,7 +456,7 @@ def copy_column(source: Any, dest: Tensor) -> None:
     if not isinstance(source, Tensor):
         source.read_into(dest)
     elif dest.numel() and source.data_ptr() != dest.data_ptr():
-        copy_counted(dest, source)
+        dest.copy_(source)
 
 
 def _same_layout(sources: list[tuple[Any, int]], row_bytes: int, columns: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
 from ostinato._backend import backend
-from ostinato.durable import checkpoint_writer as directory
+from ostinato.durable import checkpoint as directory
 from ostinato.errors import DamagedFileError
 from ostinato.tools import compact, inspect_checkpoint, verify
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -27,11 +26,10 @@ from ostinato.buffers.view_list import ViewList
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
-from ostinato.core.rows import NAME_LENGTH, Schema
+from ostinato.core.rows import Schema
 from ostinato.durable import CheckpointReader, progress
-from ostinato.errors import CheckpointError, OptionError
-from ostinato.storages.checkpoint import clear_filled, get_objects, hooks_of, readable
-from ostinato.storages.objects import unpack
+from ostinato.errors import CheckpointError, OptionError, SavedOverError
+from ostinato.storages.checkpoint import clear_filled, get_rows, hooks_of, readable
 from ostinato.storages.tensor import raise_mapped_ring
 
 if TYPE_CHECKING:
@@ -46,23 +44,29 @@ if TYPE_CHECKING:
     from ostinato.transforms import Compose
 
 PartT = TypeVar("PartT")
-
-
-class Reading(NamedTuple):
-    """How a checkpoint is read."""
-
-    format_name: str
-    verify: bool
-    mmap: bool
+_ATTEMPTS = 3
 
 
 def load_buffer(
-    path: str | Path, restore: Callable[[dict[str, Any]], None], storages: Sequence[Storage], reading: Reading
+    path: str | Path,
+    restore: Callable[[dict[str, Any]], None],
+    storages: Sequence[Storage],
+    *,
+    format_name: str = FORMAT,
+    verify: bool = True,
+    mmap: bool = False,
 ) -> str | None:
     """Read a directory and hand its state to `restore`, with columns that are read when they are copied.
 
-    If a storage holds rows already, every file is open and every checksum was compared before: rows are copied out of
-    the open files, whatever others save to the directory meanwhile.
+    If another process saves to the directory meanwhile, the load begins again with the newer checkpoint.
+
+    Args:
+        path: the directory.
+        restore: loads a state, or changes nothing.
+        storages: which the rows are loaded into.
+        format_name: kind of checkpoint.
+        verify: compare the checksums of columns.
+        mmap: map the files of the rows.
 
     Returns:
         The name of the save that was loaded, from which an incremental save can go on.
@@ -73,7 +77,7 @@ def load_buffer(
         DamagedFileError: naming the damaged file.
         OptionError: if rows of a storage cannot be mapped.
     """
-    for storage in storages if reading.mmap else ():
+    for storage in storages if mmap else ():
         hooks = hooks_of(storage, "load_hooks")
         if not storage.mappable or hooks:
             msg = (
@@ -81,21 +85,29 @@ def load_buffer(
                 f"{storage!r} with {len(hooks)} hooks: load without it"
             )
             raise OptionError(msg)
-    reader = CheckpointReader(path, format_name=reading.format_name)
-    used = not reading.mmap and any(map(len, storages))
-    progress.begin(reader.nbytes * (1 + (used and reading.verify)))
-    with readable(f"a replay buffer in {path}"):
-        state = open_state(reader, storages, reading, opened=used)
-    if used and reading.verify:
-        reader.verify_arrays()
-    for mine, storage in zip(state.get("members", [state]), storages, strict=False) if reading.mmap else ():
-        with readable("this storage"):
-            saved = mine["storage"]["state"]
-            seam = storage.seam(saved)
-        if seam:
-            raise_mapped_ring(saved, seam, storage.capacity)
-    restoring(restore, storages)(state)
-    return reader.save
+    for left in reversed(range(_ATTEMPTS)):
+        reader = CheckpointReader(path, format_name=format_name)
+        progress.begin(reader.nbytes)
+        try:
+            with readable(f"a replay buffer in {path}"):
+                state = open_state(reader, storages, verify=verify, objects=True)
+            if mmap:
+                state = each_storage(state, storages, lambda saved, storage, _: _to_map(saved, storage))
+            restoring(restore, storages)(state)
+        except SavedOverError:
+            if not left:
+                raise
+        else:
+            return reader.save
+    return None
+
+
+def _to_map(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
+    with readable("this storage"):
+        seam = storage.seam(saved)
+    if seam:
+        raise_mapped_ring(saved, seam, storage.capacity)
+    return {**saved, "mapped": True}
 
 
 def check_loadable(path: str | Path, engine: LocalEngine, batch_size: int | None) -> Schema | None:
@@ -110,10 +122,10 @@ def check_loadable(path: str | Path, engine: LocalEngine, batch_size: int | None
         CheckpointNotFoundError: if there is no checkpoint.
         CheckpointError: if it does not fit.
     """
-    storage, reading = engine.storage, Reading(FORMAT, verify=False, mmap=False)
+    storage = engine.storage
     reader = CheckpointReader(path, format_name=FORMAT)
     with readable(f"a replay buffer in {path}"):
-        state = open_state(reader, [storage], reading, objects=False)
+        state = open_state(reader, [storage])
         saved = state["storage"]["state"]
         if not hooks_of(storage, "load_hooks"):
             check_state(engine, state, batch_size)
@@ -122,50 +134,11 @@ def check_loadable(path: str | Path, engine: LocalEngine, batch_size: int | None
 
 
 def open_state(
-    reader: CheckpointReader, storages: Sequence[Any], reading: Reading, *, objects: bool = True, opened: bool = False
+    reader: CheckpointReader, storages: Sequence[Any], *, verify: bool = False, objects: bool = False
 ) -> dict[str, Any]:
-    """Return the state of a buffer, or an ensemble, with its rows where their names stand.
-
-    Columns are read when they are copied, out of files that are open already if `opened`. Without `objects`, Python
-    objects are only counted.
-    """
-    change = partial(_get_rows, reader, reading, objects=objects, opened=opened)
+    """Return the state of a buffer, or an ensemble, with its rows where their names stand; see `get_rows`."""
+    change = partial(get_rows, reader, verify=verify, objects=objects)
     return each_storage(reader.state(), storages, change)
-
-
-def _get_rows(
-    reader: CheckpointReader,
-    reading: Reading,
-    saved: dict[str, Any],
-    storage: Any,
-    prefix: str,
-    *,
-    objects: bool,
-    opened: bool,
-) -> dict[str, Any]:
-    """Return the state of a storage with its rows where their names stand."""
-    saved = dict(saved)
-    if "columns" in saved:
-        names = saved["columns"]
-        # versions before names were cut wrote up to 1022 characters; suffixes follow a name that was cut
-        kept = [n if n.endswith((".has", ".apart", ".blobs", ".values", ".ends")) else n[:NAME_LENGTH] for n in names]
-        found = reader.columns([f"{prefix}{name}" for name in names], verify=reading.verify, opened=opened)
-        saved["columns"] = dict(zip(kept, found, strict=True))
-        saved["mapped"] = reading.mmap
-    allow = bool(getattr(storage, "allow_pickle", False))
-    if "objects" in saved:
-        forms = saved["objects"]
-        saved["objects"] = {
-            name: get_objects(reader, f"{prefix}{name}", form, allow_pickle=allow)
-            if objects
-            else [None] * math.prod(reader.record(f"{prefix}{name}.ends").shape)
-            for name, form in forms.items()
-        }
-    if "items" in saved and not objects:
-        saved["items"] = range(int(saved["items"]))
-    elif "items" in saved:
-        saved["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
-    return saved
 
 
 def _copy_of(engine: LocalEngine, owner: LocalEngine | None = None) -> LocalEngine:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from ostinato.buffers.checkpoint.load import Reading, open_state
+from ostinato.buffers.checkpoint.load import open_state
 from ostinato.buffers.checkpoint.state import converted, one_at_a_time
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointWriter, progress
-from ostinato.durable.arrays import as_runs, find_run, join_runs, one_run
+from ostinato.durable.arrays import PIECE_BYTES, as_runs, can_write_ahead, find_run, join_runs, one_run
 from ostinato.durable.dtypes import dtype_name, raw_view
-from ostinato.durable.row_files import PIECE_BYTES, can_write_ahead
 from ostinato.errors import CheckpointError, OstinatoError
-from ostinato.storages.checkpoint import put_items, put_objects, readable
+from ostinato.storages.checkpoint import put_rows, readable, save_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.engine import LocalEngine
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
-    from ostinato.durable.arrays import Runs
-    from ostinato.durable.row_files import Piece, Print, RowFile
+    from ostinato.durable.arrays import Piece, Print, RowFile, Runs
     from ostinato.storages import Storage
     from ostinato.storages.table import RowArray
 
@@ -102,10 +101,9 @@ def _verify(
     Raises:
         CheckpointError: if no load would take it.
     """
-    reading = Reading("", verify=False, mmap=False)
     try:
         with readable("a replay buffer"):
-            check(open_state(writer.preview(), storages, reading, objects=False))
+            check(open_state(writer.preview(), storages))
     except CheckpointError as error:
         msg = (
             f"the state of this buffer cannot be saved to {path}, since no load would take it: {error}. An older "
@@ -119,13 +117,9 @@ def _row_bytes(engine: LocalEngine) -> int:
     return sum(array.row_bytes * rows for array in engine.storage.row_arrays())
 
 
-def _tensor_bytes(state: Any) -> int:
+def _tensor_bytes(state: dict[str, Any]) -> int:
     """Return the bytes of the tensors of a state, without Python objects."""
-    if isinstance(state, torch.Tensor):
-        return state.nbytes
-    if isinstance(state, dict):
-        return sum(_tensor_bytes(value) for key, value in state.items() if key not in {"items", "objects"})
-    return sum(map(_tensor_bytes, state)) if isinstance(state, (list, tuple)) else 0
+    return sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
 
 
 class _Begun(NamedTuple):
@@ -171,24 +165,12 @@ def _put_rows(
             done |= {member.name for member in array.members} or {array.name}
             arrays += _begin_array(begun, array, len(engine.storage), changed, prefix)
     begun.snapshots.append(Snapshot(engine.ring, arrays))
-    return _put_columns(begun.writer, begun.writer.add_changed, state, prefix, done)
+    return _with_rows(state, put_rows(begun.writer, saved, prefix, done=done, compare=True))
 
 
-def _put_columns(
-    writer: CheckpointWriter, add: Callable[[str, Tensor], object], state: dict[str, Any], prefix: str, done: set[str]
-) -> dict[str, Any]:
-    """Write the columns of a state that are not `done`, and its objects; return it with their names in their place."""
-    storage = dict(state["storage"]["state"])
-    if storage.get("columns") is not None:
-        for name, column in storage["columns"].items():
-            if name not in done:
-                add(f"{prefix}{name}", column)
-        storage["columns"] = list(storage["columns"])
-    if storage.get("items") is not None:
-        put_items(writer, storage, prefix)
-    if "objects" in storage:
-        put_objects(writer, storage, prefix)
-    return {**state, "storage": {**state["storage"], "state": storage}}
+def _with_rows(state: dict[str, Any], rows: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the state of a buffer with another state of its storage."""
+    return {**state, "storage": {**state["storage"], "state": rows}}
 
 
 def save_state(path: str | Path, state: dict[str, Any], format_name: str) -> None:
@@ -198,11 +180,7 @@ def save_state(path: str | Path, state: dict[str, Any], format_name: str) -> Non
         CheckpointError: if something cannot be saved, or the path holds other things.
         StorageMemoryError: if the disk is too small.
     """
-    columns = state["storage"]["state"].get("columns") or {}
-    needed = sum(column.nbytes for column in columns.values())
-    with CheckpointWriter(path, format_name=format_name, needed_bytes=needed) as writer:
-        progress.begin(needed)
-        writer.commit(_put_columns(writer, writer.add_array, state, "", set()))
+    save_rows(path, format_name, [state["storage"]["state"]], lambda put: _with_rows(state, put[0]))
 
 
 def _changed(engine: LocalEngine, lineage: Lineage | None) -> Runs | None:
@@ -365,20 +343,18 @@ class Snapshot:
                         _wait(*under_way.popleft())
                     room = rooms[number % len(rooms), : len(piece.rows)]
                     self._take(array, file, piece, room, lock)
-                    under_way.append((writer.submit(file.append, piece.offset, raw_view(room)), room.nbytes))
+                    under_way.append((writer.submit(file.put, piece.offset, raw_view(room)), room.nbytes))
                 for last in under_way:
                     _wait(*last)
 
     def _take(self, array: RowArray, file: RowFile, piece: Piece, room: Tensor, lock: Any) -> None:
-        n = len(piece.rows)
         with lock:
             if self._error is not None:
                 raise self._error
-            where = torch.from_numpy(piece.rows) if piece.first is None else slice(piece.first, piece.first + n)
-            array.copy(room, where)
+            array.copy(room, piece.where)
             same = self._ring.written == self._serial
             replaced = piece.rows[:0] if same else np.flatnonzero(self._replaced(piece.rows))
-            file.done = piece.offset + n * file.row_bytes
+            file.done = piece.offset + len(piece.rows) * file.row_bytes
         for first, count in as_runs(replaced).tolist():
             file.read_back(piece.offset + first * file.row_bytes, raw_view(room[first : first + count]))
 
