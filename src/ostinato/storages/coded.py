@@ -262,14 +262,13 @@ def decoded(blobs: Sequence[bytes], leaf: Leaf, codec: AnyCodec, *, pin: bool = 
 # -- in checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[AnyCodec], seam: int) -> dict[str, SavedCoded]:
+def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[AnyCodec]) -> dict[str, SavedCoded]:
     """Return the compressed columns of a state, which are taken out of its other ones; nothing is read yet.
 
     Args:
         state: of a storage.
         schema: of its rows.
         mine: codecs of the storage that reads it, which may be the user's.
-        seam: row that comes first.
 
     Raises:
         CheckpointError: if a column is missing, or its codec is not known here.
@@ -280,7 +279,7 @@ def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[AnyCodec], 
     for name, codec_name in dict(state.get("codec") or {}).items():
         values, ends = take_parts(state["columns"], name, int(state["rows"]), "blobs")
         codec = by_name.get(str(codec_name)) or _known_codec(leaves[name], codec_name)
-        found[name] = SavedCoded(leaves[name], codec, values, ends, seam)
+        found[name] = SavedCoded(leaves[name], codec, values, ends)
     return found
 
 
@@ -296,10 +295,10 @@ def _known_codec(leaf: Leaf, name: object) -> AnyCodec:
 
 @final
 class SavedCoded(Saved):
-    """A compressed column of a state, its row `seam` first."""
+    """A compressed column of a state."""
 
-    def __init__(self, leaf: Leaf, codec: AnyCodec, values: Any, ends: Any, seam: int) -> None:
-        self._leaf, self._values, self._ends, self._seam = leaf, values, ends, seam
+    def __init__(self, leaf: Leaf, codec: AnyCodec, values: Any, ends: Any) -> None:
+        self._leaf, self._values, self._ends = leaf, values, ends
         self.codec = codec
         self.how = f"codec={codec.name!r} for {show_field(leaf.path)}"
         self.dtype, self.shape = leaf.dtype, (int(ends.shape[0]), *leaf.shape)
@@ -310,8 +309,7 @@ class SavedCoded(Saved):
         Raises:
             CheckpointError: if their ends do not fit them.
         """
-        blobs = split_blobs(read_column(self._values), read_column(self._ends))
-        return blobs[self._seam :] + blobs[: self._seam]
+        return split_blobs(read_column(self._values), read_column(self._ends))
 
     def parts(self) -> Iterator[Tensor]:
         """Yield the values in parts, each decompressed when it is taken."""

@@ -19,9 +19,9 @@ from torch.compiler import is_dynamo_compiling
 
 from ostinato.core.kinds import as_tensor, is_non_tensor, is_tensordict, is_text, show_field, show_path
 from ostinato.core.records import Request, Run
-from ostinato.core.rows import Flat, Leaf, Schema, as_bits, column_name, turn_rows
+from ostinato.core.rows import Flat, Leaf, Schema, as_bits, column_name
 from ostinato.errors import CheckpointError, DamagedFileError, KeyMissingError, KindError, SchemaError
-from ostinato.storages.table import check_alike, checked_choice, copy_column, read_column
+from ostinato.storages.table import check_alike, checked_choice, read_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -328,34 +328,6 @@ class Saved(ABC):
         rows = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         self.read_into(rows)
         return rows
-
-
-@final
-class Turned(Saved):
-    """A dense column of a state whose row `seam` comes first and the rows before it last."""
-
-    def __init__(self, source: Any, seam: int) -> None:
-        self._source, self._seam = source, seam
-        self.dtype, self.shape = source.dtype, tuple(source.shape)
-        self.packed = getattr(source, "packed", False)
-        if self.packed:
-            self.rows, self.offset, self.row_bytes = source.rows, source.offset, source.row_bytes
-
-    def read_into(self, dest: Tensor) -> None:
-        """Read the rows into a tensor."""
-        copy_column(self._source, dest)
-        turn_rows(dest, self._seam)
-
-    def read_rows_into(self, dest: Tensor) -> None:
-        """Read the packed rows that contain the column."""
-        self._source.read_rows_into(dest)
-        turn_rows(dest, self._seam)
-
-    def read_with(self, others: Sequence[tuple[Turned, Tensor]]) -> None:
-        """Read columns of the same packed rows, each into its tensor."""
-        self._source.read_with([(other._source, dest) for other, dest in others])  # noqa: SLF001 (its own kind)
-        for _, dest in others:
-            turn_rows(dest, self._seam)
 
 
 @final

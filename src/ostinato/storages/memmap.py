@@ -364,7 +364,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             objects[name] = unpack_column(name, form, text, ends, allow_pickle=False)
         placed = zip(table.kept, table.dense.view(slice(rows)), strict=True)
         columns |= {schema.column_names[i]: column for i, column in placed}
-        _, state, sources = self.open_state({**body, "columns": columns, "objects": objects, "mapped": True}, 0)
+        _, state, sources = self.open_state({**body, "columns": columns, "objects": objects, "mapped": True})
         table.load(state, sources)
         self._at.rows, self._at.cursor = rows, body["cursor"]
         self._flushed = True

@@ -262,8 +262,8 @@ def object_names(leaves: Sequence[ObjectLeaf]) -> list[str]:
     return [f"object {column_name(leaf.path, position)}" for position, leaf in enumerate(leaves)]
 
 
-def check_objects(schema: Schema, state: dict[str, Any], seam: int = 0) -> dict[str, list[Any]]:
-    """Return the objects of a state by name, those of its row `seam` first.
+def check_objects(schema: Schema, state: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return the objects of a state by name.
 
     Raises:
         CheckpointError: naming a field that is missing, or has not one object for each row.
@@ -275,7 +275,7 @@ def check_objects(schema: Schema, state: dict[str, Any], seam: int = 0) -> dict[
             got = f"{len(values)}" if isinstance(values, list) else "none"
             msg = f"the checkpoint must hold {rows * each} objects for {show_field(leaf.path)}, got {got}: damaged"
             raise CheckpointError(msg)
-        out[name] = values[seam * each :] + values[: seam * each]
+        out[name] = values
     return out
 
 

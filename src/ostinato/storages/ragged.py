@@ -293,10 +293,10 @@ def _pinned(values: Tensor, lengths: Tensor, *, pin: bool) -> Tensor:
 
 @final
 class SavedRagged:
-    """A ragged column of a state, its row `seam` first: values `[total, *F]`, and where those of each row end."""
+    """A ragged column of a state: values `[total, *F]`, and where those of each row end."""
 
-    def __init__(self, values: Any, ends: Any, seam: int) -> None:
-        self._values, self._ends, self._seam = values, ends, seam
+    def __init__(self, values: Any, ends: Any) -> None:
+        self._values, self._ends = values, ends
         self.dtype, self.shape = values.dtype, (int(ends.shape[0]), *values.shape[1:])
 
     def parts(self) -> tuple[Tensor, Tensor]:
@@ -306,8 +306,7 @@ class SavedRagged:
             DamagedFileError: if the ends do not ascend from 0 to the number of values.
         """
         values, ends = read_column(self._values), read_column(self._ends)
-        lengths, cut = check_ends(values, ends), int(ends[self._seam - 1]) if self._seam else 0
-        return torch.cat((values[cut:], values[:cut])), torch.roll(lengths, -self._seam)
+        return values, check_ends(values, ends)
 
 
 @final
@@ -610,15 +609,15 @@ class RaggedTensorStorage(LazyTensorStorage):
         msg = f"hooks convert dense fields, and rows have ragged ones, got {hook!r}: save without hooks"
         raise OptionError(msg)
 
-    def _find_sources(self, state: dict[str, Any], schema: Schema, seam: int) -> dict[str, Any]:
+    def _find_sources(self, state: dict[str, Any], schema: Schema) -> dict[str, Any]:
         names = sorted(schema.column_names[schema.find(path)] for path in self.ragged)
         if sorted(state["ragged"]) != names:
             msg = f"the checkpoint has the ragged columns {sorted(state['ragged'])}, the storage {names}"
             raise CheckpointError(msg)
         found: dict[str, Any] = {}
         for name in names:
-            found[name] = SavedRagged(*take_parts(state["columns"], name, int(state["rows"]), "values"), seam)
-        return super()._find_sources(state, schema, seam) | found
+            found[name] = SavedRagged(*take_parts(state["columns"], name, int(state["rows"]), "values"))
+        return super()._find_sources(state, schema) | found
 
 
 _KEPT_OPTIONS = ("packed", "device", "allow_pickle")

@@ -475,7 +475,7 @@ class SharedStorage(Storage):
             raise CheckpointError(msg)
         if state["schema"] is None:
             return None
-        schema, _, sources = self._inner.open_state(state, 0)
+        schema, _, sources = self._inner.open_state(state)
         leaves = [as_bits(x)[order].view(x.dtype) for x in map(read_column, sources.values())]
         return schema.build(leaves, order.shape, self.device) if order.shape[0] else None
 

@@ -616,8 +616,12 @@ class NextColumns(Columns):
         self._begin(torch.zeros(0, dtype=torch.bool, device="cpu"), [])
 
     def keep(self, slots: Tensor) -> None:
-        """Give the rows at `slots` (int64 `[n]`), which move to the slots `[0, n)`, extra rows; remove all others."""
-        self._begin(torch.ones(slots.shape[0], dtype=torch.bool, device="cpu"), self.gather(slots))
+        """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
+        nexts, after = self.gather(slots), slots.roll(-self._num_envs)
+        apart = ~same_rows(nexts, [as_bits(x).index_select(0, after).view(x.dtype) for x in self._observations])
+        if slots.shape[0] < self._capacity:
+            apart[-self._num_envs :] = True
+        self._begin(apart.cpu(), [as_bits(x)[apart].view(x.dtype) for x in nexts])
 
     def _begin(self, apart: Tensor, nexts: Sequence[Tensor]) -> None:
         """Set the next observations of the first rows, and remove all others.
@@ -670,7 +674,7 @@ class NextColumns(Columns):
 
 @final
 class SavedNext(Saved):
-    """A column of next observations of a state that stores them once, its row `seam` first.
+    """A column of next observations of a state that stores them once.
 
     Args:
         leaf: the field.
@@ -679,21 +683,17 @@ class SavedNext(Saved):
         apart: bool `[rows]` on the CPU: which rows have a next observation of their own.
         nexts: these, `[n, *shape]`.
         num_envs: rows of a step.
-        seam: row that comes first.
     """
 
-    def __init__(
-        self, leaf: Leaf, mate: int, obs: Any, apart: Tensor, nexts: Any, *, num_envs: int, seam: int, how: str
-    ) -> None:
-        self._obs, self._apart, self._nexts, self._num_envs, self._seam = obs, apart, nexts, num_envs, seam
+    def __init__(self, leaf: Leaf, mate: int, obs: Any, apart: Tensor, nexts: Any, *, num_envs: int, how: str) -> None:
+        self._obs, self._apart, self._nexts, self._num_envs = obs, apart, nexts, num_envs
         self.mate = mate
         self.how = how
         self.dtype, self.shape = leaf.dtype, (apart.shape[0], *leaf.shape)
 
     def parts(self) -> tuple[Tensor, Tensor]:
         """Return which rows have a next observation of their own, and these."""
-        nexts, cut = read_column(self._nexts), int(self._apart[: self._seam].sum())
-        return torch.roll(self._apart, -self._seam), torch.cat((nexts[cut:], nexts[:cut]))
+        return self._apart, read_column(self._nexts)
 
     def read_into(self, dest: Tensor) -> None:
         """Read all rows into a tensor."""
@@ -701,10 +701,9 @@ class SavedNext(Saved):
         turn_rows(dest, self._num_envs % max(1, dest.shape[0]))
         at = torch.nonzero(self._apart).view(-1).to(dest.device)
         as_bits(dest)[at] = as_bits(read_column(self._nexts)).to(dest.device)
-        turn_rows(dest, self._seam)
 
 
-def find_nexts(state: dict[str, Any], schema: Schema, seam: int) -> dict[str, SavedNext]:
+def find_nexts(state: dict[str, Any], schema: Schema) -> dict[str, SavedNext]:
     """Return the next observations that a state stores once by name; their parts are taken out of its columns.
 
     Raises:
@@ -728,7 +727,7 @@ def find_nexts(state: dict[str, Any], schema: Schema, seam: int) -> dict[str, Sa
         shown = [".".join(map(str, schema.leaves[i].path)) for i in (position, mate)]
         how = f"single_copy, it stores {shown[0]} (as {shown[1]} of the next row) once"
         parts = columns.get(names[mate]), apart, columns.pop(name)
-        found[names[position]] = SavedNext(leaf, mate, *parts, num_envs=num_envs, seam=seam, how=how)
+        found[names[position]] = SavedNext(leaf, mate, *parts, num_envs=num_envs, how=how)
     return found
 
 

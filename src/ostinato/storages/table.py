@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import backend
 from ostinato.core.records import Run
-from ostinato.core.rows import Schema, as_bits, as_ordinary
+from ostinato.core.rows import Schema, as_bits, as_ordinary, turn_rows
 from ostinato.durable.dtypes import copy_elements
 from ostinato.errors import OptionError
 
@@ -403,10 +403,15 @@ class Table:
         return source
 
     def keep(self, slots: Tensor) -> None:
-        """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`."""
+        """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`. A rotation of all rows takes little memory."""
+        rows, first = slots.shape[0], int(slots[0]) if slots.shape[0] else 0
+        turned = torch.equal(slots, torch.arange(rows, device=self.device).roll(-first))
         for array in self.row_arrays():
-            bits = as_bits(array.data)
-            bits[: slots.shape[0]] = bits[slots]
+            if turned:
+                turn_rows(array.data[:rows], first)
+            else:
+                bits = as_bits(array.data)
+                bits[:rows] = bits[slots]
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

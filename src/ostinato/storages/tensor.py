@@ -19,7 +19,7 @@ from ostinato.errors import CapacityError, CheckpointError, KindError, OptionErr
 from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim
 from ostinato.storages.checkpoint import require_form
 from ostinato.storages.coded import find_coded
-from ostinato.storages.columns import Columns, Fields, Payload, Turned, check_column
+from ostinato.storages.columns import Columns, Fields, Payload, check_column
 from ostinato.storages.memory import show_bytes
 from ostinato.storages.objects import ObjectColumns, check_objects, object_array, own_values, pack
 from ostinato.storages.single_copy import find_nexts
@@ -678,13 +678,13 @@ class TensorStorage(Storage):
             CheckpointError: naming what differs.
         """
         if state["schema"] is not None:
-            self.open_state(state, 0)
+            self.open_state(state)
 
-    def open_state(self, state: dict[str, Any], seam: int) -> tuple[Schema, dict[str, Any], dict[int, Any]]:
+    def open_state(self, state: dict[str, Any]) -> tuple[Schema, dict[str, Any], dict[int, Any]]:
         """Check a state.
 
         Returns:
-            The schema, the state, and what reads the values of each leaf, its row `seam` first.
+            The schema, the state, and what reads the values of each leaf.
 
         Raises:
             CheckpointError: naming what differs.
@@ -698,20 +698,17 @@ class TensorStorage(Storage):
                 "load into a buffer with the same schema"
             )
             raise CheckpointError(msg)
-        state = {**state, "columns": dict(state["columns"]), "objects": check_objects(schema, state, seam)}
-        found, rows = self._find_sources(state, schema, seam), int(state["rows"])
+        state = {**state, "columns": dict(state["columns"]), "objects": check_objects(schema, state)}
+        found, rows = self._find_sources(state, schema), int(state["rows"])
         for name, leaf in zip(schema.column_names, schema.leaves, strict=True):
             check_column(name, found[name], leaf.dtype, (rows, *leaf.shape))
-        _open_late(schema, state, seam)
+        _check_late(schema, state)
         return schema, state, {i: found[name] for i, name in enumerate(schema.column_names)}
 
-    def _find_sources(self, state: dict[str, Any], schema: Schema, seam: int) -> dict[str, Any]:
+    def _find_sources(self, state: dict[str, Any], schema: Schema) -> dict[str, Any]:
         """Return what reads the values of each leaf by its name: the columns of a state, or what stands for them."""
-        found: dict[str, Any] = {**find_coded(state, schema, self._codecs(), seam), **find_nexts(state, schema, seam)}
-        for name in schema.column_names:
-            source = state["columns"].get(name)
-            found.setdefault(name, source if source is None or not seam else Turned(source, seam))
-        return found
+        plain = {name: state["columns"].get(name) for name in schema.column_names}
+        return {**plain, **find_coded(state, schema, self._codecs()), **find_nexts(state, schema)}
 
     def _codecs(self) -> list[AnyCodec]:
         """Return the codecs with which compressed columns of a checkpoint may be read."""
@@ -734,7 +731,7 @@ class TensorStorage(Storage):
             self.clear()
             return
         seam, mapped, laid_out = self.seam(state), bool(state.get("mapped")), self.laid_out
-        schema, state, sources = self.open_state(state, seam)
+        schema, state, sources = self.open_state(state)
         if seam and mapped:
             raise_mapped_ring(state, seam, self.capacity)
         rows, num_envs = int(state["rows"]), max(1, int(state["lanes"]))
@@ -745,6 +742,8 @@ class TensorStorage(Storage):
         self._end_flush()
         try:
             table.load(state, sources)
+            if seam:
+                table.keep(torch.arange(rows, device=self.device).roll(-seam))
         except Exception:
             if not laid_out:  # a damaged file, of which a part was read
                 self.forget_form()
@@ -793,8 +792,8 @@ def _check_counts(state: dict[str, Any], ndim: int, capacity: int) -> None:
         raise CheckpointError(msg)
 
 
-def _open_late(schema: Schema, state: dict[str, Any], seam: int) -> None:
-    """Check the late fields of a state, and let their row `seam` come first.
+def _check_late(schema: Schema, state: dict[str, Any]) -> None:
+    """Check the late fields of a state.
 
     Raises:
         CheckpointError: naming a column that is missing or has another shape.
@@ -807,8 +806,6 @@ def _open_late(schema: Schema, state: dict[str, Any], seam: int) -> None:
             raise CheckpointError(msg)
         check_column(name, value, value.dtype, (rows, *value.shape[1:]))
         check_column(has, columns.get(has), torch.bool, (rows,))
-        for column in (name, has) if seam else ():
-            columns[column] = Turned(columns[column], seam)
 
 
 def raise_mapped_ring(state: dict[str, Any], seam: int, capacity: int) -> NoReturn:

@@ -91,7 +91,7 @@ def stays(rb: ReplayBuffer, load: Callable[[], object], error: type[BaseExceptio
 STEPS: list[tuple[Any, str]] = [
     (Compose, "load_state_dict"),
     (checkpoint._Load, "parts"),
-    (checkpoint, "end_load"),
+    (checkpoint._Load, "_ring"),
     (LocalEngine, "retake"),
     (checkpoint._Load, "draws"),
 ]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from ostinato.buffers.checkpoint.load import Target, load_engine_states, turn_ticket, with_state
+from ostinato.buffers.checkpoint.load import Target, load_engine_states, with_state
 from ostinato.buffers.checkpoint.state import (
     check_queued,
     check_saved,
     parts_of,
     read_generator,
     read_ticket,
-    saved_rows,
     show_ticket,
 )
 from ostinato.buffers.records import Mix
@@ -60,7 +59,7 @@ def ensemble_checker(engine: EnsembleEngine) -> Callable[[dict[str, Any]], None]
         sampler.check_state(state["mixing"])
         for mine, saved in zip(parts, state["members"], strict=True):
             check_saved(mine, saved)
-        _read_queue(state, parts, [0] * len(parts))
+        _read_queue(state, parts)
 
     return check
 
@@ -82,8 +81,7 @@ def load_ensemble_state(
         sampler.check_state(state["mixing"])
         for mine, saved in zip(engines, members, strict=True):
             check_queued({**state, "unit": saved.get("unit")}, mine, batch_size)
-        pairs = zip(engines, members, strict=True)
-        queue = _read_queue(state, engines, [mine.storage.seam(saved["storage"]["state"]) for mine, saved in pairs])
+        queue = _read_queue(state, engines)
         device = engines[0].storage.device if engine.generator is None else engine.generator.device
         generator = read_generator(state["generator"], device)
     queues: list[list[Any]] = [[] for _ in engines]
@@ -106,14 +104,12 @@ def load_ensemble_state(
     engine.generator = with_state(engine.generator, generator)
 
 
-def _read_queue(state: dict[str, Any], parts: Sequence[Any], seams: Sequence[int]) -> list[Mix]:
-    """Return the draws made ahead in a state of members that have these parts, and turn their rows by `seams`.
+def _read_queue(state: dict[str, Any], parts: Sequence[Any]) -> list[Mix]:
+    """Return the draws made ahead in a state of members that have these parts.
 
     Raises:
         CheckpointError: if one is damaged.
     """
-    rows = [saved_rows(saved) for saved in state["members"]]
-    schemas = [saved["storage"]["state"].get("schema") for saved in state["members"]]
     queue = []
     for mix in state["pending"]:
         chosen, owed = [int(i) for i in mix["members"]], None
@@ -125,9 +121,7 @@ def _read_queue(state: dict[str, Any], parts: Sequence[Any], seams: Sequence[int
             if len(owed) != len(parts):
                 msg = f"the checkpoint holds a queued draw that owes rows {mix['owed']!r:.80}: it is damaged"
                 raise CheckpointError(msg)
-        draws = [
-            read_ticket(turn_ticket(ticket, seams[i], rows[i]), rows[i], parts[i], schemas[i])
-            for i, ticket in zip(chosen, mix["tickets"], strict=True)
-        ]
+        pairs = zip(chosen, mix["tickets"], strict=True)
+        draws = [read_ticket(ticket, state["members"][i], parts[i]) for i, ticket in pairs]
         queue.append(Mix(chosen, draws, mix["rng"], owed))
     return queue

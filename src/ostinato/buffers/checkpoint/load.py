@@ -11,7 +11,6 @@ import torch
 
 from ostinato.buffers.checkpoint.state import (
     FORMAT,
-    check_form,
     check_state,
     each_storage,
     own_tensors,
@@ -24,7 +23,6 @@ from ostinato.buffers.policy_versions import Versions
 from ostinato.buffers.records import Source
 from ostinato.buffers.view_list import ViewList
 from ostinato.core.counts import BufferCounts, make_counts
-from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
 from ostinato.core.rows import Schema
 from ostinato.durable import CheckpointReader, progress
@@ -210,25 +208,6 @@ def _of(engine: LocalEngine, ticket: Ticket) -> Ticket:
     return drawn
 
 
-def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, deleted: dict[str, Tensor] | None) -> None:
-    """Restore the generations of a checkpoint whose storage had `capacity` slots, and the order of deleted rows.
-
-    With another capacity, rows are in the order of their age from slot 0 on, or have generations in an array.
-    """
-    storage = engine.storage
-    rows = len(storage)
-    engine.ring = Ring(storage.capacity, storage.device)
-    engine.settled = storage.laid_out
-    engine.storage_followed()
-    if engine.versions is not None:
-        engine.versions.begin(rows)
-    if storage.capacity != capacity:  # the room that was added is filled before rows are replaced
-        base = max(int(state["base"]), int(state["written"]) - rows)
-        state = {**state, "base": base, "cursor": rows % storage.capacity}
-    engine.ring.load_state_dict(state, rows)
-    engine.begin_left(deleted)
-
-
 class Target(NamedTuple):
     """A buffer that a state is to be loaded into."""
 
@@ -272,7 +251,7 @@ def load_engine_states(
         StorageMemoryError: if there is too little memory for the rows beside those that the buffers hold.
     """
     with readable("a replay buffer"):
-        pairs = [(t, _in_order(t, _with_cursor(state))) for t, state in zip(targets, states, strict=True)]
+        pairs = list(zip(targets, states, strict=True))
         readers = [one for t, state in pairs for one in ((t, state), *_views_of(t.engine, state))]
         checked = [check_state(t.engine, state, t.batch_size) for t, state in readers]
     for target, state in pairs:
@@ -325,24 +304,71 @@ class _Load(NamedTuple):
     state: dict[str, Any]
 
     def parts(self) -> None:
-        """Load sampler, writer and rows, and what the buffer knows of its rows."""
-        made, state = self.made, self.state
+        """Load sampler, writer and rows, and what the buffer knows of its rows.
+
+        Rows that fill a ring of another capacity come in the order of their age, and what refers to them follows: a
+        ring that went on where its newest row lies before the oldest one would make windows of both, and replace
+        other rows than the oldest.
+        """
+        made, state, saved = self.made, self.state, self.state["storage"]["state"]
+        sampler = state["sampler"]["state"]
+        with readable("this storage"):
+            seam = made.storage.seam(saved)
+        order = torch.arange(saved_rows(state), device="cpu").roll(-seam)
+        if seam:
+            self._check_turn()
+            sampler = made.sampler.move_state(sampler, order)
+        if sampler is None:
+            msg = (
+                f"{type(made.sampler).__name__} does not say how its state follows rows to other slots (move_state): "
+                "load into a buffer of the same max_size"
+            )
+            raise CheckpointError(msg)
         with readable("this sampler"):
-            made.sampler.load_state_dict(state["sampler"]["state"])
-        if made.owner is None:
-            with readable("this writer"):
-                made.writer.load_state_dict(state["writer"]["state"])
-            with readable("this storage"):
-                made.storage.load_state_dict(state["storage"]["state"])
-            end_load(made, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("deleted"))
-            made.counts.written = int(state["rows_written"])
-            made.counts.since_empty = int(state["rows_since_empty"])
+            made.sampler.load_state_dict(sampler)
+        if made.owner is not None:
+            return
+        with readable("this writer"):
+            made.writer.load_state_dict(state["writer"]["state"])
+        with readable("this storage"):
+            made.storage.load_state_dict(saved)
+        self._ring(order if seam else None)
+        made.counts.written = int(state["rows_written"])
+        made.counts.since_empty = int(state["rows_since_empty"])
+
+    def _check_turn(self) -> None:
+        tracker = self.made.tracker
+        if tracker is not None and tracker.wanted.fixed:
+            msg = f"{tracker.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
+            raise CheckpointError(msg)
+
+    def _ring(self, order: Tensor | None) -> None:
+        """Restore generations, and the order of deleted rows; those of row `order[i]` are in slot `i` now."""
+        made, ring, deleted = self.made, self.state["stamps"], self.state.get("deleted")
+        storage, rows = made.storage, len(made.storage)
+        made.ring = Ring(storage.capacity, storage.device)
+        made.settled = storage.laid_out
+        made.storage_followed()
+        if made.versions is not None:
+            made.versions.begin(rows)
+        if order is not None:
+            arrays = {name: ring[name] for name in ("array", "arrivals") if ring.get(name) is not None}
+            ring = {**ring, **{name: array[order.to(array.device)] for name, array in arrays.items()}}
+            if deleted is not None:
+                deleted = {name: (slots - int(order[0])).remainder_(rows) for name, slots in deleted.items()}
+        if storage.capacity != self.state["storage"]["state"]["capacity"]:
+            # the room that was added is filled before rows are replaced
+            base = max(int(ring["base"]), int(ring["written"]) - rows)
+            ring = {**ring, "base": base, "cursor": rows % storage.capacity}
+        made.ring.load_state_dict(ring, rows)
+        made.begin_left(deleted)
 
     def draws(self, pending: list[Ticket]) -> None:
         """Take over episodes, queued draws and counts."""
         made, state = self.made, self.state
         if made.tracker is not None:
-            made.tracker.load_state_dict(made.storage, state.get("episodes"))
+            turned = made.storage.seam(state["storage"]["state"])
+            made.tracker.load_state_dict(made.storage, None if turned else state.get("episodes"))
         made.begin_sampler()
         revived = (revive(made, ticket) for ticket in made.retake([_of(made, ticket) for ticket in pending]))
         made.pending.extend(ticket for ticket in revived if ticket is not None)
@@ -363,71 +389,6 @@ def _load_transforms(transforms: Sequence[tuple[Compose, dict[str, Any]]]) -> No
         for transform, state in before:
             transform.load_state_dict(state)
         raise
-
-
-def _with_cursor(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state whose ring has the cursor that older checkpoints (format 1.2 and before) keep with the writer."""
-    cursor = state["writer"]["state"].get("cursor")
-    return state if cursor is None else {**state, "stamps": {**state["stamps"], "cursor": int(cursor)}}
-
-
-def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state with its rows numbered by age, if they fill a ring of another capacity than the buffer's.
-
-    The storage turns its rows when it loads them. A ring that went on where its newest row lies before the oldest one
-    would make windows of both, and replace other rows than the oldest.
-
-    Raises:
-        CheckpointError: if a part cannot follow.
-    """
-    engine, saved = target.engine, state["storage"]["state"]
-    check_form(engine, state)
-    seam = engine.storage.seam(saved)
-    if not seam:
-        return state
-    check_state(engine, state, target.batch_size)
-    if engine.tracker is not None and engine.tracker.wanted.fixed:
-        msg = f"{engine.tracker.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
-        raise CheckpointError(msg)
-    rows, ring_state = saved_rows(state), {**state["stamps"], "cursor": 0}
-    for name in ("array", "arrivals"):
-        if ring_state.get(name) is not None:
-            ring_state[name] = torch.cat((ring_state[name][seam:], ring_state[name][:seam]))
-    turned = {**_turn_reader(engine, state, seam, rows), "stamps": ring_state}
-    if "deleted" in state:
-        turned["deleted"] = {name: (slots - seam).remainder_(rows) for name, slots in state["deleted"].items()}
-    if "views" in state:
-        views = _views_of(engine, state)
-        for view, mine in views:
-            check_state(view.engine, mine, view.batch_size)
-        pairs = zip(views, state["views"], strict=True)
-        turned["views"] = [_turn_reader(view.engine, saved, seam, rows) for (view, _), saved in pairs]
-    return turned
-
-
-def _turn_reader(engine: LocalEngine, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-    """Return the state of a buffer or a view with slots and draws of rows that were turned by `seam`."""
-    order = (torch.arange(rows, device="cpu") + seam).remainder_(rows)
-    sampler = engine.sampler.move_state(state["sampler"]["state"], order)
-    if sampler is None:
-        msg = (
-            f"{type(engine.sampler).__name__} does not say how its state follows rows to other slots (move_state): "
-            "load into a buffer of the same max_size"
-        )
-        raise CheckpointError(msg)
-    return {
-        **{name: value for name, value in state.items() if name != "episodes"},  # they are read off the rows
-        "sampler": {**state["sampler"], "state": sampler},
-        "pending": [turn_ticket(ticket, seam, rows) for ticket in state["pending"]],
-    }
-
-
-def turn_ticket(ticket: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-    """Return a queued draw for rows of which the one in slot `seam` is in slot 0 now."""
-    if not seam:
-        return ticket
-    plan = {"plan": Plan.turn_state(ticket["plan"], seam, rows)} if "plan" in ticket else {}
-    return {**ticket, "slots": (ticket["slots"] - seam).remainder_(rows), **plan}
 
 
 def with_state(mine: torch.Generator | None, saved: torch.Generator | None) -> torch.Generator | None:

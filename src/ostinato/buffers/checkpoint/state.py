@@ -337,8 +337,7 @@ def check_state(
     with readable("this writer"):
         engine.writer.check_state(state["writer"]["state"])
     check_counts(state, rows)
-    schema = state["storage"]["state"].get("schema")
-    pending = [read_ticket(ticket, rows, engine, schema) for ticket in state["pending"]]
+    pending = [read_ticket(ticket, state, engine) for ticket in state["pending"]]
     return pending, read_generator(state["generator"], engine.storage.device)
 
 
@@ -416,19 +415,23 @@ def show_ticket(ticket: Ticket, engine: LocalEngine) -> dict[str, Any]:
     return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
-def read_ticket(state: dict[str, Any], rows: int, engine: LocalEngine | Parts, schema: Any) -> Ticket:
+def read_ticket(state: dict[str, Any], buffer: dict[str, Any], engine: LocalEngine | Parts) -> Ticket:
     """Return what `show_ticket` gave, not of the buffer's writes yet, and expanded only if its windows were saved.
 
     Args:
         state: of the draw.
-        rows: of the buffer.
-        engine: its parts.
-        schema: of its rows, encoded.
+        buffer: state of the buffer.
+        engine: which it is loaded into.
 
     Raises:
         CheckpointError: if it does not fit.
     """
     check_ticket(state, episodes=engine.tracker is not None)
+    rows, storage = saved_rows(buffer), buffer["storage"]["state"]
+    schema, seam = storage.get("schema"), engine.storage.seam(storage)
+    if seam:  # the row in slot `seam` will be in slot 0
+        plan = {"plan": Plan.turn_state(state["plan"], seam, rows)} if "plan" in state else {}
+        state = {**state, "slots": (state["slots"] - seam).remainder_(rows), **plan}
     device = engine.storage.device
     slots = state["slots"].to(device, torch.int64).clone()
     if "rows" in state:
