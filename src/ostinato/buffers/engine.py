@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ostinato.buffers.checkpoint.load import load_buffer, load_engine_state
-from ostinato.buffers.checkpoint.save import Saves, Saving, save_buffer
-from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state
+from ostinato.buffers.checkpoint.save import Saves, save_buffer
+from ostinato.buffers.checkpoint.state import engine_state
 from ostinato.buffers.checks import (
     check_budget_parts,
     check_order,
@@ -1490,8 +1490,7 @@ class LocalEngine:
 
     def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
         """Save `state()` to a directory; see `ReplayBuffer.dumps`."""
-        parts = Saving([self], state, lambda: self.lock, lambda: checker(self), FORMAT)
-        save_buffer(path, parts, incremental=incremental)
+        save_buffer(path, [self], state, incremental=incremental)
 
     def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
         """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""

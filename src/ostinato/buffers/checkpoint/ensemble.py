@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.buffers.checkpoint.load import Target, load_engine_states, with_state
 from ostinato.buffers.checkpoint.state import (
     check_queued,
-    check_saved,
-    parts_of,
+    checker,
     read_generator,
     read_ticket,
     show_ticket,
@@ -53,13 +52,13 @@ def _show(mix: Mix, engines: Sequence[LocalEngine]) -> dict[str, Any]:
 
 def ensemble_checker(engine: EnsembleEngine) -> Callable[[dict[str, Any]], None]:
     """Return what checks a saved state against the members as they are now; the caller holds the locks."""
-    parts, sampler = [parts_of(member) for member in engine.engines], engine.sampler
+    checks, sampler, engines = [checker(member) for member in engine.engines], engine.sampler, engine.engines
 
     def check(state: dict[str, Any]) -> None:
         sampler.check_state(state["mixing"])
-        for mine, saved in zip(parts, state["members"], strict=True):
-            check_saved(mine, saved)
-        _read_queue(state, parts)
+        for check_member, saved in zip(checks, state["members"], strict=True):
+            check_member(saved)
+        _read_queue(state, engines)
 
     return check
 

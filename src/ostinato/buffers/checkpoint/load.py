@@ -14,7 +14,6 @@ from ostinato.buffers.checkpoint.state import (
     check_state,
     each_storage,
     own_tensors,
-    restoring,
     saved_rows,
     view_states,
 )
@@ -27,7 +26,7 @@ from ostinato.core.ring import Ring
 from ostinato.core.rows import Schema
 from ostinato.durable import CheckpointReader, progress
 from ostinato.errors import CheckpointError, OptionError, SavedOverError
-from ostinato.storages.checkpoint import clear_filled, get_rows, hooks_of, readable
+from ostinato.storages.checkpoint import clear_filled, get_rows, hooks_of, readable, restore_rows
 from ostinato.storages.tensor import raise_mapped_ring
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def load_buffer(
                 state = open_state(reader, storages, verify=verify, objects=True)
             if mmap:
                 state = each_storage(state, storages, lambda saved, storage, _: _to_map(saved, storage))
-            restoring(restore, storages)(state)
+            restore(each_storage(state, storages, lambda saved, storage, _: restore_rows(saved, storage)))
         except SavedOverError:
             if not left:
                 raise

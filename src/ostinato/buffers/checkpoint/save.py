@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ostinato.buffers.checkpoint.load import open_state
-from ostinato.buffers.checkpoint.state import converted, one_at_a_time
+from ostinato.buffers.checkpoint.state import FORMAT, checker, each_storage
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointWriter, progress
 from ostinato.durable.arrays import PIECE_BYTES, as_runs, can_write_ahead, find_run, join_runs, one_run
 from ostinato.durable.dtypes import dtype_name, raw_view
 from ostinato.errors import CheckpointError, OstinatoError
-from ostinato.storages.checkpoint import put_rows, readable, save_rows
+from ostinato.storages.checkpoint import convert_rows, put_rows, readable, save_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,58 +37,59 @@ if TYPE_CHECKING:
     from ostinato.storages.table import RowArray
 
 
-class Saving(NamedTuple):
-    """What is saved."""
-
-    engines: Sequence[LocalEngine]
-    """Of one buffer, or of the members of an ensemble."""
-    state: Callable[[], dict[str, Any]]
-    """Returns the state; called under the locks. That of an ensemble has those of its buffers under `members`."""
-    locked: Callable[[], AbstractContextManager[Any]]
-    """Takes the locks of all engines."""
-    checker: Callable[[], Callable[[dict[str, Any]], None]]
-    """Returns what raises `CheckpointError` for a state that a load would not take; called under the locks."""
-    format_name: str
-    """What the checkpoint is one of."""
-
-
-def save_buffer(path: str | Path, saving: Saving, *, incremental: bool = False) -> None:
+def save_buffer(
+    path: str | Path,
+    engines: Sequence[LocalEngine],
+    state: Callable[[], dict[str, Any]],
+    *,
+    locked: Callable[[], AbstractContextManager[Any]] | None = None,
+    check: Callable[[], Callable[[dict[str, Any]], None]] | None = None,
+    format_name: str = FORMAT,
+    incremental: bool = False,
+) -> None:
     """Write a checkpoint of one moment; it takes the place of an older one once its state was read back and checked.
 
     Args:
         path: the directory.
-        saving: what is saved.
+        engines: of one buffer, or of the members of an ensemble.
+        state: returns the state; called under the locks. That of an ensemble has those of its buffers under `members`.
+        locked: takes the locks of all engines; None for the lock of the only one.
+        check: returns what raises `CheckpointError` for a state that a load would not take, called under the locks;
+            None for that of the only engine.
+        format_name: kind of checkpoint.
         incremental: write only what has changed since the save that the directory holds, if it is one of these buffers.
 
     Raises:
         CheckpointError: if something cannot be saved, or the path holds other things.
         StorageMemoryError: if the disk is too small.
     """
-    engines = saving.engines
-    with one_at_a_time(engines):
-        with saving.locked():
+    locked = locked or (lambda: engines[0].lock)
+    with ExitStack() as stack:
+        for engine in sorted(engines, key=id):  # before any engine's lock, in an order that is the same for all saves
+            stack.enter_context(engine.saves.lock)
+        with locked():
             needed = 0 if incremental else sum(_row_bytes(engine) for engine in engines)
-        with CheckpointWriter(path, format_name=saving.format_name, needed_bytes=needed) as writer:
-            begun = _Begun(writer, [], [])
-            try:
-                with saving.locked():
-                    check, storages = saving.checker(), [engine.storage for engine in engines]
-                    lineages = [Lineage(e.ring, e.ring.written, e.storage, writer.prints) for e in engines]
-                    _begin(begun, saving, incremental=incremental)
-                for engine, snapshot in zip(engines, begun.snapshots, strict=True):
-                    snapshot.write_out(engine.lock)
-                for name, file in begun.files:
-                    writer.end_rows(name, file)
-            finally:
-                with saving.locked():
-                    for engine in engines:
-                        engine.saves.snapshot = None
-                        engine.parts_changed()
-                for _, file in begun.files:
-                    file.close()
-            _verify(path, writer, storages, check)
-            older = writer.older_save
-            writer.finish()
+        writer = stack.enter_context(CheckpointWriter(path, format_name=format_name, needed_bytes=needed))
+        begun = _Begun(writer, [], [])
+        try:
+            with locked():
+                taken, storages = checker(engines[0]) if check is None else check(), [e.storage for e in engines]
+                lineages = [Lineage(e.ring, e.ring.written, e.storage, writer.prints) for e in engines]
+                _begin(begun, engines, state(), incremental=incremental)
+            for engine, snapshot in zip(engines, begun.snapshots, strict=True):
+                snapshot.write_out(engine.lock)
+            for name, file in begun.files:
+                writer.end_rows(name, file)
+        finally:
+            with locked():
+                for engine in engines:
+                    engine.saves.snapshot = None
+                    engine.parts_changed()
+            for _, file in begun.files:
+                file.close()
+        _verify(path, writer, storages, taken)
+        older = writer.older_save
+        writer.finish()
         for engine, lineage in zip(engines, lineages, strict=True):
             engine.saves.remember(writer.save, lineage, older)
 
@@ -117,37 +118,32 @@ def _row_bytes(engine: LocalEngine) -> int:
     return sum(array.row_bytes * rows for array in engine.storage.row_arrays())
 
 
-def _tensor_bytes(state: dict[str, Any]) -> int:
-    """Return the bytes of the tensors of a state, without Python objects."""
-    return sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
-
-
 class _Begun(NamedTuple):
     writer: CheckpointWriter
     snapshots: list[Snapshot]
     files: list[tuple[str, RowFile]]
 
 
-def _begin(begun: _Begun, saving: Saving, *, incremental: bool) -> None:
+def _begin(begun: _Begun, engines: Sequence[LocalEngine], state: dict[str, Any], *, incremental: bool) -> None:
     """Under the locks: write what is small, begin the files of the rows, and take the snapshots."""
     writer = begun.writer
     older = writer.older_save if incremental else None
-    known = [None if older is None else engine.saves.lineages.get(older) for engine in saving.engines]
+    known = [None if older is None else engine.saves.lineages.get(older) for engine in engines]
     patches = all(lineage is not None for lineage in known)
     if patches:
         writer.known = known[0].prints  # type: ignore[union-attr]
-    state = converted(saving.state(), [engine.storage for engine in saving.engines])
+    state = each_storage(state, [e.storage for e in engines], lambda saved, storage, _: convert_rows(saved, storage))
     if not patches:
-        progress.begin(_tensor_bytes(state))
+        progress.begin(sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, Tensor)))
     members = state.get("members")
     put = [
         _put_rows(begun, engine, lineage, mine, "" if members is None else f"{i}:")
-        for i, (engine, lineage, mine) in enumerate(zip(saving.engines, known, members or [state], strict=True))
+        for i, (engine, lineage, mine) in enumerate(zip(engines, known, members or [state], strict=True))
     ]
     writer.take_state(put[0] if members is None else {**state, "members": put})
     if patches:
         progress.begin(sum(file.places.nbytes for _, file in begun.files))
-    for engine, snapshot in zip(saving.engines, begun.snapshots, strict=True):
+    for engine, snapshot in zip(engines, begun.snapshots, strict=True):
         engine.saves.snapshot = snapshot
         engine.parts_changed()  # writes are told to the snapshot
 
