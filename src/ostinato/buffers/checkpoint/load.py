@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 import torch
 
@@ -180,23 +180,6 @@ _EXCHANGED = ("ring", "ahead", "left", "remover", "versions", "gate", "settled")
 """Fields of the engine of a buffer that a load exchanges, beside those that views have too."""
 
 
-def _exchange(engine: LocalEngine, made: LocalEngine) -> None:
-    """Give an engine what was loaded into its copy; the parts stay the same objects. Raises nothing."""
-    if engine.owner is None:
-        for name in _EXCHANGED:
-            setattr(engine, name, getattr(made, name))
-        engine.storage.take(made.storage)
-        vars(engine.writer).update(vars(made.writer))
-        engine.writer.follow(engine.generations_of)
-    vars(engine.sampler).update(vars(made.sampler))
-    engine.counts, engine.tracker = made.counts, made.tracker
-    engine.storage_followed()
-    if engine.queue is not None:
-        engine.queue.clear()
-    engine.pending.clear()
-    engine.pending.extend(_of(engine, ticket) for ticket in made.pending)
-
-
 def _of(engine: LocalEngine, ticket: Ticket) -> Ticket:
     """Return a draw of an engine, or of its copy, as one of the other."""
     drawn, held = ticket._replace(sampler=engine.sampler), ticket.held
@@ -249,58 +232,50 @@ def load_engine_states(
         OptionError: if a part cannot be copied.
         StorageMemoryError: if there is too little memory for the rows beside those that the buffers hold.
     """
-    with readable("a replay buffer"):
-        pairs = list(zip(targets, states, strict=True))
-        readers = [one for t, state in pairs for one in ((t, state), *_views_of(t.engine, state))]
-        checked = [check_state(t.engine, state, t.batch_size) for t, state in readers]
-    for target, state in pairs:
-        with readable("this storage"):
-            target.engine.storage.check_state(state["storage"]["state"])
     loads: list[_Load] = []
-    copies: list[LocalEngine] = []
-    for target, state in readers:  # a buffer, then its views
-        if target.engine.owner is None:
-            copies.append(_copy_of(target.engine))
-        made = copies[-1] if target.engine.owner is None else _copy_of(target.engine, copies[-1])
-        loads.append(_Load(target, made, state))
     try:
-        for load, (pending, _) in zip(loads, checked, strict=True):
+        for target, state in zip(targets, states, strict=True):
+            loads.append(whole := _Load(target, state))
+            views = target.engine.views.live()
+            with readable("a replay buffer"):
+                mine = view_states(state, len(views))
+            for view, saved in zip(views, mine, strict=True):
+                loads.append(_Load(Target(view, view.transform, view.batch_size), saved, whole.made))
+        for load in loads:
             load.parts()
-            load.draws(pending)
-        found = [[revive(m, _of(m, ticket)) for ticket in queue] for m, queue in zip(copies, queues, strict=False)]
+            load.draws()
+        made = [load.made for load in loads if load.made.owner is None]
+        found = [[revive(m, _of(m, ticket)) for ticket in queue] for m, queue in zip(made, queues, strict=False)]
         _load_transforms([*((load.target.transform, load.state["transforms"]) for load in loads), *transforms])
         progress.finish()  # after this nothing can fail
     except BaseException:
-        clear_filled([made.storage for made in copies], [target.engine.storage for target in targets])
+        for load in loads:
+            if load.made.owner is None:
+                clear_filled([load.made.storage], [load.target.engine.storage])
         raise
-    for target in targets:
-        target.engine.parts_changed()
-        target.engine.era += target.engine.ring.written > 0  # batches drawn before are of other rows
-    for load, (_, generator) in zip(loads, checked, strict=True):
-        engine = load.target.engine
-        _exchange(engine, load.made)
-        engine.generator = with_state(engine.generator, generator)
+    for load in loads:
+        load.exchange()
     pairs_of_queues = zip(targets, found, strict=False)
     return [[None if one is None else _of(target.engine, one) for one in queue] for target, queue in pairs_of_queues]
 
 
-def _views_of(engine: LocalEngine, state: dict[str, Any]) -> list[tuple[Target, dict[str, Any]]]:
-    """Return the views of a buffer, each with its part of the buffer's state.
+@final
+class _Load:
+    """A state that is loaded into the copy of an engine: of a buffer, or of a view of the buffer with the copy `owner`.
 
     Raises:
-        CheckpointError: if it is the state of other views.
+        CheckpointError: if the state does not fit the engine.
+        OptionError: if a part cannot be copied.
     """
-    views = engine.views.live()
-    targets = [Target(view, view.transform, view.batch_size) for view in views]
-    return list(zip(targets, view_states(state, len(views)), strict=True))
 
-
-class _Load(NamedTuple):
-    """A state that is loaded into the copy of an engine: of a buffer, or of a view."""
-
-    target: Target
-    made: LocalEngine
-    state: dict[str, Any]
+    def __init__(self, target: Target, state: dict[str, Any], owner: LocalEngine | None = None) -> None:
+        self.target, self.state = target, state
+        with readable("a replay buffer"):
+            self._pending, self._generator = check_state(target.engine, state, target.batch_size)
+        if owner is None:
+            with readable("this storage"):
+                target.engine.storage.check_state(state["storage"]["state"])
+        self.made = _copy_of(target.engine, owner)
 
     def parts(self) -> None:
         """Load sampler, writer and rows, and what the buffer knows of its rows.
@@ -362,18 +337,38 @@ class _Load(NamedTuple):
         made.ring.load_state_dict(ring, rows)
         made.begin_left(deleted)
 
-    def draws(self, pending: list[Ticket]) -> None:
+    def draws(self) -> None:
         """Take over episodes, queued draws and counts."""
         made, state = self.made, self.state
         if made.tracker is not None:
             turned = made.storage.seam(state["storage"]["state"])
             made.tracker.load_state_dict(made.storage, None if turned else state.get("episodes"))
         made.begin_sampler()
-        revived = (revive(made, ticket) for ticket in made.retake([_of(made, ticket) for ticket in pending]))
+        revived = (revive(made, ticket) for ticket in made.retake([_of(made, ticket) for ticket in self._pending]))
         made.pending.extend(ticket for ticket in revived if ticket is not None)
         if made.gate is not None:
             made.gate.load_state_dict(state.get("flow"), made.ring, made.pending)
         made.counts.drawn = int(state["rows_drawn"])
+
+    def exchange(self) -> None:
+        """Give the engine what was loaded into its copy; the parts stay the same objects. Raises nothing."""
+        engine, made = self.target.engine, self.made
+        if engine.owner is None:
+            engine.parts_changed()
+            engine.era += engine.ring.written > 0  # batches drawn before are of other rows
+            for name in _EXCHANGED:
+                setattr(engine, name, getattr(made, name))
+            engine.storage.take(made.storage)
+            vars(engine.writer).update(vars(made.writer))
+            engine.writer.follow(engine.generations_of)
+        vars(engine.sampler).update(vars(made.sampler))
+        engine.counts, engine.tracker = made.counts, made.tracker
+        engine.storage_followed()
+        if engine.queue is not None:
+            engine.queue.clear()
+        engine.pending.clear()
+        engine.pending.extend(_of(engine, ticket) for ticket in made.pending)
+        engine.generator = with_state(engine.generator, self._generator)
 
 
 def _load_transforms(transforms: Sequence[tuple[Compose, dict[str, Any]]]) -> None:
