@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ostinato.buffers.batch_parts import join_parts, without_names
-from ostinato.buffers.checkpoint.ensemble import ENSEMBLE_FORMAT, ensemble_checker, ensemble_state, load_ensemble_state
-from ostinato.buffers.checkpoint.load import load_buffer
+from ostinato.buffers.checkpoint.load import load_buffer, load_ensemble_state
 from ostinato.buffers.checkpoint.save import Saves, save_buffer
+from ostinato.buffers.checkpoint.state import ENSEMBLE_FORMAT, ensemble_checker, ensemble_state
 from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.priority_updates import in_era, priority_fields

@@ -563,11 +563,12 @@ class CheckpointWriter:
         """
         self._open = False
         try:
-            for entry in () if named is None else os.scandir(self._root):
-                own = _OWN_FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-                if own and entry.name not in named:
-                    with contextlib.suppress(OSError):
-                        Path(entry.path).unlink()
+            if named is not None:
+                for path in self._root.iterdir():
+                    own = _OWN_FILE.fullmatch(path.name) and path.is_file() and not path.is_symlink()
+                    if own and path.name not in named:
+                        with contextlib.suppress(OSError):
+                            path.unlink()
         finally:
             self._lock.release()
 

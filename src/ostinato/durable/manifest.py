@@ -491,7 +491,9 @@ class _Decoder:
         try:
             _require(type(node) is dict, f"a bare {type(node).__name__} is not allowed")
             tag, *more = node
-            _require(not more and tag in _TAGS, f"unknown tag {[tag, *more]}, which a later version may have written")
+            _require(
+                not more and tag in _TAGS, f"unknown tag {' '.join(node)!r}, which a later version may have written"
+            )
             return _TAGS[tag][2](self, node[tag])
         except DamagedFileError:
             raise
@@ -591,8 +593,10 @@ def _inline(text: Any) -> bytearray:
 
 def _dtype(name: Any) -> torch.dtype:
     found = getattr(torch, name, None)  # also a dtype that arrays in files cannot have, such as a quantized one
-    _require(isinstance(found, torch.dtype), f"unknown dtype {name[:50]!r}")
-    return found  # type: ignore[no-any-return]
+    if not isinstance(found, torch.dtype):
+        msg = f"unknown dtype {name[:50]!r}"
+        raise ValueError(msg)  # noqa: TRY004 (as for other nodes)
+    return found
 
 
 _TAGS: dict[str, tuple[type, Callable[[_Encoder, Any], Any], Callable[[_Decoder, Any], Any]]] = {

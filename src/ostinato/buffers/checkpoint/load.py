@@ -11,9 +11,12 @@ import torch
 
 from ostinato.buffers.checkpoint.state import (
     FORMAT,
+    check_queued,
     check_state,
     each_storage,
     own_tensors,
+    read_generator,
+    read_queue,
     saved_rows,
     view_states,
 )
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.engine import LocalEngine
+    from ostinato.buffers.mixing import EnsembleEngine
     from ostinato.buffers.records import Ticket
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
@@ -403,3 +407,43 @@ def revive(engine: LocalEngine, ticket: Ticket) -> Ticket | None:
         return drawn._replace(held=HeldRows(drawn, rows))
     found = engine.expand_again(drawn) if plan is None else drawn
     return None if found is None else engine.hold(found)
+
+
+def load_ensemble_state(
+    engine: EnsembleEngine, state: dict[str, Any], transform: Compose, batch_size: int | None
+) -> None:
+    """Restore a state, by copy; if it does not fit, nothing has changed. The caller holds the locks.
+
+    Raises:
+        CheckpointError: naming what differs.
+    """
+    engines, sampler = engine.engines, engine.sampler
+    with readable("an ensemble"):
+        members = state["members"]
+        if len(members) != len(engines):
+            msg = f"the checkpoint holds {len(members)} members, this ensemble {len(engines)}"
+            raise CheckpointError(msg)
+        sampler.check_state(state["mixing"])
+        for mine, saved in zip(engines, members, strict=True):
+            check_queued({**state, "unit": saved.get("unit")}, mine, batch_size)
+        queue = read_queue(state, engines)
+        device = engines[0].storage.device if engine.generator is None else engine.generator.device
+        generator = read_generator(state["generator"], device)
+    queues: list[list[Any]] = [[] for _ in engines]
+    for mix in queue:
+        for i, ticket in zip(mix.members, mix.tickets, strict=True):
+            queues[i].append(ticket)
+    targets = [Target(member.engine, member.buffer.transform, member.buffer.batch_size) for member in engine.own]
+    with readable("an ensemble"):
+        own = [(transform, state["transforms"])]
+    revived = [iter(found) for found in load_engine_states(targets, members, queues, own)]
+    sampler.load_state_dict(state["mixing"])  # it was checked
+    engine.pending.clear()
+    for mix in queue:
+        found = [next(revived[i]) for i in mix.members]
+        tickets = [ticket for ticket in found if ticket is not None]
+        if len(tickets) == len(found):
+            engine.pending.append(mix._replace(tickets=tickets))
+        else:  # windows that are not whole
+            sampler.drew(mix.owed, -1)
+    engine.generator = with_state(engine.generator, generator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ostinato.buffers.drawn_ahead import HeldRows
-from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.buffers.records import Mix, Rows, Source, Ticket
 from ostinato.core.records import Draw, Plan
 from ostinato.core.rows import Schema
 from ostinato.errors import CheckpointError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.buffers.engine import LocalEngine
+    from ostinato.buffers.mixing import EnsembleEngine
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
 
@@ -123,6 +125,7 @@ def own_tensors(state: Any) -> Any:
 
 
 FORMAT = "ostinato-buffer"
+ENSEMBLE_FORMAT = "ostinato-ensemble"
 
 
 def engine_state(
@@ -391,3 +394,65 @@ def _with_rows(ticket: Ticket, saved: dict[str, Any], storage: Storage, schema: 
     payload = storage.read_payload(saved["payload"], None if schema is None else Schema.from_json(schema), count)
     rows = Rows(Source(storage, None), payload, 0, ticket.ring, ticket, stale.to(storage.device).clone())
     return ticket._replace(held=HeldRows(ticket, rows))
+
+
+# -- ensembles: the state of each member, and what is the ensemble's own ----------------------------------------------
+
+
+def ensemble_state(
+    engine: EnsembleEngine, queued: Sequence[Mix], transform: Compose, batch_size: int | None
+) -> dict[str, Any]:
+    """Return the whole state of an ensemble, with draws that are queued; nothing is copied.
+
+    The caller holds the locks.
+    """
+    return {
+        "members": [member.buffer._state() for member in engine.own],  # noqa: SLF001 (one package)
+        "mixing": engine.sampler.state_dict(),
+        "generator": None if engine.generator is None else engine.generator.get_state(),
+        "transforms": transform.state_dict(),
+        "batch_size": batch_size,
+        "pending": [_show(mix, engine.engines) for mix in (*queued, *engine.pending)],
+    }
+
+
+def _show(mix: Mix, engines: Sequence[LocalEngine]) -> dict[str, Any]:
+    tickets = [show_ticket(ticket, engines[i]) for i, ticket in zip(mix.members, mix.tickets, strict=True)]
+    owed = {} if mix.owed is None else {"owed": [str(rows) for rows in mix.owed]}
+    return {"members": mix.members, "tickets": tickets, "rng": mix.rng, **owed}
+
+
+def ensemble_checker(engine: EnsembleEngine) -> Callable[[dict[str, Any]], None]:
+    """Return what checks a saved state against the members as they are now; the caller holds the locks."""
+    checks, sampler, engines = [checker(member) for member in engine.engines], engine.sampler, engine.engines
+
+    def check(state: dict[str, Any]) -> None:
+        sampler.check_state(state["mixing"])
+        for check_member, saved in zip(checks, state["members"], strict=True):
+            check_member(saved)
+        read_queue(state, engines)
+
+    return check
+
+
+def read_queue(state: dict[str, Any], parts: Sequence[Any]) -> list[Mix]:
+    """Return the draws made ahead in a state of members that have these parts.
+
+    Raises:
+        CheckpointError: if one is damaged.
+    """
+    queue = []
+    for mix in state["pending"]:
+        chosen, owed = [int(i) for i in mix["members"]], None
+        if len(chosen) != len(mix["tickets"]) or any(not 0 <= i < len(parts) for i in chosen):
+            msg = f"the checkpoint holds a queued draw from the members {chosen}: it is damaged"
+            raise CheckpointError(msg)
+        if "owed" in mix:
+            owed = tuple(Fraction(rows) for rows in mix["owed"])
+            if len(owed) != len(parts):
+                msg = f"the checkpoint holds a queued draw that owes rows {mix['owed']!r:.80}: it is damaged"
+                raise CheckpointError(msg)
+        pairs = zip(chosen, mix["tickets"], strict=True)
+        draws = [read_ticket(ticket, state["members"][i], parts[i]) for i, ticket in pairs]
+        queue.append(Mix(chosen, draws, mix["rng"], owed))
+    return queue
