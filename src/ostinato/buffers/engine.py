@@ -435,7 +435,6 @@ class LocalEngine:
         follow = [reader.plan_keep(slots) for reader in self.readers]
         if self.saves.snapshot is not None:
             self.saves.before(ring, torch.arange(ring.rows, device=ring.device))
-            self.saves.before_clear(ring)  # the slots that become free have no generation any more
         rows = slots.shape[0]
         self.parts_changed()
         self.ahead.before_change(None, ring, self.read_rows)
@@ -678,7 +677,6 @@ class LocalEngine:
                 msg = f"This dataset doesn't allow writing ({type(self.writer).__name__}): it cannot be emptied"
                 raise UsageError(msg)
             self.parts_changed()
-            self.saves.before_clear(self.ring)
             self.ahead.before_change(None, self.ring, self.read_rows)
             self.storage.clear()  # before other parts: it raises if it is read-only
             self.writer.clear()
@@ -737,7 +735,6 @@ class LocalEngine:
                 self._drop_draws()
                 for reader in self.readers:
                     reader.sampler.drop_rows(gone, reader.view())
-                self.saves.before_clear(self.ring)  # the slots that become free have no generation any more
                 self.ahead.before_change(gone, self.ring, self.read_rows)
                 self.ring.record_delete(gone)
                 self._delete(gone)

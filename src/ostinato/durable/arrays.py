@@ -561,12 +561,14 @@ class RowFile(NewFile):
         dtype: Name of the dtype of the array.
         shape: Shape of the array, `[rows, ...]`, or `[]` for a scalar.
         runs: The rows of a patch; None makes a base.
+        name: Name of the array in a manifest.
 
     Raises:
         StorageMemoryError: The disk is too small.
     """
 
-    def __init__(self, path: Path, dtype: str, shape: tuple[int, ...], runs: Runs | None) -> None:
+    def __init__(self, path: Path, dtype: str, shape: tuple[int, ...], runs: Runs | None, name: str = "") -> None:
+        self.name = name
         self.row_bytes = shape_nbytes(shape[1:], DTYPES[dtype])
         rows = shape[0] if shape else 1
         self.places = place_all(rows, self.row_bytes) if runs is None else place(runs, self.row_bytes)

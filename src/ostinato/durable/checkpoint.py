@@ -420,18 +420,7 @@ class CheckpointWriter:
             return self._records[name]
         with rows:
             rows.write(plain)
-            return self.end_rows(name, rows)
-
-    def add_columns(self, rows: str, columns: Iterable[tuple[str, int, torch.dtype, tuple[int, ...]]]) -> None:
-        """Name the arrays that lie in the packed rows `rows`.
-
-        Args:
-            rows: name of an array that was added.
-            columns: name, offset in a row in bytes, dtype, and shape of each.
-        """
-        for name, offset, dtype, shape in columns:
-            self._check_name(name)
-            self._records[name] = ArrayRecord(dtype_name(dtype), shape, (), self._records[rows].row_bytes, rows, offset)
+            return self.end_rows(rows)
 
     def add_values(self, name: str, values: Iterable[object]) -> ArrayRecord:
         """Write Python values, one line of JSON each; only a few of them are in memory at a time.
@@ -461,7 +450,14 @@ class CheckpointWriter:
         record = self._records[name] = ArrayRecord.whole("uint8", (file.nbytes,), (file,))
         return record
 
-    def begin_rows(self, name: str, dtype: str, shape: tuple[int, ...], changed: Runs | None) -> RowFile | None:
+    def begin_rows(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        changed: Runs | None,
+        columns: Iterable[tuple[str, int, torch.dtype, tuple[int, ...]]] = (),
+    ) -> RowFile | None:
         """Begin a file for rows that are written piece by piece; `end_rows` adds it when it is complete.
 
         Args:
@@ -469,28 +465,34 @@ class CheckpointWriter:
             dtype: Name of the dtype.
             shape: Shape, `[rows, ...]`.
             changed: Rows that differ from those in `older`; None writes all.
+            columns: Arrays that lie in packed rows: name, offset in a row in bytes, dtype, and shape of each.
 
         Returns:
             The file, which says which rows it needs; None if the older files already hold all rows.
 
         Raises:
-            CheckpointError: The name is taken or not allowed.
+            CheckpointError: A name is taken or not allowed.
             StorageMemoryError: The disk is too small.
         """
         self._check_name(name)
-        return self._begin_rows(name, dtype, shape, changed)
+        file = self._begin_rows(name, dtype, shape, changed)
+        for column, offset, kind, extent in columns:
+            self._check_name(column)
+            packed = self._records[name].row_bytes
+            self._records[column] = ArrayRecord(dtype_name(kind), extent, (), packed, name, offset)
+        return file
 
     def _begin_rows(self, name: str, dtype: str, shape: tuple[int, ...], changed: Runs | None) -> RowFile | None:
         self._records[name], runs = plan(self._root, self.older.get(name), dtype, shape, changed)
         if runs is not None and not len(runs):
             return None
-        return RowFile(self._root / _file_name(name), dtype, shape, runs)
+        return RowFile(self._root / _file_name(name), dtype, shape, runs, name)
 
-    def end_rows(self, name: str, rows: RowFile) -> ArrayRecord:
+    def end_rows(self, rows: RowFile) -> ArrayRecord:
         """Add a file of rows that is complete."""
-        base = self._records[name]
+        base = self._records[rows.name]
         self._unsynced.append(rows.path)
-        record = self._records[name] = base._replace(files=(*base.files, rows.end()))
+        record = self._records[rows.name] = base._replace(files=(*base.files, rows.end()))
         return record
 
     def commit(self, state: object) -> None:

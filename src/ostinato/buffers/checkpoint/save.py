@@ -16,9 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from ostinato.buffers.checkpoint.load import open_state
 from ostinato.buffers.checkpoint.state import FORMAT, checker, each_storage
-from ostinato.core.records import Run
 from ostinato.durable import CheckpointWriter, progress
-from ostinato.durable.arrays import PIECE_BYTES, as_runs, can_write_ahead, find_run, join_runs, one_run
+from ostinato.durable.arrays import PIECE_BYTES, as_runs, can_write_ahead, join_runs, one_run
 from ostinato.durable.dtypes import dtype_name, raw_view
 from ostinato.errors import CheckpointError, OstinatoError
 from ostinato.storages.checkpoint import convert_rows, put_rows, readable, save_rows
@@ -70,23 +69,23 @@ def save_buffer(
         with locked():
             needed = 0 if incremental else sum(_row_bytes(engine) for engine in engines)
         writer = stack.enter_context(CheckpointWriter(path, format_name=format_name, needed_bytes=needed))
-        begun = _Begun(writer, [], [])
+        snapshots: list[Snapshot] = []
         try:
             with locked():
                 taken, storages = checker(engines[0]) if check is None else check(), [e.storage for e in engines]
                 lineages = [Lineage(e.ring, e.ring.written, e.storage, writer.prints) for e in engines]
-                _begin(begun, engines, state(), incremental=incremental)
-            for engine, snapshot in zip(engines, begun.snapshots, strict=True):
+                _begin(writer, engines, state(), snapshots, incremental=incremental)
+            for engine, snapshot in zip(engines, snapshots, strict=True):
                 snapshot.write_out(engine.lock)
-            for name, file in begun.files:
-                writer.end_rows(name, file)
+                for _, file in snapshot.arrays:
+                    writer.end_rows(file)
         finally:
             with locked():
                 for engine in engines:
                     engine.saves.snapshot = None
                     engine.parts_changed()
-            for _, file in begun.files:
-                file.close()
+            for snapshot in snapshots:
+                snapshot.close()
         _verify(path, writer, storages, taken)
         older = writer.older_save
         writer.finish()
@@ -118,15 +117,15 @@ def _row_bytes(engine: LocalEngine) -> int:
     return sum(array.row_bytes * rows for array in engine.storage.row_arrays())
 
 
-class _Begun(NamedTuple):
-    writer: CheckpointWriter
-    snapshots: list[Snapshot]
-    files: list[tuple[str, RowFile]]
-
-
-def _begin(begun: _Begun, engines: Sequence[LocalEngine], state: dict[str, Any], *, incremental: bool) -> None:
-    """Under the locks: write what is small, begin the files of the rows, and take the snapshots."""
-    writer = begun.writer
+def _begin(
+    writer: CheckpointWriter,
+    engines: Sequence[LocalEngine],
+    state: dict[str, Any],
+    snapshots: list[Snapshot],
+    *,
+    incremental: bool,
+) -> None:
+    """Under the locks: write what is small, begin the files of the rows, and add the snapshot of each buffer."""
     older = writer.older_save if incremental else None
     known = [None if older is None else engine.saves.lineages.get(older) for engine in engines]
     patches = all(lineage is not None for lineage in known)
@@ -135,33 +134,40 @@ def _begin(begun: _Begun, engines: Sequence[LocalEngine], state: dict[str, Any],
     state = each_storage(state, [e.storage for e in engines], lambda saved, storage, _: convert_rows(saved, storage))
     if not patches:
         progress.begin(sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, Tensor)))
-    members = state.get("members")
-    put = [
-        _put_rows(begun, engine, lineage, mine, "" if members is None else f"{i}:")
-        for i, (engine, lineage, mine) in enumerate(zip(engines, known, members or [state], strict=True))
-    ]
+    members, put = state.get("members"), []
+    for i, (engine, lineage, mine) in enumerate(zip(engines, known, members or [state], strict=True)):
+        snapshots.append(Snapshot(engine))
+        put.append(_put_rows(writer, engine, lineage, mine, snapshots[-1].arrays, "" if members is None else f"{i}:"))
     writer.take_state(put[0] if members is None else {**state, "members": put})
     if patches:
-        progress.begin(sum(file.places.nbytes for _, file in begun.files))
-    for engine, snapshot in zip(engines, begun.snapshots, strict=True):
+        progress.begin(sum(file.places.nbytes for snapshot in snapshots for _, file in snapshot.arrays))
+    for engine, snapshot in zip(engines, snapshots, strict=True):
         engine.saves.snapshot = snapshot
         engine.parts_changed()  # writes are told to the snapshot
 
 
 def _put_rows(
-    begun: _Begun, engine: LocalEngine, lineage: Lineage | None, state: dict[str, Any], prefix: str
+    writer: CheckpointWriter,
+    engine: LocalEngine,
+    lineage: Lineage | None,
+    state: dict[str, Any],
+    arrays: list[tuple[RowArray, RowFile]],
+    prefix: str,
 ) -> dict[str, Any]:
-    """Begin or write the rows of one buffer, and return its state with their names in their place."""
-    arrays: list[tuple[RowArray, RowFile]] = []
-    done = set()
-    saved = state["storage"]["state"]
+    """Write the rows of one buffer, and return its state with their names in their place.
+
+    Files of `arrays` are only begun.
+    """
+    saved, rows, done = state["storage"]["state"], len(engine.storage), set()
     if saved.get("columns") is not None and "hooked" not in saved:
         changed = _changed(engine, lineage)
         for array in engine.storage.row_arrays():
+            shape = (rows, *array.data.shape[1:])
+            columns = [(f"{prefix}{m.name}", m.offset, m.dtype, (rows, *m.shape)) for m in array.members]
+            file = writer.begin_rows(f"{prefix}{array.name}", dtype_name(array.data.dtype), shape, changed, columns)
+            arrays += [] if file is None else [(array, file)]
             done |= {member.name for member in array.members} or {array.name}
-            arrays += _begin_array(begun, array, len(engine.storage), changed, prefix)
-    begun.snapshots.append(Snapshot(engine.ring, arrays))
-    return _with_rows(state, put_rows(begun.writer, saved, prefix, done=done, compare=True))
+    return _with_rows(state, put_rows(writer, saved, prefix, done=done, compare=True))
 
 
 def _with_rows(state: dict[str, Any], rows: dict[str, Any] | None) -> dict[str, Any]:
@@ -184,28 +190,11 @@ def _changed(engine: LocalEngine, lineage: Lineage | None) -> Runs | None:
     storage = engine.storage
     if lineage is None or storage.exposed or lineage.ring is not engine.ring or lineage.storage is not storage:
         return None
-    return rows_since(engine.ring, lineage.serial, len(storage), deleted=True)
-
-
-def _begin_array(
-    begun: _Begun, array: RowArray, rows: int, changed: Runs | None, prefix: str
-) -> list[tuple[RowArray, RowFile]]:
-    name, shape = f"{prefix}{array.name}", (rows, *array.data.shape[1:])
-    file = begun.writer.begin_rows(name, dtype_name(array.data.dtype), shape, changed)
-    columns = [(f"{prefix}{m.name}", m.offset, m.dtype, (rows, *m.shape)) for m in array.members]
-    begun.writer.add_columns(name, columns)
-    if file is None:
-        return []
-    begun.files.append((name, file))
-    return [(array, file)]
+    return rows_since(engine.ring, lineage.serial, len(storage))
 
 
 _BLOCK_ROWS = 2**20
-
-
 _MOST_LINEAGES = 8
-
-
 _ROOMS = 4
 """Pieces that are filled while others are on their way to the file."""
 
@@ -242,13 +231,8 @@ class Saves:
     def before(self, ring: Ring, where: Placement | Tensor) -> None:
         """Keep the rows of slots that are about to be written; before the ring records it, under the engine's lock."""
         if self.snapshot is not None:
-            slots = where if isinstance(where, torch.Tensor) else _slots(where, ring.device)
-            self.snapshot.keep(ring, slots)
-
-    def before_clear(self, ring: Ring) -> None:
-        """Keep which rows were replaced, before the ring is cleared, under the engine's lock."""
-        if self.snapshot is not None:
-            self.snapshot.note_replaced(ring, ring.rows)
+            slots = where if isinstance(where, Tensor) else where.slots
+            self.snapshot.keep(ring, slots(ring.device) if callable(slots) else slots)
 
     def loaded(self, save: str | None, ring: Ring, storage: Storage) -> None:
         """Let incremental saves go on from the save that was just loaded."""
@@ -262,17 +246,12 @@ class Saves:
             self.lineages.pop(next(iter(self.lineages)))
 
 
-def _slots(placement: Placement, device: torch.device) -> Tensor:
-    return placement.slots(device) if isinstance(placement, Run) else placement.slots
-
-
-def rows_since(ring: Ring, serial: int, rows: int, *, deleted: bool = False) -> Runs:
+def rows_since(ring: Ring, serial: int, rows: int) -> Runs:
     """Return which of the first `rows` rows were written after the write number `serial`.
 
-    With `deleted` also rows that have left since, or before: they may have been written, too. Cost: O(1) while rows are
-    written in ring order, else O(rows).
+    Also rows that have left since, or before: they may have been written, too. Cost: O(1) while rows are written in
+    ring order, else O(rows).
     """
-    written = ring.changed if deleted else ring.modified
     if ring.nbytes == 0:
         fresh = min(ring.written - serial, ring.capacity)
         first = (ring.cursor - fresh) % ring.capacity if fresh > 0 else 0
@@ -284,25 +263,20 @@ def rows_since(ring: Ring, serial: int, rows: int, *, deleted: bool = False) -> 
     found = []
     for start in range(0, rows, _BLOCK_ROWS):
         slots = torch.arange(start, min(rows, start + _BLOCK_ROWS), device=ring.device)
-        found.append(as_runs(slots[written(slots, serial)].cpu().numpy()))
+        found.append(as_runs(slots[ring.changed(slots, serial)].cpu().numpy()))
     return join_runs(*found)
 
 
 @final
 class Snapshot:
-    """The rows at the moment when this was made, under the engine's lock.
+    """The rows of a buffer at the moment when this was made, under its lock."""
 
-    Args:
-        ring: the buffer's.
-        arrays: where rows lie, and the files that they go to.
-    """
-
-    def __init__(self, ring: Ring, arrays: list[tuple[RowArray, RowFile]]) -> None:
-        self._ring = ring
-        self._serial = ring.written
-        self._arrays = arrays
-        self._earlier: Runs = one_run(0, 0)
-        """Rows replaced since the snapshot whose ring were forgotten since."""
+    def __init__(self, engine: LocalEngine) -> None:
+        self.arrays: list[tuple[RowArray, RowFile]] = []
+        """Where rows lie, and the files that they go to."""
+        self._ring, self._rows = engine.ring, len(engine.storage)
+        self._replaced = np.zeros(-(-self._rows // 8), dtype=np.uint8)
+        """A bit for each row that was replaced since: what was there lies in the files."""
         self._error: Exception | None = None
 
     def keep(self, ring: Ring, slots: Tensor) -> None:
@@ -311,16 +285,22 @@ class Snapshot:
             return
         try:
             here = torch.unique(slots).cpu().numpy()
-            here = here[~self._replaced(here)]
-            for array, file in self._arrays:
+            here = here[here < self._rows]
+            here = here[~self._was_replaced(here)]
+            for array, file in self.arrays:
                 _put_ahead(array, file, here)
+            np.bitwise_or.at(self._replaced, here >> 3, (1 << (here & 7)).astype(np.uint8))
         except (OSError, OstinatoError) as error:
             self._error = error
 
-    def note_replaced(self, ring: Ring, rows: int) -> None:
-        """Remember which rows were replaced since the snapshot, before their ring are forgotten."""
-        if ring is self._ring:
-            self._earlier = join_runs(self._earlier, rows_since(ring, self._serial, rows))
+    def _was_replaced(self, rows: np.ndarray) -> np.ndarray:
+        found: np.ndarray[Any, Any] = (self._replaced[rows >> 3] >> (rows & 7)) & 1 == 1
+        return found
+
+    def close(self) -> None:
+        """Close the files."""
+        for _, file in self.arrays:
+            file.close()
 
     def write_out(self, lock: Any) -> None:
         """Write all rows, taking the engine's lock for one piece (at most 2 MiB, or one row) at a time.
@@ -329,7 +309,7 @@ class Snapshot:
             StorageMemoryError: if the disk is full.
         """
         with nullcontext() if can_write_ahead() else lock, ThreadPoolExecutor(1) as writer:
-            for array, file in self._arrays:
+            for array, file in self.arrays:
                 rows = min(max(1, PIECE_BYTES // max(1, file.row_bytes)), int(file.places.runs[:, 1].sum()))
                 count = _ROOMS if rows * file.row_bytes <= PIECE_BYTES else 1
                 rooms = torch.zeros((count, rows, file.row_bytes), dtype=torch.uint8, device="cpu")
@@ -348,18 +328,10 @@ class Snapshot:
             if self._error is not None:
                 raise self._error
             array.copy(room, piece.where)
-            same = self._ring.written == self._serial
-            replaced = piece.rows[:0] if same else np.flatnonzero(self._replaced(piece.rows))
+            replaced = np.flatnonzero(self._was_replaced(piece.rows))
             file.done = piece.offset + len(piece.rows) * file.row_bytes
         for first, count in as_runs(replaced).tolist():
             file.read_back(piece.offset + first * file.row_bytes, raw_view(room[first : first + count]))
-
-    def _replaced(self, rows: np.ndarray) -> np.ndarray:
-        """Return which rows (ascending) were replaced since the snapshot, bool: what was there lies in the file."""
-        slots = torch.from_numpy(rows).to(self._ring.device)
-        replaced: np.ndarray[Any, Any] = self._ring.modified(slots, self._serial).cpu().numpy()
-        both: np.ndarray[Any, Any] = replaced | (find_run(self._earlier, rows) >= 0)
-        return both
 
 
 def _wait(written: Future[None], nbytes: int) -> None:
