@@ -11,7 +11,7 @@ from ostinato.core.kinds import show_path
 from ostinato.core.processes import whole_in_forks
 from ostinato.datasets.columns import TensorColumn
 from ostinato.datasets.dataset import Contents
-from ostinato.durable.dtypes import DTYPES
+from ostinato.durable.arrays import DTYPES
 from ostinato.durable.files import OpenFiles
 from ostinato.durable.progress import PARTS, counted
 from ostinato.durable.tensorfile import flatten, show

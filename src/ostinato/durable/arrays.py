@@ -1,4 +1,4 @@
-"""Arrays in files: runs of rows, the records that manifests keep, and reading, mapping and writing rows."""
+"""Arrays in files: dtypes, runs of rows, the records that manifests keep, and reading, mapping and writing rows."""
 
 from __future__ import annotations
 
@@ -12,19 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 import numpy as np
 import torch
 import xxhash
+from torch import Tensor
 
 from ostinato.core.rows import as_bits
 from ostinato.durable.blocks import FileRecord, NewFile, check_size, open_checked, verify_file
-from ostinato.durable.dtypes import (
-    DTYPES,
-    check_plain,
-    check_shape,
-    copy_elements,
-    dtype_name,
-    is_raw,
-    raw_view,
-    shape_nbytes,
-)
 from ostinato.durable.files import (
     check_free,
     damaged,
@@ -40,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from torch import Tensor
-
     from ostinato.durable.blocks import BlockReader
 
 _WHOLE_KEYS = {"dtype", "shape", "files"}
@@ -54,6 +43,89 @@ MOST_PATCHES = 16
 """The next save replaces this many patches of an array by one."""
 _PRINT_BYTES = 64 * 1024
 _ZEROS = bytes(4096)
+_NAMES = (
+    "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
+    "complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+)
+# The last ones need a recent version of torch.
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split() if hasattr(torch, name)}
+_BY_DTYPE = {dtype: name for name, dtype in DTYPES.items()}
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+_MAX_DIMS = 64
+_MAX_BYTES = 2**62
+
+
+# -- dtypes, and tensors as raw memory ---------------------------------------------------------------------------------
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in files, for example `bfloat16`.
+
+    Raises:
+        CheckpointError: Files cannot hold this dtype.
+    """
+    name = _BY_DTYPE.get(dtype)
+    if name is None:
+        msg = f"dtype {dtype} cannot be saved: convert to one of {', '.join(DTYPES)}"
+        raise CheckpointError(msg)
+    return name
+
+
+def check_shape(shape: object) -> tuple[int, ...] | None:
+    """Return a shape from a file as a tuple; None if it is not a list of plausible sizes."""
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMS:
+        return None
+    product = 1
+    for size in shape:
+        if type(size) is not int or size < 0:
+            return None
+        product *= max(size, 1)  # zero sizes as 1: torch multiplies the other sizes for the strides
+        if product > _MAX_BYTES:
+            return None
+    return tuple(shape)
+
+
+def shape_nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Return the bytes of a contiguous tensor."""
+    return math.prod(shape) * dtype.itemsize
+
+
+def check_plain(tensor: Tensor, where: Path | str) -> Tensor:
+    """Return a plain tensor without autograd history and with the same memory.
+
+    Raises:
+        CheckpointError: It is sparse, nested, without data, or has a dtype that files cannot hold.
+    """
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
+        msg = f"{where}: cannot save a {tensor.layout} tensor on {tensor.device}: only dense tensors with data"
+        raise CheckpointError(msg)
+    if sys.byteorder != "little":
+        msg = f"{where}: files are little-endian, big-endian machines are not supported"
+        raise CheckpointError(msg)
+    dtype_name(tensor.dtype)
+    return tensor.detach().as_subclass(Tensor)
+
+
+def is_raw(tensor: Tensor) -> bool:
+    """Whether the memory of `tensor` is its elements in order, readable by the CPU."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def copy_elements(dest: Tensor, source: Tensor) -> None:
+    """Copy between tensors of one dtype and shape with any strides and devices."""
+    plain = not (source.is_conj() or source.is_neg() or dest.is_conj() or dest.is_neg())
+    if plain and dest.device.type == source.device.type == "cpu" and dest.ndim:
+        # 4 to 30 times faster than torch for strided rows of few elements
+        same_size = _SAME_SIZE[dest.element_size()]
+        np.copyto(dest.view(same_size).numpy(), source.view(same_size).numpy())
+    else:
+        dest.copy_(source)
+
+
+def raw_view(tensor: Tensor) -> memoryview:
+    """Return the memory of a tensor for which `is_raw` is True as writable bytes. No copy."""
+    # as_strided, since a tensor of a single element is contiguous with any stride
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 # -- runs of rows, and their positions in a patch ----------------------------------------------------------------------
@@ -79,14 +151,11 @@ class Places(NamedTuple):
     nbytes: int
     """Size of the file."""
 
-    def large_runs(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the first row, the number of rows and the offset of each run with a place of its own."""
+    def segments(self) -> Iterator[tuple[range | np.ndarray, int]]:
+        """Yield rows that are adjacent in the file, and the offset of the first one; those of small runs come last."""
         for (first, count), at in zip(self.runs[self.large].tolist(), self.at[self.large].tolist(), strict=True):
-            yield first, count, at
-
-    def small_rows(self) -> np.ndarray:
-        """Return the rows of the other runs, int64; they are adjacent in the file."""
-        return rows_of(self.runs[~self.large])
+            yield range(first, first + count), at
+        yield rows_of(self.runs[~self.large]), self.small_start
 
     def offsets(self, rows: np.ndarray, row_bytes: int) -> np.ndarray:
         """Return the offsets of rows (int64, ascending) in the file; -1 for rows that it does not hold."""
@@ -405,14 +474,13 @@ def read_arrays(root: Path, wanted: Sequence[tuple[ArrayRecord, Tensor]], *, ver
     rows = max(1, min(most // max(1, width), record.rows))
     staging = torch.empty((rows, width), dtype=torch.uint8, device="cpu")
     for reader, places in _layers(root, record, verify=verify):
-        for first, count, at in places.large_runs():
+        for slots, at in places.segments():
             reader.skip_to(at)
-            if len(targets) == 1 and record.of is None and is_raw(part := targets[0][1][first : first + count]):
-                reader.read_into(raw_view(part))
+            where = _where(slots)
+            if len(targets) == 1 and record.of is None and isinstance(where, slice) and is_raw(targets[0][1][where]):
+                reader.read_into(raw_view(targets[0][1][where]))
             else:
-                _read_rows(reader, targets, range(first, first + count), staging)
-        reader.skip_to(places.small_start)
-        _read_rows(reader, targets, places.small_rows(), staging)
+                _read_rows(reader, targets, slots, staging)
 
 
 def _read_rows(
@@ -434,8 +502,9 @@ def _read_rows(
 
 def _where(rows: np.ndarray | range) -> slice | Tensor:
     """Return an index of ascending rows: a slice if they are adjacent."""
-    first, last = int(rows[0]), int(rows[-1])
-    return slice(first, last + 1) if last - first == len(rows) - 1 else torch.from_numpy(np.asarray(rows))
+    if not len(rows) or int(rows[-1]) - int(rows[0]) == len(rows) - 1:
+        return slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0)
+    return torch.from_numpy(np.asarray(rows))
 
 
 # -- mapping -----------------------------------------------------------------------------------------------------------
@@ -493,14 +562,14 @@ def map_rows(root: Path, record: ArrayRecord, capacity: int) -> Tensor:
     with torch.inference_mode(mode=False):
         raw = torch.frombuffer(memory, dtype=torch.uint8)  # owns the memory, which is released with the last view
     for reader, places in _layers(root, record, verify=False):
-        for first, count, at in places.large_runs():
-            _map_over(raw, reader, at, first * width, count * width)
-        slots = places.small_rows()
-        if len(slots):
-            reader.skip_to(places.small_start)
-            rows = torch.empty((len(slots), width), dtype=torch.uint8, device="cpu")
-            reader.read_into(raw_view(rows))
-            raw.view(capacity, width)[torch.from_numpy(slots)] = rows
+        for slots, at in places.segments():
+            if isinstance(slots, range):
+                _map_over(raw, reader, at, slots.start * width, len(slots) * width)
+            elif len(slots):
+                reader.skip_to(at)
+                rows = torch.empty((len(slots), width), dtype=torch.uint8, device="cpu")
+                reader.read_into(raw_view(rows))
+                raw.view(capacity, width)[torch.from_numpy(slots)] = rows
     return raw
 
 
@@ -583,13 +652,11 @@ class RowFile(NewFile):
     def pieces(self) -> Iterator[Piece]:
         """Divide the rows into pieces of at most 2 MiB (or one row), in the order of the file."""
         most = max(1, PIECE_BYTES // max(1, self.row_bytes))
-        for first, count, at in self.places.large_runs():
-            for start in range(first, first + count, most):
-                rows = np.arange(start, min(start + most, first + count))
-                yield Piece(at + (start - first) * self.row_bytes, rows)
-        rows = self.places.small_rows()
-        for start in range(0, len(rows), most):
-            yield Piece(self.places.small_start + start * self.row_bytes, rows[start : start + most])
+        for rows, at in self.places.segments():
+            for start in range(0, len(rows), most):
+                part = rows[start : start + most]
+                numbers = np.arange(part.start, part.stop) if isinstance(part, range) else part
+                yield Piece(at + start * self.row_bytes, numbers)
 
     def put(self, offset: int, data: memoryview) -> None:
         """Append bytes at an offset; the gap before it is filled with zeros.

@@ -13,17 +13,20 @@ from ostinato.durable.arrays import (
     ArrayRecord,
     RowFile,
     changed_rows,
+    check_plain,
     check_sizes,
+    dtype_name,
+    is_raw,
     map_rows,
     open_mapped,
     plan,
     print_of,
     read_array,
     read_arrays,
+    shape_nbytes,
     verify_array,
 )
 from ostinato.durable.blocks import NewFile, read_blocks
-from ostinato.durable.dtypes import check_plain, dtype_name, is_raw, shape_nbytes
 from ostinato.durable.files import (
     LOCK_NAME,
     DirectoryLock,
@@ -75,13 +78,21 @@ class CheckpointReader:
     checkpoint is saved to the directory meanwhile, reading raises an error that says so. Thread-safe.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, format_name: str, body: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format_name: str,
+        body: dict[str, Any] | None = None,
+        records: dict[str, ArrayRecord] | None = None,
+    ) -> None:
         """Read and verify the manifest, and compare the sizes of all files.
 
         Args:
             path: Directory of the checkpoint.
             format_name: Kind of checkpoint.
             body: Content of a manifest that was read already, or is not written yet: files are not looked at then.
+            records: Arrays in a body that is not written yet.
 
         Raises:
             CheckpointNotFoundError: There is no checkpoint at the path.
@@ -95,7 +106,7 @@ class CheckpointReader:
             if body is None:
                 manifest = read_manifest(self._root, format_name=format_name)
             self.version, self._body = manifest.version, manifest.body
-            self._records = read_records(self._root, manifest.body)
+            self._records = read_records(self._root, manifest.body) if records is None else records
             try:
                 if body is None:
                     self._check_sizes()
@@ -536,11 +547,8 @@ class CheckpointWriter:
     def preview(self) -> CheckpointReader:
         """Return a reader of what `finish` would commit now; the older checkpoint is still in place."""
         self._check_open()
-        return CheckpointReader(self._root, format_name=self._format_name, body=self._body())
-
-    def _body(self) -> dict[str, Any]:
-        arrays = {name: record.to_json() for name, record in self._records.items()}
-        return {"arrays": arrays, "state": self._state, "save": self.save}
+        body = {"state": self._state, "save": self.save}
+        return CheckpointReader(self._root, format_name=self._format_name, body=body, records=self._records)
 
     def finish(self) -> None:
         """Commit the state that was encoded; see `commit`."""
@@ -554,7 +562,9 @@ class CheckpointWriter:
                 check_sizes(self._root, record)
                 named.update([file.file for file in record.files])
         fsync_dir(self._root)  # the names of the files must be on the disk before a manifest refers to them
-        write_manifest(self._root, self._body(), format_name=self._format_name)
+        arrays = {name: record.to_json() for name, record in self._records.items()}
+        body = {"arrays": arrays, "state": self._state, "save": self.save}
+        write_manifest(self._root, body, format_name=self._format_name)
         self._made.clear()
         self._close(named)
 

@@ -23,7 +23,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ostinato.durable.dtypes import DTYPES, check_plain, check_shape, dtype_name, raw_view, shape_nbytes
+from ostinato.durable.arrays import DTYPES, check_plain, check_shape, dtype_name, raw_view, shape_nbytes
 from ostinato.durable.files import atomic_write, damaged, disk_errors, open_file, read_small, sync_fd, write_all
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError
 

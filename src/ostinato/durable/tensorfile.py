@@ -19,7 +19,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ostinato.durable.dtypes import DTYPES, check_shape, dtype_name, raw_view, shape_nbytes
+from ostinato.durable.arrays import DTYPES, check_shape, dtype_name, raw_view, shape_nbytes
 from ostinato.durable.files import (
     damaged,
     new_contents,

@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from ostinato._backend import backend
 from ostinato.core.records import Run
 from ostinato.core.rows import Schema, as_bits, as_ordinary, turn_rows
-from ostinato.durable.dtypes import copy_elements
+from ostinato.durable.arrays import copy_elements
 from ostinato.errors import OptionError
 
 if TYPE_CHECKING:

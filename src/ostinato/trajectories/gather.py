@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 import torch
 
-from ostinato.durable.dtypes import DTYPES, raw_view
+from ostinato.durable.arrays import DTYPES, raw_view
 from ostinato.durable.files import read_pieces
 from ostinato.durable.tensorfile import Placed, nest
 from ostinato.errors import DamagedFileError

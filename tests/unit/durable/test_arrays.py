@@ -26,8 +26,7 @@ from ostinato.durable import (
     verify_array,
     write_array,
 )
-from ostinato.durable.arrays import changed_rows, check_runs, place, print_of
-from ostinato.durable.dtypes import DTYPES
+from ostinato.durable.arrays import DTYPES, changed_rows, check_runs, place, print_of
 from ostinato.errors import CheckpointError, DamagedFileError
 
 SMALL_BLOCK = 4096

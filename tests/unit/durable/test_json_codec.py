@@ -18,7 +18,7 @@ from tests.tags import random_bits
 from torch import Tensor
 
 from ostinato.durable import decode, encode
-from ostinato.durable.dtypes import DTYPES
+from ostinato.durable.arrays import DTYPES
 from ostinato.errors import CheckpointError, DamagedFileError
 from ostinato.testing.views import bits
 

@@ -15,9 +15,9 @@ from tests.schedules import Schedule, explore
 from tests.tags import same_state
 
 from ostinato.durable import files
-from ostinato.durable.dtypes import DTYPES
-from ostinato.durable.manifest import Journal, read_lines, write_lines
+from ostinato.durable.arrays import DTYPES
 from ostinato.durable.files import OpenFiles, read_pieces
+from ostinato.durable.manifest import Journal, read_lines, write_lines
 from ostinato.durable.tensorfile import flatten, read_header, read_tree, write_tree
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError, OstinatoError
 

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from ostinato.buffers.checkpoint.load import open_state
-from ostinato.buffers.checkpoint.state import FORMAT, checker, each_storage
+from ostinato.buffers.checkpoint.state import FORMAT, checker, each_storage, tensor_bytes
 from ostinato.durable import CheckpointWriter, progress
-from ostinato.durable.arrays import PIECE_BYTES, as_runs, can_write_ahead, join_runs, one_run
-from ostinato.durable.dtypes import dtype_name, raw_view
+from ostinato.durable.arrays import PIECE_BYTES, as_runs, can_write_ahead, dtype_name, join_runs, one_run, raw_view
 from ostinato.errors import CheckpointError, OstinatoError
 from ostinato.storages.checkpoint import convert_rows, put_rows, readable, save_rows
 
@@ -133,7 +131,7 @@ def _begin(
         writer.known = known[0].prints  # type: ignore[union-attr]
     state = each_storage(state, [e.storage for e in engines], lambda saved, storage, _: convert_rows(saved, storage))
     if not patches:
-        progress.begin(sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, Tensor)))
+        progress.begin(tensor_bytes(state))
     members, put = state.get("members"), []
     for i, (engine, lineage, mine) in enumerate(zip(engines, known, members or [state], strict=True)):
         snapshots.append(Snapshot(engine))

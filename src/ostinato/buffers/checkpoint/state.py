@@ -124,6 +124,20 @@ def own_tensors(state: Any) -> Any:
     return tree_map_only(torch.Tensor, partial(torch.clone, memory_format=torch.contiguous_format), state)
 
 
+def tensor_bytes(state: Any) -> int:
+    """Return the bytes of the tensors of a state, without Python objects."""
+    nbytes, waiting = 0, [state]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            nbytes += value.nbytes
+        elif isinstance(value, dict):
+            waiting += [item for key, item in value.items() if key not in {"items", "objects"}]
+        elif isinstance(value, (list, tuple)):
+            waiting += value
+    return nbytes
+
+
 FORMAT = "ostinato-buffer"
 ENSEMBLE_FORMAT = "ostinato-ensemble"
 
