@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from ostinato.buffers.checkpoint.load import load_buffer, load_engine_state
+from ostinato.buffers.checkpoint.load import Target, load_buffer, load_engine_states
 from ostinato.buffers.checkpoint.save import Saves, save_buffer
 from ostinato.buffers.checkpoint.state import engine_state
 from ostinato.buffers.checks import (
@@ -1483,7 +1483,8 @@ class LocalEngine:
         Raises:
             CheckpointError: naming the part that differs.
         """
-        load_engine_state(self, state, transform, batch_size)
+        with self.lock:
+            load_engine_states([Target(self, transform, batch_size)], [state])
 
     def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
         """Save `state()` to a directory; see `ReplayBuffer.dumps`."""

@@ -436,10 +436,6 @@ def _has_text_keys(value: dict[Any, object]) -> bool:
     return (joined.isascii() and "$" not in joined) or all(key[:1] != "$" and _is_text(key) for key in value)
 
 
-def _has_tag(node: dict[str, object]) -> bool:
-    return "$" in "".join(node) and any(key[:1] == "$" for key in node)
-
-
 def _is_text(value: str) -> bool:
     """Whether a string is valid UTF-8: one with unpaired surrogates is not."""
     try:
@@ -473,7 +469,8 @@ class _Decoder:
         while waiting:
             node, self._path, parent, place = waiting.popleft()
             kind = type(node)
-            if kind is not list and (kind is not dict or _has_tag(node)):
+            tagged = kind is dict and "$" in "".join(node) and any(key[:1] == "$" for key in node)
+            if tagged or (kind is not list and kind is not dict):
                 parent[place] = self._decode_other(node)
                 continue
             if len(self._path) > _MAX_DEPTH:

@@ -377,35 +377,20 @@ def _columns(
     rows: Any, note: dict[str, Any], shape: tuple[int, ...], saved: dict[str, Any], hooks: list[str]
 ) -> dict[str, Tensor]:
     """Return the columns that a plain state has, having checked that the rows have the fields that were saved."""
-    form = Schema.from_json(note["form"])
+    form, schema = Schema.from_json(note["form"]), Schema.from_json(saved["schema"])
     try:
-        got = {leaf.path for leaf in describe(rows, len(shape)).leaves}
+        leaves = form.flatten(rows, shape, len(shape), exact=True).leaves
     except OstinatoError as error:
-        msg = f"the loading hooks {hooks} returned no rows: {error}"
-        raise CheckpointError(msg) from error
-    wanted = {leaf.path: leaf for leaf in form.leaves}
-    problem = [f"lack {show_path(path)}" for path in wanted.keys() - got]
-    problem += [f"have {show_path(path)} besides" for path in got - wanted.keys()]
-    values: dict[Any, Tensor] = {}
-    for path in wanted.keys() & got:
-        leaf, value = wanted[path], kinds.as_tensor(kinds.find_field(rows, path), path)
-        if value.dtype is leaf.dtype and tuple(value.shape) == (*shape, *leaf.shape):
-            values[path] = value.reshape(saved["rows"], *leaf.shape)
-        else:
-            problem.append(f"have {show_path(path)} as {value.dtype}{list(value.shape)}")
-    if problem:
         msg = (
-            f"after the loading hooks {hooks} the rows {', '.join(sorted(problem)[:4])}; {note['hooks']} had been "
-            f"given {list(shape)} rows of {form}: register the hooks that convert back, with the same options"
+            f"the loading hooks {hooks} returned other rows than {note['hooks']} had been given, {list(shape)} rows of "
+            f"{form}: {error}. Register the hooks that convert back, with the same options"
         )
-        raise CheckpointError(msg)
-    schema = Schema.from_json(saved["schema"])
+        raise CheckpointError(msg) from error
+    pairs = zip(form.leaves, leaves, strict=True)
+    values = {leaf.path: value.reshape(saved["rows"], *leaf.shape) for leaf, value in pairs}
     columns = {column_name(leaf.path, i): values[leaf.path] for i, leaf in enumerate(schema.leaves)}
     for path, name, has in saved["late"]:  # hooks run where all rows have them, else reading the rows raises
-        columns[name], columns[has] = (
-            values[tuple(path)],
-            torch.ones(int(saved["rows"]), dtype=torch.bool, device="cpu"),
-        )
+        columns[name], columns[has] = values[tuple(path)], torch.ones(saved["rows"], dtype=torch.bool, device="cpu")
     return columns
 
 

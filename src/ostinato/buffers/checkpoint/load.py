@@ -202,16 +202,6 @@ class Target(NamedTuple):
     batch_size: int | None
 
 
-def load_engine_state(engine: LocalEngine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
-    """Restore a state, by copy; if it does not fit, nothing has changed.
-
-    Raises:
-        CheckpointError: naming the part that differs.
-    """
-    with engine.lock:
-        load_engine_states([Target(engine, transform, batch_size)], [state])
-
-
 def load_engine_states(
     targets: Sequence[Target],
     states: Sequence[dict[str, Any]],
