@@ -65,7 +65,7 @@ def _changed(kind: str, data: bytes, other: bytes, rng: random.Random) -> bytes:
     return data[:i] + other[: j - i] + data[j:]
 
 
-def sign(body: dict[str, Any], format_name: str, version: tuple[int, int] = (1, 3)) -> bytes:
+def sign(body: dict[str, Any], format_name: str, version: tuple[int, int] = (1, 4)) -> bytes:
     """Return a manifest whose checksum fits its body, as anyone can make it from docs."""
     text = _canonical([format_name, list(version), body])
     head = {"format": format_name, "version": list(version), "checksum": xxhash.xxh3_64_hexdigest(text)}
@@ -100,8 +100,9 @@ def edit(files: Files, format_name: str, rng: random.Random) -> Damage:
     """Return an edit of the manifest's body, or of a file, with checksums that fit."""
     body = json.loads(files[MANIFEST])["body"]
     if rng.random() < 0.15:
-        name = rng.choice([key for key, node in body["arrays"].items() if node.get("nbytes")])
-        record = body["arrays"][name]
+        whole = [key for key, node in body["arrays"].items() if "files" in node and node["files"][0]["nbytes"]]
+        name = rng.choice(whole)
+        record = body["arrays"][name]["files"][0]
         data = _changed(rng.choice(("flip", "zeros", "splice")), files[record["file"]], b"\xff" * 64, rng)
         record["checksums"] = [xxhash.xxh3_64_hexdigest(data)]  # small files are one block
         return Damage(f"rewrite {name}", {record["file"]: data, MANIFEST: sign(body, format_name)})

@@ -86,7 +86,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "an array that is not there": (_set(*STORAGE, "columns", 0, to="nothing"), "holds no array 'nothing'"),
     "a negative cursor": (_set(*STORAGE, "cursor", to=-1), r"the storage's cursor must be .*has -1"),
     "a cursor beyond": (
-        _set("state", "writer", "state", "cursor", to=24),
+        _set("state", "stamps", "cursor", to=24),
         r"the cursor of the ring must be .*has 24",
     ),
     "negative rows": (_set(*STORAGE, "rows", to=-1), "-1"),

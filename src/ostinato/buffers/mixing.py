@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from ostinato.buffers.checkpoint.ensemble import ENSEMBLE_FORMAT, ensemble_checker, ensemble_state, load_ensemble_state
-from ostinato.buffers.checkpoint.load import Reading, load_buffer
-from ostinato.buffers.checkpoint.save import Saves, Saving, save_buffer
+from ostinato.buffers.checkpoint.load import load_buffer, load_ensemble_state
+from ostinato.buffers.checkpoint.save import Saves, save_buffer
+from ostinato.buffers.checkpoint.state import ENSEMBLE_FORMAT, ensemble_checker, ensemble_state
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.priority_updates import in_era, priority_fields
 from ostinato.buffers.rate_limit import Ask, Waiters
@@ -540,13 +540,21 @@ class EnsembleEngine:
 
     def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
         """Save `state()` to a directory: all members as they are at one moment; see `ReplayBuffer.dumps`."""
-        parts = Saving(self.engines, state, lambda: self.lock, partial(ensemble_checker, self), ENSEMBLE_FORMAT)
-        save_buffer(path, parts, incremental=incremental)
+        check = partial(ensemble_checker, self)
+        save_buffer(
+            path,
+            self.engines,
+            state,
+            locked=lambda: self.lock,
+            check=check,
+            format_name=ENSEMBLE_FORMAT,
+            incremental=incremental,
+        )
 
     def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
         """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""
         storages = [engine.storage for engine in self.engines]
-        save = load_buffer(path, restore, storages, Reading(ENSEMBLE_FORMAT, verify=verify, mmap=mmap))
+        save = load_buffer(path, restore, storages, format_name=ENSEMBLE_FORMAT, verify=verify, mmap=mmap)
         for engine in self.engines:
             engine.saves.loaded(save, engine.ring, engine.storage)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from ostinato._optional import require
 from ostinato.buffers.checkpoint.load import with_state
-from ostinato.buffers.checkpoint.save import Saving, save_buffer
-from ostinato.buffers.checkpoint.state import FORMAT, checker, read_generator
+from ostinato.buffers.checkpoint.save import save_buffer
+from ostinato.buffers.checkpoint.state import read_generator
 from ostinato.buffers.ensemble import ReplayBufferEnsemble, check_buffers
 from ostinato.buffers.mixing import EnsembleEngine, Member, OwnDraws, adds_names, without_names
 from ostinato.buffers.options import check_generator, part, positive
@@ -262,9 +261,8 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
             self._pipeline.settle()
             self._online.synchronize()
             if engine.engines:
-                mine = engine.engines[1]
-                saving = Saving([mine], self._state, lambda: engine.lock, partial(checker, mine), FORMAT)
-                save_buffer(path, saving, incremental=incremental)
+                mine = [engine.engines[1]]
+                save_buffer(path, mine, self._state, locked=lambda: engine.lock, incremental=incremental)
             else:
                 online.save(path, self._state, incremental=incremental)
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 
 from ostinato.buffers.checkpoint.load import check_loadable
-from ostinato.buffers.checkpoint.save import Saving, save_buffer
-from ostinato.buffers.checkpoint.state import FORMAT, checker
+from ostinato.buffers.checkpoint.save import save_buffer
 from ostinato.buffers.conditional_updates import ConditionalUpdateResult, parse_conditional
 from ostinato.buffers.mixing import Member
 from ostinato.buffers.options import own
@@ -365,6 +364,5 @@ def save_counted(buffer: ReplayBuffer, path: str) -> tuple[int, int]:
         counts.append((len(buffer), buffer.write_count))  # under the lock: of the moment that is saved
         return buffer._state()  # noqa: SLF001 (same package)
 
-    parts = Saving([engine], state, lambda: engine.lock, lambda: checker(engine), FORMAT)
-    save_buffer(path, parts, incremental=True)
+    save_buffer(path, [engine], state, incremental=True)
     return counts[-1]

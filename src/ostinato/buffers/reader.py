@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, final
 
 import torch
 
-from ostinato.buffers.checkpoint.load import Reading, load_buffer, load_engine_state
-from ostinato.buffers.checkpoint.save import Saving, save_buffer
-from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state
+from ostinato.buffers.checkpoint.load import Target, load_buffer, load_engine_states
+from ostinato.buffers.checkpoint.save import save_buffer
+from ostinato.buffers.checkpoint.state import engine_state
 from ostinato.buffers.followers import EpisodeRows, begin_sampler, followers
 from ostinato.buffers.options import (
     check_order,
@@ -895,18 +895,18 @@ class Reader:
             CheckpointError: naming the part that differs.
         """
         self.own_store("load a state")
-        load_engine_state(self, state, transform, batch_size)
+        with self.lock:
+            load_engine_states([Target(self, transform, batch_size)], [state])
 
     def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
         """Save `state()` to a directory; see `ReplayBuffer.dumps`."""
         self.own_store(f"save a checkpoint to {path}")
-        parts = Saving([self], state, lambda: self.lock, lambda: checker(self), FORMAT)
-        save_buffer(path, parts, incremental=incremental)
+        save_buffer(path, [self], state, incremental=incremental)
 
     def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
         """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""
         store = self.own_store(f"load the checkpoint {path}")
-        save = load_buffer(path, restore, [self.storage], Reading(FORMAT, verify=verify, mmap=mmap))
+        save = load_buffer(path, restore, [self.storage], verify=verify, mmap=mmap)
         store.saves.loaded(save, store.ring, store.storage)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 
 import torch
 
-from ostinato.buffers.checkpoint.load import Reading, load_buffer, with_state
+from ostinato.buffers.checkpoint.load import load_buffer, with_state
 from ostinato.buffers.checkpoint.save import Saves, save_state
 from ostinato.buffers.checkpoint.state import FORMAT, check_counts, own_tensors, read_generator, saved_rows
 from ostinato.buffers.drawn_ahead import HeldRows
@@ -719,7 +719,7 @@ class SharedEngine:
 
     def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
         """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""
-        load_buffer(path, restore, [self._storage], Reading(FORMAT, verify=verify, mmap=mmap))
+        load_buffer(path, restore, [self._storage], verify=verify, mmap=mmap)
 
 
 def _refuse_exchange(part: Any) -> NoReturn:

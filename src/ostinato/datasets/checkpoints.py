@@ -13,7 +13,7 @@ from ostinato.core.records import Run
 from ostinato.core.rows import Leaf, column_name
 from ostinato.datasets.dataset import Contents
 from ostinato.durable import CheckpointReader
-from ostinato.durable.dtypes import DTYPES
+from ostinato.durable.arrays import DTYPES
 from ostinato.durable.manifest import format_of, holds_checkpoint
 from ostinato.durable.torchrl_files import Folder, is_checkpoint
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError, OstinatoError, SchemaError

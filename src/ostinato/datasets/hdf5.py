@@ -11,7 +11,7 @@ import torch
 from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
 from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, name_rows, torch_dtype
-from ostinato.durable.positioned_reads import OpenFile, read_pieces
+from ostinato.durable.files import OpenFile, read_pieces
 from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError, OstinatoError, UsageError
 

@@ -11,8 +11,8 @@ from ostinato.core.kinds import show_path
 from ostinato.core.processes import whole_in_forks
 from ostinato.datasets.columns import TensorColumn
 from ostinato.datasets.dataset import Contents
-from ostinato.durable.dtypes import DTYPES
-from ostinato.durable.positioned_reads import OpenFiles
+from ostinato.durable.arrays import DTYPES
+from ostinato.durable.files import OpenFiles
 from ostinato.durable.progress import PARTS, counted
 from ostinato.durable.tensorfile import flatten, show
 from ostinato.errors import CheckpointError, DamagedFileError, SchemaError

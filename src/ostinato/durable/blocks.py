@@ -1,4 +1,4 @@
-"""Files in blocks with checksums: their records, writing and reading."""
+"""Files with a checksum for each block of 4 MiB: their records, writing and reading."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import contextlib
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import xxhash
 
@@ -15,13 +14,13 @@ from ostinato.durable.files import (
     create_file,
     damaged,
     disk_errors,
+    file_size,
     opened,
+    read_into,
     safe_join,
     start_writeback,
-    sync_fd,
     write_all,
 )
-from ostinato.durable.positioned_reads import read_into
 from ostinato.durable.progress import count as count_bytes
 
 if TYPE_CHECKING:
@@ -29,11 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCK_BYTES = 4 * 2**20
-MIN_BLOCK_BYTES = 4 * 2**10
-MAX_BLOCK_BYTES = 16 * 2**20
 TABLE_ENTRY_BYTES = 16
-FILE_KEYS = ("file", "runs", "nbytes", "block_bytes", "checksums")
-"""Keys of a patch; the record of a base has no `runs`."""
 _CHECKSUM = re.compile(r"[0-9a-f]{16}", re.ASCII)
 # Bytes are hashed and written, or read and hashed, in steps that mostly fit into the cache of the processor.
 _STEP_BYTES = 2 * 2**20
@@ -45,57 +40,51 @@ _PART_BYTES = 32 * 2**20
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class FileRecord:
+class FileRecord(NamedTuple):
     """One file of an array: its base, or a patch that replaces some of its rows.
 
     Attributes:
         file: Name of the file inside the checkpoint directory.
         runs: Number of runs of rows in a patch; 0 for a base.
         nbytes: Exact size of the file.
-        block_bytes: Bytes covered by each checksum; the last block may be shorter.
-        checksums: XXH3-64 (seed 0) of each block as 16 hexadecimal digits.
+        checksums: XXH3-64 (seed 0) of each block of `BLOCK_BYTES` as 16 hexadecimal digits; the last block may be
+            shorter.
     """
 
     file: str
     runs: int
     nbytes: int
-    block_bytes: int
     checksums: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a JSON object."""
-        return {**asdict(self), "checksums": list(self.checksums)}
+        return {**self._asdict(), "checksums": list(self.checksums)}
 
     @classmethod
-    def from_json(cls, node: dict[str, Any], expected: int | None, where: str) -> FileRecord:
+    def from_json(cls, node: object, where: str) -> FileRecord:
         """Read a record from a file and verify each field.
 
         Args:
-            node: Parsed JSON with the keys of the record.
-            expected: Bytes that the file must have; None for a patch, whose size depends on its table.
+            node: Parsed JSON.
             where: What error messages begin with.
 
         Raises:
-            DamagedFileError: A field is of a wrong type, or does not match the others.
+            DamagedFileError: A field is missing, unknown or of a wrong type, or does not match the others.
         """
-        file, runs, nbytes, block, checksums = (node[key] for key in FILE_KEYS)
-        if not isinstance(file, str):
+        if not isinstance(node, dict) or len(node) != len(cls._fields) or not all(map(node.__contains__, cls._fields)):
+            damaged(where, f"a file must have exactly the keys {list(cls._fields)}, got {str(node)[:80]}")
+        file, runs, nbytes, checksums = map(node.__getitem__, cls._fields)
+        if type(file) is not str:
             damaged(where, "file must be a string")
-        if expected is None and not (type(runs) is type(nbytes) is int and 0 < runs * TABLE_ENTRY_BYTES < nbytes):
+        if type(runs) is not int or type(nbytes) is not int or not 0 <= runs * TABLE_ENTRY_BYTES <= nbytes:
             damaged(where, f"{str(runs)[:40]} runs do not fit into {str(nbytes)[:40]} bytes")
-        if type(nbytes) is not int or expected not in (None, nbytes):
-            damaged(where, f"nbytes is {str(nbytes)[:40]}, shape and dtype make {expected}")
-        if type(block) is not int or not MIN_BLOCK_BYTES <= block <= MAX_BLOCK_BYTES:
-            damaged(where, f"block_bytes must be in [{MIN_BLOCK_BYTES}, {MAX_BLOCK_BYTES}], got {str(block)[:40]}")
-        if not isinstance(checksums, list) or len(checksums) != -(-nbytes // block):
-            damaged(where, f"{nbytes} bytes need {-(-nbytes // block)} checksums")
+        if type(checksums) is not list or len(checksums) != -(-nbytes // BLOCK_BYTES):
+            damaged(where, f"{nbytes} bytes need {-(-nbytes // BLOCK_BYTES)} checksums")
         if not {str}.issuperset(map(type, checksums)) or not all(map(_CHECKSUM.fullmatch, checksums)):
             damaged(where, "checksums must be strings of 16 hexadecimal digits")
-        return cls(file, runs, nbytes, block, tuple(checksums))
+        return cls(file, runs, nbytes, tuple(checksums))
 
 
-@final
 class NewFile:
     """A new file to which bytes are appended; a checksum of each block is computed.
 
@@ -104,18 +93,16 @@ class NewFile:
     Args:
         path: The file, which must not exist.
         needed_bytes: Expected size, for the message if the disk is full.
-        block_bytes: Bytes per checksum.
 
     Raises:
-        StorageMemoryError: The disk is full; `append` and `finish` raise it, too.
+        StorageMemoryError: The disk is full; `append` raises it, too.
     """
 
-    def __init__(self, path: Path, needed_bytes: int = 0, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, path: Path, needed_bytes: int = 0) -> None:
         self.path = path
-        self.needed_bytes = needed_bytes
         self.nbytes = 0
         """Bytes appended."""
-        self._block_bytes = block_bytes
+        self._needed_bytes = needed_bytes
         self._hash = xxhash.xxh3_64()
         self._checksums: list[str] = []
         self.fd = -1
@@ -124,9 +111,9 @@ class NewFile:
 
     def append(self, view: memoryview) -> None:
         """Append bytes (`view` is one-dimensional, of format `B`)."""
-        with disk_errors(self.path, max(self.needed_bytes, self.nbytes + len(view))):
+        with disk_errors(self.path, max(self._needed_bytes, self.nbytes + len(view))):
             while len(view):
-                room = self._block_bytes - self.nbytes % self._block_bytes
+                room = BLOCK_BYTES - self.nbytes % BLOCK_BYTES
                 step = view[: min(room, _STEP_BYTES)]
                 self._hash.update(step)
                 write_all(self.fd, step)
@@ -136,20 +123,12 @@ class NewFile:
                 count_bytes(len(step))
                 view = view[len(step) :]
 
-    def finish(self, *, runs: int = 0, sync: bool = False) -> FileRecord:
-        """Close the file and return its record.
-
-        Args:
-            runs: Number of runs of rows in a patch.
-            sync: Wait until the bytes are on the disk.
-        """
-        if self.nbytes % self._block_bytes:
+    def finish(self, runs: int = 0) -> FileRecord:
+        """Close the file and return its record; `runs` is the number of runs of rows in a patch."""
+        if self.nbytes % BLOCK_BYTES:
             self._close_block()
-        if sync:
-            with disk_errors(self.path, self.needed_bytes):
-                sync_fd(self.fd)
         self.close()
-        return FileRecord(self.path.name, runs, self.nbytes, self._block_bytes, tuple(self._checksums))
+        return FileRecord(self.path.name, runs, self.nbytes, tuple(self._checksums))
 
     def close(self) -> None:
         """Close the file; does nothing if it is closed."""
@@ -170,7 +149,7 @@ class NewFile:
     def _close_block(self) -> None:
         self._checksums.append(self._hash.hexdigest())
         self._hash.reset()
-        start = (len(self._checksums) - 1) * self._block_bytes
+        start = (len(self._checksums) - 1) * BLOCK_BYTES
         start_writeback(self.fd, start, self.nbytes - start)
 
 
@@ -197,9 +176,8 @@ class BlockReader:
         if threads > 1 and len(view) == self._record.nbytes:
             self._read_parts(view, threads)
             return
-        block_bytes = self._record.block_bytes
         while len(view):
-            room = block_bytes - self._offset % block_bytes
+            room = BLOCK_BYTES - self._offset % BLOCK_BYTES
             step = view[: min(room, _STEP_BYTES)]
             read_into(self.fd, step, self._offset, self.path)
             self._offset += len(step)
@@ -216,10 +194,9 @@ class BlockReader:
         Raises:
             DamagedFileError: See `read_into`.
         """
-        block = self._record.block_bytes
         checked = BlockReader(self.fd, self._record, self.path, verify=True)
         checked.read_into(view)
-        checked.skip_to(min(-(-len(view) // block) * block, self._record.nbytes))
+        checked.skip_to(min(-(-len(view) // BLOCK_BYTES) * BLOCK_BYTES, self._record.nbytes))
         self.skip_to(len(view))
 
     def skip_to(self, offset: int) -> None:
@@ -232,8 +209,8 @@ class BlockReader:
             self.read_into(scratch[: offset - self._offset])
 
     def _read_parts(self, view: memoryview, threads: int) -> None:
-        block, total = self._record.block_bytes, len(view)
-        share = min(-(-total // block // threads), max(1, _PART_BYTES // block)) * block
+        total = len(view)
+        share = min(-(-total // BLOCK_BYTES // threads), max(1, _PART_BYTES // BLOCK_BYTES)) * BLOCK_BYTES
         parts = [(start, view[start : start + share]) for start in range(0, total, share)]
 
         def read(start: int, part: memoryview) -> None:
@@ -250,12 +227,28 @@ class BlockReader:
         self._offset = total
 
     def _check_block(self) -> None:
-        block = (self._offset - 1) // self._record.block_bytes
+        block = (self._offset - 1) // BLOCK_BYTES
         found, expected = self._hash.hexdigest(), self._record.checksums[block]
         if found != expected:
-            where = f"in the block at byte {block * self._record.block_bytes}"
+            where = f"in the block at byte {block * BLOCK_BYTES}"
             damaged(self.path, f"checksum {found}, {expected} expected: restore the file from a copy", where)
         self._hash.reset()
+
+
+def check_size(root: Path, record: FileRecord) -> None:
+    """Check that a file is there and has the recorded size.
+
+    Raises:
+        DamagedFileError: It is missing, not a regular file, or has another size.
+    """
+    path = safe_join(root, record.file)
+    _compare_size(path, file_size(path), record)
+
+
+def _compare_size(path: Path, size: int, record: FileRecord) -> None:
+    if size != record.nbytes:
+        reason = "the file was truncated, lengthened or replaced"
+        damaged(path, f"it has {size} bytes, {record.nbytes} expected: {reason}")
 
 
 @contextlib.contextmanager
@@ -267,24 +260,21 @@ def open_checked(root: Path, record: FileRecord, *, verify: bool) -> Iterator[Bl
     """
     path = safe_join(root, record.file)
     with opened(path) as fd:
-        size = os.fstat(fd).st_size
-        if size != record.nbytes:
-            reason = "the file was truncated, lengthened or replaced"
-            damaged(path, f"it has {size} bytes, {record.nbytes} expected: {reason}")
+        _compare_size(path, os.fstat(fd).st_size, record)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # doubles the read-ahead
         yield BlockReader(fd, record, path, verify=verify)
 
 
-def read_blocks(root: Path, record: FileRecord, *, verify: bool = True) -> Iterator[bytes]:
+def read_blocks(root: Path, record: FileRecord) -> Iterator[bytes]:
     """Yield each block of a file after its checksum was compared.
 
     Raises:
         DamagedFileError: The file is missing, has another size, or fails a checksum.
     """
-    with open_checked(root, record, verify=verify) as reader:
-        for start in range(0, record.nbytes, record.block_bytes):
-            block = bytearray(min(record.block_bytes, record.nbytes - start))
+    with open_checked(root, record, verify=True) as reader:
+        for start in range(0, record.nbytes, BLOCK_BYTES):
+            block = bytearray(min(BLOCK_BYTES, record.nbytes - start))
             reader.read_into(memoryview(block))
             yield bytes(block)
 

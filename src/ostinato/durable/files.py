@@ -1,4 +1,4 @@
-"""Files and directories: atomic replacement, fsync, safe names, disk space, locks, new paths."""
+"""Files and directories: atomic replacement, fsync, safe names, disk space, positioned reads, locks, new paths."""
 
 from __future__ import annotations
 
@@ -12,17 +12,31 @@ import re
 import shutil
 import stat
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn, final
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
-from ostinato.errors import CheckpointError, DamagedFileError, MissingFileError, OptionError, StorageMemoryError
+import numpy as np
+
+from ostinato._backend import backend
+from ostinato.errors import (
+    CapacityError,
+    CheckpointError,
+    DamagedFileError,
+    MissingFileError,
+    OptionError,
+    StorageMemoryError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
     from pathlib import Path
 
 # The system has one of the two; typed as Any, since it depends on the system.
 fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
 msvcrt: Any = importlib.import_module("msvcrt") if importlib.util.find_spec("msvcrt") else None
+# Windows has no limit of open files.
+_resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None
 LOCK_NAME = ".ostinato.lock"
 _BUSY = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 _SUFFIX = ".ostinato-tmp"
@@ -31,6 +45,10 @@ _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 _COPY_BYTES = 2**20
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK}
 _UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS}
+_NO_MORE = {errno.EMFILE, errno.ENFILE}
+GAP_BYTES = 4096
+"""Pieces with smaller gaps are read in one call: the gap adds no page."""
+_SEEKING = threading.Lock()
 _COMMON = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 # Opening a FIFO must not wait for a writer.
 _READ = os.O_RDONLY | _COMMON | getattr(os, "O_NONBLOCK", 0)
@@ -105,12 +123,13 @@ def sync_file(path: Path) -> None:
         os.close(fd)
 
 
-def make_directories(path: Path) -> None:
-    """Create a directory and its missing parents durably."""
-    missing = [place for place in (path, *path.parents) if not place.exists()]
-    for place in reversed(missing):
+def make_directories(path: Path) -> list[Path]:
+    """Create a directory and its missing parents durably; return those that were missing, parents first."""
+    missing = [place for place in (path, *path.parents) if not place.exists()][::-1]
+    for place in missing:
         place.mkdir(exist_ok=True)
         fsync_dir(place.parent)
+    return missing
 
 
 def create_file(path: Path, *, read: bool = False) -> int:
@@ -205,19 +224,40 @@ def open_file(path: Path) -> int:
     """
     try:
         fd = os.open(path, _READ)
-    except FileNotFoundError as error:
-        msg = f"{path} is missing: the checkpoint is not complete"
-        raise MissingFileError(msg) from error
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
-            raise
-        msg = f"{path} is not a regular file: {error.strerror}"
-        raise DamagedFileError(msg) from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        _raise_unreadable(path, error)
+    try:
+        _check_regular(path, os.fstat(fd))
+    except DamagedFileError:
         os.close(fd)
+        raise
+    return fd
+
+
+def file_size(path: Path) -> int:
+    """Return the bytes of a regular file, which is not opened; raises what `open_file` raises."""
+    try:
+        status = path.lstat()
+    except OSError as error:
+        _raise_unreadable(path, error)
+    _check_regular(path, status)
+    return status.st_size
+
+
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
         msg = f"{path} is not a regular file"
         raise DamagedFileError(msg)
-    return fd
+
+
+def _raise_unreadable(path: Path, error: OSError) -> NoReturn:
+    if isinstance(error, FileNotFoundError):
+        msg = f"{path} is missing: the checkpoint is not complete"
+        raise MissingFileError(msg) from error
+    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
+        msg = f"{path} is not a regular file: {error.strerror}"
+        raise DamagedFileError(msg) from error
+    raise error
 
 
 @contextlib.contextmanager
@@ -228,12 +268,6 @@ def opened(path: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-def file_size(path: Path) -> int:
-    """Return the bytes of a regular file; see `open_file`."""
-    with opened(path) as fd:
-        return os.fstat(fd).st_size
 
 
 def read_small(path: Path, most_bytes: int) -> bytes:
@@ -382,6 +416,173 @@ def _allocate(fd: int, nbytes: int) -> bool:
             raise
         return False
     return True
+
+
+# -- positioned reads, and open files that are closed when they have not been used for long ----------------------------
+
+
+def read_into(fd: int, view: memoryview, offset: int, path: Path) -> None:
+    """Fill `view` with the bytes at `offset`.
+
+    Raises:
+        DamagedFileError: The file is too short.
+    """
+    done = _fill(fd, view, offset)
+    if done < len(view):
+        damaged(path, f"it ends at byte {offset + done}, {len(view) - done} more expected: it was cut")
+
+
+def _fill(fd: int, view: memoryview, offset: int) -> int:
+    """Fill `view` with the bytes at `offset`; return their number, which is smaller at the end of the file."""
+    done = 0
+    while done < len(view):
+        if hasattr(os, "preadv"):
+            count = os.preadv(fd, [view[done:]], offset + done)
+        else:
+            data = pread(fd, len(view) - done, offset + done)
+            count = len(data)
+            view[done : done + count] = data
+        if count == 0:
+            break
+        done += count
+    return done
+
+
+def read_pieces(fds: np.ndarray, offsets: np.ndarray, widths: np.ndarray, targets: np.ndarray) -> int:
+    """Read pieces of open files, each to its address; the extension reads adjacent pieces of a file in one call.
+
+    Args:
+        fds: The file of each piece, int64 `[N]`.
+        offsets: Offset of each piece, int64 `[N]`, ascending within a file.
+        widths: Bytes of each piece, int64 `[N]`.
+        targets: Address of the memory for each piece, int64 `[N]`.
+
+    Returns:
+        The first piece for which its file is too short, or N. Memory from this piece on is undefined.
+
+    Raises:
+        OSError: A read failed.
+    """
+    read_ranges = getattr(backend.native, "read_ranges", None)
+    if read_ranges is not None:
+        columns = [np.ascontiguousarray(column, dtype=np.int64) for column in (fds, offsets, widths, targets)]
+        reached, error = read_ranges(*(column.ctypes.data for column in columns), len(fds), GAP_BYTES)
+        if error:
+            raise OSError(error, os.strerror(error))
+        return int(reached)
+    pieces = zip(fds.tolist(), offsets.tolist(), widths.tolist(), targets.tolist(), strict=True)
+    for number, (fd, offset, width, target) in enumerate(pieces):
+        view = memoryview((ctypes.c_char * width).from_address(target)).cast("B")
+        if _fill(fd, view, offset) < width:
+            return number
+    return len(fds)
+
+
+def pread(fd: int, nbytes: int, offset: int) -> bytes:
+    """Return up to `nbytes` bytes at `offset`."""
+    if hasattr(os, "pread"):
+        return os.pread(fd, nbytes, offset)
+    with _SEEKING:  # Windows
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.read(fd, nbytes)
+
+
+def _share() -> int:
+    """Return half of the number of files that the process may open."""
+    if _resource is None:
+        return sys.maxsize
+    most, _ = _resource.getrlimit(_resource.RLIMIT_NOFILE)
+    return sys.maxsize if most == _resource.RLIM_INFINITY else max(1, most // 2)
+
+
+@final
+class OpenFile:
+    """A file descriptor that is closed with the last reference to this object."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, path: Path) -> None:
+        """Open a regular file.
+
+        Raises:
+            DamagedFileError: It is missing, or not a regular file.
+        """
+        self.fd = -1
+        self.fd = open_file(path)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)  # else the system reads 128 KiB ahead for each row
+
+    def __del__(self) -> None:
+        """Close the file."""
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+@final
+class OpenFiles:
+    """Open files by key, closed by `close()` or a `with` block. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        """Keep at most `limit` files open besides those in use, and at most half of what the process may open."""
+        self.limit = min(limit, _share())
+        self._files: OrderedDict[Hashable, OpenFile] = OrderedDict()
+        self.lock = threading.Lock()
+        """Held during a lookup and while a file is opened."""
+
+    def __len__(self) -> int:
+        """Return the number of files."""
+        return len(self._files)
+
+    def get(self, key: Hashable, path: Callable[[], Path]) -> OpenFile:
+        """Return an open file, which stays open as long as the caller has a reference to it.
+
+        Args:
+            key: Identifies the file; faster to create and to compare than a path.
+            path: Called if the file is not open.
+
+        Raises:
+            DamagedFileError: It is missing, or not a regular file.
+        """
+        with self.lock:
+            file = self._files.get(key)
+            if file is None:
+                file = self._open(path())
+                self._files[key] = file
+                if len(self._files) > self.limit:
+                    self._files.popitem(last=False)
+            else:
+                self._files.move_to_end(key)
+            return file
+
+    def _open(self, path: Path) -> OpenFile:
+        try:
+            return OpenFile(path)
+        except OSError as error:
+            if error.errno not in _NO_MORE:
+                raise
+            if not self._files:
+                msg = (
+                    f"no more files can be opened ({error.strerror}): give a lower max_open_files (it is "
+                    f"{self.limit}), or raise the limit of the process (ulimit -n)"
+                )
+                raise CapacityError(msg) from error
+        self._files.clear()  # closes the files that are not in use
+        return self._open(path)
+
+    def clear(self) -> None:
+        """Close all files that are not in use."""
+        with self.lock:
+            self._files.clear()
+
+    close = clear
+
+    def __enter__(self) -> Self:
+        """Return the files; the end of the `with` block closes them."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close all files that are not in use."""
+        self.clear()
 
 
 # -- locked and new directories ---------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from ostinato._optional import require
 from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
 from ostinato.core.rows import as_bits, describe, same_rows
-from ostinato.durable.dtypes import DTYPES, dtype_name
+from ostinato.durable.arrays import DTYPES, dtype_name
 from ostinato.durable.files import damaged
-from ostinato.durable.json_codec import decode, encode
+from ostinato.durable.manifest import decode, encode
 from ostinato.errors import CheckpointError, DamagedFileError, KeyMissingError, OptionError
 
 if TYPE_CHECKING:

@@ -19,10 +19,19 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ostinato.durable.dtypes import DTYPES, check_shape, dtype_name, raw_view, shape_nbytes
-from ostinato.durable.files import damaged, new_contents, new_token, open_file, opened, sync_fd, write_all
+from ostinato.durable.arrays import DTYPES, check_shape, dtype_name, raw_view, shape_nbytes
+from ostinato.durable.files import (
+    damaged,
+    new_contents,
+    new_token,
+    open_file,
+    opened,
+    pread,
+    read_into,
+    sync_fd,
+    write_all,
+)
 from ostinato.durable.manifest import parse_json
-from ostinato.durable.positioned_reads import pread, read_into
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.kinds import Node
-from ostinato.durable.arrays import map_file
-from ostinato.durable.dtypes import DTYPES, check_shape
+from ostinato.durable.arrays import DTYPES, check_shape, map_file
 from ostinato.durable.files import join_parts, read_small
 from ostinato.durable.manifest import parse_json
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError

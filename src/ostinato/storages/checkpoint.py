@@ -11,7 +11,7 @@ from torch import Tensor
 from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
 from ostinato.core.rows import Schema, column_name, describe
-from ostinato.durable import CheckpointReader, CheckpointWriter, progress
+from ostinato.durable import CheckpointReader, CheckpointWriter, SavedColumn, progress
 from ostinato.errors import (
     CheckpointError,
     MissingExtraError,
@@ -24,7 +24,7 @@ from ostinato.storages.columns import pack, pack_column, unpack, unpack_column
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from ostinato.storages.base import Storage
@@ -41,35 +41,109 @@ def save_storage(path: str | Path, storage: Storage, checkpointer: Any = None) -
     if not storage.laid_out:
         msg = "Cannot save a non-initialized storage: write rows first"
         raise UsageError(msg)
-    _save(path, [convert_rows(storage.state_dict(), storage, checkpointer)], _FORMAT)
+    save_rows(path, _FORMAT, [convert_rows(storage.state_dict(), storage, checkpointer)], lambda put: put[0])
 
 
 def save_storages(path: str | Path, storages: Sequence[Storage]) -> None:
     """Write the rows of several storages as one checkpoint; members without rows are saved as such."""
     states = [convert_rows(storage.state_dict(), storage) if storage.laid_out else None for storage in storages]
-    _save(path, states, _ENSEMBLE_FORMAT)
+    save_rows(path, _ENSEMBLE_FORMAT, states, lambda put: {"members": put})
 
 
-def _save(path: str | Path, states: Sequence[dict[str, Any] | None], form: str) -> None:
-    single = form == _FORMAT
+def save_rows(
+    path: str | Path,
+    format_name: str,
+    states: Sequence[dict[str, Any] | None],
+    body: Callable[[list[dict[str, Any] | None]], object],
+) -> None:
+    """Write the states of storages as a checkpoint.
+
+    Args:
+        path: the directory.
+        format_name: kind of checkpoint.
+        states: of the storages; None for one without rows.
+        body: makes the state of the checkpoint of these states, in which the names of arrays are in their place.
+
+    Raises:
+        CheckpointError: if something cannot be saved, or the path holds other things.
+        StorageMemoryError: if the disk is too small.
+    """
     needed = sum(column.nbytes for state in states if state for column in (state.get("columns") or {}).values())
-    with CheckpointWriter(path, format_name=form, needed_bytes=needed) as writer:
+    with CheckpointWriter(path, format_name=format_name, needed_bytes=needed) as writer:
         progress.begin(needed)
-        put = [state and _put_rows(writer, state, "" if single else f"{i}:") for i, state in enumerate(states)]
-        writer.commit(put[0] or {} if single else {"members": put})
+        writer.commit(body([state and put_rows(writer, state, _prefix(i, states)) for i, state in enumerate(states)]))
 
 
-def _put_rows(writer: CheckpointWriter, state: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Write the rows of a storage to files, and return its state with their names in their place."""
-    state = dict(state)
-    if "columns" in state:
+def _prefix(i: int, states: Sequence[Any]) -> str:
+    """Return what the names of the arrays of one of several storages begin with."""
+    return "" if len(states) == 1 else f"{i}:"
+
+
+def put_rows(
+    writer: CheckpointWriter, state: dict[str, Any], prefix: str, *, done: Collection[str] = (), compare: bool = False
+) -> dict[str, Any]:
+    """Write the rows of a storage to files, and return its state with their names in their place.
+
+    Args:
+        writer: of the checkpoint.
+        state: of the storage.
+        prefix: what the names of its arrays begin with.
+        done: columns that are written by others.
+        compare: see `CheckpointWriter.add_array`.
+    """
+    state, allow = dict(state), bool(state.get("allow_pickle"))
+    if state.get("columns") is not None:
         for name, column in state["columns"].items():
-            writer.add_array(f"{prefix}{name}", column)
+            if name not in done:
+                writer.add_array(f"{prefix}{name}", column, compare=compare)
         state["columns"] = list(state["columns"])
-    if "items" in state:
-        put_items(writer, state, prefix)
+    if state.get("items") is not None:
+        writer.add_values(f"{prefix}items", (pack(item, allow_pickle=allow) for item in state["items"]))
+        state["items"] = len(state["items"])
     if "objects" in state:
-        put_objects(writer, state, prefix)
+        forms = {}
+        for name, values in state["objects"].items():
+            forms[name], text, ends = pack_column(name, values, allow_pickle=allow)
+            writer.add_array(f"{prefix}{name}.text", text, compare=compare)
+            writer.add_array(f"{prefix}{name}.ends", ends, compare=compare)
+        state["objects"] = forms
+    return state
+
+
+def get_rows(
+    reader: CheckpointReader,
+    state: dict[str, Any],
+    storage: Any,
+    prefix: str,
+    *,
+    verify: bool = True,
+    objects: bool = True,
+) -> dict[str, Any]:
+    """Return the state of a storage with its rows where `put_rows` has put their names.
+
+    Args:
+        reader: of the checkpoint.
+        state: what `put_rows` returned.
+        storage: which will load it.
+        prefix: what the names of its arrays begin with.
+        verify: compare the checksums of columns, which are read when they are copied.
+        objects: read Python objects, which are only counted otherwise.
+    """
+    state, allow = dict(state), bool(getattr(storage, "allow_pickle", False))
+    if "columns" in state:
+        state["columns"] = {name: SavedColumn(reader, f"{prefix}{name}", verify=verify) for name in state["columns"]}
+    if "objects" in state:
+        forms, state["objects"] = state["objects"], {}
+        for name, form in forms.items():
+            ends = reader.read(f"{prefix}{name}.ends")
+            state["objects"][name] = [None] * ends.shape[0]
+            if objects:
+                text = reader.read(f"{prefix}{name}.text")
+                state["objects"][name] = unpack_column(name, form, text, ends, allow_pickle=allow)
+    if "items" in state:
+        state["items"] = range(int(state["items"]))
+        if objects:
+            state["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
     return state
 
 
@@ -89,21 +163,21 @@ def load_storages(path: str | Path, storages: Sequence[Storage]) -> None:
 
 def _read(path: str | Path, storages: Sequence[Storage], form: str) -> list[dict[str, Any] | None]:
     """Return the states in a checkpoint; columns are read when they are copied."""
-    reader, single, used = CheckpointReader(path, format_name=form), form == _FORMAT, any(map(len, storages))
-    progress.begin(reader.nbytes * (1 + used))
+    reader = CheckpointReader(path, format_name=form)
+    progress.begin(reader.nbytes)
     with readable(f"a storage in {path}"):
         body = reader.state()
-        saved = [body] if single else body["members"]
+        saved = [body] if form == _FORMAT else body["members"]
         if len(saved) != len(storages):
             msg = f"the checkpoint holds {len(saved)} storages, the ensemble {len(storages)}"
             raise CheckpointError(msg)
-        states = [
-            None if state is None else _read_state(reader, state, storage, "" if single else f"{i}:")
+        for state, storage in zip(saved, storages, strict=True):
+            if state is not None:
+                require_form(state, storage)
+        return [
+            state and get_rows(reader, state, storage, _prefix(i, saved))
             for i, (state, storage) in enumerate(zip(saved, storages, strict=True))
         ]
-    if used:
-        reader.verify_arrays()
-    return states
 
 
 def load_states(states: Sequence[dict[str, Any] | None], storages: Sequence[Storage], checkpointer: Any = None) -> None:
@@ -174,25 +248,6 @@ def require_form(state: dict[str, Any], storage: Storage) -> None:
         raise CheckpointError(msg)
 
 
-def _read_state(reader: CheckpointReader, saved: dict[str, Any], storage: Storage, prefix: str) -> dict[str, Any]:
-    """Return a state of a checkpoint; columns are read when they are copied."""
-    state = dict(saved)
-    require_form(state, storage)
-    allow = bool(getattr(storage, "allow_pickle", False))
-    if "columns" in state:
-        names = state["columns"]
-        found = reader.columns([f"{prefix}{name}" for name in names], verify=True, opened=len(storage) > 0)
-        state["columns"] = dict(zip(names, found, strict=True))
-    if "objects" in state:
-        state["objects"] = {
-            name: get_objects(reader, f"{prefix}{name}", form, allow_pickle=allow)
-            for name, form in state["objects"].items()
-        }
-    if "items" in state:
-        state["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
-    return state
-
-
 def _require_known_tree(state: dict[str, Any] | None, storage: Storage) -> None:
     """Check that rows that are no TensorDicts are loaded into a storage that has had such rows, as in TorchRL.
 
@@ -224,29 +279,6 @@ def readable(what: str) -> Iterator[None]:
     except _FOREIGN as error:
         msg = f"this is not the state of {what} ({error!r:.300}): it is damaged, or of something else"
         raise CheckpointError(msg) from error
-
-
-def put_items(writer: CheckpointWriter, storage: dict[str, Any], prefix: str) -> None:
-    """Write the objects of a list storage, and put their number in their place."""
-    items, allow = storage["items"], bool(storage.get("allow_pickle"))
-    writer.add_values(f"{prefix}items", (pack(item, allow_pickle=allow) for item in items))
-    storage["items"] = len(items)
-
-
-def put_objects(writer: CheckpointWriter, storage: dict[str, Any], prefix: str) -> None:
-    """Write the columns of Python objects of a tensor storage, and put their forms in their place."""
-    forms, allow = {}, bool(storage.get("allow_pickle"))
-    for name, values in storage["objects"].items():
-        forms[name], text, ends = pack_column(name, values, allow_pickle=allow)
-        writer.add_changed(f"{prefix}{name}.text", text)
-        writer.add_changed(f"{prefix}{name}.ends", ends)
-    storage["objects"] = forms
-
-
-def get_objects(reader: CheckpointReader, name: str, form: object, *, allow_pickle: bool) -> list[Any]:
-    """Read one column of Python objects."""
-    text, ends = (reader.read(f"{name}.{part}") for part in ("text", "ends"))
-    return unpack_column(name, form, text, ends, allow_pickle=allow_pickle)
 
 
 def hooks_of(storage: Storage, name: str, checkpointer: Any = None) -> tuple[Callable[..., Any], ...]:
@@ -345,35 +377,20 @@ def _columns(
     rows: Any, note: dict[str, Any], shape: tuple[int, ...], saved: dict[str, Any], hooks: list[str]
 ) -> dict[str, Tensor]:
     """Return the columns that a plain state has, having checked that the rows have the fields that were saved."""
-    form = Schema.from_json(note["form"])
+    form, schema = Schema.from_json(note["form"]), Schema.from_json(saved["schema"])
     try:
-        got = {leaf.path for leaf in describe(rows, len(shape)).leaves}
+        leaves = form.flatten(rows, shape, len(shape), exact=True).leaves
     except OstinatoError as error:
-        msg = f"the loading hooks {hooks} returned no rows: {error}"
-        raise CheckpointError(msg) from error
-    wanted = {leaf.path: leaf for leaf in form.leaves}
-    problem = [f"lack {show_path(path)}" for path in wanted.keys() - got]
-    problem += [f"have {show_path(path)} besides" for path in got - wanted.keys()]
-    values: dict[Any, Tensor] = {}
-    for path in wanted.keys() & got:
-        leaf, value = wanted[path], kinds.as_tensor(kinds.find_field(rows, path), path)
-        if value.dtype is leaf.dtype and tuple(value.shape) == (*shape, *leaf.shape):
-            values[path] = value.reshape(saved["rows"], *leaf.shape)
-        else:
-            problem.append(f"have {show_path(path)} as {value.dtype}{list(value.shape)}")
-    if problem:
         msg = (
-            f"after the loading hooks {hooks} the rows {', '.join(sorted(problem)[:4])}; {note['hooks']} had been "
-            f"given {list(shape)} rows of {form}: register the hooks that convert back, with the same options"
+            f"the loading hooks {hooks} returned other rows than {note['hooks']} had been given, {list(shape)} rows of "
+            f"{form}: {error}. Register the hooks that convert back, with the same options"
         )
-        raise CheckpointError(msg)
-    schema = Schema.from_json(saved["schema"])
+        raise CheckpointError(msg) from error
+    pairs = zip(form.leaves, leaves, strict=True)
+    values = {leaf.path: value.reshape(saved["rows"], *leaf.shape) for leaf, value in pairs}
     columns = {column_name(leaf.path, i): values[leaf.path] for i, leaf in enumerate(schema.leaves)}
     for path, name, has in saved["late"]:  # hooks run where all rows have them, else reading the rows raises
-        columns[name], columns[has] = (
-            values[tuple(path)],
-            torch.ones(int(saved["rows"]), dtype=torch.bool, device="cpu"),
-        )
+        columns[name], columns[has] = values[tuple(path)], torch.ones(saved["rows"], dtype=torch.bool, device="cpu")
     return columns
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-import numpy as np
 import torch
 
 from ostinato.core import kinds
@@ -45,8 +45,6 @@ __all__ = [
     "TensorStorageCheckpointer",
 ]
 
-_FLAGS = ("done", "truncated", "terminated")
-_REWARDS = ("reward",)
 _COLUMN = "hooked 0: h5"
 """Name of the column with the bytes of an HDF5 file, as `convert_rows` names it."""
 
@@ -175,8 +173,8 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
     def __init__(self, done_keys: Iterable[Key] | None = None, reward_keys: Iterable[Key] | None = None) -> None:
         super().__init__()
         keys = _keys(done_keys, reward_keys)
-        self.register_save_hook(TED2Flat(**keys))
-        self.register_load_hook(Flat2TED(**keys))
+        self.save_hooks.append(TED2Flat(**keys))
+        self.load_hooks.append(Flat2TED(**keys))
 
 
 @final
@@ -191,8 +189,8 @@ class NestedStorageCheckpointer(StorageCheckpointerBase):
     def __init__(self, done_keys: Iterable[Key] | None = None, reward_keys: Iterable[Key] | None = None) -> None:
         super().__init__()
         keys = _keys(done_keys, reward_keys)
-        self.register_save_hook(TED2Nested(**keys))
-        self.register_load_hook(Nested2TED(**keys))
+        self.save_hooks.append(TED2Nested(**keys))
+        self.load_hooks.append(Nested2TED(**keys))
 
 
 @final
@@ -223,14 +221,12 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         is_full_key: Key = "is_full",
     ) -> None:
         super().__init__()
-        keys = _keys(done_keys, reward_keys)
+        keys = {"shift_key": shift_key, "is_full_key": is_full_key, **_keys(done_keys, reward_keys)}
         self.checkpoint_file = checkpoint_file
         self.kwargs: dict[str, Any] = dict(h5_kwargs or {})
         """Arguments of h5py's `create_dataset`."""
-        self.save_hooks += [TED2Nested(shift_key=shift_key, is_full_key=is_full_key, **keys), H5Split()]
-        self.save_hooks.append(_ToH5(self.kwargs))
-        self.load_hooks += [_FromH5(), H5Combine()]
-        self.load_hooks.append(Nested2TED(shift_key=shift_key, is_full_key=is_full_key, **keys))
+        self.save_hooks += [TED2Nested(**keys), H5Split(), partial(_to_h5, self.kwargs)]
+        self.load_hooks += [_from_h5, H5Combine(), Nested2TED(**keys)]
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Add a hook before the file is made; it gets a TensorDict for each trajectory, see `H5Split`."""
@@ -257,7 +253,7 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
             bar.begin(image.nbytes)
             file = self._file(path)
             make_directories(file.parent)
-            content = with_notes(_bytes_of(image), {"state": state})
+            content = with_notes(image.numpy().tobytes(), {"state": state})
             bar.finish()
             atomic_write(file, content)
 
@@ -287,39 +283,25 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         return given if given.suffix == ".h5" else given / self.checkpoint_file
 
 
-@final
-class _ToH5:
+def _to_h5(options: Mapping[str, Any], data: Any, path: str | Path | None = None) -> Any:  # noqa: ARG001
     """Save hook: the trajectories of `H5Split` as the bytes of an HDF5 file."""
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self._options = options
-
-    def __call__(self, data: Any, path: str | Path | None = None) -> Any:  # noqa: ARG002
-        return {"h5": _as_tensor(write_h5(data, self._options))}
+    return {"h5": _as_tensor(write_h5(data, options))}
 
 
-@final
-class _FromH5:
-    """Load hook: the inverse of `_ToH5`."""
-
-    def __call__(self, data: Any, out: Any = None) -> Any:  # noqa: ARG002
-        raw = kinds.find_field(data, ("h5",))
-        if not isinstance(raw, torch.Tensor) or raw.dtype is not torch.uint8:
-            msg = "the checkpoint holds no HDF5 file: it was saved with another checkpointer"
-            raise CheckpointError(msg)
-        return read_h5(_bytes_of(raw))[0]
+def _from_h5(data: Any, out: Any = None) -> Any:  # noqa: ARG001
+    """Load hook: the inverse of `_to_h5`."""
+    raw = kinds.find_field(data, ("h5",))
+    if not isinstance(raw, torch.Tensor) or raw.dtype is not torch.uint8:
+        msg = "the checkpoint holds no HDF5 file: it was saved with another checkpointer"
+        raise CheckpointError(msg)
+    return read_h5(raw.numpy().tobytes())[0]
 
 
 def _as_tensor(raw: bytes) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy())
-
-
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    return tensor.numpy().tobytes()
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
 def _keys(done_keys: Iterable[Key] | None, reward_keys: Iterable[Key] | None) -> dict[str, Any]:
     """Return the keys that were given as arguments of the TED hooks."""
-    done = _FLAGS if done_keys is None else done_keys if isinstance(done_keys, str) else tuple(done_keys)
-    reward = _REWARDS if reward_keys is None else reward_keys if isinstance(reward_keys, str) else tuple(reward_keys)
-    return {"done_keys": done, "reward_keys": reward}
+    given = {"done_keys": done_keys, "reward_keys": reward_keys}
+    return {name: keys if isinstance(keys, str) else tuple(keys) for name, keys in given.items() if keys is not None}

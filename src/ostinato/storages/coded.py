@@ -12,8 +12,8 @@ from torch import Tensor
 from ostinato.core.kinds import show_field, show_path
 from ostinato.core.options import check_choice
 from ostinato.core.records import ring_range
+from ostinato.durable.arrays import raw_view
 from ostinato.durable.codecs import find_codec, map_in_threads
-from ostinato.durable.dtypes import raw_view
 from ostinato.errors import CapacityError, CheckpointError, OptionError, StorageMemoryError
 from ostinato.storages.columns import Column, Saved, join_blobs, split_blobs, take_parts, targets
 from ostinato.storages.table import copy_column, read_column

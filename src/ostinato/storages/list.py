@@ -15,8 +15,8 @@ from ostinato.core import kinds
 from ostinato.core.index import select
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rows import Schema, describe, map_leaves
+from ostinato.durable.arrays import DTYPES, check_shape, dtype_name, raw_view, shape_nbytes
 from ostinato.durable.codecs import ZlibCodec, find_codec, map_in_threads
-from ostinato.durable.dtypes import DTYPES, check_shape, dtype_name, raw_view, shape_nbytes
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 from ostinato.storages.base import Storage, check_capacity, check_device
 from ostinato.storages.checkpoint import readable, require_form

@@ -13,8 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from ostinato._backend import backend
 from ostinato.core.records import Request, Run
 from ostinato.core.rows import Schema, as_bits, as_ordinary, turn_rows
-from ostinato.durable.checkpoint_reader import copy_counted
-from ostinato.durable.dtypes import copy_elements
+from ostinato.durable.arrays import copy_elements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -388,7 +387,7 @@ def copy_column(source: Any, dest: Tensor) -> None:
     if not isinstance(source, Tensor):
         source.read_into(dest)
     elif dest.numel() and source.data_ptr() != dest.data_ptr():
-        copy_counted(dest, source)
+        dest.copy_(source)
 
 
 def _same_layout(sources: list[tuple[Any, int]], row_bytes: int, columns: dict[str, Any]) -> bool:

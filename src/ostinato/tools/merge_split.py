@@ -28,9 +28,9 @@ from ostinato.durable.files import (
     link_file,
     new_directory,
     open_file,
+    pread,
 )
 from ostinato.durable.manifest import canonical, parse_json
-from ostinato.durable.positioned_reads import pread
 from ostinato.durable.progress import TRAJECTORIES, Progress
 from ostinato.durable.progress import count as count_progress
 from ostinato.errors import (

@@ -186,7 +186,7 @@ def _verify_checkpoint(root: Path, progress: ProgressOption) -> VerifyReport:
                 except (OstinatoError, OSError) as error:
                     damage.append(Damage(file.file, None, str(error)))
             if len(damage) == before:
-                damage += _damage_of(record.file, lambda record=record: read_runs(root, record))  # type: ignore[misc]
+                damage += _damage_of(record.files[0].file, lambda record=record: read_runs(root, record))  # type: ignore[misc]
         if not damage:
             damage += _damage_of(MANIFEST_NAME, reader.state)
     return VerifyReport(str(root), "buffer", files, nbytes, files, (), tuple(damage))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 import torch
 
-from ostinato.durable.dtypes import DTYPES, raw_view
-from ostinato.durable.positioned_reads import read_pieces
+from ostinato.durable.arrays import DTYPES, raw_view
+from ostinato.durable.files import read_pieces
 from ostinato.durable.tensorfile import Placed, nest
 from ostinato.errors import DamagedFileError
 from ostinato.trajectories.layout import rows_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.durable.positioned_reads import OpenFile, OpenFiles
+    from ostinato.durable.files import OpenFile, OpenFiles
     from ostinato.durable.tensorfile import TreePath
     from ostinato.trajectories.index import Entry, SavedFile, TrajectoryData
     from ostinato.trajectories.layout import Layout, RowSchema, Signature

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.durable.dtypes import DTYPES, check_shape, raw_view
+from ostinato.durable.arrays import DTYPES, check_shape, raw_view
 from ostinato.durable.files import atomic_write, fsync_dir, open_file
 from ostinato.durable.manifest import canonical, parse_json, read_lines, write_lines
 from ostinato.durable.progress import TRAJECTORIES, count, counted

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 import numpy as np
 
-from ostinato.durable.dtypes import DTYPES
+from ostinato.durable.arrays import DTYPES
 from ostinato.durable.tensorfile import show
 from ostinato.errors import SchemaError
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ostinato.core.processes import whole_in_forks
-from ostinato.durable.files import DirectoryLock, fsync_dir, make_directories
+from ostinato.durable.files import DirectoryLock, OpenFiles, fsync_dir, make_directories
 from ostinato.durable.manifest import Journal
-from ostinato.durable.positioned_reads import OpenFiles
 from ostinato.durable.progress import TRAJECTORIES, Progress
 from ostinato.durable.tensorfile import file_checksum, read_tree, write_tree
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError, UsageError

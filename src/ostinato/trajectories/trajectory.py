@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.kinds import require_eager
-from ostinato.durable.dtypes import check_plain
+from ostinato.durable.arrays import check_plain
 from ostinato.durable.tensorfile import check_plain_value, flatten, nest, show
 from ostinato.errors import CheckpointError, KindError, OptionError
 

@@ -51,7 +51,7 @@ def test_generator_counters_and_ages_are_restored_and_the_global_generator_left_
     assert torch.equal(torch.get_rng_state(), before)
 
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "format-1.3"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "format-1.4"
 
 
 EXPECTED = {

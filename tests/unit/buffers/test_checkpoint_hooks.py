@@ -82,12 +82,12 @@ def test_hooks_run_in_order_and_what_comes_back_must_be_what_was_saved(tmp_path:
     rb.extend({"x": torch.arange(7.0), "y": torch.arange(7)})
     rb.dumps(tmp_path / "saved")
     hooks: list[tuple[Any, str]] = [
-        (lambda data, out: {"x": data["x"]}, "lack 'y'"),
-        (lambda data, out: {**whole(data), "z": torch.zeros(5)}, "have 'z' besides"),
-        (lambda data, out: {**whole(data), "x": data["x"]}, r"have 'x' as torch.float16\[5\]"),
-        (lambda data, out: {key: value[:4] for key, value in whole(data).items()}, r"have 'x' as torch.float32\[4\]"),
-        (lambda data, out: "rows", "returned no rows"),
-        (lambda data, out: {**whole(data), "x": torch.zeros(3)}, "returned no rows"),
+        (lambda data, out: {"x": data["x"]}, r"missing \['y'\]"),
+        (lambda data, out: {**whole(data), "z": torch.zeros(5)}, r"unknown \['z'\]"),
+        (lambda data, out: {**whole(data), "x": data["x"]}, r"got float16\[5\]"),
+        (lambda data, out: {key: value[:4] for key, value in whole(data).items()}, r"got float32\[4\]"),
+        (lambda data, out: "rows", "got str"),
+        (lambda data, out: {**whole(data), "x": torch.zeros(3)}, r"got float32\[3\]"),
     ]
     for hook, message in (*hooks, (whole, "")):
         other = ReplayBuffer(storage=LazyTensorStorage(5))

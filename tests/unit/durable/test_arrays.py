@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,25 +22,16 @@ from ostinato.durable import (
     blocks,
     open_mapped,
     read_array,
-    read_array_into,
-    row_files,
+    read_arrays,
     verify_array,
     write_array,
 )
-from ostinato.durable.arrays import check_runs, place
-from ostinato.durable.dtypes import DTYPES
-from ostinato.durable.row_files import changed_rows, print_of
+from ostinato.durable.arrays import DTYPES, changed_rows, check_runs, place, print_of
 from ostinato.errors import CheckpointError, DamagedFileError
 
 SMALL_BLOCK = 4096
-GOLDEN_RECORD = {
-    "file": "golden.bin",
-    "dtype": "float32",
-    "shape": [2, 2],
-    "nbytes": 16,
-    "block_bytes": 4194304,
-    "checksums": ["febeac32762ee68d"],
-}
+GOLDEN_FILE = {"file": "golden.bin", "runs": 0, "nbytes": 16, "checksums": ["febeac32762ee68d"]}
+GOLDEN_RECORD = {"dtype": "float32", "shape": [2, 2], "files": [GOLDEN_FILE]}
 
 
 def raw(tensor: Tensor) -> bytes:
@@ -78,12 +68,12 @@ def test_round_trip(name: str, shape: tuple[int, ...], layout: str, staging: int
     dest = layouts(shape, DTYPES[name], "contiguous" if layout == "expanded" else layout, seed + 1)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "_STAGING_BYTES", staging)
-        patch.setattr(row_files, "PIECE_BYTES", staging)
-        patch.setattr(blocks, "sync_fd", lambda _: None)  # the disk is not what is tested here
+        patch.setattr(arrays, "PIECE_BYTES", staging)
+        patch.setattr(arrays, "sync_file", lambda _: None)  # the disk is not what is tested here
         record = write_array(Path(folder), "a.bin", source)
         assert ArrayRecord.from_json(record.to_json()) == record
         assert (Path(folder) / "a.bin").read_bytes() == raw(source)
-        read_array_into(Path(folder), record, dest)
+        read_arrays(Path(folder), [(record, dest)])
         assert raw(dest) == raw(source)
         assert raw(read_array(Path(folder), record)) == raw(source)
         mapped = open_mapped(Path(folder), record)
@@ -110,18 +100,19 @@ def test_what_cannot_be_saved_or_read_raises_and_leaves_files_alone(tmp_path: Pa
     assert read_array(tmp_path, record).eq(1).all()
     for dest in (torch.zeros(2, 3), torch.zeros(6), torch.zeros(3, 2, dtype=torch.int32)):
         with pytest.raises(CheckpointError, match=r"holds float32\[3, 2\]"):
-            read_array_into(tmp_path, record, dest)
+            read_arrays(tmp_path, [(record, dest)])
 
 
-def test_damage_is_named_by_file_and_offset(tmp_path: Path) -> None:
-    record = write_array(tmp_path, "a.bin", torch.zeros(3 * SMALL_BLOCK, dtype=torch.uint8), block_bytes=SMALL_BLOCK)
+def test_damage_is_named_by_file_and_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", SMALL_BLOCK)
+    record = write_array(tmp_path, "a.bin", torch.zeros(3 * SMALL_BLOCK, dtype=torch.uint8))
     strided = torch.zeros(2, 3 * SMALL_BLOCK, dtype=torch.uint8).t()[:, 0]
     for position in (0, 4095, 4096, 12287):
         data = bytearray(3 * SMALL_BLOCK)
         data[position] ^= 1
         (tmp_path / "a.bin").write_bytes(data)
         message = rf"a\.bin is damaged in the block at byte {position // SMALL_BLOCK * SMALL_BLOCK}:"
-        for read in (read_array, lambda root, record: read_array_into(root, record, strided), verify_array):
+        for read in (read_array, lambda root, record: read_arrays(root, [(record, strided)]), verify_array):
             with pytest.raises(DamagedFileError, match=message):
                 read(tmp_path, record)
         assert read_array(tmp_path, record, verify=False).sum() == 1
@@ -134,7 +125,7 @@ def test_what_is_no_file_of_the_recorded_size_is_refused(tmp_path: Path) -> None
     mapped += 1
     assert mapped.sum() == 100
     assert read_array(tmp_path, record).sum() == 0, "writes to mapped memory stay in memory"
-    absurd = ArrayRecord.whole("float32", (2**50,), (replace(record.files[0], nbytes=2**52),))
+    absurd = ArrayRecord.whole("float32", (2**50,), (record.files[0]._replace(nbytes=2**52),))
     for read in (read_array, open_mapped, verify_array):
         for size in (0, 99, 101, 5000):
             os.truncate(path, size)
@@ -155,16 +146,20 @@ def test_what_is_no_file_of_the_recorded_size_is_refused(tmp_path: Path) -> None
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"file": 3}, "file must be a string"),
     ({"dtype": "object"}, "unknown dtype"),
     ({"shape": [2.0, 2]}, "implausible shape"),
     ({"shape": [True, 4]}, "implausible shape"),
     ({"shape": [0, 2**62, 2**62]}, "implausible shape"),
     ({"shape": [1] * 65}, "implausible shape"),
     ({"shape": [2, 3]}, "shape and dtype make 24"),
-    ({"nbytes": 16.0}, "shape and dtype make 16"),
-    ({"block_bytes": 0}, "block_bytes must be"),
-    ({"block_bytes": 2**40}, "block_bytes must be"),
+    ({"files": []}, "files must be a list"),
+    ({"files": [GOLDEN_FILE, GOLDEN_FILE]}, "shape and dtype make 16"),
+    ({"more": 1}, "exactly the keys"),
+]
+WRONG_FILES: list[tuple[dict[str, Any], str]] = [
+    ({"file": 3}, "file must be a string"),
+    ({"nbytes": 16.0}, "0 runs do not fit"),
+    ({"runs": 2}, "2 runs do not fit"),
     ({"checksums": []}, "need 1 checksums"),
     ({"checksums": ["0" * 15 + "G"]}, "16 hexadecimal"),
     ({"more": 1}, "exactly the keys"),
@@ -172,10 +167,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 def test_records_are_checked_field_by_field() -> None:
-    for change, message in WRONG:
+    files = [({"files": [{**GOLDEN_FILE, **change}]}, message) for change, message in WRONG_FILES]
+    for change, message in WRONG + files:
         with pytest.raises(DamagedFileError, match=rf"obs.*{message}"):
             ArrayRecord.from_json({**GOLDEN_RECORD, **change}, where="obs")
-    nodes: list[Any] = [None, [], {}, {key: value for key, value in GOLDEN_RECORD.items() if key != "file"}]
+    nodes: list[Any] = [None, [], {}, {key: value for key, value in GOLDEN_RECORD.items() if key != "files"}]
     for node in nodes:
         with pytest.raises(DamagedFileError, match="exactly the keys"):
             ArrayRecord.from_json(node)

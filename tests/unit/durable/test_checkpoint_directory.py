@@ -11,7 +11,7 @@ import torch
 
 from ostinato import LazyTensorStorage, ReplayBuffer
 from ostinato.durable import CheckpointReader, CheckpointWriter, files, write_manifest
-from ostinato.durable import checkpoint_writer as directory
+from ostinato.durable import checkpoint as directory
 from ostinato.errors import CheckpointError, DamagedFileError, UsageError
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         writer.add_values("none", [])
         writer.commit(state)
     reader = CheckpointReader(tmp_path / "a" / "b", format_name="example")
-    assert reader.version == (1, 3)
+    assert reader.version == (1, 4)
     assert reader.names[0] == "('obs', 'ü/..')"
     assert reader.record("('obs', 'ü/..')") == record
-    assert record.file.startswith("_obs_")
+    assert record.files[0].file.startswith("_obs_")
     dest = torch.zeros(4, 7)
-    reader.read_into("('obs', 'ü/..')", dest[:, 1:4])
+    reader.read_into([("('obs', 'ü/..')", dest[:, 1:4])])
     assert torch.equal(dest[:, 1:4], torch.eye(4)[:, :3])
     assert torch.equal(reader.open_mapped("('obs', 'ü/..')"), torch.eye(4)[:, :3])
     found = reader.state()

@@ -18,7 +18,7 @@ from tests.tags import random_bits
 from torch import Tensor
 
 from ostinato.durable import decode, encode
-from ostinato.durable.dtypes import DTYPES
+from ostinato.durable.arrays import DTYPES
 from ostinato.errors import CheckpointError, DamagedFileError
 from ostinato.testing.views import bits
 
@@ -206,5 +206,5 @@ def test_an_array_stored_apart_must_fit() -> None:
     for apart in (torch.zeros(3), torch.zeros(2, dtype=torch.int32)):
         with pytest.raises(DamagedFileError, match="another dtype or shape"):
             decode({"$tensor": {"dtype": "float32", "shape": [2], "array": "x"}}, load={"x": apart}.__getitem__)
-    with pytest.raises(DamagedFileError, match="another dtype or size"):
+    with pytest.raises(DamagedFileError, match="another dtype or shape"):
         decode({"$numpy": {"dtype": "<f4", "shape": [2], "array": "x"}}, load=lambda _: torch.zeros(2))

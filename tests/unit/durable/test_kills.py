@@ -91,7 +91,7 @@ for half in (table[:, 3:11], table.view(16, -1).t(), table):
     with CheckpointWriter(sys.argv[1], format_name="example", needed_bytes=half.nbytes) as writer:
         writer.add_array("a", half)
         writer.commit({})
-    CheckpointReader(sys.argv[1], format_name="example").read_into("a", half)
+    CheckpointReader(sys.argv[1], format_name="example").read_into([("a", half)])
     CheckpointReader(sys.argv[1], format_name="example").verify()
     assert half.nbytes > 50_000_000
     assert peak() - before < 32 * 2**20, (half.stride(), peak() - before)

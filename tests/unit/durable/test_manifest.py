@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BODY = {"rows": 3, "names": ["b", "a"], "text": "é", "nothing": None, "half": 0.5}
 GOLDEN = (
-    b'{"format":"example","version":[1,3],"checksum":"f217a25d9f9fceb2",'
+    b'{"format":"example","version":[1,4],"checksum":"700903b50a06bd2e",'
     b'"body":{"rows":3,"names":["b","a"],"text":"\\u00e9","nothing":null,"half":0.5}}\n'
 )
 
@@ -29,18 +29,19 @@ def write_text(folder: Path, text: str | bytes) -> None:
 def signed(node: dict[str, Any]) -> str:
     """The text of a manifest whose checksum fits."""
     covered = json.dumps([node["format"], node["version"], node["body"]], separators=(",", ":")).encode()
-    return json.dumps({**node, "checksum": xxhash.xxh3_64_hexdigest(covered)})
+    head = {"format": node["format"], "version": node["version"], "checksum": xxhash.xxh3_64_hexdigest(covered)}
+    return json.dumps({**head, "body": node["body"]}, separators=(",", ":"))
 
 
 def test_golden_bytes(tmp_path: Path) -> None:
     write_manifest(tmp_path, BODY, format_name="example")
     assert (tmp_path / "manifest.json").read_bytes() == GOLDEN
-    assert FORMAT_VERSION == (1, 3)
+    assert FORMAT_VERSION == (1, 4)
     found = read_manifest(tmp_path, format_name="example")
-    assert (found.format_name, found.version, found.body) == ("example", (1, 3), BODY)
+    assert (found.format_name, found.version, found.body) == ("example", (1, 4), BODY)
     assert list(found.body) == list(BODY)
-    write_text(tmp_path, json.dumps(json.loads(GOLDEN), indent=4, ensure_ascii=False))
-    assert read_manifest(tmp_path, format_name="example").body == BODY, "spaces do not matter"
+    write_text(tmp_path, GOLDEN[:-1])
+    assert read_manifest(tmp_path, format_name="example").body == BODY, "the last line feed does not matter"
     with pytest.raises(CheckpointError, match="is of the format 'example', 'other' expected"):
         read_manifest(tmp_path, format_name="other")
 
@@ -72,13 +73,13 @@ def test_versions(tmp_path: Path) -> None:
     node: dict[str, Any] = {"format": "example", "version": [1, 7], "body": {}}
     write_text(tmp_path, signed(node))
     assert read_manifest(tmp_path, format_name="example").version == (1, 7)
-    for version in ([0, 0], [1, 2], [2, 0], [10**30, 0]):
+    for version in ([0, 0], [1, 3], [2, 0], [10**30, 0]):
         write_text(tmp_path, signed({**node, "version": version}))
-        with pytest.raises(CheckpointError, match=r"format version \d+\.\d; this release reads version 1\.3"):
+        with pytest.raises(CheckpointError, match=r"format version \d+\.\d; this release reads version 1\.4"):
             read_manifest(tmp_path, format_name="example")
     # The checksum of a later version may be another one: its number is looked at first.
     write_text(tmp_path, json.dumps({"format": "example", "version": [2, 0], "content": 1}))
-    with pytest.raises(CheckpointError, match=r"this release reads version 1\.3"):
+    with pytest.raises(CheckpointError, match=r"this release reads version 1\.4"):
         read_manifest(tmp_path, format_name="example")
 
 
@@ -89,16 +90,16 @@ DAMAGED = [
     b"[]",
     b"{}",
     b"\xff\xfe",
-    b'{"format":"example","version":[1,3],"checksum":"0","body":{}}',
-    b'{"format":"example","version":[1,3],"checksum":"0","body":[]}',
-    b'{"format":"example","version":[1,3],"body":{}}',
-    b'{"format":"example","version":[1,3],"checksum":"0","body":{"a":NaN}}',
-    b'{"format":"example","version":[1,3],"checksum":"0","body":{"a":-Infinity}}',
-    b'{"format":"example","version":[1,3],"checksum":"0","body":{"a":1e999}}',
-    b'{"format":"example","version":[1,3],"checksum":"0","body":' + b"[" * 100_000,
-    b'{"format":"example","version":[1,3],"checksum":"0","body":{"a":' + b"9" * 5000 + b"}}",
+    b'{"format":"example","version":[1,4],"checksum":"0","body":{}}',
+    b'{"format":"example","version":[1,4],"checksum":"0","body":[]}',
+    b'{"format":"example","version":[1,4],"body":{}}',
+    b'{"format":"example","version":[1,4],"checksum":"0","body":{"a":NaN}}',
+    b'{"format":"example","version":[1,4],"checksum":"0","body":{"a":-Infinity}}',
+    b'{"format":"example","version":[1,4],"checksum":"0","body":{"a":1e999}}',
+    b'{"format":"example","version":[1,4],"checksum":"0","body":' + b"[" * 100_000,
+    b'{"format":"example","version":[1,4],"checksum":"0","body":{"a":' + b"9" * 5000 + b"}}",
     GOLDEN.replace(b'"rows":3', b'"rows":4'),
-    GOLDEN.replace(b"[1,3]", b"[1,4]"),
+    GOLDEN.replace(b"[1,4]", b"[1,5]"),
     GOLDEN.replace(b'"body"', b'"more":1,"body"'),
 ]
 

@@ -14,10 +14,10 @@ from tests.effort import examples
 from tests.schedules import Schedule, explore
 from tests.tags import same_state
 
-from ostinato.durable import positioned_reads
-from ostinato.durable.dtypes import DTYPES
+from ostinato.durable import files
+from ostinato.durable.arrays import DTYPES
+from ostinato.durable.files import OpenFiles, read_pieces
 from ostinato.durable.manifest import Journal, read_lines, write_lines
-from ostinato.durable.positioned_reads import OpenFiles, read_pieces
 from ostinato.durable.tensorfile import flatten, read_header, read_tree, write_tree
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError, OstinatoError
 
@@ -137,7 +137,7 @@ def test_formats_and_trees_are_checked(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("backend")
 @examples(1)
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 300)), min_size=1, max_size=40).map(sorted))
-def test_positioned_reads_give_the_bytes_of_the_file(
+def test_files_give_the_bytes_of_the_file(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, int]]
 ) -> None:
     path = tmp_path_factory.mktemp("p") / "f"
@@ -171,7 +171,7 @@ def test_files_may_be_closed_while_others_look_them_up(tmp_path: Path) -> None:
 
         schedule.run(look_up, look_up, close)
 
-    explore(range(30), (positioned_reads,), scenario)
+    explore(range(30), (files,), scenario)
 
 
 def test_a_journal_keeps_what_was_appended(tmp_path: Path) -> None:

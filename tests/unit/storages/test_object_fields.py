@@ -31,7 +31,7 @@ from ostinato import (
     TensorStorage,
 )
 from ostinato.durable import CheckpointReader
-from ostinato.durable.dtypes import DTYPES
+from ostinato.durable.arrays import DTYPES
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OstinatoError, SchemaError
 from ostinato.storages.columns import unpack_column
 from ostinato.tools import inspect_checkpoint

@@ -10,7 +10,7 @@ import torch
 
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
 from ostinato._backend import backend
-from ostinato.durable import checkpoint_writer as directory
+from ostinato.durable import checkpoint as directory
 from ostinato.errors import DamagedFileError
 from ostinato.tools import compact, inspect_checkpoint, verify
 
@@ -92,7 +92,7 @@ def test_folding_changes_nothing_but_the_files(chain: tuple[ReplayBuffer, Path])
 def test_a_damaged_patch_is_found_by_every_reader(chain: tuple[ReplayBuffer, Path]) -> None:
     _, path = chain
     rows = json.loads((path / "manifest.json").read_text())["body"]["arrays"][NAME]
-    file = path / rows["patches"][1]["file"]
+    file = path / rows["files"][2]["file"]
     whole = file.read_bytes()
     for place in (3, len(whole) // 2, -1):
         data = bytearray(whole)

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
 from ostinato.buffers.checkpoint.state import (
     FORMAT,
-    check_form,
+    check_queued,
     check_state,
     each_storage,
     own_tensors,
-    restoring,
+    read_generator,
+    read_queue,
     saved_rows,
     view_states,
 )
 from ostinato.buffers.drawn_ahead import HeldRows
-from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
-from ostinato.core.rows import NAME_LENGTH, Schema
+from ostinato.core.rows import Schema
 from ostinato.durable import CheckpointReader, progress
-from ostinato.errors import CheckpointError, OptionError
-from ostinato.storages.checkpoint import clear_filled, get_objects, hooks_of, readable
-from ostinato.storages.columns import unpack
+from ostinato.errors import CheckpointError, OptionError, SavedOverError
+from ostinato.storages.checkpoint import clear_filled, get_rows, hooks_of, readable, restore_rows
 from ostinato.storages.tensor import raise_mapped_ring
 
 if TYPE_CHECKING:
@@ -34,27 +32,36 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.buffers.mixing import EnsembleEngine
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.records import Ticket
+    from ostinato.buffers.store import Store
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
 
-
-class Reading(NamedTuple):
-    """How a checkpoint is read."""
-
-    format_name: str
-    verify: bool
-    mmap: bool
+_ATTEMPTS = 3
 
 
 def load_buffer(
-    path: str | Path, restore: Callable[[dict[str, Any]], None], storages: Sequence[Storage], reading: Reading
+    path: str | Path,
+    restore: Callable[[dict[str, Any]], None],
+    storages: Sequence[Storage],
+    *,
+    format_name: str = FORMAT,
+    verify: bool = True,
+    mmap: bool = False,
 ) -> str | None:
     """Read a directory and hand its state to `restore`, with columns that are read when they are copied.
 
-    If a storage holds rows already, every file is open and every checksum was compared before: rows are copied out of
-    the open files, whatever others save to the directory meanwhile.
+    If another process saves to the directory meanwhile, the load begins again with the newer checkpoint.
+
+    Args:
+        path: the directory.
+        restore: loads a state, or changes nothing.
+        storages: which the rows are loaded into.
+        format_name: kind of checkpoint.
+        verify: compare the checksums of columns.
+        mmap: map the files of the rows.
 
     Returns:
         The name of the save that was loaded, from which an incremental save can go on.
@@ -65,7 +72,7 @@ def load_buffer(
         DamagedFileError: naming the damaged file.
         OptionError: if rows of a storage cannot be mapped.
     """
-    for storage in storages if reading.mmap else ():
+    for storage in storages if mmap else ():
         hooks = hooks_of(storage, "load_hooks")
         if not storage.mappable or hooks:
             msg = (
@@ -73,21 +80,29 @@ def load_buffer(
                 f"{storage!r} with {len(hooks)} hooks: load without it"
             )
             raise OptionError(msg)
-    reader = CheckpointReader(path, format_name=reading.format_name)
-    used = not reading.mmap and any(map(len, storages))
-    progress.begin(reader.nbytes * (1 + (used and reading.verify)))
-    with readable(f"a replay buffer in {path}"):
-        state = open_state(reader, storages, reading, opened=used)
-    if used and reading.verify:
-        reader.verify_arrays()
-    for mine, storage in zip(state.get("members", [state]), storages, strict=False) if reading.mmap else ():
-        with readable("this storage"):
-            saved = mine["storage"]["state"]
-            seam = storage.seam(saved)
-        if seam:
-            raise_mapped_ring(saved, seam, storage.capacity)
-    restoring(restore, storages)(state)
-    return reader.save
+    for left in reversed(range(_ATTEMPTS)):
+        reader = CheckpointReader(path, format_name=format_name)
+        progress.begin(reader.nbytes)
+        try:
+            with readable(f"a replay buffer in {path}"):
+                state = open_state(reader, storages, verify=verify, objects=True)
+            if mmap:
+                state = each_storage(state, storages, lambda saved, storage, _: _to_map(saved, storage))
+            restore(each_storage(state, storages, lambda saved, storage, _: restore_rows(saved, storage)))
+        except SavedOverError:
+            if not left:
+                raise
+        else:
+            return reader.save
+    return None
+
+
+def _to_map(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
+    with readable("this storage"):
+        seam = storage.seam(saved)
+    if seam:
+        raise_mapped_ring(saved, seam, storage.capacity)
+    return {**saved, "mapped": True}
 
 
 def check_loadable(path: str | Path, engine: Reader, batch_size: int | None) -> Schema | None:
@@ -102,10 +117,10 @@ def check_loadable(path: str | Path, engine: Reader, batch_size: int | None) -> 
         CheckpointNotFoundError: if there is no checkpoint.
         CheckpointError: if it does not fit.
     """
-    storage, reading = engine.storage, Reading(FORMAT, verify=False, mmap=False)
+    storage = engine.storage
     reader = CheckpointReader(path, format_name=FORMAT)
     with readable(f"a replay buffer in {path}"):
-        state = open_state(reader, [storage], reading, objects=False)
+        state = open_state(reader, [storage])
         saved = state["storage"]["state"]
         if not hooks_of(storage, "load_hooks"):
             check_state(engine, state, batch_size)
@@ -114,76 +129,15 @@ def check_loadable(path: str | Path, engine: Reader, batch_size: int | None) -> 
 
 
 def open_state(
-    reader: CheckpointReader, storages: Sequence[Any], reading: Reading, *, objects: bool = True, opened: bool = False
+    reader: CheckpointReader, storages: Sequence[Any], *, verify: bool = False, objects: bool = False
 ) -> dict[str, Any]:
-    """Return the state of a buffer, or an ensemble, with its rows where their names stand.
-
-    Columns are read when they are copied, out of files that are open already if `opened`. Without `objects`, Python
-    objects are only counted.
-    """
-    change = partial(_get_rows, reader, reading, objects=objects, opened=opened)
+    """Return the state of a buffer, or an ensemble, with its rows where their names stand; see `get_rows`."""
+    change = partial(get_rows, reader, verify=verify, objects=objects)
     return each_storage(reader.state(), storages, change)
-
-
-def _get_rows(
-    reader: CheckpointReader,
-    reading: Reading,
-    saved: dict[str, Any],
-    storage: Any,
-    prefix: str,
-    *,
-    objects: bool,
-    opened: bool,
-) -> dict[str, Any]:
-    """Return the state of a storage with its rows where their names stand."""
-    saved = dict(saved)
-    if "columns" in saved:
-        names = saved["columns"]
-        # versions before names were cut wrote up to 1022 characters; suffixes follow a name that was cut
-        kept = [n if n.endswith((".has", ".apart", ".blobs", ".values", ".ends")) else n[:NAME_LENGTH] for n in names]
-        found = reader.columns([f"{prefix}{name}" for name in names], verify=reading.verify, opened=opened)
-        saved["columns"] = dict(zip(kept, found, strict=True))
-        saved["mapped"] = reading.mmap
-    allow = bool(getattr(storage, "allow_pickle", False))
-    if "objects" in saved:
-        forms = saved["objects"]
-        saved["objects"] = {
-            name: get_objects(reader, f"{prefix}{name}", form, allow_pickle=allow)
-            if objects
-            else [None] * math.prod(reader.record(f"{prefix}{name}.ends").shape)
-            for name, form in forms.items()
-        }
-    if "items" in saved and not objects:
-        saved["items"] = range(int(saved["items"]))
-    elif "items" in saved:
-        saved["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
-    return saved
 
 
 _EXCHANGED = ("ring", "ahead", "remover", "versions", "settled", "counts")
 """Fields of a store that a load exchanges."""
-
-
-def _exchange(engine: Reader, made: Reader) -> None:
-    """Give a reader what was loaded into its copy; the parts stay the same objects. Raises nothing."""
-    store = engine.store
-    if engine.own:
-        for name in _EXCHANGED:
-            setattr(store, name, getattr(made.store, name))
-        store.storage.take(made.storage)
-        vars(store.writer).update(vars(made.writer))
-        store.writer.follow(store.generations_of)
-        store.storage_followed()
-    vars(engine.sampler).update(vars(made.sampler))
-    engine.counts, engine.tracker, engine.gate = made.counts, made.tracker, made.gate
-    if engine.gate is not None:
-        engine.gate.attach(engine.waiters)
-    engine.follow()
-    if engine.queue is not None:
-        engine.queue.clear()
-    engine.pending.clear()
-    engine.pending.extend(_of(engine, ticket) for ticket in made.pending)
-    engine.waiters.wake()
 
 
 def _of(engine: Reader, ticket: Ticket) -> Ticket:
@@ -196,42 +150,12 @@ def _of(engine: Reader, ticket: Ticket) -> Ticket:
     return drawn
 
 
-def end_load(engine: Reader, state: dict[str, Any], capacity: int, deleted: dict[str, Tensor] | None) -> None:
-    """Restore the generations of a checkpoint whose storage had `capacity` slots, and the order of deleted rows.
-
-    With another capacity, rows are in the order of their age from slot 0 on, or have generations in an array.
-    """
-    store, storage = engine.store, engine.storage
-    rows = len(storage)
-    store.ring = Ring(storage.capacity, storage.device)
-    store.settled = storage.laid_out
-    store.storage_followed()
-    if store.versions is not None:
-        store.versions.begin(rows)
-    if storage.capacity != capacity:  # the room that was added is filled before rows are replaced
-        base = max(int(state["base"]), int(state["written"]) - rows)
-        state = {**state, "base": base, "cursor": rows % storage.capacity}
-    store.ring.load_state_dict(state, rows)
-    store.begin_removal(deleted)
-    store.parts_changed()
-
-
 class Target(NamedTuple):
     """A buffer that a state is to be loaded into."""
 
     engine: Reader
     transform: Compose
     batch_size: int | None
-
-
-def load_engine_state(engine: Reader, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
-    """Restore a state, by copy; if it does not fit, nothing has changed.
-
-    Raises:
-        CheckpointError: naming the part that differs.
-    """
-    with engine.lock:
-        load_engine_states([Target(engine, transform, batch_size)], [state])
 
 
 def load_engine_states(
@@ -258,84 +182,148 @@ def load_engine_states(
         OptionError: if a part cannot be copied.
         StorageMemoryError: if there is too little memory for the rows beside those that the buffers hold.
     """
-    with readable("a replay buffer"):
-        pairs = [(t, _in_order(t, _with_cursor(state))) for t, state in zip(targets, states, strict=True)]
-        readers = [one for t, state in pairs for one in ((t, state), *_views_of(t.engine, state))]
-        checked = [check_state(t.engine, state, t.batch_size) for t, state in readers]
-    for target, state in pairs:
-        with readable("this storage"):
-            target.engine.storage.check_state(state["storage"]["state"])
     loads: list[_Load] = []
-    copies: list[Reader] = []
-    for target, state in readers:  # a buffer, then its views
-        if target.engine.own:
-            copies.append(target.engine.without_rows())
-        made = copies[-1] if target.engine.own else target.engine.without_rows(copies[-1].store)
-        loads.append(_Load(target, made, state))
     try:
-        for load, (pending, _) in zip(loads, checked, strict=True):
+        for target, state in zip(targets, states, strict=True):
+            loads.append(whole := _Load(target, state))
+            views = target.engine.store.readers[1:]
+            with readable("a replay buffer"):
+                mine = view_states(state, len(views))
+            for view, saved in zip(views, mine, strict=True):
+                loads.append(_Load(Target(view, view.transform, view.batch_size), saved, whole.made.store))
+        for load in loads:
             load.parts()
-            load.draws(pending)
-        found = [[revive(m, _of(m, ticket)) for ticket in queue] for m, queue in zip(copies, queues, strict=False)]
+            load.draws()
+        made = [load.made for load in loads if load.made.own]
+        found = [[revive(m, _of(m, ticket)) for ticket in queue] for m, queue in zip(made, queues, strict=False)]
         _load_transforms([*((load.target.transform, load.state["transforms"]) for load in loads), *transforms])
         progress.finish()  # after this nothing can fail
     except BaseException:
-        clear_filled([made.storage for made in copies], [target.engine.storage for target in targets])
+        for load in loads:
+            if load.made.own:
+                clear_filled([load.made.storage], [load.target.engine.storage])
         raise
-    for target in targets:
-        target.engine.parts_changed()
-        target.engine.store.era += target.engine.ring.written > 0  # batches drawn before are of other rows
-    for load, (_, generator) in zip(loads, checked, strict=True):
-        engine = load.target.engine
-        _exchange(engine, load.made)
-        engine.generator = with_state(engine.generator, generator)
+    for load in loads:
+        load.exchange()
     pairs_of_queues = zip(targets, found, strict=False)
     return [[None if one is None else _of(target.engine, one) for one in queue] for target, queue in pairs_of_queues]
 
 
-def _views_of(engine: Reader, state: dict[str, Any]) -> list[tuple[Target, dict[str, Any]]]:
-    """Return the views of a buffer, each with its part of the buffer's state.
+@final
+class _Load:
+    """A state that is loaded into the copy of an engine: of a buffer, or of a view over the copy `store`.
 
     Raises:
-        CheckpointError: if it is the state of other views.
+        CheckpointError: if the state does not fit the engine.
+        OptionError: if a part cannot be copied.
     """
-    views = engine.store.readers[1:]
-    targets = [Target(view, view.transform, view.batch_size) for view in views]
-    return list(zip(targets, view_states(state, len(views)), strict=True))
 
-
-class _Load(NamedTuple):
-    """A state that is loaded into the copy of an engine: of a buffer, or of a view."""
-
-    target: Target
-    made: Reader
-    state: dict[str, Any]
+    def __init__(self, target: Target, state: dict[str, Any], store: Store | None = None) -> None:
+        self.target, self.state = target, state
+        with readable("a replay buffer"):
+            self._pending, self._generator = check_state(target.engine, state, target.batch_size)
+        if store is None:
+            with readable("this storage"):
+                target.engine.storage.check_state(state["storage"]["state"])
+        self.made = target.engine.without_rows(store)
 
     def parts(self) -> None:
-        """Load sampler, writer and rows, and what the buffer knows of its rows."""
-        made, state = self.made, self.state
-        with readable("this sampler"):
-            made.sampler.load_state_dict(state["sampler"]["state"])
-        if made.own:
-            with readable("this writer"):
-                made.writer.load_state_dict(state["writer"]["state"])
-            with readable("this storage"):
-                made.storage.load_state_dict(state["storage"]["state"])
-            end_load(made, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("deleted"))
-            made.counts.written = int(state["rows_written"])
-            made.counts.since_empty = int(state["rows_since_empty"])
+        """Load sampler, writer and rows, and what the buffer knows of its rows.
 
-    def draws(self, pending: list[Ticket]) -> None:
+        Rows that fill a ring of another capacity come in the order of their age, and what refers to them follows: a
+        ring that went on where its newest row lies before the oldest one would make windows of both, and replace
+        other rows than the oldest.
+        """
+        made, state, saved = self.made, self.state, self.state["storage"]["state"]
+        sampler = state["sampler"]["state"]
+        with readable("this storage"):
+            seam = made.storage.seam(saved)
+        order = torch.arange(saved_rows(state), device="cpu").roll(-seam)
+        if seam:
+            self._check_turn()
+            sampler = made.sampler.move_state(sampler, order)
+        if sampler is None:
+            msg = (
+                f"{type(made.sampler).__name__} does not say how its state follows rows to other slots (move_state): "
+                "load into a buffer of the same max_size"
+            )
+            raise CheckpointError(msg)
+        with readable("this sampler"):
+            made.sampler.load_state_dict(sampler)
+        if not made.own:
+            return
+        with readable("this writer"):
+            made.writer.load_state_dict(state["writer"]["state"])
+        with readable("this storage"):
+            made.storage.load_state_dict(saved)
+        self._ring(order if seam else None)
+        made.counts.written = int(state["rows_written"])
+        made.counts.since_empty = int(state["rows_since_empty"])
+
+    def _check_turn(self) -> None:
+        tracker = self.made.tracker
+        if tracker is not None and tracker.wanted.fixed:
+            msg = f"{tracker.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
+            raise CheckpointError(msg)
+
+    def _ring(self, order: Tensor | None) -> None:
+        """Restore generations, and the order of deleted rows; those of row `order[i]` are in slot `i` now."""
+        made, ring, deleted = self.made, self.state["stamps"], self.state.get("deleted")
+        store, storage, rows = made.store, made.storage, len(made.storage)
+        store.ring = Ring(storage.capacity, storage.device)
+        store.settled = storage.laid_out
+        store.storage_followed()
+        if store.versions is not None:
+            store.versions.begin(rows)
+        if order is not None:
+            arrays = {name: ring[name] for name in ("array", "arrivals") if ring.get(name) is not None}
+            ring = {**ring, **{name: array[order.to(array.device)] for name, array in arrays.items()}}
+            if deleted is not None:
+                deleted = {name: (slots - int(order[0])).remainder_(rows) for name, slots in deleted.items()}
+        if storage.capacity != self.state["storage"]["state"]["capacity"]:
+            # the room that was added is filled before rows are replaced
+            base = max(int(ring["base"]), int(ring["written"]) - rows)
+            ring = {**ring, "base": base, "cursor": rows % storage.capacity}
+        store.ring.load_state_dict(ring, rows)
+        store.begin_removal(deleted)
+        store.parts_changed()
+
+    def draws(self) -> None:
         """Take over episodes, queued draws and counts."""
         made, state = self.made, self.state
         if made.tracker is not None:
-            made.tracker.load_state_dict(made.storage, state.get("episodes"))
+            turned = made.storage.seam(state["storage"]["state"])
+            made.tracker.load_state_dict(made.storage, None if turned else state.get("episodes"))
         made.begin_sampler()
-        revived = (revive(made, ticket) for ticket in made.retake([_of(made, ticket) for ticket in pending]))
+        revived = (revive(made, ticket) for ticket in made.retake([_of(made, ticket) for ticket in self._pending]))
         made.pending.extend(ticket for ticket in revived if ticket is not None)
         if made.gate is not None:
             made.gate.load_state_dict(state.get("flow"), made.ring, made.pending)
         made.counts.drawn = int(state["rows_drawn"])
+
+    def exchange(self) -> None:
+        """Give the engine what was loaded into its copy; the parts stay the same objects. Raises nothing."""
+        engine, made = self.target.engine, self.made
+        store = engine.store
+        if engine.own:
+            store.era += store.ring.written > 0  # batches drawn before are of other rows
+            for name in _EXCHANGED:
+                setattr(store, name, getattr(made.store, name))
+            store.storage.take(made.storage)
+            vars(store.writer).update(vars(made.writer))
+            store.writer.follow(store.generations_of)
+            store.storage_followed()
+        vars(engine.sampler).update(vars(made.sampler))
+        engine.counts, engine.tracker, engine.gate = made.counts, made.tracker, made.gate
+        if engine.gate is not None:
+            engine.gate.attach(engine.waiters)
+        engine.follow()
+        if engine.queue is not None:
+            engine.queue.clear()
+        engine.pending.clear()
+        engine.pending.extend(_of(engine, ticket) for ticket in made.pending)
+        engine.generator = with_state(engine.generator, self._generator)
+        engine.waiters.wake()
 
 
 def _load_transforms(transforms: Sequence[tuple[Compose, dict[str, Any]]]) -> None:
@@ -350,71 +338,6 @@ def _load_transforms(transforms: Sequence[tuple[Compose, dict[str, Any]]]) -> No
         for transform, state in before:
             transform.load_state_dict(state)
         raise
-
-
-def _with_cursor(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state whose ring has the cursor that older checkpoints (format 1.2 and before) keep with the writer."""
-    cursor = state["writer"]["state"].get("cursor")
-    return state if cursor is None else {**state, "stamps": {**state["stamps"], "cursor": int(cursor)}}
-
-
-def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state with its rows numbered by age, if they fill a ring of another capacity than the buffer's.
-
-    The storage turns its rows when it loads them. A ring that went on where its newest row lies before the oldest one
-    would make windows of both, and replace other rows than the oldest.
-
-    Raises:
-        CheckpointError: if a part cannot follow.
-    """
-    engine, saved = target.engine, state["storage"]["state"]
-    check_form(engine, state)
-    seam = engine.storage.seam(saved)
-    if not seam:
-        return state
-    check_state(engine, state, target.batch_size)
-    if engine.tracker is not None and engine.tracker.wanted.fixed:
-        msg = f"{engine.tracker.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
-        raise CheckpointError(msg)
-    rows, ring_state = saved_rows(state), {**state["stamps"], "cursor": 0}
-    for name in ("array", "arrivals"):
-        if ring_state.get(name) is not None:
-            ring_state[name] = torch.cat((ring_state[name][seam:], ring_state[name][:seam]))
-    turned = {**_turn_reader(engine, state, seam, rows), "stamps": ring_state}
-    if "deleted" in state:
-        turned["deleted"] = {name: (slots - seam).remainder_(rows) for name, slots in state["deleted"].items()}
-    if "views" in state:
-        views = _views_of(engine, state)
-        for view, mine in views:
-            check_state(view.engine, mine, view.batch_size)
-        pairs = zip(views, state["views"], strict=True)
-        turned["views"] = [_turn_reader(view.engine, saved, seam, rows) for (view, _), saved in pairs]
-    return turned
-
-
-def _turn_reader(engine: Reader, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-    """Return the state of a buffer or a view with slots and draws of rows that were turned by `seam`."""
-    order = (torch.arange(rows, device="cpu") + seam).remainder_(rows)
-    sampler = engine.sampler.move_state(state["sampler"]["state"], order)
-    if sampler is None:
-        msg = (
-            f"{type(engine.sampler).__name__} does not say how its state follows rows to other slots (move_state): "
-            "load into a buffer of the same max_size"
-        )
-        raise CheckpointError(msg)
-    return {
-        **{name: value for name, value in state.items() if name != "episodes"},  # they are read off the rows
-        "sampler": {**state["sampler"], "state": sampler},
-        "pending": [turn_ticket(ticket, seam, rows) for ticket in state["pending"]],
-    }
-
-
-def turn_ticket(ticket: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-    """Return a queued draw for rows of which the one in slot `seam` is in slot 0 now."""
-    if not seam:
-        return ticket
-    plan = {"plan": Plan.turn_state(ticket["plan"], seam, rows)} if "plan" in ticket else {}
-    return {**ticket, "slots": (ticket["slots"] - seam).remainder_(rows), **plan}
 
 
 def with_state(mine: torch.Generator | None, saved: torch.Generator | None) -> torch.Generator | None:
@@ -435,3 +358,43 @@ def revive(engine: Reader, ticket: Ticket) -> Ticket | None:
         return drawn._replace(held=HeldRows(drawn, rows))
     found = engine.expand_again(drawn) if plan is None else drawn
     return None if found is None else engine.hold(found)
+
+
+def load_ensemble_state(
+    engine: EnsembleEngine, state: dict[str, Any], transform: Compose, batch_size: int | None
+) -> None:
+    """Restore a state, by copy; if it does not fit, nothing has changed. The caller holds the locks.
+
+    Raises:
+        CheckpointError: naming what differs.
+    """
+    engines, sampler = engine.engines, engine.sampler
+    with readable("an ensemble"):
+        members = state["members"]
+        if len(members) != len(engines):
+            msg = f"the checkpoint holds {len(members)} members, this ensemble {len(engines)}"
+            raise CheckpointError(msg)
+        sampler.check_state(state["mixing"])
+        for mine, saved in zip(engines, members, strict=True):
+            check_queued({**state, "unit": saved.get("unit")}, mine, batch_size)
+        queue = read_queue(state, engines)
+        device = engines[0].storage.device if engine.generator is None else engine.generator.device
+        generator = read_generator(state["generator"], device)
+    queues: list[list[Any]] = [[] for _ in engines]
+    for mix in queue:
+        for i, ticket in zip(mix.members, mix.tickets, strict=True):
+            queues[i].append(ticket)
+    targets = [Target(member.engine, member.buffer.transform, member.buffer.batch_size) for member in engine.own]
+    with readable("an ensemble"):
+        own = [(transform, state["transforms"])]
+    revived = [iter(found) for found in load_engine_states(targets, members, queues, own)]
+    sampler.load_state_dict(state["mixing"])  # it was checked
+    engine.pending.clear()
+    for mix in queue:
+        found = [next(revived[i]) for i in mix.members]
+        tickets = [ticket for ticket in found if ticket is not None]
+        if len(tickets) == len(found):
+            engine.pending.append(mix._replace(tickets=tickets))
+        else:  # windows that are not whole
+            sampler.drew(mix.owed, -1)
+    engine.generator = with_state(engine.generator, generator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -13,16 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.checkpoint.load import Reading, open_state
-from ostinato.buffers.checkpoint.state import converted, one_at_a_time
+from ostinato.buffers.checkpoint.load import open_state
+from ostinato.buffers.checkpoint.state import FORMAT, checker, each_storage, tensor_bytes
 from ostinato.buffers.observer import Observer
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointWriter, progress
-from ostinato.durable.arrays import as_runs, find_run, join_runs, one_run
-from ostinato.durable.dtypes import dtype_name, raw_view
-from ostinato.durable.row_files import PIECE_BYTES, can_write_ahead
+from ostinato.durable.arrays import PIECE_BYTES, as_runs, can_write_ahead, dtype_name, join_runs, one_run, raw_view
 from ostinato.errors import CheckpointError, OstinatoError
-from ostinato.storages.checkpoint import put_items, put_objects, readable
+from ostinato.storages.checkpoint import convert_rows, put_rows, readable, save_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,64 +32,64 @@ if TYPE_CHECKING:
     from ostinato.buffers.store import Store
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
-    from ostinato.durable.arrays import Runs
-    from ostinato.durable.row_files import Piece, Print, RowFile
+    from ostinato.durable.arrays import Piece, Print, RowFile, Runs
     from ostinato.storages import Storage
     from ostinato.storages.table import RowArray
 
 
-class Saving(NamedTuple):
-    """What is saved."""
-
-    engines: Sequence[Reader]
-    """Of one buffer, or of the members of an ensemble."""
-    state: Callable[[], dict[str, Any]]
-    """Returns the state; called under the locks. That of an ensemble has those of its buffers under `members`."""
-    locked: Callable[[], AbstractContextManager[Any]]
-    """Takes the locks of all engines."""
-    checker: Callable[[], Callable[[dict[str, Any]], None]]
-    """Returns what raises `CheckpointError` for a state that a load would not take; called under the locks."""
-    format_name: str
-    """What the checkpoint is one of."""
-
-
-def save_buffer(path: str | Path, saving: Saving, *, incremental: bool = False) -> None:
+def save_buffer(
+    path: str | Path,
+    engines: Sequence[Reader],
+    state: Callable[[], dict[str, Any]],
+    *,
+    locked: Callable[[], AbstractContextManager[Any]] | None = None,
+    check: Callable[[], Callable[[dict[str, Any]], None]] | None = None,
+    format_name: str = FORMAT,
+    incremental: bool = False,
+) -> None:
     """Write a checkpoint of one moment; it takes the place of an older one once its state was read back and checked.
 
     Args:
         path: the directory.
-        saving: what is saved.
+        engines: of one buffer, or of the members of an ensemble.
+        state: returns the state; called under the locks. That of an ensemble has those of its buffers under `members`.
+        locked: takes the locks of all engines; None for the lock of the only one.
+        check: returns what raises `CheckpointError` for a state that a load would not take, called under the locks;
+            None for that of the only engine.
+        format_name: kind of checkpoint.
         incremental: write only what has changed since the save that the directory holds, if it is one of these buffers.
 
     Raises:
         CheckpointError: if something cannot be saved, or the path holds other things.
         StorageMemoryError: if the disk is too small.
     """
-    engines = saving.engines
-    with one_at_a_time(engines):
-        with saving.locked():
+    locked = locked or (lambda: engines[0].lock)
+    with ExitStack() as stack:
+        for engine in sorted(engines, key=id):  # before any engine's lock, in an order that is the same for all saves
+            stack.enter_context(engine.saves.lock)
+        with locked():
             needed = 0 if incremental else sum(_row_bytes(engine) for engine in engines)
-        with CheckpointWriter(path, format_name=saving.format_name, needed_bytes=needed) as writer:
-            begun = _Begun(writer, [], [])
-            try:
-                with saving.locked():
-                    check, storages = saving.checker(), [engine.storage for engine in engines]
-                    lineages = [Lineage(e.ring, e.ring.written, e.storage, writer.prints) for e in engines]
-                    _begin(begun, saving, incremental=incremental)
-                for engine, snapshot in zip(engines, begun.snapshots, strict=True):
-                    snapshot.write_out(engine.lock)
-                for name, file in begun.files:
-                    writer.end_rows(name, file)
-            finally:
-                with saving.locked():
-                    for engine in engines:
-                        engine.saves.snapshot = None
-                        engine.parts_changed()
-                for _, file in begun.files:
-                    file.close()
-            _verify(path, writer, storages, check)
-            older = writer.older_save
-            writer.finish()
+        writer = stack.enter_context(CheckpointWriter(path, format_name=format_name, needed_bytes=needed))
+        snapshots: list[Snapshot] = []
+        try:
+            with locked():
+                taken, storages = checker(engines[0]) if check is None else check(), [e.storage for e in engines]
+                lineages = [Lineage(e.ring, e.ring.written, e.storage, writer.prints) for e in engines]
+                _begin(writer, engines, state(), snapshots, incremental=incremental)
+            for engine, snapshot in zip(engines, snapshots, strict=True):
+                snapshot.write_out(engine.lock)
+                for _, file in snapshot.arrays:
+                    writer.end_rows(file)
+        finally:
+            with locked():
+                for engine in engines:
+                    engine.saves.snapshot = None
+                    engine.parts_changed()
+            for snapshot in snapshots:
+                snapshot.close()
+        _verify(path, writer, storages, taken)
+        older = writer.older_save
+        writer.finish()
         for engine, lineage in zip(engines, lineages, strict=True):
             engine.saves.remember(writer.save, lineage, older)
 
@@ -104,10 +102,9 @@ def _verify(
     Raises:
         CheckpointError: if no load would take it.
     """
-    reading = Reading("", verify=False, mmap=False)
     try:
         with readable("a replay buffer"):
-            check(open_state(writer.preview(), storages, reading, objects=False))
+            check(open_state(writer.preview(), storages))
     except CheckpointError as error:
         msg = (
             f"the state of this buffer cannot be saved to {path}, since no load would take it: {error}. An older "
@@ -121,76 +118,62 @@ def _row_bytes(engine: Reader) -> int:
     return sum(array.row_bytes * rows for array in engine.storage.row_arrays())
 
 
-def _tensor_bytes(state: Any) -> int:
-    """Return the bytes of the tensors of a state, without Python objects."""
-    if isinstance(state, torch.Tensor):
-        return state.nbytes
-    if isinstance(state, dict):
-        return sum(_tensor_bytes(value) for key, value in state.items() if key not in {"items", "objects"})
-    return sum(map(_tensor_bytes, state)) if isinstance(state, (list, tuple)) else 0
-
-
-class _Begun(NamedTuple):
-    writer: CheckpointWriter
-    snapshots: list[Snapshot]
-    files: list[tuple[str, RowFile]]
-
-
-def _begin(begun: _Begun, saving: Saving, *, incremental: bool) -> None:
-    """Under the locks: write what is small, begin the files of the rows, and take the snapshots."""
-    writer = begun.writer
+def _begin(
+    writer: CheckpointWriter,
+    engines: Sequence[Reader],
+    state: dict[str, Any],
+    snapshots: list[Snapshot],
+    *,
+    incremental: bool,
+) -> None:
+    """Under the locks: write what is small, begin the files of the rows, and add the snapshot of each buffer."""
     older = writer.older_save if incremental else None
-    known = [None if older is None else engine.saves.lineages.get(older) for engine in saving.engines]
+    known = [None if older is None else engine.saves.lineages.get(older) for engine in engines]
     patches = all(lineage is not None for lineage in known)
     if patches:
         writer.known = known[0].prints  # type: ignore[union-attr]
-    state = converted(saving.state(), [engine.storage for engine in saving.engines])
+    state = each_storage(state, [e.storage for e in engines], lambda saved, storage, _: convert_rows(saved, storage))
     if not patches:
-        progress.begin(_tensor_bytes(state))
-    members = state.get("members")
-    put = [
-        _put_rows(begun, engine, lineage, mine, "" if members is None else f"{i}:")
-        for i, (engine, lineage, mine) in enumerate(zip(saving.engines, known, members or [state], strict=True))
-    ]
+        progress.begin(tensor_bytes(state))
+    members, put = state.get("members"), []
+    for i, (engine, lineage, mine) in enumerate(zip(engines, known, members or [state], strict=True)):
+        snapshots.append(Snapshot(engine))
+        put.append(_put_rows(writer, engine, lineage, mine, snapshots[-1].arrays, "" if members is None else f"{i}:"))
     writer.take_state(put[0] if members is None else {**state, "members": put})
     if patches:
-        progress.begin(sum(file.places.nbytes for _, file in begun.files))
-    for engine, snapshot in zip(saving.engines, begun.snapshots, strict=True):
+        progress.begin(sum(file.places.nbytes for snapshot in snapshots for _, file in snapshot.arrays))
+    for engine, snapshot in zip(engines, snapshots, strict=True):
         engine.saves.snapshot = snapshot
         engine.parts_changed()  # writes are told to the snapshot
 
 
 def _put_rows(
-    begun: _Begun, engine: Reader, lineage: Lineage | None, state: dict[str, Any], prefix: str
+    writer: CheckpointWriter,
+    engine: Reader,
+    lineage: Lineage | None,
+    state: dict[str, Any],
+    arrays: list[tuple[RowArray, RowFile]],
+    prefix: str,
 ) -> dict[str, Any]:
-    """Begin or write the rows of one buffer, and return its state with their names in their place."""
-    arrays: list[tuple[RowArray, RowFile]] = []
-    done = set()
-    saved = state["storage"]["state"]
+    """Write the rows of one buffer, and return its state with their names in their place.
+
+    Files of `arrays` are only begun.
+    """
+    saved, rows, done = state["storage"]["state"], len(engine.storage), set()
     if saved.get("columns") is not None and "hooked" not in saved:
         changed = _changed(engine, lineage)
         for array in engine.storage.row_arrays():
+            shape = (rows, *array.data.shape[1:])
+            columns = [(f"{prefix}{m.name}", m.offset, m.dtype, (rows, *m.shape)) for m in array.members]
+            file = writer.begin_rows(f"{prefix}{array.name}", dtype_name(array.data.dtype), shape, changed, columns)
+            arrays += [] if file is None else [(array, file)]
             done |= {member.name for member in array.members} or {array.name}
-            arrays += _begin_array(begun, array, len(engine.storage), changed, prefix)
-    begun.snapshots.append(Snapshot(engine.ring, arrays))
-    return _put_columns(begun.writer, begun.writer.add_changed, state, prefix, done)
+    return _with_rows(state, put_rows(writer, saved, prefix, done=done, compare=True))
 
 
-def _put_columns(
-    writer: CheckpointWriter, add: Callable[[str, Tensor], object], state: dict[str, Any], prefix: str, done: set[str]
-) -> dict[str, Any]:
-    """Write the columns of a state that are not `done`, and its objects; return it with their names in their place."""
-    storage = dict(state["storage"]["state"])
-    if storage.get("columns") is not None:
-        for name, column in storage["columns"].items():
-            if name not in done:
-                add(f"{prefix}{name}", column)
-        storage["columns"] = list(storage["columns"])
-    if storage.get("items") is not None:
-        put_items(writer, storage, prefix)
-    if "objects" in storage:
-        put_objects(writer, storage, prefix)
-    return {**state, "storage": {**state["storage"], "state": storage}}
+def _with_rows(state: dict[str, Any], rows: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the state of a buffer with another state of its storage."""
+    return {**state, "storage": {**state["storage"], "state": rows}}
 
 
 def save_state(path: str | Path, state: dict[str, Any], format_name: str) -> None:
@@ -200,11 +183,7 @@ def save_state(path: str | Path, state: dict[str, Any], format_name: str) -> Non
         CheckpointError: if something cannot be saved, or the path holds other things.
         StorageMemoryError: if the disk is too small.
     """
-    columns = state["storage"]["state"].get("columns") or {}
-    needed = sum(column.nbytes for column in columns.values())
-    with CheckpointWriter(path, format_name=format_name, needed_bytes=needed) as writer:
-        progress.begin(needed)
-        writer.commit(_put_columns(writer, writer.add_array, state, "", set()))
+    save_rows(path, format_name, [state["storage"]["state"]], lambda put: _with_rows(state, put[0]))
 
 
 def _changed(engine: Reader, lineage: Lineage | None) -> Runs | None:
@@ -212,28 +191,11 @@ def _changed(engine: Reader, lineage: Lineage | None) -> Runs | None:
     storage = engine.storage
     if lineage is None or storage.exposed or lineage.ring is not engine.ring or lineage.storage is not storage:
         return None
-    return rows_since(engine.ring, lineage.serial, len(storage), deleted=True)
-
-
-def _begin_array(
-    begun: _Begun, array: RowArray, rows: int, changed: Runs | None, prefix: str
-) -> list[tuple[RowArray, RowFile]]:
-    name, shape = f"{prefix}{array.name}", (rows, *array.data.shape[1:])
-    file = begun.writer.begin_rows(name, dtype_name(array.data.dtype), shape, changed)
-    columns = [(f"{prefix}{m.name}", m.offset, m.dtype, (rows, *m.shape)) for m in array.members]
-    begun.writer.add_columns(name, columns)
-    if file is None:
-        return []
-    begun.files.append((name, file))
-    return [(array, file)]
+    return rows_since(engine.ring, lineage.serial, len(storage))
 
 
 _BLOCK_ROWS = 2**20
-
-
 _MOST_LINEAGES = 8
-
-
 _ROOMS = 4
 """Pieces that are filled while others are on their way to the file."""
 
@@ -279,13 +241,12 @@ class Saves:
             self.lineages.pop(next(iter(self.lineages)))
 
 
-def rows_since(ring: Ring, serial: int, rows: int, *, deleted: bool = False) -> Runs:
+def rows_since(ring: Ring, serial: int, rows: int) -> Runs:
     """Return which of the first `rows` rows were written after the write number `serial`.
 
-    With `deleted` also rows that have left since, or before: they may have been written, too. Cost: O(1) while rows are
-    written in ring order, else O(rows).
+    Also rows that have left since, or before: they may have been written, too. Cost: O(1) while rows are written in
+    ring order, else O(rows).
     """
-    written = ring.changed if deleted else ring.modified
     if ring.nbytes == 0:
         fresh = min(ring.written - serial, ring.capacity)
         first = (ring.cursor - fresh) % ring.capacity if fresh > 0 else 0
@@ -297,38 +258,21 @@ def rows_since(ring: Ring, serial: int, rows: int, *, deleted: bool = False) -> 
     found = []
     for start in range(0, rows, _BLOCK_ROWS):
         slots = torch.arange(start, min(rows, start + _BLOCK_ROWS), device=ring.device)
-        found.append(as_runs(slots[written(slots, serial)].cpu().numpy()))
+        found.append(as_runs(slots[ring.changed(slots, serial)].cpu().numpy()))
     return join_runs(*found)
 
 
 @final
 class Snapshot(Observer):
-    """The rows at the moment when this was made, under the engine's lock.
+    """The rows of a buffer at the moment when this was made, under its lock."""
 
-    Args:
-        ring: the buffer's.
-        arrays: where rows lie, and the files that they go to.
-    """
-
-    def __init__(self, ring: Ring, arrays: list[tuple[RowArray, RowFile]]) -> None:
-        self._ring = ring
-        self._serial = ring.written
-        self._arrays = arrays
-        self._earlier: Runs = one_run(0, 0)
-        """Rows replaced since the snapshot whose ring were forgotten since."""
+    def __init__(self, engine: Reader) -> None:
+        self.arrays: list[tuple[RowArray, RowFile]] = []
+        """Where rows lie, and the files that they go to."""
+        self._ring, self._rows = engine.ring, len(engine.storage)
+        self._replaced = np.zeros(-(-self._rows // 8), dtype=np.uint8)
+        """A bit for each row that was replaced since: what was there lies in the files."""
         self._error: Exception | None = None
-
-    def keep(self, ring: Ring, slots: Tensor) -> None:
-        """Put rows down that are about to be replaced. A disk that is full ends the save, not the write."""
-        if ring is not self._ring or self._error is not None:
-            return
-        try:
-            here = torch.unique(slots).cpu().numpy()
-            here = here[~self._replaced(here)]
-            for array, file in self._arrays:
-                _put_ahead(array, file, here)
-        except (OSError, OstinatoError) as error:
-            self._error = error
 
     def before_write(self, store: Store, placement: Placement) -> None:
         """Keep the rows that a placement replaces."""
@@ -339,16 +283,32 @@ class Snapshot(Observer):
         """Keep the rows that an edit changes."""
         self.keep(store.ring, slots)
 
-    def before_removal(self, store: Store, slots: Tensor | None) -> None:  # noqa: ARG002
-        """Remember which rows were replaced since the snapshot: the slots that become free have no generation."""
-        ring = store.ring
-        if ring is self._ring:
-            self._earlier = join_runs(self._earlier, rows_since(ring, self._serial, ring.rows))
-
     def before_move(self, store: Store) -> None:
         """Keep all rows."""
         self.keep(store.ring, torch.arange(store.ring.rows, device=store.ring.device))
-        self.before_removal(store, None)
+
+    def keep(self, ring: Ring, slots: Tensor) -> None:
+        """Put rows down that are about to be replaced. A disk that is full ends the save, not the write."""
+        if ring is not self._ring or self._error is not None:
+            return
+        try:
+            here = torch.unique(slots).cpu().numpy()
+            here = here[here < self._rows]
+            here = here[~self._was_replaced(here)]
+            for array, file in self.arrays:
+                _put_ahead(array, file, here)
+            np.bitwise_or.at(self._replaced, here >> 3, (1 << (here & 7)).astype(np.uint8))
+        except (OSError, OstinatoError) as error:
+            self._error = error
+
+    def _was_replaced(self, rows: np.ndarray) -> np.ndarray:
+        found: np.ndarray[Any, Any] = (self._replaced[rows >> 3] >> (rows & 7)) & 1 == 1
+        return found
+
+    def close(self) -> None:
+        """Close the files."""
+        for _, file in self.arrays:
+            file.close()
 
     def write_out(self, lock: Any) -> None:
         """Write all rows, taking the engine's lock for one piece (at most 2 MiB, or one row) at a time.
@@ -357,7 +317,7 @@ class Snapshot(Observer):
             StorageMemoryError: if the disk is full.
         """
         with nullcontext() if can_write_ahead() else lock, ThreadPoolExecutor(1) as writer:
-            for array, file in self._arrays:
+            for array, file in self.arrays:
                 rows = min(max(1, PIECE_BYTES // max(1, file.row_bytes)), int(file.places.runs[:, 1].sum()))
                 count = _ROOMS if rows * file.row_bytes <= PIECE_BYTES else 1
                 rooms = torch.zeros((count, rows, file.row_bytes), dtype=torch.uint8, device="cpu")
@@ -367,29 +327,19 @@ class Snapshot(Observer):
                         _wait(*under_way.popleft())
                     room = rooms[number % len(rooms), : len(piece.rows)]
                     self._take(array, file, piece, room, lock)
-                    under_way.append((writer.submit(file.append, piece.offset, raw_view(room)), room.nbytes))
+                    under_way.append((writer.submit(file.put, piece.offset, raw_view(room)), room.nbytes))
                 for last in under_way:
                     _wait(*last)
 
     def _take(self, array: RowArray, file: RowFile, piece: Piece, room: Tensor, lock: Any) -> None:
-        n = len(piece.rows)
         with lock:
             if self._error is not None:
                 raise self._error
-            where = torch.from_numpy(piece.rows) if piece.first is None else slice(piece.first, piece.first + n)
-            array.copy(room, where)
-            same = self._ring.written == self._serial
-            replaced = piece.rows[:0] if same else np.flatnonzero(self._replaced(piece.rows))
-            file.done = piece.offset + n * file.row_bytes
+            array.copy(room, piece.where)
+            replaced = np.flatnonzero(self._was_replaced(piece.rows))
+            file.done = piece.offset + len(piece.rows) * file.row_bytes
         for first, count in as_runs(replaced).tolist():
             file.read_back(piece.offset + first * file.row_bytes, raw_view(room[first : first + count]))
-
-    def _replaced(self, rows: np.ndarray) -> np.ndarray:
-        """Return which rows (ascending) were replaced since the snapshot, bool: what was there lies in the file."""
-        slots = torch.from_numpy(rows).to(self._ring.device)
-        replaced: np.ndarray[Any, Any] = self._ring.modified(slots, self._serial).cpu().numpy()
-        both: np.ndarray[Any, Any] = replaced | (find_run(self._earlier, rows) >= 0)
-        return both
 
 
 def _wait(written: Future[None], nbytes: int) -> None:

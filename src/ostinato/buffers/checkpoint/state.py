@@ -2,54 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ostinato.buffers.drawn_ahead import HeldRows
-from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.buffers.records import Mix, Rows, Source, Ticket
 from ostinato.core.records import Draw, Plan
 from ostinato.core.rows import Schema
 from ostinato.errors import CheckpointError
-from ostinato.storages.checkpoint import convert_rows, readable, restore_rows
+from ostinato.storages.checkpoint import readable, require_form
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
+    from ostinato.buffers.mixing import EnsembleEngine
     from ostinato.buffers.reader import Reader
-    from ostinato.core.episodes.tracker import EpisodeTracker
-    from ostinato.core.ring import Ring
-    from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
-    from ostinato.units import SampleUnit
-    from ostinato.writers import Writer
-
-
-def converted(state: dict[str, Any], storages: Sequence[Storage]) -> dict[str, Any]:
-    """Return the state of a buffer, or of an ensemble, with the rows as the save hooks of its storages make them.
-
-    Memory: whatever the hooks return.
-
-    Raises:
-        CheckpointError: if a hook returns something that a checkpoint cannot hold.
-    """
-    return each_storage(state, storages, lambda saved, storage, _: convert_rows(saved, storage))
-
-
-def restoring(
-    restore: Callable[[dict[str, Any]], None], storages: Sequence[Storage]
-) -> Callable[[dict[str, Any]], None]:
-    """Return `restore` for states read from a checkpoint: the load hooks give the rows the form that they had.
-
-    It raises `CheckpointError` if rows were converted and there is no load hook, or the other way round, or what the
-    load hooks return is not rows of the form saved; nothing is changed then.
-    """
-    return lambda state: restore(each_storage(state, storages, lambda saved, it, _: restore_rows(saved, it)))
 
 
 def each_storage(
@@ -106,13 +79,11 @@ def check_counts(state: dict[str, Any], rows: int) -> None:
     elif rows > written - base:
         msg = f"the checkpoint holds {rows} rows, of which {written - base} were written: it is damaged"
         raise CheckpointError(msg)
-    cursors = {"storage's": storage.get("cursor"), "writer's": state["writer"]["state"].get("cursor")}
-    for whose, cursor in cursors.items():
-        if cursor is not None:
-            # where the ring is not full yet, its rows end at the cursor: a gap would hold rows that were never written
-            # (unless ObjectRL's `pointer` has moved it among rows: the ring then keeps generations in an array)
-            low, high = (rows, rows + 1) if rows < capacity and array is None else (0, capacity)
-            _whole(f"the {whose} cursor", cursor, low, high)
+    if storage.get("cursor") is not None:
+        # where the ring is not full yet, its rows end at the cursor: a gap would hold rows that were never written
+        # (unless ObjectRL's `pointer` has moved it among rows: the ring then keeps generations in an array)
+        low, high = (rows, rows + 1) if rows < capacity and array is None else (0, capacity)
+        _whole("the storage's cursor", storage["cursor"], low, high)
 
 
 def _check_arrivals(arrivals: Any, generations: Tensor, rows: int) -> None:
@@ -139,40 +110,6 @@ def _check_deleted(deleted: Any, generations: Tensor) -> None:
             raise CheckpointError(msg)
 
 
-def check_ticket(state: dict[str, Any], *, episodes: bool) -> None:
-    """Check that a queued draw holds what draws hold.
-
-    Args:
-        state: of the draw.
-        episodes: whether the buffer can tell slices from each other.
-
-    Raises:
-        CheckpointError: naming what is wrong.
-    """
-    problem = ""
-    slots, rng, dice = state["slots"], state["rng"], state.get("dice")
-    if not isinstance(slots, Tensor) or slots.dtype is not torch.int64 or slots.ndim != 1 or not slots.numel():
-        problem = "has no slots"
-    elif type(state["last"]) is not bool:
-        problem = "does not say whether it ended a pass"
-    elif rng is not None and not (isinstance(rng, Tensor) and rng.dtype is torch.uint8):
-        problem = "has no state of a generator"
-    elif dice is not None and not (isinstance(dice, Tensor) and bool(dice.isfinite().all())):
-        problem = "has random numbers that are none"
-    elif (state.get("length") or state.get("lengths") is not None) and not episodes:
-        problem = "is of slices, and this buffer has none"
-    for name in ("weights", "stamps", "lengths"):
-        value = state.get(name)
-        if value is not None and not (isinstance(value, Tensor) and value.ndim == 1):
-            problem = f"has no {name}"
-    lengths = state.get("lengths")
-    if lengths is not None and not problem and (lengths.dtype is not torch.int64 or int(lengths.min()) < 1):
-        problem = "is of slices without rows"
-    if problem:
-        msg = f"a queued draw of the checkpoint {problem}: it is damaged"
-        raise CheckpointError(msg)
-
-
 def _whole(what: str, value: Any, low: int, high: int) -> int:
     """Return an integer in `[low, high)`."""
     if type(value) is not int or not low <= value < high:
@@ -186,7 +123,22 @@ def own_tensors(state: Any) -> Any:
     return tree_map_only(torch.Tensor, partial(torch.clone, memory_format=torch.contiguous_format), state)
 
 
+def tensor_bytes(state: Any) -> int:
+    """Return the bytes of the tensors of a state, without Python objects."""
+    nbytes, waiting = 0, [state]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            nbytes += value.nbytes
+        elif isinstance(value, dict):
+            waiting += [item for key, item in value.items() if key not in {"items", "objects"}]
+        elif isinstance(value, (list, tuple)):
+            waiting += value
+    return nbytes
+
+
 FORMAT = "ostinato-buffer"
+ENSEMBLE_FORMAT = "ostinato-ensemble"
 
 
 def engine_state(
@@ -222,7 +174,7 @@ def _reader_state(
         "generator": None if engine.generator is None else engine.generator.get_state(),
         "transforms": transform.state_dict(),
         "batch_size": batch_size,
-        "unit": unit_name(engine),
+        "unit": _unit_name(engine),
         "pending": [show_ticket(ticket, engine) for ticket in (*queued, *engine.pending)],
         **({} if engine.gate is None else {"flow": engine.gate.state_dict((*queued, *engine.pending))}),
         **({} if engine.tracker is None else {"episodes": engine.tracker.state_dict(engine.storage)}),
@@ -254,46 +206,26 @@ def view_states(state: dict[str, Any], views: int) -> list[dict[str, Any]]:
     return [{**rest, **mine} for mine in saved]
 
 
-class Parts(NamedTuple):
-    """The parts of a buffer as they are at one moment: what a state is checked against."""
-
-    storage: Storage
-    sampler: Sampler
-    writer: Writer
-    tracker: EpisodeTracker | None
-    unit: SampleUnit | None
-    ring: Ring
-    views: tuple[Parts, ...] = ()
-
-
-def parts_of(engine: Reader) -> Parts:
-    """Return the parts of a buffer; the caller holds its lock."""
-    views = tuple(map(parts_of, (engine.store.readers[1:] if engine.own else ())))
-    return Parts(engine.storage, engine.sampler, engine.writer, engine.tracker, engine.unit, engine.ring, views)
-
-
 def checker(engine: Reader) -> Callable[[dict[str, Any]], None]:
-    """Return what checks a saved state against the parts as they are now; the caller holds the lock."""
-    return partial(check_saved, parts_of(engine))
+    """Return what checks a saved state against the parts as they are now; the caller holds the lock.
 
-
-def check_saved(parts: Parts, state: dict[str, Any]) -> None:
-    """Raise if a load into these parts would not take a state.
-
-    Raises:
-        CheckpointError: naming what it would not take.
+    It raises `CheckpointError`, naming what a load into these parts would not take.
     """
-    saved = state["storage"]["state"]
-    check_state(parts, state, state["batch_size"])
-    for view, mine in zip(parts.views, view_states(state, len(parts.views)), strict=True):
-        check_state(view, mine, mine["batch_size"])
-    if "hooked" not in saved:  # what hooks made of the rows is theirs to read
-        parts.storage.check_state(saved)
+    engines, store = [], object.__new__(type(engine.store))
+    vars(store).update(vars(engine.store))
+    for each in engine.store.readers:
+        now: Reader = object.__new__(type(each))
+        vars(now).update(vars(each), store=store)
+        engines.append(now)
 
+    def check(state: dict[str, Any]) -> None:
+        for mine, saved in zip(engines, [state, *view_states(state, len(engines) - 1)], strict=True):
+            check_state(mine, saved, saved["batch_size"])
+        rows = state["storage"]["state"]
+        if "hooked" not in rows:  # what hooks made of the rows is theirs to read
+            engines[0].storage.check_state(rows)
 
-def unit_name(engine: Reader | Parts) -> str | None:
-    """Return what a buffer's unit is, with its options."""
-    return None if engine.unit is None else engine.unit.shown_options()
+    return check
 
 
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:
@@ -301,24 +233,21 @@ def own_copy(state: dict[str, Any]) -> dict[str, Any]:
     if "members" in state:
         members, rest = state["members"], {key: value for key, value in state.items() if key != "members"}
         return {"members": [own_copy(mine) for mine in members], **own_tensors(rest)}
-    storage = state["storage"]
-    if "columns" in storage["state"]:
-        columns = dict(storage["state"]["columns"])
-        storage = {**storage, "state": {**storage["state"], "columns": columns}}
-        state = {**state, "storage": storage}
-    items = storage["state"].get("items")
-    if items is not None:  # objects are owned by the storage and never edited in place
-        storage = {**storage, "state": {**storage["state"], "items": list(items)}}
-        state = {**state, "storage": None}
-    copied: dict[str, Any] = own_tensors(state)
-    return copied if items is None else {**copied, "storage": storage}
+    rows = dict(state["storage"]["state"])
+    items = rows.pop("items", None)  # objects are owned by the storage and never edited in place
+    if "columns" in rows:
+        rows["columns"] = dict(rows["columns"])
+    copied: dict[str, Any] = own_tensors({**state, "storage": {**state["storage"], "state": rows}})
+    if items is not None:
+        copied["storage"]["state"]["items"] = list(items)
+    return copied
 
 
 def check_state(
-    engine: Reader | Parts, state: dict[str, Any], batch_size: int | None
+    engine: Reader, state: dict[str, Any], batch_size: int | None
 ) -> tuple[list[Ticket], torch.Generator | None]:
     """Check what can be checked before anything is loaded; return queued draws, and a generator in the saved state."""
-    check_form(engine, state)
+    require_form(state["storage"]["state"], engine.storage)
     for name in ("sampler", "writer"):
         saved, mine = state[name]["class"], type(getattr(engine, name)).__name__
         if not isinstance(saved, str) or saved != mine:
@@ -337,29 +266,30 @@ def check_state(
     with readable("this writer"):
         engine.writer.check_state(state["writer"]["state"])
     check_counts(state, rows)
-    schema = state["storage"]["state"].get("schema")
-    pending = [read_ticket(ticket, rows, engine, schema) for ticket in state["pending"]]
+    pending = [read_ticket(ticket, state, engine) for ticket in state["pending"]]
     return pending, read_generator(state["generator"], engine.storage.device)
 
 
-def check_queued(state: dict[str, Any], engine: Reader | Parts, batch_size: int | None) -> None:
+def _unit_name(engine: Reader) -> str | None:
+    return None if engine.unit is None else engine.unit.shown_options()
+
+
+def check_queued(state: dict[str, Any], engine: Reader, batch_size: int | None) -> None:
     """Check that draws queued in a state are of the unit and the batch size that a buffer has.
 
     Raises:
         CheckpointError: if they are not.
     """
-    if state["pending"] and state.get("unit") != unit_name(engine):
-        msg = (
-            f"the checkpoint holds queued draws of the unit {state.get('unit')}, this buffer has {unit_name(engine)}: "
-            "load it with the same sample_unit"
-        )
-        raise CheckpointError(msg)
-    if state["pending"] and state["batch_size"] != batch_size:
-        msg = (
-            f"the checkpoint holds queued draws of batch_size={state['batch_size']}, this buffer has "
-            f"batch_size={batch_size}: load it with the same batch_size"
-        )
-        raise CheckpointError(msg)
+    for what, saved, mine in (
+        ("sample_unit", state.get("unit"), _unit_name(engine)),
+        ("batch_size", state["batch_size"], batch_size),
+    ):
+        if state["pending"] and saved != mine:
+            msg = (
+                f"the checkpoint holds queued draws of {what}={saved}, this buffer has {what}={mine}: load it with the "
+                f"same {what}"
+            )
+            raise CheckpointError(msg)
 
 
 def read_generator(state: Tensor | None, device: torch.device) -> torch.Generator | None:
@@ -385,17 +315,6 @@ def saved_rows(state: dict[str, Any]) -> int:
     return int(storage["rows"]) if "rows" in storage else len(storage.get("items", ()))
 
 
-def check_form(engine: Reader | Parts, state: dict[str, Any]) -> None:
-    """Raise `CheckpointError` if the rows of a state are in another form than those of a storage."""
-    mine, saved = engine.storage.form, state["storage"]["state"]["form"]
-    if mine != saved:
-        msg = (
-            f"the checkpoint's storage is a {state['storage']['class']} ({saved}), this buffer's a "
-            f"{type(engine.storage).__name__} ({mine}): make the buffer with a matching storage"
-        )
-        raise CheckpointError(msg)
-
-
 def show_ticket(ticket: Ticket, engine: Reader) -> dict[str, Any]:
     """Return a queued draw as plain values and tensors.
 
@@ -416,56 +335,68 @@ def show_ticket(ticket: Ticket, engine: Reader) -> dict[str, Any]:
     return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
-def read_ticket(state: dict[str, Any], rows: int, engine: Reader | Parts, schema: Any) -> Ticket:
+def read_ticket(state: dict[str, Any], buffer: dict[str, Any], engine: Reader) -> Ticket:
     """Return what `show_ticket` gave, not of the buffer's writes yet, and expanded only if its windows were saved.
 
     Args:
         state: of the draw.
-        rows: of the buffer.
-        engine: its parts.
-        schema: of its rows, encoded.
+        buffer: state of the buffer.
+        engine: which it is loaded into.
 
     Raises:
         CheckpointError: if it does not fit.
     """
-    check_ticket(state, episodes=engine.tracker is not None)
-    device = engine.storage.device
-    slots = state["slots"].to(device, torch.int64).clone()
+    rows, storage, device = saved_rows(buffer), buffer["storage"]["state"], engine.storage.device
+    schema, seam = storage.get("schema"), engine.storage.seam(storage)
+    if seam:  # the row in slot `seam` will be in slot 0
+        turned = {"plan": Plan.turn_state(state["plan"], seam, rows)} if "plan" in state else {}
+        state = {**state, "slots": (state["slots"] - seam).remainder_(rows), **turned}
     if "rows" in state:
         rows = max(rows, engine.ring.capacity)  # rows that were replaced: nothing is read at their slots
-    if slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < rows:
-        msg = f"the checkpoint holds queued draws of slots beyond its {rows} rows: it is damaged"
-        raise CheckpointError(msg)
-    kept = [state["weights"], *(state.get(name) for name in ("stamps", "lengths", "dice"))]
-    weights, generations, lengths, dice = (None if x is None else x.to(device).clone() for x in kept)
-    info = state.get("info")
-    if any(x is not None and x.shape != slots.shape for x in (weights, generations, lengths, *(info or {}).values())):
-        msg = (
-            f"the checkpoint holds a queued draw of {slots.shape[0]} rows with other numbers of weights or generations"
-        )
-        raise CheckpointError(msg)
-    pad = int(state.get("pad", 0))
-    if pad and (lengths is None or int(lengths.max()) > pad):
-        msg = f"the checkpoint holds a queued draw of slices that are longer than their pad={pad}: it is damaged"
-        raise CheckpointError(msg)
-    length = int(state.get("length", 0))
-    if not 0 <= length <= rows:
-        msg = f"the checkpoint holds a queued draw of slices of {length} rows out of {rows}: it is damaged"
-        raise CheckpointError(msg)
-    draw = Draw(
-        slots,
-        weights,
-        None if info is None else {key: value.to(device).clone() for key, value in info.items()},
-        generations,
-        lengths,
-        pad,
-        length,
+    arrays = [state.get(name) for name in ("weights", "stamps", "lengths", "dice")]
+    weights, generations, lengths, dice = (None if x is None else x.to(device).clone() for x in arrays)
+    info = {key: value.to(device).clone() for key, value in (state.get("info") or {}).items()} or None
+    slots, pad, length = state["slots"].to(device).clone(), int(state["pad"]), int(state["length"])
+    ticket = Ticket(
+        Draw(slots, weights, info, generations, lengths, pad, length),
+        0,
+        bool(state["last"]),
+        engine.ring,
+        engine.sampler,
+        state["rng"],
+        dice=dice,
     )
-    plan = None
+    _check_ticket(ticket, rows, episodes=engine.tracker is not None)
     if "plan" in state:
-        plan = Plan.from_state(state["plan"], Schema.from_json(schema), slots, rows)
-    ticket = Ticket(draw, 0, bool(state["last"]), engine.ring, engine.sampler, state["rng"], plan, dice)
+        ticket = ticket._replace(plan=Plan.from_state(state["plan"], Schema.from_json(schema), slots, rows))
     return _with_rows(ticket, state["rows"], engine.storage, schema) if "rows" in state else ticket
+
+
+def _check_ticket(ticket: Ticket, rows: int, *, episodes: bool) -> None:
+    """Check a draw of a checkpoint of so many rows; `episodes` says whether the buffer can tell slices from each other.
+
+    Raises:
+        CheckpointError: naming what is wrong.
+    """
+    slots, weights, info, generations, lengths, pad, length = ticket.draw
+    alike, problem, dice, rng = (weights, generations, lengths, *(info or {}).values()), "", ticket.dice, ticket.rng
+    if slots.dtype is not torch.int64 or slots.ndim != 1 or not slots.numel():
+        problem = "has no slots"
+    elif not 0 <= int(slots.min()) <= int(slots.max()) < rows:
+        problem = f"has slots beyond its {rows} rows"
+    elif any(x is not None and x.shape != slots.shape for x in alike):
+        problem = f"of {slots.shape[0]} rows has other numbers of weights or generations"
+    elif (dice is not None and not bool(dice.isfinite().all())) or (rng is not None and rng.dtype is not torch.uint8):
+        problem = "has no random numbers, or no state of a generator"
+    elif (length or lengths is not None) and not episodes:
+        problem = "is of slices, and this buffer has none"
+    elif lengths is not None and (lengths.dtype is not torch.int64 or int(lengths.min()) < 1):
+        problem = "is of slices without rows"
+    elif not 0 <= length <= rows or (pad and (lengths is None or int(lengths.max()) > pad)):
+        problem = f"is of slices that are longer than its {rows} rows, or than their pad={pad}"
+    if problem:
+        msg = f"a queued draw of the checkpoint {problem}: it is damaged"
+        raise CheckpointError(msg)
 
 
 def _with_rows(ticket: Ticket, saved: dict[str, Any], storage: Storage, schema: Any) -> Ticket:
@@ -479,10 +410,63 @@ def _with_rows(ticket: Ticket, saved: dict[str, Any], storage: Storage, schema: 
     return ticket._replace(held=HeldRows(ticket, rows))
 
 
-@contextlib.contextmanager
-def one_at_a_time(engines: Sequence[Reader]) -> Iterator[None]:
-    """Keep other saves and loads of these buffers out; taken before any engine's lock, in an order that is the same."""
-    with contextlib.ExitStack() as stack:
-        for engine in sorted(engines, key=id):
-            stack.enter_context(engine.saves.lock)
-        yield
+# -- ensembles: the state of each member, and what is the ensemble's own ----------------------------------------------
+
+
+def ensemble_state(
+    engine: EnsembleEngine, queued: Sequence[Mix], transform: Compose, batch_size: int | None
+) -> dict[str, Any]:
+    """Return the whole state of an ensemble, with draws that are queued; nothing is copied.
+
+    The caller holds the locks.
+    """
+    return {
+        "members": [member.buffer._state() for member in engine.own],  # noqa: SLF001 (one package)
+        "mixing": engine.sampler.state_dict(),
+        "generator": None if engine.generator is None else engine.generator.get_state(),
+        "transforms": transform.state_dict(),
+        "batch_size": batch_size,
+        "pending": [_show(mix, engine.engines) for mix in (*queued, *engine.pending)],
+    }
+
+
+def _show(mix: Mix, engines: Sequence[Reader]) -> dict[str, Any]:
+    tickets = [show_ticket(ticket, engines[i]) for i, ticket in zip(mix.members, mix.tickets, strict=True)]
+    owed = {} if mix.owed is None else {"owed": mix.owed}
+    return {"members": mix.members, "tickets": tickets, "rng": mix.rng, **owed}
+
+
+def ensemble_checker(engine: EnsembleEngine) -> Callable[[dict[str, Any]], None]:
+    """Return what checks a saved state against the members as they are now; the caller holds the locks."""
+    checks, sampler, engines = [checker(member) for member in engine.engines], engine.sampler, engine.engines
+
+    def check(state: dict[str, Any]) -> None:
+        sampler.check_state(state["mixing"])
+        for check_member, saved in zip(checks, state["members"], strict=True):
+            check_member(saved)
+        read_queue(state, engines)
+
+    return check
+
+
+def read_queue(state: dict[str, Any], parts: Sequence[Any]) -> list[Mix]:
+    """Return the draws made ahead in a state of members that have these parts.
+
+    Raises:
+        CheckpointError: if one is damaged.
+    """
+    queue = []
+    for mix in state["pending"]:
+        chosen, owed = [int(i) for i in mix["members"]], None
+        if len(chosen) != len(mix["tickets"]) or any(not 0 <= i < len(parts) for i in chosen):
+            msg = f"the checkpoint holds a queued draw from the members {chosen}: it is damaged"
+            raise CheckpointError(msg)
+        if "owed" in mix:
+            owed = list(map(float, mix["owed"]))
+            if len(owed) != len(parts):
+                msg = f"the checkpoint holds a queued draw that owes rows {mix['owed']!r:.80}: it is damaged"
+                raise CheckpointError(msg)
+        pairs = zip(chosen, mix["tickets"], strict=True)
+        draws = [read_ticket(ticket, state["members"][i], parts[i]) for i, ticket in pairs]
+        queue.append(Mix(chosen, draws, mix["rng"], owed))
+    return queue
