@@ -60,7 +60,10 @@ def rule(source: torch.dtype, stored: torch.dtype) -> Rule:
         return "exact"
     source, stored = _REAL.get(source, source), _REAL.get(stored, stored)
     if not stored.is_floating_point:
-        return "exact" if _holds_range(source, stored) else "checked"
+        if source.is_floating_point:
+            return "checked"
+        (low, high), (least, most) = _range(source), _range(stored)
+        return "exact" if least <= low and high <= most else "checked"
     if source.is_floating_point:
         if source is torch.float64 and stored is torch.float32:
             return "usual"
@@ -163,13 +166,6 @@ def _range(dtype: torch.dtype) -> tuple[int, int]:
         return 0, 1
     info = torch.iinfo(dtype)
     return int(info.min), int(info.max)
-
-
-def _holds_range(source: torch.dtype, stored: torch.dtype) -> bool:
-    if source.is_floating_point:
-        return False
-    (low, high), (least, most) = _range(source), _range(stored)
-    return least <= low and high <= most
 
 
 def _array(value: Tensor) -> np.ndarray[Any, Any]:

@@ -226,7 +226,11 @@ def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> 
         if own[: len(shape)] != shape[: len(own)]:
             raise SchemaError(_wrong_number(path, shape, f"batch size {list(own)}"))
         out.fill(value.data)
-    elif out.size == 0 and isinstance(value, (Tensor, np.ndarray)) and _has_shape(value, shape):
+    elif (
+        out.size == 0
+        and isinstance(value, (Tensor, np.ndarray))
+        and (not getattr(value, "is_nested", False) and tuple(value.shape) == shape)
+    ):
         return out  # TensorDict and NumPy convert an empty list to numbers
     elif isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind not in "USO"):
         msg = (
@@ -254,11 +258,6 @@ def leading(value: Any, lead: int) -> tuple[int, ...]:
         shape.append(len(value))
         value = value[0] if len(value) else ()
     return tuple(shape)
-
-
-def _has_shape(value: Tensor | np.ndarray[Any, Any], shape: tuple[int, ...]) -> bool:
-    nested = isinstance(value, Tensor) and value.is_nested  # nested tensors have no shape
-    return not nested and tuple(value.shape) == shape
 
 
 def _fill(out: np.ndarray[Any, Any], items: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> None:
@@ -396,7 +395,7 @@ def find_field(data: Any, path: Sequence[Hashable]) -> Any:
             if not isinstance(key, int) or key >= len(data):
                 return None
             data = data[key]
-        elif (is_tensordict(data) or is_tensorclass(data)) and key in data.keys():  # noqa: SIM118 (it iterates over rows)
+        elif is_tensor_collection(data) and key in data.keys():  # noqa: SIM118 (it iterates over rows)
             data = data.get(key)
         else:
             return None
@@ -760,6 +759,4 @@ def _holds_tensor(value: Any) -> bool:
 
 def unstack(data: Any) -> list[Any]:
     """Split a batch into its rows: a TensorDict, tensor or array along its first dimension, or any iterable."""
-    if is_tensordict(data) or is_tensorclass(data) or isinstance(data, Tensor):
-        return list(data.unbind(0))
-    return list(data)
+    return list(data.unbind(0) if isinstance(data, Tensor) or is_tensor_collection(data) else data)

@@ -396,7 +396,10 @@ def describe(data: Any, lead: int, *, bare: bool = False) -> Schema:
     if not leaves and not bare and isinstance(tree, tuple) and (schema.kind == "tensordict" or schema.objects):
         return Schema(tree, [NO_TENSORS])
     if not leaves and not (bare and schema.objects):
-        raise SchemaError(_no_fields(schema))
+        msg = "rows have no fields: give at least one tensor"
+        if schema.objects:
+            msg = "rows are single Python objects: give them a name, as in {'text': rows}, or use ListStorage"
+        raise SchemaError(msg)
     for leaf, shape in zip(leaves, shapes, strict=True):
         if shape != shapes[0]:
             msg = (
@@ -444,12 +447,6 @@ def _describe_leaf(value: Any, path: Path, lead: int) -> tuple[Leaf, tuple[int, 
     return Leaf(path, tensor.dtype, tuple(tensor.shape[lead:])), tuple(tensor.shape[:lead])
 
 
-def _no_fields(schema: Schema) -> str:
-    if not schema.objects:
-        return "rows have no fields: give at least one tensor"
-    return "rows are single Python objects: give them a name, as in {'text': rows}, or use ListStorage"
-
-
 def _find_objects(tree: _Tree, path: Path, shape: tuple[int, ...]) -> Iterator[ObjectLeaf]:
     """Yield the fields of objects; their shape is that of the TensorDict that contains them."""
     if isinstance(tree, str):
@@ -473,17 +470,13 @@ def _collect(tree: _Tree, data: Any, path: Path, lead: int, out: tuple[list[Any]
         out[0].append(data)
         return
     node, subtrees = tree
-    if opened is None or not _same_kind(opened[0].kind, node.kind):
+    if opened is None or (opened[0].kind != node.kind and not {opened[0].kind, node.kind} <= _MAPPINGS):
         raise SchemaError(_wrong_kind(node, data, path))
     children = dict(zip(opened[0].keys, opened[1], strict=True))
     if children.keys() != set(node.keys):
         raise KeyMissingError(_wrong_keys(node, children, path))
     for key, subtree in zip(node.keys, subtrees, strict=True):
         _collect(subtree, children[key], (*path, key), lead, out)
-
-
-def _same_kind(given: str, stored: str) -> bool:
-    return given == stored or (given in _MAPPINGS and stored in _MAPPINGS)
 
 
 def _build(tree: _Tree, leaves: Any, objects: Any, batch: tuple[int, ...], device: torch.device) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -361,9 +362,9 @@ class Table:
         """Copy saved columns in by name: packed rows at once if their layout is the same, else each column."""
         waiting = dict(zip(self._names, self.columns, strict=True))
         for array in self.row_arrays():
-            sources = [(columns[member.name], member.offset) for member in array.members]
-            if sources and _same_layout(sources, array.row_bytes, columns):
-                sources[0][0].read_rows_into(array.data[:rows])
+            sources = [columns[member.name] for member in array.members]
+            if sources and all(map(partial(_lies_at, array, sources[0]), sources, array.members)):
+                sources[0].read_rows_into(array.data[:rows])
                 for member in array.members:
                     del waiting[member.name]
         groups: dict[str, list[tuple[Any, Tensor]]] = {}
@@ -390,16 +391,11 @@ def copy_column(source: Any, dest: Tensor) -> None:
         dest.copy_(source)
 
 
-def _same_layout(sources: list[tuple[Any, int]], row_bytes: int, columns: dict[str, Any]) -> bool:
-    """Whether saved columns are the only members of one array of packed rows, at these offsets."""
-    first = sources[0][0]
-    if not getattr(first, "packed", False) or first.row_bytes != row_bytes:
+def _lies_at(array: RowArray, first: Any, source: Any, member: Member) -> bool:
+    """Whether a saved column lies in packed rows as `first` does, where `member` lies in those of an array."""
+    if not getattr(source, "packed", False) or not getattr(first, "packed", False) or source.rows != first.rows:
         return False
-    for source, offset in sources:
-        if getattr(source, "rows", None) != first.rows or source.offset != offset:
-            return False
-    inside = [column for column in columns.values() if getattr(column, "rows", None) == first.rows]
-    return len(inside) == len(sources)
+    return bool(source.row_bytes == array.row_bytes and source.offset == member.offset)
 
 
 def _register(columns: Sequence[Tensor]) -> Any:
